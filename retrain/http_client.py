@@ -69,62 +69,12 @@ def answer_of(address: str, patience_s: float = 10.0) -> tuple[int, str]:
         return 0, str(error) or type(error).__name__
 
 
-class HttpClient:
-    """Posts JSON to paths below one address, from any thread."""
+class Client:
+    """What calls of one address have in common: a key that no message shows, and retries."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        key: str,
-        timeout_s: float,
-        extra: str,
-        who: str,
-        largest_answer_bytes: int = LARGEST_ANSWER_BYTES,
-    ) -> None:
-        """Create the client without connecting.
-
-        Args:
-            url: address that paths are appended to.
-            key: sent as a bearer token; empty sends none.
-            timeout_s: limit of a whole call.
-            extra: retrain's extra that installs httpx.
-            who: plugin that needs it.
-            largest_answer_bytes: longest accepted response.
-
-        Raises:
-            ConfigError: httpx is not installed.
-        """
-        self._httpx = load("httpx", extra, who)
-        self._url, self._key, self._timeout_s = url.rstrip("/"), key, timeout_s
-        self._largest = largest_answer_bytes
-        self._client = self._httpx.Client(
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=timeout_s,
-            limits=self._httpx.Limits(max_connections=None),  # the caller limits concurrent calls
-            verify=ssl.create_default_context(),
-        )
+    def __init__(self, url: str, key: str) -> None:
+        self._url, self._key = url.rstrip("/"), key
         self._closed = threading.Event()
-
-    def post(self, path: str, body: Mapping[str, Any]) -> bytes:
-        """Make one call and return the response.
-
-        Raises:
-            CallError: refused, too slow, too long, or the connection failed.
-        """
-        httpx, deadline = self._httpx, time.monotonic() + self._timeout_s
-        before = CALLING.set(True)
-        try:
-            with self._client.stream("POST", self._url + path, json=dict(body)) as answer:
-                if not answer.is_success:
-                    raise self._refusal(answer)
-                return self._read(answer, deadline)
-        except httpx.TimeoutException as error:
-            raise self._too_slow() from error
-        except (httpx.HTTPError, httpx.InvalidURL, OSError, RuntimeError) as error:
-            raise CallError(self.masked(str(error) or type(error).__name__)) from error
-        finally:
-            CALLING.reset(before)
 
     def persist(self, attempt: Callable[[], T], *, attempts: int, first_wait_s: float) -> T:
         """Call `attempt` with retries and return its result.
@@ -151,6 +101,73 @@ class HttpClient:
         """End waits between attempts; calls in flight continue."""
         self._closed.set()
 
+    def refusal(self, said: bytes, code: int, retry_after: str = "") -> CallError:
+        """Return the error for a response that is none of success."""
+        text = self.masked(said.decode("utf-8", "replace"))
+        return CallError(text[:EXCERPT], code, retry_after=retry_after)
+
+    def masked(self, text: str) -> str:
+        """Return text without the key, which some servers repeat; to be cut afterwards, never before."""
+        return text.replace(self._key, "***") if self._key else text
+
+
+class HttpClient(Client):
+    """Posts JSON to paths below one address, from any thread."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: str,
+        timeout_s: float,
+        extra: str,
+        who: str,
+        largest_answer_bytes: int = LARGEST_ANSWER_BYTES,
+    ) -> None:
+        """Create the client without connecting.
+
+        Args:
+            url: address that paths are appended to.
+            key: sent as a bearer token; empty sends none.
+            timeout_s: limit of a whole call.
+            extra: retrain's extra that installs httpx.
+            who: plugin that needs it.
+            largest_answer_bytes: longest accepted response.
+
+        Raises:
+            ConfigError: httpx is not installed.
+        """
+        super().__init__(url, key)
+        self._httpx = load("httpx", extra, who)
+        self._timeout_s = timeout_s
+        self._largest = largest_answer_bytes
+        self._client = self._httpx.Client(
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=timeout_s,
+            limits=self._httpx.Limits(max_connections=None),  # the caller limits concurrent calls
+            verify=ssl.create_default_context(),
+        )
+
+    def post(self, path: str, body: Mapping[str, Any]) -> bytes:
+        """Make one call and return the response.
+
+        Raises:
+            CallError: refused, too slow, too long, or the connection failed.
+        """
+        httpx, deadline = self._httpx, time.monotonic() + self._timeout_s
+        before = CALLING.set(True)
+        try:
+            with self._client.stream("POST", self._url + path, json=dict(body)) as answer:
+                if not answer.is_success:
+                    raise self._refusal(answer)
+                return self._read(answer, deadline)
+        except httpx.TimeoutException as error:
+            raise self._too_slow() from error
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, RuntimeError) as error:
+            raise CallError(self.masked(str(error) or type(error).__name__)) from error
+        finally:
+            CALLING.reset(before)
+
     def close(self) -> None:
         """Close the connections; safe to call twice."""
         self.stop()
@@ -170,17 +187,10 @@ class HttpClient:
         said = b""
         with contextlib.suppress(self._httpx.HTTPError):
             said = next(answer.iter_bytes(LONGEST_REFUSAL), b"")
-        text = self.masked(said.decode("utf-8", "replace"))
-        return CallError(
-            text[:EXCERPT], answer.status_code, retry_after=answer.headers.get("Retry-After", "")
-        )
+        return self.refusal(said, answer.status_code, answer.headers.get("Retry-After", ""))
 
     def _too_slow(self) -> CallError:
         return CallError(f"no complete answer within {self._timeout_s:g} s", is_timeout=True)
-
-    def masked(self, text: str) -> str:
-        """Return text without the key, which some servers repeat; to be cut afterwards, never before."""
-        return text.replace(self._key, "***") if self._key else text
 
 
 def read_json(answer: bytes, masked: Callable[[str], str]) -> Any:

@@ -74,6 +74,11 @@ def ignore_progress(progress: SamplingProgress) -> None:
     del progress
 
 
+def never() -> bool:
+    """Return False."""
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class BackendSpec:
     """What a backend needs to know about its run."""
@@ -89,6 +94,7 @@ class BackendSpec:
     observe_call: Callable[[CallFacts], None] | None = None
     # may be called during `sample`, as often as a backend likes and from any thread
     observe_sampling: Callable[[SamplingProgress], None] = ignore_progress
+    is_leaving: Callable[[], bool] = never  # whether the run stops or ends: `sample` may be interrupted
     run_name: str = ""
 
 
@@ -232,6 +238,7 @@ class Backend(Protocol):
             NonFiniteError: the policy's log-probabilities are not finite.
             BackendMemoryError: did not fit in memory.
             ConfigError: a prompt leaves no room for a completion.
+            InterruptedRunError: the run stops; only sampling to train on ends early.
         """
 
     def update(

@@ -3,25 +3,31 @@
 Uses `/v1/completions` with token ids in and out (`return_token_ids`, or vLLM's older
 `return_tokens_as_token_ids`), so that text is never tokenized twice. The server must report the
 log-probabilities of the distribution that it samples from (vLLM: `--logprobs-mode processed_logprobs`).
+Long completions are streamed, so that a call shows how far it is and a server that stalls is noticed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from retrain.controllers.permits import OVERLOAD, WAITED_S, CallFacts
 from retrain.engines import Drawn, Ids, LostAdaptersError, RefusedError
+from retrain.engines.calls import Calls
 from retrain.errors import ConfigError, InfrastructureError, RunFailedError
-from retrain.http_client import HEADER_VALUE, CallError, HttpClient, read_json
+from retrain.http_client import HEADER_VALUE, CallError, read_json
+
+T = TypeVar("T")
 
 KEY_VARIABLE = "OPENAI_API_KEY"  # read if set; never written anywhere
 ATTEMPTS = 5
@@ -30,6 +36,75 @@ RELEASE_S = 10.0  # for the final permit and call; a worker that is stopping has
 KEY_CODES = (401, 403)
 NOT_FOUND = 404
 COMPLETIONS = "/v1/completions"
+ABORTED = "abort"  # reason of a completion that the server did not finish
+LONGEST_WHOLE = 64  # tokens of completions that are not streamed: parts of a few tokens cost more to read
+TOKENS_PER_EVENT = 32  # that vLLM may collect; one by one they take eight times the processor time to read
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Completions to sample in one call."""
+
+    prompts: Sequence[Ids]
+    count: int  # of each prompt
+    max_tokens: int
+    temperature: float
+    end_ids: Ids
+    stop: Sequence[str]
+    cut: Mapping[str, float]  # top_p, top_k and min_p, as far as they are set
+    seed: int
+    can_be_ended: bool = False  # by `end_calls`
+
+    def request(self, adapter: str, *, stream: bool) -> dict[str, Any]:
+        """Return the body of the request."""
+        return {
+            "model": adapter,
+            "lora_path": adapter,  # SGLang does not look up adapters by model name
+            "prompt": [list(ids) for ids in self.prompts],
+            "n": self.count,
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "top_p": 1.0,
+            **self.cut,
+            "seed": self.seed,
+            "stop": list(self.stop),
+            "stop_token_ids": list(self.end_ids),
+            "logprobs": 1,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            "skip_special_tokens": False,
+            **({"stream": True, "stream_interval": TOKENS_PER_EVENT} if stream else {}),
+        }
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """A completion that a server is sampling."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish: str = ""  # why it ended; empty until then
+
+    def add(self, choice: Mapping[str, Any]) -> None:
+        """Append what a response says of it."""
+        if (shown := choice.get("logprobs")) is not None:
+            named = choice.get("token_ids") or [n.removeprefix("token_id:") for n in shown["tokens"]]
+            self.tokens += map(int, named)
+            self.logprobs += shown["token_logprobs"]
+        self.finish = choice.get("finish_reason") or self.finish
+
+    @property
+    def is_done(self) -> bool:
+        return bool(self.finish)
+
+    def drawn(self, end_ids: Ids) -> Drawn:
+        logprobs = np.array(self.logprobs, dtype=np.float64)
+        if len(self.tokens) != len(logprobs) or not self.tokens or not np.isfinite(logprobs).all():
+            raise ValueError(
+                f"{len(self.tokens)} tokens with {len(logprobs)} log-probabilities, not all finite"
+            )
+        ended = self.finish == "stop" or self.tokens[-1] in end_ids
+        return Drawn(tuple(self.tokens), logprobs, float("nan"), ended)
 
 
 class Engine:
@@ -40,7 +115,7 @@ class Engine:
         url: str,
         *,
         reload: str,
-        timeout_s: float,
+        silence_s: float,
         permit: Callable[[], AbstractContextManager[object]],
         observe_call: Callable[[CallFacts], None] | None = None,
         key: str | None = None,
@@ -51,18 +126,18 @@ class Engine:
         Args:
             url: address of the server.
             reload: path that loads adapters.
-            timeout_s: limit of a call.
+            silence_s: longest time without a byte from the server.
             permit: every call holds one.
             observe_call: told of calls that say something of the server's load.
             key: that the server asks for; None reads it from the environment.
             advice: ends the message about a server that does not answer.
         """
         self._url = url.rstrip("/")
-        own = _key() if key is None else key
-        self._client = HttpClient(self._url, key=own, timeout_s=timeout_s, extra="local", who="local")
+        self._calls = Calls(self._url, key=_key() if key is None else key, silence_s=silence_s)
         self._unreachable = advice
         self._reload = reload
         self._unload = reload.replace("load_lora", "unload_lora")
+        self._streams = reload.startswith("/v1/")  # as vLLM does; SGLang's streams may repeat token ids
         self._loaded: list[str] = []  # names of adapters
         self._permit = permit
         self._observe_call = observe_call
@@ -78,57 +153,59 @@ class Engine:
         with contextlib.suppress(RefusedError):  # unknown to a restarted server
             self._post(self._unload, {"lora_name": name})
 
-    def complete(
-        self,
-        adapter: str,
-        prompts: Sequence[Ids],
-        count: int,
-        *,
-        max_tokens: int,
-        temperature: float,
-        end_ids: Ids,
-        stop: Sequence[str],
-        cut: Mapping[str, float],
-        seed: int,
-    ) -> list[Drawn]:
-        """Sample `count` completions of every prompt in one call with these adapters, prompt after prompt.
+    def complete(self, adapter: str, wanted: Wanted, observe: Callable[[Sequence[Row]], None]) -> list[Drawn]:
+        """Sample completions with these adapters in one call, prompt after prompt.
+
+        `observe` is told how far the rows are, whenever a part of the response has arrived.
 
         Raises:
             InfrastructureError: the server does not answer.
+            InterruptedRunError: `end_calls` ended the call.
             RefusedError: the server refuses, or does not know the adapters.
             RunFailedError: the response does not match the request.
         """
-        request = {
-            "model": adapter,
-            "lora_path": adapter,  # SGLang does not look up adapters by model name
-            "prompt": [list(ids) for ids in prompts],
-            "n": count,
-            "max_tokens": max_tokens,
-            "temperature": temperature,
-            "top_p": 1.0,
-            **cut,  # top_p, top_k and min_p, as far as they are set
-            "seed": seed,
-            "stop": list(stop),
-            "stop_token_ids": list(end_ids),
-            "logprobs": 1,
-            "return_token_ids": True,
-            "return_tokens_as_token_ids": True,
-            "skip_special_tokens": False,
-        }
-        answer = self._post(COMPLETIONS, request)
+        rows = self._persist(COMPLETIONS, partial(self._sample, adapter, wanted, observe))
+        if missing := sum(not row.is_done for row in rows):
+            asked = f"{len(wanted.prompts)} prompts x {wanted.count}"
+            raise RunFailedError(f"{self._url}: {len(rows) - missing} completions for {asked}")
         try:
-            choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
-            drawn = [_drawn(choice, end_ids) for choice in choices]
+            return [row.drawn(wanted.end_ids) for row in rows]
+        except (TypeError, ValueError) as error:
+            raise self._mismatch(error) from error
+
+    def end_calls(self) -> None:
+        """End the calls in flight that can be ended, and all such calls from now on."""
+        self._calls.end_calls()
+
+    def _sample(self, adapter: str, wanted: Wanted, observe: Callable[[Sequence[Row]], None]) -> list[Row]:
+        """Make one attempt; rows that are not told of stay unfinished."""
+        request = wanted.request(adapter, stream=self._streams and wanted.max_tokens > LONGEST_WHOLE)
+        rows = [Row() for _ in range(len(wanted.prompts) * wanted.count)]
+        with contextlib.closing(
+            self._calls.events(COMPLETIONS, request, can_be_ended=wanted.can_be_ended)
+        ) as events:
+            for text in events:
+                self._add(rows, read_json(text, self._calls.masked))
+                observe(rows)
+        return rows
+
+    def _add(self, rows: Sequence[Row], event: Any) -> None:
+        """Append what a response, or a part of one, says of rows."""
+        try:
+            if isinstance(told := event.get("error"), dict):  # in the middle of a stream
+                raise self._calls.refusal(json.dumps(told).encode(), int(told.get("code") or 0))
+            for choice in event["choices"]:
+                rows[choice["index"]].add(choice)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise RunFailedError(
-                f"{self._url}: the answer lacks token ids or log-probabilities ({error!r}); the server must "
-                "support 'return_token_ids', as recent versions of vLLM and SGLang do"
-            ) from error
-        if len(drawn) != len(prompts) * count:
-            raise RunFailedError(
-                f"{self._url}: {len(drawn)} completions for {len(prompts)} prompts x {count}"
-            )
-        return drawn
+            raise self._mismatch(error) from error
+        if any(choice.get("finish_reason") == ABORTED for choice in event["choices"]):
+            raise CallError("the server gave up a completion")
+
+    def _mismatch(self, error: Exception) -> RunFailedError:
+        return RunFailedError(
+            f"{self._url}: the answer lacks token ids or log-probabilities ({error!r}); the server must "
+            "support 'return_token_ids', as recent versions of vLLM and SGLang do"
+        )
 
     def close(self) -> None:
         """Unload the adapters from the server if a permit is free soon; safe to call twice."""
@@ -138,17 +215,23 @@ class Engine:
             leaving = threading.Thread(target=self._release, args=(loaded,), name="engine", daemon=True)
             leaving.start()
             leaving.join(RELEASE_S)
-        self._client.close()
+        self._calls.stop()
 
     def _release(self, adapters: Sequence[str]) -> None:
         for adapter in adapters:
             with contextlib.suppress(CallError):
-                self._under_permit(self._unload, {"lora_name": adapter})
+                self._under_permit(
+                    self._unload, partial(self._calls.fetch, self._unload, {"lora_name": adapter})
+                )
 
-    def _post(self, path: str, body: Mapping[str, Any]) -> Any:
+    def _post(self, path: str, body: Mapping[str, Any]) -> None:
+        self._persist(path, partial(self._calls.fetch, path, body))
+
+    def _persist(self, path: str, attempt: Callable[[], T]) -> T:
+        """Make a call, with retries."""
         try:
-            return self._client.persist(
-                partial(self._under_permit, path, body), attempts=ATTEMPTS, first_wait_s=FIRST_WAIT_S
+            return self._calls.persist(
+                partial(self._under_permit, path, attempt), attempts=ATTEMPTS, first_wait_s=FIRST_WAIT_S
             )
         except CallError as error:
             problem = f"{self._url}{path}: {error.code or ''} {error}".replace(":  ", ": ")
@@ -169,15 +252,13 @@ class Engine:
             )
         return "check [backend.options].engine_url and how the server was started"
 
-    def _under_permit(self, path: str, body: Mapping[str, Any]) -> Any:
+    def _under_permit(self, path: str, attempt: Callable[[], T]) -> T:
         """Make one call and report its outcome, except connection failures, which say nothing about load."""
         asked, worked, overloaded = time.monotonic(), False, False
         with self._permit():
             started = time.monotonic()
             try:
-                answer = self._client.post(path, body)
-                # the adapter endpoints answer in plain text
-                result = read_json(answer, self._client.masked) if path == COMPLETIONS else answer
+                result = attempt()
                 worked = True
                 return result
             except CallError as error:
@@ -197,13 +278,3 @@ def _key() -> str:
             "characters beyond ASCII"
         )
     return key
-
-
-def _drawn(choice: dict[str, Any], end_ids: Ids) -> Drawn:
-    named = choice.get("token_ids") or [n.removeprefix("token_id:") for n in choice["logprobs"]["tokens"]]
-    tokens = tuple(int(token) for token in named)
-    logprobs = np.array(choice["logprobs"]["token_logprobs"], dtype=np.float64)
-    if len(tokens) != len(logprobs) or not tokens or not np.isfinite(logprobs).all():
-        raise ValueError(f"{len(tokens)} tokens with {len(logprobs)} log-probabilities, not all finite")
-    ended = choice["finish_reason"] == "stop" or tokens[-1] in end_ids
-    return Drawn(tokens, logprobs, float("nan"), ended)

@@ -72,7 +72,11 @@ class Trainer:
         while self.step < self._training.max_steps:
             load = self._wait_for_machine()
             self._stop_if_asked()
-            row, shown = self._next_step(load)
+            try:
+                row, shown = self._next_step(load)
+            except InterruptedRunError:  # the backend gave up the step
+                self._stop_if_asked()
+                raise
             self.step += 1
             evaluation = self.evaluate() if self._is_due(self._training.eval_every, self.step) else None
             self.journal.row(replace(row, evaluation=evaluation))
@@ -258,7 +262,7 @@ def open_trainer(
         sandbox = {"sandbox": reward.sandbox, "sandbox_options": reward.sandbox_options}
         scorer = Scorer(reward.reward, reward.params, sandbox)
         opened.callback(scorer.close)
-        calls = EventLoopThread()
+        is_over, calls = threading.Event(), EventLoopThread()
         opened.callback(calls.close)
         spec = BackendSpec(
             seed=config.training.seed,
@@ -270,6 +274,7 @@ def open_trainer(
             permit=permits.permit,
             observe_call=permits.observe_call,
             observe_sampling=journal.detail,
+            is_leaving=lambda: stop.is_set() or is_over.is_set(),
             run_name=permits.label,
         )
         name, options = config.backend.backend, config.backend.options
@@ -281,4 +286,5 @@ def open_trainer(
         algorithm = Algorithm.of(config, scorer.score)
         trainer = Trainer(config, files, backend, task, algorithm, permits, journal, stop, calls)
         opened.callback(trainer.close)
+        opened.callback(is_over.set)
         yield trainer

@@ -13,7 +13,7 @@ import numpy as np
 from retrain.backends import BackendInfo
 from retrain.config.flow import FlowSettings, flow_settings
 from retrain.config.schema import Config
-from retrain.errors import BackendMemoryError
+from retrain.errors import BackendMemoryError, InterruptedRunError
 from retrain.pipeline.rollout_pipeline import RolloutPipeline
 from retrain.records.step_row import PipelineStats
 from retrain.rollouts import Group, Prompt
@@ -82,7 +82,11 @@ class Source:
         self._before = self._prompts.state_dict()
         prompts = self._prompts.take(count)
         chunks = [prompts[start : start + at_a_time] for start in range(0, count, at_a_time)]
-        return [group for chunk in chunks for group in self._sample(chunk)]
+        try:
+            return [group for chunk in chunks for group in self._sample(chunk)]
+        except InterruptedRunError:
+            self.put_back()
+            raise
 
     def updating(self, version: int) -> AbstractContextManager[object]:
         """Return a context in which the policy is updated to this version."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import select
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,6 +19,8 @@ from safetensors.torch import load_file
 from retrain.backends import Sampling
 from retrain.engines import Drawn
 from tests.extras.local_policies import open_backend
+
+TOKENS_PER_EVENT = 3
 
 
 class CompletionsServer(ThreadingHTTPServer):
@@ -37,6 +41,10 @@ class CompletionsServer(ThreadingHTTPServer):
         self.refusal = b""  # answered with 401 and this
         self.ignores_adapters = False  # samples with those that were loaded first
         self.moved_to = ""  # answered with a redirection there
+        # whether the stream for a request waits after its first event
+        self.is_held: Callable[[dict[str, Any]], bool] = lambda body: False
+        self.running = 0  # streams that are not over, and whose client is still there
+        self.broken_streams = 0  # so many streams end without their last event
         self.lock = threading.Lock()
 
     @property
@@ -67,7 +75,10 @@ class CompletionsServer(ThreadingHTTPServer):
             )
             if self.rubbish is not None:
                 return 200, self.rubbish
-            return 200, json.dumps({"choices": self.choices(body)}).encode()
+            choices = self.choices(body)
+            return 200, b"".join(events(choices)) if body.get("stream") else json.dumps(
+                {"choices": choices}
+            ).encode()
         return 404, b"no such path"
 
     def choices(self, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -94,8 +105,25 @@ class CompletionsServer(ThreadingHTTPServer):
         return logps[torch.arange(len(one.tokens)), torch.tensor(one.tokens)].tolist()
 
 
+def events(choices: list[dict[str, Any]]) -> Iterator[bytes]:
+    """Cut completions into the events of a stream, at most three tokens of one completion in each."""
+    for begin in range(0, max(len(choice["logprobs"]["tokens"]) for choice in choices), TOKENS_PER_EVENT):
+        span = slice(begin, begin + TOKENS_PER_EVENT)
+        for choice in choices:
+            shown = {name: values[span] for name, values in choice["logprobs"].items()}
+            if not shown["tokens"]:
+                continue
+            is_last = begin + TOKENS_PER_EVENT >= len(choice["logprobs"]["tokens"])
+            ids = {"token_ids": choice["token_ids"][span]} if "token_ids" in choice else {}
+            end = choice["finish_reason"] if is_last else None
+            part = {"index": choice["index"], "finish_reason": end, "logprobs": shown, **ids}
+            yield f"data: {json.dumps({'choices': [part]})}\n\n".encode()
+    yield b"data: [DONE]\n\n"
+
+
 class Handler(BaseHTTPRequestHandler):
     server: CompletionsServer
+    protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:  # /health
         self.send_response(200)
@@ -111,11 +139,45 @@ class Handler(BaseHTTPRequestHandler):
             code, content = self.server.answer(self.path, body) if is_known else (401, b"no key")
         if self.server.moved_to:
             code = 302
+        if code == 200 and body.get("stream"):
+            self.stream(body, content)
+            return
         self.send_response(code)
         self.send_header("Location", self.server.moved_to)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
+
+    def stream(self, body: dict[str, Any], content: bytes) -> None:
+        """Send events as chunks, until the client is gone."""
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self.close_connection = True
+        with self.server.lock:
+            self.server.running += 1
+            is_broken, self.server.broken_streams = (
+                self.server.broken_streams > 0,
+                self.server.broken_streams - 1,
+            )
+        try:
+            for event in content.split(b"\n\n")[: 1 if is_broken else -1]:
+                self.wfile.write(b"%x\r\n%s\n\n\r\n" % (len(event) + 2, event))
+                while self.server.is_held(body) and not self.is_left(0.01):
+                    pass
+                if self.is_left():
+                    return
+            if not is_broken:
+                self.wfile.write(b"0\r\n\r\n")
+        finally:
+            with self.server.lock:
+                self.server.running -= 1
+
+    def is_left(self, wait_s: float = 0.0) -> bool:
+        """Whether the client has closed the connection."""
+        readable, _, _ = select.select([self.connection], [], [], wait_s)
+        return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
 
     def log_message(self, *_: object) -> None:
         """Log nothing."""

@@ -105,7 +105,9 @@ class LocalOptions:
     engine_memory: float = number(
         0.0, 0, 100_000
     )  # GB for vLLM on a GPU, or for its cache on the CPU; 0: 45 % of the GPU, 1/16 of the main memory
-    engine_timeout_s: float = number(600.0, 0.1, 86400, "seconds from 0.1 to 86400")
+    engine_timeout_s: float = number(
+        600.0, 0.1, 86400, "seconds from 0.1 to 86400"
+    )  # longest silence of a server
 
 
 DEFAULTS = LocalOptions()

@@ -18,13 +18,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from retrain.backends import BackendSpec, Sampling
+from retrain.backends import BackendSpec, Sampling, never
 from retrain.backends.local import LocalOptions
 from retrain.backends.local.files import ADAPTER, save_weights
 from retrain.backends.local.loading import Cut, Policy
+from retrain.backends.local.progress import Progress
 from retrain.backends.local.training import evaluate, lay_out
 from retrain.engines import Drawn, Ids, LostAdaptersError
-from retrain.engines.openai import Engine
+from retrain.engines.openai import Engine, Wanted
 from retrain.engines.shared_server import SharedServer
 from retrain.engines.vllm import START_S, vllm_server
 from retrain.errors import InfrastructureError, RunFailedError
@@ -34,6 +35,7 @@ TOLERANCE_NATS = 0.2  # mean over tokens; differences from kernels and bfloat16 
 NOISE_NATS = 0.02  # smaller differences are noise
 CHECKED_TOKENS = 256
 MOST_KEPT = 0.95  # fraction of the server's tokens that our own cut keeps as well, at least
+LOOK_S = 0.2  # between checks for a stop
 CRASHES = 3  # of a server of ours, that one call survives
 
 
@@ -71,6 +73,7 @@ class EngineSampler:
         self._end_ids = end_ids
         self._stop, self._cut = options.stop, Cut.by(options)
         self._tokens_at_a_time = options.tokens_per_micro_batch
+        self._progress = Progress(spec.observe_sampling)
         parent = options.engine_adapters or None
         if parent:
             Path(parent).mkdir(parents=True, exist_ok=True)
@@ -81,6 +84,9 @@ class EngineSampler:
         self._lock = threading.Lock()  # guards `_policy` and `_served`
         self._served: list[Served] = []  # the newest last; earlier ones until no call uses them
         self.publish(0)
+        self._leaving = threading.Event()
+        if spec.is_leaving is not never:
+            threading.Thread(target=self._cancel_when_leaving, name="engine watch", daemon=True).start()
 
     def publish(self, version: int) -> None:
         """Sample with the trained policy's weights as they are now; not to be called during an update."""
@@ -93,8 +99,7 @@ class EngineSampler:
         """Return each prompt's group, prompt after prompt, and the policy's version."""
         room = self._policy.context - max(map(len, prompts))
         seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
-        ask = partial(
-            Engine.complete,
+        wanted = Wanted(
             prompts=prompts,
             count=sampling.group_size,
             max_tokens=min(sampling.max_tokens, room),
@@ -103,8 +108,10 @@ class EngineSampler:
             stop=self._stop,
             cut={} if self._cut is None else {k: v for k, v in asdict(self._cut).items() if v},
             seed=seed,
+            can_be_ended=sampling.seed is None,  # evaluation goes on to the end of its step
         )
-        served, drawn = self._ask(ask)
+        with self._progress.call() as tell:
+            served, drawn = self._ask(partial(Engine.complete, wanted=wanted, observe=tell))
         self._check_known(drawn)
         if not served.is_checked and sampling.temperature > 0:
             rows = [prompt for prompt in prompts for _ in range(sampling.group_size)]
@@ -114,6 +121,8 @@ class EngineSampler:
 
     def close(self) -> None:
         """Unload the adapters from the server and delete their files."""
+        self._leaving.set()
+        self._engine.end_calls()
         self._engine.close()
         if self._server is not None:
             self._server.close()
@@ -125,7 +134,7 @@ class EngineSampler:
         client = partial(
             Engine,
             reload=options.engine_reload,
-            timeout_s=options.engine_timeout_s,
+            silence_s=options.engine_timeout_s,
             permit=spec.permit,
             observe_call=spec.observe_call,
         )
@@ -172,6 +181,15 @@ class EngineSampler:
         with self._lock:
             if self._engine is failed:
                 self._engine = self._connected()
+                if self._leaving.is_set():
+                    self._engine.end_calls()
+
+    def _cancel_when_leaving(self) -> None:
+        """End calls that sample for training once the run stops or ends: the server frees their places."""
+        while not self._leaving.wait(LOOK_S):
+            if self._spec.is_leaving():
+                self._leaving.set()
+        self._engine.end_calls()
 
     def _bring_up_to(self, snapshot: Snapshot) -> Served:
         if self._served and self._served[-1].snapshot is snapshot:

@@ -7,10 +7,10 @@ which rows share a batch changes the arithmetic's rounding only.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from retrain.backends.local.cohorts import Cohorts
 from retrain.backends.local.devices import DeviceMemory, finished_s, is_out_of_memory
 from retrain.backends.local.loading import Cut, Policy
 from retrain.backends.local.passes import Pass
+from retrain.backends.local.progress import Progress
 from retrain.backends.local.rows import Row, uniforms
 from retrain.backends.text import Text
 from retrain.backends.work import ModelCosts, WorkMeter
@@ -91,14 +92,24 @@ class TorchSampler:
 
     def fill(self, rows: Sequence[Row], temperature: float, device: torch.device, budget: str) -> None:
         """Sample these rows to their ends; with less memory at a time if it does not suffice."""
-        progress = _Progress(rows, self.observe, self.observe_every_s)
+        with Progress(self.observe, self.observe_every_s).call() as tell:
+            self._fill(rows, temperature, device, budget, partial(tell, rows))
+
+    def _fill(
+        self,
+        rows: Sequence[Row],
+        temperature: float,
+        device: torch.device,
+        budget: str,
+        tell: Callable[[], None],
+    ) -> None:
         while waiting := deque(row for row in rows if not row.is_done):
             cache = cache_for(self.policy, self.windows, device)
             batch = _Batch(self, cache, waiting, self._cells(budget), temperature, device)
             try:
                 # inference tensors that a model caches could not be used in training
                 with torch.no_grad():
-                    batch.drain(progress)
+                    batch.drain(tell)
                 return
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
@@ -114,25 +125,6 @@ class TorchSampler:
     def _cells(self, budget: str) -> int:
         per_token = self.costs.kv_bytes_per_token
         return min(self.budgets[budget], int(self.memory.cache_bytes() / per_token) if per_token else 2**62)
-
-
-class _Progress:
-    """Tells an observer now and then how far rows are."""
-
-    def __init__(
-        self, rows: Sequence[Row], observe: Callable[[SamplingProgress], None], every_s: float
-    ) -> None:
-        self._rows, self._observe, self._every_s = rows, observe, every_s
-        self._began_s = self._told_s = time.monotonic()
-
-    def tell(self) -> None:
-        now_s = time.monotonic()
-        if now_s - self._told_s < self._every_s:
-            return
-        self._told_s = now_s
-        lengths, finished = [len(row.tokens) for row in self._rows], sum(row.is_done for row in self._rows)
-        spent_s = now_s - self._began_s
-        self._observe(SamplingProgress(len(lengths), finished, sum(lengths), max(lengths), spent_s))
 
 
 class _Batch:
@@ -163,7 +155,7 @@ class _Batch:
     def _demand(self, row: Row) -> int:
         return len(row.prompt) + min(row.limit, max(len(row.tokens) + 1, self._guess))
 
-    def drain(self, progress: _Progress) -> None:
+    def drain(self, tell: Callable[[], None]) -> None:
         """Sample until no row waits or runs."""
         rows, runs, steps, prefill_s, decode_s = [*self._waiting], [], 0, 0.0, 0.0
         while self._waiting or self.running:
@@ -174,7 +166,7 @@ class _Batch:
             decode_s += finished_s(self._device) - filled_s
             prefill_s += filled_s - began_s
             runs.append(ran)
-            progress.tell()
+            tell()
         costs, drawn = self._sampler.costs, np.array([len(row.tokens) for row in rows])
         self._sampler.work.add(
             costs.prefill(list(chain.from_iterable(runs)), sum(map(bool, runs)), prefill_s),

@@ -1,0 +1,182 @@
+"""Calls of a sampling server that can be ended from any thread, which frees the server's place at once.
+
+By http.client, not httpx: the socket can be reached before the server answers, and a streamed part costs
+half the time. Each call has a connection of its own to the server itself: no proxy, and no redirection.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import ssl
+import threading
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+from retrain.errors import InterruptedRunError
+from retrain.http_client import LARGEST_ANSWER_BYTES, LONGEST_REFUSAL, CallError, Client
+
+READ_BYTES = 1 << 16
+STREAM, EVENT, LAST_EVENT = "text/event-stream", b"data:", b"[DONE]"
+
+
+class Call:
+    """One request on a connection of its own."""
+
+    def __init__(self, connection: http.client.HTTPConnection, request: Mapping[str, Any]) -> None:
+        """Prepare a request, the arguments of `HTTPConnection.request`."""
+        self._connection, self._request = connection, request
+        self._socket: socket.socket | None = None
+        self._answer: http.client.HTTPResponse | None = None
+        self._lock = threading.Lock()
+        self.is_ended = False
+
+    def send(self) -> http.client.HTTPResponse:
+        """Send the request, and wait for the beginning of the response."""
+        self._connection.connect()
+        with self._lock:
+            self._socket = self._connection.sock
+            if self.is_ended:
+                raise OSError("ended before it was sent")
+        self._connection.request(**self._request)
+        self._answer = self._connection.getresponse()
+        return self._answer
+
+    def end(self) -> None:
+        """Close the connection: whoever reads from it gets an error. Safe to call twice, from any thread."""
+        with self._lock:
+            self.is_ended = True
+            if self._socket is not None:
+                with suppress(OSError):  # it is closed already
+                    socket.socket.shutdown(
+                        self._socket, socket.SHUT_RDWR
+                    )  # below TLS, which would say goodbye
+
+    def close(self) -> None:
+        """Close the connection, by the thread that reads from it."""
+        if self._answer is not None:  # holds the socket if the server closes it after the response
+            self._answer.close()
+        self._connection.close()
+
+
+class Calls(Client):
+    """A client whose calls may be silent for a limited time, but take as long as they need."""
+
+    def __init__(self, url: str, *, key: str, silence_s: float) -> None:
+        """Prepare; nothing is connected yet.
+
+        Args:
+            url: address that paths are appended to.
+            key: sent as a bearer token; empty sends none.
+            silence_s: longest time without a byte from the server.
+        """
+        super().__init__(url, key)
+        self._silence_s = silence_s
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._in_flight: set[Call] = set()
+        self._lock = threading.Lock()
+        self._is_over = False
+
+    def fetch(self, path: str, body: Mapping[str, Any] | None = None) -> bytes:
+        """Return a whole response: to a POST with JSON, or to a GET without a body.
+
+        Raises:
+            CallError: refused, silent for too long, or the connection failed.
+        """
+        with self._answer(path, body, can_be_ended=False) as answer:
+            return b"".join(_parts(answer))
+
+    def events(self, path: str, body: Mapping[str, Any], *, can_be_ended: bool) -> Generator[bytes]:
+        """Iterate over the JSON texts of a response: a stream's events, or one if the server sends no stream.
+
+        A generator that is closed early closes the connection.
+
+        Raises:
+            CallError: as `fetch`; or the stream breaks off.
+            InterruptedRunError: `end_calls` ended it.
+        """
+        with self._answer(path, body, can_be_ended=can_be_ended) as answer:
+            if answer.headers.get_content_type() != STREAM:
+                yield b"".join(_parts(answer))
+                return
+            for line in _lines(answer):
+                text = line.removeprefix(EVENT).strip()
+                if text == LAST_EVENT:
+                    return
+                if text and line.startswith(EVENT):
+                    yield text
+            raise CallError("the answer broke off")
+
+    def end_calls(self) -> None:
+        """End the calls in flight that can be ended, and all such calls from now on."""
+        with self._lock:
+            self._is_over = True
+            in_flight = list(self._in_flight)
+        for call in in_flight:
+            call.end()
+
+    @contextmanager
+    def _answer(
+        self, path: str, body: Mapping[str, Any] | None, *, can_be_ended: bool
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Return a response whose body is not read yet; errors in reading it become CallErrors."""
+        call = None
+        try:
+            call = self._prepared(path, body)
+            if can_be_ended:
+                with self._lock:
+                    self._in_flight.add(call)
+                    call.is_ended = self._is_over
+            answer = call.send()
+            if not http.client.OK <= answer.status < http.client.MULTIPLE_CHOICES:
+                said = answer.read(LONGEST_REFUSAL)
+                raise self.refusal(said, answer.status, answer.headers.get("Retry-After", ""))
+            yield answer
+        except (http.client.HTTPException, OSError, ValueError) as error:
+            raise self._failed(call, error) from error
+        finally:
+            if call is not None:
+                self._in_flight.discard(call)
+                call.close()
+
+    def _prepared(self, path: str, body: Mapping[str, Any] | None) -> Call:
+        address = urlsplit(self._url)
+        host, port = address.hostname or "", address.port
+        if address.scheme == "https":
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                host, port, timeout=self._silence_s, context=ssl.create_default_context()
+            )
+        else:
+            connection = http.client.HTTPConnection(host, port, timeout=self._silence_s)
+        request: dict[str, Any] = {"method": "GET", "url": address.path + path, "headers": self._headers}
+        if body is not None:
+            json_headers = {"Content-Type": "application/json"}
+            request |= {"method": "POST", "body": json.dumps(body), "headers": self._headers | json_headers}
+        return Call(connection, request)
+
+    def _failed(self, call: Call | None, error: Exception) -> Exception:
+        if call is not None and call.is_ended:
+            return InterruptedRunError("sampling was ended")
+        if isinstance(error, TimeoutError):
+            return CallError(f"no sign of life for {self._silence_s:g} s", is_timeout=True)
+        return CallError(self.masked(str(error) or type(error).__name__))
+
+
+def _parts(answer: http.client.HTTPResponse) -> Iterator[bytes]:
+    """Iterate over the parts of a body as they arrive."""
+    total = 0
+    while part := answer.read1(READ_BYTES):
+        total += len(part)
+        if total > LARGEST_ANSWER_BYTES:
+            raise CallError(f"the answer is longer than {LARGEST_ANSWER_BYTES} bytes")
+        yield part
+
+
+def _lines(answer: http.client.HTTPResponse) -> Iterator[bytes]:
+    left = b""
+    for part in _parts(answer):
+        *lines, left = (left + part).split(b"\n")
+        yield from lines
