@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from retrain.controllers.backpressure import BackPressure as BackPressure
     from retrain.controllers.backpressure.step import StepObservation as StepObservation
     from retrain.controllers.scaling.noise_scale import GradientNoiseScale as GradientNoiseScale
+    from retrain.controllers.sequential import SequentialComparison as SequentialComparison
     from retrain.controllers.usl import UslFit as UslFit
     from retrain.controllers.usl import fit_usl as fit_usl
     from retrain.pipeline import RateLimiter as RateLimiter
@@ -38,6 +39,7 @@ _HOME = {
         "controllers.backpressure": "BackPressure",
         "controllers.backpressure.step": "StepObservation",
         "controllers.scaling.noise_scale": "GradientNoiseScale",
+        "controllers.sequential": "SequentialComparison",
         "controllers.usl": "UslFit fit_usl",
         "pipeline": "RateLimiter",
         "plan.estimate": "estimate_makespan",

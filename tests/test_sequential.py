@@ -1,0 +1,160 @@
+"""The sequential comparison: exact over signs, steady under what must not matter, right at the edges."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retrain import SequentialComparison
+
+
+def verdicts(comparison, d):
+    """Return the verdict after each number of seeds up to the first that ends the comparison."""
+    found = []
+    for k in range(2, len(d) + 1):
+        found.append(comparison.look(d[:k], np.zeros(k)).verdict)
+        if found[-1] != "continue":
+            break
+    return found
+
+
+def rejections(comparison, sizes):
+    """Return the share of all patterns of signs of these differences that end "better" or "worse"."""
+    patterns = itertools.product((1.0, -1.0), repeat=len(sizes))
+    ends = [verdicts(comparison, np.array(signs) * sizes)[-1] for signs in patterns]
+    return sum(end in ("better", "worse") for end in ends) / len(ends)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    st.lists(st.floats(0, 10), min_size=7, max_size=7)
+    | st.lists(st.sampled_from([0.0, 0.3, 0.6]), min_size=7, max_size=7)
+)
+def test_of_all_signs_of_any_differences_at_most_the_error_rejects(sizes):
+    assert rejections(SequentialComparison(max_seeds=7, error=0.1), np.array(sizes)) <= 0.1
+
+
+def test_several_comparisons_share_the_error():
+    sizes = np.random.default_rng(0).exponential(size=8)
+    assert rejections(SequentialComparison(max_seeds=8, error=0.2, comparisons=4), sizes) <= 0.05
+
+
+@pytest.mark.parametrize(("shift", "verdict"), [(3.0, "better"), (-3.0, "worse")])
+def test_a_large_difference_is_found_with_half_the_seeds(shift, verdict):
+    d = np.random.default_rng(1).normal(size=12) + shift
+    found = verdicts(SequentialComparison(), d)
+    assert found[-1] == verdict
+    assert len(found) + 1 <= 7
+
+
+def test_equal_values_end_early_without_a_difference():
+    look = SequentialComparison().look([0.5] * 5, [0.5] * 5)
+    assert (look.verdict, look.difference, look.p_value) == ("no_difference", 0.0, 1.0)
+
+
+def test_a_difference_that_does_not_matter_is_none():
+    d = 0.01 + 0.001 * np.random.default_rng(2).normal(size=12)
+    assert verdicts(SequentialComparison(), d)[-1] == "better"
+    assert verdicts(SequentialComparison(smallest_difference=0.05), d)[-1] == "no_difference"
+
+
+def test_a_large_uncertain_difference_is_not_called_none():
+    d = np.array([1.0, -0.8, 0.9, -0.7, 0.8, -0.6, 0.9, -0.5, 0.7, 0.6, -0.9, 0.5])
+    assert verdicts(SequentialComparison(smallest_difference=0.01), d)[-1] == "undecided"
+    assert verdicts(SequentialComparison(), d)[-1] == "no_difference"
+
+
+def test_neither_units_nor_order_of_the_conditions_matter():
+    rng = np.random.default_rng(3)
+    a, b, comparison = rng.normal(0.8, 1, 9), rng.normal(0, 1, 9), SequentialComparison(max_seeds=9)
+    look, scaled, swapped = comparison.look(a, b), comparison.look(a * 1e6, b * 1e6), comparison.look(b, a)
+    assert look.verdict == scaled.verdict
+    assert {look.verdict, swapped.verdict} in ({"better", "worse"}, {"undecided"})
+    assert look.p_value == pytest.approx(swapped.p_value)
+    assert swapped.interval == pytest.approx((-look.interval[1], -look.interval[0]), rel=1e-3)
+    assert scaled.interval == pytest.approx(tuple(1e6 * bound for bound in look.interval), rel=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_verdict_p_value_and_interval_agree(seed):
+    d = np.random.default_rng(seed).normal(size=10) + 0.1 * seed
+    comparison = SequentialComparison(max_seeds=10)
+    look = comparison.look(d, np.zeros(10))
+    is_found = look.verdict in ("better", "worse")
+    assert is_found == (look.p_value <= 0.05 * (1 + 1e-5))
+    if comparison.look(d[:9], np.zeros(9)).verdict not in (
+        "better",
+        "worse",
+    ):  # found at this look, not before
+        assert is_found == (not look.interval[0] < 0 < look.interval[1])
+    assert look.interval[0] <= look.difference <= look.interval[1]
+
+
+def test_a_difference_once_found_stays_found():
+    d = np.concatenate([3 + np.random.default_rng(4).normal(size=7), np.full(5, -3.0)])
+    comparison = SequentialComparison()
+    assert comparison.look(d[:7], np.zeros(7)).verdict == "better"
+    assert {comparison.look(d[:k], np.zeros(k)).verdict for k in range(7, 13)} == {"better"}
+
+
+def test_too_few_seeds_exclude_nothing():
+    look = SequentialComparison().look([1.0, 1.1, 1.2], [0.0, 0.0, 0.0])
+    assert (look.verdict, look.interval) == ("continue", (-math.inf, math.inf))
+    assert look.p_value > 0.05
+
+
+def test_of_three_to_five_seeds_the_normal_test_decides():
+    comparison = SequentialComparison(max_seeds=4)
+    assert verdicts(comparison, np.array([1.0, 1.01, 0.99, 1.0]))[-1] == "better"
+    noise = np.random.default_rng(5).normal(size=(2000, 4))
+    false = sum(verdicts(comparison, d)[-1] in ("better", "worse") for d in noise) / len(noise)
+    assert false <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / len(noise))
+
+
+def test_many_seeds_are_compared_by_a_sample_of_signs():
+    rng, comparison = np.random.default_rng(6), SequentialComparison(max_seeds=20)
+    false = sum(verdicts(comparison, rng.normal(size=20))[-1] in ("better", "worse") for _ in range(40))
+    assert false <= 7  # 2 expected; P(more than 7) < 0.1 %
+    assert verdicts(comparison, rng.normal(size=20) + 1.5)[-1] == "better"
+
+
+def test_its_state_is_plain_data():
+    comparison = SequentialComparison(max_seeds=9, error=0.1, smallest_difference=0.2, comparisons=3)
+    assert SequentialComparison.from_state_dict(json.loads(json.dumps(comparison.state_dict()))) == comparison
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"max_seeds": 2}, "max_seeds: got 2"),
+        ({"max_seeds": 8.0}, "max_seeds: got 8.0"),
+        ({"error": 0.0}, "error: got 0.0"),
+        ({"error": 1.0}, "error: got 1.0"),
+        ({"smallest_difference": 0.0}, "smallest_difference: got 0.0"),
+        ({"smallest_difference": math.inf}, "smallest_difference: got inf"),
+        ({"comparisons": 0}, "comparisons: got 0"),
+    ],
+)
+def test_a_setting_out_of_range_is_named(settings, names):
+    with pytest.raises(ValueError, match=names):
+        SequentialComparison(**settings)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "names"),
+    [
+        ([1.0], [0.0], "seeds: got 1"),
+        ([1.0] * 13, [0.0] * 13, "seeds: got 13"),
+        ([1.0, 2.0], [0.0], "values of b: got 1"),
+        ([1.0, math.nan], [0.0, 0.0], "finite numbers"),
+    ],
+)
+def test_values_that_cannot_be_compared_are_refused(a, b, names):
+    with pytest.raises(ValueError, match=names):
+        SequentialComparison().look(a, b)
