@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Iterator
 
@@ -317,6 +318,14 @@ def test_functions_of_python_are_its_own_where_it_is_unclear_which_is_tested(sco
 def test_tests_that_end_before_the_program_is_confined_are_scored(scorer: ProgramScorer) -> None:
     answer = Answer("x = 1", Prompt(0, "?", "assert False"))
     assert {score.value for score in scorer.score_all([answer] * 60)} == {0.0}
+
+
+def test_a_default_timeout_of_sockets_changes_no_verdict(scorer: ProgramScorer) -> None:
+    socket.setdefaulttimeout(60.0)
+    try:
+        assert scored(scorer, "def f(x): return 5", "assert f(2) == 5") == Score(1.0)
+    finally:
+        socket.setdefaulttimeout(None)
 
 
 def test_tests_that_pass_without_the_program_score_nothing(scorer: ProgramScorer) -> None:

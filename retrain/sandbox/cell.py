@@ -119,7 +119,7 @@ class Cell:
             SandboxError: it cannot be started.
         """
         self._deadline = time.monotonic() + limits.seconds + GRACE_S
-        ours, theirs = socket.socketpair()
+        ours, theirs = _socket_pair(socket.SOCK_STREAM)
         program = Program(ours, self._deadline)
         try:
             with theirs:
@@ -169,7 +169,7 @@ class Cell:
 
     def _warm_up(self) -> None:
         text = boot_text(self.sandbox, {})
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, _SOCKET_KIND)
+        self._control, theirs = _socket_pair(_SOCKET_KIND)
         self._opened.enter_context(self._control)
         with theirs:
             self._process = self._start(theirs, subprocess.DEVNULL, len(text))
@@ -239,6 +239,14 @@ class Cell:
     def _complaint(self) -> str:
         lines = [line for line in self._lines() if line != STARTED.decode()]
         return lines[-1][:400] if lines else "without a message"
+
+
+def _socket_pair(kind: int) -> tuple[socket.socket, socket.socket]:
+    """Return two sockets that block, even if a library has set a default timeout."""
+    pair = socket.socketpair(socket.AF_UNIX, kind)
+    for end in pair:
+        end.settimeout(None)
+    return pair
 
 
 def clean_environment(sandbox: Sandbox) -> dict[str, str]:

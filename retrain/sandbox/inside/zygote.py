@@ -148,9 +148,9 @@ def start(
         mounted = [os.open(folder, os.O_RDONLY)] if setup["mounts"] else []
         socket.send_fds(tells, [b"1"], mounted + confine.confine(folder, limits, setup["readable"]))
         close_all_but(fds)
-    except OSError:
+        jobs.run(*fds)
+    finally:  # this process must not go on as the zygote
         os._exit(1)
-    jobs.run(*fds)
 
 
 class Watch:
