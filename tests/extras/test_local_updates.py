@@ -60,12 +60,12 @@ def test_a_minibatch_has_the_gradient_of_trls_steps_per_generation(model, traine
         assert np.linalg.norm(found - wanted) < 1e-5 * np.linalg.norm(wanted)
 
 
-def test_a_run_with_several_updates_resumes_to_the_same_rows(model, tmp_path: Path):
+def test_a_run_with_several_updates_and_dropout_resumes_to_the_same_rows(model, tmp_path: Path):
     raw = {
         "model": {"model": model, "lora_rank": 4},
         "training": {
             "seed": 3,
-            "max_steps": 4,
+            "max_steps": 3,
             "batch_size": 4,
             "group_size": 3,
             "max_tokens": 4,
@@ -77,7 +77,10 @@ def test_a_run_with_several_updates_resumes_to_the_same_rows(model, tmp_path: Pa
         },
         "algorithm": {"kl_coef": 0.01},
         "data": {"task": "successor"},
-        "backend": {"backend": "local", "options": {"local_files_only": True, "device": "cpu"}},
+        "backend": {
+            "backend": "local",
+            "options": {"local_files_only": True, "device": "cpu", "lora_dropout": 0.2},
+        },
     }
     whole = make_run(tmp_path / "whole", raw)
     assert worker.run(whole.directory, threading.Event()) == 0

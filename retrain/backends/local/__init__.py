@@ -71,6 +71,7 @@ class LocalOptions:
         "a list with 'all-linear' or names of layers, such as ['q_proj', 'v_proj']",
     )  # layers that get adapters
     lora_alpha: float = number(0.0, 0, 65536)  # adapters are scaled by it over their rank; 0: twice the rank
+    lora_dropout: float = number(0.0, 0, 0.95)  # share of an adapter's inputs that training sets to 0
     gradient_checkpointing: bool = False  # recompute activations: a third more work, far less memory
     tokens_per_micro_batch: int = whole(16384, 1, MOST_TOKENS, TOKENS)  # including padding
     tokens_per_sampling_batch: int = whole(
@@ -131,6 +132,8 @@ def check_options(options: Mapping[str, object]) -> list[str]:
     problems += template_problems(options)
     if options.get("engine") == "openai" and not options.get("engine_url"):
         problems.append('engine_url: needed by engine = "openai"; for example "http://127.0.0.1:8000"')
+    if options.get("lora_dropout") and not options.get("lora", DEFAULTS.lora):
+        problems.append("lora_dropout: needs lora = true, because it is dropout of adapters")
     if takes_permits(options) and not options.get("lora", DEFAULTS.lora):
         engine = options["engine"]
         problems.append(f'engine: "{engine}" needs lora = true, because a server can only reload adapters')

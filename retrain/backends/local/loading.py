@@ -195,7 +195,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _remove_dropout(config: Any) -> None:
-    """Set every dropout to 0, so that sampling and training see the same policy."""
+    """Set every dropout of the model to 0, so that sampling and training see the same policy."""
     for name, value in config.to_dict().items():
         if ("dropout" in name or name.endswith("_pdrop")) and isinstance(value, float):
             setattr(config, name, 0.0)
@@ -208,7 +208,7 @@ def _with_adapters(causal: Any, rank: int, options: LocalOptions) -> PeftModel:
         r=rank,
         lora_alpha=options.lora_alpha or 2 * rank,
         target_modules=targets[0] if targets == ("all-linear",) else list(targets),
-        lora_dropout=0.0,
+        lora_dropout=options.lora_dropout,
         bias="none",
         task_type="CAUSAL_LM",
     )
@@ -237,13 +237,14 @@ def _shorten_forwards(model: torch.nn.Module) -> None:
 def _direct(layer: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     base = layer.get_base_layer()
     down, up = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
-    scaling = layer.scaling[ADAPTER]
+    scaling, dropout = layer.scaling[ADAPTER], layer.lora_dropout[ADAPTER]
+    drops = isinstance(dropout, torch.nn.Dropout)
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         result = linear(x, base.weight, base.bias)
         if layer.disable_adapters:
             return result
-        rows, low = result.flatten(0, -2), x.flatten(0, -2)
+        rows, low = result.flatten(0, -2), (dropout(x) if drops else x).flatten(0, -2)
         if x.dtype is down.dtype:
             return torch.addmm(rows, linear(low, down), up.t(), alpha=scaling).view(result.shape)
         low = linear(low.to(down.dtype), down)

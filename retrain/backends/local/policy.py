@@ -12,6 +12,7 @@ import torch
 from retrain.backends import BackendInfo, BackendSpec, Optimization, Sampling, SamplingWork, UpdateStats
 from retrain.backends.local import NO_REFERENCE, LocalOptions
 from retrain.backends.local.devices import DeviceMemory, choose_device
+from retrain.backends.local.dropout import Dropout
 from retrain.backends.local.engine import EngineSampler
 from retrain.backends.local.files import load_policy, save_policy
 from retrain.backends.local.loading import Cut, Policy, load
@@ -84,6 +85,7 @@ class LocalBackend:
         self._learner = Learner(
             policy,
             self.optimizer,
+            Dropout(policy, seed),
             self._memory,
             self.costs,
             options.tokens_per_micro_batch,

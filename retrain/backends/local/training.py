@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from retrain.backends import Optimization, UpdateStats
 from retrain.backends.local.devices import DeviceMemory, finished_s, is_out_of_memory
+from retrain.backends.local.dropout import Dropout
 from retrain.backends.local.loading import Cut, Policy, entropy
 from retrain.backends.local.optimizer import Optimizer
 from retrain.backends.objective import TokenData, Totals, split_by_group
@@ -34,6 +35,7 @@ class Learner:
 
     policy: Policy
     optimizer: Optimizer
+    dropout: Dropout
     memory: DeviceMemory
     costs: ModelCosts
     tokens_at_a_time: int
@@ -73,7 +75,7 @@ class Learner:
             self._set_checkpointing(False)
 
     def _set_checkpointing(self, on: bool) -> None:
-        # activations are recomputed in training mode only; dropout is off in both modes
+        # activations are recomputed in training mode only
         if self.checkpointing:
             self.policy.causal.train(on)
 
@@ -85,10 +87,12 @@ class Learner:
         optimization: Optimization,
     ) -> UpdateStats:
         self.optimizer.begin()
-        totals, squares = [], []
+        totals: list[Totals] = []
+        squares = []
         for part in parts:
             for batch in part:
-                totals.append(back_propagate(self.policy, batch, loss, optimization))
+                with self.dropout.masks(self.optimizer.steps, len(totals)):
+                    totals.append(back_propagate(self.policy, batch, loss, optimization))
                 self.optimizer.collect()
             if optimization.wants_moments:
                 squares.append(self.optimizer.part_norm())
