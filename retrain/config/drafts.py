@@ -7,11 +7,10 @@ problem of a file is reported at once: where, what, and how to fix it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from copy import deepcopy
 from dataclasses import dataclass, is_dataclass
 from functools import cache, partial
-from types import NoneType, UnionType
-from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
+from types import NoneType
+from typing import Any, Literal, TypeAlias, get_args, get_origin
 
 from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_schema
 
@@ -24,6 +23,7 @@ from retrain.registry import hint
 Location: TypeAlias = tuple[str | int, ...]
 Problem: TypeAlias = tuple[Location, str]
 Trials: TypeAlias = dict[str, list[tuple[str, str]]]  # by plugin and table: keys and problems
+OnError: TypeAlias = Literal["raise", "default"]
 NEEDS = {
     "int_type": "a whole number",
     "float_type": "a number",
@@ -79,75 +79,63 @@ class Draft:
 def draft_of(tables: Mapping[str, Any], trials: Trials | None = None) -> Draft:
     """Return every section typed."""
     try:
-        return Draft(_validator().validate_python(tables), tables, trials)
+        return Draft(_validator("raise").validate_python(tables), tables, trials)
     except ValidationError as error:
-        found = error.errors(include_url=False)
-    sound = deepcopy(dict(tables))
-    for one in found:
-        _drop(sound, one["loc"])
-    mistakes = [(location, _explain(one, location)) for one in found for location in [_key_of(one["loc"])]]
-    return Draft(_validator().validate_python(sound), tables, trials, tuple(dict.fromkeys(mistakes)))
+        found = [(one["loc"], _explain(one)) for one in error.errors(include_url=False)]
+    return Draft(_validator("default").validate_python(tables), tables, trials, tuple(found))
 
 
 @cache
-def _validator() -> SchemaValidator:
-    return SchemaValidator(table_schema(Config))
+def _validator(on_error: OnError) -> SchemaValidator:
+    return SchemaValidator(table_schema(Config, on_error))
 
 
-def table_schema(kind: Any) -> CoreSchema:
+def table_schema(kind: Any, on_error: OnError = "raise") -> CoreSchema:
     """Return the schema of a table and the tables in it, from the types and bounds of its keys.
 
     Built directly, because pydantic's own way from a dataclass to this schema takes 90 ms of every start.
+
+    Args:
+        kind: class of the table.
+        on_error: what a wrong or unknown key is: an error, or as good as missing.
     """
-    hints = hints_of(kind)
-    found = [
-        core_schema.dataclass_field(name, _with_default(key, value_schema(hints[name], key.bounds)))
-        for name, key in keys_of(kind).items()
-    ]
-    config = core_schema.CoreConfig(extra_fields_behavior="forbid", allow_inf_nan=False)
-    arguments, names = core_schema.dataclass_args_schema(kind.__name__, found), list(hints)
+    found = []
+    for name, key in keys_of(kind).items():
+        schema = _value_schema(hints_of(kind)[name], key, on_error)
+        value = _with_default(schema, key.default, on_error)
+        found.append(core_schema.dataclass_field(name, value))
+    config = core_schema.CoreConfig(
+        extra_fields_behavior="forbid" if on_error == "raise" else "ignore", allow_inf_nan=False
+    )
+    arguments, names = core_schema.dataclass_args_schema(kind.__name__, found), list(keys_of(kind))
     return core_schema.dataclass_schema(kind, arguments, names, ref=kind.__name__, config=config)
 
 
-def _with_default(key: Key, schema: CoreSchema) -> CoreSchema:
-    if is_dataclass(key.default) or isinstance(key.default, list | dict):
-        return core_schema.with_default_schema(schema, default_factory=type(key.default))
-    return core_schema.with_default_schema(schema, default=key.default)
+def _with_default(schema: CoreSchema, default: Any, on_error: OnError) -> CoreSchema:
+    if is_dataclass(default) or isinstance(default, list | dict):
+        return core_schema.with_default_schema(schema, default_factory=type(default), on_error=on_error)
+    return core_schema.with_default_schema(schema, default=default, on_error=on_error)
 
 
-def value_schema(hint: Any, bounds: Mapping[str, Any]) -> CoreSchema:
+def _value_schema(annotation: Any, key: Key, on_error: OnError) -> CoreSchema:
     """Return the schema of a value of a type; nothing is coerced, and a value of `X | None` is an X."""
-    several = [one for one in get_args(hint) if one is not NoneType]
-    if get_origin(hint) is Literal:
+    kind, several = get_origin(annotation), [one for one in get_args(annotation) if one is not NoneType]
+    if kind is Literal:
         return core_schema.literal_schema(several)
-    if get_origin(hint) in (Union, UnionType):
-        if len(several) == 1:
-            return value_schema(several[0], bounds)
-        return core_schema.union_schema([value_schema(one, bounds) for one in several])
-    if get_origin(hint) is list:
-        return core_schema.list_schema(value_schema(several[0], {}), strict=True)
-    if get_origin(hint) is dict:
+    if kind is dict:
         return core_schema.dict_schema(strict=True)
-    return table_schema(hint) if is_dataclass(hint) else SIMPLE[hint](**bounds)
-
-
-def _drop(tables: dict[str, Any], location: Location) -> None:
-    """Remove the innermost key that contains a mistake; a table in a list becomes empty."""
-    holder: Any = tables
-    key: Any = location[0]
-    for part in location[1:]:
-        below = holder[key] if isinstance(holder, list) else holder.get(key)
-        if isinstance(below, list):  # a list of anything but tables is dropped whole
-            is_inside = isinstance(part, int) and part < len(below) and isinstance(below[part], dict)
-        else:
-            is_inside = isinstance(below, dict) and part in below
-        if not is_inside:
-            break
-        holder, key = below, part
-    if isinstance(holder, list):
-        holder[key] = {}
-    else:
-        holder.pop(key, None)
+    if is_dataclass(annotation):
+        return table_schema(annotation, on_error)
+    if annotation in SIMPLE:
+        return SIMPLE[annotation](**key.bounds)
+    first, *others = (_value_schema(one, key, on_error) for one in several)
+    if kind is list:
+        if isinstance(several[0], type) and is_dataclass(several[0]):  # a wrong one counts as empty
+            first = _with_default(first, several[0](), on_error)
+        return core_schema.list_schema(first, strict=True)
+    what = f"needs {key.needs}"
+    either = core_schema.union_schema([first, *others], custom_error_type="needs", custom_error_message=what)
+    return either if others else first
 
 
 def place(location: Location) -> str:
@@ -160,18 +148,16 @@ def place(location: Location) -> str:
     return f"[{'.'.join(tables)}].{key}" if tables else f"[{key}]"
 
 
-def _explain(error: Mapping[str, Any], location: Location) -> str:
+def _explain(error: Mapping[str, Any]) -> str:
     """Return the problem and its fix, for one of pydantic's errors."""
-    kind, key = error["type"], _key(location)
+    kind, location, what = error["type"], error["loc"], error["msg"]
     if kind == "unexpected_keyword_argument":
         return _unknown_key(location)
-    what = error["msg"]
-    if key and key.needs:
-        what = f"needs {key.needs}"
-    elif kind in NEEDS:
+    if kind in NEEDS:
         what = f"needs {NEEDS[kind]}"
     elif kind in BOUNDS:
         name, words = BOUNDS[kind]
+        key = keys_of(_section_class(location[:-1])).get(str(location[-1]))
         because = f", because {key.because}" if key and key.because else ""
         what = f"needs {words} {error['ctx'][name]:g}{because}"
     elif kind == "literal_error":
@@ -198,13 +184,3 @@ def _section_class(tables: Location) -> Any:
             break
         here = inner
     return here
-
-
-def _key_of(location: Location) -> Location:
-    """Return the key of a problem: pydantic's location also names the alternative type that it tried."""
-    key = _key(location[:2])
-    return location[:2] if key and key.needs else location
-
-
-def _key(location: Location) -> Key | None:
-    return keys_of(_section_class(location[:-1])).get(str(location[-1])) if len(location) > 1 else None
