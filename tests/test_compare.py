@@ -243,7 +243,7 @@ def test_an_empty_or_missing_directory_says_so(tmp_path, make, error):
 def test_the_configurations_differences_leave_out_seeds_and_places(tmp_path):
     found = compared(write_campaign(tmp_path, two()))
     assert [(row.key, row.values) for row in found.config] == [
-        ("algorithm.advantage_mode", ("'grpo'", "'maxrl'"))
+        ("algorithm.advantage_mode", ('"grpo"', '"maxrl"'))
     ]
 
 
@@ -258,7 +258,7 @@ def test_long_values_that_part_late_are_shown_where_they_part(tmp_path):
     for name in "ab":
         (campaign / "runs" / f"{name}_s0" / "run.toml").write_text(f'[data]\npath = "{"x" * 200}{name}"\n')
     assert [(row.key, row.values) for row in compared(campaign).config] == [
-        ("data.path", ("…" + "x" * 20 + "a'", "…" + "x" * 20 + "b'"))
+        ("data.path", ("…" + "x" * 20 + 'a"', "…" + "x" * 20 + 'b"'))
     ]
 
 

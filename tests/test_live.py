@@ -79,6 +79,6 @@ def test_on_a_pipe_a_slow_step_has_a_line_and_no_minute_is_silent(out: io.String
 
         assert told_after(0, step=1) == ""
         assert told_after(5, step=2) == ""
-        assert told_after(5, step=3) == "grpo_s1 step 3/10, sample\n"
+        assert told_after(5, step=3) == "grpo_s1 step 3/10, now: sample\n"
         assert told_after(50, step=3) == ""
-        assert told_after(10, step=3, detail="7 of 8") == "grpo_s1 step 3/10, sample: 7 of 8\n"
+        assert told_after(10, step=3, detail="7 of 8") == "grpo_s1 step 3/10, now: sample: 7 of 8\n"

@@ -121,11 +121,11 @@ def test_names_at_the_ends_of_lines_are_never_on_each_other(values):
 
 def test_final_values_that_are_equal_have_an_axis_and_intervals_end_with_the_metric(tmp_path):
     equal = {(c, s): flat(0.5) for c in "ab" for s in range(3)}
-    found = contents(gather(write_campaign(tmp_path, equal))).final[0].spec
+    found = contents(gather(write_campaign(tmp_path, equal))).sections["comparison"][0].spec
     (seeds,) = [layer for layer in found["layer"] if layer["mark"]["type"] == "point"]
     assert seeds["encoding"]["x"]["scale"]["domain"] == [0, 0.625]
     spread = {(c, s): flat(s / 2) for c in "ab" for s in range(3)}
-    found = contents(gather(write_campaign(tmp_path / "2", spread))).final[0].spec
+    found = contents(gather(write_campaign(tmp_path / "2", spread))).sections["comparison"][0].spec
     (intervals,) = [layer for layer in found["layer"] if layer["mark"]["type"] == "rule"]
     assert [(row["l"], row["h"]) for row in intervals["data"]["values"]] == [(0, 1), (0, 1)]
     assert "clipped to the range of the metric" in " ".join(found["title"]["subtitle"])
@@ -133,7 +133,7 @@ def test_final_values_that_are_equal_have_an_axis_and_intervals_end_with_the_met
 
 def test_ten_conditions_are_named_at_their_lines(tmp_path):
     runs = {(f"condition-{i}", seed): flat(i / 10) for i in range(10) for seed in (0, 1)}
-    learning = contents(gather(write_campaign(tmp_path, runs))).learning[0].spec
+    learning = contents(gather(write_campaign(tmp_path, runs))).sections["learning"][0].spec
     (ends,) = [layer for layer in learning["layer"] if layer["mark"]["type"] == "text"]
     assert [row["c"] for row in ends["data"]["values"]] == [f"condition-{i}" for i in range(10)]
     assert learning["encoding"]["color"]["legend"] is None
@@ -214,7 +214,7 @@ def test_a_warm_up_is_a_chart_of_its_own_with_each_update_once(tmp_path):
     rows = [json.dumps({"step": s, "attempt": a, "loss": loss}) for s, a, loss in updates]
     (directory / "runs" / "grpo_s0" / "warmup.jsonl").write_text("\n".join([*rows, "torn"]) + "\n")
     (directory / "runs" / "grpo_s1" / "warmup.jsonl").mkdir()  # cannot be read
-    first, *others = contents(gather(directory)).learning
+    first, *others = contents(gather(directory)).sections["learning"]
     assert [chart.name for chart in others] == ["mean-reward"]
     assert [row["m"] for row in first.spec["data"]["values"]] == [3.0, 2.0]
 
@@ -307,4 +307,12 @@ def test_the_export_command_takes_any_number_of_campaigns(tmp_path, retrain: Cal
 def test_an_export_into_a_file_of_an_unknown_kind_says_which_are_known(tmp_path, retrain: Call):
     write_campaign(tmp_path / "logs", {("grpo", 0): flat(0.5)})
     answer = retrain("export", "-o", "rows.xlsx")
-    assert (answer.returncode, "--format csv, jsonl, parquet" in answer.stderr) == (2, True)
+    assert (answer.returncode, "use --format csv, jsonl or parquet" in answer.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["export", "report"])
+def test_an_unknown_format_is_refused_in_the_same_words(tmp_path, retrain: Call, command: str):
+    write_campaign(tmp_path / "logs", {("grpo", 0): flat(0.5)})
+    answer = retrain(command, "--format", "xml")
+    assert answer.returncode == 2
+    assert answer.stderr.startswith("--format xml: unknown file format; use --format ")

@@ -32,8 +32,7 @@ def command(
         typer.Option("--from", metavar="LOGS", help="Take step and start-up times from earlier campaigns."),
     ] = None,
     budget: Annotated[
-        str,
-        typer.Option("--budget", metavar="TIME", help="Longest acceptable wall time, as 6h or 1h30m."),
+        str, typer.Option("--budget", metavar="TIME", help="Longest acceptable wall time, as 6h or 1h30m.")
     ] = "",
     check: Annotated[
         bool, typer.Option("--check", help="Exit with code 2 if a line of the checklist warns.")

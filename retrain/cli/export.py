@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from retrain.cli import Force, permission
-
-Format = StrEnum("Format", ["csv", "jsonl", "parquet"])
 
 
 def command(
@@ -22,11 +19,16 @@ def command(
         typer.Option("--output", "-o", metavar="FILE", help="File to write; default: standard output."),
     ] = None,
     form: Annotated[
-        Format | None, typer.Option("--format", help="Default: by FILE's extension, else csv.")
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="csv|jsonl|parquet",
+            help="Default: by FILE's extension, else csv.",
+            autocompletion=lambda: ["csv", "jsonl", "parquet"],
+        ),
     ] = None,
     runs: Annotated[
-        bool,
-        typer.Option("--runs", help="One row per run instead: its result and its configuration."),
+        bool, typer.Option("--runs", help="One row per run instead: its result and its configuration.")
     ] = False,
     warmup: Annotated[
         bool, typer.Option("--warmup", help="One row per supervised update of a warm-up instead.")

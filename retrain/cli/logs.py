@@ -37,4 +37,4 @@ def command(
         typer.echo(line)
         has_output = True
     if not has_output:
-        typer.echo(f"{log.path}: no output yet", err=True)
+        typer.echo(f"{log.path}: no output" + ("" if log.is_over() else " yet"), err=True)

@@ -35,12 +35,10 @@ class PluginRow:
 
 def command(
     kind: Annotated[
-        str,
-        typer.Argument(metavar="KIND", help="Only this kind, as rewards.", autocompletion=complete_kinds),
+        str, typer.Argument(metavar="KIND", help="Only this kind, as rewards.", autocompletion=complete_kinds)
     ] = "",
     check: Annotated[
-        str,
-        typer.Option("--check", metavar="NAME", help="Check your own plugin, such as my_rewards.score."),
+        str, typer.Option("--check", metavar="NAME", help="Check your own plugin, such as my_rewards.score.")
     ] = "",
     overrides: Annotated[
         list[str] | None,

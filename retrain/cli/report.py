@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from retrain.cli import Force, permission
-
-Format = StrEnum("Format", ["html", "png", "svg", "csv", "parquet"])
 
 
 def command(
@@ -21,11 +18,16 @@ def command(
         ),
     ] = None,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="File to write; else report.FORMAT."),
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="File to write; else report.FORMAT.")
     ] = None,
     form: Annotated[
-        Format | None, typer.Option("--format", help="Default: by FILE's extension, else html.")
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="html|png|svg|csv|parquet",
+            help="Default: by FILE's extension, else html.",
+            autocompletion=lambda: ["html", "png", "svg", "csv", "parquet"],
+        ),
     ] = None,
     metrics: Annotated[
         list[str] | None,

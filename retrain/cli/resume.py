@@ -41,10 +41,7 @@ def command(
         return
     with ExitStack() as stack:
         campaign = reopen(
-            directory,
-            observe(stack),
-            accept_config_change=accept_config_change,
-            just_started=just_started,
+            directory, observe(stack), accept_config_change=accept_config_change, just_started=just_started
         )
         outcome = carry_out(campaign, retry_failed=failed)
     finish(outcome, as_json=as_json)

@@ -32,8 +32,7 @@ class Squeezed:
 
 def command(
     adapter: Annotated[
-        Path,
-        typer.Argument(metavar="ADAPTER", help="A peft adapter's or a run's directory.", exists=False),
+        Path, typer.Argument(metavar="ADAPTER", help="A peft adapter's or a run's directory.", exists=False)
     ],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the smaller adapter to this directory.")

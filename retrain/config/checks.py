@@ -117,12 +117,7 @@ def with_launcher_options(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _plugin_problems(
-    draft: Draft,
-    kind: str,
-    name: str,
-    params: Mapping[str, Any] | None,
-    at: Location,
-    params_at: Location,
+    draft: Draft, kind: str, name: str, params: Mapping[str, Any] | None, at: Location, params_at: Location
 ) -> Iterator[Problem]:
     """Check a plugin that a key names, and its parameters; None if those are wrong by themselves."""
     if what := registry.problem_with_name(kind, name):

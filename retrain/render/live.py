@@ -45,7 +45,8 @@ class EventLines(Observer):
 
     def begun(self, files: CampaignFiles, runs: Sequence[RunPlan], workers: int) -> None:
         self._total = len(runs)
-        self._print(f"{count_of(len(runs), 'run')}, {workers} at a time, records in {files.directory}")
+        what = f"{count_of(len(runs), 'run')}, {workers} at a time" if runs else "no run is left"
+        self._print(f"{what}, records in {files.directory}")
 
     def started(self, run: RunPlan) -> None:
         self._started[run.run_id] = time.monotonic()
@@ -153,4 +154,4 @@ def step_line(row: RunRow) -> str:
     said = [f"{run_name(row)} step {row.step}/{row.max_steps or '?'}"]
     if row.reward_mean is not None:
         said += [f"reward {number(row.reward_mean, 2)}", f"{format_duration(row.step_time_s)} a step"]
-    return ", ".join([*said, doing(row)] if row.phase else said)
+    return ", ".join([*said, f"now: {doing(row)}"] if row.phase else said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -44,7 +45,7 @@ class SideResult:
     label: str
     runs: int
     failed: int  # not counted
-    unfinished: int  # not finished: not counted
+    unfinished: int  # did not get as far as the runs are judged: not counted
     silent: int  # finished, but without this metric
     steps: tuple[int, int] | None  # fewest and most steps of the runs that count; None without such runs
     values: tuple[tuple[int | None, float], ...]  # seed, value
@@ -196,7 +197,11 @@ def _differences(sides: Sequence[Side]) -> tuple[KeyDifference, ...]:
 
 
 def _values(key: str, side: Sequence[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(repr(tables[key]) if key in tables else ABSENT for tables in side))
+    values = (
+        json.dumps(tables[key], ensure_ascii=False, default=str) if key in tables else ABSENT
+        for tables in side
+    )
+    return list(dict.fromkeys(values))  # JSON looks as the values do in TOML
 
 
 def deciding(tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -55,15 +55,11 @@ class Contents:
     explored: dict[str, tuple[Curve, ...]]  # of the metrics that can be selected on the page
     scalability: tuple[Scalability, ...]
     signs: tuple[str, ...]  # of cheating
-    learning: tuple[Chart, ...]
-    final: tuple[Chart, ...]
-    back_pressure: tuple[Chart, ...]
-    time: tuple[Chart, ...]
-    rate: tuple[Chart, ...]
+    sections: dict[str, tuple[Chart, ...]]  # the charts of those sections of the page that have any
 
     @property
-    def charts(self) -> tuple[Chart, ...]:
-        return self.learning + self.final + self.back_pressure + self.time + self.rate
+    def charts(self) -> list[Chart]:
+        return list(chain.from_iterable(self.sections.values()))
 
 
 def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
@@ -82,11 +78,13 @@ def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
         explored={name: lines for name, lines in found.items() if lines},
         scalability=fitted,
         signs=tuple(signs(sides)),
-        learning=_warm_up(shown) + _learning(shown, metrics),
-        final=_final(comparison),
-        back_pressure=_back_pressure(campaign.runs, fitted, shown),
-        time=_time(campaign, shown),
-        rate=_rate(shown),
+        sections={
+            "learning": _warm_up(shown) + _learning(shown, metrics),
+            "comparison": _final(comparison),
+            "back-pressure": _back_pressure(campaign.runs, fitted, shown),
+            "time": _time(campaign, shown),
+            "rate-limiter": _rate(shown),
+        },
     )
 
 

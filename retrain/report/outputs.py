@@ -44,14 +44,14 @@ def chosen_format(output: Path | None, form: str | None, known: Collection[str] 
     """Return the requested format, else the one of the file's suffix, else the first known one.
 
     Raises:
-        ConfigError: the suffix is unknown.
+        ConfigError: the format or suffix is unknown.
     """
-    if form is not None:
-        return str(form)
-    ending = output.suffix.lstrip(".").lower() if output else next(iter(known))
-    if ending not in known:
-        raise ConfigError(f"{output}: unknown file format; add --format {', '.join(known)}")
-    return ending
+    suffix = output.suffix.lstrip(".").lower() if output else next(iter(known))
+    if (chosen := form or suffix) in known:
+        return chosen
+    *others, last = known
+    where = f"--format {form}" if form else output
+    raise ConfigError(f"{where}: unknown file format; use --format {', '.join(others)} or {last}")
 
 
 def check_target(target: Path, form: str, may_replace: Callable[[str], bool]) -> None:

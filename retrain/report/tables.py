@@ -89,7 +89,11 @@ def excluded(sides: Sequence[SideResult]) -> Iterator[str]:
     """Return which runs were left out, and which are judged after different numbers of steps."""
     alike: dict[tuple[str, str], list[str]] = {}
     for side in sides:
-        why = {"failed": side.failed, "not finished": side.unfinished, "without this metric": side.silent}
+        why = {
+            "failed": side.failed,
+            "did not get that far": side.unfinished,
+            "without this metric": side.silent,
+        }
         if parts := [f"{count} {reason}" for reason, count in why.items() if count]:
             alike.setdefault((count_of(side.runs, "run"), " and ".join(parts)), []).append(side.label)
     for (runs, what), labels in alike.items():
