@@ -54,11 +54,7 @@ class Finding:
 
 
 def kinds_of(name: str) -> list[str]:
-    """Return which kinds of plugin a name may be, by the function that it names or the module defines.
-
-    Raises:
-        ConfigError: nothing has that name, or its kind cannot be derived from it.
-    """
+    """Return which kinds of plugin a name may be, by the function that it names or the module defines."""
     found = [kind for kind in registry.KINDS if name in registry.names(kind)]
     if found:
         return found

@@ -28,14 +28,7 @@ class Demonstration:
 
 
 def read_demonstrations(path: str) -> list[Demonstration]:
-    """Read a JSONL file.
-
-    Args:
-        path: the file, UTF-8, relative to the current directory.
-
-    Raises:
-        ConfigError: it cannot be read, is empty, or has invalid rows; lists their line numbers.
-    """
+    """Read a JSONL file; a ConfigError lists the numbers of wrong lines."""
     lines = numbered_lines(Path(path), "path")
     return read_rows(lines, _demonstrations, path, needs=f"one object per line: {FORMS}")
 

@@ -41,13 +41,7 @@ def install_command(extra: str) -> str:
 
 
 def command_for(extra: str, installed: Distribution | None, tree: Path) -> str:
-    """Return the shell command that adds an extra to a copy.
-
-    Args:
-        extra: its name in pyproject.toml.
-        installed: the copy's metadata, which say what it was installed from and by what; None if it was not.
-        tree: where the package lies; a source tree has its pyproject.toml there.
-    """
+    """Return the shell command that adds an extra to a copy: one that lies in `tree`, and its metadata."""
     tool = ((installed and installed.read_text("INSTALLER")) or "").strip()
     install = "uv pip install" if tool == "uv" else "pip install"
     if _project(tree):

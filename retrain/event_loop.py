@@ -91,13 +91,9 @@ def _ran_until_stopped(loop: asyncio.AbstractEventLoop) -> bool:
 def in_thread(
     function: Callable[[], T], unwanted: Callable[[T], object] = lambda _: None
 ) -> asyncio.Future[T]:
-    """Run a blocking function in a daemon thread of its own.
+    """Run a blocking function in a daemon thread of its own; `unwanted` takes a result that nobody waits for.
 
     Neither a full thread pool nor the interpreter's end waits for it.
-
-    Args:
-        function: what to run.
-        unwanted: takes the result if nobody waits for it any more.
     """
     import asyncio
 

@@ -73,11 +73,7 @@ def missing_problem(kind: str, name: str) -> str | None:
 
 
 def load(module: str, extra: str, who: str) -> Any:
-    """Import a module of an extra on behalf of a plugin.
-
-    Raises:
-        ConfigError: it is not installed; names the extra and the command.
-    """
+    """Import a module of an extra on behalf of a plugin; a ConfigError names the extra and the command."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

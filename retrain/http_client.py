@@ -77,12 +77,9 @@ class Client:
         self._closed = threading.Event()
 
     def persist(self, attempt: Callable[[], T], *, attempts: int, first_wait_s: float) -> T:
-        """Call `attempt` with retries and return its result.
+        """Call `attempt` until it succeeds; a permanent CallError is raised at once, as is the last one.
 
         The wait between attempts is the server's Retry-After, else exponential backoff with full jitter.
-
-        Raises:
-            CallError: a permanent failure, or the last attempt's failure.
         """
         for number in range(attempts):
             try:
@@ -149,11 +146,7 @@ class HttpClient(Client):
         )
 
     def post(self, path: str, body: Mapping[str, Any]) -> bytes:
-        """Make one call and return the response.
-
-        Raises:
-            CallError: refused, too slow, too long, or the connection failed.
-        """
+        """Make one call and return the response; a CallError if it is refused, slow, too long, or cut off."""
         httpx, deadline = self._httpx, time.monotonic() + self._timeout_s
         before = CALLING.set(True)
         try:
@@ -194,11 +187,7 @@ class HttpClient(Client):
 
 
 def read_json(answer: bytes, masked: Callable[[str], str]) -> Any:
-    """Return the value of a JSON response; `masked` returns a text without the key.
-
-    Raises:
-        CallError: the response is not JSON.
-    """
+    """Return the value of a JSON response, or raise a CallError; `masked` returns a text without the key."""
     try:
         return json.loads(answer)
     except (ValueError, RecursionError) as error:

@@ -51,11 +51,7 @@ def read_rows(
 
 
 def object_of(line: str, needs: str) -> dict[str, Any]:
-    """Return the JSON object of a line.
-
-    Raises:
-        ValueError: it is not JSON, or not an object; says what is needed.
-    """
+    """Return the JSON object of a line; a ValueError says what is needed."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -66,15 +62,7 @@ def object_of(line: str, needs: str) -> dict[str, Any]:
 
 
 def numbered_lines(path: Path, option: str) -> Iterator[tuple[int, str]]:
-    """Yield each line that is not blank, with its number counted from 1.
-
-    Args:
-        path: UTF-8, with or without a byte order mark.
-        option: the key that names the file, for the error.
-
-    Raises:
-        ConfigError: the file cannot be read, or a line is not UTF-8.
-    """
+    """Yield each line that is not blank, with its number from 1; `option` names the file in a ConfigError."""
     try:
         content = path.read_bytes()
     except OSError as error:

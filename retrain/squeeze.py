@@ -157,11 +157,7 @@ def output_error(adapter: Adapter, other: Adapter) -> float:
 
 
 def read_adapter(directory: Path) -> Adapter:
-    """Read an adapter that peft saved.
-
-    Raises:
-        ConfigError: the directory contains no adapter, or a kind that cannot be truncated.
-    """
+    """Read an adapter that peft saved; a ConfigError if there is none, or it cannot be truncated."""
     safetensors = extras.load("safetensors", "local", "squeeze")
     load_file = extras.load("safetensors.torch", "local", "squeeze").load_file
     config = _read_config(directory / CONFIG)
@@ -238,11 +234,7 @@ def _scale(config: Mapping[str, Any], alpha: float, rank: int) -> float:
 
 
 def write_adapter(adapter: Adapter, directory: Path) -> None:
-    """Write an adapter that peft can load; the directory must not exist.
-
-    Raises:
-        ConfigError: the directory exists, or cannot be written.
-    """
+    """Write an adapter that peft can load; the directory must not exist."""
     save_file = extras.load("safetensors.torch", "local", "squeeze").save_file
     factors = {
         key: tensor.contiguous()

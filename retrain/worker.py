@@ -76,11 +76,7 @@ class AttemptEnd:
 
 
 def read_run(files: RunFiles) -> Config:
-    """Read a run's resolved configuration.
-
-    Raises:
-        ConfigError: run.toml is missing or was edited, or a file that it names has changed.
-    """
+    """Read a run's configuration; a ConfigError if it was edited, or a file that it names has changed."""
     resume = f"retrain resume {as_typed(campaign_of(files.directory).directory)}"
     try:
         tables = tomllib.loads(files.run_toml.read_text(encoding="utf-8"))

@@ -82,8 +82,7 @@ def check_logging(draft: Draft) -> Iterator[Problem]:
 def check_matrix(runs: Sequence[tuple[str, Draft]]) -> Iterator[Problem]:
     """Check conditions against each other: labels, and how many permits one semaphore has.
 
-    Args:
-        runs: each condition's name, "" for none, and its sections laid over the file's.
+    `runs` holds each condition's name, "" for none, and its sections laid over the file's.
     """
     for label, times in Counter(_label(name, draft) for name, draft in runs).items():
         if times > 1:
@@ -136,13 +135,10 @@ def _plugin_problems(
 
 
 def _trial_problems(kind: str, name: str, params: Mapping[str, Any], seed: int) -> Iterator[tuple[str, str]]:
-    """Check what only a plugin can, before anything is created: its values, data and packages.
+    """Iterate over what only a plugin can check, before anything is created: key ("" for none) and problem.
 
     Built-in tasks are built, and plugins are asked to check their tables. A task of the user's own, which may
     take long, is built once for all runs that share it, by the preflight of the plan.
-
-    Returns:
-        Pairs of a parameter, "" for the plugin itself, and the problem.
     """
     if missing := extras.missing_problem(kind, name):
         yield "", missing

@@ -66,11 +66,7 @@ def is_current(config_hash: str) -> bool:
 
 
 def is_as_written(tables: Mapping[str, Any]) -> bool:
-    """Whether a run.toml still has the configuration of its digest.
-
-    Raises:
-        ConfigError: a later retrain wrote it.
-    """
+    """Whether a run.toml has the configuration of its digest; a ConfigError if a later retrain wrote it."""
     run = tables.get("run")
     known = run.get("config_hash") if isinstance(run, dict) else None
     if not isinstance(run, dict) or not isinstance(known, str):

@@ -60,11 +60,7 @@ def changed_files(config: Config, before: Mapping[str, str]) -> list[str]:
 
 
 def fingerprint(path: str) -> str:
-    """Identify the content of a file or a directory of files: 16 hex digits, the same at any path.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Identify the content of a file or a directory of files: 16 hex digits, the same at any path."""
     if not Path(path).is_dir():
         return _of_file(path, _state(path))
     whole = hashlib.sha256()

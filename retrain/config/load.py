@@ -63,11 +63,7 @@ def load_config(
 
 
 def load_types(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a file and check only types: for readers of a campaign that already runs from it.
-
-    Raises:
-        ConfigError: the file is not TOML, or has a key or type that this version does not know.
-    """
+    """Read a file and check only types: for readers of a campaign that already runs from it."""
     draft = draft_of(with_launcher_options(load_tables(path, overrides)))
     if draft.mistakes:
         raise ConfigError([f"{path} {place(location)}: {what}" for location, what in draft.mistakes])
@@ -75,11 +71,7 @@ def load_types(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def load_tables(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Read a file's tables as they are, with overrides applied; `load_config` checks them.
-
-    Raises:
-        ConfigError: the file is not TOML, or an override is not `section.key=value`.
-    """
+    """Read a file's tables as they are, with overrides applied; `load_config` checks them."""
     raw = read_toml(path)
     _apply_overrides(raw, overrides)
     return raw
@@ -121,11 +113,7 @@ def parse(
     *,
     try_plugins: bool = True,
 ) -> Config:
-    """Check raw tables and build the Config.
-
-    Raises:
-        ConfigError: every problem, `source [section].key: what; how to fix` each.
-    """
+    """Build the Config of raw tables; a ConfigError has one line, `source [section].key: what`, a problem."""
 
     def where(location: Location) -> str:
         return (

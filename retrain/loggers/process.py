@@ -34,17 +34,7 @@ class LoggerProcess:
     """Forwards calls to a logger in a child process and raises its errors."""
 
     def __init__(self, module: str, function: str, run: LoggedRun, params: Mapping[str, Any]) -> None:
-        """Open a logger in a child process.
-
-        Args:
-            module: of the logger.
-            function: opens it from a run and parameters.
-            run: the run to log.
-            params: parameters of the function, JSON values.
-
-        Raises:
-            LoggerProcessError: it could not be opened.
-        """
+        """Open a logger by a function of a module, given a run and parameters as JSON, in a child process."""
         self.child = subprocess.Popen(
             [sys.executable, "-P", "-m", "retrain.hidden", "retrain.loggers.process", module, function],
             stdin=subprocess.PIPE,

@@ -131,11 +131,7 @@ class RefreshInterval:
 
 
 def watch_on_screen(log_dir: Path, console: Console) -> int:
-    """Show a directory until the user quits; return the exit code: 0 after `q`, 130 after Ctrl-C or a signal.
-
-    Raises:
-        RecordsError: there is no such directory.
-    """
+    """Show a directory until the user quits; return the exit code: 0 after `q`, 130 after a signal."""
     watcher, glyphs = Watcher(log_dir), glyphs_for(console)
     view = watcher.look()  # before the screen is taken, so that an error is visible
     with contextlib.closing(Inbox(has_screen=True)) as inbox:
@@ -189,11 +185,7 @@ class Lines:
 
 
 def watch_as_lines(log_dir: Path, show: Callable[[View], None]) -> int:
-    """Print changes until all runs have ended; return the exit code: 0, or 130 after Ctrl-C or a signal.
-
-    Raises:
-        RecordsError: there is no such directory.
-    """
+    """Print changes until all runs have ended; return the exit code: 0, or 130 after Ctrl-C or a signal."""
     watcher, interval = Watcher(log_dir), RefreshInterval()
     with contextlib.closing(Inbox(has_screen=False)) as inbox:
         while True:

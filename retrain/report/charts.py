@@ -105,12 +105,9 @@ def zooming(axes: str) -> Spec:
 def by_condition(
     conditions: Sequence[str], shown: Collection[str] | None = None, *, dashed: bool = False
 ) -> Spec:
-    """Return the encoding that gives each condition its color in all charts, and beyond seven its dashes.
+    """Return the encoding that gives each condition its color in all charts and, if `dashed`, its dashes.
 
-    Args:
-        conditions: all of the report.
-        shown: those of this chart, which the legend lists; None: all.
-        dashed: the chart has lines.
+    `conditions` are all of the report, `shown` those of the chart, which the legend lists; None: all.
     """
     names = list(conditions)
     listed = [name for name in names if shown is None or name in shown]

@@ -94,13 +94,9 @@ class Comparison:
 def compare(
     match: Match, metrics: Sequence[str] = (), moment: Moment | None = None, *, paired: bool = True
 ) -> Comparison:
-    """Compare sides in each metric.
+    """Compare sides with the first, in these metrics or the usual ones, at a moment or at each run's end.
 
-    Args:
-        match: the sides; the first is the baseline.
-        metrics: names; if empty, the rewards and the step time.
-        moment: when runs are judged; None: at their end.
-        paired: seed by seed where most seeds match.
+    `paired` compares seed by seed where most seeds match.
     """
     at = moment or Moment()
     chosen = tuple(metrics) or usual_metrics([run for side in match.sides for run in side.runs])

@@ -109,12 +109,7 @@ class CampaignRecord:
 
 
 def gather(directory: Path) -> CampaignRecord:
-    """Read a campaign or run, given its directory or one that contains no other.
-
-    Raises:
-        ConfigError: the directory contains none or several; lists the newest.
-        RecordsError: there is no such directory.
-    """
+    """Read a campaign or run, given its directory or one that contains no other."""
     found = find_campaigns(directory)
     if not found:
         raise ConfigError(f"{directory}: no campaigns yet; start one with `retrain FILE.toml`")
@@ -128,11 +123,7 @@ def gather(directory: Path) -> CampaignRecord:
 
 
 def gather_all(directory: Path, *, with_rows: bool = True) -> tuple[CampaignRecord, ...]:
-    """Read every campaign and single run in a directory, or the directory's own; metrics only `with_rows`.
-
-    Raises:
-        RecordsError: there is no such directory.
-    """
+    """Read every campaign and single run in a directory, or the directory's own; metrics only `with_rows`."""
     return tuple(_read(path, with_rows=with_rows) for path in find_campaigns(directory))
 
 
@@ -195,11 +186,7 @@ def _run(files: RunFiles, entry: RunEntry, *, with_rows: bool) -> RunHistory:
 
 
 def read_columns(path: Path) -> Columns:
-    """Read a file of rows, such as metrics.jsonl or warmup.jsonl; without rows, there are no columns.
-
-    Raises:
-        RecordsError: the file cannot be read.
-    """
+    """Read a file of rows, such as metrics.jsonl or warmup.jsonl; without rows, there are no columns."""
     reading, skipped_lines = _Reading(), 0
     for line in read_lines(path):
         row = parse_line(line)

@@ -41,11 +41,7 @@ GROUP_PARTS = 8  # per Parquet row group; small groups are slow to read
 
 
 def chosen_format(output: Path | None, form: str | None, known: Collection[str] = FORMATS) -> str:
-    """Return the requested format, else the one of the file's suffix, else the first known one.
-
-    Raises:
-        ConfigError: the format or suffix is unknown.
-    """
+    """Return the requested format, else the one of the file's suffix, else the first known one."""
     suffix = output.suffix.lstrip(".").lower() if output else next(iter(known))
     if (chosen := form or suffix) in known:
         return chosen
@@ -67,16 +63,7 @@ def write(
     metrics: Sequence[str],
     may_replace: Callable[[str], bool] = lambda what: False,
 ) -> list[Path]:
-    """Write a report.
-
-    Returns:
-        The files: one, or for images one per chart beside `target`.
-
-    Raises:
-        ConfigError: an extra is not installed, a metric is unknown, there is nothing to draw, or an
-            image would replace another program's file.
-        RecordsError: the file cannot be written.
-    """
+    """Write a report; return its files: one, or for images one per chart beside `target`."""
     check_metrics(metrics, known_metrics(campaign.runs))
     if form in TABLES:
         write_table(rows_of([campaign]), form, target)
@@ -106,13 +93,9 @@ def _draw(chart: Chart, form: str) -> bytes:
 
 
 def prepare(paths: Sequence[Path], may_replace: Callable[[str], bool]) -> None:
-    """Create the folders of files, and check that the files may be written.
+    """Create the folders of files; a ConfigError if a link, a directory or a foreign file is in the way.
 
     `may_replace` is called with a description before a file that retrain did not write is replaced.
-
-    Raises:
-        ConfigError: a link or directory is in the way, or a file that must not be replaced.
-        RecordsError: a folder cannot be created.
     """
     foreign = [path for path in paths if _is_foreign(path)]
     if foreign and not may_replace(", ".join(map(str, foreign))):

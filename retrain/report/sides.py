@@ -41,15 +41,11 @@ class Match:
 
 
 def choose(arguments: Sequence[str]) -> tuple[Match, ...]:
-    """Return what to compare.
+    """Return what to compare; a ConfigError lists the candidates for a name that is unknown or ambiguous.
 
     `CAMPAIGN` compares its conditions with the first of them; `CAMPAIGN a b` those two;
     `CAMPAIGN1 CAMPAIGN2` their common conditions, pair by pair; `CAMPAIGN1 a CAMPAIGN2 b`
     a condition of one with a condition of the other; `RUN1 RUN2` two runs.
-
-    Raises:
-        ConfigError: a name is unknown or ambiguous; the message lists the candidates.
-        RecordsError: a directory does not exist.
     """
     named = _read(arguments)
     first = named[0][0]
@@ -189,11 +185,7 @@ def known_metrics(runs: Iterable[RunHistory]) -> tuple[str, ...]:
 
 
 def check_metrics(names: Sequence[str], known: Sequence[str]) -> None:
-    """Check that some run has each metric, unless no run has any.
-
-    Raises:
-        ConfigError: an unknown metric; suggests the nearest, or lists all.
-    """
+    """Raise a ConfigError for a metric that no run has, unless no run has any."""
     for name in names:
         if known and name not in known:
             others = hint(name, known, f"there are {', '.join(known)}")
