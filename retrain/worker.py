@@ -188,8 +188,9 @@ def _train(
     """Train until the run is finished, stopped or failed; no error escapes."""
     from retrain.trainer.loop import open_trainer
 
-    step = 0
+    step = found.step if found else 0
     try:
+        journal.phase("load", step)
         require_steps(files.metrics, found.step if found else 0)
         with open_trainer(config, files, journal, stop) as trainer:
             if found is not None:

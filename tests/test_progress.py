@@ -3,7 +3,7 @@
 import threading
 from pathlib import Path
 
-from retrain.backends import SamplingProgress
+from retrain.backends import BackendProgress, SamplingProgress, StartProgress, TrainingProgress
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import RunState, read_progress
 from retrain.trainer.journal import Journal
@@ -34,16 +34,40 @@ def test_a_phase_says_how_far_it_is_until_it_ends(tmp_path: Path) -> None:
     files = RunFiles(tmp_path)
     journal = Journal(files, attempt=1, max_steps=3)
     journal.phase("sample", 1)
-    progress = SamplingProgress(rollouts=128, finished=37, tokens=4100, longest=210, time_s=20.0)
+    sampling = SamplingProgress(rollouts=128, finished=37, tokens=4100, longest=210, time_s=20.0)
+    assert told(journal, files, sampling) == ("sample", "37 of 128 done, 4,100 tokens, 205/s, longest 210")
+    journal.phase("", 3, state=RunState.DONE)
+    journal.detail(sampling)
+    assert read_progress(files.status).detail == ""
+    journal.close()
+
+
+def told(journal: Journal, files: RunFiles, progress: BackendProgress) -> tuple[str, str]:
+    """Return phase and detail in status.json, once it has been told how far the phase is."""
+    wait_until(lambda: journal.detail(progress) or bool(read_progress(files.status).detail))
+    found = read_progress(files.status)
+    return found.phase, found.detail
+
+
+def test_a_worker_that_waits_for_its_engine_has_a_phase_for_that(tmp_path: Path) -> None:
+    files = RunFiles(tmp_path)
+    journal = Journal(files, attempt=1, max_steps=3)
+    journal.phase("load", 0)
+    assert told(journal, files, StartProgress("starting vLLM", 40.2)) == ("starting vLLM", "40 s")
+    journal.close()
+
+
+def test_an_update_says_how_far_it_is_whoever_samples_beside_it(tmp_path: Path) -> None:
+    files = RunFiles(tmp_path)
+    journal = Journal(files, attempt=1, max_steps=3)
+    journal.phase("train", 1)
+    later = SamplingProgress(rollouts=128, finished=37, tokens=4100, longest=210, time_s=20.0)
 
     def tell() -> bool:
-        journal.detail(progress)
-        found = read_progress(files.status)
-        said = (found.phase, found.detail) if found else None
-        return said == ("sample", "37 of 128 done, 4,100 tokens, 205/s, longest 210")
+        journal.detail(later)
+        journal.detail(TrainingProgress(parts=17, done=3))
+        return bool(read_progress(files.status).detail)
 
     wait_until(tell)
-    journal.phase("", 3, state=RunState.DONE)
-    journal.detail(progress)
-    assert read_progress(files.status).detail == ""
+    assert read_progress(files.status).detail == "micro-batch 3 of 17 done"
     journal.close()

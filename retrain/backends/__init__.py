@@ -69,7 +69,32 @@ class SamplingProgress:
         )
 
 
-def ignore_progress(progress: SamplingProgress) -> None:
+@dataclass(frozen=True, slots=True)
+class TrainingProgress:
+    """How far an update is."""
+
+    parts: int  # micro-batches of the whole update
+    done: int
+
+    def __str__(self) -> str:
+        return f"micro-batch {self.done} of {self.parts} done"
+
+
+@dataclass(frozen=True, slots=True)
+class StartProgress:
+    """What a backend waits for before it can begin, or go on: a phase of its own."""
+
+    phase: str  # such as `starting vLLM`
+    time_s: float
+
+    def __str__(self) -> str:
+        return f"{self.time_s:.0f} s"
+
+
+BackendProgress: TypeAlias = SamplingProgress | TrainingProgress | StartProgress
+
+
+def ignore_progress(progress: BackendProgress) -> None:
     """Do nothing."""
     del progress
 
@@ -92,8 +117,8 @@ class BackendSpec:
     permit: Callable[[], Permit] = nullcontext  # the right to one API call in flight
     # called after each API call if the number of permits adapts, else None
     observe_call: Callable[[CallFacts], None] | None = None
-    # may be called during `sample`, as often as a backend likes and from any thread
-    observe_sampling: Callable[[SamplingProgress], None] = ignore_progress
+    # may be called at any time, as often as a backend likes and from any thread
+    observe: Callable[[BackendProgress], None] = ignore_progress
     is_leaving: Callable[[], bool] = never  # whether the run stops or ends: `sample` may be interrupted
     run_name: str = ""
 

@@ -20,7 +20,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,16 +119,20 @@ class SharedServer:
         self._lock = hold(self.files.users / f"{os.getpid()}-{secrets.token_hex(4)}.lock")
         assert self._lock is not None, "nobody else knows this name"
 
-    def ready(self, timeout_s: float) -> ServerState:
+    def ready(
+        self, timeout_s: float, watch: Callable[[ServerState, float], object] = lambda state, waited_s: None
+    ) -> ServerState:
         """Return the server's address once it answers, after starting it if nobody has.
+
+        Until it does, `watch` is told its state and the seconds so far; what it raises ends the wait.
 
         Raises:
             ConfigError: it ended before it ever answered.
             InfrastructureError: it does not answer in time, or does not stay alive.
         """
-        deadline = time.monotonic() + timeout_s
+        began_s = time.monotonic()
         daemons = int(self._ensure_daemon())
-        while time.monotonic() < deadline:
+        while (waited_s := time.monotonic() - began_s) < timeout_s:
             found = self.files.read_state()
             if found.state == FAILED:
                 kind = InfrastructureError if found.restarts else ConfigError
@@ -139,6 +143,7 @@ class SharedServer:
                 daemons += self._ensure_daemon()
             elif found.state == READY:
                 return found
+            watch(found, waited_s)
             time.sleep(LOOK_S)
         raise InfrastructureError(
             f"{self._who}: not ready after {timeout_s:.0f} s; its log is {self.files.log}{self._last_lines()}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from retrain.backends import BackendProgress, SamplingProgress, StartProgress
 from retrain.errors import NonFiniteError, RecordsError
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import MetricsWriter
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 LONGEST_ANSWER = 500  # characters
 PROGRESS_EVERY_S = 0.4  # status.json is read by people: twice a second is enough
+TRAINING = "train"  # the phase in which others may sample
 DETAIL_EVERY_S = 1.0  # a phase that takes longer says how far it is
 
 
@@ -82,14 +84,17 @@ class Journal:
             self._latest, self._written_at = None, time.monotonic()
             write_progress(self._status, progress)
 
-    def detail(self, detail: object) -> None:
+    def detail(self, detail: BackendProgress) -> None:
         """Add to the current phase how far it is; at most every `DETAIL_EVERY_S`, from any thread."""
         with self._lock, contextlib.suppress(RecordsError):  # the next write says so
             now_s, current = time.monotonic(), self._current
             if current is None or now_s - self._written_at < DETAIL_EVERY_S:
                 return
+            if current.phase == TRAINING and isinstance(detail, SamplingProgress):
+                return  # of a later step
             self._latest, self._written_at = None, now_s
-            write_progress(self._status, replace(current, detail=str(detail)))
+            phase = detail.phase if isinstance(detail, StartProgress) else current.phase
+            write_progress(self._status, replace(current, phase=phase, detail=str(detail)))
 
     def _write_latest(self) -> None:
         with self._lock, contextlib.suppress(RecordsError):  # the next write says so

@@ -273,7 +273,7 @@ def open_trainer(
             options=config.backend.options,
             permit=permits.permit,
             observe_call=permits.observe_call,
-            observe_sampling=journal.detail,
+            observe=journal.detail,
             is_leaving=lambda: stop.is_set() or is_over.is_set(),
             run_name=permits.label,
         )

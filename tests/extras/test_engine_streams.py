@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from retrain import worker
-from retrain.backends import BackendSpec, Sampling
+from retrain.backends import BackendSpec, Sampling, SamplingProgress
 from retrain.backends.local import connect
 from retrain.backends.local.policy import LocalBackend
 from retrain.engines import openai as engine_module
@@ -67,6 +68,15 @@ def test_long_completions_come_in_parts_with_all_tokens_and_logprobs(server, mod
     assert_honest(backend, max_tokens=LONG)
     assert_honest(backend, max_tokens=9)
     assert asked_of(server) == [True, False]
+
+
+def test_a_call_tells_how_far_it_is(server, model):
+    told: list[SamplingProgress] = []
+    spec = BackendSpec(0, model=model, lora_rank=4, options=options_for(server), observe=told.append)
+    first_s = time.monotonic() + 0.6  # progress is told every half second
+    server.is_held = lambda body: time.monotonic() < first_s
+    draw(connect(spec), max_tokens=LONG)
+    assert (told[0].rollouts, told[0].finished, told[0].tokens > 0) == (15, 0, True)
 
 
 def test_a_server_that_does_not_stream_as_vllm_does_is_asked_for_whole_answers(model):

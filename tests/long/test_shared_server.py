@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.engines.shared_server import READY, ServerFiles, SharedServer
+from retrain.engines.shared_server import READY, STARTING, ServerFiles, SharedServer
 from retrain.errors import ConfigError
 from retrain.locks import start_mark
 from retrain.locks.held import holder
@@ -72,7 +72,9 @@ def started_user(script: Path) -> tuple[subprocess.Popen[str], str]:
 
 
 def test_users_of_one_command_share_a_server_and_its_key(user, script):
-    state = user.ready(60)
+    seen: list[str] = []
+    state = user.ready(60, lambda state, waited_s: seen.append(state.state))
+    assert set(seen) == {STARTING}
     with urllib.request.urlopen(state.url, timeout=10) as answer:
         assert answer.read().decode() == state.key
     processes = [started_user(script) for _ in range(4)]
@@ -84,6 +86,14 @@ def test_users_of_one_command_share_a_server_and_its_key(user, script):
             process.kill()
             process.wait()
             process.stdout.close()
+
+
+def test_whoever_waits_may_give_up(user):
+    def give_up(*_: object) -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        user.ready(60, give_up)
 
 
 def test_a_crashed_server_comes_back_at_the_same_address(user):

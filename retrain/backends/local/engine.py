@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from retrain.backends import BackendSpec, Sampling, never
+from retrain.backends import BackendSpec, Sampling, StartProgress, never
 from retrain.backends.local import LocalOptions
 from retrain.backends.local.files import ADAPTER, save_weights
 from retrain.backends.local.loading import Cut, Policy
@@ -26,9 +26,9 @@ from retrain.backends.local.progress import Progress
 from retrain.backends.local.training import evaluate, lay_out
 from retrain.engines import Drawn, Ids, LostAdaptersError
 from retrain.engines.openai import Engine, Wanted
-from retrain.engines.shared_server import SharedServer
+from retrain.engines.shared_server import RESTARTING, STARTING, ServerState, SharedServer
 from retrain.engines.vllm import START_S, vllm_server
-from retrain.errors import InfrastructureError, RunFailedError
+from retrain.errors import InfrastructureError, InterruptedRunError, RunFailedError
 from retrain.rollouts import Prompt, Rollout, TrainingSample
 
 TOLERANCE_NATS = 0.2  # mean over tokens; differences from kernels and bfloat16 are ten times smaller
@@ -73,7 +73,7 @@ class EngineSampler:
         self._end_ids = end_ids
         self._stop, self._cut = options.stop, Cut.by(options)
         self._tokens_at_a_time = options.tokens_per_micro_batch
-        self._progress = Progress(spec.observe_sampling)
+        self._progress = Progress(spec.observe)
         parent = options.engine_adapters or None
         if parent:
             Path(parent).mkdir(parents=True, exist_ok=True)
@@ -140,8 +140,14 @@ class EngineSampler:
         )
         if self._server is None:
             return client(options.engine_url)
-        state = self._server.ready(START_S)
+        state = self._server.ready(START_S, self._show_wait)
         return client(state.url, key=state.key, advice=f"vLLM's log is {self._server.files.log}")
+
+    def _show_wait(self, state: ServerState, waited_s: float) -> None:
+        if self._spec.is_leaving():
+            raise InterruptedRunError("stopped while vLLM was starting")
+        verb = state.state if state.state in (STARTING, RESTARTING) else "waiting for"
+        self._spec.observe(StartProgress(f"{verb} vLLM", waited_s))
 
     def _ask(self, ask: Callable[[Engine, str], list[Drawn]]) -> tuple[Served, list[Drawn]]:
         """Make a call with the adapters published last, which stay loaded until it is answered.

@@ -77,7 +77,7 @@ class LocalBackend:
             budgets,
             windows,
             cut=Cut.by(options),
-            observe=spec.observe_sampling,
+            observe=spec.observe,
         )
         self._engine: EngineSampler | None = None
         if self.info.remote:
@@ -90,6 +90,7 @@ class LocalBackend:
             self.costs,
             options.tokens_per_micro_batch,
             options.gradient_checkpointing,
+            spec.observe,
         )
         if options.threads or self.info.parameters < TINY_PARAMETERS:
             torch.set_num_threads(options.threads or 1)

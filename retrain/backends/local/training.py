@@ -7,7 +7,7 @@ constant slopes has exactly the loss's gradient, so every loss runs on every dev
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from retrain.backends import Optimization, UpdateStats
+from retrain.backends import Optimization, TrainingProgress, UpdateStats, ignore_progress
 from retrain.backends.local.devices import DeviceMemory, finished_s, is_out_of_memory
 from retrain.backends.local.dropout import Dropout
 from retrain.backends.local.loading import Cut, Policy, entropy
@@ -40,6 +40,7 @@ class Learner:
     costs: ModelCosts
     tokens_at_a_time: int
     checkpointing: bool  # recompute activations
+    observe: Callable[[TrainingProgress], None] = ignore_progress
 
     def update(
         self,
@@ -88,12 +89,13 @@ class Learner:
     ) -> UpdateStats:
         self.optimizer.begin()
         totals: list[Totals] = []
-        squares = []
+        squares, whole = [], sum(map(len, parts))
         for part in parts:
             for batch in part:
                 with self.dropout.masks(self.optimizer.steps, len(totals)):
                     totals.append(back_propagate(self.policy, batch, loss, optimization))
                 self.optimizer.collect()
+                self.observe(TrainingProgress(whole, len(totals)))
             if optimization.wants_moments:
                 squares.append(self.optimizer.part_norm())
             self.optimizer.end_part()
