@@ -14,8 +14,8 @@ import pytest
 from retrain.launchers import Assignment, Begun, Ended, engine
 from retrain.launchers.ray import task
 from retrain.launchers.ray.client import Client, RayJob
-from retrain.launchers.ray.driver import Driver, Result
-from retrain.launchers.ray.home import Home, Terms
+from retrain.launchers.ray.driver import Driver
+from retrain.launchers.ray.home import LOST, OVER, Home, Orders, TaskEvent
 from retrain.launchers.ray.launcher import RayLauncher
 
 
@@ -33,7 +33,7 @@ class Threads:
     def start(self, name: str, arguments: Sequence[str], options: Mapping[str, Any]) -> Future[int | None]:
         self.started.append(name)
         self.options.append(options)
-        made = self._pool.submit(task.work, *arguments, node="here")
+        made = self._pool.submit(task.work, *arguments)
         made.name = name  # type: ignore[attr-defined]
         return made
 
@@ -45,13 +45,15 @@ class Threads:
         cancelled = [handle for handle in handles if handle.cancelled()]
         return cancelled or wait(handles, seconds, FIRST_COMPLETED).done
 
-    def result(self, handle: Any) -> Result:
+    def ended(self, handle: Any, event: TaskEvent) -> TaskEvent:
         if handle.cancelled():
-            return Result()
+            return replace(event, what=OVER)
         if handle.name in self.loses:
-            return Result(why="NodeDiedError: gone", is_lost=True)
+            return replace(event, what=LOST, why="NodeDiedError: gone")
         error = handle.exception()
-        return Result(why=f"{type(error).__name__}: {error}") if error else Result(handle.result())
+        if error:
+            return replace(event, what=OVER, why=f"{type(error).__name__}: {error}")
+        return replace(event, what=OVER, exit_code=handle.result())
 
     def cancel(self, handle: Any) -> None:
         handle.cancel()
@@ -117,9 +119,13 @@ def home_of(
     home = Home(directory)
     home.prepare()
     home.script.write_text(f"module=$1 run=$2\n{script}\n")
-    home.write_terms(Terms(number, workers, {"num_cpus": 1}))
-    home.want({f"r{n}": 1 for n in range(runs)})
+    home.write(Orders(number, workers, {"num_cpus": 1}, 1, {f"r{n}": 1 for n in range(runs)}))
     return home
+
+
+def order(home: Home, **changes: Any) -> None:
+    """Change what an orchestrator has written."""
+    home.write(replace(home.orders(), **changes))
 
 
 def drive(home: Home, cluster: Threads | None = None, number: int = 1) -> Threads:

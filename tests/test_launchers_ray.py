@@ -22,7 +22,7 @@ from retrain.launchers.ray.launcher import RayLauncher
 from retrain.locks.held import hold
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import write_done
-from tests.ray_pieces import Jobs, Threads, assignment, drive, look
+from tests.ray_pieces import Jobs, Threads, assignment, drive, look, order
 
 Retrain = Callable[..., subprocess.CompletedProcess[str]]
 RUNS = [f"r{n}" for n in range(5)]
@@ -81,17 +81,10 @@ def test_what_the_driver_did_is_told_once(made: RayLauncher, home: Home) -> None
 
 
 def test_a_run_that_goes_on_has_begun(made: RayLauncher, home: Home) -> None:
-    cluster = Threads()
-    told = []
-
-    def look_on() -> None:
-        told.extend(look(made))
-        if told:
-            made.cancel(RUNS, now=True)
-
-    cluster.first_look = look_on
-    work(home, script=SLOW, cluster=cluster)
-    assert told[0] == Begun("r0")
+    lock = hold(RunFiles(home.campaign / "runs/r0").lock)  # as its worker does
+    assert lock is not None
+    with lock:
+        assert look(made) == [Begun("r0")]
 
 
 def test_a_lost_run_is_handed_to_the_retry_policy_and_gets_a_new_number(
@@ -100,13 +93,13 @@ def test_a_lost_run_is_handed_to_the_retry_policy_and_gets_a_new_number(
     cluster = Threads()
     cluster.loses = [f"r0.1.{life}" for life in range(9)]
     work(home, cluster=cluster)
-    ended = look(made)[1]
+    ended = look(made)[0]
     assert isinstance(ended, Ended)
     assert (ended.run_id, ended.goes_on, ended.is_lost) == ("r0", True, True)
     assert "NodeDiedError: gone" in ended.why
-    assert home.wanted() == {}  # so the driver leaves it alone, whatever that policy decides
+    assert home.orders().runs == {}  # so the driver leaves it alone, whatever that policy decides
     made.submit(["r0"])
-    assert home.wanted() == {"r0": 2}
+    assert home.orders().runs == {"r0": 2}
 
 
 def test_a_driver_that_had_worked_is_replaced(made: RayLauncher, home: Home, jobs: Jobs) -> None:
@@ -165,15 +158,15 @@ def test_a_cluster_that_forgot_the_driver_is_asked_twice(made: RayLauncher, jobs
 def test_a_later_orchestrator_adopts_what_the_driver_has(
     made: RayLauncher, home: Home, tmp_path: Path, jobs: Jobs
 ) -> None:
-    home.want({"r0": 1})
+    order(home, runs={"r0": 1})
     work(home)
-    home.want(dict.fromkeys(RUNS, 1))
+    order(home, runs=dict.fromkeys(RUNS, 1))
     second = launcher(tmp_path / "camp", jobs)
     assert second.queued() == {"r1", "r2", "r3", "r4"}
     second.adopt(["r1", "r2"])
     second.submit(["r3", "r4"])
     assert list(jobs.all) == ["camp.1"]
-    assert home.wanted() == {"r1": 1, "r2": 1, "r3": 2, "r4": 2}
+    assert home.orders().runs == {"r1": 1, "r2": 1, "r3": 2, "r4": 2}
 
 
 def test_a_worker_that_no_driver_has_is_watched_until_it_has_left(
@@ -199,9 +192,8 @@ def test_what_waits_is_taken_back_at_once_even_while_ray_is_silent(
     jobs.fails = EngineDownError("no answer")
     made.cancel(RUNS, now=False)
     assert [(event.run_id, event.taken_back) for event in look(made)] == [(r, True) for r in RUNS]  # type: ignore[union-attr]
-    assert home.wanted() == {}
+    assert home.orders().runs == {}
     jobs.fails = None
-    home.want(dict.fromkeys(RUNS, 1))  # as a driver may have read before
     work(home, script='touch "$2/started"')
     assert not list(home.campaign.glob("runs/*/started"))
 
@@ -237,14 +229,14 @@ def test_a_refusal_takes_nothing(tmp_path: Path, home: Home, jobs: Jobs) -> None
     jobs.refuses = LaunchError("bad environment")
     with pytest.raises(LaunchError, match="bad environment"):
         made.submit(["r0", "r1"])
-    assert home.wanted() == {}
+    assert home.orders().runs == {}
     assert made.room() == 2
 
 
 def test_a_list_that_cannot_be_written_takes_nothing(tmp_path: Path, home: Home, jobs: Jobs) -> None:
     made = launcher(tmp_path / "camp", jobs)
-    (home.directory / "wanted.json/in the way").mkdir(parents=True)
-    with pytest.raises(RecordsError, match=r"wanted\.json"):
+    (home.directory / "orders.json/in the way").mkdir(parents=True)
+    with pytest.raises(RecordsError, match=r"orders\.json"):
         made.submit(["r0", "r1"])
     assert (made.room(), look(made), jobs.all) == (2, [], {})
 
@@ -261,7 +253,7 @@ def test_the_driver_of_a_copied_campaign_is_not_taken_for_ours(
 
 
 def test_a_run_that_succeeded_waits_for_its_files(made: RayLauncher, home: Home) -> None:
-    home.want({"r0": 1})
+    order(home, runs={"r0": 1})
     work(home, script="exit 0")
     assert look(made) == [Begun("r0")]
     RunFiles(home.campaign / "runs/r0").done.touch()

@@ -101,34 +101,45 @@ class CampaignRun:
             launcher = open_launcher(self.plan.campaign.launcher, assignment)
             if launcher.queues:  # another machine may resume it
                 lock.renew()
-            todo, alive = self._shares(states, launcher.queued(), retry_failed)
-            finished = [run for run in self.plan.runs if states[run.run_id] is RunState.DONE]
-            self._report_skipped(roll_up.manifest.runs, todo, alive)
-            if not launcher.queues:
+            else:
                 open_permits(self.plan, self._files, self._observer.notice)
+            todo, alive = self._shares(states, launcher.queued(), retry_failed)
+            self._report_skipped(roll_up.manifest.runs, todo, alive)
             self._observer.begun(self._files, todo + alive, self.plan.workers)
             forecaster = Forecaster(self.plan, self.directory, self.files_of, roll_up.manifest)
-            supervisor = self._supervisor = self._supervisor_with(launcher, roll_up, forecaster, lock)
+            self._supervisor = self._supervisor_with(launcher, roll_up, forecaster, lock)
             try:
-                supervisor.supervise(todo, alive)
+                self._supervisor.supervise(todo, alive)
             except (LaunchError, ConfigError):
-                self._write_last(roll_up, ended=supervisor.is_over)
+                self._write_last(roll_up, ended=self._supervisor.is_over)
                 raise
-            if not lock.is_in_place:
-                raise RecordsError(
-                    f"{self.directory}: was removed or replaced while the campaign ran; its runs were "
-                    "asked to stop, and their records are lost unless you restore the directory"
-                )
-            say = self._observer.notice
-            deliver_missing(finished, self.files_of, roll_up, say, lambda: self._asked_to_stop > 0)
-            states = self._states(roll_up)
-            # workers may have ended before they wrote a record
-            states |= {r: e.state for r, e in supervisor.endings.items() if states[r] is RunState.PENDING}
-            took = forecaster.ended() if set(states.values()) == {RunState.DONE} else None
-            if took is not None:
-                roll_up.expect(took)
-            self._write_last(roll_up, ended=True)
-            return CampaignOutcome(self.directory, states, supervisor.was_stopped)
+            finished = [run for run in self.plan.runs if states[run.run_id] is RunState.DONE]
+            return self._outcome(self._supervisor, lock, roll_up, finished, forecaster)
+
+    def _outcome(
+        self,
+        supervisor: Supervisor,
+        lock: HeldLock,
+        roll_up: RollUp,
+        finished: Sequence[RunPlan],
+        forecaster: Forecaster,
+    ) -> CampaignOutcome:
+        """Complete the records; `finished` are the runs that were done before."""
+        if not lock.is_in_place:
+            raise RecordsError(
+                f"{self.directory}: was removed or replaced while the campaign ran; its runs were "
+                "asked to stop, and their records are lost unless you restore the directory"
+            )
+        say = self._observer.notice
+        deliver_missing(finished, self.files_of, roll_up, say, lambda: self._asked_to_stop > 0)
+        states = self._states(roll_up)
+        # workers may have ended before they wrote a record
+        states |= {r: e.state for r, e in supervisor.endings.items() if states[r] is RunState.PENDING}
+        took = forecaster.ended() if set(states.values()) == {RunState.DONE} else None
+        if took is not None:
+            roll_up.expect(took)
+        self._write_last(roll_up, ended=True)
+        return CampaignOutcome(self.directory, states, supervisor.was_stopped)
 
     def stop(self, *, now: bool = False) -> None:
         """Ask the campaign to stop; for signal handlers."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -18,7 +18,7 @@ from pathlib import Path
 from retrain.campaign.assign import assignment_for_stopping, open_launcher
 from retrain.campaign.endings import conclude, ended_attempts
 from retrain.errors import LaunchError, RecordsError
-from retrain.launchers import Ended
+from retrain.launchers import Ended, Launcher
 from retrain.locks.held import HeldLock, hold, holder, is_held, present_holder, signal_holder
 from retrain.plan.provenance import known_origin
 from retrain.records.campaign_state import ask_to_stop
@@ -47,6 +47,32 @@ def stop_campaign(
     what we wait for. Raises RecordsError if the directory holds no campaign, or cannot be written.
     """
     files = open_campaign(directory)
+    lock, was_supervised = _take_over(files, now=now, on_wait=on_wait)
+    if lock is None:
+        return Stopped(was_supervised, workers=())
+    with lock:
+        with suppress(RecordsError):  # on a full disk; it is for workers that have not started yet
+            ask_to_stop(files, now=now)
+        if files.stop_request.exists() and not files.manifest.exists():
+            on_wait("it has not run yet; if it is being started now, it stops before its first run")
+        try:
+            return Stopped(was_supervised, _stop_workers(files, lock, now=now, on_wait=on_wait))
+        except LaunchError as error:
+            if not files.stop_request.exists():
+                raise
+            raise LaunchError(
+                f"{error}. The request to stop is recorded: runs that have not started will not start, "
+                "and the others save and leave at their next step"
+            ) from error
+
+
+def _take_over(
+    files: CampaignFiles, *, now: bool, on_wait: Callable[[str], None]
+) -> tuple[HeldLock | None, bool]:
+    """Have a live orchestrator stop, and take its lock once it has left.
+
+    Returns the lock, None if the campaign has been resumed in the meantime; and whether there was one alive.
+    """
     asked = None
     while (lock := hold(files.lock)) is None:
         found = present_holder(files.lock)
@@ -57,24 +83,11 @@ def stop_campaign(
                 signal_holder(files.lock, signal.SIGCONT)  # one suspended by Ctrl-Z would never look
             on_wait(f"asked {found or 'its orchestrator'} to stop; it waits for its workers")
         elif found is not None and not found.is_same_process(asked):
-            return Stopped(was_supervised=True, workers=())  # it has been resumed in the meantime
+            return None, True
         elif not files.stop_request.exists():  # it was starting, and removed earlier requests
             _ask_orchestrator(files, now=now)
         time.sleep(PAUSE_S)
-    with lock:
-        with suppress(RecordsError):  # on a full disk; it is for workers that have not started yet
-            ask_to_stop(files, now=now)
-        if files.stop_request.exists() and not files.manifest.exists():
-            on_wait("it has not run yet; if it is being started now, it stops before its first run")
-        try:
-            return Stopped(asked is not None, _stop_workers(files, lock, now=now, on_wait=on_wait))
-        except LaunchError as error:
-            if not files.stop_request.exists():
-                raise
-            raise LaunchError(
-                f"{error}. The request to stop is recorded: runs that have not started will not start, "
-                "and the others save and leave at their next step"
-            ) from error
+    return lock, asked is not None
 
 
 def _ask_orchestrator(files: CampaignFiles, *, now: bool) -> None:
@@ -89,6 +102,7 @@ def _ask_orchestrator(files: CampaignFiles, *, now: bool) -> None:
 def _stop_workers(
     files: CampaignFiles, lock: HeldLock, *, now: bool, on_wait: Callable[[str], None]
 ) -> tuple[str, ...]:
+    """Stop every worker that is alive or queued, and record how its run ended; return their runs."""
     runs, (origin, _) = files_of_runs(files), known_origin(files)
     launcher = open_launcher(origin.launcher, assignment_for_stopping(files, runs, origin, on_wait))
     if launcher.queues:  # another machine may resume it
@@ -101,17 +115,21 @@ def _stop_workers(
         on_wait(f"no orchestrator is alive; stopping {run_id}, {who}")
     if len(alive) > SHOWN_RUNS:
         on_wait(f"and {len(alive) - SHOWN_RUNS} more: {len(alive)} runs in all")
-    launcher.adopt(list(alive))
-    launcher.cancel(list(alive), now=now)
-    left = set(alive)
-    while left:
-        left -= {happened.run_id for happened in launcher.poll(PAUSE_S) if isinstance(happened, Ended)}
+    _end(launcher, list(alive), now=now)
     for run_id, run in alive.items():
         conclude(run, recorded_hash(run), None, RunState.INTERRUPTED, before[run_id])
     with suppress(RecordsError):  # it only repeats the runs' records; the next resume rewrites it
         if alive and (manifest := read_manifest(files.manifest)) is not None:
             write_manifest(files.manifest, refresh(manifest, files, ended=True))
     return tuple(alive)
+
+
+def _end(launcher: Launcher, run_ids: Sequence[str], *, now: bool) -> None:
+    launcher.adopt(run_ids)
+    launcher.cancel(run_ids, now=now)
+    left = set(run_ids)
+    while left:
+        left -= {happened.run_id for happened in launcher.poll(PAUSE_S) if isinstance(happened, Ended)}
 
 
 def _is_alive(run: RunFiles, say: Callable[[str], None]) -> bool:

@@ -11,6 +11,7 @@ import psutil
 
 from retrain.errors import EXIT_LAUNCH, EXIT_RUN_FAILED
 from retrain.launchers.ray.client import RayJob
+from retrain.launchers.ray.home import Home, TaskEvent
 from tests.cluster.campaigns import (
     BROKEN,
     CONDITIONS,
@@ -47,6 +48,13 @@ def drivers(ray: Cluster, campaign: Path) -> list[RayJob]:
     """Give a campaign's jobs in the order of their numbers."""
     mine = [job for job in ray.client.jobs() if job.id.startswith(f"{campaign.name}.")]
     return sorted(mine, key=lambda job: job.id)
+
+
+def events(campaign: Path) -> list[TaskEvent]:
+    """Give what the driver wrote last of each run."""
+    home = Home(campaign)
+    home.read_events()
+    return list(home.last.values())
 
 
 def is_over(ray: Cluster, name: str) -> bool:
@@ -119,8 +127,8 @@ def test_a_campaign_goes_on_without_the_machine_that_submitted_it_and_a_node(
     assert code == 0, said
     assert max(counts) <= 2
     assert sorted(attempts_of(campaign))[:2] == [1, 1]
-    (lost,) = [path.name for path in campaign.glob("ray/began/*") if path.name.endswith(".1.2")]
-    assert (campaign / "runs" / lost.removesuffix(".1.2")).is_dir()
+    (lost,) = [event for event in events(campaign) if event.life == 2]
+    assert (campaign / "runs" / lost.run_id).is_dir()
     assert [job.id for job in drivers(ray, campaign)] == [f"{campaign.name}.1"]
 
 
@@ -136,7 +144,8 @@ def test_a_driver_that_is_lost_leaves_no_workers_and_is_replaced(
         kill_driver(ray)
         campaign = only_campaign(tmp_path / "logs")
         await_that("another one", lambda: len(drivers(ray, campaign)) == 2)
-        await_that("workers again", lambda: len(list(campaign.glob("ray/began/*.2.1"))) == 2)
+        await_that("another submission", lambda: [event.number for event in events(campaign)] == [2, 2])
+        await_that("workers again", lambda: len(ray.workers()) == 2)
         submitting.send_signal(signal.SIGKILL)
         finish(submitting)
         kill_driver(ray)

@@ -106,7 +106,7 @@ def test_two_nodes_are_asked_once_and_then_runs_start_anywhere(tmp_path: Path) -
     assert made.submit(["r0", "r1"]) == ["r0", "r1"]
     assert {nodes.all[job].node for job in nodes.running} == {"id of 10.0.0.2", "id of 10.0.0.4"}
     assert set(nodes.all) - set(nodes.running) == {"camp.1"}
-    assert Home(tmp_path / "camp").terms().options == {"num_cpus": 1.0}
+    assert Home(tmp_path / "camp").orders().options == {"num_cpus": 1.0}
     made.submit(["r2"])
     assert len(nodes.running) == 2
 
@@ -118,7 +118,7 @@ def test_where_one_node_is_large_enough_all_runs_keep_to_it(tmp_path: Path) -> N
     made.submit(["r0"])
     made.submit(["r1"])
     assert not nodes.running
-    kept = Home(tmp_path / "camp").terms().options["resources"]
+    kept = Home(tmp_path / "camp").orders().options["resources"]
     assert kept == {"tpu": 0, "node:10.0.0.2": 0.001}
     assert said == ["only node 10.0.0.2 is large enough for a run, so all runs keep to it"]
 

@@ -15,11 +15,11 @@ import pytest
 from retrain.config.campaign import Ray
 from retrain.launchers.ray import render, task
 from retrain.launchers.ray.driver import MOST_LIVES
-from retrain.launchers.ray.home import LOST, OVER, Home, TaskEvent, Terms
+from retrain.launchers.ray.home import GIVEN, LOST, OVER, Home, TaskEvent
 from retrain.locks.held import hold
 from retrain.records.campaign_state import ask_to_stop
 from retrain.records.layout import CampaignFiles
-from tests.ray_pieces import Threads, assignment, drive, home_of
+from tests.ray_pieces import Threads, assignment, drive, home_of, order
 from tests.test_trainer import SMALL, make_run
 
 SLOW = "touch $run/started; exec sleep 600"
@@ -52,7 +52,7 @@ def test_real_workers_finish_their_runs(tmp_path: Path) -> None:
     assert f"ray {campaign.name}" in (campaign / "runs/r1/output.log").read_text()
 
 
-def test_a_task_asks_for_what_the_terms_say(tmp_path: Path) -> None:
+def test_a_task_asks_for_what_the_orders_say(tmp_path: Path) -> None:
     assert drive(home_of(tmp_path / "camp")).options == [{"num_cpus": 1}] * 3
 
 
@@ -76,7 +76,7 @@ def test_a_lost_run_is_left_to_an_orchestrator_that_lives(tmp_path: Path) -> Non
 
     def orchestrate() -> None:
         if ends(home).get("r0") == (1, LOST, None):
-            home.want({"r0": 2})
+            order(home, runs={"r0": 2})
         if ends(home).get("r0") == (2, OVER, 0):
             lock.release()
 
@@ -129,7 +129,7 @@ def test_a_later_driver_takes_over_what_the_earlier_one_had(tmp_path: Path) -> N
     drive(home)
     first = ledger.read_text().splitlines(keepends=True)
     ledger.write_text("".join(first[:3]) + first[2][:20])  # killed while r1 ran
-    home.write_terms(Terms(2, 1))
+    order(home, driver=2)
     assert drive(Home(home.campaign), number=2).started == ["r1.1.2", "r2.1.1"]
     assert ends(home) == {f"r{n}": (1, OVER, 0) for n in range(3)}
 
@@ -139,6 +139,22 @@ def test_a_driver_that_is_not_in_charge_does_nothing(tmp_path: Path) -> None:
     assert drive(home, number=1).started == []
 
 
+def test_a_driver_that_is_no_longer_in_charge_starts_no_more_and_lets_its_workers_end(tmp_path: Path) -> None:
+    home = home_of(tmp_path / "camp", runs=2, workers=1, script="until [ -e $run/free ]; do sleep 0.05; done")
+    cluster = Threads()
+
+    def take_over() -> None:
+        if home.orders().driver == 1:
+            order(home, driver=2)
+        else:
+            (home.run("r0").directory / "free").touch()
+
+    cluster.first_look = take_over
+    drive(home, cluster)
+    assert cluster.started == ["r0.1.1"]
+    assert ends(home) == {"r0": (1, GIVEN, None)}  # the driver in charge says what became of it
+
+
 @pytest.mark.parametrize(("now", "code"), [(False, -signal.SIGTERM), (True, -signal.SIGKILL)])
 def test_what_runs_is_stopped_and_what_waits_never_starts(now: bool, code: int, tmp_path: Path) -> None:
     home = home_of(tmp_path / "camp", runs=2, workers=1, script=SLOW)
@@ -146,9 +162,7 @@ def test_what_runs_is_stopped_and_what_waits_never_starts(now: bool, code: int, 
 
     def stop() -> None:
         if (tmp_path / "camp/runs/r0/started").exists():
-            home.want({})
-            home.stop("r0", 1, now=now)
-            home.stop("r1", 1, now=now)
+            order(home, stop=dict.fromkeys(("r0", "r1"), 2 if now else 1))
 
     cluster.first_look = stop
     drive(home, cluster)
@@ -161,9 +175,9 @@ def test_a_task_without_room_is_taken_back(tmp_path: Path) -> None:
 
     def stop() -> None:
         if (tmp_path / "camp/runs/r0/started").exists():
-            home.want({"r0": 1})
+            order(home, runs={"r0": 1})
         if "r1" in ends(home) and ends(home)["r1"][1] == OVER:
-            home.stop("r0", 1, now=True)
+            order(home, stop={"r0": 2})
 
     cluster.first_look = stop
     drive(home, cluster)
@@ -186,23 +200,20 @@ def test_a_request_to_stop_reaches_workers_without_an_orchestrator(tmp_path: Pat
 
 def test_a_node_that_does_not_see_the_directory_is_told_by_its_task(tmp_path: Path) -> None:
     home = home_of(tmp_path / "camp", runs=1)
-    (tmp_path / "camp/ray/began").rmdir()
-    drive(home)
+    run = tmp_path / "camp/runs/r0"
+    run.rmdir()
+    cluster = Threads()
+    cluster.first_look = lambda: run.mkdir(exist_ok=True)  # as the driver sees it
+    drive(home, cluster)
     assert "No such file or directory" in (tmp_path / "camp/runs/r0/engine-ray.1.1.out").read_text()
 
 
 # One task
 
 
-def working(home: Home, driver: int = 1) -> subprocess.Popen[bytes]:
+def working(home: Home) -> subprocess.Popen[bytes]:
     """Start a task in a process of its own, as Ray does."""
-    arguments = [str(home.script), str(home.run("r0").directory), str(home.directory / "began/r0.1.1")]
-    arguments += [
-        str(home.directory / "stopped/r0.1"),
-        str(home.directory / "terms.json"),
-        str(driver),
-        "node",
-    ]
+    arguments = home.task_arguments(TaskEvent("r0", 1))
     code = f"import sys; from retrain.launchers.ray.task import work; sys.exit(work(*{arguments}) is None)"
     return subprocess.Popen([sys.executable, "-c", code])
 
@@ -227,21 +238,10 @@ def test_a_worker_dies_with_its_task_whatever_that_dies_of(tmp_path: Path) -> No
     assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_worker_leaves_when_another_driver_is_in_charge(tmp_path: Path) -> None:
-    script = "trap 'touch $run/saved; exit 130' TERM; echo $$ > $run/pid; while :; do sleep 0.1; done"
-    home = home_of(tmp_path / "camp", script=script)
-    one = working(home)
-    worker_of(home)
-    home.write_terms(Terms(2, 1))
-    assert one.wait(60) == 0
-    assert (home.run("r0").directory / "saved").exists()
-
-
-def test_what_was_stopped_before_it_began_starts_nothing_but_says_that_it_began(tmp_path: Path) -> None:
+def test_what_was_stopped_before_it_began_starts_nothing(tmp_path: Path) -> None:
     home = home_of(tmp_path / "camp", script="touch $run/started")
-    home.stop("r0", 1, now=False)
+    home.stop(TaskEvent("r0", 1), now=False)
     assert working(home).wait(60) == 1
-    assert home.has_begun(TaskEvent("r0", 1))
     assert not (home.run("r0").directory / "started").exists()
     assert not (home.run("r0").directory / "output.log").exists()
 

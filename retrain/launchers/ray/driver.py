@@ -1,10 +1,10 @@
 """The job of a campaign on the cluster: submits its runs to Ray as tasks, up to the cap at a time.
 
-`python -m retrain.launchers.ray.driver CAMPAIGN NUMBER` runs on the head until all wanted runs are over and
-no live orchestrator could submit more. A task that Ray lost (with its node, or out of memory) is resubmitted
-by the orchestrator's retry policy while an orchestrator lives, otherwise by the driver. Workers of an earlier
-driver may outlive it by a minute; they count against the cap until they exit. With `address = "local"` the
-driver starts a Ray of its own, which ends with it.
+`python -m retrain.launchers.ray.driver CAMPAIGN NUMBER` runs on the head until all runs are over and no live
+orchestrator could submit more. A task that Ray lost (with its node, or out of memory) is resubmitted by the
+orchestrator's retry policy while an orchestrator lives, otherwise by the driver. Workers that belong to no
+task of the driver, such as an earlier one's, count against the cap until they exit. With `address = "local"`
+the driver starts a Ray of its own, which ends with it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from retrain.errors import EXIT_DONE, EXIT_INFRASTRUCTURE, EngineDownError, RecordsError, may_pass
 from retrain.launchers.engine import is_alive
 from retrain.launchers.ray.client import LOCAL
-from retrain.launchers.ray.home import GIVEN, LOST, OVER, Home, TaskEvent, Terms
+from retrain.launchers.ray.home import GIVEN, LOST, OVER, Home, Orders, TaskEvent
 from retrain.locks.held import hold, is_held
 from retrain.records.campaign_state import asked_to_stop
 from retrain.records.files import readable, write_atomic
@@ -36,16 +36,7 @@ HOST = (
     "127.0.0.1" if sys.platform == "darwin" else "127.0.0.2"
 )  # of its own Ray, which on Linux replaces the first
 MEMORY = 80_000_000  # bytes of its object store, which no run uses
-PATIENCE_S = 60.0  # a driver that is no longer in charge has its workers save and exit
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """How a task ended."""
-
-    exit_code: int | None = None
-    why: str = ""
-    is_lost: bool = False
+PATIENCE_S = 60.0  # for an earlier driver to exit
 
 
 class Cluster:
@@ -58,17 +49,13 @@ class Cluster:
 
         ray.init(log_to_driver=False, configure_logging=False, **options)
         ray.cloudpickle.register_pickle_by_value(task)
-
-        def work(arguments: Sequence[str]) -> int | None:
-            return task.work(*arguments, node=ray.get_runtime_context().get_node_id())  # type: ignore[misc]
-
         self._ray = ray
-        self._work = ray.remote(work)
+        self._work = ray.remote(task.work)
 
     def start(self, name: str, arguments: Sequence[str], options: Mapping[str, Any]) -> Any:
         """Call `task.work` on a node as soon as one has room; return the task's handle."""
         # no retries by Ray: what happens to a lost run depends on whether an orchestrator lives
-        return self._work.options(name=name, max_retries=0, **options).remote(arguments)
+        return self._work.options(name=name, max_retries=0, **options).remote(*arguments)
 
     def wait(self, handles: Sequence[Any], seconds: float) -> Collection[Any]:
         """Wait until a task has ended, or for the timeout; return the ended tasks."""
@@ -78,21 +65,21 @@ class Cluster:
         ready: list[Any] = self._ray.wait(handles, num_returns=1, timeout=seconds)[0]
         return ready
 
-    def result(self, handle: Any) -> Result:
+    def ended(self, handle: Any, event: TaskEvent) -> TaskEvent:
         """Return how a task ended."""
         from ray.exceptions import RayError, RayTaskError, RuntimeEnvSetupError, TaskCancelledError
 
         try:
-            return Result(self._ray.get(handle))
+            return replace(event, what=OVER, exit_code=self._ray.get(handle))
         except TaskCancelledError:
-            return Result()
+            return replace(event, what=OVER)
         except (RayTaskError, RuntimeEnvSetupError) as error:
-            return Result(why=str(error).strip().splitlines()[-1])
+            return replace(event, what=OVER, why=str(error).strip().splitlines()[-1])
         except RayError as error:
-            return Result(why=f"{type(error).__name__}: {error}", is_lost=True)
+            return replace(event, what=LOST, why=f"{type(error).__name__}: {error}")
 
     def cancel(self, handle: Any) -> None:
-        """Cancel a task that has not begun."""
+        """Cancel a task that has not begun, or whose worker does not hold its run."""
         self._ray.cancel(handle)
 
     def close(self) -> None:
@@ -100,7 +87,7 @@ class Cluster:
 
 
 class Driver:
-    """Runs a campaign's wanted runs to their end."""
+    """Runs a campaign's runs to their end."""
 
     def __init__(self, home: Home, number: int, cluster: Cluster) -> None:
         self._home = home
@@ -116,94 +103,88 @@ class Driver:
         self._wish = max(self._wish, 1)
 
     def drive(self) -> None:
-        """Work until all wanted runs are over, or another driver is in charge."""
+        """Work until all runs are over, or another driver is in charge and the tasks have ended."""
         self._home.read_events()
         self._elsewhere = {run_id for run_id, files in files_of_runs(self._files).items() if is_alive(files)}
         for event in list(self._home.last.values()):
             if event.what == GIVEN:
-                self._write(event, LOST, Result(why="with the driver that submitted it to Ray"))
+                self._write(replace(event, what=LOST, why="with the driver that submitted it to Ray"))
         while self._goes_on():
             pass
 
     def _goes_on(self) -> bool:
         try:
-            terms = self._home.terms()
-            is_in_charge = terms.driver == self._number
-            is_watched = bool(
-                readable(is_held, self._files.lock)
-            )  # an orchestrator's retry policy then applies
-            wanted = self._open() if is_in_charge and not self._obey() else {}
+            orders, wish = self._home.orders(), max(self._wish, asked_to_stop(self._files))
+            is_in_charge = orders.driver == self._number
+            # an orchestrator's retry policy then applies
+            is_watched = bool(readable(is_held, self._files.lock))
+            todo = self._todo(orders) if is_in_charge and not wish else {}
             self._elsewhere = {run_id for run_id in self._elsewhere if is_alive(self._home.run(run_id))}
-            self._take_back(wanted, is_in_charge)
-            self._fill(wanted, terms, is_watched)
+            self._stop(orders, todo, wish)
+            self._fill(todo, orders, is_watched)
             # an orchestrator may resubmit some of these runs: retries wait for their backoff
             may_be_needed = is_in_charge and is_watched and not self._wish
-            if not self._tasks and not wanted and not may_be_needed:
+            if not self._tasks and not todo and not may_be_needed:
                 return False
             for handle in self._cluster.wait(list(self._tasks), LOOK_S):
-                self._conclude(self._tasks.pop(handle), self._cluster.result(handle), is_in_charge)
+                self._conclude(self._cluster.ended(handle, self._tasks.pop(handle)), is_in_charge)
         except RecordsError as error:
             if not may_pass(error):
                 raise
             time.sleep(LOOK_S)  # the disk is full, or the file server is unreachable
         return True
 
-    def _open(self) -> dict[str, int]:
-        """Return the wanted runs that are not over, with their numbers."""
+    def _todo(self, orders: Orders) -> dict[str, int]:
+        """Return the runs that are neither over nor to be stopped, with their numbers."""
         found = {}
-        for run_id, number in self._home.wanted().items():
-            last = self._home.last.get(run_id)
-            if last is not None and last.number == number:
-                is_open = last.what == GIVEN or (last.what == LOST and last.life < MOST_LIVES)
-            else:
-                is_open = last is None or last.number < number
-            if is_open:
+        for run_id, number in orders.runs.items():
+            last = self._home.event(run_id, number)
+            is_open = last is None or last.what == GIVEN or (last.what == LOST and last.life < MOST_LIVES)
+            if is_open and run_id not in orders.stop:
                 found[run_id] = number
         return found
 
-    def _obey(self) -> int:
-        """Pass a stop request on to the workers; return the request."""
-        wish = max(self._wish, asked_to_stop(self._files))
-        for event in self._tasks.values() if wish else ():
-            self._home.stop(event.run_id, event.number, now=wish > 1)
-        return wish
-
-    def _take_back(self, wanted: Mapping[str, int], is_in_charge: bool) -> None:
+    def _stop(self, orders: Orders, todo: Mapping[str, int], wish: int) -> None:
+        """Stop the tasks of runs that are to be stopped, and take back others that are not wanted."""
         for handle, event in self._tasks.items():
-            if wanted.get(event.run_id) != event.number and not self._home.has_begun(event):
-                if is_in_charge:  # otherwise it exits by itself, and the next driver may run the same number
-                    self._home.stop(event.run_id, event.number, now=False)
+            if todo.get(event.run_id) == event.number:
+                continue
+            is_its = orders.runs.get(event.run_id) == event.number
+            asked = max(wish, orders.stop.get(event.run_id, 0) if is_its else 0)
+            if asked:
+                self._home.stop(event, now=asked > 1)
+            files = self._home.run(event.run_id)
+            if not is_alive(files) and (asked or not files.done.exists()):  # if done, its worker still exits
                 self._cluster.cancel(handle)
 
-    def _fill(self, wanted: Mapping[str, int], terms: Terms, is_watched: bool) -> None:
-        """Submit wanted runs up to the cap; lost ones only if no orchestrator decides on them."""
+    def _fill(self, todo: Mapping[str, int], orders: Orders, is_watched: bool) -> None:
+        """Submit runs up to the cap; lost ones only if no orchestrator decides on them."""
         busy = {event.run_id for event in self._tasks.values()} | self._elsewhere
-        for run_id, number in wanted.items():
+        for run_id, number in todo.items():
             last = self._home.event(run_id, number)
             if run_id in busy or (last is not None and last.what == LOST and is_watched):
                 continue
-            if len(busy) >= terms.workers:
+            if len(busy) >= orders.workers:
                 return
-            event = TaskEvent(run_id, number, last.life + 1 if last else 1, GIVEN, self._number)
-            self._home.write_event(event)
-            arguments = self._home.task_arguments(event)
-            self._tasks[self._cluster.start(event.name, arguments, terms.options)] = event
+            event = TaskEvent(run_id, number, last.life + 1 if last else 1)
+            self._write(event)
+            handle = self._cluster.start(event.name, self._home.task_arguments(event), orders.options)
+            self._tasks[handle] = event
             busy.add(run_id)
 
-    def _conclude(self, event: TaskEvent, result: Result, is_in_charge: bool) -> None:
-        files = self._home.run(event.run_id)
-        if result.exit_code == EXIT_INFRASTRUCTURE and is_alive(files):
-            self._elsewhere.add(event.run_id)  # by a worker that outlives its node's connection
-            result = Result(why="another worker holds the run", is_lost=True)
+    def _conclude(self, ended: TaskEvent, is_in_charge: bool) -> None:
+        files = self._home.run(ended.run_id)
+        if ended.exit_code == EXIT_INFRASTRUCTURE and is_alive(files):
+            self._elsewhere.add(ended.run_id)  # by a worker that outlives its node's connection
+            ended = replace(ended, what=LOST, exit_code=None, why="another worker holds the run")
         if is_in_charge:
-            if result.why:
-                words = files.directory / f"engine-ray.{event.number}.{event.life}.out"
-                write_atomic(words, f"{result.why}\n")
-            self._write(event, LOST if result.is_lost else OVER, result)
+            if ended.why:
+                words = files.directory / f"engine-ray.{ended.number}.{ended.life}.out"
+                write_atomic(words, f"{ended.why}\n")
+            self._write(ended)
 
-    def _write(self, event: TaskEvent, what: str, result: Result) -> None:
-        code, why = result.exit_code, plain(result.why, 400)
-        self._home.write_event(replace(event, what=what, driver=self._number, exit_code=code, why=why))
+    def _write(self, event: TaskEvent) -> None:
+        self._home.write_event(replace(event, driver=self._number, why=plain(event.why, 400)))
 
 
 @contextmanager

@@ -1,16 +1,13 @@
 """The directory `ray/` of a campaign: how orchestrator, driver and tasks communicate, wherever they run.
 
-    written by the orchestrator
-    terms.json     number of the current driver, cap on workers, resources of a task
-    wanted.json    the runs to do, in order, each with a number
-    stopped/       RUN.NUMBER.save or .now: that worker must save and exit, or end; the driver writes it too
-    written by the driver
-    events.jsonl   what happened to the runs
-    written by tasks
-    began/         RUN.NUMBER.LIFE: a task is about to start the worker; names its node
+    orders.json    by the orchestrator: the driver in charge, and what it does
+    events.jsonl   by the driver: what happened to the runs
+    stopped/       by the driver: RUN.NUMBER.save or .now: a task ends its worker, or does not start it
+    job.sh         starts the driver and the workers
 
-A resubmitted run gets a higher number; the driver counts its lives under a number. A task writes its file in
-`began/` before it checks whether its run was stopped. So if a stopped run has no such file, no worker starts.
+Each submission has a number, higher than those before; the driver counts a run's lives under its number.
+Whether a worker lives is read from its run's lock, so a run is stopped safely at any time: its task sees
+the file in `stopped/`, or its worker sees the campaign's request to stop.
 """
 
 from __future__ import annotations
@@ -30,12 +27,15 @@ GIVEN, LOST, OVER = "given", "lost", "over"  # to Ray; by Ray; as the worker rec
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """The terms that a driver follows."""
+class Orders:
+    """What the driver does; it reads them every second."""
 
-    driver: int = 0  # number of the driver in charge; 0: none yet
+    driver: int = 0  # number of the driver in charge, 0: none yet; any other submits no more tasks
     workers: int = 0  # maximum at a time
     options: Mapping[str, Any] = field(default_factory=dict)  # of a task, as `ray.remote` takes them
+    serial: int = 0  # number of the last submission
+    runs: Mapping[str, int] = field(default_factory=dict)  # to do, in order, by the number of its submission
+    stop: Mapping[str, int] = field(default_factory=dict)  # of these: 1 save and exit, 2 end at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,59 +70,36 @@ class Home:
         self.last: dict[str, TaskEvent] = {}
         self._lines = 0  # of events.jsonl that were read
         self._events = self.directory / "events.jsonl"
-        self._began = self.directory / "began"
         self._stopped = self.directory / "stopped"
-        self._terms = self.directory / "terms.json"
-        self._wanted = self.directory / "wanted.json"
+        self._orders = self.directory / "orders.json"
 
     def prepare(self) -> None:
-        for directory in (self.directory, self._began, self._stopped):
-            make_directory(directory)
+        make_directory(self._stopped)
 
-    def write_terms(self, terms: Terms) -> None:
-        """Put a driver in charge: a driver with another number exits, and so do its workers."""
-        write_json(self._terms, asdict(terms))
+    def write(self, orders: Orders) -> None:
+        write_json(self._orders, asdict(orders))
 
-    def terms(self) -> Terms:
-        found = self._read(self._terms)
-        return Terms(**{name: found[name] for name in Terms.__slots__ if name in found})
+    def orders(self) -> Orders:
+        found = (read_json(self._orders) if self.directory.is_dir() else None) or {}
+        try:
+            return Orders(**found)
+        except TypeError as error:
+            again = f"`retrain resume {self.campaign}` writes it again"
+            raise RecordsError(f"{self._orders}: is damaged; remove it, and {again}") from error
 
-    def want(self, numbers: Mapping[str, int]) -> None:
-        """Write the wanted runs in the order in which they start, each with its number."""
-        if self.directory.is_dir():
-            write_json(self._wanted, {"runs": dict(numbers)})
+    def stop(self, event: TaskEvent, *, now: bool) -> None:
+        """Ask a worker to save and exit, or to end at once; one that has not begun never starts."""
+        with suppress(FileNotFoundError):  # the directory was removed
+            Path(f"{self._stop_of(event)}.{'now' if now else 'save'}").touch()
 
-    def wanted(self) -> dict[str, int]:
-        runs = self._read(self._wanted).get("runs", {})
-        if not isinstance(runs, dict) or not all(isinstance(number, int) for number in runs.values()):
-            raise RecordsError(
-                f"{self._wanted}: is damaged; `retrain resume {self.campaign}` writes it again"
-            )
-        return runs
+    def task_arguments(self, event: TaskEvent) -> tuple[str, ...]:
+        return str(self.script), str(self.run(event.run_id).directory), self._stop_of(event)
 
-    def _read(self, path: Path) -> dict[str, Any]:
-        return (read_json(path) if self.directory.is_dir() else None) or {}
-
-    def stop(self, run_id: str, number: int, *, now: bool) -> None:
-        """Ask a worker to save and exit, or to end at once; a worker that has not begun never starts."""
-        with suppress(FileNotFoundError):  # no directory: no driver was ever submitted
-            (self._stopped / f"{run_id}.{number}.{'now' if now else 'save'}").touch()
-
-    def is_stopped(self, run_id: str, number: int) -> bool:
-        """Whether a run was ever stopped under a number, which must then not be used again."""
-        return any((self._stopped / f"{run_id}.{number}.{how}").exists() for how in ("save", "now"))
-
-    def has_begun(self, event: TaskEvent) -> bool:
-        """Whether a task of this life was about to start the worker, or did."""
-        return (self._began / event.name).exists()
+    def _stop_of(self, event: TaskEvent) -> str:
+        return str(self._stopped / f"{event.run_id}.{event.number}")
 
     def run(self, run_id: str) -> RunFiles:
         return CampaignFiles(self.campaign).existing_run(run_id)
-
-    def task_arguments(self, event: TaskEvent) -> tuple[str, ...]:
-        stop = str(self._stopped / f"{event.run_id}.{event.number}")
-        began, run = str(self._began / event.name), str(self.run(event.run_id).directory)
-        return str(self.script), run, began, stop, str(self._terms), str(event.driver)
 
     def read_events(self) -> None:
         """Read the events written since the last call."""

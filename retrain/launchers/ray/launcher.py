@@ -6,7 +6,9 @@ import secrets
 import shlex
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from retrain.config.campaign import Ray
 from retrain.errors import EXIT_DONE, LaunchError, RecordsError
@@ -21,7 +23,7 @@ from retrain.launchers.engine import (
 )
 from retrain.launchers.ray import DRIVER, job_options, large_enough, node_of, pin, render, task_options
 from retrain.launchers.ray.client import BY_COMMAND, LOCAL, NO_ROOM, Client, LocalJobs, RayJob, said_of
-from retrain.launchers.ray.home import GIVEN, LOST, Home, TaskEvent, Terms
+from retrain.launchers.ray.home import GIVEN, LOST, Home, TaskEvent
 from retrain.launchers.shared_permits import MODULE, SHARED, LockTest
 from retrain.records.files import write_atomic
 
@@ -45,23 +47,18 @@ class RayLauncher(EngineLauncher):
         if not self._prepare():
             return ()
         self._home.read_events()
-        wanted = self._home.wanted()
+        number = 1 + max([self._home.orders().serial, *(event.number for event in self._home.last.values())])
         for run_id in run_ids:
-            last = self._home.last.get(run_id)
-            number = max(last.number if last else 0, wanted.get(run_id, 0)) + 1
-            while self._home.is_stopped(run_id, number):  # cancelled before the driver saw it
-                number += 1
             self._watch(run_id, number)
         try:
-            self._write_wanted()
             if not self.asking.is_fresh:
                 self._ask()
-            self._keep_driver()
+            self._keep_driver(serial=number)
         except (LaunchError, RecordsError):
             for run_id in run_ids:
                 del self._watched[run_id]
             with suppress(RecordsError):  # the driver may then run them; the next submission finds that out
-                self._write_wanted()
+                self._write()
             raise
         self.asking.postpone()
         return run_ids
@@ -80,27 +77,19 @@ class RayLauncher(EngineLauncher):
 
     def cancel(self, run_ids: Sequence[str], *, now: bool) -> None:
         """Ask workers to save and exit, or to end at once; runs that have not begun never start."""
-        for run_id in run_ids:
-            watch = self._watched.get(run_id)
-            if watch is None:
-                continue
+        for watch in (self._watched[run_id] for run_id in run_ids if run_id in self._watched):
             watch.wish = 2 if now else 1
-            if watch.number:
-                self._home.stop(run_id, watch.number, now=now)
-            else:
+            if not watch.number:
                 self._signal(watch, now=now)
-        self._write_wanted()
+        self._write()
         self.asking.hurry()
 
     def _open(self) -> dict[str, int]:
-        """Return the wanted runs that a live driver runs, or will run, with their numbers."""
+        """Return the runs that a live driver runs, or will run, with their numbers."""
         if self._driver is None or self._driver.is_over:
             return {}
-        return {
-            run_id: number
-            for run_id, number in self._home.wanted().items()
-            if (last := self._home.last.get(run_id)) is None or last.number < number or last.what == GIVEN
-        }
+        known = {r: (n, self._home.event(r, n)) for r, n in self._home.orders().runs.items()}
+        return {r: number for r, (number, last) in known.items() if last is None or last.what == GIVEN}
 
     # The driver
 
@@ -120,14 +109,18 @@ class RayLauncher(EngineLauncher):
             self._say_once(f"{seeing} runs train on visible GPUs, but Ray shows them none: gpus = 0")
         return True
 
-    def _write_wanted(self) -> None:
-        """Write the submitted runs in launch order."""
+    def _write(self, **changes: Any) -> None:
+        """Write the orders: the watched runs in launch order, those to end, and other changes."""
+        if not self._home.directory.is_dir():  # nothing was ever submitted
+            return
         found = (self._watched[run_id] for run_id in self._assignment.runs if run_id in self._watched)
-        self._home.want({w.run_id: w.number for w in found if w.number and not w.wish})
+        known = [watch for watch in found if watch.number]
+        runs, stop = {w.run_id: w.number for w in known}, {w.run_id: w.wish for w in known if w.wish}
+        self._home.write(replace(self._home.orders(), runs=runs, stop=stop, **changes))
 
     def _ask(self) -> None:
         try:
-            number = self._home.terms().driver
+            number = self._home.orders().driver
             found = self._client.job(self._id_of(number)) if number else None
         finally:
             self.asking.asked()
@@ -140,20 +133,19 @@ class RayLauncher(EngineLauncher):
     def _id_of(self, number: int) -> str:
         return f"{self._assignment.campaign}.{number}"
 
-    def _keep_driver(self) -> None:
-        """Put a driver in charge; a live driver gets the new terms."""
-        number, options = self._home.terms().driver, task_options(self._table, self._node)
-        if self._driver is not None and not self._driver.is_over:
-            self._home.write_terms(Terms(number, self._workers, options))
-            return
-        is_taken = False
+    def _keep_driver(self, **changes: Any) -> None:
+        """Put a driver in charge; a live driver gets the new orders."""
+        changes |= {"workers": self._workers, "options": task_options(self._table, self._node)}
+        number, is_taken = self._home.orders().driver, self._driver is not None and not self._driver.is_over
+        if is_taken:
+            self._write(**changes)
         while not is_taken:
             number += 1
-            self._home.write_terms(Terms(number, self._workers, options))
+            self._write(driver=number, **changes)
             entry = ["bash", self._home.script, DRIVER, self._assignment.directory, number]
             command, asked = shlex.join(map(str, entry)), job_options(self._assignment, self._table)
             is_taken = self._client.submit(self._id_of(number), command, asked)
-        self._driver, self._missing = RayJob(self._id_of(number), "PENDING"), 0
+            self._driver, self._missing = RayJob(self._id_of(number), "PENDING"), 0
 
     # Polling
 
@@ -172,7 +164,7 @@ class RayLauncher(EngineLauncher):
             self.asking.answered()
         if any(isinstance(event, Ended) for event in happened):
             with suppress(RecordsError):  # a driver may then redo a lost run; the retry finds that out
-                self._write_wanted()
+                self._write()
         return happened
 
     def _is_driver_over(self) -> bool:
@@ -181,19 +173,19 @@ class RayLauncher(EngineLauncher):
     def _see(self, watch: EngineWatch, *, has_driver: bool) -> News:
         if not watch.number:
             return watch.without_task("Ray has no record of its worker")
-        event = self._home.event(watch.run_id, watch.number) or TaskEvent(watch.run_id, watch.number)
-        has_begun = self._home.has_begun(event)
-        begun = watch.begin() if has_begun else []
-        if event.what != GIVEN and not is_alive(watch.files):
-            return self._see_end(watch, event, begun)
-        is_gone = not has_begun or (not has_driver and not is_alive(watch.files))
-        if watch.wish and is_gone:
+        if is_alive(watch.files):
+            return watch.begin()
+        event = self._home.event(watch.run_id, watch.number)
+        if event is not None and event.what != GIVEN:
+            return self._see_end(watch, event)
+        if watch.wish and (event is None or not has_driver):
             return [Ended(watch.run_id, None, taken_back=True)]
-        return begun
+        return []
 
-    def _see_end(self, watch: EngineWatch, event: TaskEvent, begun: News) -> News:
+    def _see_end(self, watch: EngineWatch, event: TaskEvent) -> News:
         if event.exit_code is None and not event.why:
             return [Ended(event.run_id, None, taken_back=True)]
+        begun = watch.begin() if event.exit_code is not None else []
         if event.exit_code == EXIT_DONE and not watch.has_arrived():
             return begun
         is_lost = event.what == LOST
@@ -205,7 +197,7 @@ class RayLauncher(EngineLauncher):
         driver = self._driver
         is_stopped = driver is not None and driver.status == "STOPPED"
         has_waited = driver is not None and (driver.status == "SUCCEEDED" or driver.error == NO_ROOM)
-        if has_waited or (self._home.has_worked(self._home.terms().driver) and not is_stopped):
+        if has_waited or (self._home.has_worked(self._home.orders().driver) and not is_stopped):
             if any(watch.number and not watch.wish for watch in self._watched.values()):
                 self._keep_driver()
                 self.asking.postpone()
@@ -229,7 +221,7 @@ def _without_driver(watch: EngineWatch, driver: RayJob | None) -> News:
 
 
 class RayLockTest(LockTest):
-    """Two jobs on two nodes."""
+    """Two jobs, each pinned to a node of its own."""
 
     def __init__(self, assignment: Assignment, table: Ray, home: Home, client: Client) -> None:
         super().__init__(assignment, home.directory / "locks.json")
