@@ -20,7 +20,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -120,18 +120,26 @@ def write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-def open_regular(path: Path) -> int:
-    """Open a regular file to read without blocking, as a FIFO would; may raise FileNotFoundError."""
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """Open a regular file to read, without waiting as a FIFO would; raise FileNotFoundError without one.
+
+    Any other OSError, also one in the `with` block, becomes a RecordsError.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(path) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise records_error(path, "read", _as_os_error(error)) from error
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise RecordsError(f"{path}: is not a regular file; move it away")
+        yield fd
+    except OSError as error:
+        raise records_error(path, "read", error) from error
+    finally:
         os.close(fd)
-        raise RecordsError(f"{path}: is not a regular file; move it away")
-    return fd
 
 
 def open_log(path: Path) -> int:
@@ -145,21 +153,16 @@ def open_log(path: Path) -> int:
 def read_small(path: Path) -> bytes | None:
     """Read a whole file; None if it does not exist. A file too large for a record is refused."""
     try:
-        fd = open_regular(path)
+        with opened(path) as fd:
+            size = os.fstat(fd).st_size
+            if size > MAX_SMALL_FILE_BYTES:
+                raise RecordsError(f"{path}: has {size} bytes, too large for this record; move it away")
+            data = os.read(fd, size + 1)  # so that a file that does not grow takes one call
+            while len(data) != size and (more := os.read(fd, 2**16)):
+                data += more
+            return data
     except FileNotFoundError:
         return None
-    try:
-        size = os.fstat(fd).st_size
-        if size > MAX_SMALL_FILE_BYTES:
-            raise RecordsError(f"{path}: has {size} bytes, which is too large for this record; move it away")
-        data = os.read(fd, size + 1)  # so that a file that does not grow takes one call
-        while len(data) != size and (more := os.read(fd, 2**16)):
-            data += more
-        return data
-    except OSError as error:
-        raise records_error(path, "read", error) from error
-    finally:
-        os.close(fd)
 
 
 def readable(read: Callable[[Source], T], source: Source) -> T | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retrain.errors import records_error
-from retrain.records.files import open_regular
+from retrain.records.files import opened
 from retrain.records.text import plain
 
 WHOLE_BYTES = 2**16  # a file up to this size is read as a whole
@@ -70,16 +70,11 @@ class GrowingFile:
         inode, size, _ = mark
         anew = before is None or before[0] != inode or not 0 <= size - self._at <= _MOST_NEW_BYTES
         self._at = 0 if anew else self._at
-        fd = open_regular(Path(self._path))
-        try:
+        with opened(Path(self._path)) as fd:
             is_sampled = anew and size > WHOLE_BYTES
             start = _start_of_end(fd, size) if is_sampled else self._at
             lines = _sample(fd, start) if is_sampled else []
             data = os.pread(fd, size - start, start)
-        except OSError as error:
-            raise records_error(Path(self._path), "read", error) from error
-        finally:
-            os.close(fd)
         end = data.rfind(b"\n") + 1
         self._at = start + end
         lines += [line for line in data[:end].split(b"\n") if line.strip()]
@@ -150,19 +145,16 @@ def follow(path: Path, at: int, is_over: Callable[[], bool]) -> Iterator[str]:
 def _read_from(path: Path, at: int) -> tuple[bytes, int]:
     """Read a file from an offset, counted from its end if negative; return what is there, and its end."""
     try:
-        fd = open_regular(path)
+        with opened(path) as fd:
+            size = os.fstat(fd).st_size
+            at = max(0, size + at) if at < 0 else at if at <= size else 0  # 0: replaced, as by log rotation
+            parts = []
+            while part := os.pread(fd, _BLOCK, at):
+                parts.append(part)
+                at += len(part)
+            return b"".join(parts), at
     except FileNotFoundError:
         return b"", max(0, at)
-    try:
-        size = os.fstat(fd).st_size
-        at = max(0, size + at) if at < 0 else at if at <= size else 0  # 0: replaced, as by log rotation
-        parts = []
-        while part := os.pread(fd, _BLOCK, at):
-            parts.append(part)
-            at += len(part)
-        return b"".join(parts), at
-    finally:
-        os.close(fd)
 
 
 def _printable(line: bytes) -> str:

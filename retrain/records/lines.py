@@ -11,12 +11,13 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
 from retrain import locks
 from retrain.errors import RecordsError, records_error
-from retrain.records.files import open_regular, sync_directory, write_all
+from retrain.records.files import opened, sync_directory, write_all
 
 _BLOCK = 2**16
 _MAX_TAIL_BYTES = 16 * 2**20  # our lines are never that long
@@ -152,15 +153,8 @@ def number_in(row: Mapping[str, object] | None, key: str) -> float | None:
 
 def read_lines(path: Path) -> Iterator[bytes]:
     """Iterate over the non-blank lines of a file; none if the file does not exist."""
-    try:
-        fd = open_regular(path)
-    except FileNotFoundError:
-        return
-    try:
-        with open(fd, "rb", buffering=_BLOCK) as file:  # noqa: PTH123 (a descriptor, not a path)
-            yield from filter(bytes.strip, file)
-    except OSError as error:
-        raise records_error(path, "read", error) from error
+    with suppress(FileNotFoundError), opened(path) as fd, os.fdopen(fd, "rb", _BLOCK, closefd=False) as file:
+        yield from filter(bytes.strip, file)
 
 
 def read_tail(fd: int, count: int) -> list[bytes]:

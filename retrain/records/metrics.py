@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from retrain.clock import posix_s, seconds_between
-from retrain.errors import DamagedRecordError, RecordsError, records_error
+from retrain.errors import DamagedRecordError, RecordsError
 
 if TYPE_CHECKING:
     from retrain.records.run_state import Attempt
-from retrain.records.files import open_regular
+from retrain.records.files import opened
 from retrain.records.layout import RunFiles
 from retrain.records.lines import (
     LineAppender,
@@ -143,17 +143,12 @@ def read_ends(path: Path, n: int, keys: Sequence[str] = ()) -> MetricsEnds:
         return row if row is not None and is_step(row.get("step")) else None
 
     try:
-        fd = open_regular(path)
+        with opened(path) as fd:
+            begin = os.pread(fd, _HEAD_BYTES, 0)
+            head = [line for line in begin.split(b"\n") if line.strip()]
+            tail = head[-n:] if len(begin) < _HEAD_BYTES else read_tail(fd, n)
     except FileNotFoundError:
         return MetricsEnds(None, [])
-    try:
-        begin = os.pread(fd, _HEAD_BYTES, 0)
-        head = [line for line in begin.split(b"\n") if line.strip()]
-        tail = head[-n:] if len(begin) < _HEAD_BYTES else read_tail(fd, n)
-    except OSError as error:
-        raise records_error(path, "read", error) from error
-    finally:
-        os.close(fd)
     first = next((row for row in map(parse, head) if row is not None), None)
     return MetricsEnds(first, latest_telling(row for row in map(parse, tail) if row is not None))
 
@@ -192,15 +187,11 @@ def require_sealed(path: Path, seal: Seal) -> None:
 
 def _digest(path: Path) -> tuple[int, str]:
     try:
-        fd = open_regular(path)
-    except FileNotFoundError:
-        return 0, hashlib.sha256().hexdigest()
-    try:
-        with os.fdopen(fd, "rb", buffering=0) as file:
+        with opened(path) as fd, os.fdopen(fd, "rb", 0, closefd=False) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             return file.tell(), digest
-    except OSError as error:
-        raise records_error(path, "read", error) from error
+    except FileNotFoundError:
+        return 0, hashlib.sha256().hexdigest()
 
 
 def mean(values: Iterable[float | None]) -> float | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.errors import RecordsError
-from retrain.records.files import open_regular
+from retrain.records.files import opened
 from retrain.records.layout import RunFiles
 from retrain.records.lines import Row, number_in, read_tail
 from retrain.records.metrics import PACE_KEYS, MetricsEnds, Pace, mean, median, pace_of, read_ends
@@ -202,13 +202,10 @@ def _is_untouched(directory: Path) -> bool:
 def last_output(files: RunFiles, count: int) -> list[str]:
     """Return the last lines of a run's output, as they are; none without a file."""
     try:
-        fd = open_regular(files.output_log)
+        with opened(files.output_log) as fd:
+            return [line.decode(errors="replace") for line in read_tail(fd, count)]
     except FileNotFoundError:
         return []
-    try:
-        return [line.decode(errors="replace") for line in read_tail(fd, count)]
-    finally:
-        os.close(fd)
 
 
 def _eval_reward(rows: Sequence[Row], done: Done | None) -> float | None:
