@@ -2,16 +2,21 @@
 
 It holds what the directories do not (provenance and plan) and a copy of what they do.
 Losing it loses no run.
+
+It has the row of a run that is over, so that `status` need not open the run's files. A row is valid while the
+sizes and modification times of three files are unchanged: any change of a run's state changes attempts.jsonl,
+to which a worker writes first, or done.json; the figures are from metrics.jsonl.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +24,26 @@ from retrain.clock import utc_now
 from retrain.distribution import version
 from retrain.errors import DamagedRecordError, RecordsError
 from retrain.records.files import read_json, record_of, write_atomic
+from retrain.records.growing import mark_of
 from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.metrics import Pace
 from retrain.records.run_row import PlannedRun as PlannedRun  # re-exported for callers that make a manifest
-from retrain.records.run_state import UNREADABLE, RunState, inspect_run
-from retrain.records.summary import Summary, from_json, marks_of, summarize, to_json
+from retrain.records.run_row import RunRow, row_of, row_of_inspected
+from retrain.records.run_state import ENDINGS, UNREADABLE, Inspection, RunState, inspect_run
 
 SCHEMA_VERSION = 2  # 1 had no `settled`
 _GIT_TIMEOUT_S = 5.0  # a huge or remote work tree must not hold up a campaign
+
+Marks = tuple[tuple[int, int] | None, ...]  # of NAMES: bytes, time of the last change in ns; None: not there
+NAMES = ("done.json", "attempts.jsonl", "metrics.jsonl")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Summary of a run's directory, valid while its files have these marks."""
+
+    marks: Marks
+    row: RunRow
 
 
 @dataclass(frozen=True)
@@ -43,10 +61,10 @@ class RunEntry(PlannedRun):
 
 @dataclass(frozen=True)
 class GitState:
-    """Commit of a work tree, and whether tracked files differ from it."""
+    """State of a work tree."""
 
     commit: str
-    is_dirty: bool
+    is_dirty: bool  # whether tracked files differ from it
 
 
 @dataclass(frozen=True)
@@ -144,9 +162,36 @@ def read_manifest(path: Path) -> Manifest | None:
 
 
 def _line(run: RunEntry) -> str:
-    found = {**vars(run), "settled": to_json(run.summary) if run.summary else None}
+    found = {**vars(run), "settled": _settled(run.summary) if run.summary else None}
     del found["summary"]
     return json.dumps(found, allow_nan=False)
+
+
+def _settled(summary: Summary) -> dict[str, Any]:
+    """Return a summary as JSON, without unknown values."""
+    row = vars(summary.row)
+    found = {name: row[name] for name in row if name != "pace" and row[name] not in (None, "")}
+    if summary.row.pace is not None:
+        found["pace"] = astuple(summary.row.pace)
+    return {"marks": summary.marks, "summary": found, "digest": _digest(summary.marks, found)}
+
+
+def _summary(found: Any, planned: PlannedRun) -> Summary | None:
+    """Parse what `_settled` returned; None if it is anything else: the run's directory is then read."""
+    try:
+        is_intact = found["digest"] == _digest(found["marks"], found["summary"])
+        marks = tuple(mark and tuple(mark) for mark in found["marks"])
+        row = {"max_steps": None} | found["summary"]
+        if "pace" in row:
+            steps, step_s, recent_s, *more = row["pace"]
+            row["pace"] = Pace(steps, step_s, tuple(recent_s), *more)
+        return Summary(marks, row_of(planned, row)) if is_intact else None
+    except (LookupError, TypeError, ValueError):
+        return None
+
+
+def _digest(marks: object, summary: object) -> str:
+    return hashlib.sha256(json.dumps([marks, summary]).encode()).hexdigest()[:16]
 
 
 def _entry(found: Mapping[str, Any]) -> RunEntry:
@@ -155,7 +200,7 @@ def _entry(found: Mapping[str, Any]) -> RunEntry:
     if not is_named or not isinstance(planned.seed, int):
         raise ValueError("a run without id, condition or seed")
     known = {name: value for name, value in found.items() if name != "settled"}
-    return RunEntry(**known, summary=from_json(found.get("settled"), planned))
+    return RunEntry(**known, summary=_summary(found.get("settled"), planned))
 
 
 def _parse(found: dict[str, Any]) -> Manifest:
@@ -191,9 +236,8 @@ def entry_from_name(run_id: str) -> RunEntry:
 def look_at(entry: RunEntry, files: RunFiles) -> RunEntry:
     """Read one run's directory again; if its files cannot be read, state and message say so."""
     try:
-        marks = marks_of(files)
-        seen = inspect_run(files, entry.config_hash)
-        summary = summarize(entry, files, seen, marks, entry.summary)
+        marks, seen = marks_of(files), inspect_run(files, entry.config_hash)
+        summary = _summarize(entry, files, seen, marks)
     except RecordsError as error:
         return replace(entry, state=UNREADABLE, message=str(error), summary=None)
     last = seen.attempts[-1] if seen.attempts else None
@@ -209,6 +253,25 @@ def look_at(entry: RunEntry, files: RunFiles) -> RunEntry:
     )
 
 
+def marks_of(files: RunFiles) -> Marks:
+    """Return the marks of the files that a run's state depends on."""
+    found = (mark_of(f"{files.directory}/{name}") for name in NAMES)  # a Path would double the cost
+    return tuple(mark and mark[1:] for mark in found)
+
+
+def _summarize(entry: RunEntry, files: RunFiles, seen: Inspection, marks: Marks) -> Summary | None:
+    """Summarize a run that ended; None if it has not, or its worker did not record how it ended.
+
+    `marks` were taken before its state was read; the present summary is kept if its marks are the same.
+    """
+    if seen.state not in ENDINGS or (seen.attempts and seen.attempts[-1].ending not in ENDINGS):
+        return None
+    before = entry.summary
+    if before is not None and before.marks == marks and before.row.state == seen.state:
+        return before
+    return Summary(marks, row_of_inspected(entry, files, seen))
+
+
 def git_state(directory: Path) -> GitState | None:
     """Return a directory's git state; None outside a repository, without git, or if git takes too long."""
     commit = _git(directory, "rev-parse", "--verify", "HEAD")
@@ -219,7 +282,7 @@ def git_state(directory: Path) -> GitState | None:
 def _git(directory: Path, *arguments: str) -> str | None:
     import subprocess  # not at the top: costs 8 ms, and readers of a manifest never need it
 
-    # No optional locks: reading a repository must not block a commit.
+    # without optional locks, because reading a repository must not block a commit
     command = ["git", "--no-optional-locks", "-C", str(directory), *arguments]
     try:
         asked = subprocess.run(

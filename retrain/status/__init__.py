@@ -21,11 +21,17 @@ from retrain.records.layout import (
     find_campaigns,
     is_single_run,
 )
-from retrain.records.manifest import Expectation, Manifest, RunEntry, entry_from_name, read_manifest
+from retrain.records.manifest import (
+    Expectation,
+    Manifest,
+    RunEntry,
+    entry_from_name,
+    marks_of,
+    read_manifest,
+)
 from retrain.records.metrics import mean, median, sample_std
 from retrain.records.run_row import RunRow, read_row, unreadable_row
 from retrain.records.run_state import UNREADABLE, RunState
-from retrain.records.summary import marks_of
 from retrain.records.text import as_typed, plain
 
 if TYPE_CHECKING:
