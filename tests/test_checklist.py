@@ -156,5 +156,5 @@ def test_places_for_a_campaign_in_turn_need_parallel_as_well(tmp_path: Path) -> 
 
 def test_a_campaign_inside_one_process_is_planned_one_run_at_a_time(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, parallel=True, max_workers=4, launcher="inline")
-    assert as_launched(plan).workers == 1
+    assert as_launched(plan, "c.toml").workers == 1
     assert any("parallel has no effect" in line for line in warnings_of(plan, {}, 2.0))

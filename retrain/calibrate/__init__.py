@@ -129,7 +129,7 @@ class Calibrator:
 
     def _plan_of(self, tables: Mapping[str, Any]) -> Plan:
         config = parse(tables, self._path.name, try_plugins=False)
-        return as_launched(plan_runs(config, self._path.name))
+        return as_launched(plan_runs(config, self._path.name), self._path.name)
 
 
 def _enough_steps(effort: Effort, runs: Sequence[MeasuredRun]) -> int:

@@ -82,21 +82,15 @@ def has_engine(campaign: Campaign) -> bool:
     return registry.hook("launchers", campaign.launcher, "script") is not None
 
 
-def check_launch(plan: Plan, source: str) -> None:
-    """Raise ConfigError with every problem that the launcher finds in a plan, before anything is created."""
+def as_launched(plan: Plan, source: str) -> Plan:
+    """Return a plan with the number of workers that its launcher runs at a time: permits may allow fewer.
+
+    Raises ConfigError with every problem that the launcher finds in it, before anything is created.
+    """
     if problems := ask_launcher(plan, "check_campaign"):
         raise ConfigError([f"{source} {problem}" for problem in problems])
-
-
-def as_launched(plan: Plan) -> Plan:
-    """Return a plan with the number of workers that its launcher runs at a time: permits may allow fewer."""
     workers = ask_launcher(plan, "at_a_time") if plan.campaign.parallel else None
     return plan if workers is None else replace(plan, campaign=replace(plan.campaign, max_workers=workers))
-
-
-def launch_script(plan: Plan) -> str:
-    """Return what the launcher would submit; empty if it submits nothing."""
-    return str(ask_launcher(plan, "script") or "")
 
 
 def ask_launcher(plan: Plan, hook: str) -> Any:

@@ -14,6 +14,7 @@ locked leaves no trace. What counts is attempts that were written down, and laun
 from __future__ import annotations
 
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -105,7 +106,7 @@ class LaunchBreaker:
     ) -> None:
         """Start closed; `runs` failures in a row open it, 0: never. `inner` decides while it is closed."""
         self._inner = inner
-        self._breaker = CircuitBreaker(runs) if runs else None
+        self._breaker = CircuitBreaker(runs or sys.maxsize)
         self._clock = clock
         self._failed: set[str] = set()
         self._same_loss_until_s = float("-inf")
@@ -113,22 +114,21 @@ class LaunchBreaker:
     def places(self) -> Places:
         """Return no place while the breaker is open."""
         now_s = self._clock()
-        asked = self._breaker.ask(now_s) if self._breaker else None
-        if asked is not None and asked.is_open:
+        asked = self._breaker.ask(now_s)
+        if asked.is_open:
             return Places(0, max(0.0, asked.ask_again_s - now_s), asked.reason)
         return self._inner()
 
     def wants_probe(self) -> bool:
         """Whether one run is to be started before any others."""
-        return self._breaker is not None and self._breaker.ask(self._clock()).is_probe
+        return self._breaker.ask(self._clock()).is_probe
 
     def started(self) -> None:
-        if self._breaker is not None:
-            self._breaker.started(self._clock())
+        self._breaker.started(self._clock())
 
     def ended(self, run_id: str, ending: Ending, *, is_lost: bool = False) -> None:
         """Note how a worker ended (`is_lost`: with its machine); an interruption says nothing."""
-        if self._breaker is None or ending.state is RunState.INTERRUPTED or run_id in self._failed:
+        if ending.state is RunState.INTERRUPTED or run_id in self._failed:
             return
         is_infrastructure = ending.state is RunState.INFRASTRUCTURE
         if is_lost and is_infrastructure:

@@ -16,7 +16,7 @@ import tomli_w
 
 from retrain.campaign import Observer
 from retrain.campaign.admission import check_fits, check_memory
-from retrain.campaign.assign import as_launched, ask_launcher, check_launch, has_engine, options_of
+from retrain.campaign.assign import as_launched, ask_launcher, has_engine, options_of
 from retrain.campaign.orchestrate import CampaignOutcome, CampaignRun
 from retrain.campaign.recorded import reconcile
 from retrain.config.digest import is_as_written
@@ -67,11 +67,10 @@ def start(
     config = load_config(config_path, overrides, beside=beside)
     plan = plan_runs(config, config_path.name)
     check_fits(preflight(plan, config_path.name).memory.values(), config_path.name)
-    check_launch(plan, config_path.name)
+    plan = as_launched(plan, config_path.name)
     if not has_engine(plan.campaign):
         check_memory(plan, config_path.name)
         check_servers({run.condition: run.config for run in plan.runs}.values(), config_path.name)
-    plan = as_launched(plan)
     ask_launcher(plan, "check_engine")
     files = CampaignFiles(create_directory(plan.log_dir, plan.name))
     campaign = CampaignRun(plan, files, observer or Observer())
@@ -118,11 +117,11 @@ def reopen(
     files = open_campaign(directory.absolute())
     origin, lost = known_origin(files)
     plan, where = _planned_anew(files, origin)
-    check_launch(plan, str(files.campaign_toml))
+    plan = as_launched(plan, str(files.campaign_toml))
     if not has_engine(plan.campaign):  # this machine may have less memory than the last
         check_memory(plan, str(files.campaign_toml))
     observer = observer or Observer()
-    campaign = CampaignRun(as_launched(plan), files, observer)
+    campaign = CampaignRun(plan, files, observer)
     found = reconcile(campaign.plan, files, campaign.files_of, origin, accept_changes=accept_config_change)
     campaign.plan = found.plan
     now = replace(

@@ -46,7 +46,7 @@ def command(
     Example: retrain explain campaign.toml --from logs --budget 6h
     """
     from retrain.campaign.admission import check_fits, free_memory
-    from retrain.campaign.assign import as_launched, check_launch, launch_script
+    from retrain.campaign.assign import as_launched, ask_launcher
     from retrain.config.load import load_config, sets_key
     from retrain.plan.explain import explain_plan
     from retrain.plan.matrix import plan_runs
@@ -54,11 +54,9 @@ def command(
     from retrain.system import cpu_capacity
 
     budget_s = duration(budget, "--budget") if budget else None
-    plan = plan_runs(load_config(file, overrides or ()), file.name)
-    check_launch(plan, file.name)
+    plan = as_launched(plan_runs(load_config(file, overrides or ()), file.name), file.name)
     checked = preflight(plan, file.name)
     check_fits(checked.memory.values(), file.name)
-    plan = as_launched(plan)
     history = None
     if logs is not None:
         from retrain.plan.estimate.history import learn
@@ -73,7 +71,7 @@ def command(
         learned_from=shlex.quote(str(logs)) if logs else "",
         budget_s=budget_s,
         sets_max_tokens=sets_key(file, overrides or (), "training", "max_tokens"),
-        script=launch_script(plan),
+        script=ask_launcher(plan, "script") or "",
         free_memory=free_memory,
     )
     if as_json:
