@@ -34,8 +34,7 @@ def test_no_step_for_the_timeout_is_a_stall_noticed_soon(tmp_path: Path) -> None
     files.metrics.write_text("row\n")
     seen = []
     while not (seen and seen[-1][1]):
-        now_s = watched.due_s()
-        seen.append((now_s, watched.ended_by(now_s)))
+        seen.append((float(len(seen)), watched.ended_by(len(seen))))
     assert seen[-1][1] is RunState.STALLED
     assert 80.0 <= seen[-1][0] <= 80.0 * (1 + 2 / LOOKS)
 
@@ -52,6 +51,6 @@ def test_a_timeout_counts_from_the_start_whatever_is_done(tmp_path: Path) -> Non
     assert watched.ended_by(5.0) is RunState.TIMEOUT
 
 
-def test_without_timeouts_nobody_looks(tmp_path: Path) -> None:
+def test_without_timeouts_a_worker_may_take_for_ever(tmp_path: Path) -> None:
     watched, _ = patience(tmp_path)
-    assert watched.due_s() == float("inf")
+    assert watched.ended_by(1e9) is None

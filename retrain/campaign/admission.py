@@ -20,17 +20,15 @@ from retrain.system.nvidia import gpus
 if TYPE_CHECKING:
     from retrain.system.throttle import TrainingThrottle
 
-ASK_FOR_MEMORY_S = 2.0  # for memory that other programs free; a worker's end is noticed anyway
 GIB = 2**30
 FIGURES = re.compile(r"\d[\d.]*")
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """How many workers may run, and when to ask again."""
+    """How many workers may run, and why fewer than planned."""
 
     count: int
-    ask_again_s: float | None  # None: it will not change by itself
     reason: str = ""
 
     @property
@@ -45,7 +43,7 @@ Admits: TypeAlias = Callable[[], Places]
 
 def as_planned(workers: int) -> Admits:
     """Admit as many as planned."""
-    places = Places(workers, ask_again_s=None)
+    places = Places(workers)
     return lambda: places
 
 
@@ -58,7 +56,7 @@ def by_load(workers: int, throttle: TrainingThrottle) -> Admits:
         if last is None or throttle.should_check():
             state = throttle.check()
             count = max(1, int(workers * state.batch_multiplier)) if state.should_train else 0
-            last = Places(count, state.check_interval_s, state.reason)
+            last = Places(count, state.reason)
         return last
 
     return places
@@ -74,8 +72,7 @@ def by_memory(
         if free >= least_bytes:
             return admitted
         least_gib, free_gib = least_bytes / GIB, free / GIB
-        reason = f"{free_gib:.2f} GiB of memory are free, min_free_memory is {least_gib:.2f}"
-        return Places(0, ASK_FOR_MEMORY_S, reason)
+        return Places(0, f"{free_gib:.2f} GiB of memory are free, min_free_memory is {least_gib:.2f}")
 
     return places
 

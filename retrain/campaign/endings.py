@@ -128,12 +128,6 @@ class Active:
     cancelled: RunState | None = None
     kill_at_s: float = math.inf
 
-    def due_s(self) -> float:
-        """Return when to check this worker again; infinite if only its end matters."""
-        if self.patience is None or self.cancelled is not None:
-            return self.kill_at_s
-        return min(self.kill_at_s, self.patience.due_s())
-
     def overdue(self, now_s: float) -> RunState | None:
         """Return which timeout of a worker that was not cancelled has passed, or None."""
         return self.patience.ended_by(now_s) if self.patience and self.cancelled is None else None
@@ -149,9 +143,6 @@ class Patience:
         self._look_at_s = now_s if self._stall_s else math.inf
         self._moved_at_s = now_s
         self._size = -1
-
-    def due_s(self) -> float:
-        return min(self._timeout_at_s, self._look_at_s)
 
     def ended_by(self, now_s: float) -> RunState | None:
         """Return which timeout has passed, or None."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from retrain.campaign.admission import Admits, Places
@@ -90,10 +90,6 @@ class RetryPolicy:
         self._waiting.remove(due)
         return due[1]
 
-    def dues(self) -> Iterator[float]:
-        """Iterate over the times at which runs are due, on the monotonic clock."""
-        return (due for due, _ in self._waiting)
-
 
 class LaunchBreaker:
     """Pauses launches when several runs in a row fail for infrastructure; then admits one, as a probe.
@@ -113,11 +109,8 @@ class LaunchBreaker:
 
     def places(self) -> Places:
         """Return no place while the breaker is open."""
-        now_s = self._clock()
-        asked = self._breaker.ask(now_s)
-        if asked.is_open:
-            return Places(0, max(0.0, asked.ask_again_s - now_s), asked.reason)
-        return self._inner()
+        asked = self._breaker.ask(self._clock())
+        return Places(0, asked.reason) if asked.is_open else self._inner()
 
     def wants_probe(self) -> bool:
         """Whether one run is to be started before any others."""

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from retrain.campaign import Observer
-from retrain.campaign.admission import Admits, Places
+from retrain.campaign.admission import Admits
 from retrain.campaign.endings import (
     GRACE_S,
     Active,
@@ -30,7 +30,7 @@ from retrain.records.run_state import RunState
 from retrain.registry import names_place
 
 ENGINE_AGAIN_S = 10.0  # until runs that an engine did not accept are submitted again
-LOOK_S = 1.0  # how often stop.json is looked for; everything else wakes the loop
+LOOK_S = 1.0  # between looks at stop.json, timeouts, retries and admission; a worker's end wakes the loop
 
 
 class Supervisor:
@@ -71,6 +71,7 @@ class Supervisor:
         self._was_taken = False  # the engine has accepted runs before, so its silence is temporary
         self._before: dict[str, int] = {}  # of waiting runs: the newest attempt that has ended
         self._next_launch = 0.0
+        self._pause_s = LOOK_S
         self._asked_to_stop = self._stopped = 0
         self._gave_up = False  # after a failure, as on_failure asks
         self.endings: dict[str, Ending] = {}
@@ -99,10 +100,11 @@ class Supervisor:
         self._waiting.extend(runs)
         self._adopt(alive)
         while self._active or (not self._asked_to_stop and (self._waiting or self._retries)):
+            self._pause_s = LOOK_S
             self._obey()
             self._admit()
             self._end_overdue()
-            for happened in self._launcher.poll(self._seconds_until_due()):
+            for happened in self._launcher.poll(self._pause_s):
                 if isinstance(happened, Begun):
                     self._begin(happened.run_id)
                 else:
@@ -183,12 +185,14 @@ class Supervisor:
             self._before[run.run_id] = ended_attempts(files)
 
     def _may_launch(self) -> bool:
-        if self._asked_to_stop or time.monotonic() < self._next_launch:
+        if self._asked_to_stop or not (self._waiting or self._retries):
             return False
-        if not self._waiting and not self._retries:
+        if (wait_s := self._next_launch - time.monotonic()) > 0:
+            self._pause_s = min(LOOK_S, wait_s)
             return False
         places = self._admission.places()
-        if not self._is_full(places):
+        # an engine with a queue keeps its own count; only a pause applies to it
+        if places.count > (0 if self._launcher.queues else len(self._active)):
             return True
         if places.reason and places.gist != self._said:
             self._said = places.gist
@@ -270,23 +274,3 @@ class Supervisor:
                 active.cancelled = timeout
                 self._launcher.cancel([run_id], now=False)
                 active.kill_at_s = now_s + GRACE_S
-
-    def _seconds_until_due(self) -> float:
-        now_s = time.monotonic()
-        dues = [now_s + LOOK_S, *(active.due_s() for active in self._active.values())]
-        if not self._asked_to_stop and (self._waiting or self._retries):
-            dues += self._launches_due(now_s)
-        return max(0.0, min(dues) - now_s)
-
-    def _launches_due(self, now: float) -> list[float]:
-        places = self._admission.places()
-        if self._is_full(places):
-            return [now + places.ask_again_s] if places.ask_again_s is not None else []
-        if self._launcher.queues and not self._waiting and self._launcher.room() < 1:
-            return []
-        dues = [max(due, self._next_launch) for due in self._retries.dues()]
-        return dues + ([self._next_launch] if self._waiting else [])
-
-    def _is_full(self, places: Places) -> bool:
-        """An engine with a queue keeps its own count; only a pause applies to it."""
-        return places.count == 0 or (not self._launcher.queues and len(self._active) >= places.count)

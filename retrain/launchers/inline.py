@@ -67,8 +67,8 @@ class InlineLauncher:
             )
 
     def poll(self, timeout_s: float) -> Sequence[Ended]:
-        """Return the runs that ended; there is never anything to wait for."""
-        del timeout_s
+        """Return the runs that ended; without any, wait for `wake` or the timeout."""
+        self._stop.wait(0 if self._ended else timeout_s)
         ends, self._ended = self._ended, []
         return ends
 
