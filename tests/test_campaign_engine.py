@@ -41,14 +41,10 @@ class Engine:
         self.happenings = list(happenings)
         self.submitted: list[list[str]] = []
         self.cancelled: list[str] = []
-        self.places = 0
         self.refuses: list[Exception] = []
 
     def describe(self) -> str:
         return "an engine"
-
-    def room(self) -> int:
-        return self.places
 
     def queued(self) -> Collection[str]:
         return ()
@@ -97,10 +93,10 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def supervisor(
-    engine: Engine, campaign: CampaignRun, heard: Heard | None = None, **keys: object
+    engine: Engine, campaign: CampaignRun, heard: Heard | None = None, workers: int = 4, **keys: object
 ) -> Supervisor:
     table = Campaign(**keys)  # type: ignore[arg-type]
-    return Supervisor(table, as_planned(2), engine, campaign.files_of, heard or Heard())
+    return Supervisor(table, as_planned(workers), engine, campaign.files_of, heard or Heard())
 
 
 def done(files: RunFiles, run: RunPlan) -> Ended:
@@ -146,10 +142,9 @@ def test_a_retry_waits_until_it_would_not_stand_in_the_queue(campaign: CampaignR
         lambda: [Ended(first.run_id, None, "NODE_FAIL")],
         list,
         lambda: [done(campaign.files_of(run.run_id), run) for run in rest],
-        lambda: engine.__setattr__("places", 2) or [],  # type: ignore[func-returns-value]
         lambda: [done(campaign.files_of(first.run_id), first)],
     )
-    supervisor(engine, campaign).supervise(campaign.plan.runs)
+    supervisor(engine, campaign, workers=2).supervise(campaign.plan.runs)
     assert [len(batch) for batch in engine.submitted] == [4, 1]
 
 
@@ -160,7 +155,6 @@ def test_runs_lost_with_one_machine_are_tried_again_without_a_pause(
     runs, heard = campaign.plan.runs, Heard()
     lost = [Ended(run.run_id, None, "NODE_FAIL", is_lost=is_lost) for run in runs]
     engine = Engine(lambda: lost, lambda: all_done(campaign) if len(engine.submitted) == 2 else [])
-    engine.places = len(runs)
     made = supervisor(engine, campaign, heard, pause_after=3)
     engine.happenings.append(lambda: made.stop() or [])  # type: ignore[func-returns-value]
     made.supervise(runs)
@@ -184,7 +178,6 @@ def test_after_a_pause_one_run_is_handed_over_before_the_others(
         lambda: pass_time(121),
         lambda: all_done(campaign),
     )
-    engine.places = len(runs)
     monkeypatch.setattr("retrain.campaign.retry.time.monotonic", lambda: now_s[0])
     supervisor(engine, campaign, pause_after=3).supervise(runs)
     assert [len(batch) for batch in engine.submitted] == [4, 1, 3]
@@ -195,7 +188,6 @@ def test_a_time_limit_is_no_try_while_steps_are_made(campaign: CampaignRun) -> N
     files = campaign.files_of(run.run_id)
     cut_short = [lambda: [interrupted(files, run, step=2)]] * 3
     engine = Engine(*cut_short, lambda: [done(files, run)])
-    engine.places = 1
     endings = supervisor(engine, campaign, retries=0).supervise([run])
     assert endings[run.run_id] == Ending(RunState.DONE)
     assert len(engine.submitted) == 4
@@ -205,7 +197,6 @@ def test_a_time_limit_too_short_for_a_step_ends_after_the_retries(campaign: Camp
     run = campaign.plan.runs[0]
     files = campaign.files_of(run.run_id)
     engine = Engine(*[lambda: [interrupted(files, run, step=0)]] * 2)
-    engine.places = 1
     endings = supervisor(engine, campaign, retries=1).supervise([run])
     assert endings[run.run_id].state is RunState.INTERRUPTED
     assert len(engine.submitted) == 2
@@ -246,7 +237,7 @@ def test_an_engine_that_falls_silent_or_a_full_disk_is_waited_for(
     heard = Heard()
 
     def falls_silent() -> Sequence[Ended]:
-        engine.refuses, engine.places = [trouble], 4
+        engine.refuses = [trouble]
         return [Ended(first.run_id, None, "lost")]
 
     engine = Engine(falls_silent, list, list, lambda: all_done(campaign))

@@ -49,9 +49,6 @@ class Script:
     def describe(self) -> str:
         return "a script"
 
-    def room(self) -> int:
-        return 1000
-
     def queued(self) -> Collection[str]:
         return ()
 

@@ -57,7 +57,6 @@ class SilentEngine:
         self.assignment, self.polls = assignment, 0
 
     def describe(self): return "an engine"
-    def room(self): return 0
     def queued(self): return ()
     def adopt(self, run_ids): pass
     def wake(self): pass

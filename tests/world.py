@@ -102,9 +102,6 @@ class World:
     def describe(self) -> str:
         return "a test"
 
-    def room(self) -> int:
-        return 1000
-
     def queued(self) -> Collection[str]:
         return ()
 

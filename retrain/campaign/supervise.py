@@ -146,7 +146,8 @@ class Supervisor:
     def _take_batch(self) -> list[RunPlan]:
         most = 1 if self._admission.wants_probe() else len(self._waiting) + len(self._retries)
         batch = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
-        while len(batch) < min(most, self._launcher.room()) and (run := self._retries.pop_due()) is not None:
+        room = min(most, self._admission.places().count - len(self._active))
+        while len(batch) < room and (run := self._retries.pop_due()) is not None:
             batch.append(run)
         for run in list(batch):
             try:

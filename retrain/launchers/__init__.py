@@ -32,7 +32,7 @@ SPEC = PluginSpec(
     "launcher",
     "open_launcher",
     ("assignment",),
-    members=("queues", "describe", "room", "submit", "queued", "adopt", "poll", "wake", "cancel"),
+    members=("queues", "describe", "submit", "queued", "adopt", "poll", "wake", "cancel"),
     hooks=(
         Hook("check_options", ("options",), "problems of [campaign.<launcher>], as `key: what is wrong`"),
         Hook("check_campaign", ("assignment",), "problems that are found without the engine"),
@@ -87,9 +87,6 @@ class Launcher(Protocol):
 
     def describe(self) -> str:
         """Return a short description of where workers execute."""
-
-    def room(self) -> int:
-        """Return how many more runs fit without any of them waiting in the engine's queue."""
 
     def submit(self, run_ids: Sequence[str]) -> Collection[str]:
         """Start workers, or queue them.

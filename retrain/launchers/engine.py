@@ -26,9 +26,7 @@ from retrain.records.layout import RunFiles, recorded_hash
 from retrain.records.run_state import read_done
 
 LEAST_POLL_S = 2.0  # between two queries
-FORGOTTEN = (
-    2  # queries without a task: an answer may be older than its submission, or incomplete at a restart
-)
+FORGOTTEN = 2  # queries without a task: an answer may be older than the submission, or incomplete
 ARRIVAL_S = 60.0  # how long a network file system may show an old directory
 
 News: TypeAlias = list[Begun | Ended]  # of runs, in order
@@ -163,9 +161,6 @@ class EngineLauncher:
 
     def describe(self) -> str:
         return f"{self._engine}, {self._workers} at a time"
-
-    def room(self) -> int:
-        return max(0, self._workers - len(self._watched))
 
     def poll(self, timeout_s: float) -> Sequence[Begun | Ended]:
         """Wait until the next query is due, and return what changed."""

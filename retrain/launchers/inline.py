@@ -7,7 +7,6 @@ A worker here cannot be killed, so a stop of any kind, and Ctrl-C, end it at its
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -42,9 +41,6 @@ class InlineLauncher:
 
     def describe(self) -> str:
         return "this process, one run at a time"
-
-    def room(self) -> int:
-        return sys.maxsize
 
     def submit(self, run_ids: Sequence[str]) -> Collection[str]:
         """Run workers to their ends; the output of each goes to its run's output.log."""

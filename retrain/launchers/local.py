@@ -61,10 +61,6 @@ class LocalLauncher:
         shared = f", which share GPU {', '.join(self._gpus)}" if self._gpus else ""
         return f"processes on this machine{shared}"
 
-    def room(self) -> int:
-        """Return no limit: the supervisor decides."""
-        return sys.maxsize
-
     def submit(self, run_ids: Sequence[str]) -> Collection[str]:
         for run_id in run_ids:
             slot = take_slot(self._gpus if run_id in self._gpu_runs else [])

@@ -144,7 +144,7 @@ def test_a_driver_that_is_lost_leaves_no_workers_and_is_replaced(
         kill_driver(ray)
         campaign = only_campaign(tmp_path / "logs")
         await_that("another one", lambda: len(drivers(ray, campaign)) == 2)
-        await_that("another submission", lambda: [event.number for event in events(campaign)] == [2, 2])
+        await_that("another submission", lambda: all(event.number > 1 for event in events(campaign)))
         await_that("workers again", lambda: len(ray.workers()) == 2)
         submitting.send_signal(signal.SIGKILL)
         finish(submitting)

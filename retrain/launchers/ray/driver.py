@@ -32,9 +32,7 @@ from retrain.records.text import plain
 
 LOOK_S = 1.0
 MOST_LIVES = 4  # of one run without an orchestrator: the run itself may be killing its nodes
-HOST = (
-    "127.0.0.1" if sys.platform == "darwin" else "127.0.0.2"
-)  # of its own Ray, which on Linux replaces the first
+HOST = "127.0.0.1" if sys.platform == "darwin" else "127.0.0.2"  # of its own Ray; on Linux it replaces .1
 MEMORY = 80_000_000  # bytes of its object store, which no run uses
 PATIENCE_S = 60.0  # for an earlier driver to exit
 
