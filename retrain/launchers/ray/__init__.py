@@ -1,13 +1,31 @@
 """A campaign on a Ray cluster: one job, the driver, keeps up to `max_workers` tasks submitted.
 
-    launcher.py   runs in the orchestrator: submits the driver and reads its events
-    driver.py     runs on the head: submits runs to Ray as tasks, and resubmits lost ones
-    task.py       runs on a node: a worker process, which ends with the task
-    home.py       the directory `ray/` of a campaign, through which these three communicate
-    client.py     Ray's Jobs API
+    launcher.py   in the orchestrator: submits the driver, writes its orders, reads its events
+    driver.py     on the head, `python -m retrain.launchers.ray.driver CAMPAIGN NUMBER`: runs are Ray's tasks
+    task.py       on a node: a worker process, which ends with its task
+    home.py       the files below      client.py   Ray's Jobs API
 
-The campaign continues without the orchestrator, because everything else runs in the cluster. This file has
-the launcher's hooks: what is submitted, and what is wrong with a table before anything is.
+They communicate through the directory `ray/` of the campaign, wherever they run:
+
+    orders.json    by the orchestrator: the driver in charge, the cap, and what to do and to stop
+    events.jsonl   by the driver: what happened to the runs
+    stopped/       by the driver: RUN.NUMBER.save or .now: a task ends its worker, or does not start it
+    job.sh         starts the driver and the workers
+
+- The campaign continues without the orchestrator. The driver reads its orders and the campaign's request to
+  stop every second, and exits once no run is left and no orchestrator lives that could submit more.
+- Each submission has a number, higher than those before; the driver counts a run's lives under its number. A
+  task that Ray lost (with its node, or out of memory) is resubmitted by the orchestrator's retry policy while
+  one lives, otherwise by the driver, up to four lives.
+- No run runs twice: whether a worker lives is read from its run's lock. Workers that belong to no task of the
+  driver, such as an earlier one's, count against the cap until they exit.
+- No run is orphaned: Ray ends the tasks of a driver that is gone, and a worker dies with its task. A stopped
+  run that has not begun is cancelled, or its task sees `stopped/`, or its worker the request to stop.
+- A driver that is lost is replaced by the orchestrator; without one, by `retrain resume`. One that is not in
+  charge starts nothing more and waits for its tasks.
+- With `address = "local"` the driver is a process of this machine, with a Ray of its own that ends with it.
+
+This file has the launcher's hooks: what is submitted, and what is wrong with a table before anything is.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Ray's Jobs API as data: requests to a cluster, and the meaning of their failures.
 
-One HTTP request per query, and one query for all jobs. The library `ray` is imported on first use. With
-`address = "local"` the only job, the driver, is a process on this machine instead, which starts and stops a
-Ray of its own: so the campaign continues without the orchestrator, and nothing of Ray remains when it has
-ended. It holds a lock while it lives.
+One HTTP request per query. The library `ray` is imported on first use. With `address = "local"` the only
+job, the driver, is a process on this machine, which holds a lock while it lives.
 """
 
 from __future__ import annotations

@@ -1,11 +1,4 @@
-"""The job of a campaign on the cluster: submits its runs to Ray as tasks, up to the cap at a time.
-
-`python -m retrain.launchers.ray.driver CAMPAIGN NUMBER` runs on the head until all runs are over and no live
-orchestrator could submit more. A task that Ray lost (with its node, or out of memory) is resubmitted by the
-orchestrator's retry policy while an orchestrator lives, otherwise by the driver. Workers that belong to no
-task of the driver, such as an earlier one's, count against the cap until they exit. With `address = "local"`
-the driver starts a Ray of its own, which ends with it.
-"""
+"""The job of a campaign on the cluster: submits its runs to Ray as tasks, up to the cap at a time."""
 
 from __future__ import annotations
 

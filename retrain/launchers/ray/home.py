@@ -1,14 +1,4 @@
-"""The directory `ray/` of a campaign: how orchestrator, driver and tasks communicate, wherever they run.
-
-    orders.json    by the orchestrator: the driver in charge, and what it does
-    events.jsonl   by the driver: what happened to the runs
-    stopped/       by the driver: RUN.NUMBER.save or .now: a task ends its worker, or does not start it
-    job.sh         starts the driver and the workers
-
-Each submission has a number, higher than those before; the driver counts a run's lives under its number.
-Whether a worker lives is read from its run's lock, so a run is stopped safely at any time: its task sees
-the file in `stopped/`, or its worker sees the campaign's request to stop.
-"""
+"""The files through which orchestrator, driver and tasks communicate; the package's docstring says how."""
 
 from __future__ import annotations
 
