@@ -73,7 +73,6 @@ class CampaignRun:
         self.catch_up: Callable[[], None] = lambda: None  # brings a resumed campaign's files up to date
         self._supervisor: Supervisor | None = None
         self._asked_to_stop = 0  # before there was a supervisor
-        self._left_alone: set[str] = set()  # damaged runs that were named
 
     def files_of(self, run_id: str) -> RunFiles:
         return RunFiles(self.directory) if self.plan.is_single_run else self._files.run(run_id)
@@ -95,7 +94,8 @@ class CampaignRun:
             remove_leftovers(self.directory)
             self.catch_up()
             roll_up = self._roll_up()
-            states = self._states(roll_up, redo=retry_failed)
+            states = self._states(roll_up)
+            self._see_to_damaged(roll_up, redo=retry_failed)
             where = working_directories(self._files, origin)[0]
             assignment = assignment_of(self.plan, self._files, where, self._observer.notice)
             launcher = open_launcher(self.plan.campaign.launcher, assignment)
@@ -204,12 +204,15 @@ class CampaignRun:
         except RecordsError as error:  # the manifest only repeats the runs' records
             self._observer.notice(str(error))
 
-    def _states(self, roll_up: RollUp, *, redo: bool = False) -> dict[str, RunState]:
-        """Return every run's state; damaged records count as failed, and `redo` prepares a rerun."""
-        states = {}
+    def _states(self, roll_up: RollUp) -> dict[str, RunState]:
+        """Return every run's state; damaged records count as failed."""
+        states = {entry.run_id: entry.state for entry in roll_up.entries()}
+        return {r: RunState.FAILED if state == UNREADABLE else RunState(state) for r, state in states.items()}
+
+    def _see_to_damaged(self, roll_up: RollUp, *, redo: bool) -> None:
+        """Leave runs with damaged records alone, or prepare their rerun: one does not hold up the others."""
         for entry in roll_up.entries():
-            states[entry.run_id] = RunState.FAILED if entry.state == UNREADABLE else RunState(entry.state)
-            if entry.state != UNREADABLE:  # one damaged run does not hold up the others
+            if entry.state != UNREADABLE:
                 continue
             if redo and set_aside_changed(self.files_of(entry.run_id)):
                 roll_up.changed(entry.run_id)
@@ -217,10 +220,8 @@ class CampaignRun:
                     f"{entry.run_id} runs again from its start: its metrics.jsonl changed after it had "
                     "finished, and is kept as metrics.jsonl.damaged"
                 )
-            elif entry.run_id not in self._left_alone:
-                self._left_alone.add(entry.run_id)
+            else:
                 self._observer.notice(f"{entry.run_id} is left alone: {entry.message}")
-        return states
 
     def _report_skipped(
         self, entries: Sequence[RunEntry], todo: Sequence[RunPlan], taken: Sequence[RunPlan]
