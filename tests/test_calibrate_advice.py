@@ -14,8 +14,8 @@ from retrain.calibrate.advice import Memory
 from retrain.calibrate.conclude import Evidence, crowding_between
 from retrain.calibrate.facts import BatchFound, Lengths, StepSplit, WorkersMeasured
 from retrain.calibrate.trials import Effort, Trialled
-from retrain.config.json_schema import DIRECTIVE
 from retrain.config.load import parse
+from retrain.config.reference import DIRECTIVE
 from retrain.config.schema import RateLimiter
 from retrain.plan.matrix import plan_runs
 from retrain.records.layout import RunFiles

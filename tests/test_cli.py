@@ -203,9 +203,7 @@ def test_status_imports_only_what_it_uses(retrain: Call, campaign_file: Path) ->
 @pytest.mark.parametrize("more", [[], ["--set", "backend.options.api_latency_s=0.1"]])
 def test_explain_imports_only_what_it_uses(campaign_file: Path, more: list[str]) -> None:
     found = imported(["explain", campaign_file.name, *more], campaign_file.parent)
-    assert not found & (
-        HEAVY | {"retrain.semaphore", "retrain.records.manifest", "retrain.config.json_schema"}
-    )
+    assert not found & (HEAVY | {"retrain.semaphore", "retrain.records.manifest", "retrain.config.reference"})
     assert len(of_retrain(found)) <= 70
 
 

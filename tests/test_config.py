@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.config.digest import digest
-from retrain.config.json_schema import json_schema
 from retrain.config.load import load_config, parse
+from retrain.config.reference import json_schema
 from retrain.config.resolve import as_tables, build, resolve
 from retrain.config.schema import Config
 from retrain.errors import ConfigError

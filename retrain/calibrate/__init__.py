@@ -22,8 +22,8 @@ from retrain.calibrate.conclude import Calibration, Evidence
 from retrain.calibrate.trials import Effort, Trial, Trialled, TrialSession
 from retrain.campaign import Observer
 from retrain.campaign.assign import as_launched
-from retrain.config.json_schema import DIRECTIVE
 from retrain.config.load import load_config, load_tables, parse
+from retrain.config.reference import DIRECTIVE
 from retrain.errors import ConfigError, LaunchError, RecordsError
 from retrain.plan.estimate.history import write_crowding
 from retrain.plan.estimate.measured import MeasuredRun

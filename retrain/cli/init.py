@@ -35,7 +35,7 @@ def command(
         for name, summary in templates().items():
             typer.echo(f"{name:<12} {summary}")
         return
-    from retrain.config.json_schema import NAME, json_schema
+    from retrain.config.reference import NAME, json_schema
     from retrain.registry import hint
 
     known = templates()

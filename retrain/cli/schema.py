@@ -37,9 +37,7 @@ def command(
         print_json(reference.sections())
         return
     if not keys:
-        from retrain.config.json_schema import json_schema
-
-        print_json(json_schema())
+        print_json(reference.json_schema())
         return
     for section in reference.sections():
         rows = [(key.name, key.type, key.default, key.help) for key in section.keys]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from typing import NamedTuple
 
 import tomli_w
 
@@ -89,11 +89,7 @@ def excluded(sides: Sequence[SideResult]) -> Iterator[str]:
     """Return which runs were left out, and which are judged after different numbers of steps."""
     alike: dict[tuple[str, str], list[str]] = {}
     for side in sides:
-        why = {
-            "failed": side.failed,
-            "did not get that far": side.unfinished,
-            "without this metric": side.silent,
-        }
+        why = {"failed": side.failed, "not far enough": side.unfinished, "without this metric": side.silent}
         if parts := [f"{count} {reason}" for reason, count in why.items() if count]:
             alike.setdefault((count_of(side.runs, "run"), " and ".join(parts)), []).append(side.label)
     for (runs, what), labels in alike.items():
@@ -121,8 +117,7 @@ def judgement(judged: Judged, metric: MetricComparison) -> str:
     return f"{judged.verdict}, {'better' if is_better else 'worse'}"
 
 
-@dataclass(frozen=True)
-class Ground:
+class Ground(NamedTuple):
     """The reason for the same verdict on one or several sides."""
 
     names: str
@@ -131,14 +126,14 @@ class Ground:
     because: str
 
 
-def grounds(metric: MetricComparison) -> tuple[Ground, ...]:
+def grounds(metric: MetricComparison) -> list[Ground]:
     """Return the reason for each verdict."""
     base, *others = metric.sides
     alike: dict[tuple[Verdict, str, str], list[str]] = {}
     for side, judged in zip(others, metric.differences, strict=True):
         reason = judged.verdict, judgement(judged, metric), _because(base, side, judged)
         alike.setdefault(reason, []).append(side.label)
-    return tuple(Ground(first_of(labels), *reason) for reason, labels in alike.items())
+    return [Ground(first_of(labels), *reason) for reason, labels in alike.items()]
 
 
 def _because(base: SideResult, side: SideResult, judged: Judged) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.config.json_schema import DIRECTIVE
+from retrain.config.reference import DIRECTIVE
 from tests.extras.language_server import Editor
 
 TEMPLATES = sorted((Path(__file__).parent.parent.parent / "templates").glob("*.toml"))
