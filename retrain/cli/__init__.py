@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
+from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
 COMMANDS = {  # in the order of `retrain --help`, each in the file of its name
@@ -119,11 +120,10 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-    version: Annotated[
-        bool,
-        typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True),
-    ] = False,
+    debug: bool = Option(False, "--debug", help="Show the traceback of an error."),
+    version: bool = Option(
+        False, "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
+    ),
 ) -> None:
     """Plan, run and compare reinforcement-learning campaigns for language models."""
     del debug, version  # `retrain.__main__` reads --debug where it catches errors

@@ -6,10 +6,11 @@ import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.table import Table
+from typer import Option
 
 from retrain.cli import AsJson, ConfigFile, Overrides, duration
 from retrain.cli.run import interruptible
@@ -28,21 +29,16 @@ BARS = 24  # characters of the longest
 def command(
     file: ConfigFile,
     overrides: Overrides = None,
-    budget: Annotated[
-        str, typer.Option("--budget", metavar="TIME", help="Time limit of all trials, such as 30m or 2h.")
-    ] = "30m",
-    steps: Annotated[int, typer.Option(min=4, max=1000, help="Steps of each pilot run.")] = 30,
-    seeds: Annotated[int, typer.Option(min=1, max=16, help="Seeds of each condition in the pilot.")] = 1,
-    most_workers: Annotated[
-        int, typer.Option(min=1, max=1024, help="Largest number of concurrent workers to try.")
-    ] = 16,
-    probe_seconds: Annotated[
-        float, typer.Option(min=0.0, help="Minimum time for each number of workers, in seconds.")
-    ] = 4.0,
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", help="The calibrated file; default: FILE.calibrated.toml."),
-    ] = None,
+    budget: str = Option(
+        "30m", "--budget", metavar="TIME", help="Time limit of all trials, such as 30m or 2h."
+    ),
+    steps: int = Option(30, min=4, max=1000, help="Steps of each pilot run."),
+    seeds: int = Option(1, min=1, max=16, help="Seeds of each condition in the pilot."),
+    most_workers: int = Option(16, min=1, max=1024, help="Largest number of concurrent workers to try."),
+    probe_seconds: float = Option(4.0, min=0.0, help="Minimum time for each number of workers, in seconds."),
+    output: Path | None = Option(
+        None, "-o", "--output", help="The calibrated file; default: FILE.calibrated.toml."
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Run a pilot and write a file with the recommended settings.

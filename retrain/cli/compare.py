@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.table import Table
 from rich.text import Text
+from typer import Argument, Option
 
 from retrain.cli import AsJson
 from retrain.render.tables import BAD, console, fitted, print_result, table, width_of
@@ -20,25 +21,19 @@ STYLES = {"not enough seeds to tell": "yellow", "no verdict": "yellow", "identic
 
 
 def command(
-    what: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="DIR [NAME]",
-            help="A campaign's or run's directory; after it, conditions or runs of that campaign.",
-            show_default=False,
-        ),
-    ],
-    metrics: Annotated[
-        list[str] | None,
-        typer.Option("--metric", "-m", metavar="NAME", help="Metric to compare; repeatable."),
-    ] = None,
-    step: Annotated[
-        int | None, typer.Option("--step", min=1, help="Compare as if every run had ended after this step.")
-    ] = None,
-    last: Annotated[
-        int, typer.Option("--last", min=0, help="Average over the last N steps; 0: the last tenth.")
-    ] = 0,
-    unpaired: Annotated[bool, typer.Option("--unpaired", help="Do not pair runs of the same seed.")] = False,
+    what: list[str] = Argument(
+        metavar="DIR [NAME]",
+        help="A campaign's or run's directory; after it, conditions or runs of that campaign.",
+        show_default=False,
+    ),
+    metrics: list[str] | None = Option(
+        None, "--metric", "-m", metavar="NAME", help="Metric to compare; repeatable."
+    ),
+    step: int | None = Option(
+        None, "--step", min=1, help="Compare as if every run had ended after this step."
+    ),
+    last: int = Option(0, "--last", min=0, help="Average over the last N steps; 0: the last tenth."),
+    unpaired: bool = Option(False, "--unpaired", help="Do not pair runs of the same seed."),
     as_json: AsJson = False,
 ) -> None:
     """Compare conditions, campaigns or runs over their seeds, with intervals and a verdict.

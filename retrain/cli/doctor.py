@@ -13,9 +13,10 @@ from enum import StrEnum
 from importlib import metadata
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
+from typer import Argument
 
 from retrain import registry
 from retrain.backends import MemoryEstimate
@@ -79,9 +80,7 @@ class Used:
 
 
 def command(
-    file: Annotated[
-        Path | None, typer.Argument(metavar="FILE.toml", help="Also check what this file needs.")
-    ] = None,
+    file: Path | None = Argument(None, metavar="FILE.toml", help="Also check what this file needs."),
     as_json: AsJson = False,
 ) -> None:
     """Check what is installed here and how to install what is missing; with a file, what that file needs.

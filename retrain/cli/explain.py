@@ -5,10 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.text import Text
+from typer import Option
 
 from retrain.cli import AsJson, ConfigFile, Overrides, duration
 from retrain.errors import EXIT_CONFIG
@@ -27,16 +28,13 @@ UNRELIABLE = {"short": " (a short pilot: see below)", "heavy": " (unreliable: se
 def command(
     file: ConfigFile,
     overrides: Overrides = None,
-    logs: Annotated[
-        Path | None,
-        typer.Option("--from", metavar="LOGS", help="Take step and start-up times from earlier campaigns."),
-    ] = None,
-    budget: Annotated[
-        str, typer.Option("--budget", metavar="TIME", help="Longest acceptable wall time, as 6h or 1h30m.")
-    ] = "",
-    check: Annotated[
-        bool, typer.Option("--check", help="Exit with code 2 if a line of the checklist warns.")
-    ] = False,
+    logs: Path | None = Option(
+        None, "--from", metavar="LOGS", help="Take step and start-up times from earlier campaigns."
+    ),
+    budget: str = Option(
+        "", "--budget", metavar="TIME", help="Longest acceptable wall time, as 6h or 1h30m."
+    ),
+    check: bool = Option(False, "--check", help="Exit with code 2 if a line of the checklist warns."),
     as_json: AsJson = False,
 ) -> None:
     """Check a file, show its run matrix and forecast its wall time; nothing is created.

@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from retrain.cli import Force, permission
 
 
 def command(
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A log directory, a campaign or a run.")
-    ] = Path("logs"),
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="File to write; default: standard output."),
-    ] = None,
-    form: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            metavar="csv|jsonl|parquet",
-            help="Default: by FILE's extension, else csv.",
-            autocompletion=lambda: ["csv", "jsonl", "parquet"],
-        ),
-    ] = None,
-    runs: Annotated[
-        bool, typer.Option("--runs", help="One row per run instead: its result and its configuration.")
-    ] = False,
-    warmup: Annotated[
-        bool, typer.Option("--warmup", help="One row per supervised update of a warm-up instead.")
-    ] = False,
+    directory: Path = Argument(Path("logs"), metavar="DIR", help="A log directory, a campaign or a run."),
+    output: Path | None = Option(
+        None, "--output", "-o", metavar="FILE", help="File to write; default: standard output."
+    ),
+    form: str | None = Option(
+        None,
+        "--format",
+        metavar="csv|jsonl|parquet",
+        help="Default: by FILE's extension, else csv.",
+        autocompletion=lambda: ["csv", "jsonl", "parquet"],
+    ),
+    runs: bool = Option(False, "--runs", help="One row per run instead: its result and its configuration."),
+    warmup: bool = Option(False, "--warmup", help="One row per supervised update of a warm-up instead."),
     force: Force = False,
 ) -> None:
     """Write every step of every run as one table, each step once, for pandas, R or SQL.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
-from typing import Annotated
 
 import typer
+from typer import Option
 
 from retrain.errors import ConfigError
 
@@ -18,14 +18,15 @@ def complete_templates(incomplete: str) -> list[str]:
 
 
 def command(
-    template: Annotated[
-        str,
-        typer.Option(
-            "--template", "-t", help="Name of the template; see --list.", autocompletion=complete_templates
-        ),
-    ] = "campaign",
-    force: Annotated[bool, typer.Option("--force", help="Overwrite NAME.toml if it exists.")] = False,
-    show_list: Annotated[bool, typer.Option("--list", help="List the templates and exit.")] = False,
+    template: str = Option(
+        "campaign",
+        "--template",
+        "-t",
+        help="Name of the template; see --list.",
+        autocompletion=complete_templates,
+    ),
+    force: bool = Option(False, "--force", help="Overwrite NAME.toml if it exists."),
+    show_list: bool = Option(False, "--list", help="List the templates and exit."),
 ) -> None:
     """Write NAME.toml, a commented file to start from, and the JSON Schema with which editors complete it.
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import Annotated
 
 import typer
+from typer import Option
 
 from retrain.cli import RunDirectory, RunId
 
@@ -13,10 +13,10 @@ from retrain.cli import RunDirectory, RunId
 def command(
     directory: RunDirectory,
     run: RunId = "",
-    following: Annotated[
-        bool, typer.Option("--follow", "-f", help="Follow until the run ends; Ctrl-C does not stop the run.")
-    ] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="Number of lines to show first.")] = 200,
+    following: bool = Option(
+        False, "--follow", "-f", help="Follow until the run ends; Ctrl-C does not stop the run."
+    ),
+    lines: int = Option(200, "--lines", "-n", min=1, help="Number of lines to show first."),
 ) -> None:
     """Show a run's output; without a run's name, the messages of the campaign's orchestrator.
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from retrain import registry
 from retrain.cli import AsJson
@@ -34,16 +34,15 @@ class PluginRow:
 
 
 def command(
-    kind: Annotated[
-        str, typer.Argument(metavar="KIND", help="Only this kind, as rewards.", autocompletion=complete_kinds)
-    ] = "",
-    check: Annotated[
-        str, typer.Option("--check", metavar="NAME", help="Check your own plugin, such as my_rewards.score.")
-    ] = "",
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="With --check: a key of the plugin's table."),
-    ] = None,
+    kind: str = Argument(
+        "", metavar="KIND", help="Only this kind, as rewards.", autocompletion=complete_kinds
+    ),
+    check: str = Option(
+        "", "--check", metavar="NAME", help="Check your own plugin, such as my_rewards.score."
+    ),
+    overrides: list[str] | None = Option(
+        None, "--set", metavar="KEY=VALUE", help="With --check: a key of the plugin's table."
+    ),
     as_json: AsJson = False,
 ) -> None:
     """List the plugins and what each needs, or check your own.

@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from retrain.cli import Force, permission
 
 
 def command(
-    directories: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="[DIR]...", help="Campaigns, runs, or a log directory with one of them; default: logs."
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="File to write; else report.FORMAT.")
-    ] = None,
-    form: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            metavar="html|png|svg|csv|parquet",
-            help="Default: by FILE's extension, else html.",
-            autocompletion=lambda: ["html", "png", "svg", "csv", "parquet"],
-        ),
-    ] = None,
-    metrics: Annotated[
-        list[str] | None,
-        typer.Option("--metric", "-m", metavar="NAME", help="Also plot and compare this metric; repeatable."),
-    ] = None,
+    directories: list[Path] | None = Argument(
+        None, metavar="[DIR]...", help="Campaigns, runs, or a log directory with one of them; default: logs."
+    ),
+    output: Path | None = Option(
+        None, "--output", "-o", metavar="FILE", help="File to write; else report.FORMAT."
+    ),
+    form: str | None = Option(
+        None,
+        "--format",
+        metavar="html|png|svg|csv|parquet",
+        help="Default: by FILE's extension, else html.",
+        autocompletion=lambda: ["html", "png", "svg", "csv", "parquet"],
+    ),
+    metrics: list[str] | None = Option(
+        None, "--metric", "-m", metavar="NAME", help="Also plot and compare this metric; repeatable."
+    ),
     force: Force = False,
 ) -> None:
     """Write one HTML file per campaign: curves, comparison, failures, configuration, provenance.

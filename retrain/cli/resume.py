@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from retrain.cli import AsJson, Detach
 from retrain.cli.run import JUST_STARTED, carry_out, finish, leave_running, observe
 
 
 def command(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The campaign's directory.")],
-    failed: Annotated[bool, typer.Option("--failed", help="Run only the failed runs again.")] = False,
-    accept_config_change: Annotated[
-        bool,
-        typer.Option(
-            "--accept-config-change", help="Continue although campaign.toml now gives different results."
-        ),
-    ] = False,
+    directory: Path = Argument(metavar="DIR", help="The campaign's directory."),
+    failed: bool = Option(False, "--failed", help="Run only the failed runs again."),
+    accept_config_change: bool = Option(
+        False, "--accept-config-change", help="Continue although campaign.toml now gives different results."
+    ),
     detach: Detach = False,
-    just_started: Annotated[bool, typer.Option(JUST_STARTED, hidden=True)] = False,
+    just_started: bool = Option(False, JUST_STARTED, hidden=True),
     as_json: AsJson = False,
 ) -> None:
     """Continue a campaign that was stopped or killed, from the newest checkpoints.

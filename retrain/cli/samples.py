@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
+from typer import Option
 
 from retrain.cli import AsJson, RunDirectory, RunId
 
@@ -18,13 +19,11 @@ if TYPE_CHECKING:
 def command(
     directory: RunDirectory,
     run: RunId = "",
-    step: Annotated[int | None, typer.Option("--step", min=0, help="Of this step, not the last.")] = None,
-    best: Annotated[bool, typer.Option("--best", help="Highest rewards first, over all kept steps.")] = False,
-    worst: Annotated[bool, typer.Option("--worst", help="Lowest rewards first.")] = False,
-    ties: Annotated[
-        bool, typer.Option("--ties", help="Only prompts whose rollouts all got the same reward.")
-    ] = False,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Maximum number of samples.")] = 8,
+    step: int | None = Option(None, "--step", min=0, help="Of this step, not the last."),
+    best: bool = Option(False, "--best", help="Highest rewards first, over all kept steps."),
+    worst: bool = Option(False, "--worst", help="Lowest rewards first."),
+    ties: bool = Option(False, "--ties", help="Only prompts whose rollouts all got the same reward."),
+    count: int = Option(8, "--count", "-n", min=1, help="Maximum number of samples."),
     as_json: AsJson = False,
 ) -> None:
     """Show samples of a run: prompt, completion, reward and advantage.

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
+from typer import Option
 
 from retrain.cli import AsJson
 
 
 def command(
-    keys: Annotated[bool, typer.Option("--keys", help="Print a table of keys instead.")] = False,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print the configuration reference as Markdown.")
-    ] = False,
-    metrics: Annotated[
-        bool, typer.Option("--metrics", help="Print the fields of metrics.jsonl as Markdown.")
-    ] = False,
+    keys: bool = Option(False, "--keys", help="Print a table of keys instead."),
+    markdown: bool = Option(False, "--markdown", help="Print the configuration reference as Markdown."),
+    metrics: bool = Option(False, "--metrics", help="Print the fields of metrics.jsonl as Markdown."),
     as_json: AsJson = False,
 ) -> None:
     """Print the JSON Schema of a campaign file, or a table of its keys.

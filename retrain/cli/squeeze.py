@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+from typer import Argument, Option
 
 from retrain.cli import AsJson
 
@@ -31,18 +31,10 @@ class Squeezed:
 
 
 def command(
-    adapter: Annotated[
-        Path, typer.Argument(metavar="ADAPTER", help="A peft adapter's or a run's directory.", exists=False)
-    ],
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write the smaller adapter to this directory.")
-    ] = None,
-    rank: Annotated[
-        int | None, typer.Option(min=1, help="Rank of the smaller adapter; default: the recommended one.")
-    ] = None,
-    keep: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Variance that the worst layer must retain.")
-    ] = 0.99,
+    adapter: Path = Argument(metavar="ADAPTER", help="A peft adapter's or a run's directory.", exists=False),
+    output: Path | None = Option(None, "-o", "--output", help="Write the smaller adapter to this directory."),
+    rank: int | None = Option(None, min=1, help="Rank of the smaller adapter; default: the recommended one."),
+    keep: float = Option(0.99, min=0.0, max=1.0, help="Variance that the worst layer must retain."),
     as_json: AsJson = False,
 ) -> None:
     """Show how much of a LoRA adapter's variance each rank retains; with -o, write a smaller adapter.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
+from typer import Argument, Option
 
 from retrain.cli import AsJson
 
@@ -14,12 +15,8 @@ if TYPE_CHECKING:
 
 
 def command(
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A log directory, or one campaign.")
-    ] = Path("logs"),
-    watching: Annotated[
-        bool, typer.Option("--watch", "-w", help="Keep the view up to date; q or Ctrl-C quits.")
-    ] = False,
+    directory: Path = Argument(Path("logs"), metavar="DIR", help="A log directory, or one campaign."),
+    watching: bool = Option(False, "--watch", "-w", help="Keep the view up to date; q or Ctrl-C quits."),
     as_json: AsJson = False,
 ) -> None:
     """Show campaigns and their runs: state, progress, rewards, time left. Reads files only.

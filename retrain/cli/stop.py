@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 
 def command(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The campaign's directory.")],
-    now: Annotated[
-        bool, typer.Option("--now", help="Kill the workers; steps since the last checkpoint are repeated.")
-    ] = False,
+    directory: Path = Argument(metavar="DIR", help="The campaign's directory."),
+    now: bool = Option(
+        False, "--now", help="Kill the workers; steps since the last checkpoint are repeated."
+    ),
 ) -> None:
     """Stop a campaign, whether or not its orchestrator is alive: workers save a checkpoint and exit.
 
