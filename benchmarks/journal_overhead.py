@@ -147,6 +147,7 @@ def row_of(step: int) -> StepRow:
         throttle=None,
         scaling=None,
         roofline=None,
+        engine=None,
         pipeline=None,
         evaluation=None,
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 from retrain.backends import BackendProgress, SamplingProgress, StartProgress, TrainingProgress
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import RunState, read_progress
+from retrain.records.step_row import EngineUse
 from retrain.trainer.journal import Journal
 from tests.semaphore_processes import wait_until
 
@@ -54,6 +55,16 @@ def test_a_worker_that_waits_for_its_engine_has_a_phase_for_that(tmp_path: Path)
     journal = Journal(files, attempt=1, max_steps=3)
     journal.phase("load", 0)
     assert told(journal, files, StartProgress("starting vLLM", 40.2)) == ("starting vLLM", "40 s")
+    journal.close()
+
+
+def test_what_an_engine_said_last_stays_while_the_run_goes_on(tmp_path: Path) -> None:
+    files = RunFiles(tmp_path)
+    journal = Journal(files, attempt=1, max_steps=3)
+    journal.detail(EngineUse(running=3, waiting=0, kv_fraction=None, tokens_per_s=None, log="/tmp/e.log"))
+    journal.phase("sample", 1)
+    journal.phase("train", 1, state=RunState.FAILED)
+    assert read_progress(files.status).engine == "3 running, 0 waiting; log /tmp/e.log"
     journal.close()
 
 

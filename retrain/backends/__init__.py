@@ -16,6 +16,7 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
+from retrain.records.step_row import EngineUse
 from retrain.records.text import gib
 from retrain.registry import Hook, PluginSpec
 from retrain.rollouts import Floats, Group, Loss, Prompt, TrainingSample
@@ -91,7 +92,7 @@ class StartProgress:
         return f"{self.time_s:.0f} s"
 
 
-BackendProgress: TypeAlias = SamplingProgress | TrainingProgress | StartProgress
+BackendProgress: TypeAlias = SamplingProgress | TrainingProgress | StartProgress | EngineUse
 
 
 def ignore_progress(progress: BackendProgress) -> None:
@@ -249,9 +250,10 @@ class Backend(Protocol):
 
     Optional methods: `check_prompts(prompts)` rejects, before the first step, prompts that leave no room
     for a completion; `take_sampling_work() -> SamplingWork` returns the cost of sampling since the last
-    call (from any thread), for roofline hints. `[warmup]` needs two more methods:
-    `written(demonstrations) -> list[Rollout]` returns written completions as rollouts, with the end token and
-    log-probabilities 0, and `reset_optimizer()` clears its moments and step count.
+    call (from any thread), for roofline hints, and `take_engine_use() -> EngineUse | None` the load of a
+    server. `[warmup]` needs two more methods: `written(demonstrations) -> list[Rollout]` returns written
+    completions as rollouts, with the end token and log-probabilities 0, and `reset_optimizer()` clears its
+    moments and step count.
     """
 
     info: BackendInfo

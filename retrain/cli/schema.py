@@ -22,11 +22,11 @@ def command(
     Example: retrain schema > retrain.schema.json
     """
     from retrain.config import reference
-    from retrain.records import step_row
+    from retrain.records import metrics_page
     from retrain.render.tables import console, print_json, table
 
     if markdown or metrics:
-        typer.echo(step_row.markdown() if metrics else reference.markdown(), nl=False)
+        typer.echo(metrics_page.markdown() if metrics else reference.markdown(), nl=False)
         return
     if keys and as_json:
         print_json(reference.sections())

@@ -36,6 +36,7 @@ RELEASE_S = 10.0  # for the final permit and call; a worker that is stopping has
 KEY_CODES = (401, 403)
 NOT_FOUND = 404
 COMPLETIONS = "/v1/completions"
+METRICS_WAIT_S = 5.0
 ABORTED = "abort"  # reason of a completion that the server did not finish
 LONGEST_WHOLE = 64  # tokens of completions that are not streamed: parts of a few tokens cost more to read
 TOKENS_PER_EVENT = 32  # that vLLM may collect; one by one they take eight times the processor time to read
@@ -133,10 +134,12 @@ class Engine:
             advice: ends the message about a server that does not answer.
         """
         self._url = url.rstrip("/")
-        self._calls = Calls(self._url, key=_key() if key is None else key, silence_s=silence_s)
+        known = _key() if key is None else key
+        self._calls = Calls(self._url, key=known, silence_s=silence_s)
         self._unreachable = advice
         self._reload = reload
         self._unload = reload.replace("load_lora", "unload_lora")
+        self._metrics = Calls(self._url, key=known, silence_s=METRICS_WAIT_S)
         self._streams = reload.startswith("/v1/")  # as vLLM does; SGLang's streams may repeat token ids
         self._loaded: list[str] = []  # names of adapters
         self._permit = permit
@@ -172,6 +175,12 @@ class Engine:
             return [row.drawn(wanted.end_ids) for row in rows]
         except (TypeError, ValueError) as error:
             raise self._mismatch(error) from error
+
+    def read_metrics(self) -> str:
+        """Return what the server says of its load; empty if it does not."""
+        with contextlib.suppress(CallError):
+            return self._metrics.fetch("/metrics").decode(errors="replace")
+        return ""
 
     def end_calls(self) -> None:
         """End the calls in flight that can be ended, and all such calls from now on."""

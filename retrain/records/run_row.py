@@ -72,6 +72,7 @@ class RunRow:
     )
     phase: str = _column("", "last known phase of a running run", default="")
     detail: str = _column("", "how far a long phase is", default="")
+    engine: str = _column("", "load and log of the server that samples, as it said last", default="")
     step: int = _column("steps", "steps that are complete", default=0)
     max_steps: int | None = _column("steps", "steps of the whole run")
     attempt: int = _column("", "number of its last attempt; 0 before the first", default=0)
@@ -158,6 +159,7 @@ def row_of_parts(
         "state": str(seen.state),
         "phase": running.phase if running else "",
         "detail": running.detail if running else "",
+        "engine": running.engine if running else "",
         "step": max(progress.step if progress else 0, last.get("step", 0)),
         "max_steps": progress.max_steps if progress else None,
         "attempt": seen.attempts[-1].number if seen.attempts else 0,

@@ -61,6 +61,7 @@ class Progress:
     updated_at: str = ""  # filled in by `write_progress`
     message: str = ""
     detail: str = ""  # how far a long phase is
+    engine: str = ""  # what the server that samples said last
 
 
 @dataclass(frozen=True)

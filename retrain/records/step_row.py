@@ -1,28 +1,18 @@
 """A row of metrics.jsonl: every field with its unit, its meaning and the module that writes it.
 
 Each contributor to a row returns one of the dataclasses below; a `StepRow` holds them, and `columns` returns
-the flat keys of the file. `docs/metrics.md` is generated from here (`retrain schema --metrics`). Rows are
-read as mappings (`read_metrics`), because other versions write other keys.
+the flat keys of the file. Rows are read as mappings (`read_metrics`): other versions write other keys.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, ClassVar, TypeAlias, get_args, get_type_hints
+from typing import Any, ClassVar, TypeAlias
 
 Value: TypeAlias = str | int | float | None
-
-PREFACE = """\
-# Metrics
-
-Every field of `metrics.jsonl`, which has one row per step. `retrain schema --metrics` prints this page.
-`null` means that a value is unknown or not finite. `read_metrics(run_dir)` returns the rows as mappings in
-step order, each step once. Rows that other versions wrote may lack some fields.
-"""
 
 
 def measured(unit: str, meaning: str, *, key: str = "", is_optional: bool = False, **default: Any) -> Any:
@@ -186,6 +176,26 @@ class RooflineSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineUse:
+    """The server that samples, as its metrics say, for all of its users; the most at once during the step."""
+
+    PREFIX: ClassVar[str] = "engine_"
+    running: int = measured("requests", "completions in progress")
+    waiting: int = measured("requests", "waiting for a place")
+    kv_fraction: float | None = measured("fraction", "share of its key-value cache in use")
+    tokens_per_s: float | None = measured(
+        "tokens/s", "tokens sampled per second; null until it was asked twice"
+    )
+    log: str = measured("", "its log; empty for a server that others started")
+
+    def __str__(self) -> str:
+        use = "" if self.kv_fraction is None else f", KV cache {self.kv_fraction:.0%}"
+        speed = "" if self.tokens_per_s is None else f", {self.tokens_per_s:,.0f} tokens/s"
+        log = f"; log {self.log}" if self.log else ""
+        return f"{self.running} running, {self.waiting} waiting{use}{speed}{log}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineStats:
     """Asynchronous sampling so far: counts of the whole run, waits and idle fractions of this attempt."""
 
@@ -249,6 +259,9 @@ class StepRow:
     roofline: RooflineSummary | None = field(
         metadata=_by("trainer/step_meter.py", "with `peak_gflops` or `peak_bw_gb_s`")
     )
+    engine: EngineUse | None = field(
+        metadata=_by("engines/metrics.py", "where a server samples that has metrics")
+    )
     pipeline: PipelineStats | None = field(metadata=_by("trainer/source.py", "with `[rate_limiter]`"))
     evaluation: Evaluation | None = field(metadata=_by("trainer/evaluation.py", "every `eval_every` steps"))
 
@@ -261,7 +274,7 @@ def columns(part: Any) -> dict[str, Value]:
     """Return one part's keys and values as metrics.jsonl has them; none if the part is None."""
     row: dict[str, Value] = {}
     kind: Any = type(part)  # hashable, which mypy cannot infer for a dataclass's type
-    for name, key, is_optional in () if part is None else _keys(kind):
+    for name, key, is_optional in () if part is None else keys_of(kind):
         value = getattr(part, name)
         if isinstance(value, dict):
             stem = key.rpartition("_")[0]
@@ -272,23 +285,8 @@ def columns(part: Any) -> dict[str, Value]:
 
 
 @cache
-def _keys(kind: Any) -> tuple[tuple[str, str, bool], ...]:
+def keys_of(kind: Any) -> tuple[tuple[str, str, bool], ...]:
     """Return a part's attributes, their keys in the file, and whether None leaves the key out."""
     prefix = getattr(kind, "PREFIX", "")
     found = ((part.name, part.metadata) for part in dataclasses.fields(kind))
     return tuple((name, how["key"] or prefix + name, how["is_optional"]) for name, how in found)
-
-
-def markdown() -> str:
-    """Return the page of metrics: one heading per part, one table row per field."""
-    return PREFACE + "".join(line for part in dataclasses.fields(StepRow) for line in _section(part))
-
-
-def _section(part: dataclasses.Field[Any]) -> Iterator[str]:
-    hint = get_type_hints(StepRow)[part.name]
-    kind: Any = next(kind for kind in (hint, *get_args(hint)) if dataclasses.is_dataclass(kind))
-    title = part.name.replace("_", " ").capitalize()
-    written = f"Written by `{part.metadata['by']}`, {part.metadata['when']}."
-    yield f"\n## {title}\n\n{inspect.getdoc(kind)} {written}\n\n| field | unit | meaning |\n|---|---|---|\n"
-    for declared, (_, key, _) in zip(dataclasses.fields(kind), _keys(kind), strict=True):
-        yield f"| `{key}` | {declared.metadata['unit']} | {declared.metadata['meaning']} |\n"

@@ -18,7 +18,7 @@ from retrain.records.layout import RunFiles
 from retrain.records.metrics import MetricsWriter
 from retrain.records.run_state import Progress, RunState, write_progress
 from retrain.records.samples import SamplesWriter, shortened
-from retrain.records.step_row import StepRow
+from retrain.records.step_row import EngineUse, StepRow
 from retrain.rollouts import Floats
 from retrain.trainer.batch import ScoredBatch
 
@@ -51,6 +51,7 @@ class Journal:
         self._lock = threading.Lock()
         self._latest: Progress | None = None  # not written yet; a timer will
         self._current: Progress | None = None
+        self._engine = ""  # what the server that samples said last
 
     def row(self, row: StepRow) -> None:
         """Write a step's row; raise NonFiniteError, which names the key, if a value is NaN or infinite."""
@@ -72,6 +73,7 @@ class Journal:
         """Write the current phase to status.json; at most every `PROGRESS_EVERY_S` while running."""
         progress = Progress(state, phase, step, self._max_steps, self.attempt, message=message)
         with self._lock:
+            progress = replace(progress, engine=self._engine)
             self._current = progress if state == RunState.RUNNING else None
             early_s = self._written_at + PROGRESS_EVERY_S - time.monotonic()
             if state == RunState.RUNNING and early_s > 0:
@@ -87,6 +89,9 @@ class Journal:
     def detail(self, detail: BackendProgress) -> None:
         """Add to the current phase how far it is; at most every `DETAIL_EVERY_S`, from any thread."""
         with self._lock, contextlib.suppress(RecordsError):  # the next write says so
+            if isinstance(detail, EngineUse):
+                self._engine = str(detail)  # shown by the next write
+                return
             now_s, current = time.monotonic(), self._current
             if current is None or now_s - self._written_at < DETAIL_EVERY_S:
                 return
@@ -94,7 +99,8 @@ class Journal:
                 return  # of a later step
             self._latest, self._written_at = None, now_s
             phase = detail.phase if isinstance(detail, StartProgress) else current.phase
-            write_progress(self._status, replace(current, phase=phase, detail=str(detail)))
+            told = replace(current, phase=phase, detail=str(detail), engine=self._engine)
+            write_progress(self._status, told)
 
     def _write_latest(self) -> None:
         with self._lock, contextlib.suppress(RecordsError):  # the next write says so

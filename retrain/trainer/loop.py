@@ -211,6 +211,7 @@ class Trainer:
             throttle=observed.throttle,
             scaling=observed.scaling,
             roofline=self._meter.roofline(stats.work),
+            engine=self._meter.engine(),
             pipeline=self._source.stats(),
             evaluation=None,
         )

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from retrain.backends import Backend, SamplingWork, Work
 from retrain.config.schema import BackPressure
 from retrain.controllers.roofline import Phase, PhaseHint, classify
-from retrain.records.step_row import RooflineSummary, Timing
+from retrain.records.step_row import EngineUse, RooflineSummary, Timing
 from retrain.trainer.journal import Journal
 
 
@@ -45,6 +45,11 @@ class StepMeter:
     def roofline(self, training: Work | None) -> RooflineSummary | None:
         """Return what limited each phase, given the work of the update."""
         return roofline(self._table, self._take_sampling_work(), training)
+
+    def engine(self) -> EngineUse | None:
+        """Return the load of the server that samples, if there is one that says it."""
+        take = getattr(self._backend, "take_engine_use", None)
+        return take() if take is not None else None
 
     def _take_sampling_work(self) -> SamplingWork | None:
         take = getattr(self._backend, "take_sampling_work", None)

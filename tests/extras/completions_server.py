@@ -44,6 +44,8 @@ class CompletionsServer(ThreadingHTTPServer):
         # whether the stream for a request waits after its first event
         self.is_held: Callable[[dict[str, Any]], bool] = lambda body: False
         self.running = 0  # streams that are not over, and whose client is still there
+        self.tokens = 0  # as its metrics say: a hundred more each time
+        self.looks = 0  # at its metrics, while streams were running
         self.broken_streams = 0  # so many streams end without their last event
         self.lock = threading.Lock()
 
@@ -125,10 +127,22 @@ class Handler(BaseHTTPRequestHandler):
     server: CompletionsServer
     protocol_version = "HTTP/1.1"
 
-    def do_GET(self) -> None:  # /health
+    def do_GET(self) -> None:  # /health or /metrics
+        with self.server.lock:
+            running, self.server.tokens = self.server.running, self.server.tokens + 100
+            self.server.looks += running > 0
+        labels = '{engine="0",model_name="tiny, {of tests}"}'
+        load = {"num_requests_running": running, "num_requests_waiting": 2, "kv_cache_usage_perc": 0.25}
+        counts = {**load, "generation_tokens_total": self.server.tokens}
+        lines = [
+            f"# TYPE vllm:{name} gauge\nvllm:{name}{labels} {float(value)}\n"
+            for name, value in counts.items()
+        ]
+        content = "".join(lines).encode() if self.path == "/metrics" else b""
         self.send_response(200)
-        self.send_header("Content-Length", "0")
+        self.send_header("Content-Length", str(len(content)))
         self.end_headers()
+        self.wfile.write(content)
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

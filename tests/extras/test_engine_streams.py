@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from retrain import worker
-from retrain.backends import BackendSpec, Sampling, SamplingProgress
+from retrain.backends import BackendProgress, BackendSpec, Sampling, SamplingProgress
 from retrain.backends.local import connect
 from retrain.backends.local.policy import LocalBackend
 from retrain.engines import openai as engine_module
@@ -71,12 +71,13 @@ def test_long_completions_come_in_parts_with_all_tokens_and_logprobs(server, mod
 
 
 def test_a_call_tells_how_far_it_is(server, model):
-    told: list[SamplingProgress] = []
+    told: list[BackendProgress] = []
     spec = BackendSpec(0, model=model, lora_rank=4, options=options_for(server), observe=told.append)
     first_s = time.monotonic() + 0.6  # progress is told every half second
     server.is_held = lambda body: time.monotonic() < first_s
     draw(connect(spec), max_tokens=LONG)
-    assert (told[0].rollouts, told[0].finished, told[0].tokens > 0) == (15, 0, True)
+    first = next(progress for progress in told if isinstance(progress, SamplingProgress))
+    assert (first.rollouts, first.finished, first.tokens > 0) == (15, 0, True)
 
 
 def test_a_server_that_does_not_stream_as_vllm_does_is_asked_for_whole_answers(model):
@@ -151,6 +152,14 @@ def test_a_run_stops_in_the_middle_of_a_step_and_takes_it_again(server, model, t
     assert worker.run(files.directory, threading.Event()) == 0
     assert [row["step"] for row in read_metrics(files.directory)] == [1, 2, 3, 4]
     assert prompts_of(server)[2] == prompts_of(server)[3]
+
+
+def test_the_load_of_the_server_is_in_the_rows(server, model, tmp_path):
+    files = run_on(server, model, tmp_path / "run")
+    server.is_held = lambda body: server.looks == 0
+    assert worker.run(files.directory, threading.Event()) == 0
+    first = read_metrics(files.directory)[0]
+    assert (first["engine_running"], first["engine_waiting"], first["engine_kv_fraction"]) == (1, 2, 0.25)
 
 
 def test_a_killed_worker_frees_its_places_on_the_server(server, model, tmp_path):

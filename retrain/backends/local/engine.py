@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from retrain.backends import BackendSpec, Sampling, StartProgress, never
+from retrain.backends import BackendSpec, Sampling, StartProgress
 from retrain.backends.local import LocalOptions
+from retrain.backends.local.engine_watch import EngineWatch
 from retrain.backends.local.files import ADAPTER, save_weights
 from retrain.backends.local.loading import Cut, Policy
 from retrain.backends.local.progress import Progress
@@ -35,7 +36,6 @@ TOLERANCE_NATS = 0.2  # mean over tokens; differences from kernels and bfloat16 
 NOISE_NATS = 0.02  # smaller differences are noise
 CHECKED_TOKENS = 256
 MOST_KEPT = 0.95  # fraction of the server's tokens that our own cut keeps as well, at least
-LOOK_S = 0.2  # between checks for a stop
 CRASHES = 3  # of a server of ours, that one call survives
 
 
@@ -84,9 +84,9 @@ class EngineSampler:
         self._lock = threading.Lock()  # guards `_policy` and `_served`
         self._served: list[Served] = []  # the newest last; earlier ones until no call uses them
         self.publish(0)
-        self._leaving = threading.Event()
-        if spec.is_leaving is not never:
-            threading.Thread(target=self._cancel_when_leaving, name="engine watch", daemon=True).start()
+        log = str(self._server.files.log) if self._server else ""
+        self._watch = EngineWatch(spec, self._engine, log, self._progress.is_busy)
+        self.take_use = self._watch.take_use
 
     def publish(self, version: int) -> None:
         """Sample with the trained policy's weights as they are now; not to be called during an update."""
@@ -121,8 +121,7 @@ class EngineSampler:
 
     def close(self) -> None:
         """Unload the adapters from the server and delete their files."""
-        self._leaving.set()
-        self._engine.end_calls()
+        self._watch.close()
         self._engine.close()
         if self._server is not None:
             self._server.close()
@@ -187,15 +186,7 @@ class EngineSampler:
         with self._lock:
             if self._engine is failed:
                 self._engine = self._connected()
-                if self._leaving.is_set():
-                    self._engine.end_calls()
-
-    def _cancel_when_leaving(self) -> None:
-        """End calls that sample for training once the run stops or ends: the server frees their places."""
-        while not self._leaving.wait(LOOK_S):
-            if self._spec.is_leaving():
-                self._leaving.set()
-        self._engine.end_calls()
+                self._watch.replace(self._engine)
 
     def _bring_up_to(self, snapshot: Snapshot) -> Served:
         if self._served and self._served[-1].snapshot is snapshot:

@@ -27,6 +27,7 @@ from retrain.backends.work import ModelCosts
 from retrain.demonstrations import Demonstration
 from retrain.engines import Ids
 from retrain.errors import ConfigError
+from retrain.records.step_row import EngineUse
 from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
 
 MASTER_BYTES = 4  # the optimizer keeps float32 regardless of the weights' dtype
@@ -150,6 +151,9 @@ class LocalBackend:
 
     def take_sampling_work(self) -> SamplingWork:
         return self.sampler.work.take()
+
+    def take_engine_use(self) -> EngineUse | None:
+        return None if self._engine is None else self._engine.take_use()
 
     def save(self, directory: Path) -> None:
         budgets = {"train": self._learner.tokens_at_a_time, **self.sampler.budgets}

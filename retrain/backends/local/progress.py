@@ -32,10 +32,15 @@ class Progress:
         self._calls: dict[object, tuple[float, Sequence[Drawing]]] = {}  # when each began, and its rows
         self._told_s = time.monotonic()
 
+    def is_busy(self) -> bool:
+        """Whether a call has begun and not ended."""
+        return bool(self._calls)
+
     @contextmanager
     def call(self) -> Iterator[Tell]:
         """Return what tells the rows of a call, as often as it likes, until the call ends."""
         call, began_s = object(), time.monotonic()
+        self._calls[call] = (began_s, ())
 
         def tell(rows: Sequence[Drawing]) -> None:
             now_s = time.monotonic()

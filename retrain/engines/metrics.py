@@ -1,0 +1,71 @@
+"""What a server says of its load, in the text format of Prometheus at `/metrics`."""
+
+from __future__ import annotations
+
+import re
+import threading
+
+from retrain.records.step_row import EngineUse
+
+RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
+WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
+KV_USE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
+TOKENS = ("vllm:generation_tokens_total", "sglang:generation_tokens_total")
+LINE = re.compile(r"^([a-z_]+:[a-z_]+)(?:\{.*\})? ([0-9.eE+-]+)$", re.MULTILINE)
+
+
+class EngineMeter:
+    """Sums up what a server said since the last `take`; from any thread."""
+
+    def __init__(self, log: str) -> None:
+        self._log = log
+        self._lock = threading.Lock()
+        self._seen: list[EngineUse] = []
+        self._first: tuple[float, float] | None = None  # when tokens were counted, and their number
+        self._last: tuple[float, float] | None = None
+
+    def look(self, text: str, now_s: float) -> EngineUse | None:
+        """Return what a text says; None if it is of another kind of server."""
+        found: dict[str, list[float]] = {}
+        for name, value in LINE.findall(text):
+            found.setdefault(name, []).append(float(value))
+        running, waiting, kv_use, tokens = (
+            next((found[name] for name in names if name in found), [])
+            for names in (RUNNING, WAITING, KV_USE, TOKENS)
+        )
+        if not running:
+            return None
+        with self._lock:
+            before, self._last = self._last, (now_s, sum(tokens))
+            self._first = self._first or self._last
+            use = EngineUse(
+                running=int(sum(running)),
+                waiting=int(sum(waiting)),
+                kv_fraction=max(kv_use, default=None),
+                tokens_per_s=_speed(before, self._last),
+                log=self._log,
+            )
+            self._seen.append(use)
+        return use
+
+    def take(self) -> EngineUse | None:
+        """Return the most of each since the last call; None if the server was not asked."""
+        with self._lock:
+            seen, self._seen = self._seen, []
+            first, self._first = self._first, self._last
+        if not seen:
+            return None
+        return EngineUse(
+            running=max(use.running for use in seen),
+            waiting=max(use.waiting for use in seen),
+            kv_fraction=max((use.kv_fraction for use in seen if use.kv_fraction is not None), default=None),
+            tokens_per_s=_speed(first, self._last),
+            log=self._log,
+        )
+
+
+def _speed(before: tuple[float, float] | None, now: tuple[float, float] | None) -> float | None:
+    """Return tokens per second; None if they are unknown, or the server was restarted in between."""
+    if before is None or now is None or now[0] <= before[0] or now[1] < before[1]:
+        return None
+    return (now[1] - before[1]) / (now[0] - before[0])

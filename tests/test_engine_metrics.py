@@ -1,0 +1,53 @@
+"""What is read from a server's metrics."""
+
+from __future__ import annotations
+
+import pytest
+
+from retrain.engines.metrics import EngineMeter
+from retrain.records.step_row import EngineUse
+
+VLLM = """\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="/models/{a} b"} 3.0
+vllm:num_requests_running{engine="1",model_name="/models/{a} b"} 2.0
+vllm:num_requests_waiting{engine="0",model_name="/models/{a} b"} 1.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="a",reason="capacity"} 7.0
+vllm:kv_cache_usage_perc{engine="0",model_name="/models/{a} b"} 0.125
+vllm:generation_tokens_total{engine="0",model_name="/models/{a} b"} TOKENS
+"""
+SGLANG = """\
+sglang:num_running_reqs{model_name="m"} 4.0
+sglang:num_queue_reqs{model_name="m"} 0.0
+sglang:token_usage{model_name="m"} 0.5
+"""
+
+
+def vllm(tokens: float) -> str:
+    return VLLM.replace("TOKENS", str(tokens))
+
+
+def test_the_servers_own_names_are_known() -> None:
+    assert EngineMeter("a.log").look(vllm(1e3), 0.0) == EngineUse(
+        running=5, waiting=1, kv_fraction=0.125, tokens_per_s=None, log="a.log"
+    )
+    assert str(EngineMeter("").look(SGLANG, 0.0)) == "4 running, 0 waiting, KV cache 50%"
+
+
+def test_speed_is_that_between_two_looks_and_of_a_step_that_since_the_last_one() -> None:
+    meter = EngineMeter("a.log")
+    meter.look(vllm(1000), 10.0)
+    said = str(meter.look(vllm(1500.0), 12.0))
+    assert said == "5 running, 1 waiting, KV cache 12%, 250 tokens/s; log a.log"
+    assert meter.take().tokens_per_s == pytest.approx(250.0)
+    assert meter.take() is None
+    meter.look(vllm(1600), 14.0)
+    assert meter.take().tokens_per_s == pytest.approx(50.0)
+
+
+def test_a_server_that_was_restarted_or_says_something_else_has_no_speed() -> None:
+    meter = EngineMeter("")
+    meter.look(vllm(1000), 10.0)
+    assert meter.look(vllm(0), 12.0).tokens_per_s is None
+    assert meter.look("process_cpu_seconds_total 3.0", 14.0) is None
