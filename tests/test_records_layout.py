@@ -23,6 +23,10 @@ def test_what_belongs_in_a_log_directory_is_no_sign_of_another_one(tmp_path):
     (tmp_path / "hosts").touch()
     with pytest.raises(ConfigError, match="holds no campaign"):
         find_campaigns(tmp_path)
+    with pytest.raises(RecordsError, match="hosts: is a file; name a log directory"):
+        find_campaigns(tmp_path / "hosts")
+    with pytest.raises(RecordsError, match="logs: does not exist; start a campaign"):
+        find_campaigns(tmp_path / "logs")
 
 
 def test_names_created_at_once_never_collide(tmp_path):

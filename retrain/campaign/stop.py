@@ -81,7 +81,7 @@ def _take_over(
             _ask_orchestrator(files, now=now)
             with suppress(RecordsError):
                 signal_holder(files.lock, signal.SIGCONT)  # one suspended by Ctrl-Z would never look
-            on_wait(f"asked {found or 'its orchestrator'} to stop; it waits for its workers")
+            on_wait(f"asked to stop: {found or 'its orchestrator'}; it waits for its workers")
         elif found is not None and not found.is_same_process(asked):
             return None, True
         elif not files.stop_request.exists():  # it was starting, and removed earlier requests

@@ -138,13 +138,16 @@ def find_campaigns(log_dir: Path) -> tuple[Path, ...]:
     try:
         found = sorted(log_dir.iterdir(), key=by_start)
     except FileNotFoundError:
-        raise RecordsError(f"{log_dir}: does not exist; give the directory set as log_dir") from None
+        fix = "start a campaign with `retrain FILE.toml`, or name the directory that logging.log_dir sets"
+        raise RecordsError(f"{log_dir}: does not exist; {fix}") from None
+    except NotADirectoryError:
+        raise RecordsError(f"{log_dir}: is a file; name a log directory or a campaign's") from None
     except OSError as error:
         raise RecordsError(f"{log_dir}: cannot be listed ({error.strerror})") from error
     campaigns = tuple(path for path in found if is_single_run(path) or is_campaign(path))
     others = [p.name for p in found if p.name not in (TRIALS, "permits") and p.name[0] != "."]
     if not campaigns and not all(map(_ID.search, others)):
-        raise ConfigError(f"{log_dir}: holds no campaign; give a log directory or a campaign's directory")
+        raise ConfigError(f"{log_dir}: holds no campaign; name a log directory or a campaign's")
     return campaigns
 
 
