@@ -14,6 +14,7 @@ import pytest
 
 from retrain.backends import local
 from retrain.backends.local import advise_run, check_run, wants_gpu
+from retrain.backends.local.sizes import Sizes, micro_batch
 from retrain.config.campaign import Campaign
 from retrain.config.schema import Algorithm, Backend, Config, Model, Training
 from retrain.rollouts import Prompt
@@ -172,11 +173,35 @@ def test_the_memory_of_a_run_is_estimated_from_the_sizes_of_its_model(tmp_path: 
     assert (found.held["adapters"], found.held["optimizer"]) == (adapters, 3 * adapters)
     assert found.sampling >= 6 * 20 * 2 * 2 * 8 * 4  # rows, tokens, layers, keys and values, width, bytes
     assert found.peak > found.smallest > sum(found.held.values())
+    large, larger = (
+        local.memory(replace(config, training=replace(config.training, batch_size=size)), [])
+        for size in (30_000, 60_000)
+    )
+    assert large is not None
+    assert larger is not None
+    assert found.training < large.training == larger.training  # both in micro-batches of one size
     full = local.memory(
         replace(config, backend=Backend("local", options={"lora": False, "device": "cpu"})), []
     )
     assert full is not None
     assert (full.held["adapters"], full.held["optimizer"]) == (0, 3 * full.held["weights"])
+
+
+@pytest.mark.parametrize(
+    ("layers", "tokens"),
+    [
+        (1, 2048),  # more is no faster
+        (30, 1118),  # 128 MiB / (30 layers x 1000 numbers x 4 bytes)
+        (3000, 256),  # less is slower
+    ],
+)
+def test_a_micro_batch_on_the_cpu_is_as_large_as_its_activations_may_be(layers: int, tokens: int) -> None:
+    sizes = Sizes(0, (), layers, hidden=10, heads=10, kv_heads=10, feed_forward=202, vocabulary=1)
+    assert sizes.activations(16) == 1000
+    assert micro_batch(local.DEFAULTS, sizes, "cpu", rank=16, width=4) == tokens
+    assert micro_batch(local.DEFAULTS, sizes, "cuda", rank=16, width=2) == 16384
+    given = replace(local.DEFAULTS, tokens_per_micro_batch=7)
+    assert micro_batch(given, sizes, "cpu", rank=16, width=4) == 7
 
 
 @pytest.mark.parametrize(

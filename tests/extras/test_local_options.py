@@ -34,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("target_modules", [], "a list with 'all-linear'"),
         ("stop", "###", "a list of strings"),
         ("stop", [""], "none of them empty"),
-        ("tokens_per_micro_batch", 0, "from 1"),
+        ("tokens_per_micro_batch", -1, "from 0"),
         ("tokens_per_micro_batch", 2.0, "whole number"),
         ("threads", True, "whole number"),
         ("weight_decay", -0.1, "a number from 0"),

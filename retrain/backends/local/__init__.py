@@ -73,7 +73,9 @@ class LocalOptions:
     lora_alpha: float = number(0.0, 0, 65536)  # adapters are scaled by it over their rank; 0: twice the rank
     lora_dropout: float = number(0.0, 0, 0.95)  # share of an adapter's inputs that training sets to 0
     gradient_checkpointing: bool = False  # recompute activations: a third more work, far less memory
-    tokens_per_micro_batch: int = whole(16384, 1, MOST_TOKENS, TOKENS)  # including padding
+    tokens_per_micro_batch: int = whole(
+        0, 0, MOST_TOKENS, f"a whole number of tokens from 0 (choose) to {MOST_TOKENS}"
+    )  # including padding; 0: 16384 on a GPU, on the CPU what keeps activations near 128 MiB
     tokens_per_sampling_batch: int = whole(
         262144, 1, MOST_TOKENS, TOKENS
     )  # size of the KV cache, padding included

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from retrain.backends.local.dropout import Dropout
 from retrain.backends.local.engine import EngineSampler
 from retrain.backends.local.files import load_policy, save_policy
 from retrain.backends.local.loading import Cut, Policy, load
-from retrain.backends.local.names import too_long
+from retrain.backends.local.names import files_of, too_long
 from retrain.backends.local.optimizer import Optimizer
 from retrain.backends.local.sampling import TorchSampler
 from retrain.backends.local.shared_weights import share
+from retrain.backends.local.sizes import micro_batch, read_sizes
 from retrain.backends.local.training import Learner
 from retrain.backends.local.trial import try_out
 from retrain.backends.text import Text, to_groups
@@ -42,6 +44,7 @@ class LocalBackend:
         device = choose_device(options.device)
         seed = spec.seed if spec.seed >= 0 else secrets.randbits(32)
         policy, tokenizer = load(spec, options, device, seed)
+        options = replace(options, tokens_per_micro_batch=_micro_batch(spec, options, policy))
         self.policy = policy
         big = sum(p.numel() for p in policy.causal.parameters()) >= TINY_PARAMETERS
         may_share = options.share_weights and options.lora and device.type == "cpu"
@@ -185,6 +188,13 @@ class LocalBackend:
     def _check_room(self, lengths: Iterable[tuple[int, int]]) -> None:
         if problem := too_long(lengths, self.policy.context):
             raise ConfigError(f"[data]: {problem}")
+
+
+def _micro_batch(spec: BackendSpec, options: LocalOptions, policy: Policy) -> int:
+    directory, causal = files_of(spec.model), policy.causal
+    sizes = read_sizes(directory) if directory else None
+    rank = spec.lora_rank * options.lora
+    return micro_batch(options, sizes, causal.device.type, rank, causal.dtype.itemsize)
 
 
 def _identity(spec: BackendSpec, options: LocalOptions, policy: Policy) -> Mapping[str, Any]:

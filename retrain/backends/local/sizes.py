@@ -29,6 +29,9 @@ LOGITS_TRAINED, LOGITS_AT_A_TIME = 8, 2**24  # the same in training, in chunks o
 MATRIX = 2  # dimensions
 TEMPLATE_TOKENS = 32  # that a chat template adds, about
 FRAGMENTED = {"cpu": 1.3, "cuda": 1.1}  # blocks of changing sizes leave gaps
+GPU_TOKENS = 16384  # of a micro-batch
+CPU_TOKENS = (256, 2048)  # at least, at most: smaller ones are slower, and larger ones no faster
+CPU_ACTIVATIONS = 128 << 20  # bytes that a micro-batch's activations take on the CPU, about
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,18 @@ class Sizes:
         the up projection and their product; the low-rank input of seven adapters.
         """
         return 4 * self.hidden + 2 * self.heads + 2 * self.kv_heads + 4 * self.feed_forward + 7 * rank
+
+
+def micro_batch(options: LocalOptions, sizes: Sizes | None, device: str, rank: int, width: int) -> int:
+    """Return the tokens of a micro-batch; `width` is the bytes of a number, `sizes` None if unknown."""
+    if options.tokens_per_micro_batch:
+        return options.tokens_per_micro_batch
+    if device != "cpu":
+        return GPU_TOKENS
+    least, most = CPU_TOKENS
+    if sizes is None:
+        return least
+    return min(max(CPU_ACTIVATIONS // (sizes.activations(rank) * sizes.layers * width), least), most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +108,14 @@ class Load:
 
     def training(self, rows: int) -> int:
         """Return the bytes of activations and of logits."""
-        tokens = self.length * max(1, min(rows, self.options.tokens_per_micro_batch // self.length))
+        at_a_time = micro_batch(self.options, self.sizes, self.device, self.rank, self.width)
+        rows = max(1, min(rows, at_a_time // self.length))
         of_layer, layers = self.sizes.activations(self.rank), self.sizes.layers
         kept = of_layer + self.sizes.hidden * layers
         if not self.options.gradient_checkpointing:
             kept = of_layer * layers
         logits = LOGITS_TRAINED * FLOAT * min(LOGITS_AT_A_TIME, rows * self.drawn * self.sizes.vocabulary)
-        return int(tokens * kept * self.width * FRAGMENTED[self.device]) + logits
+        return int(rows * self.length * kept * self.width * FRAGMENTED[self.device]) + logits
 
 
 def estimate(config: Config, options: LocalOptions, prompts: Sequence[Prompt]) -> MemoryEstimate | None:
