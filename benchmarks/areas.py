@@ -168,15 +168,25 @@ def scaling(found: dict[str, Any]) -> Iterator[Line]:
 
 def trainers(rows: list[dict[str, Any]]) -> Iterator[Line]:
     sides = {(row["case"], row["side"]): row for row in rows}
-    least = {"overhead": 2.0, "arithmetic": 1.1}
     for case in dict.fromkeys(case for case, _ in sides):
         ours, trl = sides[case, "retrain"], sides.get((case, "trl"), {})
-        rate = trl.get("steps_per_second", math.nan)
-        yield Line(
-            f"{case}: steps", ours["steps_per_second"], "/CPU s", rate, "TRL", at_least=least[case] * rate
-        )
-        memory = trl.get("peak_memory_mb", math.nan)
-        yield Line(f"{case}: memory", ours["peak_memory_mb"], "MB", memory, "TRL", at_most=memory)
+        yield from against(case, ours, trl, "TRL", 1.4, 0.7)
+        for what, least in (("updates", ours["steps"]), ("tied_groups", -math.inf)):
+            name = f"{case}: {what.replace('_', ' ')}, of {ours['steps' if least > 0 else 'groups']}"
+            yield Line(name, ours[what], "", trl.get(what, math.nan), "TRL", at_least=least)
+        if parts := sides.get((case, "trl_parts")):
+            yield from against(case, ours, parts, "TRL, batch in 4 parts", -math.inf, math.inf)
+
+
+def against(
+    case: str, ours: dict[str, Any], other: dict[str, Any], name: str, least: float, most: float
+) -> Iterator[Line]:
+    rate, memory = other.get("steps_per_second", math.nan), other.get("memory_mb", math.nan)
+    spread = f" ({other['lowest_ratio']:.2f} to {other['highest_ratio']:.2f} x)" if other else ""
+    yield Line(
+        f"{case}: steps{spread}", ours["steps_per_second"], "/CPU s", rate, name, at_least=least * rate
+    )
+    yield Line(f"{case}: memory", ours["memory_mb"], "MB", memory, name, at_most=most * memory)
 
 
 def trl_gradients(rows: list[dict[str, Any]]) -> Iterator[Line]:
@@ -214,7 +224,15 @@ AREAS = (
     Area("Staleness bias", "staleness_bias", staleness_bias),
     Area("Throttle", "throttle", throttle, peers=("training_throttle",)),
     Area("Learning-rate scaling", "scaling", scaling),
-    Area("Trainers", "trainers", trainers, needs=("torch", "transformers", "peft"), peers=("trl",)),
+    Area(
+        "Trainers",
+        "trainers",
+        trainers,
+        ("--rounds", "3"),
+        needs=("torch", "transformers", "peft"),
+        peers=("trl",),
+        longest_s=1800.0,
+    ),
     Area("Gradients", "trl_gradients", trl_gradients, needs=("torch", "peft", "trl")),
     Area("Estimator", "estimator", estimator, ("--worlds", "60")),
 )

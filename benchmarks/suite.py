@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-LONGEST_S = 600.0  # of one script
-
 
 @dataclass(frozen=True)
 class Line:
@@ -58,6 +56,8 @@ class Area:
     arguments: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()  # packages without which it cannot run
     peers: tuple[str, ...] = ()  # packages that it compares with, if they are there
+    longest_s: float = 600.0
+    note: str = ""  # for readers of the figures
 
     @property
     def command(self) -> list[str]:
@@ -84,13 +84,14 @@ def measure(area: Area) -> Measured:
     began = time.monotonic()
     command = [sys.executable, *area.command[1:], "--json"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=area.longest_s, check=False)
     except subprocess.TimeoutExpired:
-        return Measured(area, (), LONGEST_S, f"not measured: took over {LONGEST_S:g} s", True)
+        problem = f"not measured: took over {area.longest_s:g} s"
+        return Measured(area, (), area.longest_s, problem, True)
     seconds = time.monotonic() - began
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         return Measured(area, (), seconds, f"not measured: exit {done.returncode}: {last}", True)
     absent = [package for package in area.peers if not find_spec(package)]
-    note = f"without {', '.join(absent)}: not installed" if absent else ""
+    note = f"without {', '.join(absent)}: not installed" if absent else area.note
     return Measured(area, tuple(area.lines(json.loads(done.stdout))), seconds, note)

