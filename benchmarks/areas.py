@@ -189,6 +189,13 @@ def against(
     yield Line(f"{case}: memory", ours["memory_mb"], "MB", memory, name, at_most=most * memory)
 
 
+def gpu(areas: list[dict[str, Any]]) -> Iterator[Line]:
+    for area in areas:
+        for line in area["lines"]:
+            facts = {key: value for key, value in line.items() if key != "verdict" and value is not None}
+            yield Line(**facts)
+
+
 def trl_gradients(rows: list[dict[str, Any]]) -> Iterator[Line]:
     for name in dict.fromkeys(row["loss_normalization"] for row in rows):
         own = [row for row in rows if row["loss_normalization"] == name]
@@ -232,6 +239,15 @@ AREAS = (
         needs=("torch", "transformers", "peft"),
         peers=("trl",),
         longest_s=1800.0,
+    ),
+    Area(
+        "GPU, small size on the CPU",
+        "gpu",
+        gpu,
+        ("--device", "cpu", "--small"),
+        needs=("torch", "transformers", "peft"),
+        note="no GPU has been met: these lines show that each part runs, with a toy model on a CPU, and not "
+        "how fast a GPU is; with one, `python -m benchmarks.gpu` measures the same and has goals",
     ),
     Area("Gradients", "trl_gradients", trl_gradients, needs=("torch", "peft", "trl")),
     Area("Estimator", "estimator", estimator, ("--worlds", "60")),
