@@ -131,6 +131,7 @@ def row_of(step: int) -> StepRow:
         timing=Timing(step_time_s=x, sample_time_s=x, reward_time_s=x, train_time_s=x),
         permits=PermitUse(wait_s=x, held_s=x, permits=None),
         rollouts=BATCH.summary(ADVANTAGES, x),
+        episodes=None,
         update=UpdateSummary(loss=x, lr=x, grad_norm=x, clip_fraction=x, entropy=x, reference_kl=x),
         control=ControlSummary(lr_factor=x, prompts_at_a_time=8, out_of_memory_at=None),
         back_pressure=BackPressureSummary(

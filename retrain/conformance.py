@@ -22,6 +22,7 @@ from retrain import registry
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.campaign.orchestrate import CampaignRun
 from retrain.campaign.run import start
+from retrain.environments.trial import try_out
 from retrain.errors import ConfigError, RetrainError
 from retrain.event_loop import EventLoopThread
 from retrain.loggers import LoggedRun
@@ -55,14 +56,12 @@ class Finding:
 
 def kinds_of(name: str) -> list[str]:
     """Return which kinds of plugin a name may be, by the function that it names or the module defines."""
-    found = [kind for kind in registry.KINDS if name in registry.names(kind)]
-    if found:
+    if found := [kind for kind in registry.KINDS if name in registry.names(kind)]:
         return found
     kinds = {entry: kind for kind in registry.KINDS for entry in _entries(kind)}
     last = name.rpartition(".")[2]
     defined = [last] if last in kinds else vars(registry.find_module(name))
-    found = list(dict.fromkeys(kinds[entry] for entry in kinds if entry in defined))
-    if not found:
+    if not (found := list(dict.fromkeys(kinds[entry] for entry in kinds if entry in defined))):
         raise ConfigError(f"{name!r} may be of any kind; write: retrain plugins KIND --check {name}")
     return found
 
@@ -108,11 +107,8 @@ def _scores(name: str, table: Table) -> str:
     columns = needed_by(registry.find("rewards", name))  # of a function with TRL's signature
     prompts = [replace(prompt, row=dict.fromkeys(columns, prompt.answer)) for prompt in PROMPTS]
     answers = [Answer(text, prompt) for prompt in prompts for text in COMPLETIONS]
-    try:
+    with contextlib.closing(scorer), contextlib.closing(calls):
         scores = range_of(name).keep(calls.wait_for(scorer.score_all(answers)))
-    finally:
-        scorer.close()
-        calls.close()
     known = [score.value for score in scores if score.value is not None]
     if odd := [value for value in known if not np.isfinite(value)]:
         return f"returned {odd[0]}; a reward is a finite number"
@@ -131,9 +127,7 @@ def _estimates(name: str, table: Table) -> str:
     before = rewards.copy()
     found = np.asarray(registry.find("advantages", name)(rewards, **table))
     if found.shape != rewards.shape or not np.isfinite(found).all():
-        return (
-            f"returned shape {found.shape}, finite: {bool(np.isfinite(found).all())}; needs {rewards.shape}"
-        )
+        return f"returned {found}; needs finite numbers of shape {rewards.shape}"
     if not np.array_equal(rewards, before):
         return "modified its argument `rewards`"
     falls = [row for row in range(2) if (np.diff(found[row, np.argsort(rewards[row])]) < -1e-9).any()]
@@ -186,6 +180,12 @@ def _builds(name: str, table: Table) -> str:
 def _problem_with_alphabet(alphabet: str, prompts: Sequence[Prompt]) -> str:
     outside = {character for prompt in prompts for character in prompt.text + prompt.answer} - set(alphabet)
     return f"its alphabet lacks {''.join(sorted(outside))!r}" if outside else ""
+
+
+def _plays(name: str, table: Table) -> str:
+    """it starts episodes and answers right, wrong, empty, long and odd completions"""
+    played = (try_out(registry.bound("environments", name, table), one, COMPLETIONS) for one in PROMPTS)
+    return next(filter(None, played), "")
 
 
 def _trains(name: str, table: Table) -> str:
@@ -276,8 +276,7 @@ def _launched(name: str, table: Table, steps: int, wanted: RunState) -> str:
 
 def _stop_when_trained(campaign: CampaignRun) -> None:
     """Ask a single run to leave once it has taken a step."""
-    begun_s = time.monotonic()
-    metrics = campaign.files_of(campaign.plan.runs[0].run_id).metrics
+    begun_s, metrics = time.monotonic(), campaign.files_of(campaign.plan.runs[0].run_id).metrics
     while not metrics.exists() and time.monotonic() < begun_s + PATIENCE_S:
         time.sleep(LOOK_S)
     ask_to_stop(CampaignFiles(campaign.directory), now=False)
@@ -290,6 +289,7 @@ CHECKS: Mapping[str, tuple[Callable[[str, Table], str], ...]] = {
     "transforms": (_reweighs,),
     "losses": (_slopes,),
     "tasks": (_builds,),
+    "environments": (_plays,),
     "backends": (_trains,),
     "loggers": (_logs,),
     "launchers": (_finishes, _ends),

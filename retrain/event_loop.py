@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     import asyncio  # takes 20 ms to import, which synchronous code does not need
+    from concurrent.futures import Future
 
 T = TypeVar("T")
 
@@ -27,14 +28,18 @@ class EventLoopThread:
         """Return the result, after waiting for it if it is awaitable; callable from any thread."""
         if not inspect.isawaitable(result):
             return result
-        import asyncio
-
-        future = asyncio.run_coroutine_threadsafe(_wait_for(result), self._running_loop())
+        future = self.begin(result)
         try:
             found: T = future.result()
             return found
         finally:
             future.cancel()  # has no effect unless the wait was interrupted
+
+    def begin(self, awaitable: Awaitable[T]) -> Future[T]:
+        """Begin to await something in the loop; return its result to come."""
+        import asyncio
+
+        return asyncio.run_coroutine_threadsafe(_wait_for(awaitable), self._running_loop())
 
     def close(self) -> None:
         """Cancel running tasks and end the loop and its thread; safe to call twice."""

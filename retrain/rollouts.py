@@ -42,6 +42,18 @@ class Given:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """What an environment made of a rollout."""
+
+    rewards: tuple[float | None, ...] = ()  # of each turn; None: not given
+    reward: float | None = None  # of the episode; None: `[reward]` scores the last turn
+    error: str = ""  # why it failed, "" if it did not
+    timed_out: bool = False  # the failure is a call that took too long
+    time_s: float = 0.0
+    environment_s: float = 0.0  # part of it that was spent in the environment
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Rollout:
     """One sampled completion, or the sampled turns of one episode.
@@ -61,6 +73,16 @@ class Rollout:
     policy_version: int = 0  # number of updates of the sampling policy
     mean_entropy: float = float("nan")  # nats per token of the sampling distribution; NaN if unknown
     given: tuple[Given, ...] = ()  # in order; none in a single turn, and none after the last turn
+    episode: Episode | None = None  # None: no environment
+
+    @property
+    def turns(self) -> list[str]:
+        """The text of each sampled turn."""
+        ends = [given.at for given in self.given]
+        return [
+            "".join(self.pieces[start:end])
+            for start, end in zip([0, *ends], [*ends, len(self.pieces)], strict=True)
+        ]
 
     @property
     def length(self) -> int:

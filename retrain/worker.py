@@ -186,7 +186,7 @@ def _train(
     config: Config, files: RunFiles, journal: Journal, stop: threading.Event, found: Checkpoint | None
 ) -> AttemptEnd:
     """Train until the run is finished, stopped or failed; no error escapes."""
-    from retrain.trainer.loop import open_trainer
+    from retrain.trainer.opening import open_trainer
 
     step = found.step if found else 0
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 import retrain
 from retrain.records.metrics import read_metrics
 from retrain.records.metrics_page import markdown
-from retrain.records.step_row import Evaluation, PermitUse, StepRow, columns
+from retrain.records.step_row import EpisodeSummary, Evaluation, PermitUse, StepRow, columns
 from tests.test_trainer import SMALL, train
 
 EVERYTHING_ON = {
@@ -21,6 +21,9 @@ EVERYTHING_ON = {
     "scaling": {"rule": "adascale"},
     "rate_limiter": {"max_staleness": 1, "buffer": "reservoir", "rate_limit_speed_batch_per_sim": 1},
 }
+EPISODES = EpisodeSummary(
+    turns_mean=1.0, observation_tokens=1, episode_errors=0, episode_time_s=1.0, environment_time_s=1.0
+)
 
 
 def declared_keys() -> set[str]:
@@ -37,7 +40,8 @@ def test_a_run_with_everything_on_writes_exactly_the_declared_fields(tmp_path: P
     raw["training"] = {**raw["training"], "eval_every": 1, "updates_per_batch": 2}
     row = read_metrics(train(tmp_path / "r", raw).directory)[0]
     engine = {key for key in declared_keys() if key.startswith("engine_")}
-    assert declared_keys() - set(row) == {"sandbox", *engine}  # no program runs, and no server samples
+    # no program runs, no environment answers, and no server samples
+    assert declared_keys() - set(row) == {"sandbox", *engine, *columns(EPISODES)}
     assert set(row) <= declared_keys()
 
 

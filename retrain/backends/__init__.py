@@ -253,7 +253,10 @@ class Backend(Protocol):
     call (from any thread), for roofline hints, and `take_engine_use() -> EngineUse | None` the load of a
     server. `[warmup]` needs two more methods: `written(demonstrations) -> list[Rollout]` returns written
     completions as rollouts, with the end token and log-probabilities 0, and `reset_optimizer()` clears its
-    moments and step count.
+    moments and step count. An `[environment]` of several turns needs
+    `extend(turns, sampling) -> list[Rollout | None]`: it samples another turn for each
+    `retrain.rollouts.NextTurn`, whose rollout keeps its tokens and gets those of the messages as `given`
+    (see `retrain.backends.text.extended`); None where the model's context leaves no room for one.
     """
 
     info: BackendInfo

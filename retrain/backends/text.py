@@ -61,17 +61,17 @@ def check_finite(drawn: Sequence[Drawn]) -> None:
 
 def extended(vocabulary: Vocabulary, rollout: Rollout, drawn: Drawn) -> Rollout:
     """Return a rollout, whose last tokens were given, with another turn."""
-    check_finite([drawn])
     (text,) = vocabulary.completions([drawn.tokens])
-    counts = [len(rollout.tokens), len(drawn.tokens)]
+    tokens = rollout.tokens + drawn.tokens
+    nats = rollout.mean_entropy * len(rollout.tokens) + drawn.entropy * len(drawn.tokens)
     return replace(
         rollout,
         text=text,
-        tokens=rollout.tokens + drawn.tokens,
+        tokens=tokens,
         logprobs=np.concatenate([rollout.logprobs, drawn.logprobs]),
         pieces=rollout.pieces + vocabulary.pieces(drawn.tokens),
         truncated=not drawn.ended,
-        mean_entropy=float(np.average([rollout.mean_entropy, drawn.entropy], weights=counts)),
+        mean_entropy=nats / len(tokens),
     )
 
 

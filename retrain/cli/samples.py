@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import typer
@@ -49,6 +49,18 @@ def command(
         typer.echo("no kept sample belongs to a tied prompt")
 
 
+def _said(sample: ShownSample) -> Iterator[tuple[str, str]]:
+    """Iterate over the completion, or the turns of an episode, each with who said it."""
+    if not sample.turns:
+        yield "wrote", sample.completion
+    for turn in sample.turns:
+        yield "wrote", turn.policy + (f"   (reward {turn.reward:g})" if turn.reward is not None else "")
+        if turn.environment:
+            yield "heard", turn.environment
+    if sample.error:
+        yield "failed", sample.error
+
+
 def _show(samples: Sequence[ShownSample], console: Console) -> None:
     """Print samples, each with its step, prompt, reward and advantage."""
     from rich.text import Text
@@ -66,8 +78,8 @@ def _show(samples: Sequence[ShownSample], console: Console) -> None:
         line.append(f"  advantage {advantage}  {sample.tokens} tokens")
         marks = "  tie: no learning signal" * sample.tie + "  truncated" * sample.truncated
         console.print(line.append(marks, style="yellow"), soft_wrap=True)
-        texts = {"prompt": sample.prompt, "answer": sample.answer, "wrote": sample.completion}
-        for name, text in texts.items():
+        texts = [("prompt", sample.prompt), ("answer", sample.answer), *_said(sample)]
+        for name, text in texts:
             first, *rest = plain_lines(text) or ["(empty)"]
             lines = [f"  {name:<7}{first}", *(f"  {'':7}{line}" for line in rest)]
             console.print(Text("\n".join(lines)), soft_wrap=True)

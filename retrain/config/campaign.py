@@ -68,6 +68,7 @@ class Condition(Section):
     algorithm: Table = key(dict, "overrides of [algorithm]")
     data: Table = key(dict, "overrides of [data]")
     reward: Table = key(dict, "overrides of [reward]")
+    environment: Table = key(dict, "overrides of [environment]")
     backend: Table = key(dict, "overrides of [backend]")
     warmup: Table = key(dict, "overrides of [warmup]")
     backpressure: Table = key(dict, "overrides of [backpressure]")

@@ -92,6 +92,28 @@ class Reward(Section):
 
 
 @dataclass(frozen=True)
+class Environment(Section):
+    """What a policy talks to: one completion per prompt, or the turns of an episode."""
+
+    environment: str = plugin("single_turn", "environments", "options", "single_turn, guess, your own class")
+    options: Table = key(dict, "options of the environment plugin")
+    max_turns: int = count(16, "turns of an episode")
+    max_turn_tokens: int = count(
+        0, "upper bound on a turn's tokens; 0 = what is left of training.max_tokens", least=0
+    )
+    turn_reward: Literal["final", "sum"] = key(
+        "final", "final: an episode is worth its last turn's reward; sum: that of all turns, discounted"
+    )
+    discount: float = key(1.0, "with sum, factor on the reward per turn before it", gt=0, le=1)
+    truncated_reward: float | None = key(
+        None, "reward of an episode that max_turns or max_tokens ends; default: what its turns are worth"
+    )
+    error_reward: float | None = key(None, "reward of an episode that fails; default: it is unscored")
+    time_limit_s: float = key(60.0, "time that one call of the environment may take", gt=0, le=86400)
+    threads: bool = key(False, "call plain functions in threads, because they wait for something")
+
+
+@dataclass(frozen=True)
 class Backend(Section):
     """Where the policy lives, and how many API calls may be in flight."""
 
@@ -228,6 +250,7 @@ class Config(Section):
     algorithm: Algorithm = key(Algorithm, "how rewards become gradients")
     data: Data = key(Data, "where prompts come from")
     reward: Reward = key(Reward, "how completions are scored")
+    environment: Environment = key(Environment, "what the policy talks to")
     backend: Backend = key(Backend, "where the policy lives")
     campaign: Campaign | None = key(None, "conditions x seeds; absent: the file describes one run")
     warmup: WarmUp = key(WarmUp, "supervised training on given completions first")

@@ -36,7 +36,9 @@ def preflight(plan: Plan, source: str) -> Checked:
     problems: dict[str, None] = {}
     built: dict[str, Task] = {}
     for run in plan.first_runs().values():  # a seed changes nothing here
-        data = run.config.data
+        data, environment = run.config.data, run.config.environment
+        made = registry.bound("environments", environment.environment, environment.options)()
+        registry.check_made("environments", environment.environment, made)
         key = json.dumps([data.task, data.options, data.seed], default=str, sort_keys=True)
         if key not in built:
             made = registry.find("tasks", data.task)(seed=data.seed, **data.options)

@@ -81,11 +81,20 @@ class RolloutSummary:
     tokens_per_second: float = measured("tokens/s", "sampled tokens over `step_time_s`")
     reward_error_fraction: float = measured("fraction", "share of rollouts whose scoring failed")
     reward_timeout_fraction: float = measured("fraction", "share of rollouts whose scoring took too long")
-    reward_faults: int = measured(
-        "rollouts", "whose program did what no solution does, such as a forbidden system call"
-    )
+    reward_faults: int = measured("rollouts", "whose program broke a rule of the sandbox")
     reward_over_limits: int = measured("rollouts", "whose program ran into a limit of memory or files")
     sandbox: str | None = measured("", "where programs of the policy ran, if any did", is_optional=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeSummary:
+    """The episodes of the step."""
+
+    turns_mean: float = measured("turns", "mean number of turns that the environment answered")
+    observation_tokens: int = measured("tokens", "what environments said, in all; not trained on")
+    episode_errors: int = measured("episodes", "ended by a failure of their environment")
+    episode_time_s: float = measured("s", "mean time of an episode, sampling included")
+    environment_time_s: float = measured("s", "part of it in which the environment was waited for")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +128,7 @@ class ControlSummary:
 
     lr_factor: float = measured("", "factor on `lr` from schedule and scaling rule")
     prompts_at_a_time: int = measured("prompts", "prompts sampled and trained on at a time")
-    out_of_memory_at: int | None = measured(
-        "prompts", "the smallest size that did not fit in memory before this step was taken; null if none"
-    )
+    out_of_memory_at: int | None = measured("prompts", "smallest size that did not fit in memory, if any")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,9 +237,7 @@ class Evaluation:
     reward_error_fraction: float = measured("fraction", "share of completions whose scoring failed")
     reward_timeout_fraction: float = measured("fraction", "share of completions whose scoring took too long")
     pass_at: Mapping[str, float | None] = measured(
-        "fraction",
-        "chance that one of K samples is right; with `eval_samples`",
-        key="eval_pass_at_K",
+        "fraction", "chance that one of K samples is right; with `eval_samples`", key="eval_pass_at_K"
     )
     time_s: float = measured("s", "how long it took; not part of `step_time_s`")
 
@@ -249,6 +254,7 @@ class StepRow:
     timing: Timing = field(metadata=_by("trainer/step_meter.py"))
     permits: PermitUse = field(metadata=_by("trainer/permits.py"))
     rollouts: RolloutSummary = field(metadata=_by("trainer/batch.py"))
+    episodes: EpisodeSummary | None = field(metadata=_by("trainer/episodes.py", "with `[environment]`"))
     update: UpdateSummary = field(metadata=_by("trainer/loop.py"))
     control: ControlSummary = field(metadata=_by("trainer/control.py"))
     back_pressure: BackPressureSummary | None = field(

@@ -33,8 +33,8 @@ from retrain.registry.contract import NotNegative as NotNegative
 from retrain.registry.contract import PluginSpec as PluginSpec
 from retrain.registry.contract import Positive as Positive
 from retrain.registry.contract import Workers as Workers
+from retrain.registry.contract import call_problem, problem_with
 from retrain.registry.contract import hint as hint
-from retrain.registry.contract import problem_with
 from retrain.registry.contract import spec_of as spec_of
 from retrain.registry.contract import takes as takes
 
@@ -81,6 +81,9 @@ def check_made(kind: str, name: str, made: T) -> T:
     if lacking:
         what = f"{name!r} returned a {type(made).__name__} without {', '.join(lacking)}"
         raise ConfigError(f"{what}; see the page on extending for a {spec.noun}")
+    for method in spec.methods:
+        if problem := call_problem(getattr(made, method.name), method.arguments):
+            raise ConfigError(f"{name!r}: {method.name} {problem}; see the page on extending")
     return made
 
 

@@ -18,6 +18,7 @@ from typing import Annotated, Any, TypeAlias, get_origin
 KINDS = (
     "backends",
     "tasks",
+    "environments",
     "rewards",
     "sandbox",
     "advantages",
@@ -75,6 +76,7 @@ class PluginSpec:
     arguments: tuple[str, ...] = ()  # positional, as retrain calls it
     given: tuple[str, ...] = ()  # keyword arguments that retrain passes, which are not keys of the table
     members: tuple[str, ...] = ()  # that the returned object must have
+    methods: tuple[Hook, ...] = ()  # those of its members whose arguments are checked
     by_name: str = ""  # parameter that marks a function of another convention, which the kind describes
     opener: str = ""  # hook that takes the table's keys in place of the entry function, if it is defined
     hooks: tuple[Hook, ...] = ()

@@ -97,6 +97,15 @@ def find_log(directory: Path, run_id: str = "") -> Log:
 
 
 @dataclass(frozen=True, slots=True)
+class ShownTurn:
+    """A turn of an episode."""
+
+    policy: str
+    reward: float | None
+    environment: str  # its answer; "" after the last turn
+
+
+@dataclass(frozen=True, slots=True)
 class ShownSample:
     """One kept rollout. Its texts come from a policy or a data set and are not safe to print."""
 
@@ -110,6 +119,8 @@ class ShownSample:
     tie: bool  # its whole group had the same reward: no learning signal
     tokens: int | None
     truncated: bool
+    turns: tuple[ShownTurn, ...] = ()  # of an episode
+    error: str = ""  # why the episode failed
 
 
 def choose_samples(files: RunFiles, step: int | None, which: Which, count: int) -> list[ShownSample]:
@@ -171,4 +182,11 @@ def _sample(row: Mapping[str, Any]) -> ShownSample | None:
         tie=row.get("tie") is True,
         tokens=tokens,
         truncated=row.get("truncated") is True,
+        turns=tuple(_turn(turn) for turn in row.get("turns") or () if isinstance(turn, dict)),
+        error=str(row.get("error", "")),
     )
+
+
+def _turn(turn: Mapping[str, Any]) -> ShownTurn:
+    said, answered = (str(turn.get(who, "")) for who in ("policy", "environment"))
+    return ShownTurn(said, number_in(turn, "reward"), answered)

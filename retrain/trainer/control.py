@@ -23,6 +23,7 @@ from retrain.records.run_state import worker_pids
 from retrain.records.step_row import (
     BackPressureSummary,
     ControlSummary,
+    EpisodeSummary,
     RolloutSummary,
     ScalingSummary,
     ThrottleSummary,
@@ -57,6 +58,7 @@ class StepFacts:
     rollouts: RolloutSummary
     stats: UpdateStats
     trained_groups: int  # with a gradient; with a KL term or an entropy bonus, tied groups too
+    episodes: EpisodeSummary | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,9 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from retrain.records.metrics import MetricsWriter
 from retrain.records.run_state import Progress, RunState, write_progress
 from retrain.records.samples import SamplesWriter, shortened
 from retrain.records.step_row import EngineUse, StepRow
-from retrain.rollouts import Floats
+from retrain.rollouts import Floats, Rollout
 from retrain.trainer.batch import ScoredBatch
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 LONGEST_ANSWER = 500  # characters
 PROGRESS_EVERY_S = 0.4  # status.json is read by people: twice a second is enough
 TRAINING = "train"  # the phase in which others may sample
+OF_EPISODES = ("turns", "error")  # keys of samples.jsonl
 DETAIL_EVERY_S = 1.0  # a phase that takes longer says how far it is
 
 
@@ -67,7 +69,7 @@ class Journal:
         return MetricsWriter(self._warmup_file, self.attempt)
 
     def samples(self, step: int, rows: Sequence[ShownRollout]) -> None:
-        self._samples.append(step, [asdict(row) for row in rows])
+        self._samples.append(step, [row.as_dict() for row in rows])
 
     def phase(self, phase: str, step: int, *, state: str = RunState.RUNNING, message: str = "") -> None:
         """Write the current phase to status.json; at most every `PROGRESS_EVERY_S` while running."""
@@ -143,6 +145,13 @@ class ShownRollout:
     prompt: str
     answer: str
     completion: str
+    # of an episode, one per turn: what the `policy` said, its `reward`, and what the `environment` answered
+    turns: tuple[Mapping[str, Any], ...] = ()
+    error: str = ""  # why the episode failed
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row; without the keys of episodes for a single turn."""
+        return {key: value for key, value in asdict(self).items() if key not in OF_EPISODES or value}
 
 
 def choose(batch: ScoredBatch, advantages: Floats, count: int) -> list[ShownRollout]:
@@ -175,4 +184,15 @@ def _shown(batch: ScoredBatch, advantages: Floats, group: int, rollout: int) -> 
         prompt=shortened(prompt.text),
         answer=shortened(prompt.answer, LONGEST_ANSWER),
         completion=shortened(sampled.text),
+        turns=tuple(_turns(sampled)),
+        error=sampled.episode.error if sampled.episode else "",
     )
+
+
+def _turns(rollout: Rollout) -> Iterator[Mapping[str, Any]]:
+    """Iterate over what the policy and the environment said in turn; nothing in a single turn."""
+    if rollout.episode is None:
+        return
+    rewards, heard = rollout.episode.rewards, [given.text for given in rollout.given]
+    for said, reward, answer in zip_longest(rollout.turns, rewards, heard):
+        yield {"policy": shortened(said or ""), "reward": reward, "environment": shortened(answer or "")}

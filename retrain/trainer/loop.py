@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TypeAlias
 
-from retrain import registry
-from retrain.backends import Backend, BackendSpec, Sampling
+from retrain.backends import Backend, Sampling
 from retrain.clock import utc_now
 from retrain.config.schema import Config
 from retrain.controllers.throttle import ThrottleState
@@ -22,10 +20,10 @@ from retrain.tasks import Task
 from retrain.trainer import checkpoint
 from retrain.trainer.batch import Algorithm, entropy_of
 from retrain.trainer.control import Control, ControllerRows, StepFacts, StepSize, open_throttle
+from retrain.trainer.episodes import SampleGroups, summary_of
 from retrain.trainer.evaluation import HeldOut
 from retrain.trainer.journal import Journal, ShownRollout, choose
 from retrain.trainer.permits import RunPermits
-from retrain.trainer.scoring import Scorer
 from retrain.trainer.source import open_source
 from retrain.trainer.step_meter import StepMeter
 from retrain.trainer.updates import Updates
@@ -46,6 +44,7 @@ class Trainer:
     journal: Journal
     stop: threading.Event  # set: save a checkpoint at the next step boundary and stop
     calls: EventLoopThread
+    sample: SampleGroups  # completions, or whole episodes
     step: int = 0  # complete steps
 
     def __post_init__(self) -> None:
@@ -112,7 +111,7 @@ class Trainer:
                 stats = self._updates.take(samples, size, self.step + 1)
         timing, trained_groups = meter.timing(), len({sample.group for sample in samples})
         rollouts = batch.summary(advantages, timing.step_time_s)
-        facts = StepFacts(timing, rollouts, stats, trained_groups)
+        facts = StepFacts(timing, rollouts, stats, trained_groups, summary_of(batch.rollouts))
         observed = self._control.observe(size, facts)
         shown = choose(batch, advantages, self.config.logging.samples_per_step)
         return self._row(size, facts, entropy_of(batch, stats), observed), shown
@@ -195,6 +194,7 @@ class Trainer:
             timing=facts.timing,
             permits=self.permits.take_use(),
             rollouts=facts.rollouts,
+            episodes=facts.episodes,
             update=UpdateSummary(
                 updates=self._updates.taken,
                 loss=stats.loss,
@@ -216,12 +216,9 @@ class Trainer:
             evaluation=None,
         )
 
-    def _sample(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
-        return self.calls.wait_for(self.backend.sample(prompts, how))
-
     def _sample_exclusively(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
         with self._source.exclusive():
-            return self._sample(prompts, how)
+            return self.sample(prompts, how)
 
     @staticmethod
     def _is_due(every: int, done: int) -> bool:
@@ -229,7 +226,7 @@ class Trainer:
 
     def _sample_to_train(self, prompts: Sequence[Prompt]) -> list[Group]:
         training = self._training
-        return self._sample(prompts, Sampling(training.group_size, training.max_tokens, training.temperature))
+        return self.sample(prompts, Sampling(training.group_size, training.max_tokens, training.temperature))
 
     def _wait_for_machine(self) -> ThrottleState | None:
         """Return what the machine's load allows; wait, between two steps, while it allows nothing."""
@@ -248,44 +245,3 @@ class Trainer:
         if self.stop.is_set():
             self.save()
             raise InterruptedRunError(f"stopped after step {self.step}; a checkpoint was saved")
-
-
-@contextmanager
-def open_trainer(
-    config: Config, files: RunFiles, journal: Journal, stop: threading.Event
-) -> Iterator[Trainer]:
-    """Build the task, open the reward and connect the backend; close everything at the end."""
-    built = registry.find("tasks", config.data.task)(seed=config.data.seed, **config.data.options)
-    task: Task = registry.check_made("tasks", config.data.task, built)
-    permits = RunPermits(config, files)
-    with ExitStack() as opened:
-        reward = config.reward
-        sandbox = {"sandbox": reward.sandbox, "sandbox_options": reward.sandbox_options}
-        scorer = Scorer(reward.reward, reward.params, sandbox)
-        opened.callback(scorer.close)
-        is_over, calls = threading.Event(), EventLoopThread()
-        opened.callback(calls.close)
-        spec = BackendSpec(
-            seed=config.training.seed,
-            model=config.model.model,
-            base_url=config.model.base_url,
-            lora_rank=config.model.lora_rank,
-            alphabet=task.alphabet,
-            options=config.backend.options,
-            permit=permits.permit,
-            observe_call=permits.observe_call,
-            observe=journal.detail,
-            is_leaving=lambda: stop.is_set() or is_over.is_set(),
-            run_name=permits.label,
-        )
-        name, options = config.backend.backend, config.backend.options
-        connected = registry.bound("backends", name, options)(spec)
-        backend: Backend = registry.check_made("backends", name, calls.wait_for(connected))
-        opened.callback(lambda: calls.wait_for(backend.close()))
-        if check := getattr(backend, "check_prompts", None):  # too long ones, before the first step
-            check([*task.train, *task.held_out])
-        algorithm = Algorithm.of(config, scorer.score)
-        trainer = Trainer(config, files, backend, task, algorithm, permits, journal, stop, calls)
-        opened.callback(trainer.close)
-        opened.callback(is_over.set)
-        yield trainer

@@ -17,8 +17,24 @@ from retrain.errors import InfrastructureError, RunFailedError
 from retrain.event_loop import EventLoopThread
 from retrain.rewards import Answer, BatchScorer, Outcome, Score
 from retrain.rewards.opening import open_reward, range_of
-from retrain.rollouts import Group
+from retrain.rollouts import Group, Rollout
 from retrain.trainer.batch import ScoredBatch
+
+
+def _raise_unplayed(scores: Sequence[Score]) -> NoReturn:
+    what = f"none of {len(scores)} episodes could be played; the last one: {scores[-1].message}"
+    if any(score.outcome is Outcome.TIMEOUT for score in scores):
+        raise InfrastructureError(f"{what}; raise [environment].time_limit_s if it needs longer")
+    raise RunFailedError(f"{what}; correct the environment")
+
+
+def _given(rollout: Rollout) -> Score | None:
+    """Return the score that an environment gave; None if the reward has to."""
+    episode = rollout.episode
+    if episode is None or (episode.reward is None and not episode.error):
+        return None
+    failure = Outcome.TIMEOUT if episode.timed_out else Outcome.ERROR
+    return Score(episode.reward, failure if episode.error else Outcome.SCORED, episode.error)
 
 
 class Scorer:
@@ -40,11 +56,17 @@ class Scorer:
             RunFailedError: a reward is not a finite number, or every one is outside the reward's range.
             InfrastructureError: no rollout could be scored.
         """
-        answers = [Answer(rollout.text, group.prompt) for group in groups for rollout in group.rollouts]
-        given = self._calls.wait_for(self._reward.score_all(answers))
-        scores = self._bounds.keep(given)
-        self._check(answers, scores)
+        by_environment = [_given(rollout) for group in groups for rollout in group.rollouts]
+        everyone = (Answer(rollout.text, group.prompt) for group in groups for rollout in group.rollouts)
+        answers = [one for one, score in zip(everyone, by_environment, strict=True) if score is None]
+        given = self._calls.wait_for(self._reward.score_all(answers)) if answers else []
+        kept = self._bounds.keep(given)
+        self._check(answers, kept)
+        rest = iter(kept)
+        scores = [score or next(rest) for score in by_environment]
         if all(score.value is None for score in scores):
+            if not answers:
+                _raise_unplayed(scores)
             self._raise_unscored(scores, has_answered=any(score.value is not None for score in given))
         values = np.array([math.nan if s.value is None else s.value for s in scores])
         sizes = np.cumsum([len(group.rollouts) for group in groups])[:-1]

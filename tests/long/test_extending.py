@@ -22,6 +22,7 @@ SHOWN = {
     "transforms": "my_transforms.reweigh",
     "losses": "my_losses.evaluate",
     "tasks": "my_tasks.build",
+    "environments": "my_environment.SeveralTries",
     "backends": "my_backend.connect",
     "loggers": "my_loggers.open_logger",
     "launchers": "my_launcher.open_launcher",
@@ -54,7 +55,7 @@ def test_the_shown_campaign_learns_with_every_plugin_of_its_own(shown: Path, ret
     done = retrain("run", "own.toml")
     assert done.returncode == 0, done.stdout + done.stderr
     runs = sorted((shown / "logs").glob("*/runs/*"))
-    assert len(runs) == 4
+    assert len(runs) == 6
     for run in runs:
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         with (run / "rewards.csv").open() as file:

@@ -43,7 +43,7 @@ from retrain.backends.numpy.gru import (
 )
 from retrain.backends.numpy.training import Adam, Sgd, clip_by_norm, loss_gradient
 from retrain.backends.objective import Totals, moments_of, split_by_group
-from retrain.backends.text import as_written, by_completion, extended, to_groups
+from retrain.backends.text import as_written, by_completion, check_finite, extended, to_groups
 from retrain.backends.work import ModelCosts, WorkMeter
 from retrain.demonstrations import Demonstration
 from retrain.engines import Drawn, Ids
@@ -129,6 +129,7 @@ class NumpyBackend:
         asked = [replace(turn.rollout, given=own) for turn, own in zip(turns, given, strict=True)]
         read = [(*characters.encode(one.prompt.text), *one.placed(characters.end)[0]) for one in asked]
         drawn = self._drawn(read, np.array([turn.max_tokens for turn in turns]), sampling)
+        check_finite(drawn)
         return [extended(characters, *pair) for pair in zip(asked, drawn, strict=True)]
 
     def update(

@@ -1,0 +1,214 @@
+"""Plays episodes: each is a task of an event loop, and turns are sampled in batches as they come.
+
+The caller's thread samples whatever is asked for when it looks, while other environments answer. Plain
+functions answer at once, so all episodes take their turns together, and a seed gives the same episodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from retrain.backends import Sampling
+from retrain.config.schema import Environment
+from retrain.environments.episode import Conversation, EpisodeError, EpisodeTimeoutError
+from retrain.event_loop import EventLoopThread
+from retrain.records.step_row import EpisodeSummary
+from retrain.rollouts import Episode, Group, NextTurn, Prompt, Rollout
+
+Asked: TypeAlias = Prompt | NextTurn
+SampleTurns: TypeAlias = Callable[[Sequence[Asked], Sampling], Sequence[Rollout | None]]
+SampleGroups: TypeAlias = Callable[[Sequence[Prompt], Sampling], list[Group]]
+
+
+@dataclass(frozen=True)
+class TurnSampler:
+    """Samples turns with a backend."""
+
+    backend: Any  # `extend` is optional in the protocol
+    calls: EventLoopThread
+    max_turn_tokens: int  # 0: `max_tokens` alone is the limit
+
+    def __call__(self, asked: Sequence[Asked], how: Sampling) -> list[Rollout | None]:
+        """Sample the first turns, then the others."""
+        limit = min(how.max_tokens, self.max_turn_tokens or how.max_tokens)
+        prompts = [one for one in asked if isinstance(one, Prompt)]
+        further = [one for one in asked if isinstance(one, NextTurn)]
+        groups = self._wait_for(prompts, lambda: self.backend.sample(prompts, replace(how, max_tokens=limit)))
+        first = iter([rollout for group in groups for rollout in group.rollouts])
+        extended = iter(self._wait_for(further, lambda: self.backend.extend(further, how)))
+        return [next(first if isinstance(one, Prompt) else extended) for one in asked]
+
+    def _wait_for(self, asked: Sequence[Asked], sample: Callable[[], Any]) -> Any:
+        return self.calls.wait_for(sample()) if asked else []
+
+
+class Episodes:
+    """The environment of a run."""
+
+    def __init__(self, table: Environment, open_episode: Callable[[], Any], sample: SampleTurns) -> None:
+        """Prepare.
+
+        Args:
+            open_episode: opens one episode of the environment.
+            sample: returns a rollout for each prompt, and the rollout with another turn for each NextTurn;
+                None where there is no room for one.
+        """
+        self._table, self._open, self._sample = table, open_episode, sample
+        self._loop = EventLoopThread()
+
+    def play(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
+        """Play `how.group_size` episodes of each prompt; callable from several threads."""
+        desk = _Desk()
+        playing = self._loop.begin(self._all(desk, prompts, how))
+        playing.add_done_callback(lambda _: desk.close())
+        calls = 0
+        try:
+            while requests := desk.next_batch():
+                # each call of an evaluation has random numbers of its own
+                seed = None if how.seed is None else (how.seed + calls) % 2**32
+                wanted = [request.asked for request in requests]
+                desk.answer(requests, self._sample(wanted, replace(how, group_size=1, seed=seed)))
+                calls += 1
+            return playing.result()
+        finally:
+            playing.cancel()
+
+    def close(self) -> None:
+        """Cancel what is left of episodes."""
+        self._loop.close()
+
+    async def _all(self, desk: _Desk, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
+        size = how.group_size
+        rollouts = await asyncio.gather(*(self._one(desk, p, how) for p in prompts for _ in range(size)))
+        return [
+            Group(prompt, tuple(rollouts[number * size : (number + 1) * size]))
+            for number, prompt in enumerate(prompts)
+        ]
+
+    async def _one(self, desk: _Desk, prompt: Prompt, how: Sampling) -> Rollout:
+        table, began_s = self._table, time.perf_counter()
+        talk = Conversation(self._open, table.time_limit_s, in_threads=table.threads)
+        played = _Played(Rollout(prompt, "", (), np.zeros(0), (), truncated=False))
+        error: EpisodeError | None = None
+        try:
+            await self._take_turns(desk, talk, played, how)
+        except EpisodeError as failure:
+            error = failure
+        finally:
+            await talk.close()
+        episode = Episode(
+            rewards=tuple(played.rewards),
+            reward=self._worth(played, error),
+            error="" if error is None else f"prompt {prompt.id}: {error}",
+            timed_out=isinstance(error, EpisodeTimeoutError),
+            time_s=time.perf_counter() - began_s,
+            environment_s=talk.time_s,
+        )
+        return replace(played.rollout, truncated=not (played.done or error), episode=episode)
+
+    async def _take_turns(self, desk: _Desk, talk: Conversation, played: _Played, how: Sampling) -> None:
+        """Take turns until the environment, `max_turns` or a number of tokens ends the episode."""
+        asked: Asked = await talk.start(played.rollout.prompt)
+        while rollout := await desk.ask(asked):
+            played.rollout = rollout
+            answered = await talk.step(rollout.text)
+            played.rewards.append(answered.reward)
+            played.done = answered.done
+            left = how.max_tokens - len(rollout.tokens)
+            if answered.done or left <= 0 or len(played.rewards) >= self._table.max_turns:
+                return
+            asked = NextTurn(rollout, answered.messages, min(left, self._table.max_turn_tokens or left))
+
+    def _worth(self, played: _Played, error: EpisodeError | None) -> float | None:
+        """Return an episode's reward; None if it failed, or `[reward]` scores it."""
+        table = self._table
+        if error is not None:
+            return table.error_reward
+        if not played.done and table.truncated_reward is not None:
+            return table.truncated_reward
+        last = played.rewards[-1] if played.rewards else 0.0
+        if table.turn_reward == "final" or last is None:
+            return last
+        return sum(table.discount**turn * (reward or 0.0) for turn, reward in enumerate(played.rewards))
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """What an episode asks for, and where its answer goes."""
+
+    asked: Asked
+    answer: asyncio.Future[Rollout | None]
+
+
+@dataclass(slots=True)
+class _Played:
+    """An episode so far."""
+
+    rollout: Rollout
+    rewards: list[float | None] = field(default_factory=list)
+    done: bool = False
+
+
+class _Desk:
+    """Where episodes ask for turns, and the sampling thread answers."""
+
+    def __init__(self) -> None:
+        self._asked: list[Request] = []
+        self._batches: queue.SimpleQueue[list[Request]] = queue.SimpleQueue()
+
+    async def ask(self, asked: Asked) -> Rollout | None:
+        """Wait for a turn; all that are asked for before the loop looks for events are one batch."""
+        loop = asyncio.get_running_loop()
+        request = Request(asked, loop.create_future())
+        if not self._asked:
+            loop.call_soon(self._pass_on)
+        self._asked.append(request)
+        return await request.answer
+
+    def next_batch(self) -> list[Request]:
+        """Wait for requests and return all there are; none once the desk is closed."""
+        batch = self._batches.get()
+        while batch and not self._batches.empty():
+            if not (more := self._batches.get()):
+                self.close()
+                break
+            batch = [*batch, *more]
+        return batch
+
+    def answer(self, requests: Sequence[Request], rollouts: Sequence[Rollout | None]) -> None:
+        """Pass on rollouts to those who asked, all at once, so that they take their turns together."""
+        requests[0].answer.get_loop().call_soon_threadsafe(_deliver, requests, rollouts)
+
+    def close(self) -> None:
+        self._batches.put([])
+
+    def _pass_on(self) -> None:
+        asked, self._asked = self._asked, []
+        self._batches.put(asked)
+
+
+def _deliver(requests: Sequence[Request], rollouts: Sequence[Rollout | None]) -> None:
+    for request, rollout in zip(requests, rollouts, strict=True):
+        if not request.answer.done():
+            request.answer.set_result(rollout)
+
+
+def summary_of(rollouts: Sequence[Rollout]) -> EpisodeSummary | None:
+    """Return the environment's part of a step's row; None without an environment."""
+    episodes = [rollout.episode for rollout in rollouts if rollout.episode is not None]
+    if not episodes:
+        return None
+    return EpisodeSummary(
+        turns_mean=float(np.mean([len(episode.rewards) for episode in episodes])),
+        observation_tokens=sum(rollout.length - len(rollout.tokens) for rollout in rollouts),
+        episode_errors=sum(bool(episode.error) for episode in episodes),
+        episode_time_s=float(np.mean([episode.time_s for episode in episodes])),
+        environment_time_s=float(np.mean([episode.environment_s for episode in episodes])),
+    )

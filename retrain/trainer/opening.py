@@ -1,0 +1,81 @@
+"""Opens everything that a run needs, and closes it at the end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from retrain import registry
+from retrain.backends import Backend, BackendSpec
+from retrain.config.schema import Config
+from retrain.environments import SINGLE_TURN
+from retrain.errors import ConfigError
+from retrain.event_loop import EventLoopThread
+from retrain.records.layout import RunFiles
+from retrain.tasks import Task
+from retrain.trainer.batch import Algorithm
+from retrain.trainer.episodes import Episodes, SampleGroups, TurnSampler
+from retrain.trainer.journal import Journal
+from retrain.trainer.loop import Trainer
+from retrain.trainer.permits import RunPermits
+from retrain.trainer.scoring import Scorer
+
+
+@contextmanager
+def open_trainer(
+    config: Config, files: RunFiles, journal: Journal, stop: threading.Event
+) -> Iterator[Trainer]:
+    """Build the task, open the reward and connect the backend; close everything at the end."""
+    built = registry.find("tasks", config.data.task)(seed=config.data.seed, **config.data.options)
+    task: Task = registry.check_made("tasks", config.data.task, built)
+    permits = RunPermits(config, files)
+    with ExitStack() as opened:
+        reward = config.reward
+        sandbox = {"sandbox": reward.sandbox, "sandbox_options": reward.sandbox_options}
+        scorer = Scorer(reward.reward, reward.params, sandbox)
+        opened.callback(scorer.close)
+        is_over, calls = threading.Event(), EventLoopThread()
+        opened.callback(calls.close)
+        spec = BackendSpec(
+            seed=config.training.seed,
+            model=config.model.model,
+            base_url=config.model.base_url,
+            lora_rank=config.model.lora_rank,
+            alphabet=task.alphabet,
+            options=config.backend.options,
+            permit=permits.permit,
+            observe_call=permits.observe_call,
+            observe=journal.detail,
+            is_leaving=lambda: stop.is_set() or is_over.is_set(),
+            run_name=permits.label,
+        )
+        name, options = config.backend.backend, config.backend.options
+        connected = registry.bound("backends", name, options)(spec)
+        backend: Backend = registry.check_made("backends", name, calls.wait_for(connected))
+        opened.callback(lambda: calls.wait_for(backend.close()))
+        if check := getattr(backend, "check_prompts", None):  # too long ones, before the first step
+            check([*task.train, *task.held_out])
+        algorithm = Algorithm.of(config, scorer.score)
+        sample = _sampler(config, backend, calls, opened)
+        trainer = Trainer(config, files, backend, task, algorithm, permits, journal, stop, calls, sample)
+        opened.callback(trainer.close)
+        opened.callback(is_over.set)
+        yield trainer
+
+
+def _sampler(config: Config, backend: Backend, calls: EventLoopThread, opened: ExitStack) -> SampleGroups:
+    """Return what samples each prompt's group: the backend, or episodes in the run's environment."""
+    table = config.environment
+    if table.environment == SINGLE_TURN:
+        return lambda prompts, how: calls.wait_for(backend.sample(prompts, how))
+    if not hasattr(backend, "extend"):
+        raise ConfigError(
+            f"[environment].environment: backend {config.backend.backend!r} samples single turns only; "
+            "use another one, or implement `extend` of retrain.backends.Backend"
+        )
+    open_episode = registry.bound("environments", table.environment, table.options)
+    registry.check_made("environments", table.environment, open_episode())
+    episodes = Episodes(table, open_episode, TurnSampler(backend, calls, table.max_turn_tokens))
+    opened.callback(episodes.close)
+    return episodes.play

@@ -1,0 +1,329 @@
+"""Episodes: turns are sampled in batches, a failure costs its episode only, and rewards follow the table."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from retrain import registry, worker
+from retrain.backends import Sampling
+from retrain.config.load import parse
+from retrain.config.schema import Environment
+from retrain.conformance import check_plugin
+from retrain.environments.guess import Game
+from retrain.errors import ConfigError
+from retrain.plan.matrix import plan_runs
+from retrain.plan.preflight import preflight
+from retrain.records.metrics import read_metrics
+from retrain.records.samples import read_samples
+from retrain.rollouts import Given, NextTurn, Prompt, Rollout
+from retrain.trainer.episodes import Episodes, SampleTurns, summary_of
+from tests.stopping import StopAfterStep
+from tests.test_trainer import make_run, without_times
+
+HOW = Sampling(group_size=2, max_tokens=100, temperature=1.0)
+GUESS = {
+    "training": {
+        "seed": 5,
+        "max_steps": 4,
+        "batch_size": 3,
+        "group_size": 4,
+        "max_tokens": 6,
+        "temperature": 1.0,
+        "lr": 5e-3,
+        "save_every": 2,
+    },
+    "data": {"task": "guess", "options": {"digits": 1}},
+    "environment": {"environment": "guess", "max_turns": 3, "max_turn_tokens": 2},
+}
+
+
+def write(text: str) -> SampleTurns:
+    """Return a policy that always writes the same, two tokens a turn."""
+
+    def sample(asked: Sequence[Prompt | NextTurn], how: Sampling) -> list[Rollout | None]:
+        return [turn(one) for one in asked]
+
+    def turn(asked: Prompt | NextTurn) -> Rollout:
+        if isinstance(asked, Prompt):
+            return Rollout(asked, text, (1, 0), np.zeros(2), (text, ""), truncated=False)
+        before, said = asked.rollout, "".join(content for _, content in asked.messages)
+        given = (*before.given, Given(len(before.tokens), (7,) * len(said), said))
+        tokens, pieces = (*before.tokens, 1, 0), (*before.pieces, text, "")
+        return replace(before, tokens=tokens, logprobs=np.zeros(len(tokens)), pieces=pieces, given=given)
+
+    return sample
+
+
+def play(
+    episode: Callable[[], object], prompts: int = 1, how: Sampling = HOW, policy: str = "x", **table: object
+) -> list[Rollout]:
+    episodes = Episodes(Environment(**table), episode, write(policy))
+    try:
+        groups = episodes.play([Prompt(n, f"p{n}", "") for n in range(prompts)], how)
+    finally:
+        episodes.close()
+    return [rollout for group in groups for rollout in group.rollouts]
+
+
+class Count:
+    """Answers every turn, and ends after three."""
+
+    def __init__(self) -> None:
+        self.turns = 0
+
+    def start(self, prompt: Prompt) -> str:
+        return prompt.text
+
+    def step(self, completion: str) -> tuple[str, float, bool]:
+        self.turns += 1
+        return f"turn {self.turns}", float(self.turns), self.turns == 3
+
+
+def test_an_episode_is_one_rollout_with_what_was_said_between_its_turns() -> None:
+    rollout = play(Count)[0]
+    assert rollout.turns == ["x", "x", "x"]
+    assert [given.text for given in rollout.given] == ["turn 1", "turn 2"]
+    assert rollout.episode
+    assert rollout.episode.rewards == (1.0, 2.0, 3.0)
+    assert (rollout.episode.reward, rollout.truncated) == (3.0, False)
+    summary = summary_of(play(Count))
+    assert summary
+    assert (summary.turns_mean, summary.observation_tokens) == (3.0, 24)
+
+
+@pytest.mark.parametrize(
+    ("table", "how", "reward"),
+    [
+        ({"turn_reward": "sum"}, HOW, 6.0),
+        ({"turn_reward": "sum", "discount": 0.5}, HOW, 1 + 0.5 * 2 + 0.25 * 3),
+        ({"max_turns": 2}, HOW, 2.0),
+        ({"max_turns": 2, "truncated_reward": -1.0}, HOW, -1.0),
+        ({"truncated_reward": -1.0}, replace(HOW, max_tokens=4), -1.0),
+    ],
+)
+def test_what_an_episode_is_worth(table: dict[str, object], how: Sampling, reward: float) -> None:
+    rollout = play(Count, how=how, **table)[0]
+    assert rollout.episode
+    assert rollout.episode.reward == reward
+    assert rollout.truncated == (len(rollout.episode.rewards) < 3)
+
+
+def test_episodes_wait_for_their_environments_at_once() -> None:
+    arrived = 0
+    everyone = asyncio.Event()
+
+    class Meeting(Count):
+        async def step(self, completion: str) -> tuple[str, float, bool]:
+            nonlocal arrived
+            arrived += 1
+            if arrived == 200:
+                everyone.set()
+            await everyone.wait()
+            return "", 1.0, True
+
+    rollouts = play(Meeting, prompts=100)
+    assert [rollout.prompt.id for rollout in rollouts] == [n for n in range(100) for _ in range(2)]
+
+
+def test_plain_functions_wait_at_once_in_threads() -> None:
+    everyone = threading.Barrier(8)
+
+    class Meeting(Count):
+        def step(self, completion: str) -> tuple[str, float, bool]:
+            everyone.wait()
+            return "", 1.0, True
+
+    assert len(play(Meeting, prompts=4, threads=True)) == 8
+
+
+def raising(turn: object) -> type[Count]:
+    class Wrong(Count):
+        def step(self, completion: str) -> object:
+            if isinstance(turn, Exception):
+                raise turn
+            return turn
+
+    return Wrong
+
+
+@pytest.mark.parametrize(
+    ("turn", "said"),
+    [
+        (ValueError("no board"), "ValueError: no board"),
+        (None, "step returned None; needs (observation, reward, done)"),
+        (("", 0.0, False), "step returned ''; needs a text or a list of messages, not empty"),
+        (("a", float("nan"), False), "step returned the reward nan; needs a finite number"),
+        (("a", "much", False), "step returned the reward 'much'; needs a number or None"),
+        (([{"role": "judge", "content": "a"}], 0.0, False), "the role one of system, user, assistant, tool"),
+    ],
+)
+def test_a_failure_costs_its_episode(turn: object, said: str) -> None:
+    class Some(Count):
+        opened = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            Some.opened += 1
+            self.step = raising(turn)().step if Some.opened == 1 else super().step  # type: ignore[method-assign]
+
+    failed, fine = play(Some)
+    assert failed.episode
+    assert failed.episode.reward is None
+    assert said in failed.episode.error
+    assert failed.episode.error.startswith("prompt 0: ")
+    assert fine.episode
+    assert (fine.episode.reward, fine.episode.error) == (3.0, "")
+
+
+def test_an_environment_that_never_answers_is_ended() -> None:
+    class Silent(Count):
+        async def step(self, completion: str) -> object:
+            await asyncio.Event().wait()
+
+    episode = play(Silent, time_limit_s=0.01, error_reward=-1.0)[0].episode
+    assert episode
+    assert (episode.timed_out, episode.reward) == (True, -1.0)
+    assert episode.error == "prompt 0: step took longer than 0.01 s"
+
+
+def test_an_error_of_the_sampler_ends_every_episode() -> None:
+    def broken(asked: Sequence[Prompt | NextTurn], how: Sampling) -> list[Rollout | None]:
+        raise MemoryError("too many")
+
+    episodes = Episodes(Environment(), Count, broken)
+    with pytest.raises(MemoryError, match="too many"):
+        episodes.play([Prompt(0, "p", "")], HOW)
+    episodes.close()
+
+
+def test_the_game_answers_each_digit() -> None:
+    game = Game()
+    assert game.start(Prompt(0, "?", "471")) == "?"
+    assert game.step("555") == ("<><", 0.1, False)
+    assert game.step("471") == ("===", 1.0, True)
+    assert game.step("47") == ("", 0.0, True)
+
+
+def test_a_resumed_run_of_episodes_is_the_undisturbed_one(tmp_path: Path) -> None:
+    whole = make_run(tmp_path / "whole", GUESS)
+    assert worker.run(whole.directory, threading.Event()) == 0
+    rows = read_metrics(whole.directory)
+    assert all(row["turns_mean"] >= 1 and row["episode_errors"] == 0 for row in rows)
+    assert sum(row["observation_tokens"] for row in rows) > 0
+    stopped = make_run(tmp_path / "stopped", GUESS)
+    worker.run(stopped.directory, StopAfterStep(stopped, 2))
+    assert worker.run(stopped.directory, threading.Event()) == 0
+    assert without_times(read_metrics(stopped.directory)) == without_times(rows)
+    assert all(row["turns"] for row in read_samples(whole.samples))
+
+
+OWN = '''
+class Once:
+    """Leaves the score to the reward."""
+
+    def __init__(self, *, noise: str = "?") -> None:
+        self.noise = noise
+
+    def start(self, prompt):
+        return self.noise
+
+    async def step(self, completion):
+        return "", None, True
+
+
+class Mute:
+    def start(self, prompt):
+        return "?"
+
+
+class Forgetful(Once):
+    def step(self):
+        return "", 0.0, True
+
+
+class Broken(Once):
+    def step(self, completion):
+        raise OSError("the board is gone")
+'''
+
+
+@pytest.fixture
+def own(here: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module with environments of one's own, which Python finds."""
+    monkeypatch.syspath_prepend(str(here))
+    name = f"own_episodes_{abs(hash(str(here))):x}"
+    (here / f"{name}.py").write_text(OWN)
+    return name
+
+
+def with_environment(name: str, **table: object) -> dict[str, object]:
+    return {**GUESS, "environment": {"environment": name, **table}}
+
+
+def test_a_reward_of_none_leaves_scoring_to_the_reward(own: str, tmp_path: Path) -> None:
+    files = make_run(tmp_path / "r", with_environment(f"{own}.Once"))
+    assert worker.run(files.directory, threading.Event()) == 0
+    rows = read_metrics(files.directory)
+    assert {row["turns_mean"] for row in rows} == {1.0}
+    assert all(row["mean_reward"] == row["correct_rate"] for row in rows)  # `match` gives 0 or 1
+
+
+def test_a_run_whose_episodes_all_fail_ends_with_the_reason(
+    own: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    files = make_run(tmp_path / "r", with_environment(f"{own}.Broken"))
+    assert worker.run(files.directory, threading.Event()) != 0
+    said = capfd.readouterr().err + files.attempts.read_text()
+    assert "none of 12 episodes could be played" in said
+    assert "OSError: the board is gone" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "said"),
+    [
+        ("guess", {"max_turns": 0}, "[environment].max_turns: got 0"),
+        ("gess", {}, "did you mean 'guess'?"),
+        ("Once", {"options": {"nois": "!"}}, "did you mean 'noise'?"),
+        ("Mute", {}, "returned a Mute without step"),
+        ("Forgetful", {}, "step is (), and is called with (completion)"),
+    ],
+)
+def test_a_wrong_table_is_an_error_before_the_run(
+    own: str, name: str, table: dict[str, object], said: str
+) -> None:
+    path = f"{own}.{name}" if name[0].isupper() else name
+    with pytest.raises(ConfigError) as caught:
+        preflight(plan_runs(parse(with_environment(path, **table), "c.toml")), "c.toml")
+    assert said in str(caught.value)
+
+
+def test_every_environment_is_tried_out(own: str) -> None:
+    for name in (*registry.built_in_names("environments"), f"{own}.Once"):
+        assert not [finding for finding in check_plugin("environments", name, {}) if finding.problem]
+    wrong = [finding.problem for finding in check_plugin("environments", f"{own}.Broken", {})]
+    assert any("OSError: the board is gone" in problem for problem in wrong)
+
+
+def test_samples_show_the_conversation(
+    tmp_path: Path, retrain: Callable[..., object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = make_run(tmp_path / "r", GUESS)
+    row = {"prompt_id": 1, "rollout": 0, "reward": 1.0, "advantage": 0.5, "tie": False, "tokens": 4}
+    turns = [
+        {"policy": "5", "reward": 0.1, "environment": "<"},
+        {"policy": "3", "reward": 1.0, "environment": ""},
+    ]
+    texts = {"truncated": False, "prompt": "?", "answer": "3", "completion": "3", "turns": turns}
+    files.samples.write_text(json.dumps({"step": 1, "attempt": 1, **row, **texts}) + "\n")
+    shown = retrain("samples", files.directory).stdout  # type: ignore[attr-defined]
+    assert "wrote  5   (reward 0.1)" in shown
+    assert "heard  <" in shown
+    assert "wrote  3   (reward 1)" in shown
