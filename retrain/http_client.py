@@ -121,18 +121,9 @@ class HttpClient(Client):
         who: str,
         largest_answer_bytes: int = LARGEST_ANSWER_BYTES,
     ) -> None:
-        """Create the client without connecting.
+        """Create the client without connecting; ConfigError if httpx, of an `extra`, is missing for `who`.
 
-        Args:
-            url: address that paths are appended to.
-            key: sent as a bearer token; empty sends none.
-            timeout_s: limit of a whole call.
-            extra: retrain's extra that installs httpx.
-            who: plugin that needs it.
-            largest_answer_bytes: longest accepted response.
-
-        Raises:
-            ConfigError: httpx is not installed.
+        The `key`, unless it is empty, is sent as a bearer token; `timeout_s` limits a whole call.
         """
         super().__init__(url, key)
         self._httpx = load("httpx", extra, who)

@@ -22,17 +22,9 @@ def read_rows(
     unit: str = ":",
     needs: str,
 ) -> list[T]:
-    """Return what all rows hold.
+    """Return what all numbered rows hold; a ConfigError lists the wrong ones, or says what is needed of none.
 
-    Args:
-        rows: number and content of each.
-        read: returns what a row holds; raises ValueError if the row is invalid.
-        source: file or data set, which an error names.
-        unit: between the source and a row's number.
-        needs: what a source without rows lacks.
-
-    Raises:
-        ConfigError: rows are invalid (lists their locations), or there are none.
+    `read` raises a ValueError for a wrong row; errors name its place by `source`, `unit` and number.
     """
     found: list[T] = []
     problems: list[str] = []

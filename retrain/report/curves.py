@@ -34,12 +34,8 @@ def curve_chart(
 ) -> tuple[Chart, ...]:
     """Return the chart of a metric's curves; none without curves.
 
-    Args:
-        metric: names the y axis, and the chart's file if there is no `name`.
-        title, found, shown: of the chart, its curves, and the conditions of the page.
-        subtitle: instead of what lines and bands show.
-        target: a value to compare with, drawn as a dashed line.
-        most: upper bound of the y axis.
+    `name` names its file, if not the metric, and `subtitle` replaces what lines and bands show. A `target` is
+    drawn as a dashed line; `most` bounds the y axis.
     """
     if not found:
         return ()
