@@ -216,6 +216,18 @@ def reward_sandbox(found: dict[str, Any]) -> Iterator[Line]:
     yield Line("memory grown by them", left["grown_mb"], "MB", at_most=10.0)
 
 
+def evidence(found: dict[str, Any]) -> Iterator[Line]:
+    rows = {(row["metric"], row["difference"]): row for row in found["rows"]}
+    for metric in dict.fromkeys(metric for metric, _ in rows):
+        none, one, two = (rows[metric, difference] for difference in (0.0, 1.0, 2.0))
+        fixed, least = "t test, 12 seeds", one["t_test"] - 5
+        yield Line(f"{metric}: found, equal", none["found"], "%", none["t_test"], fixed, at_most=6.0)
+        yield Line(f"{metric}: found, 1 SD apart", one["found"], "%", one["t_test"], fixed, at_least=least)
+        for what, row in (("equal", none), ("2 SD apart", two)):
+            yield Line(f"{metric}: seeds, {what}", row["seeds"], "%", 100.0, fixed, at_most=60.0)
+    yield Line("4 equal conditions and a reference: any found", found["family"], "%", at_most=6.0)
+
+
 AREAS = (
     Area("Start-up", "startup", startup),
     Area("Campaign overhead", "campaign_overhead", campaign_overhead),
@@ -250,5 +262,6 @@ AREAS = (
         "how fast a GPU is; with one, `python -m benchmarks.gpu` measures the same and has goals",
     ),
     Area("Gradients", "trl_gradients", trl_gradients, needs=("torch", "peft", "trl")),
+    Area("Sequential comparison", "evidence", evidence, needs=("scipy",)),
     Area("Estimator", "estimator", estimator, ("--worlds", "60")),
 )

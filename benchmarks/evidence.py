@@ -11,7 +11,10 @@ false verdict.
 from __future__ import annotations
 
 import argparse
+import json
+import warnings
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from math import sqrt
 
 import numpy as np
@@ -22,7 +25,8 @@ from scipy.stats import ttest_1samp
 
 from retrain import SequentialComparison
 
-SEEDS = 12
+SEEDS, FAMILY = 12, 4  # most seeds; conditions that are compared with one reference
+FOUND = ("better", "worse")
 DIFFERENCES = (0.0, 0.5, 1.0, 2.0)
 FloatArray = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, tuple[int, ...]], FloatArray]
@@ -51,40 +55,66 @@ def decided(comparison: SequentialComparison, d: FloatArray) -> tuple[str, int]:
     return look.verdict, look.seeds
 
 
+@dataclass(frozen=True)
+class Row:
+    """One metric and difference; shares in percent."""
+
+    metric: str
+    difference: float  # standard deviations of the paired difference
+    found: float  # "better" or "worse"
+    t_test: float  # found by a t test with all seeds
+    seeds: float  # mean, of the most
+    held: float  # intervals at the end that hold the difference
+
+
+def row_of(name: str, difference: float, rng: np.random.Generator, campaigns: int) -> Row:
+    draw, variance = METRICS[name]
+    gap, comparison = difference * sqrt(2 * variance), SequentialComparison(SEEDS)
+    d = draw(rng, (campaigns, SEEDS)) - draw(rng, (campaigns, SEEDS)) + gap
+    ends = [decided(comparison, one) for one in d]
+    with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):  # of equal differences
+        fixed = ttest_1samp(d, 0, axis=1).pvalue < 0.05
+    some = list(zip(d, ends, strict=True))[: max(50, campaigns // 10)]  # intervals take longer
+    intervals = [comparison.look(one[:k], np.zeros(k)).interval for one, (_, k) in some]
+    shares = (
+        [verdict in FOUND for verdict, _ in ends],
+        fixed,
+        [k / SEEDS for _, k in ends],
+        [low <= gap <= high for low, high in intervals],
+    )
+    return Row(name, difference, *(100 * float(np.mean(share)) for share in shares))
+
+
+def false_in_family(rng: np.random.Generator, campaigns: int) -> float:
+    """Return the share in percent of campaigns of equal conditions with any difference found."""
+    comparison = SequentialComparison(SEEDS, comparisons=FAMILY)
+    runs = rng.normal(size=(campaigns, FAMILY + 1, SEEDS))
+    found = [
+        any(decided(comparison, one - reference)[0] in FOUND for one in rest) for reference, *rest in runs
+    ]
+    return 100 * float(np.mean(found))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--campaigns", type=int, default=2000, help="per row")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    rng, n = np.random.default_rng(options.seed), options.campaigns
-    table = Table(
-        "metric", "difference", "found, %", "t test, %", "seeds, % of 12", "interval holds it, %", box=None
-    )
-    for name, (draw, variance) in METRICS.items():
-        for difference in DIFFERENCES:
-            gap = difference * sqrt(2 * variance)
-            d = draw(rng, (n, SEEDS)) - draw(rng, (n, SEEDS)) + gap
-            comparison = SequentialComparison(SEEDS)
-            ends = [decided(comparison, one) for one in d]
-            found = np.mean([verdict in ("better", "worse") for verdict, _ in ends])
-            with np.errstate(all="ignore"):
-                fixed = np.mean(ttest_1samp(d, 0, axis=1).pvalue < 0.05)
-            some = list(zip(d, ends, strict=True))[: max(50, n // 10)]  # intervals take longer
-            held = [
-                low <= gap <= high
-                for low, high in (comparison.look(one[:k], np.zeros(k)).interval for one, (_, k) in some)
-            ]
-            seeds = np.mean([k for _, k in ends]) / SEEDS
-            cells = (100 * found, 100 * fixed, 100 * seeds, 100 * np.mean(held))
-            table.add_row(name, f"{difference:g}", *(f"{cell:.1f}" for cell in cells))
-    family = 0
-    comparison = SequentialComparison(SEEDS, comparisons=4)
-    for _ in range(n):
-        runs = rng.normal(size=(5, SEEDS))
-        family += any(decided(comparison, one - runs[0])[0] in ("better", "worse") for one in runs[1:])
-    table.add_row("family of 4, normal", "0", f"{100 * family / n:.1f}", "", "", "")
+    rng = np.random.default_rng(options.seed)
+    rows = [row_of(name, gap, rng, options.campaigns) for name in METRICS for gap in DIFFERENCES]
+    family = false_in_family(rng, options.campaigns)
+    if options.json:
+        print(json.dumps({"rows": [asdict(row) for row in rows], "family": family}))
+        return
+    columns = ("metric", "difference", "found, %", "t test, %", "seeds, % of 12", "interval holds it, %")
+    table = Table(*columns, box=None)
+    for row in rows:
+        shares = (row.found, row.t_test, row.seeds, row.held)
+        table.add_row(row.metric, f"{row.difference:g}", *(f"{share:.1f}" for share in shares))
+    table.add_row(f"family of {FAMILY}, normal", "0", f"{family:.1f}")
     Console(width=110).print(table)
 
 
