@@ -9,6 +9,7 @@ import math
 import os
 import re
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +20,11 @@ import tomli_w
 from retrain.calibrate import facts, trials
 from retrain.calibrate.advice import Advice, calibrated, changes_of
 from retrain.calibrate.conclude import Calibration, Evidence
-from retrain.calibrate.trials import Effort, Trial, Trialled, TrialSession
+from retrain.calibrate.trials import Effort, Trial, Trialled
 from retrain.campaign import Observer
 from retrain.campaign.assign import as_launched
+from retrain.campaign.orchestrate import CampaignRun
+from retrain.campaign.run import start
 from retrain.config.load import load_config, load_tables, parse
 from retrain.config.reference import DIRECTIVE
 from retrain.errors import ConfigError, LaunchError, RecordsError
@@ -52,6 +55,8 @@ class Calibrator:
         self.plan = self._plan_of(self._tables)
         self._longest_answers = preflight(self.plan, path.name).longest_answers
         self._cores = cpu_capacity()
+        self._current: CampaignRun | None = None  # of the trial that runs
+        self._was_interrupted = False
 
     def trials(self, log_dir: Path, done: Mapping[str, Trialled] | None = None) -> Iterator[Trial]:
         """Return the trials to run, the most informative first.
@@ -81,7 +86,6 @@ class Calibrator:
         budget_s: float,
         observe: Callable[[], Observer],
         begin: Callable[[Trial], None],
-        opened: Callable[[TrialSession], None],
     ) -> Calibration:
         """Run the trials and draw conclusions; a trial that was stopped counts up to there.
 
@@ -89,25 +93,24 @@ class Calibrator:
             budget_s: for all trials together.
             observe: makes the observer of a trial's runs.
             begin: called with each trial before it begins.
-            opened: called with the session, so that the caller can interrupt it.
 
         Raises:
             LaunchError: the pilot could not be started.
             RecordsError: the directory cannot be written.
         """
         directory = create_directory(Path(self.plan.log_dir) / TRIALS, self.plan.name)
-        session = TrialSession(directory, budget_s, observe, self._path.parent)
-        opened(session)
+        until_s = time.monotonic() + budget_s
         done: dict[str, Trialled] = {}
         left_out: list[str] = []
         for trial in self.trials(directory, done):
-            reason = _reason_against(trial, session, done)
+            left_s = until_s - time.monotonic()
+            reason = self._reason_against(trial, left_s, done)
             if reason:
                 left_out.append(f"{trial.name}: {reason}")
                 continue
             begin(trial)
             try:
-                done[trial.name] = session.run(trial)
+                done[trial.name] = self._try(trial, directory, left_s, observe())
             except (ConfigError, LaunchError) as error:  # of this trial; what others measured is kept
                 if not done:
                     raise
@@ -115,7 +118,40 @@ class Calibrator:
         evidence = Evidence(self.plan, self._tables, self._longest_answers, done, self._cores, self._plan_of)
         if evidence.crowding is not None:
             write_crowding(directory, evidence.crowding)
-        return evidence.conclusion(self._path.name, directory, left_out, was_interrupted=session.interrupted)
+        return evidence.conclusion(
+            self._path.name, directory, left_out, was_interrupted=self._was_interrupted
+        )
+
+    def interrupt(self, *, now: bool = False) -> None:
+        """Stop the trial that runs, and start no other; for signal handlers."""
+        self._was_interrupted = True
+        if self._current is not None:
+            self._current.stop(now=now)
+
+    def _try(self, trial: Trial, directory: Path, left_s: float, observer: Observer) -> Trialled:
+        """Run one trial until it ends or time is up; raises as `start` does."""
+        path = directory / f"{trial.name}.toml"
+        path.write_text(tomli_w.dumps(trial.tables), encoding="utf-8")
+        campaign = self._current = start(path, (), observer, beside=self._path.parent)
+        began_s = time.monotonic()
+        try:
+            with trials.stopped_after(left_s, campaign), trials.WorkerMemory() as memory:
+                if not self._was_interrupted:
+                    campaign.execute()
+        finally:
+            self._current = None
+        runs = tuple(campaign.files_of(run.run_id).directory for run in campaign.plan.runs)
+        took_s = time.monotonic() - began_s
+        return Trialled(campaign.plan, campaign.directory, runs, took_s, memory.most, memory.most_on_gpus)
+
+    def _reason_against(self, trial: Trial, left_s: float, done: Mapping[str, Trialled]) -> str:
+        if self._was_interrupted:
+            return "interrupted"
+        if left_s <= 0:
+            return "the time budget is used up"
+        if "pilot" in done and not done["pilot"].measured:
+            return "no condition completed two steps in the pilot"
+        return _reason_against_workers(trial, done) if trial.name.startswith("workers-") else ""
 
     def write(self, found: Calibration, target: Path) -> Calibration:
         """Write the calibrated file; raise RecordsError if it cannot be written."""
@@ -138,16 +174,6 @@ def _enough_steps(effort: Effort, runs: Sequence[MeasuredRun]) -> int:
         return effort.probe_steps
     step_s = statistics.fmean(statistics.fmean(run.step_times_s) + run.between_s for run in runs)
     return max(effort.probe_steps, min(MOST_PROBE_STEPS, math.ceil(effort.probe_s / max(step_s, 1e-6))))
-
-
-def _reason_against(trial: Trial, session: TrialSession, done: Mapping[str, Trialled]) -> str:
-    if session.interrupted:
-        return "interrupted"
-    if session.left_s == 0:
-        return "the time budget is used up"
-    if "pilot" in done and not done["pilot"].measured:
-        return "no condition completed two steps in the pilot"
-    return _reason_against_workers(trial, done) if trial.name.startswith("workers-") else ""
 
 
 def _reason_against_workers(trial: Trial, done: Mapping[str, Trialled]) -> str:

@@ -151,7 +151,7 @@ def _reasons(measured: Sequence[WorkersMeasured], value: int, now: int) -> Itera
     else:
         yield "one worker at a time"
     most = min(measured, key=lambda m: abs(m.workers - max(now, value)))
-    slower = most.step_time_s / alone.step_time_s if alone.step_time_s else 1.0
+    slower = most.step_time_s / max(alone.step_time_s, 1e-9)
     if slower > TOGETHER and most.workers > 1:
         waits = most.permit_wait_fraction > LONG_WAIT
         cause = f", {most.permit_wait_fraction:.0%} of it waiting for permits" if waits else ""

@@ -1,15 +1,11 @@
-"""The short campaigns that a calibration consists of: tables from the user's own, and a session to run them.
-
-A trial that is stopped, by the user or because time is up, is kept up to there.
-"""
+"""The short campaigns that a calibration consists of: their tables, from those of the user, and results."""
 
 from __future__ import annotations
 
 import os
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -17,11 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
-from retrain.campaign import Observer
 from retrain.campaign.orchestrate import CampaignRun
-from retrain.campaign.run import start
 from retrain.config.resolve import merge, overrides_of, with_default_plugins
 from retrain.config.schema import BackPressure, Training
 from retrain.errors import InfrastructureError
@@ -172,57 +164,19 @@ def _alone(tables: Tables, steps: int, log_dir: Path, condition: int) -> dict[st
     return {**changed, **merge(with_default_plugins(changed), overrides_of(own)), "campaign": alone}
 
 
-class TrialSession:
-    """Runs the trials of one calibration. `interrupt` may be called from a signal handler."""
-
-    def __init__(
-        self, directory: Path, budget_s: float, observe: Callable[[], Observer], beside: Path
-    ) -> None:
-        self._directory = directory
-        self._beside = beside  # the directory of the user's file, where dotted paths are looked for
-        self._ends_at = time.monotonic() + budget_s
-        self._observe = observe
-        self._current: CampaignRun | None = None
-        self.interrupted = False
-
-    @property
-    def left_s(self) -> float:
-        return max(0.0, self._ends_at - time.monotonic())
-
-    def interrupt(self, *, now: bool = False) -> None:
-        """Stop the current trial, and start no other."""
-        self.interrupted = True
-        if self._current is not None:
-            self._current.stop(now=now)
-
-    def run(self, trial: Trial) -> Trialled:
-        """Run one trial until it ends or the budget is used up; raises as `start` does."""
-        path = self._directory / f"{trial.name}.toml"
-        path.write_text(tomli_w.dumps(trial.tables), encoding="utf-8")
-        campaign = self._current = start(path, (), self._observe(), beside=self._beside)
-        began = time.monotonic()
-        try:
-            with self._stopped_in_time(campaign), WorkerMemory() as memory:
-                if not self.interrupted:
-                    campaign.execute()
-        finally:
-            self._current = None
-        runs = tuple(campaign.files_of(run.run_id).directory for run in campaign.plan.runs)
-        took_s = time.monotonic() - began
-        return Trialled(campaign.plan, campaign.directory, runs, took_s, memory.most, memory.most_on_gpus)
-
-    @contextmanager
-    def _stopped_in_time(self, campaign: CampaignRun) -> Iterator[None]:
-        gently = threading.Timer(self.left_s, campaign.stop)
-        firmly = threading.Timer(self.left_s + LAST_SAVE_S, lambda: campaign.stop(now=True))
-        for timer in (gently, firmly):
-            timer.daemon = True
-            timer.start()
-        try:
-            yield
-        finally:
-            gently.cancel()
-            firmly.cancel()
+@contextmanager
+def stopped_after(seconds: float, campaign: CampaignRun) -> Iterator[None]:
+    """Stop a campaign once time is up: gently, and firmly if it has not ended some seconds later."""
+    gently = threading.Timer(seconds, campaign.stop)
+    firmly = threading.Timer(seconds + LAST_SAVE_S, lambda: campaign.stop(now=True))
+    for timer in (gently, firmly):
+        timer.daemon = True
+        timer.start()
+    try:
+        yield
+    finally:
+        gently.cancel()
+        firmly.cancel()
 
 
 class WorkerMemory:

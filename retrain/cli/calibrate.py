@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,14 +65,11 @@ def command(
     rows = [(trial.name, trial.what, f"{trial.runs} x {trial.steps}") for trial in trials]
     title = f"calibration: at most {about(budget_s)}"
     errors.print(table(title, ("trial", "what", ">runs x steps"), rows))
-    with ExitStack() as stack:
+    with interruptible(lambda now: calibrator.interrupt(now=now), ENDING_TRIAL, ENDING_TRIAL):
         found = calibrator.run(
             budget_s,
             lambda: EventLines(errors),
             lambda trial: errors.print(f"{trial.name}: {trial.what}"),
-            lambda session: stack.enter_context(
-                interruptible(lambda now: session.interrupt(now=now), ENDING_TRIAL, ENDING_TRIAL)
-            ),
         )
         if found.steps:  # otherwise nothing was measured, and an earlier file may hold more
             found = calibrator.write(found, target)

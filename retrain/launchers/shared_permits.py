@@ -120,26 +120,27 @@ class LockTest:
         return read_verdict(self._path, self._directories)
 
     def _run(self, rest: Callable[[float], bool]) -> str | None:
+        """Return the verdict; None if a stop comes first."""
         until, files = time.monotonic() + PROOF_S, CampaignFiles(self._assignment.directory)
-        problem, is_stopped, failure = None, False, ""
+        problem = None
         try:
             self.start()
-            while problem is None and not is_stopped and not failure:
-                is_stopped = rest(LOOK_S) or asked_to_stop(files) > 0
+            while problem is None:
+                if rest(LOOK_S) or asked_to_stop(files) > 0:
+                    return None
                 failure = self.failure()  # before the answer is read, because it may come in between
                 problem = self._verdict()
                 if problem is None and time.monotonic() > until:
                     failure = failure or f"no answer within {PROOF_S:g} s."
+                if failure and not problem:
+                    remove_file(self._path)
+                    about = "two nodes could not test whether they see each other's locks"
+                    raise LaunchError(f"{about}: {failure} Or {INSTEAD}")
+            return problem
         finally:
             if problem is None:
                 with suppress(LaunchError):
                     self.end()
-        if failure and not problem:
-            remove_file(self._path)
-            raise LaunchError(
-                f"two nodes could not test whether they see each other's locks: {failure} Or {INSTEAD}"
-            )
-        return problem
 
 
 # On the nodes

@@ -117,10 +117,14 @@ def create_directory(log_dir: Path, name: str) -> Path:
 
 def is_campaign(directory: Path) -> bool:
     """Whether a directory holds a campaign's files (a single run's directory does not count)."""
+    return _is_ours(directory) and not is_single_run(directory)
+
+
+def _is_ours(directory: Path) -> bool:
     files = CampaignFiles(directory)
-    # other tools also write a manifest.json, but not next to runs/
-    is_ours = _exists(files.campaign_toml) or (_exists(files.manifest) and _exists(files.runs))
-    return is_ours and not is_single_run(directory)
+    if is_single_run(directory) or _exists(files.campaign_toml):
+        return True
+    return _exists(files.manifest) and _exists(files.runs)  # other tools write a manifest.json without runs/
 
 
 def is_single_run(directory: Path) -> bool:
@@ -133,7 +137,7 @@ def find_campaigns(log_dir: Path) -> tuple[Path, ...]:
 
     Raises ConfigError if `log_dir` holds only other files, so it is probably not a log directory.
     """
-    if is_single_run(log_dir) or is_campaign(log_dir):
+    if _is_ours(log_dir):
         return (log_dir,)
     try:
         found = sorted(log_dir.iterdir(), key=by_start)
@@ -144,7 +148,7 @@ def find_campaigns(log_dir: Path) -> tuple[Path, ...]:
         raise RecordsError(f"{log_dir}: is a file; name a log directory or a campaign's") from None
     except OSError as error:
         raise RecordsError(f"{log_dir}: cannot be listed ({error.strerror})") from error
-    campaigns = tuple(path for path in found if is_single_run(path) or is_campaign(path))
+    campaigns = tuple(filter(_is_ours, found))
     others = [p.name for p in found if p.name not in (TRIALS, "permits") and p.name[0] != "."]
     if not campaigns and not all(map(_ID.search, others)):
         raise ConfigError(f"{log_dir}: holds no campaign; name a log directory or a campaign's")

@@ -224,21 +224,20 @@ def _make_way(top: str, directory: str) -> None:
     if loaded.startswith(directory + os.sep):
         return
     if any(loaded.startswith(earlier + os.sep) for earlier in _added):
-        for name in [name for name in sys.modules if name == top or name.startswith(f"{top}.")]:
+        for name in [name for name in sys.modules if f"{name}.".startswith(f"{top}.")]:
             del sys.modules[name]
     sys.path[:] = [entry for entry in sys.path if entry not in _added]
     if directory not in sys.path:
         _added.add(directory)
-        here = [at for at, entry in enumerate(sys.path) if at and entry == str(Path.cwd())]
-        sys.path.insert(here[0] if here else len(sys.path), directory)
+        here = str(Path.cwd())
+        at = sys.path.index(here, 1) if here in sys.path[1:] else len(sys.path)
+        sys.path.insert(at, directory)
     importlib.invalidate_caches()
 
 
 def _is_of_a_library(file: str) -> bool:
-    inside = ("site-packages", "dist-packages")
-    return file.startswith(("<", STANDARD, f"{PACKAGE}{os.sep}")) or not set(inside).isdisjoint(
-        Path(file).parts
-    )
+    is_installed = not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+    return is_installed or file.startswith(("<", STANDARD, f"{PACKAGE}{os.sep}"))
 
 
 def _shown(file: str) -> str:

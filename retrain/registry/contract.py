@@ -171,8 +171,8 @@ def problem_with(plugin: str, known: Sequence[Parameter], key: str, value: objec
     if parameter.annotation not in ACCEPTS:
         return None
     types, fits, wanted = ACCEPTS[parameter.annotation]
-    is_of = isinstance(value, types) and (bool in types or not isinstance(value, bool))  # no number in TOML
-    return None if is_of and fits(value) else f"got {value!r}; needs {wanted}"
+    is_right = type(value) in types and fits(value)  # the very type: true is no number in TOML
+    return None if is_right else f"got {value!r}; needs {wanted}"
 
 
 def hint(word: str, known: Iterable[str], otherwise: str) -> str:

@@ -100,29 +100,30 @@ class Driver:
         for event in list(self._home.last.values()):
             if event.what == GIVEN:
                 self._write(replace(event, what=LOST, why="with the driver that submitted it to Ray"))
-        while self._goes_on():
-            pass
+        is_needed = True
+        while is_needed:
+            try:
+                is_needed = self._look()
+            except RecordsError as error:
+                if not may_pass(error):
+                    raise
+                time.sleep(LOOK_S)  # the disk is full, or the file server is unreachable
 
-    def _goes_on(self) -> bool:
-        try:
-            orders, wish = self._home.orders(), max(self._wish, asked_to_stop(self._files))
-            is_in_charge = orders.driver == self._number
-            # an orchestrator's retry policy then applies
-            is_watched = bool(readable(is_held, self._files.lock))
-            todo = self._todo(orders) if is_in_charge and not wish else {}
-            self._elsewhere = {run_id for run_id in self._elsewhere if is_alive(self._home.run(run_id))}
-            self._stop(orders, todo, wish)
-            self._fill(todo, orders, is_watched)
-            # an orchestrator may resubmit some of these runs: retries wait for their backoff
-            may_be_needed = is_in_charge and is_watched and not self._wish
-            if not self._tasks and not todo and not may_be_needed:
-                return False
-            for handle in self._cluster.wait(list(self._tasks), LOOK_S):
-                self._conclude(self._cluster.ended(handle, self._tasks.pop(handle)), is_in_charge)
-        except RecordsError as error:
-            if not may_pass(error):
-                raise
-            time.sleep(LOOK_S)  # the disk is full, or the file server is unreachable
+    def _look(self) -> bool:
+        """Follow the orders; return whether there is, or may be, more to do."""
+        orders, wish = self._home.orders(), max(self._wish, asked_to_stop(self._files))
+        is_in_charge = orders.driver == self._number
+        is_watched = bool(readable(is_held, self._files.lock))  # an orchestrator's retry policy then applies
+        todo = self._todo(orders) if is_in_charge and not wish else {}
+        self._elsewhere = {run_id for run_id in self._elsewhere if is_alive(self._home.run(run_id))}
+        self._stop(orders, todo, wish)
+        self._fill(todo, orders, is_watched)
+        # an orchestrator may resubmit some of these runs: retries wait for their backoff
+        may_be_needed = is_in_charge and is_watched and not self._wish
+        if not self._tasks and not todo and not may_be_needed:
+            return False
+        for handle in self._cluster.wait(list(self._tasks), LOOK_S):
+            self._conclude(self._cluster.ended(handle, self._tasks.pop(handle)), is_in_charge)
         return True
 
     def _todo(self, orders: Orders) -> dict[str, int]:

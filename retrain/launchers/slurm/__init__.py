@@ -261,14 +261,15 @@ def news_of(watch: EngineWatch, task: SlurmTask | None, cancelled: Collection[in
         return [] if task.waits else watch.begin()
     if task.state == "COMPLETED" and not watch.has_arrived():
         return []
-    was_cancelled, is_lost = task.state == "CANCELLED", task.state in LOST
+    return [*watch.begin(), _end_of(watch, task)]
+
+
+def _end_of(watch: EngineWatch, task: SlurmTask) -> Ended:
+    by_hand, is_lost = task.state == "CANCELLED", task.state in LOST
     reason = f" ({task.reason})" if task.reason not in ("None", "") else ""
-    unseen = "" if was_cancelled else where_to_look(watch.files)
+    unseen = "" if by_hand else where_to_look(watch.files)
     why = f"Slurm ended task {task.label}: {task.state}{reason}{unseen}"
-    ended = Ended(
-        watch.run_id, None, why, goes_on=not was_cancelled, is_lost=is_lost, taken_back=was_cancelled
-    )
-    return [*watch.begin(), ended]
+    return Ended(watch.run_id, None, why, goes_on=not by_hand, is_lost=is_lost, taken_back=by_hand)
 
 
 def _labels(tasks: Mapping[int, list[int]]) -> list[str]:
