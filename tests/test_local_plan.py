@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,11 +13,11 @@ from threading import Thread
 
 import pytest
 
-from retrain.backends import local
+from retrain.backends import MemoryEstimate, Trainers, local
 from retrain.backends.local import advise_run, check_run, wants_gpu
 from retrain.backends.local.sizes import Sizes, micro_batch
 from retrain.config.campaign import Campaign
-from retrain.config.schema import Algorithm, Backend, Config, Model, Training
+from retrain.config.schema import Algorithm, Backend, Config, Model, RateLimiter, Training
 from retrain.rollouts import Prompt
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
@@ -58,6 +59,9 @@ def run_of(
     )
 
 
+VLLM = {"engine": "vllm", "engine_command": [sys.executable]}
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [
@@ -65,6 +69,12 @@ def run_of(
         (run_of(model="./nowhere"), "[model].model: './nowhere' does not exist"),
         (run_of(kl_coef=0.1, lora=False), "[algorithm].kl_coef: needs [backend.options].lora = true"),
         (run_of(device="cuda:1"), "[backend.options].device: got 'cuda:1'; this machine has no GPU"),
+        (run_of(engine_sleep=True), '[backend.options].engine_sleep: needs engine = "vllm"'),
+        (
+            replace(run_of(**VLLM, engine_sleep=True), rate_limiter=RateLimiter(max_staleness=1)),
+            "[backend.options].engine_sleep: needs [rate_limiter].max_staleness = 0",
+        ),
+        (run_of(**VLLM, engine_sleep=True), "[backend.options].engine_sleep: vLLM can sleep on a GPU only"),
     ],
 )
 def test_what_would_stop_a_run_is_said_with_its_key(config, words, monkeypatch):
@@ -185,6 +195,19 @@ def test_the_memory_of_a_run_is_estimated_from_the_sizes_of_its_model(tmp_path: 
     )
     assert full is not None
     assert (full.held["adapters"], full.held["optimizer"]) == (0, 3 * full.held["weights"])
+
+
+def test_an_engine_gets_what_trainers_leave_and_more_if_they_take_turns() -> None:
+    held = {"runtime": 5, "weights": 100, "adapters": 1, "optimizer": 3}
+    trainers = Trainers(MemoryEstimate("cuda", held, sampling=0, training=50, least=10), count=3)
+    assert trainers.to_come(1, in_turn=False) == 3 + 50  # its model is loaded
+    assert trainers.to_come(3, in_turn=False) == 3 * 159 - 106
+    assert trainers.to_come(3, in_turn=True) == 3 * 109 - 106
+
+
+@pytest.mark.parametrize(("value", "fits"), [("auto", True), (12.5, True), (0, False), ("all", False)])
+def test_the_memory_of_an_engine_is_a_number_or_chosen(value: object, fits: bool) -> None:
+    assert (local.check_options({"engine": "vllm", "engine_memory": value}) == []) is fits
 
 
 @pytest.mark.parametrize(

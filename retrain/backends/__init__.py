@@ -16,7 +16,11 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-from retrain.records.step_row import EngineUse
+from retrain.backends.progress import BackendProgress as BackendProgress
+from retrain.backends.progress import SamplingProgress as SamplingProgress
+from retrain.backends.progress import StartProgress as StartProgress
+from retrain.backends.progress import TrainingProgress as TrainingProgress
+from retrain.backends.progress import ignore_progress as ignore_progress
 from retrain.records.text import gib
 from retrain.registry import Hook, PluginSpec
 from retrain.rollouts import Floats, Group, Loss, Prompt, TrainingSample
@@ -53,56 +57,54 @@ class Permit(AbstractContextManager[object], AbstractAsyncContextManager[object]
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingProgress:
-    """How far a call of `sample` is."""
+class MemoryEstimate:
+    """Bytes that a run takes on its device; sampling and training take turns."""
 
-    rollouts: int  # asked for
-    finished: int
-    tokens: int  # sampled so far, in all
-    longest: int  # tokens of the longest rollout so far
-    time_s: float  # since the call began
+    device: str  # cpu (the process's memory) or cuda (one GPU's)
+    held: Mapping[str, int]  # all the time, by what takes it
+    sampling: int  # key-value cache and logits
+    training: int  # activations and logits
+    least: int  # the larger of the two with the smallest batches
 
-    def __str__(self) -> str:
-        speed = self.tokens / self.time_s if self.time_s > 0 else 0.0
-        return (
-            f"{self.finished} of {self.rollouts} done, {self.tokens:,} tokens, {speed:,.0f}/s, "
-            f"longest {self.longest:,}"
-        )
+    @property
+    def peak(self) -> int:
+        return sum(self.held.values()) + max(self.sampling, self.training)
 
+    @property
+    def smallest(self) -> int:
+        """What it takes if batches are cut as far as they can be."""
+        return sum(self.held.values()) + self.least
 
-@dataclass(frozen=True, slots=True)
-class TrainingProgress:
-    """How far an update is."""
-
-    parts: int  # micro-batches of the whole update
-    done: int
-
-    def __str__(self) -> str:
-        return f"micro-batch {self.done} of {self.parts} done"
+    def parts(self) -> str:
+        """Return what takes the memory, as words."""
+        each = {**self.held, "KV cache": self.sampling, "activations": self.training}
+        return ", ".join(f"{name} {gib(size)}" for name, size in each.items() if size)
 
 
 @dataclass(frozen=True, slots=True)
-class StartProgress:
-    """What a backend waits for before it can begin, or go on: a phase of its own."""
+class Trainers:
+    """Runs that train on this machine at a time."""
 
-    phase: str  # such as `starting vLLM`
-    time_s: float
+    each: MemoryEstimate
+    count: int
 
-    def __str__(self) -> str:
-        return f"{self.time_s:.0f} s"
+    def to_come(self, count: int, *, in_turn: bool) -> int:
+        """Return the bytes that `count` runs on one device take, beyond the model that this one has loaded.
 
-
-BackendProgress: TypeAlias = SamplingProgress | TrainingProgress | StartProgress | EngineUse
-
-
-def ignore_progress(progress: BackendProgress) -> None:
-    """Do nothing."""
-    del progress
+        In turn with an engine, what they take only while they train does not count.
+        """
+        held = self.each.held
+        loaded = sum(size for name, size in held.items() if name != "optimizer")
+        return count * (sum(held.values()) if in_turn else self.each.peak) - loaded
 
 
 def never() -> bool:
     """Return False."""
     return False
+
+
+def unknown() -> None:
+    """Return None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,7 @@ class BackendSpec:
     # may be called at any time, as often as a backend likes and from any thread
     observe: Callable[[BackendProgress], None] = ignore_progress
     is_leaving: Callable[[], bool] = never  # whether the run stops or ends: `sample` may be interrupted
+    memory: Callable[[], Trainers | None] = unknown  # what the campaign's runs on this machine take
     run_name: str = ""
 
 
@@ -220,37 +223,12 @@ class BackendInfo:
     deterministic: bool = False  # same seed and steps -> same bits, also after a resume
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryEstimate:
-    """Bytes that a run takes on its device; sampling and training take turns."""
-
-    device: str  # cpu (the process's memory) or cuda (one GPU's)
-    held: Mapping[str, int]  # all the time, by what takes it
-    sampling: int  # key-value cache and logits
-    training: int  # activations and logits
-    least: int  # the larger of the two with the smallest batches
-
-    @property
-    def peak(self) -> int:
-        return sum(self.held.values()) + max(self.sampling, self.training)
-
-    @property
-    def smallest(self) -> int:
-        """What it takes if batches are cut as far as they can be."""
-        return sum(self.held.values()) + self.least
-
-    def parts(self) -> str:
-        """Return what takes the memory, as words."""
-        each = {**self.held, "KV cache": self.sampling, "activations": self.training}
-        return ", ".join(f"{name} {gib(size)}" for name, size in each.items() if size)
-
-
 class Backend(Protocol):
     """A policy that samples and trains. One object per run, used by one thread at a time.
 
     Optional methods: `check_prompts(prompts)` rejects, before the first step, prompts that leave no room
     for a completion; `take_sampling_work() -> SamplingWork` returns the cost of sampling since the last
-    call (from any thread), for roofline hints, and `take_engine_use() -> EngineUse | None` the load of a
+    call (from any thread), for roofline hints, and `take_engine_use()` the load of a
     server. `[warmup]` needs two more methods: `written(demonstrations) -> list[Rollout]` returns written
     completions as rollouts, with the end token and log-probabilities 0, and `reset_optimizer()` clears its
     moments and step count. An `[environment]` of several turns needs

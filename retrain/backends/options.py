@@ -21,6 +21,11 @@ def is_words(value: object) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(word, str) and word for word in value)
 
 
+def is_number(value: object) -> bool:
+    """Whether a value is a number; a boolean is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 PLAIN: Mapping[type, Rule] = {
     bool: (lambda value: isinstance(value, bool), "true or false"),
     str: (lambda value: isinstance(value, str), "a string"),
@@ -45,8 +50,8 @@ def whole(default: int, least: int, most: int, wanted: str = "") -> Any:
 def number(default: float, least: float, most: float, wanted: str = "") -> Any:
     """Declare a finite number in a range; `wanted` replaces the default description."""
 
-    def fits(value: object) -> bool:
-        return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+    def fits(value: Any) -> bool:
+        return is_number(value) and bool(least <= value <= most)
 
     return option(default, fits, wanted or f"a number from {least:g} to {most:g}")
 

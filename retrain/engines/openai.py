@@ -156,6 +156,14 @@ class Engine:
         with contextlib.suppress(RefusedError):  # unknown to a restarted server
             self._post(self._unload, {"lora_name": name})
 
+    def sleep(self) -> None:
+        """Make the server free its memory until it is woken up; vLLM keeps the weights in main memory."""
+        self._post("/sleep?level=1", {})
+
+    def wake_up(self) -> None:
+        """Make the server ready to sample, if it sleeps."""
+        self._post("/wake_up", {})
+
     def complete(self, adapter: str, wanted: Wanted, observe: Callable[[Sequence[Row]], None]) -> list[Drawn]:
         """Sample completions with these adapters in one call, prompt after prompt.
 

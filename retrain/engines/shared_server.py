@@ -8,6 +8,7 @@ nobody uses it: a user holds a lock while it lives, so that one that was killed 
     daemon.lock    held by the daemon
     server.json    what the daemon knows of the server: `ServerState`
     server.log     the server's output
+    turns.lock     shared by users that sample, held by one that trains, if they share a GPU in turn
 """
 
 from __future__ import annotations
@@ -72,6 +73,10 @@ class ServerFiles:
         return self.directory / "daemon.lock"
 
     @property
+    def turns(self) -> Path:
+        return self.directory / "turns.lock"
+
+    @property
     def state(self) -> Path:
         return self.directory / "server.json"
 
@@ -101,7 +106,13 @@ class SharedServer:
     """This process's share in a server; `close` gives it back."""
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], who: str, linger_s: float = LINGER_S
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        who: str,
+        linger_s: float = LINGER_S,
+        *,
+        memory: str = "",
     ) -> None:
         """Become a user; nothing is started yet.
 
@@ -111,9 +122,14 @@ class SharedServer:
             environment: variables in addition to this process's own; may hold `{key}` as well.
             who: names the server in messages.
             linger_s: how long a server that this process starts stays after its last user.
+            memory: for `{memory}` in both, if this process starts the server; it is no part of what is equal.
         """
         self.files = ServerFiles(_directory(command, environment))
-        self._plan = {"command": list(command), "environment": dict(environment), "linger_s": linger_s}
+        self._plan = {
+            "command": [part.replace("{memory}", memory) for part in command],
+            "environment": {name: value.replace("{memory}", memory) for name, value in environment.items()},
+            "linger_s": linger_s,
+        }
         self._who = who
         self.files.users.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = hold(self.files.users / f"{os.getpid()}-{secrets.token_hex(4)}.lock")

@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM can be started for
 SHARED_RANK = 32  # adapters up to this rank share one server
 ADAPTERS = 8  # of different runs in one batch; others wait in main memory
-CPU_SHARE, GPU_SHARE = 1 / 16, 0.45  # of the memory, for the key-value cache, and for the whole server
-MOST_OF_A_GPU = 0.95
+CPU_SHARE = 1 / 16  # of the memory, for the key-value cache, at most: a CPU decodes few tokens at a time
+LEFT_SHARE = 0.5  # of what trainers leave of it; the server's weights and buffers need some, too
+GPU_SHARE = 0.45  # of a GPU's, for the whole server, if the trainers' need is not known
+LEAST_OF_A_GPU, MOST_OF_A_GPU = 0.05, 0.95
+GIB = 1 << 30
 START_S = 900.0  # the first start on a GPU compiles for minutes
 ENVIRONMENT = {
     "VLLM_API_KEY": "{key}",
@@ -33,6 +36,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
 }
+DEVELOPER = {"VLLM_SERVER_DEV_MODE": "1"}  # has /sleep and /wake_up, for which vLLM asks for no key
 
 
 def vllm_problem(command: Sequence[str]) -> str:
@@ -56,7 +60,9 @@ def vllm_server(
     dtype: str,
     gpu: int | None,
     lora_rank: int,
-    memory_gb: float,
+    sleeps: bool,
+    memory_bytes: float | None,
+    left_bytes: float | None,
 ) -> SharedServer:
     """Return this process's share in the server for a model; it is not started yet.
 
@@ -68,7 +74,9 @@ def vllm_server(
         dtype: of weights and cache, as vLLM names it.
         gpu: number of the GPU among those that this process sees; None: the CPU.
         lora_rank: largest rank of the adapters.
-        memory_gb: for the server on a GPU, or for its cache on the CPU; 0 chooses.
+        sleeps: whether it can free a GPU's memory while others train.
+        memory_bytes: for the server on a GPU, or for its cache on the CPU; None: by what is left.
+        left_bytes: of the device's memory, beside the trainers; None if that is not known.
 
     Raises:
         ConfigError: vLLM cannot serve this here.
@@ -80,7 +88,14 @@ def vllm_server(
     if lora_rank > RANKS[-1]:
         raise ConfigError(f"[model].lora_rank: got {lora_rank}; vLLM serves at most {RANKS[-1]}")
     rank = next(r for r in RANKS if r >= max(lora_rank, SHARED_RANK))
-    environment = ENVIRONMENT | (_on_cpu(memory_gb) if gpu is None else _on_gpu(gpu))
+    share = _cpu_cache if gpu is None else _gpu_share
+    memory = share(memory_bytes, left_bytes)
+    stated = (
+        "{memory}" if memory_bytes is None else memory
+    )  # one that is chosen decides nothing about sharing
+    environment = (
+        ENVIRONMENT | (_on_cpu(stated) if gpu is None else _on_gpu(gpu)) | (DEVELOPER if sleeps else {})
+    )
     line = [
         _executable(command[0]) or command[0], *command[1:], "serve", model,
         "--host", "127.0.0.1", "--port", "{port}",
@@ -90,10 +105,11 @@ def vllm_server(
         "--max-cpu-loras", str(4 * ADAPTERS),
         "--logprobs-mode", "processed_logprobs",  # of the distribution that is sampled from
         "--generation-config", "vllm",  # the model's own would add top_k and penalties
-        *(["--enforce-eager"] if gpu is None else ["--gpu-memory-utilization", _gpu_share(memory_gb)]),
+        *(["--enforce-eager"] if gpu is None else ["--gpu-memory-utilization", stated]),
+        *(["--enable-sleep-mode"] if sleeps else []),
         *arguments,
     ]  # fmt: skip
-    return SharedServer(line, environment, "vLLM")
+    return SharedServer(line, environment, "vLLM", memory=memory)
 
 
 def _executable(name: str) -> str | None:
@@ -107,11 +123,21 @@ def _on_gpu(number: int) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": listed.split(",")[number].strip()}
 
 
-def _on_cpu(memory_gb: float) -> dict[str, str]:
-    gb = memory_gb or max(1.0, CPU_SHARE * memory_limit_bytes() / 1e9)
-    return {"VLLM_CPU_KVCACHE_SPACE": str(max(1, round(gb))), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+def _on_cpu(cache_gib: str) -> dict[str, str]:
+    return {"VLLM_CPU_KVCACHE_SPACE": cache_gib, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
-def _gpu_share(memory_gb: float) -> str:
+def _cpu_cache(wanted: float | None, left: float | None) -> str:
+    """Return whole GiB for the key-value cache: half of what is left, beside the server's own weights."""
+    most = CPU_SHARE * memory_limit_bytes()
+    if wanted is None:
+        wanted = most if left is None else min(most, LEFT_SHARE * left)
+    return str(max(1, round(wanted / GIB)))
+
+
+def _gpu_share(wanted: float | None, left: float | None) -> str:
+    """Return the fraction of a GPU for the whole server."""
     whole = min((gpu.memory_total_bytes for gpu in gpus()), default=0)
-    return f"{min(MOST_OF_A_GPU, memory_gb * 1e9 / whole) if memory_gb and whole else GPU_SHARE:.3f}"
+    if wanted is None:
+        wanted = GPU_SHARE * whole if left is None else left
+    return f"{min(MOST_OF_A_GPU, max(LEAST_OF_A_GPU, wanted / whole)) if whole else GPU_SHARE:.3f}"

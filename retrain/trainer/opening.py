@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from retrain import registry
 from retrain.backends import Backend, BackendSpec
@@ -18,6 +19,7 @@ from retrain.trainer.batch import Algorithm
 from retrain.trainer.episodes import Episodes, SampleGroups, TurnSampler
 from retrain.trainer.journal import Journal
 from retrain.trainer.loop import Trainer
+from retrain.trainer.memory import trainers_here
 from retrain.trainer.permits import RunPermits
 from retrain.trainer.scoring import Scorer
 
@@ -47,6 +49,7 @@ def open_trainer(
             permit=permits.permit,
             observe_call=permits.observe_call,
             observe=journal.detail,
+            memory=partial(trainers_here, config, files, task),
             is_leaving=lambda: stop.is_set() or is_over.is_set(),
             run_name=permits.label,
         )

@@ -21,6 +21,7 @@ from retrain.engines import Drawn
 from tests.extras.local_policies import open_backend
 
 TOKENS_PER_EVENT = 3
+SLEEPING = {"/sleep?level=1": True, "/wake_up": False}
 
 
 class CompletionsServer(ThreadingHTTPServer):
@@ -44,6 +45,8 @@ class CompletionsServer(ThreadingHTTPServer):
         # whether the stream for a request waits after its first event
         self.is_held: Callable[[dict[str, Any]], bool] = lambda body: False
         self.running = 0  # streams that are not over, and whose client is still there
+        self.is_asleep = False
+        self.calls_log = ""  # file that gets the path of each call
         self.tokens = 0  # as its metrics say: a hundred more each time
         self.looks = 0  # at its metrics, while streams were running
         self.broken_streams = 0  # so many streams end without their last event
@@ -59,6 +62,9 @@ class CompletionsServer(ThreadingHTTPServer):
         if self.failures:
             self.failures -= 1
             return 503, b"warming up"
+        if path in SLEEPING or self.is_asleep:
+            self.is_asleep = SLEEPING.get(path, True)
+            return (200, b"{}") if path in SLEEPING else (400, b"asleep, and asked to sample")
         if path == f"{self.prefix}/load_lora_adapter".replace("//", "/"):
             if body["lora_name"] in self.adapters or not Path(body["lora_path"]).is_dir():
                 return 400, b"this adapter cannot be loaded"
@@ -69,19 +75,20 @@ class CompletionsServer(ThreadingHTTPServer):
         if path == f"{self.prefix}/unload_lora_adapter".replace("//", "/"):
             return (200, b"Success") if self.adapters.pop(body["lora_name"], None) else (404, b"unknown")
         if path == "/v1/completions":
-            named = self.adapters.get(body["model" if self.prefix else "lora_path"])
-            if named is None:
-                return 404, b"The model does not exist"
-            set_peft_model_state_dict(
-                self.policy.policy.adapters, self.first if self.ignores_adapters else named
-            )
-            if self.rubbish is not None:
-                return 200, self.rubbish
-            choices = self.choices(body)
-            return 200, b"".join(events(choices)) if body.get("stream") else json.dumps(
-                {"choices": choices}
-            ).encode()
+            return self.complete(body)
         return 404, b"no such path"
+
+    def complete(self, body: dict[str, Any]) -> tuple[int, bytes]:
+        named = self.adapters.get(body["model" if self.prefix else "lora_path"])
+        if named is None:
+            return 404, b"The model does not exist"
+        set_peft_model_state_dict(self.policy.policy.adapters, self.first if self.ignores_adapters else named)
+        if self.rubbish is not None:
+            return 200, self.rubbish
+        choices = self.choices(body)
+        return 200, b"".join(events(choices)) if body.get("stream") else json.dumps(
+            {"choices": choices}
+        ).encode()
 
     def choices(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         rows = [tuple(ids) for ids in body["prompt"] for _ in range(body["n"])]
@@ -148,6 +155,9 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with self.server.lock:
             self.server.requests.append((self.path, body, self.headers["Authorization"]))
+            if self.server.calls_log:
+                with Path(self.server.calls_log).open("a") as log:
+                    print(self.path, file=log)
             named = self.headers["Authorization"]
             is_known = not self.server.key or named == f"Bearer {self.server.key}"
             code, content = self.server.answer(self.path, body) if is_known else (401, b"no key")

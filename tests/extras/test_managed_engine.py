@@ -95,6 +95,29 @@ def test_two_runs_share_a_server_with_their_own_adapters_and_survive_its_crash(m
     assert files.log.read_text().count("serving") == 2
 
 
+def test_a_server_sleeps_while_a_run_trains_and_gets_adapters_when_awake(model, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    calls = tmp_path / "calls.txt"
+    arguments = ("--rank", "4", "--calls", str(calls))
+    how = {"engine": "vllm", "engine_command": COMMAND, "engine_arguments": arguments}
+    backend = open_backend(model, **how, engine_sleep=True)
+    for _ in range(2):
+        samples = as_samples(draw(backend))
+        backend.update(samples, loss_named("ppo"), Optimization(lr=1e-2, temperature=0.8))
+    assert calls.read_text().split() == [
+        "/wake_up",
+        "/v1/load_lora_adapter",
+        "/v1/completions",
+        "/sleep?level=1",
+        "/wake_up",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+        "/v1/completions",
+        "/sleep?level=1",
+    ]
+    backend.close()
+
+
 def test_a_server_without_its_daemon_is_replaced(managed, folder):
     backend = managed(0)
     assert_own(backend)

@@ -16,11 +16,13 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--max-lora-rank", type=int, required=True)
     parser.add_argument("--rank", type=int, required=True)  # what the tests' adapters have: ours
+    parser.add_argument("--calls", default="")  # file that gets the path of each call
     known, _ = parser.parse_known_args()
     assert known.host == "127.0.0.1"
     server = CompletionsServer(known.model, known.rank, port=known.port)
     server.key = os.environ["VLLM_API_KEY"]
-    print("serving", flush=True)
+    server.calls_log = known.calls
+    print("serving", f"{os.environ['VLLM_CPU_KVCACHE_SPACE']} GiB", flush=True)
     server.serve_forever()
 
 

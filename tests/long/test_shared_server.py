@@ -23,7 +23,7 @@ import http.server, os, sys
 class Answer(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200); self.end_headers(); self.wfile.write(os.environ["TOKEN"].encode())
-print("serving", flush=True)
+print("serving", *sys.argv[2:], flush=True)
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
 """
 USER = """
@@ -86,6 +86,18 @@ def test_users_of_one_command_share_a_server_and_its_key(user, script):
             process.kill()
             process.wait()
             process.stdout.close()
+
+
+def test_memory_that_each_would_choose_for_itself_is_that_of_whoever_starts_it(script):
+    command = [sys.executable, str(script), "{port}", "{memory} GiB"]
+    first, second = (
+        SharedServer(command, {"TOKEN": "{key}"}, "the engine", 0.5, memory=chosen) for chosen in "73"
+    )
+    assert second.ready(60) == first.ready(60)
+    assert "serving 3 GiB" in first.files.log.read_text()
+    for user in (first, second):
+        user.close()
+    wait_until(lambda: not is_alive(first.files))
 
 
 def test_whoever_waits_may_give_up(user):

@@ -20,6 +20,7 @@ from retrain.backends.local.names import (
     template_problem,
 )
 from retrain.backends.options import (
+    is_number,
     is_words,
     number,
     one_of,
@@ -47,6 +48,7 @@ NO_REFERENCE = (
     "needs [backend.options].lora = true, because the model without its adapters is the reference; or 0"
 )
 MOST_TOKENS = 10**8
+MOST_GB = 100_000
 TOKENS = f"a whole number of tokens from 1 to {MOST_TOKENS}"
 
 
@@ -105,9 +107,12 @@ class LocalOptions:
         ("vllm",), lambda value: is_words(value) and bool(value), "a list such as ['/opt/vllm/bin/vllm']"
     )  # starts vLLM's command line, if it is in an environment of its own
     engine_arguments: tuple[str, ...] = ()  # further ones of `vllm serve`
-    engine_memory: float = number(
-        0.0, 0, 100_000
-    )  # GB for vLLM on a GPU, or for its cache on the CPU; 0: 45 % of the GPU, 1/16 of the main memory
+    engine_memory: float | str = option(
+        "auto",
+        lambda value: value == "auto" or (is_number(value) and 0 < value <= MOST_GB),
+        f"'auto' or a number of GB up to {MOST_GB}",
+    )  # for vLLM on a GPU, or for its cache on the CPU; auto: what the trainers are estimated to leave
+    engine_sleep: bool = False  # vLLM frees the GPU's memory while a run updates; all runs on it take turns
     engine_timeout_s: float = number(
         600.0, 0.1, 86400, "seconds from 0.1 to 86400"
     )  # longest silence of a server
@@ -154,6 +159,8 @@ def check_run(config: Config) -> list[str]:
     command = options.get("engine_command", DEFAULTS.engine_command)
     if options.get("engine") == "vllm" and (wrong := vllm_problem(command)):
         problems.append(f"[backend.options].engine_command: {wrong}")
+    if options.get("engine_sleep"):
+        problems += _sleep_problems(config)
     if config.algorithm.kl_coef and not options.get("lora", DEFAULTS.lora):
         problems.append(f"[algorithm].kl_coef: {NO_REFERENCE}")
     device = options.get("device", DEFAULTS.device)
@@ -162,6 +169,18 @@ def check_run(config: Config) -> list[str]:
             f'[backend.options].device: got {device!r}; this machine has no GPU; use "cpu" or "auto"'
         )
     return problems
+
+
+def _sleep_problems(config: Config) -> list[str]:
+    options = config.backend.options
+    key = "[backend.options].engine_sleep"
+    if options.get("engine") != "vllm":
+        return [f'{key}: needs engine = "vllm"']
+    if config.rate_limiter.max_staleness != 0:
+        return [f"{key}: needs [rate_limiter].max_staleness = 0, because it samples and trains in turn"]
+    if options.get("device") == "cpu" or (_runs_here(config) and not gpu_nodes()):
+        return [f"{key}: vLLM can sleep on a GPU only"]
+    return []
 
 
 def _model_problems(config: Config) -> list[str]:

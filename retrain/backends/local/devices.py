@@ -8,8 +8,10 @@ import time
 
 import torch
 
+from retrain.backends import Trainers
 from retrain.errors import ConfigError
-from retrain.system import memory_limit_bytes
+from retrain.system import memory_available_bytes, memory_limit_bytes
+from retrain.system.nvidia import gpu_count
 from retrain.system.processes import own_memory_bytes
 
 CACHE_SHARE = 0.6  # of free memory; buffers are up to a quarter larger than the cache, and logits need some
@@ -79,6 +81,17 @@ class DeviceMemory:
         gc.collect()  # reference cycles in an exception's frames may hold tensors
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def left_for_engine(trainers: Trainers | None, device: torch.device, *, in_turn: bool) -> float | None:
+    """Return the bytes of a device that trainers leave to an engine; None if their need is not known."""
+    if trainers is None:
+        return None
+    if device.type == "cuda":
+        free, count = torch.cuda.mem_get_info(device)[0], -(-trainers.count // max(1, gpu_count()))
+    else:
+        free, count = memory_available_bytes(), trainers.count
+    return float(free - trainers.to_come(count, in_turn=in_turn))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

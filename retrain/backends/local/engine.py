@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,8 @@ import torch
 
 from retrain.backends import BackendSpec, Sampling, StartProgress
 from retrain.backends.local import LocalOptions
+from retrain.backends.local.devices import DeviceMemory, left_for_engine
+from retrain.backends.local.engine_check import first_tokens, reject_other_policy
 from retrain.backends.local.engine_watch import EngineWatch
 from retrain.backends.local.files import ADAPTER, save_weights
 from retrain.backends.local.loading import Cut, Policy
@@ -28,13 +30,10 @@ from retrain.backends.local.training import evaluate, lay_out
 from retrain.engines import Drawn, Ids, LostAdaptersError
 from retrain.engines.openai import Engine, Wanted
 from retrain.engines.shared_server import RESTARTING, STARTING, ServerState, SharedServer
+from retrain.engines.turns import Turns
 from retrain.engines.vllm import START_S, vllm_server
 from retrain.errors import InfrastructureError, InterruptedRunError, RunFailedError
-from retrain.rollouts import Prompt, Rollout, TrainingSample
 
-TOLERANCE_NATS = 0.2  # mean over tokens; differences from kernels and bfloat16 are ten times smaller
-NOISE_NATS = 0.02  # smaller differences are noise
-CHECKED_TOKENS = 256
 MOST_KEPT = 0.95  # fraction of the server's tokens that our own cut keeps as well, at least
 CRASHES = 3  # of a server of ours, that one call survives
 
@@ -67,6 +66,7 @@ class EngineSampler:
     def __init__(self, spec: BackendSpec, options: LocalOptions, policy: Policy, end_ids: Ids) -> None:
         self._spec, self._options = spec, options
         self._server = _vllm(spec, options, policy) if options.engine == "vllm" else None
+        self._turns = Turns(self._server.files.turns if self._server and options.engine_sleep else None)
         self._engine = self._connected()
         self._trained = policy
         self._policy = policy.with_own_adapters()
@@ -110,7 +110,7 @@ class EngineSampler:
             seed=seed,
             can_be_ended=sampling.seed is None,  # evaluation goes on to the end of its step
         )
-        with self._progress.call() as tell:
+        with self._turns.sampling(), self._progress.call() as tell:
             served, drawn = self._ask(partial(Engine.complete, wanted=wanted, observe=tell))
         self._check_known(drawn)
         if not served.is_checked and sampling.temperature > 0:
@@ -118,6 +118,20 @@ class EngineSampler:
             self._check(served.snapshot, rows, drawn, sampling.temperature, generator.device)
             served.is_checked = True
         return drawn, served.snapshot.version
+
+    @contextmanager
+    def making_room(self) -> Iterator[None]:
+        """Let the server sleep while the body updates the policy, if it is to: the GPU is free then."""
+        if not self._options.engine_sleep:
+            yield
+            return
+        with self._turns.training():
+            with suppress(InfrastructureError):  # one that has crashed takes no memory
+                self._engine.sleep()
+            try:
+                yield
+            finally:
+                DeviceMemory(next(self._policy.causal.parameters()).device).free()
 
     def close(self) -> None:
         """Unload the adapters from the server and delete their files."""
@@ -156,6 +170,8 @@ class EngineSampler:
         for failures in itertools.count(1):
             engine = self._engine
             try:
+                if self._options.engine_sleep:
+                    engine.wake_up()
                 with self._lending() as served:
                     return served, ask(engine, served.name)
             except LostAdaptersError:
@@ -229,7 +245,7 @@ class EngineSampler:
         device: torch.device,
     ) -> None:
         """Raise if the server's log-probabilities differ from ours, so that it samples another policy."""
-        samples, texts = _first_tokens(prompts, drawn)
+        samples, texts = first_tokens(prompts, drawn)
         batches = lay_out(samples, texts, self._tokens_at_a_time, device)
         theirs = np.concatenate([batch.data.sampler_logprobs for batch in batches])
 
@@ -241,21 +257,12 @@ class EngineSampler:
             kept = np.isfinite(ours)  # rounding may cut off a token that the server has just not
             return float(np.abs(ours - theirs)[kept].mean()) if kept.mean() > MOST_KEPT else math.inf
 
-        apart = nats_apart(temperature)
-        if apart > NOISE_NATS and nats_apart(1.0) < apart / 2:
-            raise RunFailedError(
-                "the sampling server reports log-probabilities before the temperature is applied; start it "
-                "with processed ones (vLLM: --logprobs-mode processed_logprobs)"
-            )
-        if apart > TOLERANCE_NATS:
-            raise RunFailedError(
-                f"the sampling server's log-probabilities are {apart:.2f} nats per token from "
-                "this model's; check that it serves the same weights and applies the adapters"
-            )
+        reject_other_policy(nats_apart, temperature)
 
 
 def _vllm(spec: BackendSpec, options: LocalOptions, policy: Policy) -> SharedServer:
     device = next(policy.causal.parameters()).device
+    chosen = options.engine_memory
     return vllm_server(
         str(Path(spec.model).absolute()) if Path(spec.model).is_dir() else spec.model,
         command=options.engine_command,
@@ -264,22 +271,7 @@ def _vllm(spec: BackendSpec, options: LocalOptions, policy: Policy) -> SharedSer
         dtype=str(policy.causal.dtype).removeprefix("torch."),
         gpu=device.index or 0 if device.type == "cuda" else None,
         lora_rank=spec.lora_rank,
-        memory_gb=options.engine_memory,
+        sleeps=options.engine_sleep,
+        memory_bytes=None if isinstance(chosen, str) else chosen * 1e9,
+        left_bytes=left_for_engine(spec.memory(), device, in_turn=options.engine_sleep),
     )
-
-
-def _first_tokens(
-    prompts: Sequence[Ids], drawn: Sequence[Drawn]
-) -> tuple[list[TrainingSample], dict[str, Ids]]:
-    """Return enough completions for the comparison, and their prompts by text."""
-    samples: list[TrainingSample] = []
-    texts: dict[str, Ids] = {}
-    tokens = 0
-    for number, (ids, one) in enumerate(zip(prompts, drawn, strict=True)):
-        rollout = Rollout(Prompt(number, str(number), ""), "", one.tokens, one.logprobs, (), not one.ended)
-        samples.append(TrainingSample(rollout, np.zeros(len(one.tokens)), 1.0))
-        texts[str(number)] = ids
-        tokens += len(one.tokens)
-        if tokens >= CHECKED_TOKENS:
-            break
-    return samples, texts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -132,7 +133,8 @@ class LocalBackend:
             raise ConfigError(f"[algorithm].kl_coef: {NO_REFERENCE}")
         self._memory.limit(optimization.gpu_fraction)
         prompts = {s.rollout.prompt.text: self._encode(s.rollout.prompt) for s in samples}
-        stats = self._learner.update(samples, prompts, loss, optimization)
+        with nullcontext() if self._engine is None else self._engine.making_room():
+            stats = self._learner.update(samples, prompts, loss, optimization)
         if optimization.is_last:
             self._publish()
         return stats
