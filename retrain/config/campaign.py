@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from retrain.config.keys import Section, Table, count, key, plugin
 
+NO_RUNS = "the campaign would have no runs"
 LARGEST_SEED = 2**32 - 1  # accepted by every random number generator in use
 PERMITS = (
     "split",
@@ -82,9 +83,10 @@ class Campaign(Section, affects="schedule"):
     """The matrix of conditions x seeds, and how its runs are launched."""
 
     name: str = key("", "prefix of the campaign's directory; default: the file's name", max_length=100)
-    seeds: list[Any] | None = key(
-        None, "one run per condition and seed", affects="result", stands_for="training.seed"
-    )
+    seeds: list[int] | None = key(
+        None, "one run per condition and seed", affects="result", stands_for="training.seed",
+        ge=0, le=LARGEST_SEED, min_length=1, because=NO_RUNS,
+    )  # fmt: skip
     max_steps: int | None = count(
         None, "steps of every run", affects="result", stands_for="training.max_steps"
     )
@@ -110,7 +112,7 @@ class Campaign(Section, affects="schedule"):
     ray: Ray = key(Ray, 'options of launcher = "ray"')
     launcher_options: Table = key(dict, "another launcher's; may be written as [campaign.<launcher>]")
     conditions: list[Condition] | None = key(
-        None, "the conditions; default: one, the file itself", affects="result"
+        None, "the conditions; default: one, the file itself", affects="result", min_length=1, because=NO_RUNS
     )
 
 

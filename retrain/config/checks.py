@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from retrain import extras, registry
-from retrain.config.campaign import LARGEST_SEED, Campaign
+from retrain.config.campaign import Campaign
 from retrain.config.drafts import Draft, Location, Problem
 from retrain.config.flow import flow_problems
 from retrain.config.keys import keys_of
@@ -49,9 +49,10 @@ def check_campaign(draft: Draft) -> Iterator[Problem]:
     campaign = draft.config.campaign
     if campaign is None:
         return
-    yield from ((("campaign", "seeds"), problem) for problem in _seed_problems(campaign.seeds))
-    if campaign.conditions == []:
-        yield ("campaign", "conditions"), "got none, so the matrix is empty; add a condition, or drop the key"
+    if repeated := [str(seed) for seed, times in Counter(campaign.seeds).items() if times > 1]:
+        listed = f"seed{'s' * (len(repeated) > 1)} {', '.join(repeated)}"
+        what = f"{listed} listed more than once, which would repeat the same run; list each seed once"
+        yield ("campaign", "seeds"), what
     yield from _condition_problems(campaign)
     if draft.is_sound("campaign.launcher"):
         name, at = campaign.launcher, ("campaign", "launcher")
@@ -154,19 +155,6 @@ def _trial_problems(kind: str, name: str, params: Mapping[str, Any], seed: int) 
     for problem in problems:
         named = NAMED.fullmatch(problem)
         yield (named["key"], named["what"]) if named else ("", problem)
-
-
-def _seed_problems(seeds: list[Any] | None) -> Iterator[str]:
-    if seeds == []:
-        yield "got none, so the matrix is empty; list at least one seed"
-    unfit = [s for s in seeds or () if type(s) is not int or not 0 <= s <= LARGEST_SEED]
-    if unfit:
-        yield f"got {unfit}; needs whole numbers from 0 to {LARGEST_SEED}"
-    times = Counter(seed for seed in seeds or () if type(seed) is int)
-    repeated = sorted(seed for seed, count in times.items() if count > 1)
-    if repeated:
-        listed = f"seed{'s' * (len(repeated) > 1)} {', '.join(map(str, repeated))}"
-        yield f"{listed} listed more than once, which would repeat the same run; list each seed once"
 
 
 def _condition_problems(campaign: Campaign) -> Iterator[Problem]:

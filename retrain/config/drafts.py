@@ -7,7 +7,7 @@ problem of a file is reported at once: where, what, and how to fix it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from functools import cache, partial
 from types import NoneType
 from typing import Any, Literal, TypeAlias, get_args, get_origin
@@ -39,6 +39,7 @@ BOUNDS = {
     "greater_than": ("gt", "more than"),
     "less_than_equal": ("le", "at most"),
     "less_than": ("lt", "less than"),
+    "too_short": ("min_length", "a length of at least"),
     "string_too_short": ("min_length", "a length of at least"),
     "string_too_long": ("max_length", "a length of at most"),
 }
@@ -128,14 +129,21 @@ def _value_schema(annotation: Any, key: Key, on_error: OnError) -> CoreSchema:
         return table_schema(annotation, on_error)
     if annotation in SIMPLE:
         return SIMPLE[annotation](**key.bounds)
-    first, *others = (_value_schema(one, key, on_error) for one in several)
     if kind is list:
-        if isinstance(several[0], type) and is_dataclass(several[0]):  # a wrong one counts as empty
-            first = _with_default(first, several[0](), on_error)
-        return core_schema.list_schema(first, strict=True)
+        return _list_schema(several[0], key, on_error)
+    first, *others = (_value_schema(one, key, on_error) for one in several)
     what = f"needs {key.needs}"
     either = core_schema.union_schema([first, *others], custom_error_type="needs", custom_error_message=what)
     return either if others else first
+
+
+def _list_schema(item: Any, key: Key, on_error: OnError) -> CoreSchema:
+    """Return the schema of a list; bounds other than its length's are those of its items."""
+    bounds = {name: limit for name, limit in key.bounds.items() if name != "min_length"}
+    schema = _value_schema(item, replace(key, bounds=bounds), on_error)
+    if isinstance(item, type) and is_dataclass(item):  # a wrong table counts as empty
+        schema = _with_default(schema, item(), on_error)
+    return core_schema.list_schema(schema, strict=True, min_length=int(key.bounds.get("min_length", 0)))
 
 
 def place(location: Location) -> str:
@@ -144,6 +152,8 @@ def place(location: Location) -> str:
         here = f"[[campaign.conditions]] #{int(location[2]) + 1}"
         inside = location[3:]
         return here + (f" {place(inside)}" if len(inside) > 1 else "".join(f".{key}" for key in inside))
+    if isinstance(location[-1], int):
+        return f"{place(location[:-1])} #{location[-1] + 1}"
     *tables, key = [f'"{part}"' if "." in str(part) else str(part) for part in location]
     return f"[{'.'.join(tables)}].{key}" if tables else f"[{key}]"
 
@@ -159,7 +169,8 @@ def _explain(error: Mapping[str, Any]) -> str:
         name, words = BOUNDS[kind]
         key = keys_of(_section_class(location[:-1])).get(str(location[-1]))
         because = f", because {key.because}" if key and key.because else ""
-        what = f"needs {words} {error['ctx'][name]:g}{because}"
+        limit = error["ctx"][name]
+        what = f"needs {words} {limit if isinstance(limit, int) else f'{limit:g}'}{because}"
     elif kind == "literal_error":
         what = f"needs {error['ctx']['expected']}"
     return f"got {quote(error['input'])}; {what}"

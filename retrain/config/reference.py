@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from retrain import registry
-from retrain.config.campaign import LARGEST_SEED, Campaign, Condition
+from retrain.config.campaign import Campaign, Condition
 from retrain.config.keys import LARGEST_COUNT, Normalization, keys_of
 from retrain.config.resolve import PLUGINS, RUN_SECTIONS, SECTIONS, sections_of
 from retrain.config.schema import Config
@@ -111,7 +111,7 @@ def _section(name: str, kind: Any) -> SectionReference:
 
 
 def _type(annotation: str) -> str:
-    plain = annotation.removesuffix(" | None").replace("list[Any]", "list[int]")
+    plain = annotation.removesuffix(" | None")
     plain = re.sub(r"Literal\[(.*?)\]", lambda found: found[1].replace("'", '"').replace(", ", " or "), plain)
     normalizations = " or ".join(f'"{name}"' for name in get_args(Normalization))
     aliases = {"Table": "table", "str": "string", "Permits": 'int or "auto"', "Normalization": normalizations}
@@ -150,7 +150,6 @@ def json_schema() -> dict[str, Any]:
     del schema["properties"]["run"], definitions["Run"]
     campaign = definitions["Campaign"]
     campaign["patternProperties"] = {DOTTED["pattern"]: {"type": "object"}}  # [campaign.<launcher>]
-    campaign["properties"]["seeds"]["items"] = {"type": "integer", "minimum": 0, "maximum": LARGEST_SEED}
     condition = definitions["Condition"]["properties"]
     for section in RUN_SECTIONS:
         described = condition[section]["description"]
