@@ -14,7 +14,8 @@ from retrain.plan.estimate import estimate
 from retrain.plan.estimate.history import learn, of_runs
 from retrain.plan.estimate.learned import learned_for, workload_of
 from retrain.plan.estimate.measured import measure_run
-from retrain.plan.estimate.simulation import makespan_s, remaining
+from retrain.plan.estimate.remaining import remaining
+from retrain.plan.estimate.simulation import makespan_s
 from retrain.plan.estimate.wall_time import wall_time
 from retrain.plan.estimate.workload import (
     ALONE,
@@ -28,7 +29,8 @@ from retrain.plan.estimate.workload import (
 )
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.records.layout import CampaignFiles
-from retrain.records.metrics import PACE_KEYS, pace_of, read_ends
+from retrain.records.metrics import read_ends
+from retrain.records.pace import PACE_KEYS, pace_of
 from retrain.records.run_row import RunRow
 from retrain.records.run_state import RunState, read_attempts
 from tests import crowded

@@ -15,7 +15,7 @@ from retrain.cli import doctor
 from retrain.plan import checklist, explain
 from retrain.plan.estimate import Change, learned, wall_time
 from retrain.records.manifest import Expectation
-from retrain.records.metrics import Pace
+from retrain.records.pace import Pace
 from retrain.records.run_row import RunRow
 from retrain.report import compare, statistics
 from retrain.semaphore.slots import Holder

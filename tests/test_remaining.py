@@ -14,11 +14,12 @@ from retrain.campaign.run import reopen, run_campaign
 from retrain.config.load import parse
 from retrain.errors import RecordsError
 from retrain.locks.held import hold
-from retrain.plan.estimate.simulation import remaining
+from retrain.plan.estimate.remaining import remaining
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import Expectation, PlannedRun, new_manifest, read_manifest, write_manifest
-from retrain.records.metrics import MetricsEnds, Pace, pace_of, read_ends
+from retrain.records.metrics import MetricsEnds, read_ends
+from retrain.records.pace import Pace, pace_of
 from retrain.records.run_row import RunRow
 from retrain.records.run_state import RunState, read_attempts
 from tests.recorded import EPOCH, at, record_campaign, record_run
@@ -69,7 +70,8 @@ def test_pace_counts_what_lies_between_steps(tmp_path: Path) -> None:
         read_ends(files.metrics, 5, ("attempt", "timestamp", "step_time_s")), read_attempts(files.attempts)
     )
     until_s = EPOCH.timestamp() + 4 + 11 * 2 + 10 * 1
-    assert pace == Pace(10, 3.0, (2.0,) * 5, 4.0, until_s - 30, until_s)
+    assert pace == Pace(10, 3.0, (2.0,) * 5, 4.0, until_s - 30, until_s, 3.0, until_s - 12)
+    assert pace.late_steps == 4
 
 
 def test_a_pause_before_a_resume_is_no_pace() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,8 @@ from retrain.errors import RecordsError
 from retrain.plan.estimate import estimate
 from retrain.plan.estimate.history import learn_from
 from retrain.plan.estimate.learned import crowding_of, learned_for, workload_of
-from retrain.plan.estimate.simulation import remaining
+from retrain.plan.estimate.remaining import remaining
+from retrain.plan.estimate.simulation import widened
 from retrain.plan.matrix import Plan
 from retrain.records.layout import TRIALS, RunFiles, find_campaigns
 from retrain.records.manifest import Expectation, Manifest
@@ -24,8 +25,9 @@ from retrain.system import cpu_capacity
 
 FIRST_LOOK_S = 1.0
 LOOK_EVERY = 1.5  # times the time of the look before, so that the cost stays small
-ENOUGH_STEPS = 20  # of each running run, or the share below of its steps: fewer look steadier than they are
+ENOUGH_STEPS = 30  # of each running run, or the share below of its steps: fewer look steadier than they are
 ENOUGH_SHARE = 0.05
+LATEST_SHARE = 0.25  # of all steps: until then, a forecast waits for a step of each condition
 FEW_RUNS = 2  # of each condition, in earlier campaigns
 STAMP = len("-20250131T120000Z-0a1b")  # what follows the name in a campaign's directory
 
@@ -88,12 +90,13 @@ class Forecaster:
         if learned is None or any(m.match == "other settings" for m in learned.conditions.values()):
             return None
         found = estimate(workload_of(self._plan, learned), learned.pilot)
-        return Expectation(found.p50_s, found.p90_s, 0.0, count_of(len(history.runs), "earlier run"))
+        p90_s = widened(found.p50_s, found.p90_s, learned.crowding.drift)
+        return Expectation(found.p50_s, p90_s, 0.0, count_of(len(history.runs), "earlier run"))
 
     def _from_steps(self, elapsed_s: float) -> Expectation | None:
         rows = [read_row(run.planned, self._files_of(run.run_id)) for run in self._plan.runs]
         active = [row for row in rows if row.state == RunState.RUNNING]
-        if not active or not all(_is_known(row) for row in active):
+        if not active or not all(_is_known(row) for row in active) or _may_cost_otherwise(rows):
             return None
         crowding = crowding_of(self._plan, cpu_capacity())
         left = remaining(rows, self._plan.workers, self._plan.campaign.stagger_seconds, crowding)
@@ -127,7 +130,15 @@ def _pilots(directory: Path) -> list[Path]:
 def _is_known(row: RunRow) -> bool:
     if row.pace is None:
         return False
-    return row.pace.steps >= min(ENOUGH_STEPS, max(2, ENOUGH_SHARE * (row.pace.steps + row.steps_left)))
+    enough = min(ENOUGH_STEPS, max(2, ENOUGH_SHARE * (row.pace.steps + row.steps_left)))
+    return (row.pace.late_steps or row.pace.steps) >= enough
+
+
+def _may_cost_otherwise(rows: Sequence[RunRow]) -> bool:
+    """Whether, early on, some conditions have not taken a step, whose steps may cost more or less."""
+    steps = sum(row.step + row.steps_left for row in rows)
+    is_early = sum(row.step for row in rows) < LATEST_SHARE * steps
+    return is_early and {row.condition for row in rows} != {row.condition for row in rows if row.pace}
 
 
 def union_s(spans: Iterable[tuple[str, str]]) -> float:

@@ -26,7 +26,7 @@ from retrain.errors import DamagedRecordError, RecordsError
 from retrain.records.files import read_json, record_of, write_atomic
 from retrain.records.growing import mark_of
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.metrics import Pace
+from retrain.records.pace import Pace
 from retrain.records.run_row import PlannedRun as PlannedRun  # re-exported for callers that make a manifest
 from retrain.records.run_row import RunRow, row_of, row_of_inspected
 from retrain.records.run_state import ENDINGS, UNREADABLE, Inspection, RunState, inspect_run

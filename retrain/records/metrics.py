@@ -19,20 +19,15 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
-from retrain.clock import posix_s, seconds_between
 from retrain.errors import DamagedRecordError, RecordsError
-
-if TYPE_CHECKING:
-    from retrain.records.run_state import Attempt
 from retrain.records.files import opened
 from retrain.records.layout import RunFiles
 from retrain.records.lines import (
     LineAppender,
     Row,
     dump_line,
-    number_in,
     parse_line,
     pick,
     read_lines,
@@ -40,8 +35,8 @@ from retrain.records.lines import (
 )
 
 _MOST_STEPS = 2**53  # the largest exact float integer; a larger number is damage
-PACE_KEYS = ("attempt", "timestamp", "step_time_s")  # of the rows that `pace_of` reads
 _HEAD_BYTES = 2**15  # more than one row; a longer first row is ignored
+_LINE_BYTES = 2**13  # more than the rest of one row and a whole one; longer ones have no middle
 
 
 class MetricsWriter(LineAppender):
@@ -65,10 +60,11 @@ class MetricsWriter(LineAppender):
 
 @dataclass(frozen=True)
 class MetricsEnds:
-    """The first row of a file, or None, and its last rows in step order."""
+    """The first row of a file, or None, its last rows in step order, and one near its middle, or None."""
 
     first: Row | None
     last: list[Row]
+    middle: Row | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,25 +128,45 @@ def _kept_lines(path: Path) -> tuple[array[int], array[int]]:
 
 
 def read_ends(path: Path, n: int, keys: Sequence[str] = ()) -> MetricsEnds:
-    """Return the first row and at most the last `n`, reading only the ends of the file.
+    """Return the first row, one near the middle and at most the last `n`, reading little more than them.
 
     There are fewer than `n` if a resume has just repeated steps or lines are incomplete; none without a file.
     Rows hold at least `step` and the scalar `keys`; without keys, all that the file has.
     """
 
     def parse(line: bytes) -> Row | None:
-        row = pick(line, ("step", *keys)) if keys else parse_line(line)
-        return row if row is not None and is_step(row.get("step")) else None
+        return _step_in(line, keys)
 
     try:
         with opened(path) as fd:
             begin = os.pread(fd, _HEAD_BYTES, 0)
             head = [line for line in begin.split(b"\n") if line.strip()]
             tail = head[-n:] if len(begin) < _HEAD_BYTES else read_tail(fd, n)
+            middle = _middle_line(fd)
     except FileNotFoundError:
         return MetricsEnds(None, [])
     first = next((row for row in map(parse, head) if row is not None), None)
-    return MetricsEnds(first, latest_telling(row for row in map(parse, tail) if row is not None))
+    last = latest_telling(row for row in map(parse, tail) if row is not None)
+    return MetricsEnds(first, last, parse(middle))
+
+
+def read_middle(path: Path, keys: Sequence[str]) -> Row | None:
+    """Return a row near the middle of a file, as `read_ends` does."""
+    try:
+        with opened(path) as fd:
+            return _step_in(_middle_line(fd), keys)
+    except FileNotFoundError:
+        return None
+
+
+def _middle_line(fd: int) -> bytes:
+    part = os.pread(fd, _LINE_BYTES, os.fstat(fd).st_size // 2)
+    return part.partition(b"\n")[2].partition(b"\n")[0]
+
+
+def _step_in(line: bytes, keys: Sequence[str]) -> Row | None:
+    row = pick(line, ("step", *keys)) if keys else parse_line(line)
+    return row if row is not None and is_step(row.get("step")) else None
 
 
 def latest_telling(rows: Iterable[Row]) -> list[Row]:
@@ -217,39 +233,3 @@ def sample_std(values: Sequence[float]) -> float | None:
     if centre is None or len(values) < 2:
         return None
     return math.hypot(*(value - centre for value in values)) / math.sqrt(len(values) - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How fast a run takes its steps."""
-
-    steps: int  # measured
-    step_s: float  # mean, including the time between steps
-    recent_s: tuple[float, ...]  # times of the last steps alone
-    startup_s: float | None
-    since_s: float | None = None  # start and end of the measurement, in seconds since 1970
-    until_s: float | None = None
-
-
-def pace_of(ends: MetricsEnds, attempts: Sequence[Attempt]) -> Pace | None:
-    """Return a run's pace from the first and the last rows (with `PACE_KEYS`); None before a whole step."""
-    recent = tuple(s for row in ends.last if (s := number_in(row, "step_time_s")) is not None and s >= 0)
-    first = ends.first
-    if not recent or first is None:
-        return None
-    steps, took_s = len(recent), math.fsum(recent)
-    last = ends.last[-1]
-    until_s = posix_s(last.get("timestamp"))
-    since = int(last["step"]) - int(number_in(first, "step") or 0)
-    whole_s = seconds_between(first.get("timestamp"), last.get("timestamp"))
-    if since > 0 and whole_s is not None and first.get("attempt") == last.get("attempt"):
-        steps, took_s = since, whole_s  # including the time between steps
-    since_s = until_s - took_s if until_s is not None else None
-    return Pace(steps, took_s / steps, recent, _startup_s(first, attempts, recent), since_s, until_s)
-
-
-def _startup_s(first: Row, attempts: Sequence[Attempt], recent_s: Sequence[float]) -> float | None:
-    if not attempts or first.get("attempt") != attempts[0].number:
-        return None
-    whole_s = seconds_between(attempts[0].started_at, first.get("timestamp"))
-    return max(0.0, whole_s - sorted(recent_s)[len(recent_s) // 2]) if whole_s is not None else None

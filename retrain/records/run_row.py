@@ -16,7 +16,8 @@ from retrain.errors import RecordsError
 from retrain.records.files import opened
 from retrain.records.layout import RunFiles
 from retrain.records.lines import Row, number_in, read_tail
-from retrain.records.metrics import PACE_KEYS, MetricsEnds, Pace, mean, median, pace_of, read_ends
+from retrain.records.metrics import MetricsEnds, mean, median, read_ends
+from retrain.records.pace import PACE_KEYS, Pace, pace_of
 from retrain.records.run_state import (
     UNREADABLE,
     Done,

@@ -35,7 +35,7 @@ from retrain.records.run_state import UNREADABLE, RunState
 from retrain.records.text import as_typed, plain
 
 if TYPE_CHECKING:
-    from retrain.plan.estimate.simulation import Remaining
+    from retrain.plan.estimate.remaining import Remaining
     from retrain.semaphore.slots import Holder
 
 _NAME_LIMIT = 120
@@ -249,7 +249,7 @@ def _remaining(runs: Sequence[RunRow], manifest: Manifest | None, *, is_supervis
     """Estimate when the last run ends, from the pace so far; None if nothing runs or no pace is known."""
     if not any(run.state == RunState.RUNNING for run in runs):
         return None
-    from retrain.plan.estimate.simulation import remaining  # here: only a live campaign needs these
+    from retrain.plan.estimate.remaining import remaining  # here: only a live campaign needs these
     from retrain.plan.estimate.workload import ALONE, on_cores
 
     if manifest is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from retrain.errors import RecordsError
 from retrain.locks.held import is_held
@@ -11,7 +12,7 @@ from retrain.records.growing import GrowingFile, mark_of
 from retrain.records.layout import RunFiles
 from retrain.records.lines import Row, number_in, pick
 from retrain.records.manifest import RunEntry
-from retrain.records.metrics import MetricsEnds, is_step, latest_telling
+from retrain.records.metrics import MetricsEnds, is_step, latest_telling, read_middle
 from retrain.records.run_row import (
     KEYS,
     NAME_LIMIT,
@@ -56,7 +57,7 @@ class RunTracker:
     def __init__(self, files: RunFiles, run_id: str) -> None:
         self._files = files
         self._run_id = plain(run_id, NAME_LIMIT)
-        self._metrics = _MetricsTracker(GrowingFile(files.metrics))
+        self._metrics = _MetricsTracker(files.metrics)
         self._lock, self._status = files.lock, files.status  # building a path costs more than a stat
         self._names = tuple(str(path) for path in (files.done, files.attempts))
         self._status_name = str(files.status)
@@ -149,9 +150,10 @@ class RewardCurve:
 class _MetricsTracker:
     """The ends and the curve of a metrics.jsonl."""
 
-    def __init__(self, file: GrowingFile) -> None:
-        self._file = file
+    def __init__(self, path: Path) -> None:
+        self._path, self._file = path, GrowingFile(path)
         self._first: Row | None = None
+        self._middle: Row | None = None
         self._last: list[Row] = []
         self.curve = RewardCurve()
 
@@ -164,6 +166,7 @@ class _MetricsTracker:
         rows = [row for line in growth.lines if (row := pick(line, _NEEDED)) and is_step(row.get("step"))]
         events += _of_rows(self._last[-1] if self._last else None, rows)
         self._first = self._first or next(iter(rows), None)
+        self._middle = read_middle(self._path, _NEEDED)
         self._last = latest_telling([*self._last, *rows])[-TAIL_ROWS:]
         for row in rows:
             if (reward := number_in(row, "mean_reward")) is not None:
@@ -171,7 +174,7 @@ class _MetricsTracker:
         return True
 
     def ends(self) -> MetricsEnds:
-        return MetricsEnds(self._first, self._last)
+        return MetricsEnds(self._first, self._last, self._middle)
 
 
 def _of_attempts(before: Sequence[Attempt], now: Sequence[Attempt]) -> Iterator[WatchEvent]:

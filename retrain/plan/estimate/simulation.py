@@ -9,37 +9,19 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from retrain.plan.estimate.bootstrap import Bootstrap, DrawnRun, Tail
 from retrain.plan.estimate.permit_queue import PermitQueue
-from retrain.plan.estimate.workload import (
-    ALONE,
-    Alive,
-    Crowding,
-    Launching,
-    Pilot,
-    RunWork,
-    StepCost,
-    Workload,
-)
-from retrain.records.metrics import Pace, median
-from retrain.records.run_row import RunRow
-from retrain.records.run_state import RunState
+from retrain.plan.estimate.workload import Launching, Pilot, StepCost, Workload
 
 MOST_DRAWS = 200  # the P90 is then off by a tenth of the spread
 LEAST_DRAWS = 24
 DRAWN_RUNS = 24_000  # runs simulated over all draws: takes well under a second
-QUICK_DRAWS, FEWEST_DRAWS = (
-    60,
-    16,
-)  # few, so that `status` is fast: the spread is known to a fifth
-QUICK_RUNS = 6000  # runs simulated over all draws: takes some milliseconds
-OWN_PACE_STEPS = 10  # from this many steps on, a run's own pace is used
 STEP_CV_GUESSED = 0.1  # coefficient of variation of step times, if nothing was measured
 GUESSED_RATIOS = 32
+NORMAL_P90 = 1.2816  # standard deviations above the median
 
 PhaseWork: TypeAlias = tuple[int, float]  # a pace's index, and the work to do at that pace
 Ends: TypeAlias = list[list[tuple[float, int, int, int]]]  # heaps: `done` at the end, run, attempt, phase
@@ -187,87 +169,13 @@ def quantile(values: Sequence[float], q: float) -> float:
     return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
+def widened(p50_s: float, p90_s: float, deviation: float) -> float:
+    """Return P90 with a further relative standard deviation, independent of what it holds already."""
+    if p50_s <= 0:
+        return p90_s
+    return p50_s * math.exp(math.hypot(math.log(p90_s / p50_s), NORMAL_P90 * deviation))
+
+
 def _guessed_ratios() -> list[float]:
     width = STEP_CV_GUESSED * math.sqrt(3)  # half-width of the uniform distribution with this deviation
     return [1 + width * (2 * (i + 0.5) / GUESSED_RATIOS - 1) for i in range(GUESSED_RATIOS)]
-
-
-@dataclass(frozen=True, slots=True)
-class Remaining:
-    """Time until the last run ends."""
-
-    p50_s: float
-    p90_s: float
-
-
-def remaining(
-    rows: Sequence[RunRow],
-    workers: int,
-    stagger_s: float = 0.0,
-    crowding: Crowding = ALONE,
-    *,
-    is_supervised: bool = True,
-) -> Remaining | None:
-    """Estimate when the last run ends, of runs in launch order; 0 workers stand for the number running now.
-
-    Without an orchestrator, runs that have not begun are left out: nothing would start them.
-
-    Returns:
-        None if nothing is left, nothing is running, or no pace is known.
-    """
-    paces = {row.run_id: row.pace for row in rows if row.pace}
-    active = sum(map(_is_running, rows))
-    if crowding != ALONE:
-        alive = Alive(map(_span, rows), max(workers, active))
-        paces = {run_id: _alone(pace, alive, active, crowding) for run_id, pace in paces.items()}
-    means = _means([(row.condition, paces[row.run_id]) for row in rows if row.run_id in paces])
-    left = [row for row in rows if row.steps_left and (is_supervised or _is_running(row))]
-    if not means or not any(map(_is_running, left)):
-        return None
-    costs, counts = {}, {}
-    works = []
-    for row in sorted(left, key=_is_running, reverse=True):  # stable: launch order within each
-        pace = paces.get(row.run_id) if _is_running(row) else None
-        if pace is not None and pace.steps >= OWN_PACE_STEPS:
-            key, step_s, steps = f"run {row.run_id}", pace.step_s, pace.steps
-        else:
-            condition = row.condition if row.condition in means else ""
-            key, (step_s, steps) = f"condition {condition}", means[condition]
-        costs[key], counts[key] = StepCost(step_s), steps
-        works.append(RunWork(key, row.steps_left, _is_running(row)))
-    startup_s = median(pace.startup_s for pace in paces.values()) or 0.0
-    launching = Launching(max(workers, active), stagger_s, startup_s, crowding=crowding)
-    recent = {run_id: pace.recent_s for run_id, pace in paces.items() if len(pace.recent_s) > 1}
-    simulation = Simulation(Workload(tuple(works), costs, launching), Pilot(recent, counts), seed=0)
-    times = simulation.sample(max(FEWEST_DRAWS, min(QUICK_DRAWS, QUICK_RUNS // len(left))))
-    return Remaining(quantile(times, 0.5), quantile(times, 0.9))
-
-
-def _is_running(row: RunRow) -> bool:
-    return row.state == RunState.RUNNING
-
-
-def _span(row: RunRow) -> tuple[float, float]:
-    """Return a run's start and end from its rows; a running run without rows is always alive."""
-    end = math.inf if _is_running(row) else -math.inf
-    if row.pace is None or row.pace.since_s is None or row.pace.until_s is None:
-        return -math.inf, end
-    return row.pace.since_s - (row.pace.startup_s or 0.0), max(end, row.pace.until_s)
-
-
-def _alone(pace: Pace, alive: Alive, active: int, crowding: Crowding) -> Pace:
-    """Return a pace converted to that of a run alone."""
-    times = crowding.of(max(1, active))
-    if pace.since_s is not None and pace.until_s is not None:
-        times = crowding.over(alive.between(pace.since_s, pace.until_s))
-    return replace(pace, step_s=pace.step_s / times, startup_s=pace.startup_s and pace.startup_s / times)
-
-
-def _means(paces: Iterable[tuple[str, Pace]]) -> dict[str, tuple[float, int]]:
-    """Return each condition's mean pace and the steps behind it; the key "" holds that of all runs."""
-    sums: dict[str, tuple[float, int]] = {}
-    for condition, pace in paces:
-        for key in (condition, ""):
-            seconds, steps = sums.get(key, (0.0, 0))
-            sums[key] = (seconds + pace.step_s * pace.steps, steps + pace.steps)
-    return {key: (seconds / steps, steps) for key, (seconds, steps) in sums.items()}

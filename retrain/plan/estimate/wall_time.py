@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from retrain.plan.estimate import Change, Makespan, estimate, rule_of_thumb_s
 from retrain.plan.estimate.history import History
 from retrain.plan.estimate.learned import Learned, MeasuredCondition, learned_for, workload_of
-from retrain.plan.estimate.simulation import quantile
+from retrain.plan.estimate.simulation import quantile, widened
 from retrain.plan.estimate.workload import Crowding
 from retrain.plan.matrix import Plan
 from retrain.records.text import about
@@ -50,6 +50,7 @@ def wall_time(
     if learned is None:
         return None
     found = estimate(workload_of(plan, learned), learned.pilot)
+    found = replace(found, p90_s=widened(found.p50_s, found.p90_s, learned.crowding.drift))
     actual = tuple(e.actual_s / e.p50_s for e in history.expectations if e.actual_s and e.p50_s)
     p90_s = max(found.p90_s, found.p50_s * quantile(actual, 0.9)) if len(actual) >= TELLING else found.p90_s
     alone, crowd = learned.history, learned.crowding.of(min(plan.workers, len(plan.runs)))

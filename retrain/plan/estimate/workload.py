@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 AliveSpan = tuple[float, int]  # seconds, runs alive
+DRIFT, CROWDED_DRIFT = 0.03, 0.07  # the latter on a machine that the runs keep busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,11 @@ class Crowding:
 
     points: tuple[tuple[float, float], ...] = ((1.0, 1.0),)  # (runs alive, slowdown), linear between
     is_full: bool = False  # the last uses the whole machine, so that twice the runs double the slowdown
+
+    @property
+    def drift(self) -> float:
+        """Deviation of the pace over a campaign, as a fraction, that all runs share: a guess from records."""
+        return CROWDED_DRIFT if self.is_full else DRIFT
 
     def of(self, alive: float) -> float:
         """Return the slowdown of a step with `alive` runs alive."""
