@@ -3,7 +3,8 @@
 TRL's own `_compute_loss` is called on our adapters with the rollouts that our sampler drew, and both
 gradients are compared number by number. The sampler's log-probabilities are moved away from the policy's, so
 that ratios are not 1 and some are clipped. With a KL term they are left alone: TRL's (k3, corrected for bias)
-and ours (k2) have the same gradient on policy only.
+and ours (k2) have the same gradient on policy only. With minibatches, the gradient of each is
+compared with TRL's for one of several optimizer steps on a generated batch (`steps_per_generation`).
 
     python -m benchmarks.trl_gradients [--json]
 """
@@ -23,6 +24,7 @@ import numpy as np
 LOSS_TYPES = {"token": "dapo", "sequence": "grpo", "constant": "dr_grpo"}
 PROMPTS, GROUP, MAX_TOKENS = 8, 4, 16
 TIED = (0, 4, 7, 8)  # groups whose rewards are all equal
+MINIBATCHES = 4
 BETA, BONUS = 0.1, 0.05
 
 
@@ -31,6 +33,7 @@ class Result:
     loss_normalization: str
     loss_type: str  # TRL's
     tied_groups: int
+    minibatches: int
     kl_coef: float
     entropy_bonus: float
     gradient_norm: float  # TRL's
@@ -73,8 +76,30 @@ def compare(directory: Path) -> list[Result]:
                 error = float(np.linalg.norm(found - wanted))
                 relative = error / norm if norm else error
                 ratio = float(np.linalg.norm(old)) / norm if norm else None
-                results.append(Result(ours, theirs, tied, beta, bonus, norm, relative, ratio))
-    return results
+                results.append(Result(ours, theirs, tied, 1, beta, bonus, norm, relative, ratio))
+    return results + [of_minibatches(trainer, model, ours) for ours in LOSS_TYPES]
+
+
+def of_minibatches(trainer: Any, model: str, normalization: str) -> Result:
+    """Compare minibatch by minibatch; return the largest error."""
+    from retrain.trainer.batch import ScoredBatch
+    from retrain.trainer.updates import minibatches_of
+    from tests.extras.local_policies import open_backend, stir
+
+    backend = open_backend(model)
+    stir(backend)
+    batch, theirs = drawn(backend, 0, drift=0.3), LOSS_TYPES[normalization]
+    samples, loss = our_samples(batch, normalization, 0.0, 0.0)
+    whole = {"steps": MINIBATCHES, "generated": sum(len(rollout.tokens) for rollout in batch.rollouts)}
+    norms, errors = [], []
+    for part in minibatches_of(samples, MINIBATCHES, [1]):
+        chosen = sorted({sample.group for sample in part})
+        rows = ScoredBatch([batch.groups[number] for number in chosen], batch.rewards[chosen])
+        wanted = trl_gradient(trainer, backend, rows, theirs, 0.0, 0.0, **whole)
+        norms.append(float(np.linalg.norm(wanted)))
+        errors.append(float(np.linalg.norm(differentiated(backend, part, loss, 0.0, 0.0) - wanted)))
+    largest = max(error / norm for error, norm in zip(errors, norms, strict=True))
+    return Result(normalization, theirs, 0, MINIBATCHES, 0.0, 0.0, max(norms), largest, None)
 
 
 def drawn(backend: Any, tied: int, drift: float) -> Any:
@@ -95,7 +120,12 @@ def drawn(backend: Any, tied: int, drift: float) -> Any:
 
 
 def our_gradient(backend: Any, batch: Any, normalization: str, beta: float, bonus: float) -> Any:
-    from retrain.backends import Optimization
+    samples, loss = our_samples(batch, normalization, beta, bonus)
+    return differentiated(backend, samples, loss, beta, bonus) if samples else np.zeros(1)
+
+
+def our_samples(batch: Any, normalization: str, beta: float, bonus: float) -> Any:
+    """Return a batch as the loss sees it, and the loss."""
     from retrain.config.load import parse
     from retrain.trainer.batch import Algorithm
 
@@ -104,12 +134,15 @@ def our_gradient(backend: Any, batch: Any, normalization: str, beta: float, bonu
         "algorithm": {"advantage_mode": "grpo", "loss_normalization": normalization, "kl_coef": beta},
     }
     algorithm = Algorithm.of(parse(raw, "benchmark"), lambda groups: batch)
-    samples = algorithm.transform(batch, algorithm.estimate(batch.rewards), 0.0)
-    if not samples:
-        return np.zeros(1)
+    return algorithm.transform(batch, algorithm.estimate(batch.rewards), 0.0), algorithm.loss
+
+
+def differentiated(backend: Any, samples: Any, loss: Any, beta: float, bonus: float) -> Any:
+    from retrain.backends import Optimization
+
     how = Optimization(lr=0.0, max_grad_norm=1e9, entropy_bonus=bonus, kl_coef=beta, micro_batches=3)
     backend.reset_optimizer()
-    backend.update(samples, algorithm.loss, how)
+    backend.update(samples, loss, how)
     state = backend.optimizer.state()
     names = [f"exp_avg.{name}" for name in backend.policy.trainable()]
     return flat([10 * state[name] for name in names])  # Adam's first moment is a tenth of it
@@ -217,10 +250,10 @@ def flat(tensors: Sequence[Any]) -> Any:
 
 def table(results: Sequence[Result]) -> str:
     lines = [
-        f"{'ours':<10}{'TRL':<9}{'tied':>5}{'KL':>6}{'bonus':>7}{'norm':>10}{'error':>10}{'informative_':>14}"
+        f"{'ours':<10}{'TRL':<9}{'tied':>5}{'parts':>7}{'KL':>6}{'bonus':>7}{'norm':>10}{'error':>10}{'informative_':>14}"
     ]
     lines += [
-        f"{r.loss_normalization:<10}{r.loss_type:<9}{r.tied_groups:>3}/{PROMPTS}{r.kl_coef:>6g}{r.entropy_bonus:>7g}"
+        f"{r.loss_normalization:<10}{r.loss_type:<9}{r.tied_groups:>3}/{PROMPTS}{r.minibatches:>7}{r.kl_coef:>6g}{r.entropy_bonus:>7g}"
         f"{r.gradient_norm:>10.2e}{r.relative_error:>10.1e}"
         + ("" if r.informative_ratio is None else f"{r.informative_ratio:>13.2f}x")
         for r in results

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from retrain import worker
@@ -21,6 +22,7 @@ from retrain.plan.estimate.history import learn
 from retrain.plan.estimate.learned import learned_for
 from retrain.records.metrics import read_metrics
 from retrain.rollouts import Loss, TrainingSample
+from retrain.trainer.batch import Algorithm, ScoredBatch
 from retrain.trainer.control import Control, StepSize
 from retrain.trainer.updates import Updates, combined, minibatches_of
 from tests.explained import SMOKE, plan_of
@@ -51,6 +53,23 @@ def test_the_mean_of_the_minibatches_losses_is_that_of_the_batch() -> None:
     for weight in ("token_weight", "bonus_weight"):
         means = sum(getattr(s, weight) * s.advantages.sum() for part in parts for s in part) / len(parts)
         assert means == pytest.approx(sum(getattr(s, weight) * s.advantages.sum() for s in samples))
+
+
+@pytest.mark.parametrize("unit", ["token", "sequence", "constant"])
+def test_a_minibatch_is_weighed_as_trl_weighs_one_of_its_steps_per_generation(unit: str) -> None:
+    """TRL 1.16 divides by the generated tokens over the steps (`dapo`), or by a step's rollouts."""
+    groups = policy().sample(PROMPTS * 2, SAMPLING)
+    batch = ScoredBatch(groups, np.tile([1.0, 0.0, 0.0, 0.5], (6, 1)))
+    raw = {"training": {"max_tokens": 9}, "algorithm": {"loss_normalization": unit}}
+    algorithm = Algorithm.of(parse(raw, "c"), lambda groups: batch)
+    samples = algorithm.transform(batch, algorithm.estimate(batch.rewards), 0.0)
+    steps, generated = 3, sum(len(rollout.tokens) for rollout in batch.rollouts)
+    for part in minibatches_of(samples, steps, [7]):
+        assert len(part) == 2 * 4
+        for sample in part:
+            length = len(sample.rollout.tokens)
+            weights = {"token": steps / generated, "sequence": 1 / (8 * length), "constant": 1 / (8 * 9)}
+            assert sample.token_weight == pytest.approx(weights[unit])
 
 
 def test_passes_have_orders_of_their_own_that_a_seed_repeats() -> None:
