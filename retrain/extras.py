@@ -43,6 +43,11 @@ class Needs:
     def missing_commands(self) -> list[str]:
         return [name for name in self.commands if shutil.which(name) is None]
 
+    def problem(self, who: str) -> str | None:
+        """Return what must be installed before it can be used; None if nothing."""
+        missing = self.missing()
+        return _problem(who, missing, self.extra) if missing else None
+
     def has_key(self) -> bool:
         """Whether a key is set in the environment, or none is needed."""
         return not self.keys or any(os.environ.get(key, "").strip() for key in self.keys)
@@ -68,8 +73,7 @@ def summary(kind: str, name: str) -> str:
 
 def missing_problem(kind: str, name: str) -> str | None:
     """Return what must be installed before a plugin can be used; None if nothing."""
-    wanted = needs(kind, name)
-    return _problem(name, wanted.missing(), wanted.extra) if wanted.missing() else None
+    return needs(kind, name).problem(name)
 
 
 def load(module: str, extra: str, who: str) -> Any:

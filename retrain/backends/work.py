@@ -29,7 +29,7 @@ class ModelCosts:
     Attributes:
         body: weights that every token is multiplied by.
         head: weights of the output projection, from hidden state to logits.
-        weight_bytes: size of one weight.
+        weight_bytes: size of one weight, on average.
         kv_bytes_per_token: keys and values of one token, all layers; 0 without a cache.
         frozen: only adapters are trained, so most weights need no gradient.
         trained_bytes: size of the trained weights, as the optimizer stores them.
@@ -38,7 +38,7 @@ class ModelCosts:
 
     body: int
     head: int
-    weight_bytes: int
+    weight_bytes: float
     kv_bytes_per_token: float = 0.0
     frozen: bool = False
     trained_bytes: int = 0

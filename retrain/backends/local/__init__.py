@@ -5,8 +5,9 @@ Heavy imports are deferred until a run connects: planning reads only this file a
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 EXTRA = "local"
 PACKAGES = ("torch", "transformers", "peft", "safetensors")
+EXTRA_4BIT = "4bit"
 ROUNDED_RATIO = 0.005  # change of the mean ratio of sixty tokens by bfloat16 rounding
 NO_REFERENCE = (
     "needs [backend.options].lora = true, because the model without its adapters is the reference; or 0"
@@ -74,6 +76,7 @@ class LocalOptions:
     )  # layers that get adapters
     lora_alpha: float = number(0.0, 0, 65536)  # adapters are scaled by it over their rank; 0: twice the rank
     lora_dropout: float = number(0.0, 0, 0.95)  # share of an adapter's inputs that training sets to 0
+    quantization: str = one_of("none", "4bit")  # of the frozen weights: 4bit needs the extra `4bit`
     gradient_checkpointing: bool = False  # recompute activations: a third more work, far less memory
     tokens_per_micro_batch: int = whole(
         0, 0, MOST_TOKENS, f"a whole number of tokens from 0 (choose) to {MOST_TOKENS}"
@@ -126,6 +129,8 @@ def connect(spec: BackendSpec) -> LocalBackend:
     options = parsed(LocalOptions, spec.options, check_options(spec.options))
     if missing := extras.missing_problem("backends", "local"):
         raise ConfigError(f"[backend].backend: {missing}")
+    # peft imports it, if it is installed; it warns of kernels that are only faster
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     from retrain.backends.local.policy import LocalBackend
 
     return LocalBackend(spec, options)
@@ -144,7 +149,19 @@ def check_options(options: Mapping[str, object]) -> list[str]:
     if takes_permits(options) and not options.get("lora", DEFAULTS.lora):
         engine = options["engine"]
         problems.append(f'engine: "{engine}" needs lora = true, because a server can only reload adapters')
+    if options.get("quantization", DEFAULTS.quantization) != DEFAULTS.quantization:
+        problems += _quantization_problems(options)
     return problems
+
+
+def _quantization_problems(options: Mapping[str, object]) -> Iterator[str]:
+    """Iterate over why the frozen weights cannot be quantized."""
+    if not options.get("lora", DEFAULTS.lora):
+        yield "quantization: needs lora = true, because quantized weights cannot be trained"
+    if takes_permits(options):
+        yield 'quantization: needs engine = "torch", because the server would sample from other weights'
+    if missing := extras.Needs(EXTRA_4BIT, ("bitsandbytes",)).problem("4bit"):
+        yield f"quantization: {missing}"
 
 
 def takes_permits(options: Mapping[str, object]) -> bool:

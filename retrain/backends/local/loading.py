@@ -135,7 +135,12 @@ def load(spec: BackendSpec, options: LocalOptions, device: torch.device, seed: i
         torch.default_generator.manual_seed(seed)
         config = AutoConfig.from_pretrained(**source)
         _remove_dropout(config)
-        causal = AutoModelForCausalLM.from_pretrained(**source, config=config, dtype=dtype)
+        if options.quantization == "4bit":
+            from retrain.backends.local.quantization import load_quantized  # few runs need it
+
+            causal = load_quantized(dtype, device, **source, config=config)
+        else:
+            causal = AutoModelForCausalLM.from_pretrained(**source, config=config, dtype=dtype)
         adapters = _with_adapters(causal, spec.lora_rank, options) if options.lora else None
         if options.gradient_checkpointing:
             renamed = getattr(causal, "activation_checkpointing_enable", None)  # its name in transformers 6

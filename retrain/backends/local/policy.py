@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from retrain.backends import BackendInfo, BackendSpec, Optimization, Sampling, SamplingWork, UpdateStats
-from retrain.backends.local import NO_REFERENCE, LocalOptions
+from retrain.backends.local import DEFAULTS, NO_REFERENCE, LocalOptions
 from retrain.backends.local.devices import DeviceMemory, choose_device
 from retrain.backends.local.dropout import Dropout
 from retrain.backends.local.engine import EngineSampler
@@ -20,6 +20,7 @@ from retrain.backends.local.files import load_policy, save_policy
 from retrain.backends.local.loading import Cut, Policy, load
 from retrain.backends.local.names import files_of, too_long
 from retrain.backends.local.optimizer import Optimizer
+from retrain.backends.local.quantization import weights_in
 from retrain.backends.local.sampling import TorchSampler
 from retrain.backends.local.shared_weights import share
 from retrain.backends.local.sizes import micro_batch, read_sizes
@@ -35,6 +36,7 @@ from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
 
 MASTER_BYTES = 4  # the optimizer keeps float32 regardless of the weights' dtype
 TINY_PARAMETERS = 20_000_000  # below this size, waking a second thread costs more than it saves
+ADDED = ("lora_alpha", "quantization")  # to the options after the first checkpoints were written
 REMEMBERED = 10_000  # prompts whose token ids are cached: tens of megabytes at most
 
 
@@ -47,9 +49,10 @@ class LocalBackend:
         policy, tokenizer = load(spec, options, device, seed)
         options = replace(options, tokens_per_micro_batch=_micro_batch(spec, options, policy))
         self.policy = policy
-        big = sum(p.numel() for p in policy.causal.parameters()) >= TINY_PARAMETERS
-        may_share = options.share_weights and options.lora and device.type == "cpu"
-        self._shared = share(policy.causal) if big and may_share else None
+        parameters = weights_in(policy.causal.parameters())
+        self._shared = None
+        if _may_share(options, device) and parameters >= TINY_PARAMETERS:
+            self._shared = share(policy.causal)
         windows = try_out(spec.model, policy, device)
         listed = getattr(policy.causal.generation_config, "eos_token_id", None)
         self.text = Text(
@@ -67,7 +70,7 @@ class LocalBackend:
         self._identity = _identity(spec, options, policy)
         self._encoded: dict[str, Ids] = {}
         self.info = BackendInfo(
-            parameters=sum(p.numel() for p in policy.causal.parameters()),
+            parameters=parameters,
             remote=options.engine != "torch",
             deterministic=device.type == "cpu" and options.engine == "torch",
         )
@@ -199,6 +202,12 @@ def _micro_batch(spec: BackendSpec, options: LocalOptions, policy: Policy) -> in
     return micro_batch(options, sizes, causal.device.type, rank, causal.dtype.itemsize)
 
 
+def _may_share(options: LocalOptions, device: torch.device) -> bool:
+    """Whether frozen weights can be a file that several processes map: not if they are quantized."""
+    plain = options.quantization == DEFAULTS.quantization
+    return options.share_weights and options.lora and plain and device.type == "cpu"
+
+
 def _identity(spec: BackendSpec, options: LocalOptions, policy: Policy) -> Mapping[str, Any]:
     """Return the properties that a checkpoint and a run must share."""
     return {
@@ -207,7 +216,7 @@ def _identity(spec: BackendSpec, options: LocalOptions, policy: Policy) -> Mappi
         "lora_rank": spec.lora_rank if options.lora else 0,
         "target_modules": list(options.target_modules) if options.lora else [],
         "dtype": str(policy.causal.dtype).removeprefix("torch."),
-        **({"lora_alpha": options.lora_alpha} if options.lora_alpha else {}),
+        **{key: value for key in ADDED if (value := getattr(options, key)) != getattr(DEFAULTS, key)},
         "trained_parameters": sum(p.numel() for p in policy.trainable().values()),
     }
 
@@ -223,14 +232,14 @@ def _costs(policy: Policy, options: LocalOptions) -> ModelCosts:
     head = int(causal.get_output_embeddings().weight.numel())
     embedding = int(causal.get_input_embeddings().weight.numel())
     is_tied = causal.get_input_embeddings().weight is causal.get_output_embeddings().weight
-    count = sum(p.numel() for p in causal.parameters())
+    count = weights_in(causal.parameters())
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     idle = _idle(causal, config)
     return ModelCosts(
         body=count - head - (0 if is_tied else embedding) - idle,
         head=head,
-        weight_bytes=causal.dtype.itemsize,
+        weight_bytes=sum(p.nbytes for p in causal.parameters()) / count,
         kv_bytes_per_token=2.0 * config.num_hidden_layers * heads * width * causal.dtype.itemsize,
         frozen=options.lora,
         trained_bytes=MASTER_BYTES * sum(p.numel() for p in policy.trainable().values()),
@@ -245,5 +254,5 @@ def _idle(causal: Any, config: Any) -> int:
     used = getattr(config, "num_experts_per_tok", None)
     if not (experts and used):
         return 0
-    routed: int = sum(p.numel() for name, p in causal.named_parameters() if ".experts." in name)
+    routed = weights_in(p for name, p in causal.named_parameters() if ".experts." in name)
     return routed * (experts - int(used)) // experts

@@ -21,6 +21,7 @@ from retrain.rollouts import Prompt
 from retrain.system.nvidia import gpu_nodes
 
 RUNTIME_BYTES = {"cpu": 476 << 20, "cuda": 600 << 20}  # PyTorch, transformers, a tokenizer; a GPU's context
+QUANTIZER_BYTES = 115 << 20  # bitsandbytes
 FLOAT = 4  # bytes
 MOMENTS, GRADIENTS = 2, 1  # copies of the trained weights
 SPARE = 1.25  # of a cache that grows in place
@@ -28,6 +29,7 @@ LOGITS_SAMPLED = 5  # copies in sampling: logits, log-probabilities, noise, and 
 LOGITS_TRAINED, LOGITS_AT_A_TIME = 8, 2**24  # the same in training, in chunks of so many numbers
 MATRIX = 2  # dimensions
 TEMPLATE_TOKENS = 32  # that a chat template adds, about
+QUANTIZED = {"none": 0.0, "4bit": 0.5 + (1 + 4 / 256) / 64}  # bytes of a linear layer's weight, with scales
 FRAGMENTED = {"cpu": 1.3, "cuda": 1.1}  # blocks of changing sizes leave gaps
 GPU_TOKENS = 16384  # of a micro-batch
 CPU_TOKENS = (256, 2048)  # at least, at most: smaller ones are slower, and larger ones no faster
@@ -91,12 +93,21 @@ class Load:
         sizes, adapts = self.sizes, self.options.lora
         trained = sizes.adapters(self.rank, self.options.target_modules) if adapts else sizes.parameters
         masters = self.width < FLOAT and not adapts
+        quantizes = bool(QUANTIZED[self.options.quantization])
         return {
-            "runtime": RUNTIME_BYTES[self.device],
-            "weights": sizes.parameters * self.width,
+            "runtime": RUNTIME_BYTES[self.device] + QUANTIZER_BYTES * quantizes,
+            "weights": self._weights(),
             "adapters": trained * FLOAT * adapts,
             "optimizer": trained * FLOAT * (MOMENTS + GRADIENTS + masters),
         }
+
+    def _weights(self) -> int:
+        """Return the bytes of the weights; of quantized ones, a layer at a time is expanded."""
+        linear = [n * m for _, n, m in self.sizes.linear]
+        if not (width := QUANTIZED[self.options.quantization]):
+            return self.sizes.parameters * self.width
+        others = self.sizes.parameters - sum(linear)
+        return int(sum(linear) * width + (others + max(linear, default=0)) * self.width)
 
     def sampling(self, rows: int) -> int:
         """Return the bytes of the key-value cache and of logits; 0 if a server samples."""
