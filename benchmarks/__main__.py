@@ -2,8 +2,9 @@
 
     python -m benchmarks [AREA ...] [--json FILE] [--markdown FILE]
 
-Under a quarter of an hour on two cores. Peers that are not installed are skipped with a note:
+About half an hour on two cores. Peers that are not installed are skipped with a note:
 pip install portalocker training-throttle trl
+The page of tables keeps those of areas that are not measured again.
 """
 
 from __future__ import annotations
@@ -47,21 +48,31 @@ def main() -> None:
     for target in (options.json, options.markdown):
         if target and not os.access(target.parent, os.W_OK):
             parser.error(f"{target}: its directory is missing or not writable")
+    earlier = sections_of(options.markdown)
     found: list[Measured] = []
     for area in AREAS:
         if not options.areas or area.module in options.areas:
             found.append(shown(measure(area)))
-            write(found, options.json, options.markdown)  # an interrupt keeps the areas before it
+            write(found, earlier, options.json, options.markdown)  # an interrupt keeps the areas before it
     missed = sum(line.verdict == "missed" for one in found for line in one.lines)
     print(f"{time.monotonic() - began:.0f} s; {missed} limits missed")
     sys.exit(any(one.has_failed for one in found))
 
 
-def write(found: list[Measured], as_json: Path | None, as_markdown: Path | None) -> None:
+def sections_of(file: Path | None) -> dict[str, str]:
+    """Return the tables of an earlier file by area."""
+    text = file.read_text() if file and file.exists() else ""
+    sections = (section.partition("\n") for section in text.split("\n## ")[1:])
+    return {name: f"\n## {name}\n{table.rstrip()}" for name, _, table in sections}
+
+
+def write(
+    found: list[Measured], earlier: dict[str, str], as_json: Path | None, as_markdown: Path | None
+) -> None:
     if as_json:
         as_json.write_text(json.dumps({"machine": machine(), "areas": list(map(plain, found))}, indent=1))
     if as_markdown:
-        as_markdown.write_text(markdown(found))
+        as_markdown.write_text(markdown(earlier | {one.area.name: section(one) for one in found}))
 
 
 def shown(measured: Measured) -> Measured:
@@ -90,7 +101,8 @@ def cells(line: Line) -> tuple[str, ...]:
     )
 
 
-def markdown(found: list[Measured]) -> str:
+def markdown(sections: dict[str, str]) -> str:
+    """Return the page; sections by area."""
     about = machine()
     lines = [
         "# Benchmarks",
@@ -100,13 +112,16 @@ def markdown(found: list[Measured]) -> str:
         f"Python {about['python']}, retrain {about['retrain']}.",
         "Each ratio compares two measurements of the same session; absolute figures are for this machine.",
     ]
-    for one in found:
-        lines += ["", f"## {one.area.name}", "", f"`{' '.join(one.area.command)}`"]
-        lines += ["", f"{one.problem[0].upper()}{one.problem[1:]}."] if one.problem else []
-        if one.lines:
-            header = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-            lines += ["", *header, *("| " + " | ".join(cells(line)) + " |" for line in one.lines)]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *(sections[area.name] for area in AREAS if area.name in sections)]) + "\n"
+
+
+def section(one: Measured) -> str:
+    lines = ["", f"## {one.area.name}", "", f"`{' '.join(one.area.command)}`"]
+    lines += ["", f"{one.problem[0].upper()}{one.problem[1:]}."] if one.problem else []
+    if one.lines:
+        header = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+        lines += ["", *header, *("| " + " | ".join(cells(line)) + " |" for line in one.lines)]
+    return "\n".join(lines)
 
 
 def plain(measured: Measured) -> dict[str, object]:

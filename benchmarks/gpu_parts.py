@@ -159,7 +159,7 @@ def out_of_memory(setup: Setup) -> Iterator[Line]:
     again = setup.connected().update(samples, ppo(), Optimization(lr=1e-5))
     yield Line("tokens at a time that fit", fits, "", 10**8, "asked for", at_most=10**8 - 1)
     whole_s = again.work.time_s if again.work else math.nan
-    yield Line("the step, failed attempts included", took_s, "s", whole_s, "all at once")
+    yield Line("the step, failed attempts included", took_s, "s", whole_s, "without the limit")
     yield Line("its loss, apart from the other's", abs(limited.loss - again.loss), at_most=1e-3)
 
 
@@ -210,8 +210,10 @@ def several_runs(setup: Setup) -> Iterator[Line]:
         yield Line(f"{what}: runs with the same rewards as alone", same, at_least=exact)
 
 
+# ends with its standard input, so that it cannot outlive the benchmark
 LOAD = """
-import sys, torch
+import os, sys, threading, torch
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0))).start()
 a = torch.randn(2048, 2048, device=sys.argv[1])
 print("ready", flush=True)
 while True:
@@ -224,7 +226,7 @@ def load(setup: Setup) -> Iterator[Line]:
     meters = {scope: LoadMeter(scope, gpu=setup.device != "cpu") for scope in get_args(Scope)}
     yield from loads("idle", meters)
     command = [sys.executable, "-c", LOAD, setup.device]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         try:
             assert child.stdout is not None
             child.stdout.readline()
@@ -255,11 +257,15 @@ def nvml(setup: Setup) -> Iterator[Line]:
     for gpu in gpus():
         own = gpu.process_memory_bytes.get(os.getpid(), 0) / 1e6
         yield Line(f"{gpu.name}: memory", gpu.memory_used_bytes / 1e6, "MB", own, "this process")
-        yield Line(f"{gpu.name}: kernels running", 100 * (gpu.utilization or math.nan), "%", at_least=50.0)
+        yield Line(f"{gpu.name}: kernels running", 100 * read(gpu.utilization), "%", at_least=50.0)
         shares = gpu.process_utilization or {}
         yield Line(f"{gpu.name}: kernels of this process", 100 * shares.get(os.getpid(), math.nan), "%")
         foreign = taken_by_others(gpu, {os.getpid()}, lambda _: True)
         yield from (Line(f"{gpu.name}: {what} of others", share) for what, share in foreign.items())
+
+
+def read(share: float | None) -> float:
+    return math.nan if share is None else share
 
 
 PARTS = {part.__name__: part for part in (model, peaks, phases, out_of_memory, several_runs, load, nvml)}

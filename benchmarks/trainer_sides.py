@@ -86,7 +86,8 @@ def vowels(completions: list[str], **_: Any) -> list[float]:
 
 
 SEEN = Side("retrain", 0)
-STARTS: list[float] = []  # processor seconds at which each of our steps began
+STARTS: list[float] = []  # processor seconds at which each of our steps began to sample
+ENDS: list[float] = []  # ... and had updated; records come after it, and before the next step
 
 
 def timed_backend(spec: Any, **_: Any) -> Any:
@@ -104,7 +105,9 @@ def timed_backend(spec: Any, **_: Any) -> Any:
     def counted(samples: Any, loss: Any, optimization: Any) -> Any:
         SEEN.updates += 1
         SEEN.trained_tokens += sum(len(one.rollout.tokens) for one in samples)
-        return update(samples, loss, optimization)
+        stats = update(samples, loss, optimization)
+        ENDS.append(time.process_time())
+        return stats
 
     backend.sample, backend.update = noted, counted  # type: ignore[method-assign]
     return backend
@@ -128,7 +131,7 @@ def run_retrain(case: Case, directory: Path, own: Path) -> Side:
         },
         "training": {
             "seed": 0,
-            "max_steps": WARM_UP_STEPS + case.steps + 1,  # the last one ends the one before
+            "max_steps": WARM_UP_STEPS + case.steps,
             "batch_size": case.prompts,
             "group_size": GROUP,
             "max_tokens": case.max_tokens,
@@ -148,7 +151,7 @@ def run_retrain(case: Case, directory: Path, own: Path) -> Side:
     if code := worker.run(files.directory, threading.Event()):
         sys.exit(f"the worker ended with {code}")
     rows = read_metrics(files.directory)
-    SEEN.steps, SEEN.seconds = case.steps, STARTS[-1] - STARTS[WARM_UP_STEPS]
+    SEEN.steps, SEEN.seconds = case.steps, ENDS[-1] - STARTS[WARM_UP_STEPS]
     SEEN.tied_groups = sum(round(row["zero_signal_group_fraction"] * row["batch_size"]) for row in rows)
     SEEN.rewards = [row["mean_reward"] for row in rows]
     return SEEN
