@@ -129,4 +129,4 @@ def memory_bytes(pid: int, device: str) -> float:
     if device == "cpu":
         return own_memory_bytes(descendants([pid], read_processes()))
     free, total = torch.cuda.mem_get_info(device)
-    return total - free
+    return float(total - free)
