@@ -65,8 +65,7 @@ def _show(samples: Sequence[ShownSample], console: Console) -> None:
     """Print samples, each with its step, prompt, reward and advantage."""
     from rich.text import Text
 
-    from retrain.records.text import plain_lines
-    from retrain.render.tables import number
+    from retrain.records.text import number, plain_lines
 
     for sample in samples:
         line = Text(f"step {sample.step}  prompt {sample.prompt_id}  reward ", style="bold")

@@ -77,6 +77,13 @@ def _visible(character: str) -> str:
     return " " if character.isspace() else ""
 
 
+def number(value: float | None, digits: int = 3) -> str:
+    """Return a number with so many digits, or a dash."""
+    if value is None or not math.isfinite(value):
+        return MISSING if value is None or math.isnan(value) else "none"
+    return f"{value:.{digits}f}"
+
+
 def format_duration(seconds: float | None) -> str:
     """Format a span in its two largest units: `4.2 ms`, `9.5 s`, `3 h 20 min`, `2 d 4 h`; or a dash."""
     if seconds is None or not math.isfinite(seconds):

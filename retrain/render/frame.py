@@ -20,9 +20,10 @@ from rich.text import Text
 from retrain.clock import posix_s
 from retrain.records.run_row import RunRow
 from retrain.records.text import MISSING, counts_of
-from retrain.render.status import WATCH_COLUMNS, detailed, permit_line, resume_lines, run_name, time_left
+from retrain.render.status import detailed, permit_line, resume_lines, run_name, time_left
 from retrain.render.tables import BAD, STYLES
 from retrain.status import CampaignStatus
+from retrain.status.columns import WATCH_COLUMNS
 from retrain.status.tracking import WatchedRun, WatchEvent
 from retrain.status.watch import View, WatchedCampaign
 

@@ -23,10 +23,10 @@ from retrain.plan.matrix import RunPlan
 from retrain.records.layout import CampaignFiles
 from retrain.records.run_row import RunRow
 from retrain.records.run_state import RunState
-from retrain.records.text import count_of, format_duration
+from retrain.records.text import count_of, format_duration, number
 from retrain.render.frame import campaign_frame
 from retrain.render.status import doing, run_name
-from retrain.render.tables import BAD, STYLES, number
+from retrain.render.tables import BAD, STYLES
 from retrain.render.watch import Lines, RefreshInterval, glyphs_for
 from retrain.status.watch import WatchedCampaign, Watcher
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.text import Text
 
 from retrain.records.manifest import Expectation
 from retrain.records.run_row import RunRow
-from retrain.records.text import MISSING, about, first_of, format_duration, plain
-from retrain.render.tables import BAD, fitted, number, spread, state, table
+from retrain.records.text import about, first_of, format_duration, plain
+from retrain.render.tables import BAD, fitted, spread, state, table
 from retrain.status import CampaignStatus, ConditionStatus, PermitStatus
+from retrain.status.columns import table_of
 
 MATRIX_RUNS = 60  # more runs than this are shown by condition only
 RECENT = 5  # campaigns shown in full; older ones get a line each
@@ -69,67 +68,17 @@ def _progress(campaign: CampaignStatus) -> str:
 
 
 def _runs(runs: Sequence[RunRow], width: int) -> object:
-    shown = [column for column in STATUS_COLUMNS if not column.is_optional or any(map(column.cell, runs))]
-    headers = [">" * column.is_right + column.name for column in shown]
-    return fitted("", headers, [[column.cell(run) for column in shown] for run in runs], width)
+    headers, texts = table_of(runs)
+    rows: list[list[str | Text]] = [[*row] for row in texts]
+    at = headers.index("state")
+    for run, row in zip(runs, rows, strict=True):
+        row[at] = state(run.state).append(str(row[at]).removeprefix(run.state))
+    return fitted("", headers, rows, width)
 
 
 def run_name(run: RunRow) -> str:
     """Return a run's name by its condition's own name, which commands accept as well as its id."""
     return run.run_id if run.seed is None else f"{run.condition}_s{run.seed}"
-
-
-def _state(run: RunRow) -> Text:
-    shown = state(run.state)
-    return shown.append(f" {run.phase}") if run.phase else shown
-
-
-def _rewards(run: RunRow) -> str:
-    if run.reward_first is None:
-        return MISSING
-    return f"{number(run.reward_first, 2)} -> {number(run.reward_mean, 2)}"
-
-
-def _back_pressure(run: RunRow) -> str:
-    if not run.bp_regime:
-        return ""
-    return f"{run.bp_regime}, p* {number(run.bp_p_star, 0)}, used {number(run.bp_utilization, 2)}"
-
-
-@dataclass(frozen=True, slots=True)
-class RunColumn:
-    """A column of a table of runs; the text of a cell may have a style where rich lays it out."""
-
-    name: str
-    cell: Callable[[RunRow], Any]  # str or Text
-    is_right: bool = True
-    is_optional: bool = False  # left out if all its cells are empty
-
-
-STEPS = RunColumn("steps", lambda run: f"{run.step}/{run.max_steps or '?'}")
-STEP_TIME = RunColumn("step time", lambda run: format_duration(run.step_time_s))
-# of both, the first ones stay where there is little room
-STATUS_COLUMNS = (
-    RunColumn("condition", lambda run: run.condition, is_right=False),
-    RunColumn("seed", lambda run: MISSING if run.seed is None else str(run.seed)),
-    RunColumn("state", _state, is_right=False),
-    STEPS,
-    RunColumn("reward", _rewards),
-    RunColumn("held-out", lambda run: number(run.eval_reward, 2)),
-    STEP_TIME,
-    RunColumn("back pressure", _back_pressure, is_right=False, is_optional=True),
-    RunColumn("sandbox", lambda run: run.sandbox, is_right=False, is_optional=True),
-)
-WATCH_COLUMNS = (
-    RunColumn("reward", lambda run: number(run.reward_mean, 2)),
-    STEPS,
-    RunColumn("doing", lambda run: run.phase or run.state, is_right=False),
-    RunColumn("batch", lambda run: MISSING if run.batch_size is None else str(run.batch_size)),
-    RunColumn("regime", lambda run: run.bp_regime, is_right=False),
-    RunColumn("throttle", lambda run: run.throttle_level, is_right=False),
-    STEP_TIME,
-    RunColumn("waited", lambda run: format_duration(run.permit_wait_s) if run.permit_wait_s else ""),
-)
 
 
 def _conditions(conditions: Sequence[ConditionStatus], width: int) -> object:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from retrain.records.text import MISSING, plain
+from retrain.records.text import number, plain
 
 STYLES = {"done": "green", "running": "cyan", "pending": "dim", "interrupted": "yellow"}
 BAD = "bold red"
@@ -148,13 +148,6 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    """Return a number with so many digits, or a dash."""
-    if value is None or not math.isfinite(value):
-        return MISSING if value is None or math.isnan(value) else "none"
-    return f"{value:.{digits}f}"
 
 
 def spread(mean: float | None, std: float | None) -> str:

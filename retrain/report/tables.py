@@ -21,6 +21,7 @@ from retrain.report.compare import Comparison, Judged, MetricComparison, SideRes
 from retrain.report.gather import CampaignRecord, RunHistory
 from retrain.report.sides import Side
 from retrain.report.statistics import FEWEST_SEEDS, describe_sample
+from retrain.status.columns import table_of
 
 DIRECTIONS = {True: "higher is better", False: "lower is better", None: ""}
 MOST_NAMED = 5  # conditions in one sentence
@@ -205,16 +206,13 @@ def conditions(sides: Sequence[Side], comparison: Comparison) -> Table:
 
 
 def runs(campaign: CampaignRecord) -> Table:
-    """Return one row per run, up to `MOST_RUNS`."""
-    rows = [
-        (
-            run.run_id, run.state, f"{run.last_step} of {run.max_steps or '?'}", str(len(run.attempts)),
-            format_duration(sum(attempt.duration_s or 0.0 for attempt in run.attempts)),
-            plain(run.message, 160),
-        )
-        for run in campaign.runs[:MOST_RUNS]
-    ]  # fmt: skip
-    return ("run", "state", ">steps", ">attempts", ">time", "message"), rows
+    """Return one row per run, up to `MOST_RUNS`: the columns of `status`, its attempts and its message."""
+    shown = campaign.runs[:MOST_RUNS]
+    headers, rows = table_of(shown)
+    for run, row in zip(shown, rows, strict=True):
+        took_s = sum(attempt.duration_s or 0.0 for attempt in run.attempts)
+        row += [str(len(run.attempts)), format_duration(took_s), plain(run.message, 160)]
+    return [*headers, ">attempts", ">time", "message"], rows
 
 
 def remarks(metric: MetricComparison) -> Iterator[str]:

@@ -1,0 +1,64 @@
+"""Columns of runs, each declared once: `status`, its live view and the report's page show the same texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from retrain.records.run_row import RunRow
+from retrain.records.text import MISSING, format_duration, number
+
+
+def _rewards(run: RunRow) -> str:
+    if run.reward_first is None:
+        return MISSING
+    return f"{number(run.reward_first, 2)} -> {number(run.reward_mean, 2)}"
+
+
+def _back_pressure(run: RunRow) -> str:
+    if not run.bp_regime:
+        return ""
+    return f"{run.bp_regime}, p* {number(run.bp_p_star, 0)}, used {number(run.bp_utilization, 2)}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunColumn:
+    """A column of a table of runs."""
+
+    name: str
+    cell: Callable[[RunRow], str]
+    is_right: bool = True
+    is_optional: bool = False  # left out if all its cells are empty
+
+
+STEPS = RunColumn("steps", lambda run: f"{run.step}/{run.max_steps or '?'}")
+STEP_TIME = RunColumn("step time", lambda run: format_duration(run.step_time_s))
+# of each, the first ones stay where there is little room
+STATUS_COLUMNS = (
+    RunColumn("condition", lambda run: run.condition, is_right=False),
+    RunColumn("seed", lambda run: MISSING if run.seed is None else str(run.seed)),
+    RunColumn("state", lambda run: f"{run.state} {run.phase}".rstrip(), is_right=False),
+    STEPS,
+    RunColumn("reward", _rewards),
+    RunColumn("held-out", lambda run: number(run.eval_reward, 2)),
+    STEP_TIME,
+    RunColumn("back pressure", _back_pressure, is_right=False, is_optional=True),
+    RunColumn("sandbox", lambda run: run.sandbox, is_right=False, is_optional=True),
+)
+WATCH_COLUMNS = (
+    RunColumn("reward", lambda run: number(run.reward_mean, 2)),
+    STEPS,
+    RunColumn("doing", lambda run: run.phase or run.state, is_right=False),
+    RunColumn("batch", lambda run: MISSING if run.batch_size is None else str(run.batch_size)),
+    RunColumn("regime", lambda run: run.bp_regime, is_right=False),
+    RunColumn("throttle", lambda run: run.throttle_level, is_right=False),
+    STEP_TIME,
+    RunColumn("waited", lambda run: format_duration(run.permit_wait_s) if run.permit_wait_s else ""),
+)
+
+
+def table_of(runs: Sequence[RunRow]) -> tuple[list[str], list[list[str]]]:
+    """Return the headers of a table of runs, of which '>' aligns a column right, and its rows."""
+    shown = [column for column in STATUS_COLUMNS if not column.is_optional or any(map(column.cell, runs))]
+    headers = [">" * column.is_right + column.name for column in shown]
+    return headers, [[column.cell(run) for column in shown] for run in runs]
