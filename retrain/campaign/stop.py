@@ -47,7 +47,9 @@ def stop_campaign(
     what we wait for. Raises RecordsError if the directory holds no campaign, or cannot be written.
     """
     files = open_campaign(directory)
-    lock, was_supervised = _take_over(files, now=now, on_wait=on_wait)
+    lock = hold(files.lock)
+    was_supervised = lock is None
+    lock = lock or _outlast(files, now=now, on_wait=on_wait)
     if lock is None:
         return Stopped(was_supervised, workers=())
     with lock:
@@ -66,28 +68,22 @@ def stop_campaign(
             ) from error
 
 
-def _take_over(
-    files: CampaignFiles, *, now: bool, on_wait: Callable[[str], None]
-) -> tuple[HeldLock | None, bool]:
-    """Have a live orchestrator stop, and take its lock once it has left.
-
-    Returns the lock, None if the campaign has been resumed in the meantime; and whether there was one alive.
-    """
-    asked = None
+def _outlast(files: CampaignFiles, *, now: bool, on_wait: Callable[[str], None]) -> HeldLock | None:
+    """Ask the orchestrator to stop, and take its lock once it has left; None if another one took it first."""
+    asked = present_holder(files.lock)
+    _ask_orchestrator(files, now=now)
+    with suppress(RecordsError):
+        signal_holder(files.lock, signal.SIGCONT)  # one suspended by Ctrl-Z would never look
+    on_wait(f"asked {asked or 'its orchestrator'} to stop; it waits for its workers")
     while (lock := hold(files.lock)) is None:
         found = present_holder(files.lock)
-        if asked is None:
-            asked = found
-            _ask_orchestrator(files, now=now)
-            with suppress(RecordsError):
-                signal_holder(files.lock, signal.SIGCONT)  # one suspended by Ctrl-Z would never look
-            on_wait(f"asked to stop: {found or 'its orchestrator'}; it waits for its workers")
-        elif found is not None and not found.is_same_process(asked):
-            return None, True
-        elif not files.stop_request.exists():  # it was starting, and removed earlier requests
+        asked = asked or found
+        if found is not None and asked is not None and not found.is_same_process(asked):
+            return None
+        if not files.stop_request.exists():  # it was starting, and removed earlier requests
             _ask_orchestrator(files, now=now)
         time.sleep(PAUSE_S)
-    return lock, asked is not None
+    return lock
 
 
 def _ask_orchestrator(files: CampaignFiles, *, now: bool) -> None:

@@ -15,7 +15,7 @@ import shlex
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import getitem
 from typing import Any
@@ -208,16 +208,16 @@ class LocalJobs(Client):
 
     def job(self, job: str) -> RayJob:
         """Return the driver's state, with its last output if it has ended."""
-        metadata = {"retrain_campaign": str(self._home.campaign)}
+        found = RayJob(job, "RUNNING", metadata={"retrain_campaign": str(self._home.campaign)})
         if is_held(self._home.lock):
-            return RayJob(job, "RUNNING", metadata=metadata)
+            return found
         if self._process is not None and self._process.poll() is None:
-            return RayJob(job, "PENDING", metadata=metadata)
+            return replace(found, status="PENDING")
         said = f"it ended; its whole output is in {self._home.output}:"
         with suppress(OSError):
             lines = self._home.output.read_text(errors="replace").splitlines()
             said = "\n".join([said, *lines[-SAID:]])
-        return RayJob(job, "FAILED", said, BY_COMMAND, metadata=metadata)
+        return replace(found, status="FAILED", message=said, error=BY_COMMAND)
 
 
 def _job(found: Any) -> RayJob:
