@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from retrain.system.throttle import TrainingThrottle
 
 GIB = 2**30
-FIGURES = re.compile(r"\d[\d.]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +28,6 @@ class Places:
 
     count: int
     reason: str = ""
-
-    @property
-    def gist(self) -> str:
-        """The reason without its figures, which differ from one query to the next."""
-        return FIGURES.sub("", self.reason)
 
 
 Admits: TypeAlias = Callable[[], Places]

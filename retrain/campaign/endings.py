@@ -128,10 +128,6 @@ class Active:
     cancelled: RunState | None = None
     kill_at_s: float = math.inf
 
-    def overdue(self, now_s: float) -> RunState | None:
-        """Return which timeout of a worker that was not cancelled has passed, or None."""
-        return self.patience.ended_by(now_s) if self.patience and self.cancelled is None else None
-
 
 class Patience:
     """How long a worker may run, and how long without a step."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -29,6 +30,7 @@ from retrain.records.layout import RunFiles
 from retrain.records.run_state import RunState
 from retrain.registry import names_place
 
+FIGURES = re.compile(r"\d[\d.]*")  # in a reason; they differ from one look to the next
 ENGINE_AGAIN_S = 10.0  # until runs that an engine did not accept are submitted again
 LOOK_S = 1.0  # between looks at stop.json, timeouts, retries and admission; a worker's end wakes the loop
 
@@ -195,8 +197,9 @@ class Supervisor:
         # an engine with a queue keeps its own count; only a pause applies to it
         if places.count > (0 if self._launcher.queues else len(self._active)):
             return True
-        if places.reason and places.gist != self._said:
-            self._said = places.gist
+        gist = FIGURES.sub("", places.reason)
+        if gist and gist != self._said:
+            self._said = gist
             self._observer.notice(f"{places.count} workers at a time for now: {places.reason}")
         return False
 
@@ -271,7 +274,8 @@ class Supervisor:
             if active.kill_at_s <= now_s:
                 self._launcher.cancel([run_id], now=True)
                 active.kill_at_s = math.inf
-            elif (timeout := active.overdue(now_s)) is not None:
-                active.cancelled = timeout
-                self._launcher.cancel([run_id], now=False)
-                active.kill_at_s = now_s + GRACE_S
+            elif active.patience is not None and active.cancelled is None:
+                active.cancelled = active.patience.ended_by(now_s)
+                if active.cancelled is not None:
+                    self._launcher.cancel([run_id], now=False)
+                    active.kill_at_s = now_s + GRACE_S

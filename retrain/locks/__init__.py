@@ -86,10 +86,9 @@ class LockFile(Descriptor):
     def close(self) -> None:
         """Unlock and close; safe to call twice."""
         with GUARD:
-            fd, self._fd = self._fd, -1
-            if fd >= 0:
-                fcntl.flock(fd, fcntl.LOCK_UN)
-                os.close(fd)
+            if self.is_open:
+                self.unlock()
+            super().close()
 
 
 def open_regular(path: str, flags: int) -> int:
