@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -111,6 +112,26 @@ def test_a_prompt_is_run_once_though_its_group_comes_in_parts(backend):
     with passes_of(backend) as shapes:
         fill(backend, rows, budget=100)
     assert [shape for shape in shapes if shape[1] > 1] == [(1, len(LONG)), (1, len(SHORT))]
+
+
+@pytest.mark.parametrize("layers", [["sliding_attention"] * 2, ["sliding_attention", "full_attention"]])
+def test_a_layer_with_a_window_keeps_no_more_than_that(tmp_path, layers):
+    path = save_tiny_model(tmp_path, hidden=32, context=128)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"use_sliding_window": True, "sliding_window": 6, "layer_types": layers}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    backend = open_backend(path)
+    stir(backend)
+    backend.text.end_ids = ()
+    rows = [Row(LONG, 110, stream=number) for number in range(4)]  # buffers are copied several times
+    kept = {1: 6, 2: (6 + 117) // 2 + 1}[len(set(layers))]  # tokens of cache that a row takes in all layers
+    with passes_of(backend) as shapes:
+        fill(backend, [*rows, Row(SHORT, 20)], budget=4 * kept + 40)
+    assert [shape for shape in shapes if shape[1] > 1] == [(2, len(LONG))]  # none waited and was run again
+    for row in rows:
+        logits = backend.policy.causal(input_ids=torch.tensor([row.ids])).logits[0, len(LONG) - 1 : -1]
+        ours = logits.log_softmax(-1)[torch.arange(110), torch.tensor(row.tokens)]
+        assert np.allclose(ours.detach(), row.logprobs, atol=1e-4)
 
 
 def test_rows_that_outgrow_the_cache_wait_and_go_on_where_they_were(backend):

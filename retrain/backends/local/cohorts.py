@@ -36,7 +36,8 @@ class Cohorts:
         self._device = device
         self._cohorts: list[Cohort] = []
         self._prefixes: dict[Ids, Prefix] = {}
-        self._layers = _layers(self._cohorts, windows, self._config)
+        self._windows = windows
+        self._layers = _layers(self._cohorts, len(windows), self._config)
 
     @property
     def rows(self) -> list[Row]:
@@ -49,7 +50,9 @@ class Cohorts:
     @property
     def cells(self) -> int:
         """Tokens that the cache has room for, padding included."""
-        return sum(map(len, self._prefixes)) + sum(len(c.rows) * c.width for c in self._cohorts)
+        widths = [(1, len(ids)) for ids in self._prefixes]
+        widths += [(len(cohort.rows), cohort.width) for cohort in self._cohorts]
+        return sum(count * cells_of(self._windows, width) for count, width in widths)
 
     def admit(self, rows: Sequence[Row], following: Ids | None) -> list[int]:
         """Add rows; return the lengths of the sequences that were run, each once.
@@ -61,8 +64,9 @@ class Cohorts:
             return []
         sequences = [row.ids for row in rows]
         fresh = [ids for ids in dict.fromkeys(sequences) if ids not in self._prefixes]
-        self._prefixes |= prefill(self._policy, fresh, self._device)
-        self._cohorts.append(Cohort(rows, [self._prefixes[ids] for ids in sequences]))
+        self._prefixes |= prefill(self._policy, fresh, self._device, self._windows)
+        prefixes = [self._prefixes[ids] for ids in sequences]
+        self._cohorts.append(Cohort(rows, prefixes, self._windows))
         self._prefixes = {ids: _apart(p) for ids, p in self._prefixes.items() if ids == following}
         self._merge()
         return [len(ids) for ids in fresh]
@@ -106,7 +110,9 @@ class Cohorts:
             cohort.end += 1
 
 
-def prefill(policy: Policy, sequences: Sequence[Ids], device: torch.device) -> dict[Ids, Prefix]:
+def prefill(
+    policy: Policy, sequences: Sequence[Ids], device: torch.device, windows: Sequence[int]
+) -> dict[Ids, Prefix]:
     """Run sequences, several at a time; padding is on the right and attention is causal, as in training."""
     found: dict[Ids, Prefix] = {}
     waiting = sorted(sequences, key=len)
@@ -118,8 +124,10 @@ def prefill(policy: Policy, sequences: Sequence[Ids], device: torch.device) -> d
         cache = DynamicCache()
         states = policy.body(input_ids=padded, past_key_values=cache, use_cache=True).last_hidden_state
         for place, ids in enumerate(part):
-            cut = (slice(place, place + 1), slice(None), slice(len(ids)))
-            layers = [(layer.keys[cut], layer.values[cut]) for layer in cache.layers]
+            layers = []
+            for layer, window in zip(cache.layers, windows, strict=True):
+                cut = (slice(place, place + 1), slice(None), slice(max(0, len(ids) - window), len(ids)))
+                layers.append((layer.keys[cut], layer.values[cut]))
             found[ids] = Prefix(ids, layers, states[place : place + 1, len(ids) - 1])
     return found
 
@@ -127,6 +135,13 @@ def prefill(policy: Policy, sequences: Sequence[Ids], device: torch.device) -> d
 def _apart(prefix: Prefix) -> Prefix:
     """Return a copy that does not keep the other sequences of its batch in memory."""
     return Prefix(prefix.ids, [(k.clone(), v.clone()) for k, v in prefix.layers], prefix.hidden.clone())
+
+
+def cells_of(windows: Sequence[int] | None, length: int) -> int:
+    """Return how many tokens of a cache in all layers a row of this length takes."""
+    if windows is None or length <= min(windows):
+        return length
+    return -(-sum(min(length, window) for window in windows) // len(windows))
 
 
 def windows_of(policy: Policy) -> list[int] | None:
@@ -144,9 +159,9 @@ def windows_of(policy: Policy) -> list[int] | None:
 class _Layer(DynamicLayer):  # type: ignore[misc]  # Any if type-checked without transformers
     """One layer's cache, as transformers sees it: writes states and passes on where they are."""
 
-    def __init__(self, cohorts: list[Cohort], number: int, window: int, kind: str) -> None:
+    def __init__(self, cohorts: list[Cohort], number: int, kind: str) -> None:
         super().__init__()
-        self._cohorts, self._number, self._window, self._kind = cohorts, number, window, kind
+        self._cohorts, self._number, self._kind = cohorts, number, kind
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -168,7 +183,7 @@ class _Layer(DynamicLayer):  # type: ignore[misc]  # Any if type-checked without
         found, place = [], 0
         for cohort in self._cohorts:
             part = query[place : place + len(cohort.rows)]
-            keys, values, mask = cohort.read(self._number, self._window)
+            keys, values, mask = cohort.read(self._number)
             if mask is not None and self._kind == "eager":
                 mask = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill_(
                     ~mask, torch.finfo(query.dtype).min
@@ -181,9 +196,9 @@ class _Layer(DynamicLayer):  # type: ignore[misc]  # Any if type-checked without
         return max((cohort.width for cohort in self._cohorts), default=0)
 
 
-def _layers(cohorts: list[Cohort], windows: Sequence[int], config: Any) -> Cache:
+def _layers(cohorts: list[Cohort], count: int, config: Any) -> Cache:
     kind = config._attn_implementation
-    return Cache(layers=[_Layer(cohorts, number, window, kind) for number, window in enumerate(windows)])
+    return Cache(layers=[_Layer(cohorts, number, kind) for number in range(count)])
 
 
 @contextmanager

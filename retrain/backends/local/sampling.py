@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from retrain.backends import Sampling, SamplingProgress, ignore_progress
-from retrain.backends.local.cohorts import Cohorts
+from retrain.backends.local.cohorts import Cohorts, cells_of
 from retrain.backends.local.devices import DeviceMemory, finished_s, is_out_of_memory
 from retrain.backends.local.loading import Cut, Policy
 from retrain.backends.local.passes import Pass
@@ -153,7 +153,8 @@ class _Batch:
         return sum(map(self._demand, self.running))
 
     def _demand(self, row: Row) -> int:
-        return len(row.prompt) + min(row.limit, max(len(row.tokens) + 1, self._guess))
+        length = len(row.prompt) + min(row.limit, max(len(row.tokens) + 1, self._guess))
+        return cells_of(self._sampler.windows, length)
 
     def drain(self, tell: Callable[[], None]) -> None:
         """Sample until no row waits or runs."""
