@@ -30,7 +30,6 @@ from retrain.records.campaign_state import ask_to_stop
 from retrain.records.layout import CampaignFiles
 from retrain.records.run_state import RunState
 from retrain.rewards import Answer
-from retrain.rewards.columns import needed_by
 from retrain.rewards.opening import open_reward, range_of
 from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
 from retrain.sandbox.choice import choose
@@ -104,7 +103,7 @@ def _form(kind: str, name: str) -> str:
 def _scores(name: str, table: Table) -> str:
     """it scores right, wrong, empty, long and odd completions within its range"""
     scorer, calls = open_reward(name, table), EventLoopThread()
-    columns = needed_by(registry.find("rewards", name))  # of a function with TRL's signature
+    columns = registry.needed_by(registry.find("rewards", name))  # of a function with TRL's signature
     prompts = [replace(prompt, row=dict.fromkeys(columns, prompt.answer)) for prompt in PROMPTS]
     answers = [Answer(text, prompt) for prompt in prompts for text in COMPLETIONS]
     with contextlib.closing(scorer), contextlib.closing(calls):

@@ -6,7 +6,8 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -248,6 +249,16 @@ def test_a_function_of_trls_signature_gets_the_columns_of_the_rows() -> None:
         assert (batch.errors, batch.scored[:, 2].any()) == (2, False)
 
 
+def test_it_gets_the_completions_tokens_and_how_far_the_run_is() -> None:
+    drawn = [
+        replace(rollout, tokens=(number, 9)) for number, rollout in enumerate(groups(("a", "b"))[0].rollouts)
+    ]
+    prompt, path = Prompt(0, "?", "right"), f"{FUNCTIONS}.late_as_in_trl"
+    for name, given in ((path, {}), ("custom", {"path": path})):
+        with closing(Scorer(name, given, max_steps=8)) as opened:
+            assert opened.score([Group(prompt, tuple(drawn))], 2).rewards.tolist() == [[0.25, 0.26]]
+
+
 def test_so_does_a_coroutine_function_and_one_for_chats() -> None:
     assert score(f"{FUNCTIONS}.as_in_trl_later", ("right", "wrong")).rewards.tolist() == [[1.0, 0.0]]
     prompt = Prompt(0, "?", "", (("user", "right"),))
@@ -256,7 +267,9 @@ def test_so_does_a_coroutine_function_and_one_for_chats() -> None:
 
 
 def test_a_column_that_is_not_there_is_named_and_so_is_a_wrong_number_of_rewards() -> None:
-    with pytest.raises(ConfigError, match=r"the reward needs solution; name it in \[data.options\].columns"):
+    with pytest.raises(
+        ConfigError, match=r"the reward needs solution; if the data has it, name it in \[data"
+    ):
         score(f"{FUNCTIONS}.as_in_trl", ("right", "wrong"))
     with pytest.raises(RunFailedError, match="returned 1 rewards for 2 completions"):
         score(f"{FUNCTIONS}.too_few_as_in_trl", ("right", "wrong"))

@@ -81,6 +81,28 @@ def test_a_conversation_without_a_chat_template_is_refused_by_the_plan(tmp_path:
         preflight(plan_runs(parse({"data": data}, "c"), "c"), "c")
 
 
+@pytest.mark.parametrize("is_custom", [False, True])
+def test_a_column_that_a_reward_needs_and_the_task_has_not_is_named_by_the_plan(
+    tmp_path: Path, is_custom: bool
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "1+0", "answer": "1", "level": 3}\n')
+    function = "tests.reward_functions.logging_as_in_trl"
+    reward = {"reward": "custom", "params": {"path": function}} if is_custom else {"reward": function}
+
+    def plan(*columns: str) -> None:
+        options = {"path": str(path), "held_out": 0.0, "columns": list(columns)}
+        raw = {"data": {"task": "jsonl", "options": options}, "reward": reward}
+        preflight(plan_runs(parse(raw, "c"), "c"), "c")
+
+    with pytest.raises(
+        ConfigError, match=r"c \[reward\].reward: .*_in_trl' needs level, log_metric; if the data"
+    ):
+        plan()
+    with pytest.raises(ConfigError, match=r"needs log_metric; .* give it a default in the function"):
+        plan("level")
+
+
 @pytest.mark.parametrize("answer", ["", "  "])
 def test_an_answer_that_is_empty_is_none(tmp_path: Path, answer: str) -> None:
     path = tmp_path / "rows.jsonl"

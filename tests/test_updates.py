@@ -61,7 +61,7 @@ def test_a_minibatch_is_weighed_as_trl_weighs_one_of_its_steps_per_generation(un
     groups = policy().sample(PROMPTS * 2, SAMPLING)
     batch = ScoredBatch(groups, np.tile([1.0, 0.0, 0.0, 0.5], (6, 1)))
     raw = {"training": {"max_tokens": 9}, "algorithm": {"loss_normalization": unit}}
-    algorithm = Algorithm.of(parse(raw, "c"), lambda groups: batch)
+    algorithm = Algorithm.of(parse(raw, "c"), lambda groups, step: batch)
     samples = algorithm.transform(batch, algorithm.estimate(batch.rewards), 0.0)
     steps, generated = 3, sum(len(rollout.tokens) for rollout in batch.rollouts)
     for part in minibatches_of(samples, steps, [7]):
@@ -176,6 +176,12 @@ def test_a_step_without_signal_takes_no_update(tmp_path: Path) -> None:
     constant = {**SEVERAL, "reward": {"reward": "tests.plugins.always_right"}}
     rows = read_metrics(train(tmp_path / "r", constant).directory)
     assert {(row["updates"], row["loss"], row["clip_fraction"]) for row in rows} == {(0, 0.0, 0.0)}
+
+
+def test_a_reward_of_trls_signature_learns_how_many_batches_were_trained_on(tmp_path: Path) -> None:
+    raw = {**SEVERAL, "reward": {"reward": "tests.reward_functions.late_as_in_trl"}}
+    rows = read_metrics(train(tmp_path / "r", raw).directory)
+    assert [int(6 * row["mean_reward"]) for row in rows] == [0, 1, 2, 3, 4, 5]  # below 0.11 by tokens
 
 
 class Dying(NumpyBackend):

@@ -45,7 +45,7 @@ def preflight(plan: Plan, source: str) -> Checked:
             built[key] = registry.check_made("tasks", data.task, made)
         longest_answers[run.condition] = built[key].longest_answer
         config = replace(run.config, campaign=plan.campaign)
-        found = _backend_problems(config, built[key])
+        found = [*_reward_problems(config, built[key]), *_backend_problems(config, built[key])]
         if not found and (needed := memory_of(config, built[key].train)):
             memory[run.condition] = needed
         problems.update(dict.fromkeys(f"{source} {problem}" for problem in found))
@@ -60,6 +60,17 @@ def memory_of(config: Config, prompts: Sequence[Prompt] = ()) -> MemoryEstimate 
     is_here = config.campaign is None or config.campaign.launcher in HERE
     estimate: MemoryEstimate | None = needed(config, prompts) if needed and is_here else None
     return estimate
+
+
+def _reward_problems(config: Config, task: Task) -> Iterator[str]:
+    """Iterate over what rewards need that the task's prompts have not."""
+    spec, prompts = registry.spec_of("rewards"), [*task.train, *task.held_out]
+    for name, params in rewards_of(config.reward.reward, config.reward.params):
+        found = registry.plugin("rewards", name)
+        if prompts and isinstance(found, registry.Imported) and registry.takes(found.found, spec.by_name):
+            shared = set(prompts[0].row).intersection(*(prompt.row for prompt in prompts))
+            if wrong := registry.lacking_problem(found.found, {*spec.by_name_given, *params, *shared}):
+                yield f"[reward].reward: {name!r} {wrong}"
 
 
 def _backend_problems(config: Config, task: Task) -> list[str]:

@@ -35,6 +35,8 @@ from retrain.registry.contract import Positive as Positive
 from retrain.registry.contract import Workers as Workers
 from retrain.registry.contract import call_problem, problem_with
 from retrain.registry.contract import hint as hint
+from retrain.registry.contract import lacking_problem as lacking_problem
+from retrain.registry.contract import needed_by as needed_by
 from retrain.registry.contract import spec_of as spec_of
 from retrain.registry.contract import takes as takes
 

@@ -11,7 +11,7 @@ import difflib
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias, get_origin
 
@@ -78,6 +78,7 @@ class PluginSpec:
     members: tuple[str, ...] = ()  # that the returned object must have
     methods: tuple[Hook, ...] = ()  # those of its members whose arguments are checked
     by_name: str = ""  # parameter that marks a function of another convention, which the kind describes
+    by_name_given: tuple[str, ...] = ()  # what such a function is called with, besides columns of the data
     opener: str = ""  # hook that takes the table's keys in place of the entry function, if it is defined
     hooks: tuple[Hook, ...] = ()
     judge: str = ""  # hook that checks the table's values; the only check if the entry function has no keys
@@ -98,6 +99,20 @@ def takes(function: Callable[..., Any], parameter: str) -> bool:
         return parameter in inspect.signature(function).parameters
     except (TypeError, ValueError):  # not a function, or one written in C
         return False
+
+
+def lacking_problem(function: Callable[..., Any], given: Collection[str]) -> str:
+    """Return what a function that is called by name needs besides what it is given; "" if nothing."""
+    lacking = ", ".join(sorted(needed_by(function) - {*given}))
+    what = "if the data has it, name it in [data.options].columns, else give it a default in the function"
+    return f"needs {lacking}; {what}" if lacking else ""
+
+
+def needed_by(function: Callable[..., Any]) -> set[str]:
+    """Return the parameters that a function cannot be called without."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    known = inspect.signature(function).parameters.values()
+    return {p.name for p in known if p.kind in kinds and p.default is p.empty}
 
 
 def call_problem(function: Callable[..., Any], arguments: Sequence[str], given: Sequence[str] = ()) -> str:

@@ -11,7 +11,8 @@ A plugin is one file or folder with one of two functions, whose keyword-only par
   batch; `score = score_with(open_scorer)` makes it callable for a single completion too.
 
 A function with a parameter `completions` has TRL's signature: it is called once for many completions, with
-`completions`, `prompts` and columns as keywords (`retrain.rewards.columns`), and returns a list of rewards.
+`completions`, `prompts`, `completion_ids`, `trainer_state` and columns as keywords, and returns a list of
+rewards (`retrain.rewards.columns`).
 
 A reward of 1 or more counts as correct. `check_params` checks more than the types of parameters. A constant
 `RANGE = (0.0, 1.0)` declares the range of the rewards: a completion with a reward outside it is unscored.
@@ -42,6 +43,7 @@ SPEC = PluginSpec(
     ),
     judge="check_params",
     by_name="completions",
+    by_name_given=("completions", "prompts", "completion_ids", "trainer_state", "answer"),
     opener="open_scorer",
 )
 P = ParamSpec("P")
@@ -76,11 +78,21 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainerState:
+    """How far a run is, by the names of `transformers.TrainerState`."""
+
+    global_step: int = 0  # complete steps of the run; in an evaluation, those of the policy
+    max_steps: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """A completion to score, and its prompt with the reference answer."""
 
     completion: str
     prompt: Prompt
+    tokens: tuple[int, ...] = ()  # of the completion, its end token included; empty if not known
+    state: TrainerState = TrainerState()
 
 
 class BatchScorer(Protocol):

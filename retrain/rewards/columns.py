@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from retrain.errors import ConfigError
+from retrain.registry import lacking_problem
 from retrain.rewards import Answer
 from retrain.rollouts import Prompt
 
@@ -29,7 +30,7 @@ def _names_answer(function: Callable[..., Any]) -> bool:
 def call_with_columns(
     function: Callable[..., Any], answers: Sequence[Answer], params: Mapping[str, Any]
 ) -> Any:
-    """Return what a function returns for `completions`, `prompts`, `answer` and the columns of prompts' rows.
+    """Return what a function returns for the names in `SPEC.by_name_given` and the columns of prompts' rows.
 
     It gets all of them if it takes any keyword, else those that it names, and `params`.
 
@@ -37,28 +38,23 @@ def call_with_columns(
         ConfigError: it needs a column that the task has not.
     """
     given = {**_columns_of(answers), **params}
-    if lacking := ", ".join(sorted(needed_by(function) - given.keys())):
-        raise ConfigError(f"the reward needs {lacking}; name it in [data.options].columns")
+    if wrong := lacking_problem(function, given):
+        raise ConfigError(f"the reward {wrong}")
     known = inspect.signature(function).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in known):
         return function(**given)
     return function(**{p.name: given[p.name] for p in known if p.name in given})
 
 
-def needed_by(function: Callable[..., Any]) -> set[str]:
-    """Return the parameters that a function cannot be called without."""
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    known = inspect.signature(function).parameters.values()
-    return {p.name for p in known if p.kind in kinds and p.default is p.empty}
-
-
-def _columns_of(answers: Sequence[Answer]) -> dict[str, list[Any]]:
+def _columns_of(answers: Sequence[Answer]) -> dict[str, Any]:
     """Return what TRL passes, one value per completion; with messages in the form that TRL has for them."""
     prompts = [answer.prompt for answer in answers]
     shared = set(prompts[0].row).intersection(*(prompt.row for prompt in prompts))
     return {
         "answer": [prompt.answer for prompt in prompts],
         **{name: [prompt.row[name] for prompt in prompts] for name in shared},
+        "completion_ids": [list(answer.tokens) for answer in answers],
+        "trainer_state": answers[0].state,
         "prompts": [_said(prompt, prompt.messages, prompt.text) for prompt in prompts],
         "completions": [_said(a.prompt, [("assistant", a.completion)], a.completion) for a in answers],
     }

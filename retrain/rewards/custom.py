@@ -40,6 +40,11 @@ def open_scorer(
 score = score_with(open_scorer)
 
 
+def made_of(params: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the function and its parameters."""
+    return [(params["path"], params.get("params", {}))]
+
+
 def check_params(params: Mapping[str, Any]) -> Iterator[str]:
     """Return the problems of the parameters; imports the function to check that it exists."""
     path, arguments = params["path"], params.get("params", {})

@@ -104,7 +104,7 @@ class ScoredBatch:
 class Algorithm:
     """The plugins of a run with their parameters bound."""
 
-    reward: Callable[[Sequence[Group]], ScoredBatch]  # scores every rollout, see `retrain.trainer.scoring`
+    reward: Callable[[Sequence[Group], int], ScoredBatch]  # see `retrain.trainer.scoring`
     estimate: Estimate  # see `open_advantage`
     reweigh: Callable[[Rollout, float, float], Floats]
     loss: Loss
@@ -114,7 +114,7 @@ class Algorithm:
     mask_truncated: bool = False  # those that were cut off enter advantages, but not the loss
 
     @classmethod
-    def of(cls, config: Config, reward: Callable[[Sequence[Group]], ScoredBatch]) -> Algorithm:
+    def of(cls, config: Config, reward: Callable[[Sequence[Group], int], ScoredBatch]) -> Algorithm:
         """Find the plugins that a configuration names, for a reward that is already open."""
         table = config.algorithm
         evaluate = registry.find("losses", table.loss_mode)

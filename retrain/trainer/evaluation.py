@@ -38,7 +38,7 @@ class HeldOut:
         config: Config,
         prompts: Sequence[Prompt],
         sample: Callable[[Sequence[Prompt], Sampling], list[Group]],
-        reward: Callable[[Sequence[Group]], ScoredBatch],
+        reward: Callable[[Sequence[Group], int], ScoredBatch],
     ) -> None:
         self._prompts = prompts[: config.data.eval_prompts]
         self._samples = config.data.eval_samples
@@ -91,7 +91,7 @@ class HeldOut:
         how = Sampling(group_size=samples, max_tokens=self._training.max_tokens, temperature=temperature)
         every, starts = range(len(self._prompts)), range(0, len(self._prompts), EVALUATION_BATCH)
         parts = (self._in_parts(step, every[first : first + EVALUATION_BATCH], how) for first in starts)
-        return self._reward([group for part in parts for group in part])
+        return self._reward([group for part in parts for group in part], step)
 
     def _in_parts(self, step: int, numbers: range, how: Sampling) -> list[Group]:
         """Sample; halve what does not fit in memory."""

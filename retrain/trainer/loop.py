@@ -103,7 +103,7 @@ class Trainer:
         with meter.part("sample"):
             groups = self._source.next_groups(size.batch_size, size.at_a_time, self.step)
         with meter.part("reward"):
-            batch = algorithm.reward(groups)
+            batch = algorithm.reward(groups, self.step)
         with meter.part("train"):
             advantages = algorithm.estimate(batch.rewards)
             samples = algorithm.transform(batch, advantages, progress)

@@ -35,7 +35,7 @@ def open_trainer(
     with ExitStack() as opened:
         reward = config.reward
         sandbox = {"sandbox": reward.sandbox, "sandbox_options": reward.sandbox_options}
-        scorer = Scorer(reward.reward, reward.params, sandbox)
+        scorer = Scorer(reward.reward, reward.params, sandbox, config.training.max_steps)
         opened.callback(scorer.close)
         is_over, calls = threading.Event(), EventLoopThread()
         opened.callback(calls.close)

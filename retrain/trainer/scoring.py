@@ -15,7 +15,7 @@ import numpy as np
 
 from retrain.errors import InfrastructureError, RunFailedError
 from retrain.event_loop import EventLoopThread
-from retrain.rewards import Answer, BatchScorer, Outcome, Score
+from retrain.rewards import Answer, BatchScorer, Outcome, Score, TrainerState
 from retrain.rewards.opening import open_reward, range_of
 from retrain.rollouts import Group, Rollout
 from retrain.trainer.batch import ScoredBatch
@@ -41,24 +41,33 @@ class Scorer:
     """The reward of a run, opened once."""
 
     def __init__(
-        self, name: str, params: Mapping[str, Any], sandbox: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        params: Mapping[str, Any],
+        sandbox: Mapping[str, Any] | None = None,
+        max_steps: int = 1,
     ) -> None:
         """Open the reward; raise ConfigError if there is none of this name, or it rejects its parameters."""
-        self._name = name
+        self._name, self._max_steps = name, max_steps
         self._bounds = range_of(name)
         self._reward: BatchScorer = open_reward(name, params, sandbox)
         self._calls = EventLoopThread()  # its own: a slow reward must not delay the backend's heartbeats
 
-    def score(self, groups: Sequence[Group]) -> ScoredBatch:
-        """Score every rollout.
+    def score(self, groups: Sequence[Group], step: int = 0) -> ScoredBatch:
+        """Score every rollout, after `step` complete steps.
 
         Raises:
             RunFailedError: a reward is not a finite number, or every one is outside the reward's range.
             InfrastructureError: no rollout could be scored.
         """
-        by_environment = [_given(rollout) for group in groups for rollout in group.rollouts]
-        everyone = (Answer(rollout.text, group.prompt) for group in groups for rollout in group.rollouts)
-        answers = [one for one, score in zip(everyone, by_environment, strict=True) if score is None]
+        state = TrainerState(step, self._max_steps)
+        everyone = [(group.prompt, rollout) for group in groups for rollout in group.rollouts]
+        by_environment = [_given(rollout) for _, rollout in everyone]
+        answers = [
+            Answer(rollout.text, prompt, rollout.placed()[0], state)
+            for (prompt, rollout), score in zip(everyone, by_environment, strict=True)
+            if score is None
+        ]
         given = self._calls.wait_for(self._reward.score_all(answers)) if answers else []
         kept = self._bounds.keep(given)
         self._check(answers, kept)

@@ -14,6 +14,7 @@ import secrets
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple
 from typing import Any, ClassVar
 
 from retrain.errors import ConfigError, InfrastructureError, RunFailedError
@@ -88,7 +89,7 @@ class ProcessPool:
     def _call(self, answer: Answer) -> Reply:
         process, token, prompt = self._take(), secrets.token_hex(8), answer.prompt
         fields = (prompt.id, prompt.text, prompt.answer, prompt.messages, dict(prompt.row))
-        process.send([token, answer.completion, *fields])
+        process.send([token, answer.completion, answer.tokens, astuple(answer.state), *fields])
         reply = process.reply(token, self._timeout_s)
         if reply.kind in OF_A_CALL:
             with self._lock:

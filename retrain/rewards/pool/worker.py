@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 from retrain.errors import ConfigError
 from retrain.event_loop import result_of
 from retrain.registry import fault_of, find_function, takes
-from retrain.rewards import SPEC, Answer, UnscoredError, number_of
+from retrain.rewards import SPEC, Answer, TrainerState, UnscoredError, number_of
 from retrain.rewards.columns import call_for_one, call_with_columns
 from retrain.rewards.pool.process import Kind, Reply, line_of
 from retrain.rollouts import Prompt
@@ -45,10 +45,11 @@ def main() -> None:
         return
     replies.write(line_of("", Reply(Kind.READY, "")))
     for request in _lines(requests):
-        token, completion, number, text, answer, messages, row = json.loads(request)
+        token, completion, tokens, state, number, text, answer, messages, row = json.loads(request)
         prompt = Prompt(number, text, answer, tuple(map(tuple, messages)), row)
         signal.setitimer(signal.ITIMER_REAL, setup["limit_s"])
-        reply = _call(function, Answer(completion, prompt), setup["params"])
+        scored = Answer(completion, prompt, tuple(tokens), TrainerState(*state))
+        reply = _call(function, scored, setup["params"])
         signal.setitimer(signal.ITIMER_REAL, 0)
         replies.write(line_of(token, reply))
 
