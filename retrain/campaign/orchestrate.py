@@ -111,7 +111,7 @@ class CampaignRun:
             try:
                 self._supervisor.supervise(todo, alive)
             except (LaunchError, ConfigError):
-                self._write_last(roll_up, ended=self._supervisor.is_over)
+                self._write(roll_up, ended=self._supervisor.is_over)
                 raise
             finished = [run for run in self.plan.runs if states[run.run_id] is RunState.DONE]
             return self._outcome(self._supervisor, lock, roll_up, finished, forecaster)
@@ -138,7 +138,7 @@ class CampaignRun:
         took = forecaster.ended() if set(states.values()) == {RunState.DONE} else None
         if took is not None:
             roll_up.expect(took)
-        self._write_last(roll_up, ended=True)
+        self._write(roll_up, ended=True)
         return CampaignOutcome(self.directory, states, supervisor.was_stopped)
 
     def stop(self, *, now: bool = False) -> None:
@@ -179,6 +179,7 @@ class CampaignRun:
             expected = forecaster.look()
             if expected is not None:
                 roll_up.expect(expected)
+                self._write(roll_up, ended=False)
                 observer.notice(said(expected))
             is_lost = not lock.is_in_place  # checked every second: records written now would be lost
             return max(self._asked_to_stop, asked_to_stop(self._files), int(is_lost))
@@ -198,7 +199,7 @@ class CampaignRun:
             ask_workers,
         )
 
-    def _write_last(self, roll_up: RollUp, *, ended: bool) -> None:
+    def _write(self, roll_up: RollUp, *, ended: bool) -> None:
         try:
             roll_up.write(ended=ended)
         except RecordsError as error:  # the manifest only repeats the runs' records

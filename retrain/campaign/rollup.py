@@ -75,7 +75,6 @@ class RollUp:
         self._places = {run.run_id: i for i, run in enumerate(manifest.runs)}
         self._changed = set(self._places)
         self._written_at = float("-inf")
-        self._is_expected_anew = False
 
     def changed(self, run_id: str) -> None:
         """Look at a run again, at the next write."""
@@ -92,13 +91,12 @@ class RollUp:
         return self.manifest.runs
 
     def expect(self, expected: Expectation) -> None:
-        """Set how long the campaign is expected to take, or took; written with the next end."""
-        self._is_expected_anew = True
+        """Set how long the campaign is expected to take, or took."""
         self.manifest = replace(self.manifest, expected=expected)
 
     def keep(self) -> None:
         """Write if the last write is long enough ago and enough has changed since; raises as `write` does."""
-        is_enough = len(self._changed) >= SHARE * len(self._places) or self._is_expected_anew
+        is_enough = len(self._changed) >= SHARE * len(self._places)
         if is_enough and time.monotonic() - self._written_at >= EVERY_S:
             self.write()
 
@@ -107,7 +105,6 @@ class RollUp:
         self.manifest = replace(self.manifest, runs=self.entries(), ended_at=utc_now() if ended else "")
         write_manifest(self._path, self.manifest)
         self._written_at = time.monotonic()
-        self._is_expected_anew = False
 
 
 class RecordingObserver(Observer):
