@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.config.digest import digest
+from retrain.config.keys import as_toml
 from retrain.config.load import load_config, parse
 from retrain.config.reference import json_schema
 from retrain.config.resolve import as_tables, build, resolve
@@ -184,8 +186,6 @@ def test_a_condition_with_another_plugin_does_not_inherit_its_parameters() -> No
 
 
 def test_a_resolved_config_survives_toml_without_loss() -> None:
-    import tomllib
-
     import tomli_w
 
     raw = {
@@ -271,3 +271,10 @@ def test_a_condition_cannot_contradict_itself_or_choose_a_seed(here: Path) -> No
 def test_a_wrong_name_is_found_even_if_every_condition_replaces_it(here: Path) -> None:
     text = "[campaign]\nseeds=[0]\n[[campaign.conditions]]\nadvantage_mode='grpo'\n"
     assert "did you mean 'grpo'?" in problems(text, here, "algorithm.advantage_mode=grpoo")[0]
+
+
+@pytest.mark.parametrize(
+    "value", [True, -3, 2.5, 1e-5, 'a "quoted" word', [], [1, "x"], {}, {"beta": 0.1, "on": {"a": [False]}}]
+)
+def test_a_value_is_shown_as_toml_reads_it(value: object) -> None:
+    assert tomllib.loads(f"key = {as_toml(value)}") == {"key": value}

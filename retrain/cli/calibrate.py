@@ -13,6 +13,7 @@ from typer import Option
 
 from retrain.cli import AsJson, ConfigFile, Overrides, duration
 from retrain.cli.run import interruptible
+from retrain.config.keys import as_toml
 from retrain.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED
 from retrain.records.text import about, format_duration, gib, plain
 from retrain.render.tables import console, messages, print_json, table
@@ -172,8 +173,8 @@ def _advice(found: Calibration) -> Iterator[Table]:
     rows = [
         (
             one.key,
-            _value(one.now),
-            _value(one.value) if one.is_change else "keep",
+            as_toml(one.now),
+            as_toml(one.value) if one.is_change else "keep",
             one.why if one.is_written or not one.is_change else f"{one.why} (not written)",
         )
         for one in found.advice
@@ -200,7 +201,3 @@ def _ends(found: Calibration) -> Iterator[str]:
         file = plain(shlex.quote(found.written))
         pilot = f" --from {plain(shlex.quote(found.pilot))}" if found.steps else ""
         yield f"wrote {plain(found.written)}; next: retrain explain {file}{pilot}"
-
-
-def _value(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
@@ -107,9 +108,19 @@ def keys_of(section: Any) -> Mapping[str, Key]:
     return found
 
 
+def as_toml(value: object) -> str:
+    """Return a value as TOML writes it; "unset" for None, which TOML has not."""
+    if isinstance(value, dict):
+        inside = ", ".join(f"{key} = {as_toml(inner)}" for key, inner in value.items())
+        return f"{{ {inside} }}" if inside else "{}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(as_toml, value))}]"
+    if isinstance(value, bool) or value is None:
+        return "unset" if value is None else str(value).lower()
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
+
+
 def quote(value: object) -> str:
-    """Return a value as written in TOML, shortened."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    text = f'"{value}"' if isinstance(value, str) else repr(value)
+    """Return a value as TOML writes it, shortened."""
+    text = as_toml(value)
     return text if len(text) <= LONGEST_QUOTE else text[: LONGEST_QUOTE - 1] + "…"

@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 from retrain import registry
 from retrain.config.campaign import Campaign, Condition
-from retrain.config.keys import LARGEST_COUNT, Normalization, keys_of
+from retrain.config.keys import LARGEST_COUNT, Normalization, as_toml, keys_of
 from retrain.config.resolve import PLUGINS, RUN_SECTIONS, SECTIONS, sections_of
 from retrain.config.schema import Config
 
@@ -129,11 +129,7 @@ def _bounds(constraints: Mapping[str, Any]) -> str:
 def _default(value: Any) -> str:
     if dataclasses.is_dataclass(value):
         return "{}"
-    if value is None:
-        return "-"
-    if isinstance(value, str):
-        return f'"{value}"'
-    return str(value).lower() if isinstance(value, bool) else repr(value)
+    return "-" if value is None else as_toml(value)
 
 
 def json_schema() -> dict[str, Any]:

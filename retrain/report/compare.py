@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,6 +9,7 @@ from itertools import chain, takewhile
 from typing import Any
 
 from retrain.config.digest import BESIDE_RESULTS
+from retrain.config.keys import as_toml
 from retrain.config.resolve import flatten
 from retrain.records.text import plain
 from retrain.report.gather import RunHistory
@@ -193,11 +193,7 @@ def _differences(sides: Sequence[Side]) -> tuple[KeyDifference, ...]:
 
 
 def _values(key: str, side: Sequence[Mapping[str, Any]]) -> list[str]:
-    values = (
-        json.dumps(tables[key], ensure_ascii=False, default=str) if key in tables else ABSENT
-        for tables in side
-    )
-    return list(dict.fromkeys(values))  # JSON looks as the values do in TOML
+    return list(dict.fromkeys(as_toml(tables[key]) if key in tables else ABSENT for tables in side))
 
 
 def deciding(tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
