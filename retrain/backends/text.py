@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from retrain.demonstrations import Demonstration
 from retrain.engines import Drawn, Ids
 from retrain.errors import ConfigError, NonFiniteError
-from retrain.rollouts import Group, Prompt, Rollout
+from retrain.rollouts import Group, Messages, Prompt, Rollout
 
 SPARE_TOKENS = 4  # checked beyond a stop string's bytes, because some tokens have no text
 
@@ -102,6 +102,11 @@ def as_written(vocabulary: Vocabulary, demonstration: Demonstration, tokens: Ids
     return Rollout(demonstration.prompt, text, tokens, np.zeros(len(tokens)), pieces, truncated=False)
 
 
+def messages_of(prompt: Prompt) -> Messages:
+    """Return a prompt's messages; a text is a user's."""
+    return prompt.messages or (("user", prompt.text),)
+
+
 class Text:
     """Encodes prompts and decodes completions with a model's transformers tokenizer."""
 
@@ -130,7 +135,7 @@ class Text:
             stop: strings that end a completion.
             known: number of tokens that the model has an embedding for.
         """
-        self._tokenizer, self._chat, self._system, self.stop = tokenizer, chat, system, stop
+        self._tokenizer, self.chat, self._system, self.stop = tokenizer, chat, system, stop
         self._template_kwargs = {**(template_kwargs or {}), "add_generation_prompt": True, "tokenize": False}
         self._named = f"{key}: the tokenizer of {model!r}"
         self._known = known
@@ -153,23 +158,22 @@ class Text:
 
     def encode(self, prompt: Prompt) -> Ids:
         """Return a prompt's token ids, ready to be followed by a completion; at least one."""
-        if self._chat:
-            # the template has already written the special tokens
-            ids = self._tokenizer(self._shown(prompt), add_special_tokens=False)["input_ids"]
+        if self.chat:
+            ids = self.tokens_of(self.shown(messages_of(prompt), f"prompt {prompt.id}"))
         elif prompt.messages:
             raise ConfigError(
                 f"prompt {prompt.id} is a conversation; set [backend.options].chat_template = true"
             )
         else:
-            ids = self._without_added_end(prompt.text)
+            ids = self._checked(self._without_added_end(prompt.text))
         if not ids:
             raise ConfigError(f"[data]: prompt {prompt.id} is {prompt.text!r}, which has no token")
-        return self._checked(ids)
+        return ids
 
     def written(self, demonstration: Demonstration) -> Rollout:
         """Return a written completion as a rollout that ends with the tokenizer's end token."""
-        ids = self._tokenizer(demonstration.completion, add_special_tokens=False)["input_ids"]
-        tokens = self._checked((*ids, int(self._tokenizer.eos_token_id or self.end_ids[0])))
+        end = int(self._tokenizer.eos_token_id or self.end_ids[0])
+        tokens = (*self.tokens_of(demonstration.completion), end)
         return as_written(self, demonstration, tokens)
 
     def is_stopped(self, tails: Sequence[Sequence[int]]) -> list[bool]:
@@ -185,8 +189,17 @@ class Text:
     def pieces(self, tokens: Ids) -> tuple[str, ...]:
         return tuple([self._pieces[t] if t in self._pieces else self._piece(t) for t in tokens])
 
-    def _shown(self, prompt: Prompt) -> str:
-        said = prompt.messages or (("user", prompt.text),)
+    @property
+    def template(self) -> str:
+        """The chat template's source."""
+        return str(self._tokenizer.chat_template or "")
+
+    def tokens_of(self, text: str) -> Ids:
+        """Return a text's token ids; special tokens are those that it spells out."""
+        return self._checked(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def shown(self, said: Messages, where: str = "a conversation") -> str:
+        """Return a conversation in the chat template, ready for the assistant's turn; errors name `where`."""
         if self._system and said[0][0] != "system":
             said = (("system", self._system), *said)
         messages = [{"role": role, "content": content} for role, content in said]
@@ -197,7 +210,7 @@ class Text:
                 "try it without system_prompt" if self._system else "set it to false, or fix the template"
             )
             raise ConfigError(
-                f"[backend.options].chat_template: the tokenizer's template fails on prompt {prompt.id} "
+                f"[backend.options].chat_template: the tokenizer's template fails on {where} "
                 f"({type(error).__name__}: {error}); {advice}"
             ) from error
 
@@ -209,7 +222,7 @@ class Text:
         return ids if plain and plain[-1] in self.end_ids else ids[:-1]
 
     def _checked(self, ids: Sequence[int]) -> Ids:
-        if self._known is not None and max(ids) >= self._known:
+        if self._known is not None and max(ids, default=0) >= self._known:
             raise ConfigError(
                 f"{self._named} gives token {max(ids)}, and the model knows {self._known}: "
                 "they do not belong together"

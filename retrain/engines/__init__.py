@@ -25,6 +25,12 @@ class Drawn:
     entropy: float  # mean nats of the tokens' distributions; NaN if unknown
     ended: bool  # with an end token or a stop string
 
+    def cut(self, limit: int) -> Drawn:
+        """Return its first tokens, at most `limit`."""
+        if len(self.tokens) <= limit:
+            return self
+        return Drawn(self.tokens[:limit], self.logprobs[:limit], self.entropy, ended=False)
+
 
 class RefusedError(ConfigError):
     """The server rejects the request, and a retry would not help."""

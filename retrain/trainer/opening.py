@@ -77,6 +77,8 @@ def _sampler(config: Config, backend: Backend, calls: EventLoopThread, opened: E
             f"[environment].environment: backend {config.backend.backend!r} samples single turns only; "
             "use another one, or implement `extend` of retrain.backends.Backend"
         )
+    if check := getattr(backend, "check_turns", None):
+        check()
     open_episode = registry.bound("environments", table.environment, table.options)
     registry.check_made("environments", table.environment, open_episode())
     episodes = Episodes(table, open_episode, TurnSampler(backend, calls, table.max_turn_tokens))

@@ -26,13 +26,14 @@ from retrain.backends.local.shared_weights import share
 from retrain.backends.local.sizes import micro_batch, read_sizes
 from retrain.backends.local.training import Learner
 from retrain.backends.local.trial import try_out
-from retrain.backends.text import Text, to_groups
+from retrain.backends.text import Text, check_finite, extended, to_groups
+from retrain.backends.turns import Turns
 from retrain.backends.work import ModelCosts
 from retrain.demonstrations import Demonstration
-from retrain.engines import Ids
+from retrain.engines import Drawn, Ids
 from retrain.errors import ConfigError
 from retrain.records.step_row import EngineUse
-from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
+from retrain.rollouts import Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
 
 MASTER_BYTES = 4  # the optimizer keeps float32 regardless of the weights' dtype
 TINY_PARAMETERS = 20_000_000  # below this size, waking a second thread costs more than it saves
@@ -65,6 +66,7 @@ class LocalBackend:
             stop=options.stop,
             known=len(policy.causal.get_input_embeddings().weight),
         )
+        self._turns, self._template_kwargs = Turns(self.text), options.chat_template_kwargs
         self.generator = torch.Generator(device).manual_seed(seed)
         self.optimizer = Optimizer(policy.trainable(), options.weight_decay)
         self._identity = _identity(spec, options, policy)
@@ -116,15 +118,36 @@ class LocalBackend:
             return []
         ids = [self._encode(prompt) for prompt in prompts]
         self._check_room((p.id, len(tokens)) for p, tokens in zip(prompts, ids, strict=True))
+        drawn, version = self._drawn(ids, sampling)
+        return to_groups(self.text, prompts, drawn, sampling.group_size, version)
+
+    def check_turns(self) -> None:
+        """Raise a ConfigError if the chat template does not let turns be appended."""
+        self._turns.check(self._template_kwargs)
+
+    def extend(self, turns: Sequence[NextTurn], sampling: Sampling) -> list[Rollout | None]:
+        """Sample another turn of each rollout that the context has room for."""
+        asked = [replace(t.rollout, given=(*t.rollout.given, self._turns.given(t))) for t in turns]
+        contexts = [(*self._encode(one.prompt), *one.placed()[0]) for one in asked]
+        fits = [number for number, ids in enumerate(contexts) if len(ids) < self.policy.context]
+        found: list[Rollout | None] = [None] * len(turns)
+        if fits:
+            most = max(turns[number].max_tokens for number in fits)
+            drawn, _ = self._drawn([contexts[n] for n in fits], replace(sampling, max_tokens=most))
+            check_finite(drawn)
+            for number, one in zip(fits, drawn, strict=True):
+                found[number] = extended(self.text, asked[number], one.cut(turns[number].max_tokens))
+        return found
+
+    def _drawn(self, contexts: Sequence[Ids], sampling: Sampling) -> tuple[list[Drawn], int]:
+        """Return the completions of each context, and the version of the policy that sampled them."""
         generator = self.generator
         if sampling.seed is not None:
             generator = torch.Generator(generator.device).manual_seed(sampling.seed)
         if self._engine is not None:  # any thread, also during an update
-            drawn, version = self._engine.complete(ids, sampling, generator)
-        else:
-            self._memory.begin_peak()
-            drawn, version = self.sampler.complete(ids, sampling, generator), self.optimizer.steps
-        return to_groups(self.text, prompts, drawn, sampling.group_size, version)
+            return self._engine.complete(contexts, sampling, generator)
+        self._memory.begin_peak()
+        return self.sampler.complete(contexts, sampling, generator), self.optimizer.steps
 
     def update(
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization

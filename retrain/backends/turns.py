@@ -1,0 +1,73 @@
+"""The tokens of what an environment said: rendered as the model's chat template does after a turn.
+
+Earlier tokens are never rendered again. The template is rendered with a mark in the place of the policy's
+turn, and what follows the mark is appended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import count, islice
+from typing import Any
+
+from retrain.backends.text import Text, messages_of
+from retrain.errors import ConfigError
+from retrain.rollouts import Given, Messages, NextTurn
+
+FIRST_MARK, MARKS = 58213, 100  # numbers, because every tokenizer has digits
+THOUGHT = "<think>\n5\n</think>\n\n"
+KEY = "[backend.options].chat_template"
+
+
+class Turns:
+    """Appends messages to rollouts of one model."""
+
+    def __init__(self, text: Text) -> None:
+        self._text = text
+
+    def given(self, turn: NextTurn) -> Given:
+        """Return the tokens to append: the end of the policy's turn if it has none, then the messages."""
+        text, said = self._text, turn.messages
+        place, shown = len(turn.rollout.tokens), "\n".join(content for _, content in said)
+        if not text.chat:
+            return Given(place, text.tokens_of(shown), shown)
+        tokens = text.tokens_of(self._after(messages_of(turn.rollout.prompt), said))
+        has_ended = turn.rollout.tokens[-1] in text.end_ids and tokens[0] in text.end_ids
+        return Given(place, tokens[1:] if has_ended else tokens, shown)
+
+    def check(self, template_kwargs: Mapping[str, Any]) -> None:
+        """Raise a ConfigError if the template would render earlier turns in another way."""
+        if not self._text.chat:
+            return
+        first: Messages = (("user", "1"),)
+        marks, asked = ("58211", "58212"), (("user", "2"),)
+        said = (*first, ("assistant", marks[0]), *asked, ("assistant", marks[1]), *asked)
+        after = self._after(first, asked)
+        parts = [self._text.shown(first), marks[0], after, marks[1], after]
+        whole = self._text.shown(said)
+        if whole != "".join(parts):
+            raise _refused("renders earlier turns of a conversation in another way")
+        if self._text.tokens_of(whole) != sum(map(self._text.tokens_of, parts), ()):
+            raise _refused("has no special token between turns, so tokens would span two of them")
+        thought = self._text.shown((*first, ("assistant", THOUGHT + marks[0]), *asked))
+        reasons = "<think>" in self._text.template and template_kwargs.get("enable_thinking") is not False
+        if reasons and THOUGHT.strip() not in thought:
+            raise _refused(
+                "drops the reasoning of earlier turns, which the policy would still read; "
+                "chat_template_kwargs = { enable_thinking = false } trains it without"
+            )
+
+    def _after(self, before: Messages, said: Messages) -> str:
+        """Return what the template shows after a turn of the assistant that answers `before`."""
+        for mark in map(str, islice(count(FIRST_MARK), MARKS)):
+            shown = self._text.shown((*before, ("assistant", mark), *said))
+            if shown.count(mark) == 1:
+                return shown.partition(mark)[2]
+        raise _refused("does not show the assistant's turns as they are")
+
+
+def _refused(what: str) -> ConfigError:
+    return ConfigError(
+        f"{KEY}: the tokenizer's template {what}, so turns cannot be appended token by token; "
+        "set it to false, or use another template"
+    )

@@ -1,0 +1,129 @@
+"""Turns of a chat model: earlier tokens stay as sampled, and the template frames the new message."""
+
+from __future__ import annotations
+
+import random
+import string
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from retrain.backends import Optimization, Sampling
+from retrain.backends.text import Text
+from retrain.backends.turns import Turns
+from retrain.errors import ConfigError
+from retrain.rollouts import NextTurn, Prompt, Rollout, TrainingSample
+from tests.extras.local_policies import loss_named, open_backend
+from tests.extras.tiny_models import save_tiny_model
+
+pytestmark = pytest.mark.extras
+SMOLLM2 = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    "<|im_end|>\n' }}{% endif %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+TRIMMED = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content | trim }}<|im_end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LAST_ONLY = "<|im_start|>{{ messages[-1].content }}<|im_end|><|im_start|>"
+NUMBERED = "{% for m in messages %}{{ loop.revindex }}{{ m.content }}<|im_end|>{% endfor %}"
+THOUGHTLESS = (
+    "{% for m in messages %}<|im_start|>{{ m.content.split('</think>')[-1] | trim }}<|im_end|>{% endfor %}"
+    "<|im_start|>{% if enable_thinking is defined and not enable_thinking %}<think>{% endif %}"
+)
+END, OTHER_END = "<|im_end|>", "<eos>"
+
+
+def tokenizer(template: str) -> PreTrainedTokenizerFast:
+    """One token per printable character, and those of a chat."""
+    special = ["<pad>", "<eos>", "<|im_start|>", END]
+    words = {word: number for number, word in enumerate([*special, *string.printable])}
+    made = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    made.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    made.decoder = decoders.Fuse()
+    fast = PreTrainedTokenizerFast(tokenizer_object=made, eos_token=END, pad_token="<pad>")
+    fast.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<eos>"]})
+    fast.chat_template = template
+    return fast
+
+
+def text_of(template: str, **options: object) -> Text:
+    made = tokenizer(template)
+    return Text(made, "m", chat=True, system="", ends=[made.convert_tokens_to_ids(OTHER_END)], **options)
+
+
+def said_after(text: Text, rollout: Rollout, observation: str) -> Rollout:
+    given = Turns(text).given(NextTurn(rollout, (("user", observation),), 9))
+    return replace(rollout, given=(*rollout.given, given))
+
+
+@pytest.mark.parametrize("template", [SMOLLM2, TRIMMED])
+def test_random_turns_are_never_tokenized_again(template: str) -> None:
+    text, made, choice = text_of(template), tokenizer(template), random.Random(0)
+    Turns(text).check({})
+    letters = made.convert_tokens_to_ids(list("ab <|im_start"))
+    for _ in range(100):
+        rollout = Rollout(Prompt(0, "2+3?", ""), "", (), np.zeros(0), (), truncated=False)
+        for turn in range(4):
+            before = rollout.placed()[0]
+            end = choice.choice([(), text.end_ids[:1], text.end_ids[1:]])
+            sampled = (*choice.choices(letters, k=choice.randrange(1, 6)), *end)
+            rollout = replace(rollout, tokens=rollout.tokens + sampled)
+            rollout = said_after(text, rollout, f"no {turn}")
+            after = rollout.placed()[0]
+            assert after[: len(before) + len(sampled)] == before + sampled
+            assert f"<|im_start|>user\nno {turn}<|im_end|>" in made.decode(rollout.given[-1].tokens)
+            assert made.decode(after).count("<|im_start|>assistant") == turn + 1
+
+
+def test_a_whole_turn_is_followed_by_what_the_template_would_show() -> None:
+    text, made = text_of(SMOLLM2), tokenizer(SMOLLM2)
+    prompt = Prompt(0, "2+3?", "")
+    tokens = tuple(made("six" + END, add_special_tokens=False)["input_ids"])
+    rollout = Rollout(prompt, "six", tokens, np.zeros(4), ("s", "i", "x", ""), truncated=False)
+    after = said_after(text, rollout, "no")
+    whole = text.shown((("user", "2+3?"), ("assistant", "six"), ("user", "no")))
+    assert text.encode(prompt) + after.placed()[0] == text.tokens_of(whole)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (LAST_ONLY, "does not show the assistant's turns as they are"),
+        (NUMBERED, "renders earlier turns of a conversation in another way"),
+        (THOUGHTLESS, "drops the reasoning of earlier turns"),
+    ],
+)
+def test_a_template_that_cannot_be_extended_is_refused(template: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Turns(text_of(template)).check({})
+
+
+def test_a_model_that_does_not_reason_may_have_a_template_that_drops_reasoning() -> None:
+    Turns(text_of(THOUGHTLESS)).check({"enable_thinking": False})
+
+
+def test_a_model_samples_turns_and_trains_on_its_own_tokens_only(tmp_path: Path) -> None:
+    backend = open_backend(save_tiny_model(tmp_path / "model", hidden=32, context=48))
+    turn = Sampling(group_size=1, max_tokens=4, temperature=1.0)
+    prompts = [Prompt(0, "7=", ""), Prompt(1, "12+30=", "")]
+    first = [group.rollouts[0] for group in backend.sample(prompts, turn)]
+    asked = [NextTurn(one, (("user", "no 3"),), limit) for one, limit in zip(first, (4, 2), strict=True)]
+    second = [rollout for rollout in backend.extend(asked, turn) if rollout is not None]
+    for before, after, limit in zip(first, second, (4, 2), strict=True):
+        assert after.tokens[: len(before.tokens)] == before.tokens
+        assert 0 < len(after.tokens) - len(before.tokens) <= limit
+        assert [given.text for given in after.given] == ["no 3"]
+    full = NextTurn(second[0], (("user", "x" * 60),), 4)
+    assert backend.extend([full], turn) == [None]
+    count = sum(len(one.tokens) for one in second)
+    samples = [TrainingSample(one, np.ones(len(one.tokens)), 1.0 / count) for one in second]
+    stats = backend.update(samples, loss_named("importance_sampling"), Optimization(lr=1e-3))
+    assert stats.loss == pytest.approx(-1.0, rel=1e-3)  # every ratio is 1
