@@ -9,7 +9,7 @@ speed drifts, so their errors do not cancel: P90 allows for a drift, judged by t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from retrain.plan.estimate.simulation import Simulation, quantile, widened
@@ -48,6 +48,9 @@ class Remaining:
 class Speed:
     """A run's pace, as if it were alone."""
 
+    run: str
+    condition: str
+    is_running: bool
     step_s: float  # over the second half of its steps
     steps: float  # behind it
     recent_s: tuple[float, ...]
@@ -72,47 +75,49 @@ def remaining(
     """
     active = sum(map(_is_running, rows))
     alive = Alive(map(_span, rows), max(workers, active)) if crowding != ALONE else Alive(())
-    speeds = {row.run_id: _speed(row.pace, alive, active, crowding) for row in rows if row.pace}
+    speeds = [_speed(row, row.pace, alive, active, crowding) for row in rows if row.pace]
     left = [row for row in rows if row.steps_left and (is_supervised or _is_running(row))]
     if not speeds or not any(map(_is_running, left)):
         return None
-    works, costs, counts = _work(rows, left, speeds)
-    startup_s = median(speed.startup_s for speed in speeds.values()) or 0.0
+    left.sort(key=_is_running, reverse=True)  # stable: launch order within each
+    known = _costs(speeds)
+    works = tuple(RunWork(_kind(row, known), row.steps_left, _is_running(row)) for row in left)
+    costs = {work.condition: StepCost(known[work.condition][0]) for work in works}
+    startup_s = median(speed.startup_s for speed in speeds) or 0.0
     launching = Launching(max(workers, active), stagger_s, startup_s, crowding=crowding)
-    recent = {run_id: speed.recent_s for run_id, speed in speeds.items() if len(speed.recent_s) > 1}
-    simulation = Simulation(Workload(tuple(works), costs, launching), Pilot(recent, counts), seed=0)
+    recent = {speed.run: speed.recent_s for speed in speeds if len(speed.recent_s) > 1}
+    pilot = Pilot(recent, {kind: round(known[kind][1]) for kind in costs})
+    simulation = Simulation(Workload(works, costs, launching), pilot, seed=0)
     times = simulation.sample(max(FEWEST_DRAWS, min(QUICK_DRAWS, QUICK_RUNS // len(left))))
-    running = [speeds[row.run_id] for row in rows if _is_running(row) and row.run_id in speeds]
     p50_s, p90_s = quantile(times, 0.5), quantile(times, 0.9)
-    return Remaining(p50_s, widened(p50_s, p90_s, drift(running, crowding.drift)))
+    return Remaining(p50_s, widened(p50_s, p90_s, drift(speeds, crowding.drift)))
 
 
 def drift(speeds: Sequence[Speed], guess: float) -> float:
     """Return the standard deviation of the pace to come, relative to that so far, which all runs share."""
-    steps = math.fsum(speed.steps for speed in speeds)
-    change = math.fsum(speed.steps * speed.change for speed in speeds) / steps if steps else 0.0
+    running = [speed for speed in speeds if speed.is_running]
+    steps = math.fsum(speed.steps for speed in running)
+    change = math.fsum(speed.steps * speed.change for speed in running) / steps if steps else 0.0
     square = min(abs(change), MOST_CHANGE) ** 2 / 2  # of two halves, each of which has drifted
     return math.sqrt((GUESS_WEIGHT * guess**2 + square) / (GUESS_WEIGHT + 1))
 
 
-def _work(
-    rows: Sequence[RunRow], left: Sequence[RunRow], speeds: dict[str, Speed]
-) -> tuple[list[RunWork], dict[str, StepCost], dict[str, int]]:
-    """Return what is left to do, the cost of a step of each kind, and the steps behind each cost."""
-    known = [(row.run_id, row.condition, speeds[row.run_id]) for row in rows if row.run_id in speeds]
-    most = {condition: speed.steps for _, condition, speed in sorted(known, key=lambda one: one[2].steps)}
-    told = {name for name, c, speed in known if speed.steps >= OWN_PACE_SHARE * most[c]}
-    means = _means((condition, speed) for name, condition, speed in known if name in told)
-    works, costs, counts = [], {}, {}
-    for row in sorted(left, key=_is_running, reverse=True):  # stable: launch order within each
-        condition = row.condition if row.condition in means else ""
-        key, (step_s, steps) = f"condition {condition}", means[condition]
-        speed = speeds[row.run_id] if row.run_id in told and _is_running(row) else None
-        if speed and speed.steps >= OWN_PACE_STEPS:
-            key, step_s, steps = f"run {row.run_id}", speed.step_s, speed.steps
-        costs[key], counts[key] = StepCost(step_s), round(steps)
-        works.append(RunWork(key, row.steps_left, _is_running(row)))
-    return works, costs, counts
+def _costs(speeds: Sequence[Speed]) -> dict[str, tuple[float, float]]:
+    """Return the mean step time, and the steps behind it, of runs, of conditions and (the key "") of all."""
+    most = {speed.condition: speed.steps for speed in sorted(speeds, key=lambda speed: speed.steps)}
+    sums: dict[str, tuple[float, float]] = {}
+    for speed in speeds:
+        if speed.steps < OWN_PACE_SHARE * most[speed.condition]:
+            continue
+        own = [f"run {speed.run}"] if speed.is_running and speed.steps >= OWN_PACE_STEPS else []
+        for key in (*own, f"condition {speed.condition}", ""):
+            seconds, steps = sums.get(key, (0.0, 0.0))
+            sums[key] = (seconds + speed.step_s * speed.steps, steps + speed.steps)
+    return {key: (seconds / steps, steps) for key, (seconds, steps) in sums.items()}
+
+
+def _kind(row: RunRow, known: Collection[str]) -> str:
+    return next(key for key in (f"run {row.run_id}", f"condition {row.condition}", "") if key in known)
 
 
 def _is_running(row: RunRow) -> bool:
@@ -127,30 +132,18 @@ def _span(row: RunRow) -> tuple[float, float]:
     return row.pace.since_s - (row.pace.startup_s or 0.0), max(end, row.pace.until_s)
 
 
-def _speed(pace: Pace, alive: Alive, active: int, crowding: Crowding) -> Speed:
+def _speed(row: RunRow, pace: Pace, alive: Alive, active: int, crowding: Crowding) -> Speed:
     def crowd(since_s: float | None, until_s: float | None) -> float:
         if since_s is None or until_s is None or crowding == ALONE:
             return crowding.of(max(1, active))
         return crowding.over(alive.between(since_s, until_s))
 
     whole = crowd(pace.since_s, pace.until_s)
-    step_s, steps, change = pace.step_s / whole, pace.late_steps or float(pace.steps), 0.0
-    if pace.late_steps and pace.late_s:
-        late_took_s = pace.late_steps * pace.late_s
-        early_s = max(0.0, pace.steps * pace.step_s - late_took_s) / max(1.0, pace.steps - pace.late_steps)
-        step_s, early_s = (
-            pace.late_s / crowd(pace.middle_s, pace.until_s),
-            early_s / crowd(pace.since_s, pace.middle_s),
-        )
-        change = math.log(step_s / early_s) if early_s else 0.0
-    return Speed(step_s, steps, pace.recent_s, pace.startup_s and pace.startup_s / whole, change)
-
-
-def _means(known: Iterable[tuple[str, Speed]]) -> dict[str, tuple[float, float]]:
-    """Return each condition's mean pace and the steps behind it; the key "" holds that of all runs."""
-    sums: dict[str, tuple[float, float]] = {}
-    for condition, speed in known:
-        for key in (condition, ""):
-            seconds, steps = sums.get(key, (0.0, 0.0))
-            sums[key] = (seconds + speed.step_s * speed.steps, steps + speed.steps)
-    return {key: (seconds / steps, steps) for key, (seconds, steps) in sums.items()}
+    step_s, steps, change = pace.step_s / whole, float(pace.steps), 0.0
+    if pace.late_s and pace.late_steps:
+        early_s = pace.steps * pace.step_s - pace.late_steps * pace.late_s
+        early_s /= max(1.0, pace.steps - pace.late_steps) * crowd(pace.since_s, pace.middle_s)
+        step_s, steps = pace.late_s / crowd(pace.middle_s, pace.until_s), pace.late_steps
+        change = math.log(step_s / early_s) if early_s > 0 else 0.0
+    startup_s = pace.startup_s and pace.startup_s / whole
+    return Speed(row.run_id, row.condition, _is_running(row), step_s, steps, pace.recent_s, startup_s, change)

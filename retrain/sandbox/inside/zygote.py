@@ -91,9 +91,7 @@ def run(
     mounted, listeners = told[: setup["mounts"]], told[setup["mounts"] :]
     watch = Watch(program, own, limits, wakers, listeners)
     in_time = not confined or watch.wait()
-    was_killed = not has_ended(program)  # by what follows
-    kill_group(program)
-    _, status, used = os.wait4(program, 0)
+    code, is_out_of_memory = end(program, limits["memory_bytes"])
     left = 0 if setup["mounts"] else end_children()  # a process namespace ends by itself
     is_full = watch.is_full() or any(map(has_no_room, mounted))
     remove(own)
@@ -101,15 +99,21 @@ def run(
         os.close(fd)
     if not confined:
         return {"fault": "a program could not be confined"}
-    code = os.waitstatus_to_exitcode(status)
     broke = faults(code, is_full=is_full, left=left)
-    memory = limits["memory_bytes"]
-    if confine.IS_LINUX and used.ru_maxrss << 10 > memory - min(UNTOUCHED_BYTES, memory // 4):
-        watch.told["memory"] += 1
-    if code == -signal.SIGKILL and not was_killed:  # by the kernel, for its memory
-        watch.told["memory"] += 1
+    watch.told["memory"] += is_out_of_memory
     over = [what for what in confine.OVER.values() if watch.told[what]]
     return {"code": code, "in_time": in_time, "broke": broke, "denied": watch.told["denied"], "over": over}
+
+
+def end(program: int, memory_bytes: int) -> tuple[int, bool]:
+    """End a program and its group; return its exit status, and whether it ran out of memory (Linux)."""
+    was_killed = not has_ended(program)  # by what follows, not by the kernel for its memory
+    kill_group(program)
+    _, status, used = os.wait4(program, 0)
+    code = os.waitstatus_to_exitcode(status)
+    touched = used.ru_maxrss << 10 if confine.IS_LINUX else 0
+    is_large = touched > memory_bytes - min(UNTOUCHED_BYTES, memory_bytes // 4)
+    return code, is_large or (code == -signal.SIGKILL and not was_killed)
 
 
 def has_ended(program: int) -> bool:
