@@ -92,7 +92,7 @@ def cells(line: Line) -> tuple[str, ...]:
     compared = not math.isnan(line.other)
     return (
         line.what,
-        f"{line.ours:.3g} {line.unit}".rstrip(),
+        "" if math.isnan(line.ours) else f"{line.ours:.3g} {line.unit}".rstrip(),
         f"{line.other:.3g} {line.unit}".rstrip() if compared else "",
         line.reference,
         f"{line.ratio:.3g}" if compared and not math.isnan(line.ratio) else "",

@@ -191,6 +191,8 @@ def against(
 
 def gpu(areas: list[dict[str, Any]]) -> Iterator[Line]:
     for area in areas:
+        if area["problem"]:
+            yield Line(f"{area['area']}: {area['problem']}", math.nan)
         for line in area["lines"]:
             facts = {key: value for key, value in line.items() if key != "verdict" and value is not None}
             yield Line(**{"ours": math.nan, **facts})

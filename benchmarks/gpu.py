@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -37,7 +36,7 @@ class Part:
     wants_nvml: bool = False
 
 
-PEAKS = Part("Peaks of the device", "peaks")
+PEAKS = Part("Model, and peaks of the device", "peaks")
 PARTS = (
     Part("Sampling and training", "phases"),
     Part("Out of memory", "out_of_memory"),
@@ -67,20 +66,12 @@ def main() -> None:
 
 
 def measure_all(options: argparse.Namespace, directory: Path) -> Iterator[Measured]:
-    """Measure the device's peaks, make the model, and iterate over what the parts measured."""
+    """Make the model, measure the device's peaks, and iterate over what the parts measured."""
     arguments = ["--device", options.device, "--size", "small" if options.small else options.size]
-    made = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{MODULE}", "model", *arguments, "--directory", str(directory)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if made.returncode:
-        sys.exit(f"the model could not be made: {made.stderr.strip().splitlines()[-1]}")
     arguments += ["--directory", str(directory), "--runs", *map(str, options.runs)]
     peaks = measured(PEAKS, arguments, options)
     yield peaks
-    arguments += ["--peaks", *(str(line.ours) for line in peaks.lines)] if peaks.lines else []
+    arguments += ["--peaks", *(str(line.ours) for line in peaks.lines[1:])] if peaks.lines else []
     for part in PARTS:
         if not options.parts or part.function in options.parts:
             yield measured(part, arguments, options)

@@ -56,13 +56,9 @@ def main() -> None:
     print(json.dumps([asdict(line) for line in PARTS[options.part](setup)]))
 
 
-def model(setup: Setup) -> Iterator[Line]:
-    """Make the model that the other parts use."""
-    yield Line("parameters", save_model(setup) / 1e9, "billion")
-
-
 def peaks(setup: Setup) -> Iterator[Line]:
-    """Measure a multiplication of matrices in the type that training uses, and a copy."""
+    """Make the model; measure a multiplication of matrices in the type that training uses, and a copy."""
+    yield Line("parameters", save_model(setup) / 1e9, "billion")
     n, device = setup.size.matrix, setup.device
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
@@ -194,7 +190,7 @@ def several_runs(setup: Setup) -> Iterator[Line]:
 
     alone = campaign(most, 1)
     yield Line(f"{most} runs, one after another", alone.wall_s, "s")
-    yield Line("their memory", alone.memory_mb, "MB")
+    yield Line("one run: memory", alone.memory_mb, "MB")
     for runs in setup.runs:
         if runs == 1:
             continue
@@ -268,7 +264,7 @@ def read(share: float | None) -> float:
     return math.nan if share is None else share
 
 
-PARTS = {part.__name__: part for part in (model, peaks, phases, out_of_memory, several_runs, load, nvml)}
+PARTS = {part.__name__: part for part in (peaks, phases, out_of_memory, several_runs, load, nvml)}
 
 if __name__ == "__main__":
     main()

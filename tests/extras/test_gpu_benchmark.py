@@ -8,10 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("peft")
-
 from benchmarks.gpu_model import SIZES, Setup, save_model
 from benchmarks.gpu_parts import phases
 
@@ -25,7 +21,7 @@ def test_every_part_measures_something_or_says_why_it_cannot() -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     areas = {area["area"]: area for area in json.loads(done.stdout)}
-    measured = ["Peaks of the device", "Out of memory", "Several runs"]
+    measured = ["Model, and peaks of the device", "Out of memory", "Several runs"]
     assert [area for area in areas if areas[area]["lines"]] == measured
     assert areas["NVML"]["problem"] == "not measured: needs an NVIDIA GPU"
     lines = {line["what"]: line for line in areas["Out of memory"]["lines"]}
