@@ -137,7 +137,8 @@ def _facts(explanation: Explanation) -> Iterator[tuple[str, str]]:
     if explanation.wall_time is not None:
         yield from _time(explanation.wall_time)
     else:
-        yield "wall time", "unknown; no earlier run has measured " + ", ".join(explanation.unknown)
+        unknown = ", ".join(explanation.unknown[:-1]), *explanation.unknown[-1:]
+        yield "wall time", "unknown; no earlier run has measured " + " or ".join(filter(None, unknown))
         yield "measure it with", explanation.pilot_command
 
 
