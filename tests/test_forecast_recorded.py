@@ -94,12 +94,12 @@ def recorded(number: int) -> Campaign:
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_sixty_steps_foretell_a_campaign_within_a_twentieth(number: int) -> None:
+def test_sixty_steps_foretell_a_campaign_to_a_sixteenth(number: int) -> None:
     campaign = recorded(number)
     known_s = max(run.steps_s[59] for run in campaign.runs if run.began_s < 10.0)
     found = campaign.left(known_s)
     assert known_s < 0.1 * campaign.took_s
-    assert known_s + found.p50_s == pytest.approx(campaign.took_s, rel=0.05)
+    assert known_s + found.p50_s == pytest.approx(campaign.took_s, rel=0.06)
     assert known_s + found.p90_s > campaign.took_s
 
 

@@ -84,6 +84,21 @@ def test_a_pause_before_a_resume_is_no_pace() -> None:
     assert pace.step_s == 2.0
 
 
+def test_a_resumed_run_goes_on_at_the_pace_since_then() -> None:
+    rows = [{"step": n, "attempt": 1, "timestamp": at(n), "step_time_s": 1.0} for n in range(1, 11)]
+    rows += [
+        {"step": n, "attempt": 2, "timestamp": at(9000 + 3 * n), "step_time_s": 3.0} for n in range(11, 60)
+    ]
+    rows[-1]["step_time_s"] = 30.0  # one that took long
+    pace = pace_of(MetricsEnds(rows[0], rows[-5:], rows[30]), ())
+    assert pace is not None
+    assert pace.late_s == 3.0
+    assert pace.late_steps == 28
+    found = remaining([_row("1", 100, pace, running=True)], workers=1)
+    assert found is not None
+    assert found.p50_s == pytest.approx(300, rel=0.1)
+
+
 @pytest.mark.parametrize("first", [{"mean_reward": 1}, {"step": "x", "attempt": 1, "timestamp": []}])
 def test_a_damaged_first_row_leaves_the_pace_of_the_last_ones(first: dict) -> None:
     last = [{"step": 9, "attempt": 1, "timestamp": at(0), "step_time_s": s} for s in (2.0, -5.0, 4.0)]

@@ -55,8 +55,8 @@ def pace_of(ends: MetricsEnds, attempts: Sequence[Attempt]) -> Pace | None:
 
 def _late(ends: MetricsEnds) -> tuple[float, float] | tuple[None, None]:
     """Return the mean step time since the middle, and when that was; None where they are not known."""
-    first, middle, last = ends.first, ends.middle, ends.last[-1]
-    if not (first and middle and first.get("attempt") == middle.get("attempt") == last.get("attempt")):
+    middle, last = ends.middle, ends.last[-1]
+    if middle is None or middle.get("attempt") != last.get("attempt"):
         return None, None
     took_s = seconds_between(middle.get("timestamp"), last.get("timestamp"))
     middle_s, steps = posix_s(middle.get("timestamp")), int(last["step"]) - int(middle["step"])
