@@ -139,6 +139,8 @@ class Sampling:
     max_tokens: int
     temperature: float
     seed: int | None = None
+    enough: int = 0  # groups that suffice, so that the slowest prompts may be left out; 0: all
+    due: int = 0  # so many of the first prompts must be among them
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +221,7 @@ class BackendInfo:
 
     parameters: int
     remote: bool = False  # calls an API and takes permits
+    spare_fraction: float = 0.0  # prompts beyond a batch that it is asked for, with `Sampling.enough`
     overlaps: bool = False  # `sample` may be called, even several times, while `update` is running
     deterministic: bool = False  # same seed and steps -> same bits, also after a resume
 

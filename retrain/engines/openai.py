@@ -15,15 +15,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
-
 from retrain.controllers.permits import OVERLOAD, WAITED_S, CallFacts
-from retrain.engines import Drawn, Ids, LostAdaptersError, RefusedError
+from retrain.engines import Drawn, LostAdaptersError, RefusedError
 from retrain.engines.calls import Calls
+from retrain.engines.completions import Row, Wanted
 from retrain.errors import ConfigError, InfrastructureError, RunFailedError
 from retrain.http_client import HEADER_VALUE, CallError, read_json
 
@@ -39,73 +38,6 @@ COMPLETIONS = "/v1/completions"
 METRICS_WAIT_S = 5.0
 ABORTED = "abort"  # reason of a completion that the server did not finish
 LONGEST_WHOLE = 64  # tokens of completions that are not streamed: parts of a few tokens cost more to read
-TOKENS_PER_EVENT = 32  # that vLLM may collect; one by one they take eight times the processor time to read
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Completions to sample in one call."""
-
-    prompts: Sequence[Ids]
-    count: int  # of each prompt
-    max_tokens: int
-    temperature: float
-    end_ids: Ids
-    stop: Sequence[str]
-    cut: Mapping[str, float]  # top_p, top_k and min_p, as far as they are set
-    seed: int
-    can_be_ended: bool = False  # by `end_calls`
-
-    def request(self, adapter: str, *, stream: bool) -> dict[str, Any]:
-        """Return the body of the request."""
-        return {
-            "model": adapter,
-            "lora_path": adapter,  # SGLang does not look up adapters by model name
-            "prompt": [list(ids) for ids in self.prompts],
-            "n": self.count,
-            "max_tokens": self.max_tokens,
-            "temperature": self.temperature,
-            "top_p": 1.0,
-            **self.cut,
-            "seed": self.seed,
-            "stop": list(self.stop),
-            "stop_token_ids": list(self.end_ids),
-            "logprobs": 1,
-            "return_token_ids": True,
-            "return_tokens_as_token_ids": True,
-            "skip_special_tokens": False,
-            **({"stream": True, "stream_interval": TOKENS_PER_EVENT} if stream else {}),
-        }
-
-
-@dataclass(slots=True, eq=False)
-class Row:
-    """A completion that a server is sampling."""
-
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    finish: str = ""  # why it ended; empty until then
-
-    def add(self, choice: Mapping[str, Any]) -> None:
-        """Append what a response says of it."""
-        if (shown := choice.get("logprobs")) is not None:
-            named = choice.get("token_ids") or [n.removeprefix("token_id:") for n in shown["tokens"]]
-            self.tokens += map(int, named)
-            self.logprobs += shown["token_logprobs"]
-        self.finish = choice.get("finish_reason") or self.finish
-
-    @property
-    def is_done(self) -> bool:
-        return bool(self.finish)
-
-    def drawn(self, end_ids: Ids) -> Drawn:
-        logprobs = np.array(self.logprobs, dtype=np.float64)
-        if len(self.tokens) != len(logprobs) or not self.tokens or not np.isfinite(logprobs).all():
-            raise ValueError(
-                f"{len(self.tokens)} tokens with {len(logprobs)} log-probabilities, not all finite"
-            )
-        ended = self.finish == "stop" or self.tokens[-1] in end_ids
-        return Drawn(tuple(self.tokens), logprobs, float("nan"), ended)
 
 
 class Engine:
@@ -164,10 +96,13 @@ class Engine:
         """Make the server ready to sample, if it sleeps."""
         self._post("/wake_up", {})
 
-    def complete(self, adapter: str, wanted: Wanted, observe: Callable[[Sequence[Row]], None]) -> list[Drawn]:
-        """Sample completions with these adapters in one call, prompt after prompt.
+    def complete(
+        self, adapter: str, wanted: Wanted, observe: Callable[[Sequence[Row]], None]
+    ) -> dict[int, list[Drawn]]:
+        """Sample completions with these adapters in one call; return them by the number of their prompt.
 
-        `observe` is told how far the rows are, whenever a part of the response has arrived.
+        `observe` is told how far the rows are, whenever a part of the response has arrived. If some prompts
+        are enough, the others are cancelled, or not asked for where the response comes as a whole.
 
         Raises:
             InfrastructureError: the server does not answer.
@@ -175,14 +110,26 @@ class Engine:
             RefusedError: the server refuses, or does not know the adapters.
             RunFailedError: the response does not match the request.
         """
+        enough = wanted.enough or len(wanted.prompts)
+        if not self._is_streamed(wanted):
+            wanted = replace(wanted, prompts=wanted.prompts[:enough])
         rows = self._persist(COMPLETIONS, partial(self._sample, adapter, wanted, observe))
-        if missing := sum(not row.is_done for row in rows):
+        done = wanted.finished(rows)
+        kept = sorted(sorted(done, key=lambda number: number >= wanted.due)[:enough])
+        if len(kept) < enough:
+            counted = sum(row.is_done for row in rows)
             asked = f"{len(wanted.prompts)} prompts x {wanted.count}"
-            raise RunFailedError(f"{self._url}: {len(rows) - missing} completions for {asked}")
+            raise RunFailedError(f"{self._url}: {counted} completions for {asked}")
         try:
-            return [row.drawn(wanted.end_ids) for row in rows]
+            return {
+                n: [row.drawn(wanted.end_ids) for row in rows[n * wanted.count : (n + 1) * wanted.count]]
+                for n in kept
+            }
         except (TypeError, ValueError) as error:
             raise self._mismatch(error) from error
+
+    def _is_streamed(self, wanted: Wanted) -> bool:
+        return self._streams and wanted.max_tokens > LONGEST_WHOLE
 
     def read_metrics(self) -> str:
         """Return what the server says of its load; empty if it does not."""
@@ -196,18 +143,20 @@ class Engine:
 
     def _sample(self, adapter: str, wanted: Wanted, observe: Callable[[Sequence[Row]], None]) -> list[Row]:
         """Make one attempt; rows that are not told of stay unfinished."""
-        request = wanted.request(adapter, stream=self._streams and wanted.max_tokens > LONGEST_WHOLE)
+        request = wanted.request(adapter, stream=self._is_streamed(wanted))
         rows = [Row() for _ in range(len(wanted.prompts) * wanted.count)]
         with contextlib.closing(
             self._calls.events(COMPLETIONS, request, can_be_ended=wanted.can_be_ended)
         ) as events:
             for text in events:
-                self._add(rows, read_json(text, self._calls.masked))
+                has_ended = self._add(rows, read_json(text, self._calls.masked))
                 observe(rows)
+                if has_ended and wanted.enough and wanted.suffices(rows):
+                    break  # the connection is closed, and the server drops the others
         return rows
 
-    def _add(self, rows: Sequence[Row], event: Any) -> None:
-        """Append what a response, or a part of one, says of rows."""
+    def _add(self, rows: Sequence[Row], event: Any) -> bool:
+        """Append what a response, or a part of one, says of rows; return whether one has ended."""
         try:
             if isinstance(told := event.get("error"), dict):  # in the middle of a stream
                 raise self._calls.refusal(json.dumps(told).encode(), int(told.get("code") or 0))
@@ -215,8 +164,10 @@ class Engine:
                 rows[choice["index"]].add(choice)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise self._mismatch(error) from error
-        if any(choice.get("finish_reason") == ABORTED for choice in event["choices"]):
+        reasons = {choice.get("finish_reason") for choice in event["choices"]}
+        if ABORTED in reasons:
             raise CallError("the server gave up a completion")
+        return reasons != {None}
 
     def _mismatch(self, error: Exception) -> RunFailedError:
         return RunFailedError(

@@ -224,9 +224,10 @@ class Trainer:
     def _is_due(every: int, done: int) -> bool:
         return every > 0 and done % every == 0
 
-    def _sample_to_train(self, prompts: Sequence[Prompt]) -> list[Group]:
-        training = self._training
-        return self.sample(prompts, Sampling(training.group_size, training.max_tokens, training.temperature))
+    def _sample_to_train(self, prompts: Sequence[Prompt], enough: int = 0, due: int = 0) -> list[Group]:
+        table = self._training
+        how = Sampling(table.group_size, table.max_tokens, table.temperature, enough=enough, due=due)
+        return self.sample(prompts, how)
 
     def _wait_for_machine(self) -> ThrottleState | None:
         """Return what the machine's load allows; wait, between two steps, while it allows nothing."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -13,6 +15,7 @@ import numpy as np
 from retrain.backends import BackendInfo
 from retrain.config.flow import FlowSettings, flow_settings
 from retrain.config.schema import Config
+from retrain.environments import SINGLE_TURN
 from retrain.errors import BackendMemoryError, InterruptedRunError
 from retrain.pipeline.rollout_pipeline import RolloutPipeline
 from retrain.records.step_row import PipelineStats
@@ -20,7 +23,7 @@ from retrain.rollouts import Group, Prompt
 from retrain.tasks import Task
 
 T = TypeVar("T")
-Sampler = Callable[[Sequence[Prompt]], list[Group]]
+Sampler = Callable[..., list[Group]]  # of prompts; `enough` and `due` as in `retrain.backends.Sampling`
 
 
 class PromptStream(Generic[T]):
@@ -52,6 +55,11 @@ class PromptStream(Generic[T]):
         """Queue prompts to be taken again before any others."""
         self._again = sorted({*self._again, *positions})
 
+    @property
+    def due(self) -> int:
+        """How many positions were put back, which are taken before any others."""
+        return len(self._again)
+
     def at(self, position: int) -> T:
         epoch, number = divmod(position, len(self._prompts))
         if epoch != self._epoch:
@@ -72,21 +80,38 @@ class PromptStream(Generic[T]):
 class Source:
     """Samples when asked: the synchronous loop. `AsyncSource` samples while the trainer trains."""
 
-    def __init__(self, prompts: PromptStream[Prompt], sample: Sampler) -> None:
+    def __init__(self, prompts: PromptStream[Prompt], sample: Sampler, spare_fraction: float = 0.0) -> None:
+        """`spare_fraction` of prompts beyond a step's are sampled, and the slowest left to the next step."""
         self._prompts = prompts
         self._sample = sample
+        self._spare_fraction = spare_fraction
         self._before = prompts.state_dict()
 
     def next_groups(self, count: int, at_a_time: int, version: int) -> list[Group]:
         """Return `count` groups for the policy after `version` steps, sampled `at_a_time` prompts at once."""
         self._before = self._prompts.state_dict()
-        prompts = self._prompts.take(count)
-        chunks = [prompts[start : start + at_a_time] for start in range(0, count, at_a_time)]
         try:
+            if at_a_time >= count and (spare := math.ceil(count * self._spare_fraction)):
+                return self._first_groups(count, spare)
+            prompts = self._prompts.take(count)
+            chunks = [prompts[start : start + at_a_time] for start in range(0, count, at_a_time)]
             return [group for chunk in chunks for group in self._sample(chunk)]
         except InterruptedRunError:
             self.put_back()
             raise
+
+    def _first_groups(self, count: int, spare: int) -> list[Group]:
+        """Return the groups that are sampled first; the other prompts are due in the next step."""
+        due = min(count, self._prompts.due)
+        positions = self._prompts.take_positions(count + spare)
+        groups = self._sample([self._prompts.at(p) for p in positions], enough=count, due=due)[:count]
+        done = deque(groups)  # in the prompts' order
+        for position in positions:
+            if done and done[0].prompt is self._prompts.at(position):
+                done.popleft()
+            else:
+                self._prompts.put_back([position])
+        return groups
 
     def updating(self, version: int) -> AbstractContextManager[object]:
         """Return a context in which the policy is updated to this version."""
@@ -241,7 +266,8 @@ def open_source(config: Config, info: BackendInfo, task: Task, sample: Sampler) 
     prompts = PromptStream(task.train, config.training.seed)
     settings = flow_settings(config)
     if settings is None:
-        return Source(prompts, sample)
+        is_single = config.environment.environment == SINGLE_TURN
+        return Source(prompts, sample, info.spare_fraction if is_single else 0.0)
     workers, seed = config.rate_limiter.workers, config.training.seed
     overlaps = info.remote or info.overlaps
     return AsyncSource(prompts, sample, settings, workers=workers, seed=seed, overlaps=overlaps)

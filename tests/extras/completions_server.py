@@ -44,6 +44,8 @@ class CompletionsServer(ThreadingHTTPServer):
         self.moved_to = ""  # answered with a redirection there
         # whether the stream for a request waits after its first event
         self.is_held: Callable[[dict[str, Any]], bool] = lambda body: False
+        # whether a request's completion of this number is never told of, until the client is gone
+        self.is_slow: Callable[[dict[str, Any], int], bool] = lambda body, index: False
         self.running = 0  # streams that are not over, and whose client is still there
         self.is_asleep = False
         self.calls_log = ""  # file that gets the path of each call
@@ -186,17 +188,26 @@ class Handler(BaseHTTPRequestHandler):
                 self.server.broken_streams - 1,
             )
         try:
-            for event in content.split(b"\n\n")[: 1 if is_broken else -1]:
+            all_of_them = content.split(b"\n\n")
+            told = [event for event in all_of_them if not self.is_slow(body, event)]
+            for event in told[: 1 if is_broken else -1]:
                 self.wfile.write(b"%x\r\n%s\n\n\r\n" % (len(event) + 2, event))
                 while self.server.is_held(body) and not self.is_left(0.01):
                     pass
                 if self.is_left():
                     return
+            while len(told) < len(all_of_them) and not self.is_left(0.01):
+                pass
             if not is_broken:
                 self.wfile.write(b"0\r\n\r\n")
         finally:
             with self.server.lock:
                 self.server.running -= 1
+
+    def is_slow(self, body: dict[str, Any], event: bytes) -> bool:
+        if not event.startswith(b"data: {"):
+            return event.startswith(b"data: [DONE]") and self.server.is_slow(body, 0)
+        return self.server.is_slow(body, json.loads(event[6:])["choices"][0]["index"])
 
     def is_left(self, wait_s: float = 0.0) -> bool:
         """Whether the client has closed the connection."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -122,13 +123,15 @@ def test_a_run_that_leaves_frees_its_places_on_the_server_and_measures_to_the_en
     backend.close()
 
 
-def run_on(server: CompletionsServer, model: str, directory: Path, **more: object) -> RunFiles:
+def run_on(
+    server: CompletionsServer, model: str, directory: Path, engine_spare: float = 0.0, **more: object
+) -> RunFiles:
     training = {"seed": 0, "max_steps": 4, "batch_size": 2, "group_size": 2, "max_tokens": LONG}
     raw = {
         "model": {"model": model, "lora_rank": 4},
         "training": training,
         "data": {"task": "addition", "options": {"digits": 1}},
-        "backend": {"backend": "local", "options": options_for(server)},
+        "backend": {"backend": "local", "options": options_for(server, engine_spare=engine_spare)},
         **more,
     }
     return make_run(directory, raw)
@@ -160,6 +163,23 @@ def test_the_load_of_the_server_is_in_the_rows(server, model, tmp_path):
     assert worker.run(files.directory, threading.Event()) == 0
     first = read_metrics(files.directory)[0]
     assert (first["engine_running"], first["engine_waiting"], first["engine_kv_fraction"]) == (1, 2, 0.25)
+
+
+def test_the_slowest_prompts_are_cancelled_and_due_in_the_next_step(server, model, tmp_path):
+    files = run_on(server, model, tmp_path / "run", engine_spare=0.5)
+
+    def is_slow(body: dict[str, Any], index: int) -> bool:
+        """The first prompt of the first step never ends; in the second step it is waited for."""
+        first = prompts_of(server)[0]
+        return body["prompt"] == first and index < 2
+
+    server.is_slow = is_slow
+    assert worker.run(files.directory, threading.Event()) == 0
+    seen = prompts_of(server)[:4]  # then held-out prompts
+    assert [len(prompts) for prompts in seen] == [3] * 4
+    assert seen[1][0] == seen[0][0]
+    assert [row["batch_size"] for row in read_metrics(files.directory)] == [2] * 4
+    wait_until(lambda: server.running == 0)
 
 
 def test_a_killed_worker_frees_its_places_on_the_server(server, model, tmp_path):

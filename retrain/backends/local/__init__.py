@@ -115,6 +115,9 @@ class LocalOptions:
         lambda value: value == "auto" or (is_number(value) and 0 < value <= MOST_GB),
         f"'auto' or a number of GB up to {MOST_GB}",
     )  # for vLLM on a GPU, or for its cache on the CPU; auto: what the trainers are estimated to leave
+    engine_spare: float = number(
+        0.0, 0, 4
+    )  # ask a server for this fraction of prompts beyond a step's, and leave the slowest to the next step
     engine_sleep: bool = False  # vLLM frees the GPU's memory while a run updates; all runs on it take turns
     engine_timeout_s: float = number(
         600.0, 0.1, 86400, "seconds from 0.1 to 86400"

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -28,12 +29,14 @@ from retrain.backends.local.loading import Cut, Policy
 from retrain.backends.local.progress import Progress
 from retrain.backends.local.training import evaluate, lay_out
 from retrain.engines import Drawn, Ids, LostAdaptersError
-from retrain.engines.openai import Engine, Wanted
+from retrain.engines.completions import Wanted
+from retrain.engines.openai import Engine
 from retrain.engines.shared_server import RESTARTING, STARTING, ServerState, SharedServer
 from retrain.engines.turns import Turns
 from retrain.engines.vllm import START_S, vllm_server
 from retrain.errors import InfrastructureError, InterruptedRunError, RunFailedError
 
+T = TypeVar("T")
 MOST_KEPT = 0.95  # fraction of the server's tokens that our own cut keeps as well, at least
 CRASHES = 3  # of a server of ours, that one call survives
 
@@ -95,8 +98,8 @@ class EngineSampler:
 
     def complete(
         self, prompts: Sequence[Ids], sampling: Sampling, generator: torch.Generator
-    ) -> tuple[list[Drawn], int]:
-        """Return each prompt's group, prompt after prompt, and the policy's version."""
+    ) -> tuple[dict[int, list[Drawn]], int]:
+        """Return groups by the number of their prompt, and the policy's version."""
         room = self._policy.context - max(map(len, prompts))
         seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
         wanted = Wanted(
@@ -109,15 +112,18 @@ class EngineSampler:
             cut={} if self._cut is None else {k: v for k, v in asdict(self._cut).items() if v},
             seed=seed,
             can_be_ended=sampling.seed is None,  # evaluation goes on to the end of its step
+            enough=sampling.enough,
+            due=sampling.due,
         )
         with self._turns.sampling(), self._progress.call() as tell:
-            served, drawn = self._ask(partial(Engine.complete, wanted=wanted, observe=tell))
+            served, groups = self._ask(partial(Engine.complete, wanted=wanted, observe=tell))
+        drawn = [one for group in groups.values() for one in group]
         self._check_known(drawn)
         if not served.is_checked and sampling.temperature > 0:
-            rows = [prompt for prompt in prompts for _ in range(sampling.group_size)]
+            rows = [prompts[number] for number, group in groups.items() for _ in group]
             self._check(served.snapshot, rows, drawn, sampling.temperature, generator.device)
             served.is_checked = True
-        return drawn, served.snapshot.version
+        return groups, served.snapshot.version
 
     @contextmanager
     def making_room(self) -> Iterator[None]:
@@ -162,7 +168,7 @@ class EngineSampler:
         verb = state.state if state.state in (STARTING, RESTARTING) else "waiting for"
         self._spec.observe(StartProgress(f"{verb} vLLM", waited_s))
 
-    def _ask(self, ask: Callable[[Engine, str], list[Drawn]]) -> tuple[Served, list[Drawn]]:
+    def _ask(self, ask: Callable[[Engine, str], T]) -> tuple[Served, T]:
         """Make a call with the adapters published last, which stay loaded until it is answered.
 
         A server that was restarted has lost the adapters. One that is ours to start is waited for.

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,7 @@ class LocalBackend:
         self.info = BackendInfo(
             parameters=parameters,
             remote=options.engine != "torch",
+            spare_fraction=options.engine_spare,
             deterministic=device.type == "cpu" and options.engine == "torch",
         )
         self.costs = _costs(policy, options)
@@ -118,8 +120,9 @@ class LocalBackend:
             return []
         ids = [self._encode(prompt) for prompt in prompts]
         self._check_room((p.id, len(tokens)) for p, tokens in zip(prompts, ids, strict=True))
-        drawn, version = self._drawn(ids, sampling)
-        return to_groups(self.text, prompts, drawn, sampling.group_size, version)
+        groups, version = self._drawn(ids, sampling)
+        drawn = [*chain.from_iterable(groups.values())]
+        return to_groups(self.text, [prompts[n] for n in groups], drawn, sampling.group_size, version)
 
     def check_turns(self) -> None:
         """Raise a ConfigError if the chat template does not let turns be appended."""
@@ -133,21 +136,24 @@ class LocalBackend:
         found: list[Rollout | None] = [None] * len(turns)
         if fits:
             most = max(turns[number].max_tokens for number in fits)
-            drawn, _ = self._drawn([contexts[n] for n in fits], replace(sampling, max_tokens=most))
+            groups, _ = self._drawn([contexts[n] for n in fits], replace(sampling, max_tokens=most))
+            drawn = [*chain.from_iterable(groups.values())]
             check_finite(drawn)
             for number, one in zip(fits, drawn, strict=True):
                 found[number] = extended(self.text, asked[number], one.cut(turns[number].max_tokens))
         return found
 
-    def _drawn(self, contexts: Sequence[Ids], sampling: Sampling) -> tuple[list[Drawn], int]:
-        """Return the completions of each context, and the version of the policy that sampled them."""
+    def _drawn(self, contexts: Sequence[Ids], sampling: Sampling) -> tuple[dict[int, list[Drawn]], int]:
+        """Return completions by the number of their context, and the version of their policy."""
         generator = self.generator
         if sampling.seed is not None:
             generator = torch.Generator(generator.device).manual_seed(sampling.seed)
         if self._engine is not None:  # any thread, also during an update
             return self._engine.complete(contexts, sampling, generator)
         self._memory.begin_peak()
-        return self.sampler.complete(contexts, sampling, generator), self.optimizer.steps
+        drawn, size = self.sampler.complete(contexts, sampling, generator), sampling.group_size
+        groups = {n: drawn[n * size : (n + 1) * size] for n in range(len(contexts))}
+        return groups, self.optimizer.steps
 
     def update(
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
