@@ -56,17 +56,7 @@ class LocalBackend:
         if _may_share(options, device) and parameters >= TINY_PARAMETERS:
             self._shared = share(policy.causal)
         windows = try_out(spec.model, policy, device)
-        listed = getattr(policy.causal.generation_config, "eos_token_id", None)
-        self.text = Text(
-            tokenizer,
-            spec.model,
-            chat=options.chat_template,
-            system=options.system_prompt,
-            template_kwargs=options.chat_template_kwargs,
-            ends=listed if isinstance(listed, list) else [listed],
-            stop=options.stop,
-            known=len(policy.causal.get_input_embeddings().weight),
-        )
+        self.text = _text(tokenizer, spec, options, policy)
         self._turns, self._template_kwargs = Turns(self.text), options.chat_template_kwargs
         self.generator = torch.Generator(device).manual_seed(seed)
         self.optimizer = Optimizer(policy.trainable(), options.weight_decay)
@@ -235,6 +225,20 @@ def _may_share(options: LocalOptions, device: torch.device) -> bool:
     """Whether frozen weights can be a file that several processes map: not if they are quantized."""
     plain = options.quantization == DEFAULTS.quantization
     return options.share_weights and options.lora and plain and device.type == "cpu"
+
+
+def _text(tokenizer: Any, spec: BackendSpec, options: LocalOptions, policy: Policy) -> Text:
+    listed = getattr(policy.causal.generation_config, "eos_token_id", None)
+    return Text(
+        tokenizer,
+        spec.model,
+        chat=options.chat_template,
+        system=options.system_prompt,
+        template_kwargs=options.chat_template_kwargs,
+        ends=listed if isinstance(listed, list) else [listed],
+        stop=options.stop,
+        known=len(policy.causal.get_input_embeddings().weight),
+    )
 
 
 def _identity(spec: BackendSpec, options: LocalOptions, policy: Policy) -> Mapping[str, Any]:
