@@ -200,6 +200,27 @@ def test_status_imports_only_what_it_uses(retrain: Call, campaign_file: Path) ->
     assert len(of_retrain(found)) <= 55
 
 
+def test_numbers_are_read_without_pydantic(retrain: Call, campaign_file: Path) -> None:
+    retrain("run", campaign_file, "--set", "campaign.launcher=inline")
+    run = next((campaign_file.parent / "logs").glob("*/runs/*"))
+    for words in (["logs", str(run), "-n", "3"], ["samples", str(run), "--count", "1"]):
+        assert not imported(words, campaign_file.parent) & {"pydantic", "pydantic_core"}
+
+
+@pytest.mark.parametrize(
+    ("words", "needs"),
+    [
+        (["samples", ".", "--count", "x"], "got 'x'; needs a whole number of at least 1"),
+        (["calibrate", "c.toml", "--seeds", "17"], "needs a whole number of at least 1 and at most 16"),
+        (["squeeze", ".", "--keep", "nan"], "got 'nan'; needs a number of at least 0 and at most 1"),
+    ],
+)
+def test_a_wrong_number_is_refused_with_what_it_needs(retrain: Call, words: list[str], needs: str) -> None:
+    answer = retrain(*words)
+    assert answer.returncode == 2
+    assert needs in " ".join(answer.stderr.replace("│", " ").split())
+
+
 @pytest.mark.parametrize("more", [[], ["--set", "backend.options.api_latency_s=0.1"]])
 def test_explain_imports_only_what_it_uses(campaign_file: Path, more: list[str]) -> None:
     found = imported(["explain", campaign_file.name, *more], campaign_file.parent)

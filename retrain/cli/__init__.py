@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -39,9 +40,12 @@ CONVERSIONS: Mapping[Any, Callable[[Any], Any]] = {
     Path: Path,
     str: str,
     bool: bool,
+    int: int,
+    float: float,
     list[str]: tuple,
     list[Path]: lambda values: tuple(map(Path, values)),
 }
+NUMBERS: Mapping[Any, str] = {int: "a whole number", float: "a number"}
 HELP = {"help_option_names": ["-h", "--help"]}
 
 
@@ -82,19 +86,32 @@ def _build(name: str) -> Any:
 
 def _convert_plainly(param: Any) -> Any:
     """Convert plain values without pydantic, whose import takes newer typers 80 ms."""
-    annotation = getattr(getattr(param, "type_descriptor", None), "annotation", None)
-    if annotation in CONVERSIONS:
-        param.get_runtime_param = lambda: _Conversion(CONVERSIONS[annotation])
+    descriptor = getattr(param, "type_descriptor", None)
+    if getattr(descriptor, "annotation", None) in CONVERSIONS:
+        param.get_runtime_param = lambda: _Conversion(descriptor)
     return param
 
 
 @dataclass(frozen=True, slots=True)
 class _Conversion:
-    convert: Callable[[Any], Any]
+    descriptor: Any  # typer's
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        del param, ctx
-        return None if value is None else self.convert(value)
+        if value is None:
+            return None
+        kind, limits = self.descriptor.annotation, self.descriptor.parameter_info
+        bounds = {"at least": limits.min, "at most": limits.max}
+        with suppress(ValueError):
+            found = CONVERSIONS[kind](value)
+            if kind not in NUMBERS or _lies_within(found, *bounds.values()):
+                return found
+        given = " and ".join(f"{words} {limit:g}" for words, limit in bounds.items() if limit is not None)
+        needs = f"needs {NUMBERS[kind]}{' of ' * bool(given)}{given}"
+        raise typer.BadParameter(f"got {value!r}; {needs}", ctx=ctx, param=param)
+
+
+def _lies_within(number: float, least: float | None, most: float | None) -> bool:
+    return (least is None or number >= least) and (most is None or number <= most)
 
 
 app = typer.Typer(
