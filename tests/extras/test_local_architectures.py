@@ -9,9 +9,12 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    BloomConfig,
     CohereConfig,
     Gemma2Config,
     GPT2Config,
+    GPTJConfig,
+    GPTNeoConfig,
     GPTNeoXConfig,
     GraniteConfig,
     LlamaConfig,
@@ -48,6 +51,30 @@ SHAPE = {
     "pad_token_id": 0,
 }
 GQA = {**SHAPE, "num_key_value_heads": 2}
+OLD = {"vocab_size": 40, "hidden_size": 32, "eos_token_id": 1, "initializer_range": 0.1}
+OWN_ATTENTION: dict[str, PretrainedConfig] = {
+    "local attention": GPTNeoConfig(
+        **OLD,
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global", "local"], 1]],
+        window_size=6,
+        max_position_embeddings=64,
+        bos_token_id=None,
+    ),
+    "biases by distance": BloomConfig(**OLD, n_layer=2, n_head=4, bos_token_id=None),
+    "rotary": GPTJConfig(
+        vocab_size=40,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_positions=64,
+        rotary_dim=4,
+        eos_token_id=1,
+        bos_token_id=None,
+        initializer_range=0.1,
+    ),
+}
 CONFIGS: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**GQA),
     "dropout and joined projections": GPT2Config(
@@ -87,6 +114,18 @@ def test_a_model_samples_and_learns_whatever_its_shape(name: str, tmp_path: Path
     stats = backend.update(samples, loss_named("ppo"), Optimization(lr=1e-3, temperature=0.8))
     assert stats.clip_fraction == 0.0  # the trainer sees the sampler's log-probabilities
     assert stats.grad_norm > 0
+
+
+@pytest.mark.parametrize("name", OWN_ATTENTION)
+def test_rows_join_a_model_that_computes_attention_by_itself(name: str, tmp_path: Path) -> None:
+    save(OWN_ATTENTION[name], tmp_path)
+    backend = open_backend(tmp_path, tokens_per_sampling_batch=90)
+    assert backend.sampler.windows is not None
+    assert backend.sampler.windows.is_whole
+    stir(backend)
+    samples = as_samples(draw(backend, group_size=6, max_tokens=30))
+    for sample, logps in zip(samples, plain_logprobs(backend, samples, 0.8), strict=True):
+        assert np.allclose(chosen(logps, sample).detach(), sample.rollout.logprobs, atol=1e-4)
 
 
 def test_experts_that_a_token_is_not_sent_to_cost_no_arithmetic(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -27,17 +28,25 @@ SPREAD, SLACK = 1.25, 32  # cohorts are merged if the wider one's rows are at mo
 PREFILL_TOKENS = 16384  # prompts run together, including padding
 
 
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """How a model attends to its cache."""
+
+    of_layers: tuple[int, ...]  # most tokens that each layer attends to
+    is_whole: bool = False  # it computes attention by itself, for all rows at once, padded to the longest
+
+
 class Cohorts:
     """The rows that a policy is sampling, in the order of the batch; implements the sampler's cache."""
 
-    def __init__(self, policy: Policy, windows: Sequence[int], device: torch.device) -> None:
+    def __init__(self, policy: Policy, windows: Windows, device: torch.device) -> None:
         self._policy = policy
         self._config = policy.causal.config.get_text_config()
         self._device = device
         self._cohorts: list[Cohort] = []
         self._prefixes: dict[Ids, Prefix] = {}
         self._windows = windows
-        self._layers = _layers(self._cohorts, len(windows), self._config)
+        self._layers = _layers(self._cohorts, windows, self._config)
 
     @property
     def rows(self) -> list[Row]:
@@ -64,9 +73,9 @@ class Cohorts:
             return []
         sequences = [row.ids for row in rows]
         fresh = [ids for ids in dict.fromkeys(sequences) if ids not in self._prefixes]
-        self._prefixes |= prefill(self._policy, fresh, self._device, self._windows)
+        self._prefixes |= prefill(self._policy, fresh, self._device, self._windows.of_layers)
         prefixes = [self._prefixes[ids] for ids in sequences]
-        self._cohorts.append(Cohort(rows, prefixes, self._windows))
+        self._cohorts.append(Cohort(rows, prefixes, self._windows.of_layers))
         self._prefixes = {ids: _apart(p) for ids, p in self._prefixes.items() if ids == following}
         self._merge()
         return [len(ids) for ids in fresh]
@@ -74,7 +83,7 @@ class Cohorts:
     def _merge(self) -> None:
         self._cohorts.sort(key=lambda cohort: cohort.width)
         for narrow, wide in pairwise(self._cohorts):
-            if wide.width <= SPREAD * narrow.width + SLACK:
+            if self._windows.is_whole or wide.width <= SPREAD * narrow.width + SLACK:
                 larger, smaller = (narrow, wide) if len(narrow.rows) > len(wide.rows) else (wide, narrow)
                 larger.absorb(smaller)
                 self._cohorts.remove(smaller)
@@ -97,9 +106,12 @@ class Cohorts:
         for cohort in self._cohorts:
             cohort.begin()
         positions = torch.cat([cohort.end - cohort.start for cohort in self._cohorts])
-        with _attending(self._config):
+        whole = self._windows.is_whole
+        mask = self._cohorts[0].mask if whole else None
+        with nullcontext() if whole else _attending(self._config):
             output = self._policy.body(
                 input_ids=tokens[:, None],
+                attention_mask=None if mask is None else mask[:, 0, 0].long(),
                 position_ids=positions[:, None],
                 past_key_values=self._layers,
                 use_cache=True,
@@ -137,14 +149,14 @@ def _apart(prefix: Prefix) -> Prefix:
     return Prefix(prefix.ids, [(k.clone(), v.clone()) for k, v in prefix.layers], prefix.hidden.clone())
 
 
-def cells_of(windows: Sequence[int] | None, length: int) -> int:
+def cells_of(windows: Windows | None, length: int) -> int:
     """Return how many tokens of a cache in all layers a row of this length takes."""
-    if windows is None or length <= min(windows):
+    if windows is None or length <= min(windows.of_layers):
         return length
-    return -(-sum(min(length, window) for window in windows) // len(windows))
+    return -(-sum(min(length, window) for window in windows.of_layers) // len(windows.of_layers))
 
 
-def windows_of(policy: Policy) -> list[int] | None:
+def windows_of(policy: Policy) -> Windows | None:
     """Return each layer's attention window, or None if its cache or attention is of another kind."""
     config = policy.causal.config.get_text_config()
     kinds = getattr(config, "layer_types", None) or []
@@ -153,25 +165,27 @@ def windows_of(policy: Policy) -> list[int] | None:
     layers = DynamicCache(config=config).layers
     if not layers or any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers):
         return None
-    return [getattr(layer, "sliding_window", sys.maxsize) for layer in layers]
+    return Windows(tuple(getattr(layer, "sliding_window", sys.maxsize) for layer in layers))
 
 
 class _Layer(DynamicLayer):  # type: ignore[misc]  # Any if type-checked without transformers
     """One layer's cache, as transformers sees it: writes states and passes on where they are."""
 
-    def __init__(self, cohorts: list[Cohort], number: int, kind: str) -> None:
+    def __init__(self, cohorts: list[Cohort], number: int, kind: str, is_whole: bool) -> None:
         super().__init__()
-        self._cohorts, self._number, self._kind = cohorts, number, kind
+        self._cohorts, self._number, self._kind, self._is_whole = cohorts, number, kind, is_whole
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the states; return them, to be handed to `attend`."""
+        """Write the states; return them for `attend`, or all there are to a model that attends by itself."""
         del args, kwargs
         sizes = [len(cohort.rows) for cohort in self._cohorts]
         states = zip(self._cohorts, key_states.split(sizes), value_states.split(sizes), strict=True)
         for cohort, keys, values in states:
             cohort.write(self._number, keys, values)
+        if self._is_whole:
+            return self._cohorts[0].read(self._number)[:2]
         key_states.cohorts = self
         return key_states, value_states
 
@@ -196,9 +210,9 @@ class _Layer(DynamicLayer):  # type: ignore[misc]  # Any if type-checked without
         return max((cohort.width for cohort in self._cohorts), default=0)
 
 
-def _layers(cohorts: list[Cohort], count: int, config: Any) -> Cache:
-    kind = config._attn_implementation
-    return Cache(layers=[_Layer(cohorts, number, kind) for number in range(count)])
+def _layers(cohorts: list[Cohort], windows: Windows, config: Any) -> Cache:
+    kind, count = config._attn_implementation, len(windows.of_layers)
+    return Cache(layers=[_Layer(cohorts, number, kind, windows.is_whole) for number in range(count)])
 
 
 @contextmanager

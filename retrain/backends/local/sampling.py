@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from retrain.backends import Sampling, SamplingProgress, ignore_progress
-from retrain.backends.local.cohorts import Cohorts, cells_of
+from retrain.backends.local.cohorts import Cohorts, Windows, cells_of
 from retrain.backends.local.devices import DeviceMemory, finished_s, is_out_of_memory
 from retrain.backends.local.loading import Cut, Policy
 from retrain.backends.local.passes import Pass
@@ -48,7 +48,7 @@ class RowCache(Protocol):
     def advance(self, tokens: torch.Tensor) -> None: ...
 
 
-def cache_for(policy: Policy, windows: Sequence[int] | None, device: torch.device) -> RowCache:
+def cache_for(policy: Policy, windows: Windows | None, device: torch.device) -> RowCache:
     """Return an empty cache: one that rows join at any time if `windows_of` the policy is known."""
     return Pass(policy, device) if windows is None else Cohorts(policy, windows, device)
 
@@ -63,7 +63,7 @@ class TorchSampler:
     costs: ModelCosts
     # size of the cache in tokens, halved when it does not fit; it affects rounding, so evaluation has its own
     budgets: dict[str, int]
-    windows: Sequence[int] | None = None  # None: no row can join others
+    windows: Windows | None = None  # None: no row can join others
     cut: Cut | None = None
     observe: Callable[[SamplingProgress], None] = ignore_progress
     observe_every_s: float = 0.5

@@ -6,12 +6,13 @@ logits in chunks. A model that is sensitive to the difference would silently be 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
-from retrain.backends.local.cohorts import windows_of
+from retrain.backends.local.cohorts import Windows, windows_of
 from retrain.backends.local.devices import is_out_of_memory
 from retrain.backends.local.loading import Policy, fitting
 from retrain.backends.local.rows import Row
@@ -25,7 +26,7 @@ CACHE_TOLERANCE = {torch.float32: 0.01, torch.bfloat16: 0.1}
 SHORT, LONG = (1, 2, 3), (3, 1, 2, 4, 5, 0)
 
 
-def try_out(model: str, policy: Policy, device: torch.device) -> list[int] | None:
+def try_out(model: str, policy: Policy, device: torch.device) -> Windows | None:
     """Return the layers' attention windows if rows can be added while others run, else None.
 
     Rejects a policy whose log-probabilities this backend would compute incorrectly.
@@ -35,8 +36,9 @@ def try_out(model: str, policy: Policy, device: torch.device) -> list[int] | Non
         if policy.context < len(LONG) + 3:
             return None
         windows = windows_of(policy)
-        if windows is not None and _can_join(policy, windows, device):
-            return windows
+        for choice in () if windows is None else (windows, replace(windows, is_whole=True)):
+            if _can_join(policy, choice, device):
+                return choice
         _check_cache(model, policy, device)
         return None
 
@@ -60,7 +62,7 @@ def _check_logits(model: str, policy: Policy, device: torch.device) -> None:
         )
 
 
-def _can_join(policy: Policy, windows: Sequence[int], device: torch.device) -> bool:
+def _can_join(policy: Policy, windows: Windows, device: torch.device) -> bool:
     try:
         return _apart(policy, windows, device) <= CACHE_TOLERANCE[policy.causal.dtype]
     except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
@@ -79,7 +81,7 @@ def _check_cache(model: str, policy: Policy, device: torch.device) -> None:
         )
 
 
-def _apart(policy: Policy, windows: Sequence[int] | None, device: torch.device) -> float:
+def _apart(policy: Policy, windows: Windows | None, device: torch.device) -> float:
     """Compare logits in sampling (shared prompts, rows that end early or begin late) with those in training.
 
     Returns the mean difference in units of the logits' standard deviation.
