@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -192,6 +193,14 @@ def test_an_environment_that_never_answers_is_ended() -> None:
     assert episode
     assert (episode.timed_out, episode.reward) == (True, -1.0)
     assert episode.error == "prompt 0: step took longer than 0.01 s"
+
+
+def test_the_template_of_episodes_finishes_two_steps(here: Path, retrain: Callable[..., Any]) -> None:
+    assert retrain("init", "--template", "agent").returncode == 0
+    done = retrain("run", "agent.toml", "--set", "campaign.max_steps=2", "--set", "campaign.launcher=inline")
+    assert done.returncode == 0, done.stdout + done.stderr
+    runs = sorted(here.glob("logs/*/runs/*"))
+    assert [len(read_metrics(run)) for run in runs] == [2, 2]
 
 
 def test_an_error_of_the_sampler_ends_every_episode() -> None:

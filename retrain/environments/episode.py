@@ -39,9 +39,24 @@ class Answered:
 class Conversation:
     """One episode of an environment."""
 
-    def __init__(self, open_episode: Callable[[], Any], limit_s: float, *, in_threads: bool = False) -> None:
-        """Prepare; a call may take `limit_s`, and plain functions run in threads if asked."""
+    def __init__(
+        self,
+        open_episode: Callable[[], Any],
+        limit_s: float,
+        *,
+        in_threads: bool = False,
+        observe: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            open_episode: returns the episode.
+            limit_s: time that a call may take.
+            in_threads: run plain functions in threads.
+            observe: called before each call.
+        """
         self._open, self._limit_s, self._in_threads = open_episode, limit_s, in_threads
+        self._observe = observe
         self._episode: Any = None
         self.time_s = 0.0  # spent in the environment
 
@@ -76,6 +91,7 @@ class Conversation:
 
     async def _call(self, what: str, function: Callable[[], Any]) -> Any:
         began_s = time.perf_counter()
+        self._observe()
         try:
             result = in_thread(function) if self._in_threads else function()
             return await self._limited(what, result) if inspect.isawaitable(result) else result

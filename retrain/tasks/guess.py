@@ -1,4 +1,7 @@
-"""Secret numbers for the environment `guess`: every prompt is `?`."""
+"""Secret numbers for the environment `guess`: every prompt is `?`.
+
+None is held out: a policy learns which secrets there are, and is right never to guess another.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,8 @@ from retrain.tasks.generated import symbol_task
 SIGNS = "<=>?"
 
 
-def build(*, digits: int = 2, base: int = 10, count: int = 0, held_out: float = 0.1, seed: int) -> Task:
+def build(*, digits: int = 2, base: int = 10, count: int = 0, seed: int) -> Task:
     """Build the task; `digits` of a secret, 1 to 64; see `symbol_task`."""
-    task = symbol_task(str, length=digits, base=base, count=count, held_out=held_out, seed=seed)
-    train, held = (
-        tuple(replace(prompt, text="?") for prompt in side) for side in (task.train, task.held_out)
-    )
-    return Task(train, held, "".join(sorted({*task.alphabet, *SIGNS})), digits)
+    task = symbol_task(str, length=digits, base=base, count=count, held_out=0.0, seed=seed)
+    secrets = tuple(replace(prompt, text="?") for prompt in task.train)
+    return Task(secrets, (), "".join(sorted({*task.alphabet, *SIGNS})), digits)

@@ -7,6 +7,7 @@ functions answer at once, so all episodes take their turns together, and a seed 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import time
 from collections.abc import Callable, Sequence
@@ -18,12 +19,14 @@ import numpy as np
 from retrain.backends import Sampling
 from retrain.config.schema import Environment
 from retrain.environments.episode import Conversation, EpisodeError, EpisodeTimeoutError
+from retrain.errors import RunFailedError
 from retrain.event_loop import EventLoopThread
 from retrain.records.step_row import EpisodeSummary
 from retrain.rollouts import Episode, Group, NextTurn, Prompt, Rollout
 
 Asked: TypeAlias = Prompt | NextTurn
 SampleTurns: TypeAlias = Callable[[Sequence[Asked], Sampling], Sequence[Rollout | None]]
+GRACE_S = 2.0  # for a busy machine, in addition to the time that a call may take
 SampleGroups: TypeAlias = Callable[[Sequence[Prompt], Sampling], list[Group]]
 
 
@@ -65,7 +68,7 @@ class Episodes:
 
     def play(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
         """Play `how.group_size` episodes of each prompt; callable from several threads."""
-        desk = _Desk()
+        desk = _Desk(self._table.time_limit_s + GRACE_S)
         playing = self._loop.begin(self._all(desk, prompts, how))
         playing.add_done_callback(lambda _: desk.close())
         calls = 0
@@ -94,7 +97,9 @@ class Episodes:
 
     async def _one(self, desk: _Desk, prompt: Prompt, how: Sampling) -> Rollout:
         table, began_s = self._table, time.perf_counter()
-        talk = Conversation(self._open, table.time_limit_s, in_threads=table.threads)
+        talk = Conversation(
+            self._open, table.time_limit_s, in_threads=table.threads, observe=desk.environment_called
+        )
         played = _Played(Rollout(prompt, "", (), np.zeros(0), (), truncated=False))
         error: EpisodeError | None = None
         try:
@@ -159,7 +164,10 @@ class _Played:
 class _Desk:
     """Where episodes ask for turns, and the sampling thread answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience_s: float) -> None:
+        """Open; a call of the environment that blocks the event loop may take `patience_s`."""
+        self._patience_s = patience_s
+        self._calls = 0  # of the environment
         self._asked: list[Request] = []
         self._batches: queue.SimpleQueue[list[Request]] = queue.SimpleQueue()
 
@@ -174,13 +182,27 @@ class _Desk:
 
     def next_batch(self) -> list[Request]:
         """Wait for requests and return all there are; none once the desk is closed."""
-        batch = self._batches.get()
+        batch = self._next()
         while batch and not self._batches.empty():
             if not (more := self._batches.get()):
                 self.close()
                 break
             batch = [*batch, *more]
         return batch
+
+    def environment_called(self) -> None:
+        self._calls += 1
+
+    def _next(self) -> list[Request]:
+        while True:
+            before = self._calls
+            with contextlib.suppress(queue.Empty):
+                return self._batches.get(timeout=self._patience_s)
+            if self._calls == before:
+                raise RunFailedError(
+                    f"a plain function of the environment has not returned for {self._patience_s:g} s, and "
+                    "no other episode can go on; make it `async`, or set [environment].threads = true"
+                )
 
     def answer(self, requests: Sequence[Request], rollouts: Sequence[Rollout | None]) -> None:
         """Pass on rollouts to those who asked, all at once, so that they take their turns together."""

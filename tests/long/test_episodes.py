@@ -1,0 +1,62 @@
+"""A policy learns to use what an environment answers; an environment that blocks everything is ended."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from retrain import worker
+from retrain.errors import RunFailedError
+from retrain.records.metrics import read_metrics
+from tests.test_environments import Count, play
+from tests.test_trainer import make_run
+
+GAME = {
+    "training": {
+        "seed": 0,
+        "max_steps": 200,
+        "batch_size": 8,
+        "group_size": 16,
+        "max_tokens": 4,
+        "temperature": 1.0,
+        "lr": 1e-2,
+        "entropy_bonus": 0.003,
+        "save_every": 0,
+    },
+    "algorithm": {"advantage_mode": "grpo"},
+    "data": {"task": "guess", "options": {"digits": 1, "base": 3}},
+    "environment": {"environment": "guess", "max_turns": 2, "max_turn_tokens": 2},
+}
+
+
+def solved(directory: Path, raw: dict) -> float:
+    """Return the share of games that are won in the last steps of a run."""
+    run = make_run(directory, raw)
+    assert worker.run(run.directory, threading.Event()) == 0
+    rows = read_metrics(run.directory)
+    assert rows[0]["correct_rate"] < 0.3
+    return sum(row["correct_rate"] for row in rows[-20:]) / 20
+
+
+def test_with_answers_a_policy_wins_games_that_a_single_guess_cannot(tmp_path: Path) -> None:
+    once = {**GAME, "environment": {**GAME["environment"], "max_turns": 1}}
+    once["training"] = {**GAME["training"], "max_steps": 60}
+    assert solved(tmp_path / "once", once) < 0.5  # one of three
+    assert solved(tmp_path / "twice", GAME) > 0.9
+
+
+def test_a_plain_function_that_blocks_all_episodes_is_an_error() -> None:
+    over = threading.Event()
+
+    class Stuck(Count):
+        def step(self, completion: str) -> tuple[str, float, bool]:
+            over.wait()
+            return "", 0.0, True
+
+    try:
+        with pytest.raises(RunFailedError, match="a plain function of the environment has not returned"):
+            play(Stuck, time_limit_s=0.01)
+    finally:
+        over.set()
