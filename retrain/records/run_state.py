@@ -83,9 +83,9 @@ class Inspection:
     done: Done | None  # None unless the state is DONE
 
 
-def write_progress(path: Path, progress: Progress, *, durable: bool = False) -> None:
+def write_progress(path: Path, progress: Progress) -> None:
     """Rewrite status.json with the current time."""
-    write_json(path, asdict(progress) | {"updated_at": utc_now()}, durable=durable)
+    write_json(path, asdict(progress) | {"updated_at": utc_now()}, durable=False)
 
 
 def read_progress(path: Path) -> Progress | None:

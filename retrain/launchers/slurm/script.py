@@ -175,13 +175,11 @@ def kept_names(assignment: Assignment, runs: int) -> ArrayNames:
     home = slurm_directory(assignment)
     path = home / "arrays.json"
     kept = (read_json(path) or {}) if home.is_dir() else {}
-    size, name = kept.get("size"), kept.get("name")
-    if not isinstance(size, int) or size < 1 or not isinstance(name, str):
-        size = size if isinstance(size, int) and size > 0 else commands.array_limit()
-        name = job_name(assignment.campaign)
+    if not {"size", "name"} <= kept.keys():
+        kept = {"size": kept.get("size") or commands.array_limit(), "name": job_name(assignment.campaign)}
         make_directory(home)
-        write_json(path, {"size": size, "name": name})
-    return ArrayNames(name, size, runs)
+        write_json(path, kept)
+    return ArrayNames(kept["name"], kept["size"], runs)
 
 
 def flags(assignment: Assignment, table: Slurm, home: Path) -> list[str]:
