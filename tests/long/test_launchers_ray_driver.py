@@ -131,6 +131,7 @@ def test_a_later_driver_takes_over_what_the_earlier_one_had(tmp_path: Path) -> N
     ledger.write_text("".join(first[:3]) + first[2][:20])  # killed while r1 ran
     order(home, driver=2)
     assert drive(Home(home.campaign), number=2).started == ["r1.1.2", "r2.1.1"]
+    assert [path.name for path in (home.directory / "stopped").iterdir()] == ["r1.1.1.save"]
     assert ends(home) == {f"r{n}": (1, OVER, 0) for n in range(3)}
 
 

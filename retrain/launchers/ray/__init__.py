@@ -9,7 +9,7 @@ They communicate through the directory `ray/` of the campaign, wherever they run
 
     orders.json    by the orchestrator: the driver in charge, the cap, and what to do and to stop
     events.jsonl   by the driver: what happened to the runs
-    stopped/       by the driver: RUN.NUMBER.save or .now: a task ends its worker, or does not start it
+    stopped/       by the driver: RUN.NUMBER.LIFE.save or .now: a task ends its worker, or does not start it
     job.sh         starts the driver and the workers
 
 - The campaign continues without the orchestrator. The driver reads its orders and the campaign's request to
@@ -18,7 +18,7 @@ They communicate through the directory `ray/` of the campaign, wherever they run
   task that Ray lost (with its node, or out of memory) is resubmitted by the orchestrator's retry policy while
   one lives, otherwise by the driver, up to four lives.
 - No run runs twice: whether a worker lives is read from its run's lock. Workers that belong to no task of the
-  driver, such as an earlier one's, count against the cap until they exit.
+  driver count against the cap until they exit; those of an earlier driver are asked to save and exit.
 - No run is orphaned: Ray ends the tasks of a driver that is gone, and a worker dies with its task. A stopped
   run that has not begun is cancelled, or its task sees `stopped/`, or its worker the request to stop.
 - A driver that is lost is replaced by the orchestrator; without one, by `retrain resume`. One that is not in

@@ -99,6 +99,7 @@ class Driver:
         self._elsewhere = {run_id for run_id, files in files_of_runs(self._files).items() if is_alive(files)}
         for event in list(self._home.last.values()):
             if event.what == GIVEN:
+                self._home.stop(event, now=False)  # its worker may outlive the driver that submitted it
                 self._write(replace(event, what=LOST, why="with the driver that submitted it to Ray"))
         is_needed = True
         while is_needed:

@@ -86,7 +86,7 @@ class Home:
         return str(self.script), str(self.run(event.run_id).directory), self._stop_of(event)
 
     def _stop_of(self, event: TaskEvent) -> str:
-        return str(self._stopped / f"{event.run_id}.{event.number}")
+        return str(self._stopped / event.name)
 
     def run(self, run_id: str) -> RunFiles:
         return CampaignFiles(self.campaign).existing_run(run_id)
