@@ -219,10 +219,7 @@ class Evidence:
             yield advice.limiter_speed(first.rate_limiter, first.training.batch_size, speed)
 
     def _permit_wait(self) -> float | None:
-        """Return the fraction of a step that calls waited for permits, at about the configured worker count.
-
-        None if nothing was measured, or if there are permits for all calls.
-        """
+        """Return the fraction of a step that calls waited for permits; None if unknown or not scarce."""
         if not facts.are_permits_short(self.plan.runs[0].config.backend, self.runs, self.plan.workers):
             return None
         if self.side:

@@ -83,7 +83,6 @@ class RetryPolicy:
         return delay_s
 
     def pop_due(self) -> RunPlan | None:
-        """Return the run that was due first, if any is due."""
         due = min(self._waiting, key=lambda waiting: waiting[0], default=None)
         if due is None or due[0] > time.monotonic():
             return None

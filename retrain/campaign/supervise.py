@@ -90,7 +90,6 @@ class Supervisor:
 
     @property
     def is_over(self) -> bool:
-        """Whether no worker of ours is left."""
         return not self._active
 
     def supervise(self, runs: Sequence[RunPlan], alive: Sequence[RunPlan] = ()) -> Mapping[str, Ending]:
@@ -211,7 +210,6 @@ class Supervisor:
             self._launcher.cancel([run.run_id], now=self._stopped > 1)
 
     def _begin(self, run_id: str) -> None:
-        """Start a worker's timeouts and report its start."""
         active = self._active.get(run_id)
         if active is not None and active.patience is None:
             active.patience = Patience(self._campaign, active.files, time.monotonic())

@@ -163,7 +163,6 @@ class EngineLauncher:
         return f"{self._engine}, {self._workers} at a time"
 
     def poll(self, timeout_s: float) -> Sequence[Begun | Ended]:
-        """Wait until the next query is due, and return what changed."""
         return self._look() if self.asking.wait(timeout_s) else []
 
     def wake(self) -> None:

@@ -159,7 +159,6 @@ class GpuSlot:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """Return what to pass to the worker."""
         return (self.lock.fileno(),) if self.lock else ()
 
     def close(self) -> None:

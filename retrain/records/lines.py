@@ -45,7 +45,6 @@ class LineAppender:
             raise records_error(path, "append to", error) from error
 
     def write(self, line: str) -> None:
-        """Append one line atomically."""
         found = os.fstat(self._fd)
         if not found.st_nlink:  # a free check; `sync` also detects a move and an NFS server's rename
             raise self._removed()
@@ -70,7 +69,6 @@ class LineAppender:
             raise self._removed()
 
     def close(self) -> None:
-        """Close the file; safe to call twice."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)

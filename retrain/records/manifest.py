@@ -260,10 +260,7 @@ def marks_of(files: RunFiles) -> Marks:
 
 
 def _summarize(entry: RunEntry, files: RunFiles, seen: Inspection, marks: Marks) -> Summary | None:
-    """Summarize a run that ended; None if it has not, or its worker did not record how it ended.
-
-    `marks` were taken before its state was read; the present summary is kept if its marks are the same.
-    """
+    """Summarize a run that ended and recorded how; `marks` were taken before its state was read."""
     if seen.state not in ENDINGS or (seen.attempts and seen.attempts[-1].ending not in ENDINGS):
         return None
     before = entry.summary

@@ -49,7 +49,6 @@ class SamplesWriter:
         self._lines: LineAppender | None = None
 
     def append(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add a step's samples, in one write."""
         marked = [dump_line({"step": step, "attempt": self._attempt, **row}) for row in rows]
         if not marked:
             return
@@ -62,12 +61,10 @@ class SamplesWriter:
             self._lines = LineAppender(self._path)
 
     def sync(self) -> None:
-        """Make every sample so far survive a power loss."""
         if self._lines is not None:
             self._lines.sync()
 
     def close(self) -> None:
-        """Close the file; safe to call twice."""
         if self._lines is not None:
             self._lines.close()
             self._lines = None

@@ -143,10 +143,7 @@ def taken_fraction(pools: Sequence[Pool], own: float) -> float:
 
 
 def _with_pressure(name: str, pools: Sequence[Pool], own: float, taken: float) -> dict[str, float]:
-    """Add the fraction of time that tasks are stalled, scaled by others' share of the use.
-
-    It shows what an evenly shared resource hides: the demand of others, and memory that thrashes.
-    """
+    """Add how long tasks stall, by others' share: the demand that an even share hides, and thrashing."""
     stalled = system.stalled_fraction(name)
     if stalled is None:
         return {name: taken}

@@ -131,7 +131,6 @@ class Client:
             raise self._meaning(error) from error
 
     def connect(self, library: Any) -> Any:
-        """Return the library's client, connected."""
 
         class Patient(library.JobSubmissionClient):  # type: ignore[misc]
             def _check_connection_and_version(self, *arguments: Any, **options: Any) -> None:

@@ -57,7 +57,6 @@ class Cluster:
         return ready
 
     def ended(self, handle: Any, event: TaskEvent) -> TaskEvent:
-        """Return how a task ended."""
         from ray.exceptions import RayError, RayTaskError, RuntimeEnvSetupError, TaskCancelledError
 
         try:
