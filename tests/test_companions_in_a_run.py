@@ -11,7 +11,7 @@ import pytest
 
 from retrain import worker
 from retrain.config.flow import flow_settings
-from retrain.controllers.scaling import schedule_factor
+from retrain.controllers.scaling.rules import schedule_factor
 from retrain.errors import ConfigError
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics

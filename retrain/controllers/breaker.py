@@ -59,9 +59,8 @@ class CircuitBreaker:
         """
         require("threshold", threshold, threshold >= 1, "1 or more")
         require("pause_s", pause_s, pause_s > 0, "more than 0")
-        require(
-            "longest_pause_s", longest_pause_s, longest_pause_s >= pause_s, f"pause_s ({pause_s}) or more"
-        )
+        is_longer = longest_pause_s >= pause_s
+        require("longest_pause_s", longest_pause_s, is_longer, f"pause_s ({pause_s}) or more")
         require("probation_s", probation_s, probation_s >= 0, "0 or more")
         self._threshold = threshold
         self._first_pause_s, self._longest_pause_s = pause_s, longest_pause_s

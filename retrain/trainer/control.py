@@ -17,7 +17,13 @@ from retrain.backends import UpdateStats
 from retrain.config.schema import Config
 from retrain.controllers.backpressure import BackPressure
 from retrain.controllers.backpressure.step import Decision, StepObservation
-from retrain.controllers.scaling import RULES, LearningRateScaling, LEGWRule, ScalingDecision, schedule_factor
+from retrain.controllers.scaling.rules import (
+    RULES,
+    LearningRateScaling,
+    LEGWRule,
+    ScalingDecision,
+    schedule_factor,
+)
 from retrain.controllers.throttle import ThrottleState
 from retrain.records.run_state import worker_pids
 from retrain.records.step_row import (

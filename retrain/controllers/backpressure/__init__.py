@@ -211,7 +211,7 @@ class BackPressure:
     def _goodput_noise_scale(self) -> float | None:
         """Return the noise scale that goodput uses; None when maximizing throughput."""
         wanted = self.settings.objective == "goodput" and self.settings.control == "batch"
-        return self._noise_scale.noise_scale if wanted and self._noise_scale.is_known else None
+        return self._noise_scale.noise_scale if wanted else None
 
     def _fallback(self) -> str:
         """Return why throughput is maximized although goodput is configured; empty if it is not."""

@@ -65,12 +65,9 @@ class NoiseScaleTrack:
         self.log_mean += share * (math.log(noise_scale) - self.log_mean)
 
     @property
-    def is_known(self) -> bool:
-        return self.samples >= ENOUGH_SAMPLES
-
-    @property
-    def noise_scale(self) -> float:
-        return math.exp(self.log_mean)
+    def noise_scale(self) -> float | None:
+        """None until there are enough samples."""
+        return math.exp(self.log_mean) if self.samples >= ENOUGH_SAMPLES else None
 
 
 @dataclass(frozen=True)
