@@ -18,6 +18,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 FIXED = ("PYTHON", "LANG", "LC_", "OPENBLAS", "OMP")  # variables that decide how an interpreter starts
 FREE = "PYTHONPATH"
 PACKAGES = """
@@ -31,6 +33,9 @@ class WarmCommandLine:
     """Runs `python -m retrain ARGUMENTS`; one command at a time."""
 
     def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
         self._socket, theirs = socket.socketpair()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.warm", str(theirs.fileno())],
@@ -46,7 +51,7 @@ class WarmCommandLine:
         """Run one command to its end.
 
         Raises:
-            TimeoutError: it did not end; it dies with this process's warm one.
+            TimeoutError: it did not end, and was killed.
         """
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
             request = {"arguments": arguments, "cwd": str(cwd), "env": dict(env or os.environ)}
@@ -54,11 +59,22 @@ class WarmCommandLine:
             line = json.dumps(request).encode() + b"\n"
             socket.send_fds(self._socket, [len(line).to_bytes(4)], [out.fileno(), err.fileno()])
             self._socket.sendall(line)
-            code = int(self._answers.readline())
+            try:
+                code = int(self._answers.readline())
+            except TimeoutError:
+                self._end_all()
+                raise
             for file in (out, err):
                 file.seek(0)
             command = [sys.executable, "-m", "retrain", *arguments]
             return subprocess.CompletedProcess(command, code, out.read(), err.read())
+
+    def _end_all(self) -> None:
+        """Kill the command and the process that ran it, whose next answer would be of this command."""
+        for process in [*psutil.Process(self._process.pid).children(), self._process]:
+            process.kill()
+        self.close()
+        self._start()
 
     def close(self) -> None:
         self._socket.close()
