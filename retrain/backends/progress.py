@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from retrain.records.step_row import EngineUse
+if TYPE_CHECKING:  # every command imports this module
+    from retrain.records.step_row import EngineUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class StartProgress:
         return f"{self.time_s:.0f} s"
 
 
-BackendProgress: TypeAlias = SamplingProgress | TrainingProgress | StartProgress | EngineUse
+BackendProgress: TypeAlias = "SamplingProgress | TrainingProgress | StartProgress | EngineUse"
 
 
 def ignore_progress(progress: BackendProgress) -> None:
