@@ -59,14 +59,14 @@ def test_that_steps_were_stretched_is_said(tmp_path):
     assert not any("CPU cores" in note for note in estimated(plan_of(tmp_path, 2), tmp_path).notes)
 
 
-@pytest.mark.parametrize(("campaigns", "p90_s"), [(3, 40.0), (4, 60.0)])
+@pytest.mark.parametrize(("campaigns", "p90_s"), [(3, 43.75), (4, 60.0)])
 def test_p90_holds_what_earlier_campaigns_took_beyond_their_estimates(tmp_path, campaigns, p90_s):
     late = Expectation(100.0, 110.0, 0.0, "earlier runs", actual_s=150.0)
     for day in range(campaigns):
         record_campaign(plan_of(tmp_path, 2), f"c-2025013{day}T120000Z-0a1b", late, closing_s=0.0)
     found = estimated(plan_of(tmp_path, 2), tmp_path)
-    assert (found.p50_s, found.p90_s) == (pytest.approx(40.0), pytest.approx(p90_s))
-    assert any("P90 would be 40 s" in note for note in found.notes) == (campaigns == 4)
+    assert (found.p50_s, found.p90_s) == (pytest.approx(40.0), pytest.approx(p90_s, abs=0.01))
+    assert any("P90 would be 44 s" in note for note in found.notes) == (campaigns == 4)
 
 
 def test_a_lucky_probe_advises_no_more_workers_than_cores(tmp_path):
