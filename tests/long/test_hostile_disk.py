@@ -21,7 +21,7 @@ from retrain.records.run_state import read_attempts
 from retrain.trainer import checkpoint
 from tests.scanned import scan_metrics
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 NOBODY = 65534
 SMALL = 64 * 1024
 
