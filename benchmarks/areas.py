@@ -218,6 +218,18 @@ def reward_sandbox(found: dict[str, Any]) -> Iterator[Line]:
     yield Line("memory grown by them", left["grown_mb"], "MB", at_most=10.0)
 
 
+def usl_intervals(rows: list[dict[str, Any]]) -> Iterator[Line]:
+    for name in ("sigma", "kappa", "lambda"):
+        held = [row[f"{name}_held"] for row in rows]
+        mean = sum(held) / len(held)
+        yield Line(
+            f"{name} within its 95 % interval, {len(rows)} designs", mean, "%", at_least=93, at_most=97
+        )
+        yield Line(f"{name}, the design with the fewest", min(held), "%")
+    false = max(row["false_optima"] for row in rows)
+    yield Line("p* claimed of a curve without one, worst design", false, "%", at_most=5.0)
+
+
 def evidence(found: dict[str, Any]) -> Iterator[Line]:
     rows = {(row["metric"], row["difference"]): row for row in found["rows"]}
     for metric in dict.fromkeys(metric for metric, _ in rows):
@@ -265,6 +277,7 @@ AREAS = (
         "how fast a GPU is; with one, `python -m benchmarks.gpu` measures the same and has goals",
     ),
     Area("Gradients", "trl_gradients", trl_gradients, needs=("torch", "peft", "trl")),
+    Area("Intervals of the USL fit", "usl_intervals", usl_intervals),
     Area("Sequential comparison", "evidence", evidence, needs=("scipy",)),
     Area("Estimator", "estimator", estimator, ("--worlds", "60")),
 )
