@@ -15,6 +15,7 @@ from retrain.config.load import parse
 from retrain.errors import RecordsError
 from retrain.locks.held import hold
 from retrain.plan.estimate.remaining import remaining
+from retrain.plan.estimate.workload import ALONE, Crowding, on_cores
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import Expectation, PlannedRun, new_manifest, read_manifest, write_manifest
@@ -84,7 +85,8 @@ def test_a_pause_before_a_resume_is_no_pace() -> None:
     assert pace.step_s == 2.0
 
 
-def test_a_resumed_run_goes_on_at_the_pace_since_then() -> None:
+@pytest.mark.parametrize("crowding", [ALONE, on_cores(1.0)], ids=["alone", "on one core"])
+def test_a_resumed_run_goes_on_at_the_pace_since_then(crowding: Crowding) -> None:
     rows = [{"step": n, "attempt": 1, "timestamp": at(n), "step_time_s": 1.0} for n in range(1, 11)]
     rows += [
         {"step": n, "attempt": 2, "timestamp": at(9000 + 3 * n), "step_time_s": 3.0} for n in range(11, 60)
@@ -94,9 +96,22 @@ def test_a_resumed_run_goes_on_at_the_pace_since_then() -> None:
     assert pace is not None
     assert pace.late_s == 3.0
     assert pace.late_steps == 28
-    found = remaining([_row("1", 100, pace, running=True)], workers=1)
+    found = remaining([_row("1", 100, pace, running=True)], workers=1, crowding=crowding)
     assert found is not None
     assert found.p50_s == pytest.approx(300, rel=0.1)
+    steady = replace(pace, recent_s=(3.0,) * 5)
+    runs = [_row(name, 100, steady, running=True) for name in "123"]
+    found = remaining(runs, workers=3, crowding=crowding)
+    assert found is not None
+    assert found.p50_s == pytest.approx(300, rel=0.1)  # they shared the core then as they do now
+
+
+def test_a_step_that_took_no_time_on_shared_cores_has_a_pace() -> None:
+    rows = [{"step": n, "attempt": n, "timestamp": at(10), "step_time_s": 0.0} for n in (1, 2)]
+    pace = pace_of(MetricsEnds(rows[0], rows[1:]), ())
+    others = Pace(50, 2.0, (2.0,) * 5, None, EPOCH.timestamp(), EPOCH.timestamp() + 10)
+    runs = [_row("1", 10, pace, running=True), _row("2", 10, others, running=True)]
+    assert remaining(runs, workers=2, crowding=on_cores(1.0)) is not None
 
 
 @pytest.mark.parametrize("first", [{"mean_reward": 1}, {"step": "x", "attempt": 1, "timestamp": []}])

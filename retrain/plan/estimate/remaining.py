@@ -129,7 +129,8 @@ def _span(row: RunRow) -> tuple[float, float]:
     end = math.inf if _is_running(row) else -math.inf
     if row.pace is None or row.pace.since_s is None or row.pace.until_s is None:
         return -math.inf, end
-    return row.pace.since_s - (row.pace.startup_s or 0.0), max(end, row.pace.until_s)
+    since_s = row.pace.since_s - (row.pace.startup_s or 0.0)
+    return min(since_s, row.pace.middle_s or since_s), max(end, row.pace.until_s)
 
 
 def _speed(row: RunRow, pace: Pace, alive: Alive, active: int, crowding: Crowding) -> Speed:
@@ -141,7 +142,7 @@ def _speed(row: RunRow, pace: Pace, alive: Alive, active: int, crowding: Crowdin
     whole = crowd(pace.since_s, pace.until_s)
     step_s, steps, change = pace.step_s / whole, float(pace.steps), 0.0
     if pace.late_s and pace.late_steps:
-        early_s = pace.steps * pace.step_s - pace.late_steps * pace.late_s
+        early_s = pace.steps * pace.step_s - pace.late_steps * pace.late_s  # below 0 after a resume
         early_s /= max(1.0, pace.steps - pace.late_steps) * crowd(pace.since_s, pace.middle_s)
         step_s, steps = pace.late_s / crowd(pace.middle_s, pace.until_s), pace.late_steps
         change = math.log(step_s / early_s) if early_s > 0 else 0.0

@@ -69,6 +69,8 @@ class Alive:
 
     def between(self, begin: float, end: float) -> tuple[AliveSpan, ...]:
         """Return the stretches of a run's life, each with the number of runs alive, itself included."""
+        if end <= begin:
+            return ()
         first, last = bisect.bisect_right(self._times, begin), bisect.bisect_left(self._times, end)
         edges = [begin, *self._times[first:last], end]
         counts = [max(1, self._counts[i]) if i >= 0 else 1 for i in range(first - 1, last)]
