@@ -215,6 +215,13 @@ def test_the_highest_reward_of_a_step_comes_first(run):
     assert [sample.reward for sample in choose_samples(run, None, "", 4)] == [1.0, 0.25, 0.0, None]
 
 
+@pytest.mark.parametrize("turns", [5, True, 0.5, {"policy": "a"}, "text", None, [5, None]])
+def test_turns_and_errors_of_a_wrong_type_count_as_missing(run, turns):
+    write(run, [1], turns=turns, error=None)
+    (sample,) = choose_samples(run, None, "", 3)
+    assert (sample.turns, sample.error) == ((), "")
+
+
 def test_a_step_that_was_not_kept_names_its_neighbours(run):
     write(run, range(1, 501))
     with pytest.raises(RecordsError, match="no samples of step 101; the nearest are of step 96 and 104"):

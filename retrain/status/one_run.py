@@ -171,6 +171,7 @@ def _sample(row: Mapping[str, Any]) -> ShownSample | None:
         value if isinstance(value, int) and not isinstance(value, bool) else None
         for value in (row.get("prompt_id"), row.get("tokens"))
     )
+    turns = row["turns"] if isinstance(row.get("turns"), list) else []
     return ShownSample(
         step=row["step"],
         prompt_id=prompt_id,
@@ -182,8 +183,8 @@ def _sample(row: Mapping[str, Any]) -> ShownSample | None:
         tie=row.get("tie") is True,
         tokens=tokens,
         truncated=row.get("truncated") is True,
-        turns=tuple(_turn(turn) for turn in row.get("turns") or () if isinstance(turn, dict)),
-        error=str(row.get("error", "")),
+        turns=tuple(_turn(turn) for turn in turns if isinstance(turn, dict)),
+        error=str(row.get("error") or ""),
     )
 
 
