@@ -248,6 +248,17 @@ class Once:
         return "", None, True
 
 
+class Opened(Once):
+    def __init__(self, *, path: str) -> None:
+        super().__init__()
+        self.file = open(path, "w")
+
+    async def close(self):
+        self.file.write("closed")
+        self.file.close()
+        raise OSError("a late complaint")
+
+
 class Mute:
     def start(self, prompt):
         return "?"
@@ -312,6 +323,12 @@ def test_a_wrong_table_is_an_error_before_the_run(
     with pytest.raises(ConfigError) as caught:
         preflight(plan_runs(parse(with_environment(path, **table), "c.toml")), "c.toml")
     assert said in str(caught.value)
+
+
+def test_what_the_checks_before_a_run_open_is_closed(own: str, tmp_path: Path) -> None:
+    tables = with_environment(f"{own}.Opened", options={"path": str(tmp_path / "file")})
+    preflight(plan_runs(parse(tables, "c.toml")), "c.toml")
+    assert (tmp_path / "file").read_text() == "closed"
 
 
 def test_every_environment_is_tried_out(own: str) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from retrain import registry
-from retrain.config.schema import Config
+from retrain.config.schema import Config, Environment
 from retrain.errors import ConfigError, LaunchError
+from retrain.event_loop import EventLoopThread
 from retrain.plan.matrix import Plan
 
 if TYPE_CHECKING:
@@ -36,9 +38,8 @@ def preflight(plan: Plan, source: str) -> Checked:
     problems: dict[str, None] = {}
     built: dict[str, Task] = {}
     for run in plan.first_runs().values():  # a seed changes nothing here
-        data, environment = run.config.data, run.config.environment
-        made = registry.bound("environments", environment.environment, environment.options)()
-        registry.check_made("environments", environment.environment, made)
+        data = run.config.data
+        _check_environment(run.config.environment)
         key = json.dumps([data.task, data.options, data.seed], default=str, sort_keys=True)
         if key not in built:
             made = registry.find("tasks", data.task)(seed=data.seed, **data.options)
@@ -60,6 +61,20 @@ def memory_of(config: Config, prompts: Sequence[Prompt] = ()) -> MemoryEstimate 
     is_here = config.campaign is None or config.campaign.launcher in HERE
     estimate: MemoryEstimate | None = needed(config, prompts) if needed and is_here else None
     return estimate
+
+
+def _check_environment(table: Environment) -> None:
+    """Open and close an episode; ConfigError if it lacks what episodes need."""
+    made = registry.bound("environments", table.environment, table.options)()
+    try:
+        registry.check_made("environments", table.environment, made)
+    finally:
+        if close := getattr(made, "close", None):
+            with (
+                suppress(Exception),
+                closing(EventLoopThread()) as loop,
+            ):  # as in a run, its errors are ignored
+                loop.wait_for(close())
 
 
 def _reward_problems(config: Config, task: Task) -> Iterator[str]:
