@@ -120,6 +120,27 @@ def test_a_launchers_table_is_checked_like_any_plugins(own: Callable[[str, str],
     assert campaign.launcher_options == {"hours": 2}
 
 
+def test_a_launchers_table_that_would_not_be_read_is_reported(own: Callable[[str, str], str]) -> None:
+    name = own("launcher", LAUNCHER) + ".open_launcher"
+    wrong = name.removesuffix("er") + "r"
+
+    def with_campaign(**keys: object) -> dict[str, object]:
+        return {"campaign": {"seeds": [0], **keys}}
+
+    assert problems(with_campaign(launcher=name, **{wrong: {"hours": 2}})) == [
+        f"c.toml [campaign].\"{wrong}\": is not read; did you mean '{name}'?"
+    ]
+    (forgotten,) = problems(with_campaign(**{name: {"hours": 2}}))
+    assert forgotten.endswith("is not read; launcher is 'local'")
+    both = with_campaign(launcher=name, launcher_options={"queue": "long"}, **{name: {"hours": 2}})
+    assert problems(both) == [
+        f"c.toml [campaign].launcher_options: is not read beside [campaign.{name}]; move its keys there"
+    ]
+    (ignored,) = problems(with_campaign(launcher="ray", launcher_options={"cpus": 2}, ray={"cpus": 1}))
+    assert ignored.endswith("is not read beside [campaign.ray]; move its keys there")
+    parse(with_campaign(launcher="local", **{name: {"hours": 2}}), "c.toml")  # one for another day
+
+
 def test_a_launcher_that_takes_nothing_refuses_a_table() -> None:
     (problem,) = problems({"campaign": {"launcher_options": {"queue": "long"}}})
     assert "unknown parameter of 'local'; it takes nothing" in problem

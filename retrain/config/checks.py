@@ -56,7 +56,8 @@ def check_campaign(draft: Draft) -> Iterator[Problem]:
     yield from _condition_problems(campaign)
     if draft.is_sound("campaign.launcher"):
         name, at = campaign.launcher, ("campaign", "launcher")
-        options = campaign.launcher_options if draft.is_sound(f"campaign.{OPTIONS}") else None
+        is_asked = name not in KEYS and draft.is_sound(f"campaign.{OPTIONS}")  # else a section of the schema
+        options = campaign.launcher_options if is_asked else None
         yield from _plugin_problems(draft, "launchers", name, options, at, ("campaign", name))
 
 
@@ -116,6 +117,26 @@ def with_launcher_options(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**raw, "campaign": kept}
 
 
+def check_launcher_tables(raw: Mapping[str, Any]) -> Iterator[Problem]:
+    """Check that the launcher's options are read: that `with_launcher_options` drops or replaces none.
+
+    A table of another launcher may wait for its day, unless its name may be a mistake for the launcher's.
+    """
+    campaign = raw.get("campaign")
+    if not isinstance(campaign, dict):
+        return
+    named = str(campaign.get("launcher", KEYS["launcher"].default))
+    if "launcher" not in campaign or "." in named:
+        dotted = [key for key, table in campaign.items() if "." in key and isinstance(table, dict)]
+        for key in dotted:
+            if key != named:
+                instead = registry.hint(key, [named], f"launcher is {named!r}")
+                yield ("campaign", key), f"is not read; {instead}"
+    table = campaign.get(named)
+    if campaign.get(OPTIONS) and (named in KEYS or isinstance(table, dict)):
+        yield ("campaign", OPTIONS), f"is not read beside [campaign.{named}]; move its keys there"
+
+
 def _plugin_problems(
     draft: Draft, kind: str, name: str, params: Mapping[str, Any] | None, at: Location, params_at: Location
 ) -> Iterator[Problem]:
@@ -126,8 +147,7 @@ def _plugin_problems(
     if params is None:
         return
     wrong = registry.problems_with_params(kind, name, params)
-    has_types = kind == "launchers" and name in KEYS  # its table is a section of the schema
-    if not wrong and not has_types and draft.trials is not None:
+    if not wrong and draft.trials is not None:
         asked = repr((kind, name, params, draft.config.data.seed))
         if asked not in draft.trials:  # conditions have most of their plugins in common
             draft.trials[asked] = list(_trial_problems(kind, name, params, draft.config.data.seed))
