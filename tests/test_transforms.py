@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain import registry
-from retrain.rollouts import Prompt, Rollout
+from retrain.rollouts import Given, Prompt, Rollout
 from retrain.transforms import gtpo, gtpo_hicra, gtpo_sepa, none
 from retrain.transforms.gtpo_hicra import PHRASES, planning_mask
 
@@ -94,6 +96,14 @@ def test_overlapping_phrases_all_count():
 
 def test_of_phrases_that_start_alike_the_longest_counts():
     assert planning(["let", " me", " check"], ["let me", "let me check"]) == ["let", " me", " check"]
+
+
+def test_a_phrase_ends_with_its_turn():
+    pieces = ["let", " me", " check", "wa", "it"]
+    talked = replace(
+        rollout_of(pieces), given=(Given(1, (7,), "?"), Given(3, (7,), "!"), Given(4, (7,), "."))
+    )
+    assert list(planning_mask(talked, ["let me", "check", "wait"])) == [False, False, True, False, False]
 
 
 def test_without_phrases_nothing_is_planning():

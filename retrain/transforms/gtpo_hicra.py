@@ -75,11 +75,13 @@ def planning_mask(rollout: Rollout, phrases: Sequence[str]) -> NDArray[np.bool_]
     Matching ignores case and the kind and amount of white space between words; a phrase matches whole
     words only. A token without text (end of sequence) is not planning.
     """
-    text = "".join(rollout.pieces)
-    covered = np.zeros(len(text), dtype=np.int64)
-    for match in _pattern(_checked(phrases)).finditer(text):
-        start, end = match.span(1)
-        covered[start:end] = 1
+    turns, pattern, offset = rollout.turns, _pattern(_checked(phrases)), 0
+    covered = np.zeros(sum(map(len, turns)), dtype=np.int64)
+    for text in turns:  # a phrase does not go on in another turn
+        for match in pattern.finditer(text):
+            start, end = match.span(1)
+            covered[offset + start : offset + end] = 1
+        offset += len(text)
     so_far = np.concatenate([[0], np.cumsum(covered)])
     ends = np.cumsum([len(piece) for piece in rollout.pieces], dtype=np.int64)
     starts = np.concatenate([[0], ends])[: ends.size]
