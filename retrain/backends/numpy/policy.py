@@ -118,15 +118,7 @@ class NumpyBackend:
         if sampling.group_size != 1:
             raise ValueError(f"group_size: got {sampling.group_size}; a rollout has one next turn")
         characters = self.characters
-        said = ["".join(content for _, content in turn.messages) for turn in turns]
-        given = [
-            (
-                *turn.rollout.given,
-                Given(len(turn.rollout.tokens), characters.encode(text, "observation "), text),
-            )
-            for turn, text in zip(turns, said, strict=True)
-        ]
-        asked = [replace(turn.rollout, given=own) for turn, own in zip(turns, given, strict=True)]
+        asked = [self._told(turn) for turn in turns]
         read = [(*characters.encode(one.prompt.text), *one.placed(characters.end)[0]) for one in asked]
         drawn = self._drawn(read, np.array([turn.max_tokens for turn in turns]), sampling)
         check_finite(drawn)
