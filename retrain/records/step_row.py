@@ -73,7 +73,9 @@ class RolloutSummary:
     reward_std: float = measured("reward", "their standard deviation")
     correct_rate: float = measured("fraction", "share of scored rollouts with a reward of 1")
     zero_signal_group_fraction: float = measured("fraction", "share of groups whose advantages are all 0")
-    max_token_hit_rate: float = measured("fraction", "share of completions cut off at `max_tokens`")
+    max_token_hit_rate: float = measured(
+        "fraction", "share of completions cut off at `max_tokens`, or of episodes that a limit ended"
+    )
     length_p50: float = measured("tokens", "median length of completions")
     length_p95: float = measured("tokens", "their 95th percentile")
     length_max: int = measured("tokens", "the longest one")
