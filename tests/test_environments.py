@@ -312,6 +312,7 @@ def test_a_run_whose_episodes_all_fail_ends_with_the_reason(
         ("guess", {"max_turns": 0}, "[environment].max_turns: got 0"),
         ("gess", {}, "did you mean 'guess'?"),
         ("Once", {"options": {"nois": "!"}}, "did you mean 'noise'?"),
+        ("guess", {"discount": 0.5}, "[environment].discount: would not be read; set turn_reward"),
         ("Mute", {}, "returned a Mute without step"),
         ("Forgetful", {}, "step is (), and is called with (completion)"),
     ],
@@ -329,6 +330,13 @@ def test_what_the_checks_before_a_run_open_is_closed(own: str, tmp_path: Path) -
     tables = with_environment(f"{own}.Opened", options={"path": str(tmp_path / "file")})
     preflight(plan_runs(parse(tables, "c.toml")), "c.toml")
     assert (tmp_path / "file").read_text() == "closed"
+
+
+def test_limits_without_an_environment_are_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"\[environment\].max_turns: would not be read; set environment"):
+        parse({**GUESS, "environment": {"max_turns": 3}}, "c.toml")
+    decided = {"environment": "single_turn", "max_turns": 3, "turn_reward": "final", "discount": 0.5}
+    parse({**GUESS, "environment": decided}, "c.toml")
 
 
 def test_every_environment_is_tried_out(own: str) -> None:

@@ -29,6 +29,7 @@ def check_run(draft: Draft) -> Iterator[Problem]:
     yield from _check_minibatches(draft)
     yield from _check_back_pressure(draft)
     yield from _check_warm_up(draft)
+    yield from _check_environment(draft)
     yield from _check_throttle(draft)
     if draft.is_sound("training", "rate_limiter", "backpressure"):
         yield from flow_problems(draft.config)
@@ -238,6 +239,18 @@ def _check_warm_up(draft: Draft) -> Iterator[Problem]:
         yield ("warmup", "steps"), "is not given, so path would not be read; set it, 0 for no updates"
     elif table.steps and draft.trials is not None and draft.is_sound("backend"):
         yield from ((("warmup", "path"), what) for what in _file_problems(draft))
+
+
+def _check_environment(draft: Draft) -> Iterator[Problem]:
+    """Check that no key is set without the one it depends on, whose default may be written down."""
+    given = draft.tables.get("environment")
+    if not isinstance(given, Mapping) or not draft.is_sound("environment"):
+        return
+    if "environment" not in given:
+        for key in given:
+            yield ("environment", key), 'would not be read; set environment, "single_turn" for one completion'
+    elif "discount" in given and "turn_reward" not in given:
+        yield ("environment", "discount"), 'would not be read; set turn_reward, "sum" to discount rewards'
 
 
 def _file_problems(draft: Draft) -> Iterator[str]:

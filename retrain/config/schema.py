@@ -110,7 +110,7 @@ class Environment(Section):
     )
     error_reward: float | None = key(None, "reward of an episode that fails; default: it is unscored")
     time_limit_s: float = key(60.0, "time that one call of the environment may take", gt=0, le=86400)
-    threads: bool = key(False, "call plain functions in threads, because they wait for something")
+    threads: bool = key(False, "run plain functions in threads; for functions that wait (network, processes)")
 
 
 @dataclass(frozen=True)
