@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -184,6 +186,45 @@ def test_a_failure_costs_its_episode(turn: object, said: str) -> None:
     assert (fine.episode.reward, fine.episode.error) == (3.0, "")
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_episode_that_opens_too_late_is_closed(is_async: bool) -> None:
+    may_open, closed = threading.Event(), threading.Event()
+
+    class Slow(Count):
+        def __init__(self) -> None:
+            super().__init__()
+            may_open.wait()
+
+        def close(self) -> object:
+            return asyncio.to_thread(closed.set) if is_async else closed.set()
+
+    episode = play(Slow, time_limit_s=0.01, threads=True, how=replace(HOW, group_size=1))[0].episode
+    assert episode
+    assert episode.error == "prompt 0: opening it took longer than 0.01 s"
+    may_open.set()
+    assert closed.wait(60)
+
+
+def test_a_play_waits_while_functions_of_another_fill_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retrain.trainer.episodes.GRACE_S", 1.0)
+    is_busy = threading.Event()
+
+    class Crowd(Count):
+        def step(self, completion: str) -> tuple[str, float, bool]:
+            is_busy.set()
+            time.sleep(0.05)  # 40 of them in one iteration of the loop
+            return "", 1.0, True
+
+    episodes = Episodes(Environment(time_limit_s=0.01), Crowd, write("x"))
+    crowd = threading.Thread(target=episodes.play, args=([Prompt(0, "p", "")], replace(HOW, group_size=40)))
+    crowd.start()
+    is_busy.wait()
+    (group,) = episodes.play([Prompt(1, "p", "")], replace(HOW, group_size=1))
+    crowd.join()
+    episodes.close()
+    assert group.rollouts[0].text == "x"
+
+
 def test_an_environment_that_never_answers_is_ended() -> None:
     class Silent(Count):
         async def step(self, completion: str) -> object:
@@ -235,6 +276,11 @@ def test_a_resumed_run_of_episodes_is_the_undisturbed_one(tmp_path: Path) -> Non
 
 
 OWN = '''
+from collections import Counter
+
+number_of = Counter()
+
+
 class Once:
     """Leaves the score to the reward."""
 
@@ -257,6 +303,16 @@ class Opened(Once):
         self.file.write("closed")
         self.file.close()
         raise OSError("a late complaint")
+
+
+class Closed(Once):
+    def __init__(self):
+        super().__init__()
+        number_of["opened"] += 1
+
+    async def close(self):
+        number_of["closed"] += 1
+        raise OSError("closed twice")
 
 
 class Mute:
@@ -294,6 +350,13 @@ def test_a_reward_of_none_leaves_scoring_to_the_reward(own: str, tmp_path: Path)
     rows = read_metrics(files.directory)
     assert {row["turns_mean"] for row in rows} == {1.0}
     assert all(row["mean_reward"] == row["correct_rate"] for row in rows)  # `match` gives 0 or 1
+
+
+def test_every_environment_of_a_run_is_closed(own: str, tmp_path: Path) -> None:
+    files = make_run(tmp_path / "r", with_environment(f"{own}.Closed"))
+    assert worker.run(files.directory, threading.Event()) == 0
+    number_of = importlib.import_module(own).number_of
+    assert number_of["closed"] == number_of["opened"] > 4 * 12
 
 
 def test_a_run_whose_episodes_all_fail_ends_with_the_reason(

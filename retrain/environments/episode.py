@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import math
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -12,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from retrain.demonstrations import as_prompt, conversation
-from retrain.event_loop import in_thread
+from retrain.event_loop import in_thread, result_of
 from retrain.registry.code import located
 from retrain.rollouts import Messages, Prompt
 
@@ -66,7 +68,7 @@ class Conversation:
         Raises:
             EpisodeError: the environment failed.
         """
-        self._episode = await self._call("opening it", self._open)
+        self._episode = await self._call("opening it", self._open, unwanted=_discard)
         given = await self._call("start", partial(self._episode.start, prompt))
         text, answer, messages = as_prompt(_messages("start", given), prompt.answer)
         return replace(prompt, text=text, answer=answer, messages=messages)
@@ -89,11 +91,13 @@ class Conversation:
             except EpisodeError:
                 return
 
-    async def _call(self, what: str, function: Callable[[], Any]) -> Any:
+    async def _call(
+        self, what: str, function: Callable[[], Any], unwanted: Callable[[Any], object] = lambda _: None
+    ) -> Any:
         began_s = time.perf_counter()
         self._observe()
         try:
-            result = in_thread(function) if self._in_threads else function()
+            result = in_thread(function, unwanted) if self._in_threads else function()
             return await self._limited(what, result) if inspect.isawaitable(result) else result
         except EpisodeError:
             raise
@@ -112,6 +116,17 @@ class Conversation:
             if not limit.expired():
                 raise
             raise EpisodeTimeoutError(f"{what} took longer than {self._limit_s:g} s") from error
+
+
+def _discard(episode: object) -> None:
+    """Close an episode that opened too late, in a thread, because its caller may be the event loop's."""
+
+    def close() -> None:
+        with contextlib.suppress(Exception):
+            result_of(episode.close())  # type: ignore[attr-defined]
+
+    if hasattr(episode, "close"):
+        threading.Thread(target=close, name="late-episode", daemon=True).start()
 
 
 def _messages(what: str, given: object) -> Messages:

@@ -65,10 +65,11 @@ class Episodes:
         """
         self._table, self._open, self._sample = table, open_episode, sample
         self._loop = EventLoopThread()
+        self._calls = 0  # of the environment, by all plays, which share the loop
 
     def play(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
         """Play `how.group_size` episodes of each prompt; callable from several threads."""
-        desk = _Desk(self._table.time_limit_s + GRACE_S)
+        desk = _Desk(self._table.time_limit_s + GRACE_S, lambda: self._calls)
         playing = self._loop.begin(self._all(desk, prompts, how))
         playing.add_done_callback(lambda _: desk.close())
         calls = 0
@@ -87,6 +88,9 @@ class Episodes:
         """Cancel what is left of episodes."""
         self._loop.close()
 
+    def _environment_called(self) -> None:
+        self._calls += 1
+
     async def _all(self, desk: _Desk, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
         size = how.group_size
         rollouts = await asyncio.gather(*(self._one(desk, p, how) for p in prompts for _ in range(size)))
@@ -98,7 +102,7 @@ class Episodes:
     async def _one(self, desk: _Desk, prompt: Prompt, how: Sampling) -> Rollout:
         table, began_s = self._table, time.perf_counter()
         talk = Conversation(
-            self._open, table.time_limit_s, in_threads=table.threads, observe=desk.environment_called
+            self._open, table.time_limit_s, in_threads=table.threads, observe=self._environment_called
         )
         played = _Played(Rollout(prompt, "", (), np.zeros(0), (), truncated=False))
         error: EpisodeError | None = None
@@ -164,10 +168,14 @@ class _Played:
 class _Desk:
     """Where episodes ask for turns, and the sampling thread answers."""
 
-    def __init__(self, patience_s: float) -> None:
-        """Open; a call of the environment that blocks the event loop may take `patience_s`."""
-        self._patience_s = patience_s
-        self._calls = 0  # of the environment
+    def __init__(self, patience_s: float, calls: Callable[[], int]) -> None:
+        """Open.
+
+        Args:
+            patience_s: time that a call of the environment may block the event loop.
+            calls: returns how many calls of the environment have begun, in all plays.
+        """
+        self._patience_s, self._calls = patience_s, calls
         self._asked: list[Request] = []
         self._batches: queue.SimpleQueue[list[Request]] = queue.SimpleQueue()
 
@@ -190,18 +198,15 @@ class _Desk:
             batch = [*batch, *more]
         return batch
 
-    def environment_called(self) -> None:
-        self._calls += 1
-
     def _next(self) -> list[Request]:
         while True:
-            before = self._calls
+            before = self._calls()
             with contextlib.suppress(queue.Empty):
                 return self._batches.get(timeout=self._patience_s)
-            if self._calls == before:
+            if self._calls() == before:
                 raise RunFailedError(
                     f"a plain function of the environment has not returned for {self._patience_s:g} s, and "
-                    "no other episode can go on; make it `async`, or set [environment].threads = true"
+                    "no other episode can continue; make it `async`, or set [environment].threads = true"
                 )
 
     def answer(self, requests: Sequence[Request], rollouts: Sequence[Rollout | None]) -> None:
