@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
 
 import pytest
 
 from retrain.errors import ConfigError
-from retrain.rewards import UnscoredError, weighted
+from retrain.rewards import Answer, Outcome, Score, UnscoredError, weighted
+from retrain.rewards.opening import RewardRange
+from retrain.rewards.weighted import OpenPart, WeightedScorer
 from retrain.rollouts import Prompt
 
 PROMPT = Prompt(0, "372=", "237")
@@ -86,3 +91,32 @@ begun.wait()
 def test_functions_are_called_by_whoever_asks_so_that_they_may_use_signals() -> None:
     parts = {f"{FUNCTIONS}.in_main_thread": 1.0, "match": 1.0}
     assert weighted.score("237", PROMPT, parts=parts) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        ([Score(0.0, Outcome.LIMIT, "x"), Score(None, Outcome.ERROR, "y")], Score(None, Outcome.ERROR, "y")),
+        ([Score(0.5, Outcome.TIMEOUT, "x"), Score(1.0, Outcome.FAULT, "y")], Score(1.5, Outcome.FAULT, "y")),
+        (
+            [Score(0.5, Outcome.LIMIT, "x"), Score(0.0, Outcome.TIMEOUT, "y")],
+            Score(0.5, Outcome.TIMEOUT, "y"),
+        ),
+        ([Score(0.5), Score(1.0, Outcome.LIMIT, "y")], Score(1.5, Outcome.LIMIT, "y")),
+        ([Score(0.5), Score(1.0)], Score(1.5)),
+    ],
+)
+def test_the_sum_has_the_outcome_that_matters_most(scores: list[Score], expected: Score) -> None:
+    class Given:
+        def __init__(self, score: Score) -> None:
+            self.score = score
+
+        async def score_all(self, answers: Sequence[Answer]) -> list[Score]:
+            return [self.score]
+
+        def close(self) -> None:
+            pass
+
+    parts = [OpenPart(1.0, Given(score), RewardRange("given")) for score in scores]
+    scorer = WeightedScorer(parts, ExitStack())
+    assert asyncio.run(scorer.score_all([Answer("", PROMPT)])) == [expected]

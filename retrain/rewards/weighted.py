@@ -34,6 +34,7 @@ from retrain.rewards import Answer, BatchScorer, Outcome, Score, is_number, scor
 from retrain.rewards.opening import CallingScorer, RewardRange, close_unawaited, open_reward, range_of
 
 PART_KEYS = ("reward", "weight", "params")
+GRAVITY = (Outcome.SCORED, Outcome.LIMIT, Outcome.ERROR, Outcome.TIMEOUT, Outcome.FAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +186,13 @@ async def _column(scores: Any) -> list[Score]:
 
 
 def _sum(weights: Sequence[float], scores: Sequence[Score]) -> Score:
-    """Return the weighted sum; unknown if a part's score is, with the first fault's message."""
-    fault = next((s for s in scores if s.outcome is not Outcome.SCORED), Score(0.0))
-    values = [s.value for s in scores if s.value is not None]
-    total = sum(w * v for w, v in zip(weights, values, strict=True)) if len(values) == len(scores) else None
-    return Score(total, fault.outcome, fault.message)
+    """Return the weighted sum with its gravest outcome; unknown if a part's score is, with that outcome."""
+    unknown = next((s for s in scores if s.value is None), None)
+    if unknown:
+        return unknown
+    gravest = max(scores, key=lambda s: GRAVITY.index(s.outcome))
+    total = sum(w * (s.value or 0.0) for w, s in zip(weights, scores, strict=True))
+    return Score(total, gravest.outcome, gravest.message)
 
 
 def _form_problems(table: object) -> Iterator[str]:
