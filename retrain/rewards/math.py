@@ -60,9 +60,11 @@ class MathScorer(VerifierScorer):
     def __init__(self, pool: ProcessPool) -> None:
         super().__init__(pool)
         self._readable: dict[str, bool] = {}
+        self._hung: set[str] = set()  # references whose check did, perhaps only as the machine is busy
 
     def score_all(self, answers: Sequence[Answer]) -> list[Score]:
         scores = super().score_all(answers)
+        self._hung.clear()
         return [self._judged(answer, score) for answer, score in zip(answers, scores, strict=True)]
 
     def _judged(self, answer: Answer, score: Score) -> Score:
@@ -70,11 +72,14 @@ class MathScorer(VerifierScorer):
         if score.value != 0 or score.outcome is Outcome.SCORED:
             return score
         wanted = answer.prompt.answer
-        if wanted not in self._readable:
+        if wanted not in self._readable and wanted not in self._hung:
             pair = [Answer(wanted, answer.prompt), Answer("0", answer.prompt)]
             itself, number = super().score_all(pair)  # equal to itself, and comparable with a number
-            self._readable[wanted] = itself.value == 1 and number.outcome is Outcome.SCORED
-        if self._readable[wanted]:
+            if Outcome.TIMEOUT in (itself.outcome, number.outcome):
+                self._hung.add(wanted)
+            else:
+                self._readable[wanted] = itself.value == 1 and number.outcome is Outcome.SCORED
+        if self._readable.get(wanted):
             return score
         return Score(None, score.outcome, f"the reference answer may be the cause: {score.message}")
 
