@@ -59,7 +59,7 @@ def test_the_report_names_faults_and_jumps(tmp_path: Path) -> None:
 
     told = list(signs([side(tmp_path, Simulated(jump(0.1, 0.9).tolist(), more=more), steps=40)]))
     assert told[0] == (
-        "grpo: 0.1 of completions did what no solution does (80 faults), 0.05 ran out of memory or files, "
+        "grpo: 0.1 of completions broke a rule of the sandbox (80 faults), 0.05 ran out of memory or files, "
         "0.25 took too long."
     )
     assert told[1].startswith(

@@ -212,7 +212,7 @@ def _faults(side: Side) -> Iterator[str]:
     late = sum(_sum(run, "reward_timeout_fraction", "batch_size", "group_size") for run in side.runs)
     if scored and (faults or over or late):
         yield (
-            f"{plain(side.label)}: {faults / scored:.2g} of completions did what no solution does "
+            f"{plain(side.label)}: {faults / scored:.2g} of completions broke a rule of the sandbox "
             f"({count_of(round(faults), 'fault')}), {over / scored:.2g} ran out of memory or files, "
             f"{late / scored:.2g} took too long."
         )
