@@ -55,6 +55,7 @@ class Ended:
     broke: str = ""  # what it did that no solution does, such as "left 2 processes behind"
     denied: int = 0  # calls and paths that it was denied
     over: Sequence[str] = ()  # limits that it ran into: memory, files
+    is_known: bool = True  # False: its sandbox has ended, too, and does not say how
 
 
 class SandboxError(Exception):

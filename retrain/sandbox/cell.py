@@ -38,7 +38,10 @@ sys.modules[name].main(setup)"""
 MODULES = ("values", "confine", "stand_in", "peer", "testing", "jobs", "zygote")
 OURS, HIDDEN = "retrain.sandbox.inside", "retrain.hidden"
 CHUNK = 1 << 15
-LAST_WORDS = {"code", "fault"}  # one of which a sandbox says at its end
+LAST_WORDS = (
+    {"code", "in_time", "broke", "denied", "over"},
+    {"fault"},
+)  # keys
 _SOCKET_KIND = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_STREAM
 
 
@@ -206,13 +209,13 @@ class Cell:
         for line in reversed(lines := self._lines()):
             with contextlib.suppress(ValueError):  # a container's client may write, too
                 told = json.loads(line)
-                if isinstance(told, dict) and told.keys() & LAST_WORDS:
+                if isinstance(told, dict) and told.keys() in LAST_WORDS:
                     return told
         if STARTED.decode() not in lines:
             raise SandboxError(self._complaint())
         if not stop:
             raise SandboxEndedError(f"{self.sandbox.name} has ended: {self._complaint()}")
-        return {"code": -signal.SIGKILL}  # the client has ended as nobody read what it wrote
+        return {"code": -signal.SIGKILL, "is_known": False}  # perhaps as nobody read what its client wrote
 
     def _say(self, message: bytes, *fds: int) -> None:
         try:

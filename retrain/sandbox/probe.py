@@ -44,6 +44,8 @@ def holes(sandbox: Sandbox) -> list[str]:
             ended = cell.ended()
     finally:
         cell.close()
+    if ended.broke:
+        raise SandboxError(f"programs do not run in {sandbox.name}: a harmless one {ended.broke}")
     try:
         found = json.loads(output)
     except ValueError:

@@ -148,6 +148,7 @@ OVER = {
         "x = []\ntry:\n    while True: x.append(b'1' * (1 << 16))\nexcept MemoryError: x = 1\nprint(1)",
         1,
     ),
+    "memory, mapped": ("import mmap; mmap.mmap(-1, 1 << 40)", 0),
     "a file": ("open('f', 'wb').write(bytes(32 << 20))", 0),
     "descriptors": ("x = [open('/dev/null') for _ in range(100)]", 0),
 }

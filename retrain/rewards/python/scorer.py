@@ -45,6 +45,10 @@ class Desk:
             self.cells[use] = Cell(self.sandbox if is_local else choose("process", {}))
         return self.cells[use]
 
+    def denial(self) -> str:
+        """Return what the program was denied, in words."""
+        return f"the program was denied {self.denied} calls or paths"
+
     def close(self) -> None:
         while self.cells:
             self.cells.popitem()[1].close()
@@ -98,13 +102,15 @@ class ProgramScorer:
                 desk.close()
                 value = float(self._passes(desk, answer))
             if desk.denied:  # a sign, whose completion keeps its score
-                return Score(value, Outcome.FAULT, f"the program was denied {desk.denied} calls or paths")
+                return Score(value, Outcome.FAULT, desk.denial())
             if desk.over:  # a sign as well
                 return Score(
                     value, Outcome.LIMIT, f"the program ran out of {' and '.join(sorted(desk.over))}"
                 )
             return Score(value)
         except TimeoutError as error:
+            if desk.denied:  # the graver sign
+                return Score(0.0, Outcome.FAULT, f"{error}; {desk.denial()}")
             return Score(0.0, Outcome.TIMEOUT, str(error))
         except FaultError as error:
             return Score(0.0, Outcome.FAULT, str(error))
@@ -159,6 +165,8 @@ class ProgramScorer:
             ended = desk.cell().ended(stop=True)
         self._check(desk, ended, is_over=is_over)
         told = _verdict(verdict) if verdict else NO_VERDICT
+        if not (told["passed"] or ended.is_known):
+            raise SandboxEndedError("the sandbox has ended while tests used the program")
         if told["garbage"]:
             raise FaultError(f"the program's answer cannot be read: {told['garbage']}")
         if told["needs_sharing"]:

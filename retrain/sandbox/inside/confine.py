@@ -158,8 +158,9 @@ def tell_of_limits(error: BaseException | None) -> None:
     """Have the supervisor note the limit that an exception or its causes stand for, if any (Linux)."""
     with contextlib.suppress(BaseException):  # of the exception's own code
         for _ in range(LONGEST_CHAIN if IS_LINUX else 0):
-            memory = isinstance(error, MemoryError)
-            if memory or (isinstance(error, OSError) and error.errno in FULL):
+            code = error.errno if isinstance(error, OSError) else None
+            memory = isinstance(error, MemoryError) or code == errno.ENOMEM
+            if memory or code in FULL:
                 libc.syscall(OVER_MEMORY if memory else OVER_FILES)
             error = error and error.__context__
 
@@ -170,9 +171,14 @@ def _check(result: int, what: str) -> None:
         raise OSError(code, f"{what}: {os.strerror(code)}")
 
 
+def cpu_seconds(limits: Mapping[str, Any]) -> int:
+    """Return the processor time after which the kernel ends a program: beyond its time on every core."""
+    return (int(limits["seconds"]) + 2) * (os.cpu_count() or 1)
+
+
 def _limit(limits: Mapping[str, Any], *, may_start_threads: bool) -> None:
     most = {
-        resource.RLIMIT_CPU: int(limits["seconds"]) + 2,
+        resource.RLIMIT_CPU: cpu_seconds(limits),
         resource.RLIMIT_FSIZE: FILE_BYTES,
         resource.RLIMIT_NOFILE: OPEN_FILES,
         resource.RLIMIT_CORE: 0,

@@ -45,7 +45,8 @@ def main(setup: Mapping[str, Any]) -> None:
     signal.set_wakeup_fd(woken)
     if setup["single_use"]:  # whose program has no standard error
         os.write(2, STARTED + b"\n")
-        os.write(2, json.dumps(run((os.dup(0), os.dup(1)), setup["limits"], setup, [wakes])).encode())
+        last_words = json.dumps(run((os.dup(0), os.dup(1)), setup["limits"], setup, [wakes]))
+        os.write(2, last_words.encode() + b"\n")
         os._exit(0)
     control = socket.socket(fileno=os.dup(0))
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -91,7 +92,7 @@ def run(
     mounted, listeners = told[: setup["mounts"]], told[setup["mounts"] :]
     watch = Watch(program, own, limits, wakers, listeners)
     in_time = not confined or watch.wait()
-    code, is_out_of_memory = end(program, limits["memory_bytes"])
+    code, is_over_time, is_out_of_memory = end(program, limits)
     left = 0 if setup["mounts"] else end_children()  # a process namespace ends by itself
     is_full = watch.is_full() or any(map(has_no_room, mounted))
     remove(own)
@@ -102,18 +103,22 @@ def run(
     broke = faults(code, is_full=is_full, left=left)
     watch.told["memory"] += is_out_of_memory
     over = [what for what in confine.OVER.values() if watch.told[what]]
+    in_time = in_time and not is_over_time
     return {"code": code, "in_time": in_time, "broke": broke, "denied": watch.told["denied"], "over": over}
 
 
-def end(program: int, memory_bytes: int) -> tuple[int, bool]:
-    """End a program and its group; return its exit status, and whether it ran out of memory (Linux)."""
+def end(program: int, limits: Mapping[str, Any]) -> tuple[int, bool, bool]:
+    """End a program and its group; return its exit status, and what it ran out of: time, memory (Linux)."""
     was_killed = not has_ended(program)  # by what follows, not by the kernel for its memory
     kill_group(program)
     _, status, used = os.wait4(program, 0)
     code = os.waitstatus_to_exitcode(status)
     touched = used.ru_maxrss << 10 if confine.IS_LINUX else 0
-    is_large = touched > memory_bytes - min(UNTOUCHED_BYTES, memory_bytes // 4)
-    return code, is_large or (code == -signal.SIGKILL and not was_killed)
+    is_large = touched > limits["memory_bytes"] - min(UNTOUCHED_BYTES, limits["memory_bytes"] // 4)
+    by_kernel = code == -signal.SIGKILL and not was_killed
+    cpu_s = used.ru_utime + used.ru_stime  # which the kernel counts more coarsely for its limit
+    is_over_time = by_kernel and cpu_s >= 0.9 * confine.cpu_seconds(limits)
+    return code, is_over_time, is_large or (by_kernel and not is_over_time)
 
 
 def has_ended(program: int) -> bool:
@@ -124,7 +129,7 @@ def has_ended(program: int) -> bool:
 def has_no_room(folder: int) -> bool:
     """Whether a program has filled the mounted folder behind a descriptor."""
     found = os.statvfs(folder)
-    return not (found.f_bfree and found.f_ffree)
+    return not found.f_bfree or bool(found.f_files and not found.f_ffree)  # some count no files
 
 
 def faults(code: int, *, is_full: bool, left: int) -> str:
