@@ -176,12 +176,12 @@ class CampaignRun:
         observer = RecordingObserver(self._observer, roll_up, NoticeBook(self._files.notices))
 
         def look() -> int:
-            expected = forecaster.look()
+            is_lost = not lock.is_in_place  # checked every second: records written now would be lost
+            expected = None if is_lost else forecaster.look()
             if expected is not None:
                 roll_up.expect(expected)
                 self._write(roll_up, ended=False)
                 observer.notice(said(expected))
-            is_lost = not lock.is_in_place  # checked every second: records written now would be lost
             return max(self._asked_to_stop, asked_to_stop(self._files), int(is_lost))
 
         def ask_workers(now: bool) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from retrain.campaign import Observer
+from retrain.campaign.forecast import Forecaster
 from retrain.campaign.run import start
 from retrain.errors import EXIT_RUN_FAILED, RecordsError
 from retrain.plan.matrix import RunPlan
+from retrain.records.manifest import Expectation
 from retrain.records.metrics import MetricsWriter
 
 VANDAL = """
@@ -28,12 +30,15 @@ class Removing(Observer):
     """Removes the campaign's directory as soon as its first worker has been started."""
 
     directory = Path()
+    leaves_another = False
 
     def started(self, run: RunPlan) -> None:
         del run
-        if self.directory.exists():
+        if (self.directory / "campaign.toml").exists():
             aside = self.directory.rename(self.directory.with_name("gone"))  # so that no writer is in the way
             shutil.rmtree(aside, ignore_errors=True)
+            if self.leaves_another:
+                self.directory.mkdir()
 
 
 def test_a_campaign_whose_directory_is_removed_ends_with_an_error(campaign_file: Path) -> None:
@@ -43,6 +48,19 @@ def test_a_campaign_whose_directory_is_removed_ends_with_an_error(campaign_file:
     with pytest.raises(RecordsError, match="was removed or replaced while the campaign ran"):
         campaign.execute()
     assert not campaign.directory.exists()
+
+
+def test_nothing_is_written_into_a_directory_that_took_the_campaigns_place(
+    campaign_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observer = Removing()
+    campaign = start(campaign_file, observer=observer)
+    observer.directory = campaign.directory
+    observer.leaves_another = True
+    monkeypatch.setattr(Forecaster, "look", lambda forecaster: Expectation(1.0, 2.0, 0.0, "a pilot"))
+    with pytest.raises(RecordsError, match="was removed or replaced while the campaign ran"):
+        campaign.execute()
+    assert list(campaign.directory.iterdir()) == []
 
 
 @pytest.mark.parametrize("what", ["metrics.jsonl", "the whole directory"])
