@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from retrain.records.metrics import read_metrics
+from retrain.records.run_state import read_done
 
 FILE = """
 [training]
@@ -46,12 +49,32 @@ name = "sepa"
 transform_mode = "gtpo_sepa"
 """
 CLOCKS = ("_s", "_per_second", "timestamp")  # endings of what a clock decides
+EVALUATION = "eval_"  # how keys of an evaluation begin
+Values = dict[str, object]
 
 
-def rows_of(
-    project: Path, *, workers: int = 1, training: str = "", data: str = ""
-) -> dict[str, list[dict[str, object]]]:
-    """Run the file in a directory of its own, and return the rows of each run."""
+@dataclass(frozen=True)
+class Recorded:
+    """What a run recorded, except for what a clock decides."""
+
+    rows: list[Values]
+    result: Values
+
+    def unevaluated(self) -> Recorded:
+        """Return what is left without evaluations."""
+        return Recorded([_without_evaluation(row) for row in self.rows], _without_evaluation(self.result))
+
+
+def _without_evaluation(values: Values) -> Values:
+    return {key: value for key, value in values.items() if not key.startswith(EVALUATION)}
+
+
+def _without_times(values: Mapping[str, object]) -> Values:
+    return {key: value for key, value in values.items() if not key.endswith(CLOCKS)}
+
+
+def record(project: Path, *, workers: int = 1, training: str = "", data: str = "") -> dict[str, Recorded]:
+    """Run the file in a directory of its own, and return what each run recorded."""
     project.mkdir(parents=True)
     prompts = [{"prompt": f"{a}{b}", "answer": f"{b}{a}"} for a in "abcd" for b in "abcd"]
     (project / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
@@ -60,39 +83,35 @@ def rows_of(
     ended = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == 0, ended.stderr
     (campaign,) = (project / "logs").iterdir()
-    return {
-        run.name: [
-            {
-                key: value
-                for key, value in row.items()
-                if not key.endswith(CLOCKS) and not key.startswith("eval_")
-            }
-            for row in read_metrics(run)
-        ]
-        for run in (campaign / "runs").iterdir()
-    }
+    recorded = {}
+    for run in (campaign / "runs").iterdir():
+        done = read_done(run / "done.json")
+        assert done is not None
+        rows = [_without_times(row) for row in read_metrics(run)]
+        recorded[run.name] = Recorded(rows, _without_times(done.result))
+    return recorded
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, object]]]:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recorded]:
     """One worker, no evaluation before the end."""
-    return rows_of(tmp_path_factory.mktemp("first") / "project")
+    return record(tmp_path_factory.mktemp("first") / "project")
 
 
-def test_runs_differ_from_each_other(alone: dict[str, list[dict[str, object]]]) -> None:
-    runs = [[{**row, "run": "", "condition": "", "seed": 0} for row in rows] for rows in alone.values()]
+def test_runs_differ_from_each_other(alone: dict[str, Recorded]) -> None:
+    runs = [[{**row, "run": "", "condition": "", "seed": 0} for row in run.rows] for run in alone.values()]
     assert [len(rows) for rows in runs] == [5] * 4
     assert all(one != other for number, one in enumerate(runs) for other in runs[:number])
+    assert all("eval_reward" in run.result for run in alone.values())
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {},
-        {"workers": 4},
-        {"training": "eval_every = 1", "data": "eval_samples = 3"},
-    ],
-    ids=["in another directory", "four workers", "evaluated after every step"],
-)
-def test_rows_are_identical(alone: dict[str, list[dict[str, object]]], changed: dict, tmp_path: Path) -> None:
-    assert rows_of(tmp_path / "somewhere" / "else", **changed) == alone
+@pytest.mark.parametrize("changed", [{}, {"workers": 4}], ids=["in another directory", "four workers"])
+def test_records_are_identical(alone: dict[str, Recorded], changed: dict, tmp_path: Path) -> None:
+    assert record(tmp_path / "somewhere" / "else", **changed) == alone
+
+
+def test_evaluation_changes_nothing_else(alone: dict[str, Recorded], tmp_path: Path) -> None:
+    evaluated = record(tmp_path / "project", training="eval_every = 1", data="eval_samples = 3")
+    assert {name: run.unevaluated() for name, run in evaluated.items()} == {
+        name: run.unevaluated() for name, run in alone.items()
+    }
