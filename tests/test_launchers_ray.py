@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shlex
 import subprocess
 from collections.abc import Callable
@@ -16,8 +18,9 @@ from retrain.errors import (
     RecordsError,
 )
 from retrain.launchers import Begun, Ended
+from retrain.launchers.ray import driver, task
 from retrain.launchers.ray.client import BY_COMMAND, NO_ROOM, Client, LocalJobs, why_silent
-from retrain.launchers.ray.home import Home
+from retrain.launchers.ray.home import Home, TaskEvent
 from retrain.launchers.ray.launcher import RayLauncher
 from retrain.locks.held import hold
 from retrain.records.layout import RunFiles
@@ -117,6 +120,40 @@ def test_a_driver_that_had_worked_is_replaced(made: RayLauncher, home: Home, job
     work(home, 2, cluster=cluster)
     assert cluster.started[:2] == ["r0.1.2", "r1.1.2"]
     assert [event for event in look(made) if isinstance(event, Ended)] == [Ended(r, 4) for r in RUNS]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.ESTALE, errno.EACCES])
+def test_a_driver_waits_until_it_can_stop_what_an_earlier_one_left(
+    number: int, made: RayLauncher, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = TaskEvent("r0", 1)
+    home.write_event(left)
+    failures = [OSError(number, os.strerror(number))] * 2
+    touch = Path.touch
+
+    def fail_twice(path: Path) -> None:
+        if failures:
+            raise failures.pop()
+        touch(path)
+
+    monkeypatch.setattr(Path, "touch", fail_twice)
+    monkeypatch.setattr(driver, "LOOK_S", 0.01)
+    if number == errno.EACCES:  # does not change by itself
+        with pytest.raises(RecordsError, match=r"r0\.1\.1\.save: cannot write"):
+            work(home, 2)
+        return
+    work(home)
+    assert (home.directory / f"stopped/{left.name}.save").exists()
+    assert [event.run_id for event in look(made) if isinstance(event, Ended)] == RUNS
+
+
+def test_a_stop_request_that_cannot_be_looked_up_ends_no_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task, "LOOK_S", 0.05)
+    (tmp_path / "script").write_text("sleep 0.3; exit 7")
+    too_long = str(tmp_path / ("x" * 300))  # an error of the file system, as of a server that restarts
+    assert task.work(str(tmp_path / "script"), str(tmp_path), too_long) == 7
 
 
 @pytest.mark.parametrize(("error", "is_lost"), [(BY_COMMAND, False), ("JOB_SUPERVISOR_ACTOR_DIED", True)])

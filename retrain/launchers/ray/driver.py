@@ -7,11 +7,11 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from retrain.errors import EXIT_DONE, EXIT_INFRASTRUCTURE, EngineDownError, RecordsError, may_pass
 from retrain.launchers.engine import is_alive
@@ -22,6 +22,8 @@ from retrain.records.campaign_state import asked_to_stop
 from retrain.records.files import readable, write_atomic
 from retrain.records.layout import CampaignFiles, files_of_runs
 from retrain.records.text import plain
+
+T = TypeVar("T")
 
 LOOK_S = 1.0
 MOST_LIVES = 4  # of one run without an orchestrator: the run itself may be killing its nodes
@@ -94,20 +96,18 @@ class Driver:
 
     def drive(self) -> None:
         """Work until all runs are over, or another driver is in charge and the tasks have ended."""
+        _patiently(self._take_over)
+        while _patiently(self._look):
+            pass
+
+    def _take_over(self) -> None:
+        """Stop what earlier drivers left; may be repeated after an error."""
         self._home.read_events()
         self._elsewhere = {run_id for run_id, files in files_of_runs(self._files).items() if is_alive(files)}
         for event in list(self._home.last.values()):
             if event.what == GIVEN:
                 self._home.stop(event, now=False)  # its worker may outlive the driver that submitted it
                 self._write(replace(event, what=LOST, why="with the driver that submitted it to Ray"))
-        is_needed = True
-        while is_needed:
-            try:
-                is_needed = self._look()
-            except RecordsError as error:
-                if not may_pass(error):
-                    raise
-                time.sleep(LOOK_S)  # the disk is full, or the file server is unreachable
 
     def _look(self) -> bool:
         """Follow the orders; return whether there is, or may be, more to do."""
@@ -177,6 +177,17 @@ class Driver:
 
     def _write(self, event: TaskEvent) -> None:
         self._home.write_event(replace(event, driver=self._number, why=plain(event.why, 400)))
+
+
+def _patiently(work: Callable[[], T]) -> T:
+    """Repeat some work while the disk is full or the file server is unreachable; return its result."""
+    while True:
+        try:
+            return work()
+        except RecordsError as error:
+            if not may_pass(error):
+                raise
+            time.sleep(LOOK_S)
 
 
 @contextmanager

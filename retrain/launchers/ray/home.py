@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from retrain.errors import RecordsError
+from retrain.errors import RecordsError, records_error
 from retrain.records.files import make_directory, read_json, write_json
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.lines import append_line, parse_line, read_lines
@@ -79,8 +79,12 @@ class Home:
 
     def stop(self, event: TaskEvent, *, now: bool) -> None:
         """Ask a worker to save and exit, or to end at once; one that has not begun never starts."""
-        with suppress(FileNotFoundError):  # the directory was removed
-            Path(f"{self._stop_of(event)}.{'now' if now else 'save'}").touch()
+        path = Path(f"{self._stop_of(event)}.{'now' if now else 'save'}")
+        try:
+            with suppress(FileNotFoundError):  # the directory was removed
+                path.touch()
+        except OSError as error:
+            raise records_error(path, "write", error) from error
 
     def task_arguments(self, event: TaskEvent) -> tuple[str, ...]:
         return str(self.script), str(self.run(event.run_id).directory), self._stop_of(event)

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 LOOK_S = 1.0  # between checks for a stop request
 FILE_MODE = 0o600
@@ -29,8 +28,8 @@ def work(script: str, run: str, stop: str) -> int | None:
     Returns:
         The exit code, minus the signal that ended the worker; None if it was stopped before it began.
     """
-    save, now = Path(f"{stop}.save"), Path(f"{stop}.now")
-    if save.exists() or now.exists():
+    save, now = f"{stop}.save", f"{stop}.now"
+    if _is_there(save) or _is_there(now):
         return None
     log = os.open(f"{run}/output.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, FILE_MODE)
     with os.fdopen(log, "ab") as output:
@@ -47,15 +46,20 @@ def work(script: str, run: str, stop: str) -> int | None:
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return worker.wait(LOOK_S)
-            if now.exists():
+            if _is_there(now):
                 os.killpg(worker.pid, signal.SIGKILL)
-            elif save.exists() and not was_asked:
+            elif _is_there(save) and not was_asked:
                 was_asked = True
                 worker.terminate()
     finally:  # Ray ends this process, or interrupts the task
         if worker.returncode is None:
             os.killpg(worker.pid, signal.SIGKILL)
             worker.wait()
+
+
+def _is_there(path: str) -> bool:
+    """Whether a file exists; no if the file server is unreachable, which is asked again at the next look."""
+    return os.path.exists(path)  # noqa: PTH110 (Path.exists raises errors of the file server in Python 3.11)
 
 
 def _death_with_parent() -> Callable[[], None] | None:
