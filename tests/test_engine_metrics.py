@@ -32,7 +32,10 @@ def test_the_servers_own_names_are_known() -> None:
     assert EngineMeter("a.log").look(vllm(1e3), 0.0) == EngineUse(
         running=5, waiting=1, kv_fraction=0.125, tokens_per_s=None, log="a.log"
     )
-    assert str(EngineMeter("").look(SGLANG, 0.0)) == "4 running, 0 waiting, KV cache 50%"
+    meter = EngineMeter("")
+    for now_s in (0.0, 1.0):
+        assert str(meter.look(SGLANG, now_s)) == "4 running, 0 waiting, KV cache 50%"
+    assert meter.take().tokens_per_s is None
 
 
 def test_speed_is_that_between_two_looks_and_of_a_step_that_since_the_last_one() -> None:

@@ -108,7 +108,7 @@ class Calls(Client):
                     return
                 if text and line.startswith(EVENT):
                     yield text
-            raise CallError("the answer broke off")
+            raise CallError("the response ended early")
 
     def end_calls(self) -> None:
         """End the calls in flight that can be ended, and all such calls from now on."""
@@ -159,9 +159,9 @@ class Calls(Client):
 
     def _failed(self, call: Call | None, error: Exception) -> Exception:
         if call is not None and call.is_ended:
-            return InterruptedRunError("sampling was ended")
+            return InterruptedRunError("sampling was cancelled")
         if isinstance(error, TimeoutError):
-            return CallError(f"no sign of life for {self._silence_s:g} s", is_timeout=True)
+            return CallError(f"no data for {self._silence_s:g} s", is_timeout=True)
         return CallError(self.masked(str(error) or type(error).__name__))
 
 

@@ -36,7 +36,7 @@ class EngineMeter:
         if not running:
             return None
         with self._lock:
-            before, self._last = self._last, (now_s, sum(tokens))
+            before, self._last = self._last, (now_s, sum(tokens)) if tokens else None
             self._first = self._first or self._last
             use = EngineUse(
                 running=int(sum(running)),

@@ -19,7 +19,9 @@ from retrain import worker
 from retrain.backends import BackendProgress, BackendSpec, Sampling, SamplingProgress
 from retrain.backends.local import connect
 from retrain.backends.local.policy import LocalBackend
+from retrain.backends.local.progress import Progress
 from retrain.engines import openai as engine_module
+from retrain.engines.completions import Row
 from retrain.errors import InfrastructureError, InterruptedRunError
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
@@ -83,6 +85,24 @@ def test_a_call_tells_how_far_it_is(server, model):
     assert first.tokens > 0
 
 
+def test_a_call_may_begin_while_another_tells_how_far_it_is() -> None:
+    progress = Progress(lambda _: None, every_s=0.0)
+    second = progress.call()  # kept, because a call that is let go of ends
+    beginning = threading.Thread(target=second.__enter__)
+
+    class Rows(list[Row]):
+        def __iter__(self) -> Iterator[Row]:
+            if beginning.ident is None:
+                beginning.start()
+                beginning.join(0.1)
+            return super().__iter__()
+
+    with progress.call() as tell:
+        tell(Rows([Row()]))
+    beginning.join()
+    assert progress.is_busy()
+
+
 def test_a_server_that_does_not_stream_as_vllm_does_is_asked_for_whole_answers(model):
     with serve(model, prefix="") as server:
         assert_honest(through(server, model, engine_reload="/load_lora_adapter"), max_tokens=LONG)
@@ -99,7 +119,7 @@ def test_a_stream_that_breaks_off_is_asked_for_again(server, model, monkeypatch)
 def test_a_server_that_falls_silent_is_given_up(server, model, monkeypatch):
     monkeypatch.setattr(engine_module, "FIRST_WAIT_S", 0.001)
     server.is_held = lambda body: True
-    with pytest.raises(InfrastructureError, match=r"no sign of life for 0\.1 s"):
+    with pytest.raises(InfrastructureError, match=r"no data for 0\.1 s"):
         draw(through(server, model, engine_timeout_s=0.1), max_tokens=LONG)
     wait_until(lambda: server.running == 0)
 

@@ -40,7 +40,8 @@ class Progress:
     def call(self) -> Iterator[Tell]:
         """Return what tells the rows of a call, as often as it likes, until the call ends."""
         call, began_s = object(), time.monotonic()
-        self._calls[call] = (began_s, ())
+        with self._lock:
+            self._calls[call] = (began_s, ())
 
         def tell(rows: Sequence[Drawing]) -> None:
             now_s = time.monotonic()

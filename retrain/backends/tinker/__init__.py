@@ -77,7 +77,7 @@ def check_run(config: Config) -> list[str]:
             'within a rollout only; needs "none"'
         )
     if config.environment.environment != "single_turn":
-        problems.append("[environment].environment: the backend samples single turns only so far")
+        problems.append("[environment].environment: the backend samples single turns only")
     if config.training.entropy_bonus:
         problems.append("[training].entropy_bonus: the Tinker API has none; needs 0")
     if config.algorithm.kl_coef:
