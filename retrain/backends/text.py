@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Protocol
@@ -190,9 +191,16 @@ class Text:
         return tuple([self._pieces[t] if t in self._pieces else self._piece(t) for t in tokens])
 
     @property
-    def template(self) -> str:
-        """The chat template's source."""
-        return str(self._tokenizer.chat_template or "")
+    def may_reason(self) -> bool:
+        """Whether the chat template knows of reasoning, and its variables do not switch it off."""
+        off = self._template_kwargs.get("enable_thinking") is False
+        return "<think>" in (self._tokenizer.chat_template or "") and not off
+
+    def without_reasoning(self) -> Text:
+        """Return the same with reasoning switched off."""
+        other = copy(self)
+        other._template_kwargs = {**self._template_kwargs, "enable_thinking": False}
+        return other
 
     def tokens_of(self, text: str) -> Ids:
         """Return a text's token ids; special tokens are those that it spells out."""

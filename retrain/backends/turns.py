@@ -6,9 +6,7 @@ turn, and what follows the mark is appended.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import count, islice
-from typing import Any
 
 from retrain.backends.text import Text, messages_of
 from retrain.errors import ConfigError
@@ -35,7 +33,7 @@ class Turns:
         has_ended = turn.rollout.tokens[-1] in text.end_ids and tokens[0] in text.end_ids
         return Given(place, tokens[1:] if has_ended else tokens, shown)
 
-    def check(self, template_kwargs: Mapping[str, Any]) -> None:
+    def check(self) -> None:
         """Raise a ConfigError if the template would render earlier turns in another way."""
         if not self._text.chat:
             return
@@ -50,12 +48,19 @@ class Turns:
         if self._text.tokens_of(whole) != sum(map(self._text.tokens_of, parts), ()):
             raise _refused("has no special token between turns, so tokens would span two of them")
         thought = self._text.shown((*first, ("assistant", THOUGHT + marks[0]), *asked))
-        reasons = "<think>" in self._text.template and template_kwargs.get("enable_thinking") is not False
-        if reasons and THOUGHT.strip() not in thought:
+        if self._text.may_reason and THOUGHT.strip() not in thought:
+            advice = "; chat_template_kwargs = { enable_thinking = false } trains it without"
             raise _refused(
-                "drops the reasoning of earlier turns, which the policy would still read; "
-                "chat_template_kwargs = { enable_thinking = false } trains it without"
+                "drops the reasoning of earlier turns, which the policy would still read"
+                + advice * self._suits_without_reasoning()
             )
+
+    def _suits_without_reasoning(self) -> bool:
+        try:
+            Turns(self._text.without_reasoning()).check()
+        except ConfigError:
+            return False
+        return True
 
     def _after(self, before: Messages, said: Messages) -> str:
         """Return what the template shows after a turn of the assistant that answers `before`."""

@@ -26,10 +26,10 @@ class Drawn:
     ended: bool  # with an end token or a stop string
 
     def cut(self, limit: int) -> Drawn:
-        """Return its first tokens, at most `limit`."""
+        """Return its first tokens, at most `limit`; their entropy is unknown if some are left out."""
         if len(self.tokens) <= limit:
             return self
-        return Drawn(self.tokens[:limit], self.logprobs[:limit], self.entropy, ended=False)
+        return Drawn(self.tokens[:limit], self.logprobs[:limit], float("nan"), ended=False)
 
 
 class RefusedError(ConfigError):

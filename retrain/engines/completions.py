@@ -24,7 +24,6 @@ class Wanted:
     end_ids: Ids
     stop: Sequence[str]
     cut: Mapping[str, float]  # top_p, top_k and min_p, as far as they are set
-    seed: int
     can_be_ended: bool = False  # by `end_calls`
     enough: int = 0  # prompts whose completions suffice; 0: all
     due: int = 0  # so many of the first prompts must be among them
@@ -50,7 +49,6 @@ class Wanted:
             "temperature": self.temperature,
             "top_p": 1.0,
             **self.cut,
-            "seed": self.seed,
             "stop": list(self.stop),
             "stop_token_ids": list(self.end_ids),
             "logprobs": 1,

@@ -53,6 +53,7 @@ class CompletionsServer(ThreadingHTTPServer):
         self.looks = 0  # at its metrics, while streams were running
         self.broken_streams = 0  # so many streams end without their last event
         self.lock = threading.Lock()
+        self.generator = torch.Generator().manual_seed(0)  # of calls without a seed
 
     @property
     def url(self) -> str:
@@ -95,8 +96,10 @@ class CompletionsServer(ThreadingHTTPServer):
     def choices(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         rows = [tuple(ids) for ids in body["prompt"] for _ in range(body["n"])]
         how = Sampling(body["n"], body["max_tokens"], body["temperature"])
-        generator = torch.Generator().manual_seed(body["seed"])
-        drawn = self.policy.sampler.complete([tuple(ids) for ids in body["prompt"]], how, generator)
+        sample, drawn = self.policy.sampler.complete, []
+        for ids in body["prompt"]:  # as vLLM, which gives every prompt of a call its seed
+            generator = torch.Generator().manual_seed(body["seed"]) if "seed" in body else self.generator
+            drawn += sample([tuple(ids)], [how.max_tokens], how, generator)
         pairs = enumerate(zip(rows, drawn, strict=True))
         return [self.choice(i, row, one) for i, (row, one) in pairs][::-1]  # an order is not promised
 

@@ -19,6 +19,7 @@ from retrain.backends.local import connect
 from retrain.engines import openai as engine_module
 from retrain.errors import ConfigError, InfrastructureError, RunFailedError
 from retrain.records.metrics import read_metrics
+from retrain.rollouts import Prompt
 from retrain.semaphore import FileSemaphore
 from tests.extras.completions_server import CompletionsServer, serve
 from tests.extras.local_policies import (
@@ -54,8 +55,8 @@ def through(server: CompletionsServer, model: str, **options):
     return backend
 
 
-def assert_honest(backend, samples) -> None:
-    for sample, logps in zip(samples, plain_logprobs(backend, samples, 0.8), strict=True):
+def assert_honest(backend, samples, temperature: float = 0.8) -> None:
+    for sample, logps in zip(samples, plain_logprobs(backend, samples, temperature), strict=True):
         assert np.allclose(chosen(logps, sample).detach(), sample.rollout.logprobs, atol=1e-4)
 
 
@@ -419,3 +420,24 @@ def test_a_key_that_no_header_can_hold_is_refused_unshown(server, model, monkeyp
     with pytest.raises(ConfigError, match="OPENAI_API_KEY is not a valid key") as raised:
         through(server, model)
     assert "ret" not in str(raised.value).replace("retrain", "")
+
+
+def test_equal_prompts_of_a_call_are_sampled_apart(server, model):
+    backend = through(server, model)
+    groups = backend.sample([UNEVEN[0]] * 8, Sampling(1, 9, 1.0))
+    assert len({group.rollouts[0].tokens for group in groups}) == 8
+
+
+def test_a_prompt_near_the_end_of_the_context_cuts_no_other(server, model):
+    backend = through(server, model)
+    lengths = {len(backend.text.encode(prompt)): prompt for prompt in UNEVEN}
+    room, context = 5, backend.policy.context
+    filler = "1" * (context - room - min(lengths))
+    long = Prompt(9, lengths[min(lengths)].text + filler, "1")
+    assert len(backend.text.encode(long)) == context - room
+    prompts = [UNEVEN[0], long, UNEVEN[1]]
+    groups = backend.sample(prompts, Sampling(8, 30, 1.0, enough=3, due=1))
+    assert [group.prompt for group in groups] == prompts
+    longest = [max(len(one.tokens) for one in group.rollouts) for group in groups]
+    assert longest[1] <= room < min(longest[0], longest[2])
+    assert_honest(backend, as_samples(groups), 1.0)

@@ -56,6 +56,7 @@ def test_a_wrong_option_is_named_with_what_it_needs(key, value, words):
         ({"system_prompt": "be brief"}, "system_prompt"),
         ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
         ({"engine": "openai"}, "engine_url"),
+        ({"engine_spare": 0.5}, "engine_spare"),
         ({"engine": "openai", "engine_url": "http://h:1", "lora": False}, "engine"),
     ],
 )

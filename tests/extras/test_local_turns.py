@@ -35,9 +35,14 @@ TRIMMED = (
 LAST_ONLY = "<|im_start|>{{ messages[-1].content }}<|im_end|><|im_start|>"
 NUMBERED = "{% for m in messages %}{{ loop.revindex }}{{ m.content }}<|im_end|>{% endfor %}"
 THOUGHTLESS = (
-    "{% for m in messages %}<|im_start|>{{ m.content.split('</think>')[-1] | trim }}<|im_end|>{% endfor %}"
-    "<|im_start|>{% if enable_thinking is defined and not enable_thinking %}<think>{% endif %}"
+    "{# <think> #}{% for m in messages %}<|im_start|>"
+    "{{ m.content.split('</think>')[-1] | trim }}<|im_end|>{% endfor %}"
+    "<|im_start|>"
 )
+EMPTY_THOUGHT = (  # as Qwen3's
+    THOUGHTLESS + "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+)
+WITHOUT = {"enable_thinking": False}
 END, OTHER_END = "<|im_end|>", "<eos>"
 
 
@@ -67,7 +72,7 @@ def said_after(text: Text, rollout: Rollout, observation: str) -> Rollout:
 @pytest.mark.parametrize("template", [SMOLLM2, TRIMMED])
 def test_random_turns_are_never_tokenized_again(template: str) -> None:
     text, made, choice = text_of(template), tokenizer(template), random.Random(0)
-    Turns(text).check({})
+    Turns(text).check()
     letters = made.convert_tokens_to_ids(list("ab <|im_start"))
     for _ in range(100):
         rollout = Rollout(Prompt(0, "2+3?", ""), "", (), np.zeros(0), (), truncated=False)
@@ -98,16 +103,19 @@ def test_a_whole_turn_is_followed_by_what_the_template_would_show() -> None:
     [
         (LAST_ONLY, "does not show the assistant's turns as they are"),
         (NUMBERED, "renders earlier turns of a conversation in another way"),
-        (THOUGHTLESS, "drops the reasoning of earlier turns"),
+        (THOUGHTLESS, "drops the reasoning of earlier turns.* enable_thinking = false } trains it without"),
+        (EMPTY_THOUGHT, "drops the reasoning of earlier turns, which the policy would still read, so"),
     ],
 )
 def test_a_template_that_cannot_be_extended_is_refused(template: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        Turns(text_of(template)).check({})
+        Turns(text_of(template)).check()
 
 
 def test_a_model_that_does_not_reason_may_have_a_template_that_drops_reasoning() -> None:
-    Turns(text_of(THOUGHTLESS)).check({"enable_thinking": False})
+    Turns(text_of(THOUGHTLESS, template_kwargs=WITHOUT)).check()
+    with pytest.raises(ConfigError, match="renders earlier turns of a conversation in another way"):
+        Turns(text_of(EMPTY_THOUGHT, template_kwargs=WITHOUT)).check()
 
 
 def test_a_model_samples_turns_and_trains_on_its_own_tokens_only(tmp_path: Path) -> None:
@@ -121,6 +129,11 @@ def test_a_model_samples_turns_and_trains_on_its_own_tokens_only(tmp_path: Path)
         assert after.tokens[: len(before.tokens)] == before.tokens
         assert 0 < len(after.tokens) - len(before.tokens) <= limit
         assert [given.text for given in after.given] == ["no 3"]
+    alone = backend.extend([replace(asked[1], max_tokens=1)], replace(turn, seed=1))[0]
+    beside = backend.extend([replace(asked[1], max_tokens=1), asked[0]], replace(turn, seed=1))[0]
+    assert alone
+    assert beside
+    assert beside.mean_entropy == pytest.approx(alone.mean_entropy)
     full = NextTurn(second[0], (("user", "x" * 60),), 4)
     assert backend.extend([full], turn) == [None]
     count = sum(len(one.tokens) for one in second)

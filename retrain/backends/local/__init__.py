@@ -147,6 +147,8 @@ def check_options(options: Mapping[str, object]) -> list[str]:
     problems += template_problems(options)
     if options.get("engine") == "openai" and not options.get("engine_url"):
         problems.append('engine_url: needed by engine = "openai"; for example "http://127.0.0.1:8000"')
+    if options.get("engine_spare") and not takes_permits(options):
+        problems.append('engine_spare: needs engine = "vllm" or "openai"; only calls are cancelled')
     if options.get("lora_dropout") and not options.get("lora", DEFAULTS.lora):
         problems.append("lora_dropout: needs lora = true, because it is dropout of adapters")
     if takes_permits(options) and not options.get("lora", DEFAULTS.lora):

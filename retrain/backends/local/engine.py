@@ -10,8 +10,9 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -22,7 +23,7 @@ import torch
 from retrain.backends import BackendSpec, Sampling, StartProgress
 from retrain.backends.local import LocalOptions
 from retrain.backends.local.devices import DeviceMemory, left_for_engine
-from retrain.backends.local.engine_check import first_tokens, reject_other_policy
+from retrain.backends.local.engine_check import first_tokens, reject_other_policy, reject_unknown
 from retrain.backends.local.engine_watch import EngineWatch
 from retrain.backends.local.files import ADAPTER, save_weights
 from retrain.backends.local.loading import Cut, Policy
@@ -34,10 +35,11 @@ from retrain.engines.openai import Engine
 from retrain.engines.shared_server import RESTARTING, STARTING, ServerState, SharedServer
 from retrain.engines.turns import Turns
 from retrain.engines.vllm import START_S, vllm_server
-from retrain.errors import InfrastructureError, InterruptedRunError, RunFailedError
+from retrain.errors import InfrastructureError, InterruptedRunError
 
 T = TypeVar("T")
 MOST_KEPT = 0.95  # fraction of the server's tokens that our own cut keeps as well, at least
+MOST_CALLS = 32  # at the same time, for one batch
 CRASHES = 3  # of a server of ours, that one call survives
 
 
@@ -97,33 +99,51 @@ class EngineSampler:
         self._published = Snapshot(version, weights)
 
     def complete(
-        self, prompts: Sequence[Ids], sampling: Sampling, generator: torch.Generator
+        self, prompts: Sequence[Ids], sampling: Sampling, device: torch.device
     ) -> tuple[dict[int, list[Drawn]], int]:
-        """Return groups by the number of their prompt, and the policy's version."""
-        room = self._policy.context - max(map(len, prompts))
-        seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
+        """Return groups by the number of their prompt, and the policy's version, the oldest of several calls.
+
+        Prompts near the end of the context are in calls of their own, because a call has one limit of tokens.
+        """
+        numbers: dict[int, list[int]] = {}  # of the prompts, by their limit
+        for number, ids in enumerate(prompts):
+            limit = min(sampling.max_tokens, self._policy.context - len(ids))
+            numbers.setdefault(limit, []).append(number)
+        if len(numbers) > 1 and sampling.enough:  # calls do not know what others have: take the first
+            kept, how = prompts[: sampling.enough], replace(sampling, enough=0, due=0)
+            return self.complete(kept, how, device)
+        own = ([prompts[n] for n in of] for of in numbers.values())
+        call = partial(self._call, sampling)
+        with self._turns.sampling(), ThreadPoolExecutor(MOST_CALLS) as threads:
+            answers = list((map if len(numbers) == 1 else threads.map)(call, own, numbers))
+        found: dict[int, list[Drawn]] = {}
+        for of, (served, groups) in zip(numbers.values(), answers, strict=True):
+            drawn = [one for group in groups.values() for one in group]
+            reject_unknown(drawn, len(self._policy.causal.get_input_embeddings().weight))
+            if not served.is_checked and sampling.temperature > 0:
+                rows = [prompts[of[place]] for place, group in groups.items() for _ in group]
+                self._check(served.snapshot, rows, drawn, sampling.temperature, device)
+                served.is_checked = True
+            found |= {of[place]: group for place, group in groups.items()}
+        return dict(sorted(found.items())), min(served.snapshot.version for served, _ in answers)
+
+    def _call(
+        self, sampling: Sampling, prompts: Sequence[Ids], limit: int
+    ) -> tuple[Served, dict[int, list[Drawn]]]:
         wanted = Wanted(
             prompts=prompts,
             count=sampling.group_size,
-            max_tokens=min(sampling.max_tokens, room),
+            max_tokens=limit,
             temperature=sampling.temperature,
             end_ids=self._end_ids,
             stop=self._stop,
             cut={} if self._cut is None else {k: v for k, v in asdict(self._cut).items() if v},
-            seed=seed,
             can_be_ended=sampling.seed is None,  # evaluation goes on to the end of its step
             enough=sampling.enough,
             due=sampling.due,
         )
-        with self._turns.sampling(), self._progress.call() as tell:
-            served, groups = self._ask(partial(Engine.complete, wanted=wanted, observe=tell))
-        drawn = [one for group in groups.values() for one in group]
-        self._check_known(drawn)
-        if not served.is_checked and sampling.temperature > 0:
-            rows = [prompts[number] for number, group in groups.items() for _ in group]
-            self._check(served.snapshot, rows, drawn, sampling.temperature, generator.device)
-            served.is_checked = True
-        return groups, served.snapshot.version
+        with self._progress.call() as tell:
+            return self._ask(partial(Engine.complete, wanted=wanted, observe=tell))
 
     @contextmanager
     def making_room(self) -> Iterator[None]:
@@ -232,15 +252,6 @@ class EngineSampler:
         with torch.no_grad():
             for own, weights in zip(self._policy.trainable().values(), snapshot.weights, strict=True):
                 own.copy_(weights)
-
-    def _check_known(self, drawn: Sequence[Drawn]) -> None:
-        """Reject tokens without an embedding: on a GPU they would crash the process."""
-        known = len(self._policy.causal.get_input_embeddings().weight)
-        if unknown := [token for one in drawn for token in one.tokens if not 0 <= token < known]:
-            raise RunFailedError(
-                f"the sampling server drew token {unknown[0]}, and this model knows {known}; "
-                "check that it serves the same model"
-            )
 
     def _check(
         self,

@@ -33,6 +33,15 @@ def reject_other_policy(nats_apart: Callable[[float], float], temperature: float
         )
 
 
+def reject_unknown(drawn: Sequence[Drawn], known: int) -> None:
+    """Raise RunFailedError for tokens without an embedding: on a GPU they would crash the process."""
+    if unknown := [token for one in drawn for token in one.tokens if not 0 <= token < known]:
+        raise RunFailedError(
+            f"the sampling server drew token {unknown[0]}, and this model knows {known}; "
+            "check that it serves the same model"
+        )
+
+
 def first_tokens(
     prompts: Sequence[Ids], drawn: Sequence[Drawn]
 ) -> tuple[list[TrainingSample], dict[str, Ids]]:

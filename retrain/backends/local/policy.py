@@ -57,7 +57,7 @@ class LocalBackend:
             self._shared = share(policy.causal)
         windows = try_out(spec.model, policy, device)
         self.text = _text(tokenizer, spec, options, policy)
-        self._turns, self._template_kwargs = Turns(self.text), options.chat_template_kwargs
+        self._turns = Turns(self.text)
         self.generator = torch.Generator(device).manual_seed(seed)
         self.optimizer = Optimizer(policy.trainable(), options.weight_decay)
         self._identity = _identity(spec, options, policy)
@@ -65,7 +65,7 @@ class LocalBackend:
         self.info = BackendInfo(
             parameters=parameters,
             remote=options.engine != "torch",
-            spare_fraction=options.engine_spare,
+            spare_fraction=options.engine_spare if options.engine != "torch" else 0.0,
             deterministic=device.type == "cpu" and options.engine == "torch",
         )
         self.costs = _costs(policy, options)
@@ -110,13 +110,13 @@ class LocalBackend:
             return []
         ids = [self._encode(prompt) for prompt in prompts]
         self._check_room((p.id, len(tokens)) for p, tokens in zip(prompts, ids, strict=True))
-        groups, version = self._drawn(ids, sampling)
+        groups, version = self._drawn(ids, [sampling.max_tokens] * len(ids), sampling)
         drawn = [*chain.from_iterable(groups.values())]
         return to_groups(self.text, [prompts[n] for n in groups], drawn, sampling.group_size, version)
 
     def check_turns(self) -> None:
         """Raise a ConfigError if the chat template does not let turns be appended."""
-        self._turns.check(self._template_kwargs)
+        self._turns.check()
 
     def extend(self, turns: Sequence[NextTurn], sampling: Sampling) -> list[Rollout | None]:
         """Sample another turn of each rollout that the context has room for."""
@@ -125,23 +125,29 @@ class LocalBackend:
         fits = [number for number, ids in enumerate(contexts) if len(ids) < self.policy.context]
         found: list[Rollout | None] = [None] * len(turns)
         if fits:
-            most = max(turns[number].max_tokens for number in fits)
-            groups, _ = self._drawn([contexts[n] for n in fits], replace(sampling, max_tokens=most))
+            limits = [turns[number].max_tokens for number in fits]
+            groups, _ = self._drawn([contexts[n] for n in fits], limits, sampling)
             drawn = [*chain.from_iterable(groups.values())]
             check_finite(drawn)
-            for number, one in zip(fits, drawn, strict=True):
-                found[number] = extended(self.text, asked[number], one.cut(turns[number].max_tokens))
+            for number, limit, one in zip(fits, limits, drawn, strict=True):
+                found[number] = extended(self.text, asked[number], one.cut(limit))
         return found
 
-    def _drawn(self, contexts: Sequence[Ids], sampling: Sampling) -> tuple[dict[int, list[Drawn]], int]:
-        """Return completions by the number of their context, and the version of their policy."""
+    def _drawn(
+        self, contexts: Sequence[Ids], limits: Sequence[int], sampling: Sampling
+    ) -> tuple[dict[int, list[Drawn]], int]:
+        """Return completions by the number of their context, and the version of their policy.
+
+        A server may sample more than a context's limit of tokens, which keeps contexts in one call.
+        """
         generator = self.generator
         if sampling.seed is not None:
             generator = torch.Generator(generator.device).manual_seed(sampling.seed)
         if self._engine is not None:  # any thread, also during an update
-            return self._engine.complete(contexts, sampling, generator)
+            longest = replace(sampling, max_tokens=max(limits))
+            return self._engine.complete(contexts, longest, generator.device)
         self._memory.begin_peak()
-        drawn, size = self.sampler.complete(contexts, sampling, generator), sampling.group_size
+        drawn, size = self.sampler.complete(contexts, limits, sampling, generator), sampling.group_size
         groups = {n: drawn[n * size : (n + 1) * size] for n in range(len(contexts))}
         return groups, self.optimizer.steps
 

@@ -74,18 +74,21 @@ class TorchSampler:
         if self.policy.causal.device.type != "cpu":
             self.steps_per_look = GPU_STEPS_PER_LOOK
 
-    def complete(self, prompts: Sequence[Ids], sampling: Sampling, generator: torch.Generator) -> list[Drawn]:
-        """Return each prompt's group, prompt after prompt.
+    def complete(
+        self, prompts: Sequence[Ids], limits: Sequence[int], sampling: Sampling, generator: torch.Generator
+    ) -> list[Drawn]:
+        """Return each prompt's group, prompt after prompt, of at most its limit of tokens.
 
         Temperature 0 takes the most likely token, with its log-probability at temperature 1.
         """
         device = generator.device
         count = len(prompts) * sampling.group_size
         streams = torch.randint(2**63 - 1, (count,), generator=generator, device=device).tolist()
-        owners = (ids for ids in prompts for _ in range(sampling.group_size))
+        asked = zip(prompts, limits, strict=True)
+        owners = (one for one in asked for _ in range(sampling.group_size))
         rows = [
-            Row(ids, min(sampling.max_tokens, self.policy.context - len(ids)), stream)
-            for ids, stream in zip(owners, streams, strict=True)
+            Row(ids, min(limit, self.policy.context - len(ids)), stream)
+            for (ids, limit), stream in zip(owners, streams, strict=True)
         ]
         self.fill(rows, sampling.temperature, device, "sample" if sampling.seed is None else "evaluate")
         return [row.drawn() for row in rows]
