@@ -35,6 +35,10 @@ class ConfigError(RetrainError):
         super().__init__("\n".join(self.problems))
 
 
+class PromptError(ConfigError):
+    """A prompt, or messages of an environment, cannot be given to the model."""
+
+
 class LaunchError(RetrainError):
     """A run or campaign could not be started."""
 

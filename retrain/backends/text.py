@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from retrain.demonstrations import Demonstration
 from retrain.engines import Drawn, Ids
-from retrain.errors import ConfigError, NonFiniteError
+from retrain.errors import ConfigError, NonFiniteError, PromptError
 from retrain.rollouts import Group, Messages, Prompt, Rollout
 
 SPARE_TOKENS = 4  # checked beyond a stop string's bytes, because some tokens have no text
@@ -217,7 +217,7 @@ class Text:
             advice = (
                 "try it without system_prompt" if self._system else "set it to false, or fix the template"
             )
-            raise ConfigError(
+            raise PromptError(
                 f"[backend.options].chat_template: the tokenizer's template fails on {where} "
                 f"({type(error).__name__}: {error}); {advice}"
             ) from error

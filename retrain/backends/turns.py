@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import count, islice
 
 from retrain.backends.text import Text, messages_of
-from retrain.errors import ConfigError
+from retrain.errors import ConfigError, PromptError
 from retrain.rollouts import Given, Messages, NextTurn
 
 FIRST_MARK, MARKS = 58213, 100  # numbers, because every tokenizer has digits
@@ -71,8 +71,8 @@ class Turns:
         raise _refused("does not show the assistant's turns as they are")
 
 
-def _refused(what: str) -> ConfigError:
-    return ConfigError(
+def _refused(what: str) -> PromptError:
+    return PromptError(
         f"{KEY}: the tokenizer's template {what}, so turns cannot be appended token by token; "
         "set it to false, or use another template"
     )

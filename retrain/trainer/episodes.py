@@ -19,13 +19,14 @@ import numpy as np
 from retrain.backends import Sampling
 from retrain.config.schema import Environment
 from retrain.environments.episode import Conversation, EpisodeError, EpisodeTimeoutError
-from retrain.errors import RunFailedError
+from retrain.errors import PromptError, RunFailedError
 from retrain.event_loop import EventLoopThread
 from retrain.records.step_row import EpisodeSummary
 from retrain.rollouts import Episode, Group, NextTurn, Prompt, Rollout
 
 Asked: TypeAlias = Prompt | NextTurn
-SampleTurns: TypeAlias = Callable[[Sequence[Asked], Sampling], Sequence[Rollout | None]]
+Taken: TypeAlias = Rollout | PromptError | None
+SampleTurns: TypeAlias = Callable[[Sequence[Asked], Sampling], Sequence[Taken]]
 GRACE_S = 2.0  # for a busy machine, in addition to the time that a call may take
 SampleGroups: TypeAlias = Callable[[Sequence[Prompt], Sampling], list[Group]]
 
@@ -38,18 +39,34 @@ class TurnSampler:
     calls: EventLoopThread
     max_turn_tokens: int  # 0: `max_tokens` alone is the limit
 
-    def __call__(self, asked: Sequence[Asked], how: Sampling) -> list[Rollout | None]:
-        """Sample the first turns, then the others."""
+    def __call__(self, asked: Sequence[Asked], how: Sampling) -> list[Taken]:
+        """Sample the first turns, then the others; an error in place of one that cannot be read."""
         limit = min(how.max_tokens, self.max_turn_tokens or how.max_tokens)
         prompts = [one for one in asked if isinstance(one, Prompt)]
         further = [one for one in asked if isinstance(one, NextTurn)]
-        groups = self._wait_for(prompts, lambda: self.backend.sample(prompts, replace(how, max_tokens=limit)))
-        first = iter([rollout for group in groups for rollout in group.rollouts])
-        extended = iter(self._wait_for(further, lambda: self.backend.extend(further, how)))
+
+        def begin(some: Sequence[Asked]) -> list[Taken]:
+            groups = self.calls.wait_for(self.backend.sample(some, replace(how, max_tokens=limit)))
+            return [rollout for group in groups for rollout in group.rollouts]
+
+        def extend(some: Sequence[Asked]) -> list[Taken]:
+            return list(self.calls.wait_for(self.backend.extend(some, how)))
+
+        first, extended = iter(_readable(prompts, begin)), iter(_readable(further, extend))
         return [next(first if isinstance(one, Prompt) else extended) for one in asked]
 
-    def _wait_for(self, asked: Sequence[Asked], sample: Callable[[], Any]) -> Any:
-        return self.calls.wait_for(sample()) if asked else []
+
+def _readable(asked: Sequence[Asked], sample: Callable[[Sequence[Asked]], list[Taken]]) -> list[Taken]:
+    """Sample what the model can read; halves are tried until an unreadable one is alone."""
+    if not asked:
+        return []
+    try:
+        return sample(asked)
+    except PromptError as error:
+        if len(asked) == 1:
+            return [error]
+    half = len(asked) // 2
+    return [*_readable(asked[:half], sample), *_readable(asked[half:], sample)]
 
 
 class Episodes:
@@ -61,7 +78,7 @@ class Episodes:
         Args:
             open_episode: opens one episode of the environment.
             sample: returns a rollout for each prompt, and the rollout with another turn for each NextTurn;
-                None where there is no room for one.
+                None where there is no room for one, and an error where the messages cannot be read.
         """
         self._table, self._open, self._sample = table, open_episode, sample
         self._loop = EventLoopThread()
@@ -209,7 +226,7 @@ class _Desk:
                     "no other episode can continue; make it `async`, or set [environment].threads = true"
                 )
 
-    def answer(self, requests: Sequence[Request], rollouts: Sequence[Rollout | None]) -> None:
+    def answer(self, requests: Sequence[Request], rollouts: Sequence[Taken]) -> None:
         """Pass on rollouts to those who asked, all at once, so that they take their turns together."""
         requests[0].answer.get_loop().call_soon_threadsafe(_deliver, requests, rollouts)
 
@@ -221,9 +238,13 @@ class _Desk:
         self._batches.put(asked)
 
 
-def _deliver(requests: Sequence[Request], rollouts: Sequence[Rollout | None]) -> None:
+def _deliver(requests: Sequence[Request], rollouts: Sequence[Taken]) -> None:
     for request, rollout in zip(requests, rollouts, strict=True):
-        if not request.answer.done():
+        if request.answer.done():
+            continue
+        if isinstance(rollout, PromptError):
+            request.answer.set_exception(EpisodeError(str(rollout)))
+        else:
             request.answer.set_result(rollout)
 
 

@@ -10,13 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from retrain.backends import Optimization, Sampling
 from retrain.backends.text import Text
 from retrain.backends.turns import Turns
+from retrain.config.schema import Environment
 from retrain.errors import ConfigError
+from retrain.event_loop import EventLoopThread
 from retrain.rollouts import NextTurn, Prompt, Rollout, TrainingSample
+from retrain.trainer.episodes import Episodes, TurnSampler
 from tests.extras.local_policies import loss_named, open_backend
 from tests.extras.tiny_models import save_tiny_model
 
@@ -140,3 +143,33 @@ def test_a_model_samples_turns_and_trains_on_its_own_tokens_only(tmp_path: Path)
     samples = [TrainingSample(one, np.ones(len(one.tokens)), 1.0 / count) for one in second]
     stats = backend.update(samples, loss_named("importance_sampling"), Optimization(lr=1e-3))
     assert stats.loss == pytest.approx(-1.0, rel=1e-3)  # every ratio is 1
+
+
+def test_messages_that_the_model_cannot_read_cost_their_episode(tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path / "model", hidden=32, context=48)
+    template = (
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ 1 / 0 }}{% endif %}{{ m.content }};{% endfor %}"
+    )
+    made = AutoTokenizer.from_pretrained(model)
+    made.chat_template = template
+    made.save_pretrained(model)
+    numbers = iter(range(3))
+
+    class Some:
+        def __init__(self) -> None:
+            self.number = next(numbers)
+
+        def start(self, prompt: Prompt) -> str:
+            return "1" * 60 if self.number == 0 else "7="
+
+        def step(self, completion: str) -> object:
+            return [{"role": "tool" if self.number == 1 else "user", "content": "3"}], 1.0, False
+
+    sample = TurnSampler(open_backend(model, chat_template=True), EventLoopThread(), 4)
+    episodes = Episodes(Environment(max_turns=2), Some, sample)
+    (group,) = episodes.play([Prompt(0, "7=", "")], Sampling(3, 12, 1.0))
+    episodes.close()
+    said = [one.episode.error for one in group.rollouts if one.episode]
+    assert "no room" in said[0] or "context" in said[0]
+    assert "the tokenizer's template fails" in said[1]
+    assert said[2] == ""

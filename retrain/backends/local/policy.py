@@ -32,7 +32,7 @@ from retrain.backends.turns import Turns
 from retrain.backends.work import ModelCosts
 from retrain.demonstrations import Demonstration
 from retrain.engines import Drawn, Ids
-from retrain.errors import ConfigError
+from retrain.errors import ConfigError, PromptError
 from retrain.records.step_row import EngineUse
 from retrain.rollouts import Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
 
@@ -217,7 +217,7 @@ class LocalBackend:
 
     def _check_room(self, lengths: Iterable[tuple[int, int]]) -> None:
         if problem := too_long(lengths, self.policy.context):
-            raise ConfigError(f"[data]: {problem}")
+            raise PromptError(f"[data]: {problem}")
 
 
 def _micro_batch(spec: BackendSpec, options: LocalOptions, policy: Policy) -> int:
