@@ -12,14 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from retrain.engines.shared_server import READY, STARTING, ServerFiles, SharedServer
+from retrain.engines.shared_server import READY, STARTING, ServerFiles, ServerState, SharedServer
 from retrain.errors import ConfigError
 from retrain.locks import start_mark
 from retrain.locks.held import holder
 from tests.semaphore_processes import wait_until
 
 SERVER = """
-import http.server, os, sys
+import http.server, os, pathlib, sys, time
+while pathlib.Path(__file__).with_name("closed").exists():
+    time.sleep(0.02)
 class Answer(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200); self.end_headers(); self.wfile.write(os.environ["TOKEN"].encode())
@@ -72,8 +74,14 @@ def started_user(script: Path) -> tuple[subprocess.Popen[str], str]:
 
 
 def test_users_of_one_command_share_a_server_and_its_key(user, script):
-    seen: list[str] = []
-    state = user.ready(60, lambda state, waited_s: seen.append(state.state))
+    seen, closed = [], script.with_name("closed")
+    closed.touch()  # until its start was seen
+
+    def look(state: ServerState, waited_s: float) -> None:
+        seen.append(state.state)
+        closed.unlink(missing_ok=True)
+
+    state = user.ready(60, look)
     assert set(seen) == {STARTING}
     with urllib.request.urlopen(state.url, timeout=10) as answer:
         assert answer.read().decode() == state.key
