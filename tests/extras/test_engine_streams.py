@@ -76,8 +76,14 @@ def test_long_completions_come_in_parts_with_all_tokens_and_logprobs(server, mod
 def test_a_call_tells_how_far_it_is(server, model):
     told: list[BackendProgress] = []
     spec = BackendSpec(0, model=model, lora_rank=4, options=options_for(server), observe=told.append)
-    first_s = time.monotonic() + 0.6  # progress is told every half second
-    server.is_held = lambda body: time.monotonic() < first_s
+    began_s: list[float] = []
+
+    def is_held(body: object) -> bool:
+        """Hold the answers until progress was told, which it is every half second."""
+        began_s.append(time.monotonic())
+        return time.monotonic() < began_s[0] + 0.6
+
+    server.is_held = is_held
     draw(connect(spec), max_tokens=LONG)
     first = next(progress for progress in told if isinstance(progress, SamplingProgress))
     assert first.rollouts == 15
