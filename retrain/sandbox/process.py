@@ -20,11 +20,11 @@ def open_sandbox() -> Sandbox:
 
 
 def readable_paths() -> list[str]:
-    """Return existing paths, each once; never the directory of a campaign, whose data holds the answers."""
+    """Return reachable paths, each once; never the directory of a campaign, whose data holds the answers."""
     packages = [path for path in sys.path if Path(path).name in PACKAGE_FOLDERS]
     interpreter = [sys.prefix, sys.base_prefix, sysconfig.get_path("stdlib"), *_links(sys.executable)]
     paths = [os.path.abspath(path) for path in (*SYSTEM, *interpreter, *packages)]  # noqa: PTH100 - keeps links
-    return [path for path in dict.fromkeys(paths) if Path(path).exists() and path != "/"]
+    return [path for path in dict.fromkeys(paths) if os.path.exists(path) and path != "/"]  # noqa: PTH110 - Path raises
 
 
 def _links(path: str) -> list[str]:

@@ -116,8 +116,8 @@ def end(program: int, limits: Mapping[str, Any]) -> tuple[int, bool, bool]:
     touched = used.ru_maxrss << 10 if confine.IS_LINUX else 0
     is_large = touched > limits["memory_bytes"] - min(UNTOUCHED_BYTES, limits["memory_bytes"] // 4)
     by_kernel = code == -signal.SIGKILL and not was_killed
-    cpu_s = used.ru_utime + used.ru_stime  # which the kernel counts more coarsely for its limit
-    is_over_time = by_kernel and cpu_s >= 0.9 * confine.cpu_seconds(limits)
+    cpu_s = used.ru_utime + used.ru_stime  # which the kernel counts by ticks for its limit
+    is_over_time = by_kernel and cpu_s >= 0.5 * confine.cpu_seconds(limits)
     return code, is_over_time, is_large or (by_kernel and not is_over_time)
 
 
