@@ -69,7 +69,10 @@ def kill_driver(ray: Cluster) -> None:
 
 
 def is_driver(process: psutil.Process) -> bool:
-    return process.cmdline()[3:5] == ["retrain.hidden", "retrain.launchers.ray.driver"]
+    try:
+        return process.cmdline()[3:5] == ["retrain.hidden", "retrain.launchers.ray.driver"]
+    except psutil.NoSuchProcess:  # it ended meanwhile
+        return False
 
 
 def test_a_harmed_cluster_gives_what_one_machine_gives(ray: Cluster, retrain: Start, tmp_path: Path) -> None:
