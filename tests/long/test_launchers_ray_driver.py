@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -203,9 +204,15 @@ def test_a_node_that_does_not_see_the_directory_is_told_by_its_task(tmp_path: Pa
     home = home_of(tmp_path / "camp", runs=1)
     run = tmp_path / "camp/runs/r0"
     run.rmdir()
-    cluster = Threads()
-    cluster.first_look = lambda: run.mkdir(exist_ok=True)  # as the driver sees it
-    drive(home, cluster)
+
+    class Late(Threads):
+        def start(self, *arguments: Any) -> Any:
+            task = super().start(*arguments)
+            task.exception()  # it has ended before the driver sees the directory
+            run.mkdir(exist_ok=True)
+            return task
+
+    drive(home, Late())
     assert "No such file or directory" in (tmp_path / "camp/runs/r0/engine-ray.1.1.out").read_text()
 
 
