@@ -421,6 +421,5 @@ def test_samples_show_the_conversation(
     texts = {"truncated": False, "prompt": "?", "answer": "3", "completion": "3", "turns": turns}
     files.samples.write_text(json.dumps({"step": 1, "attempt": 1, **row, **texts}) + "\n")
     shown = retrain("samples", files.directory).stdout  # type: ignore[attr-defined]
-    assert "wrote  5   (reward 0.1)" in shown
-    assert "heard  <" in shown
-    assert "wrote  3   (reward 1)" in shown
+    assert "  2 turns  4 tokens\n" in shown
+    assert "  turn 1   5   (reward 0.1)\n  observed <\n  turn 2   3   (reward 1)\n" in shown

@@ -12,6 +12,7 @@ from retrain.cli import AsJson, RunDirectory, RunId
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from retrain.status.one_run import ShownSample, Which
 
@@ -49,14 +50,17 @@ def command(
         typer.echo("no kept sample belongs to a tied prompt")
 
 
-def _said(sample: ShownSample) -> Iterator[tuple[str, str]]:
-    """Iterate over the completion, or the turns of an episode, each with who said it."""
+def _parts(sample: ShownSample) -> Iterator[tuple[str, str]]:
+    """Iterate over prompt, answer and completion, or the turns of an episode, each with its name."""
+    yield "prompt", sample.prompt
+    yield "answer", sample.answer
     if not sample.turns:
         yield "wrote", sample.completion
-    for turn in sample.turns:
-        yield "wrote", turn.policy + (f"   (reward {turn.reward:g})" if turn.reward is not None else "")
+    for number, turn in enumerate(sample.turns, 1):
+        reward = "" if turn.reward is None else f"   (reward {turn.reward:g})"
+        yield f"turn {number}", turn.policy + reward
         if turn.environment:
-            yield "heard", turn.environment
+            yield "observed", turn.environment
     if sample.error:
         yield "failed", sample.error
 
@@ -65,7 +69,7 @@ def _show(samples: Sequence[ShownSample], console: Console) -> None:
     """Print samples, each with its step, prompt, reward and advantage."""
     from rich.text import Text
 
-    from retrain.records.text import number, plain_lines
+    from retrain.records.text import count_of, number
 
     for sample in samples:
         line = Text(f"step {sample.step}  prompt {sample.prompt_id}  reward ", style="bold")
@@ -74,12 +78,25 @@ def _show(samples: Sequence[ShownSample], console: Console) -> None:
         else:
             line.append(number(sample.reward), style="green" if sample.reward > 0 else "red")
         advantage = "-" if sample.advantage is None else f"{sample.advantage:+.3f}"
-        line.append(f"  advantage {advantage}  {sample.tokens} tokens")
+        turns = f"  {count_of(len(sample.turns), 'turn')}" if sample.turns else ""
+        line.append(f"  advantage {advantage}{turns}  {sample.tokens} tokens")
         marks = "  tie: no learning signal" * sample.tie + "  truncated" * sample.truncated
         console.print(line.append(marks, style="yellow"), soft_wrap=True)
-        texts = [("prompt", sample.prompt), ("answer", sample.answer), *_said(sample)]
-        for name, text in texts:
-            first, *rest = plain_lines(text) or ["(empty)"]
-            lines = [f"  {name:<7}{first}", *(f"  {'':7}{line}" for line in rest)]
-            console.print(Text("\n".join(lines)), soft_wrap=True)
+        parts = list(_parts(sample))
+        width = max(len(name) for name, _ in parts)
+        for name, text in parts:
+            style = "cyan" if name == "observed" else ""
+            for place, row in enumerate(_rows(text, style, console, width + 3)):
+                console.print(Text(f"  {'' if place else name:<{width}} ").append(row), soft_wrap=True)
         console.print()
+
+
+def _rows(text: str, style: str, console: Console, indent: int) -> Iterator[Text]:
+    """Iterate over a text's lines as they fit beside its name; a pipe gets them whole."""
+    from rich.text import Text
+
+    from retrain.records.text import plain_lines
+
+    for line in plain_lines(text) or ["(empty)"]:
+        whole = Text(line, style)
+        yield from whole.wrap(console, max(20, console.width - indent)) if console.is_terminal else [whole]

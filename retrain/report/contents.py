@@ -25,6 +25,7 @@ from retrain.report.back_pressure import (
 )
 from retrain.report.charts import Chart, axis_title, final_chart
 from retrain.report.compare import Comparison, compare, usual_metrics
+from retrain.report.conversations import Talk, conversations
 from retrain.report.curves import curve_chart
 from retrain.report.gather import NO_ROWS, CampaignRecord, FloatArray, RunHistory, read_columns
 from retrain.report.series import Curve, Shown, bins_for, curves
@@ -55,6 +56,7 @@ class Contents:
     explored: dict[str, tuple[Curve, ...]]  # of the metrics that can be selected on the page
     scalability: tuple[Scalability, ...]
     signs: tuple[str, ...]  # of cheating
+    talks: tuple[Talk, ...]  # episodes, if there are any
     sections: dict[str, tuple[Chart, ...]]  # the charts of those sections of the page that have any
 
     @property
@@ -78,6 +80,7 @@ def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
         explored={name: lines for name, lines in found.items() if lines},
         scalability=fitted,
         signs=tuple(signs(sides)),
+        talks=conversations(sides),
         sections={
             "learning": _warm_up(shown) + _learning(shown, metrics),
             "comparison": _final(comparison),

@@ -26,8 +26,8 @@ from retrain.report.curves import curve_chart
 MARK = "retrain report"  # by which retrain recognizes its own file
 SHOWN_FIRST = ("entropy", "tokens_per_second")
 SECTIONS = (
-    "summary", "learning", "comparison", "back-pressure", "time", "rate-limiter", "failures", "configuration",
-    "provenance",
+    "summary", "learning", "episodes", "comparison", "back-pressure", "time", "rate-limiter", "failures",
+    "configuration", "provenance",
 )  # fmt: skip
 BUNDLE = """
 import sys, vl_convert
@@ -56,7 +56,11 @@ def page(contents: Contents) -> str:
             style=_file("page.css"),
             vega_style=STYLE,
             tables=tables,
-            titles={name: name.replace("-", " ").capitalize() for name in SECTIONS},
+            titles={
+                name: name.replace("-", " ").capitalize()
+                for name in SECTIONS
+                if name != "episodes" or contents.talks
+            },
         )
     )
 
