@@ -70,6 +70,59 @@ def test_a_large_uncertain_difference_is_not_called_none():
     assert verdicts(SequentialComparison(), d)[-1] == "no_difference"
 
 
+@pytest.mark.parametrize("spread", [0.0, 1.0, 1e-16, 6e-17, 1e300])
+def test_the_interval_of_any_spread_is_found(spread):
+    d = 0.3 + spread * np.array([0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0])
+    look = SequentialComparison(max_seeds=7).look(d, np.full(7, 0.1))
+    low, high = look.interval
+    assert low <= look.difference <= high
+
+
+def test_a_bound_is_next_to_what_is_rejected():
+    d = np.random.default_rng(7).normal(size=9)
+    comparison = SequentialComparison(max_seeds=9)
+    low, high = comparison.look(d, np.zeros(9)).interval
+    for bound, outside in ((low, -1e-6), (high, 1e-6)):
+        assert comparison.look(d - bound - outside, np.zeros(9)).verdict in ("better", "worse")
+        assert comparison.look(d - bound + outside, np.zeros(9)).verdict not in ("better", "worse")
+
+
+def test_rounding_errors_are_no_evidence():
+    look = SequentialComparison().look([0.1 + 0.2] * 6, [0.3] * 6)
+    assert (look.verdict, look.difference, look.p_value) == ("no_difference", 0.0, 1.0)
+    most = SequentialComparison(max_seeds=6).look([0.1 + 0.2] * 5 + [0.4], [0.3] * 6)
+    assert most.verdict == "undecided"
+
+
+def test_a_difference_of_just_the_smallest_that_matters_is_not_called_none():
+    look = SequentialComparison(smallest_difference=0.03).look([0.83] * 6, [0.80] * 6)
+    assert look.verdict == "better"
+
+
+@pytest.mark.parametrize("scale", [1e200, 1e-200, 1e308])
+def test_values_of_any_size_are_compared(scale):
+    d = np.random.default_rng(8).normal(size=8) + 4
+    a, b = (
+        SequentialComparison().look(d / 4, np.zeros(8)),
+        SequentialComparison().look(d / 4 * scale, [0] * 8),
+    )
+    assert (b.verdict, b.p_value) == (a.verdict, a.p_value) == ("better", a.p_value)
+    assert b.interval == pytest.approx(tuple(scale * bound for bound in a.interval))
+
+
+def test_a_difference_in_the_other_direction_is_not_called_none():
+    """Both ends are rejected here, but one of them as if the difference were beyond it."""
+    d = np.array([5.0, 5.1, 4.9, 5.0, 5.2, 5.0, -9.9, -9.9, -10.0])
+    for k in range(6, 10):
+        look = SequentialComparison(max_seeds=9, smallest_difference=1.0).look(d[:k], np.zeros(k))
+        assert look.verdict == "better"
+
+
+def test_one_collapsed_seed_does_not_hide_that_the_others_are_alike():
+    d = np.array([0.04, 0.03, -0.07, 0.8, 0.01, 0.01, 0.01, 0.01])
+    assert verdicts(SequentialComparison(), d)[-1] == "no_difference"
+
+
 def test_neither_units_nor_order_of_the_conditions_matter():
     rng = np.random.default_rng(3)
     a, b, comparison = rng.normal(0.8, 1, 9), rng.normal(0, 1, 9), SequentialComparison(max_seeds=9)
@@ -122,6 +175,12 @@ def test_many_seeds_are_compared_by_a_sample_of_signs():
     false = sum(verdicts(comparison, rng.normal(size=20))[-1] in ("better", "worse") for _ in range(40))
     assert false <= 7  # 2 expected; P(more than 7) < 0.1 %
     assert verdicts(comparison, rng.normal(size=20) + 1.5)[-1] == "better"
+
+
+def test_an_error_too_small_for_a_sample_of_signs_takes_the_normal_test():
+    rng, comparison = np.random.default_rng(9), SequentialComparison(max_seeds=20, error=1e-5)
+    assert verdicts(comparison, rng.normal(size=20) + 4)[-1] == "better"
+    assert verdicts(comparison, rng.normal(size=20))[-1] in ("no_difference", "undecided")
 
 
 def test_its_state_is_plain_data():

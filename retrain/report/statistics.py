@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from retrain import extras
+from retrain.controllers.sequential import ROUNDING
 from retrain.report.gather import FloatArray
 
 LEVEL = 0.95
@@ -29,7 +30,6 @@ POWER = 0.8  # the customary probability of detecting a true difference
 FEWEST_SEEDS = 3  # the spread of two may be off by any factor
 RESAMPLES = 9999
 TRIMMED = 0.25  # at each end: the interquartile mean
-ROUNDING = 1e-12  # relative; smaller spreads are rounding errors
 SMALLEST = 1e-100  # a spread below it has no square
 
 

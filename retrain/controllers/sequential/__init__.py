@@ -1,0 +1,222 @@
+"""Sequential comparison of two conditions by paired seeds: stop as soon as the evidence suffices.
+
+If two conditions are equal, each difference between them is as likely to have either sign, whatever its
+distribution. So the sizes of the differences are taken as given and the test is made over their signs: of
+all patterns of signs, at most the share `error` may lead to a rejection at any look. That is the exact
+sign-flip test (Fisher, The Design of Experiments, 1935), made sequential by spending the error on patterns
+as looks pass, as AdaStop does (Mathieu et al., arXiv:2306.10882) for permutations. Up to 14 seeds all
+patterns are counted; with more, the signs from the 15th on are a fixed sample, so the error holds up to
+its sampling error. With so few `max_seeds` that no pattern is rare enough, a sequential t test takes its
+place, which assumes that differences are normal.
+
+Looks before the last reject only by a strict boundary of Student's t (Haybittle 1971, Peto 1976), so nearly
+all the error is left for the last look, and the power is close to that of one test with all seeds. A
+comparison that is unlikely to be decided is ended early by its conditional power (Lan, Simon and Halperin,
+1982); this is not binding, as the error does not count on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from retrain.controllers import require
+from retrain.controllers.sequential.rejection import (
+    FEWEST,
+    NORMAL,
+    FloatArray,
+    Normal,
+    Outcome,
+    SignFlips,
+    score,
+)
+
+Verdict: TypeAlias = Literal["continue", "better", "worse", "no_difference", "undecided"]
+
+FINAL = 0.42  # nominal one-sided error of the last look, as a share of the whole; for conditional power only
+FUTILE = 0.22  # conditional power below which a comparison ends
+OUTLIER = 4.0  # times the median size; further out, a difference counts for the conditional power as if there
+OPTIMISM = 1.0  # standard errors by which the trend is raised for the conditional power
+ROUNDING = 1e-12  # relative to the values; smaller differences are rounding errors
+LARGEST = 1e100  # differences in such units; squares of larger ones might overflow
+HALVINGS = 40  # of the bracket around a bound of the interval
+FARTHEST = 2.0**60  # spreads from the differences; a bound beyond it is infinite
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is known of a - b after some seeds.
+
+    `interval` covers the difference with probability 1 - error / comparisons at every look (repeated
+    confidence interval: Jennison and Turnbull, 1989); it is computed when first read. `p_value` orders by
+    look, then by distance from 0, and is valid at every look up to the first that finds a difference. It is
+    at most `error` if a difference was found, also where the verdict is "no_difference" because what was
+    found is smaller than `smallest_difference`; above `error`, it describes this look alone.
+    """
+
+    verdict: Verdict
+    seeds: int
+    difference: float  # mean of a - b
+    p_value: float
+    differences: tuple[float, ...]  # a - b of each seed, in units of the resolution
+    resolution: float  # smaller differences are rounding errors of the metric
+    comparison: SequentialComparison
+
+    @cached_property
+    def interval(self) -> tuple[float, float]:
+        """Differences not yet excluded; infinite while there are too few seeds to exclude any."""
+        d = np.array(self.differences)
+        if not self.comparison.test.can_reject(len(d), self.comparison.error_of_each):
+            return -math.inf, math.inf
+        if not np.ptp(d):
+            return self.difference, self.difference
+        low, high = self._lower_bound(d), -self._lower_bound(-d)
+        return min(low * self.resolution, self.difference), max(high * self.resolution, self.difference)
+
+    def _lower_bound(self, d: FloatArray) -> float:
+        """Return a mean that is rejected as too low, next to one that is not."""
+
+        def is_too_low(mean: float) -> bool:
+            return self.comparison.test.outcome(d - mean, self.comparison.error_of_each).sign > 0
+
+        kept, step = float(d.max()), float(np.ptp(d))  # the largest difference is above no other
+        farthest = FARTHEST * step
+        while not is_too_low(rejected := float(d.min()) - step):
+            kept, step = rejected, 4 * step
+            if step > farthest:
+                return -math.inf
+        for _ in range(HALVINGS):
+            middle = (rejected + kept) / 2
+            rejected, kept = (middle, kept) if is_too_low(middle) else (rejected, middle)
+        return rejected
+
+
+@dataclass(frozen=True)
+class SequentialComparison:
+    """Compare two conditions after every seed, with at most `error` false verdicts over all looks.
+
+    Args:
+        max_seeds: most seeds a condition gets, at least 3. With so few that even equal signs throughout
+            are no rare pattern (below 6 for an error of 0.05, below 8 if 4 comparisons share it), the
+            differences are taken as normal.
+        error: probability of a false "better" or "worse" over all looks and comparisons: a bound up to
+            14 seeds, within the sampling error of the patterns above.
+        smallest_difference: a smaller difference does not matter, in units of the metric; None: any matters.
+        comparisons: with how many of them the error is shared (Bonferroni).
+
+    Raises:
+        ValueError: a setting is out of range.
+    """
+
+    max_seeds: int = 12
+    error: float = 0.05
+    smallest_difference: float | None = None
+    comparisons: int = 1
+
+    def __post_init__(self) -> None:
+        smallest = self.smallest_difference
+        require(
+            "max_seeds",
+            self.max_seeds,
+            _is_whole(self.max_seeds, FEWEST),
+            f"a whole number of at least {FEWEST}",
+        )
+        require("error", self.error, 0.0 < self.error < 1.0, "between 0 and 1")
+        matters = smallest is None or (smallest > 0.0 and math.isfinite(smallest))
+        require("smallest_difference", smallest, matters, "positive, or None")
+        require(
+            "comparisons", self.comparisons, _is_whole(self.comparisons, 1), "a whole number of at least 1"
+        )
+
+    @property
+    def error_of_each(self) -> float:
+        """Error of this comparison alone."""
+        return self.error / self.comparisons
+
+    @cached_property
+    def test(self) -> SignFlips | Normal:
+        """How a difference is told from chance."""
+        flips = SignFlips(self.max_seeds)
+        return flips if flips.can_reject(self.max_seeds, self.error_of_each) else Normal(self.max_seeds)
+
+    def look(self, a: Sequence[float] | FloatArray, b: Sequence[float] | FloatArray) -> Look:
+        """Return the verdict on a - b after the seeds so far.
+
+        "better" means that a is larger. A difference stays found once an earlier look would have found it,
+        unless `smallest_difference` is given and later seeds show that the difference is smaller.
+
+        Args:
+            a, b: the metric of each seed, in the same order of seeds; 2 to `max_seeds` values.
+
+        Raises:
+            ValueError: the lengths differ, there are too few or too many values, or one is not finite.
+        """
+        require("seeds", len(a), 2 <= len(a) <= self.max_seeds, f"2 to {self.max_seeds} (max_seeds)")
+        require("values of b", len(b), len(a) == len(b), f"as many as those of a, {len(a)}")
+        values = np.array([a, b], np.float64)
+        require("values", values.tolist(), bool(np.isfinite(values).all()), "finite numbers")
+        d, resolution = _differences(*values)
+        outcome = self.test.outcome(d, self.error_of_each)
+        p_value = min(1.0, outcome.share * self.comparisons)
+        if not outcome.rejected_at:
+            p_value = max(p_value, math.nextafter(self.error, 1.0))
+        smallest = self.smallest_difference
+        units = None if smallest is None else min(smallest / resolution, LARGEST)
+        verdict = self._verdict(d, outcome, units)
+        mean = float(d.mean()) * resolution
+        return Look(verdict, len(d), mean, p_value, tuple(d.tolist()), resolution, self)
+
+    def state_dict(self) -> dict[str, float | None]:
+        """Return the settings as plain data; the seeds' values are all else that a look depends on."""
+        return asdict(self)
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> SequentialComparison:
+        """Return the comparison that `state_dict` described."""
+        return cls(**state)
+
+    def _verdict(self, d: FloatArray, outcome: Outcome, smallest: float | None) -> Verdict:
+        if smallest is not None and self._is_negligible(d, smallest):
+            return "no_difference"
+        if outcome.rejected_at:
+            return "better" if outcome.sign > 0 else "worse"
+        if len(d) == self.max_seeds:
+            return "undecided"
+        is_small = smallest is None or abs(d.mean()) < smallest
+        return "no_difference" if is_small and self._is_futile(d) else "continue"
+
+    def _is_negligible(self, d: FloatArray, smallest: float) -> bool:
+        """Whether the interval lies within the differences that do not matter."""
+        if abs(d.mean()) >= smallest:
+            return False
+        shifts = np.array([[smallest], [-smallest]])
+        below, above = (self.test.outcome(one, self.error_of_each) for one in np.rint(d - shifts))
+        return below.sign < 0 < above.sign
+
+    def _is_futile(self, d: FloatArray) -> bool:
+        if len(d) < FEWEST:
+            return False
+        done = len(d) / self.max_seeds  # information so far; the score moves as a Brownian motion in it
+        far = OUTLIER * float(np.median(np.abs(d[d != 0]))) if d.any() else 0.0
+        z = score(np.clip(d, -far, far))  # one collapsed seed would hide that the others are alike
+        drift = (z + OPTIMISM) / math.sqrt(done)
+        to_go = NORMAL.inv_cdf(1 - FINAL * self.error_of_each) - z * math.sqrt(done) - drift * (1 - done)
+        return NORMAL.cdf(-to_go / math.sqrt(1 - done)) < FUTILE
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _differences(a: FloatArray, b: FloatArray) -> tuple[FloatArray, float]:
+    """Return a - b in whole units of the values' resolution, and that unit, so that no sum is inexact."""
+    size = float(np.abs([a, b]).max())
+    unit = 10.0 ** math.floor(math.log10(ROUNDING * size)) if ROUNDING * size > 0.0 else 0.0
+    if not unit > 0.0:  # all are 0, or too small for such a unit
+        return np.zeros_like(a), 1.0
+    return np.rint(a / unit - b / unit), unit
