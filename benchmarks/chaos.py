@@ -1,8 +1,8 @@
 """What killing costs: real SIGKILLs at random moments, simulated ones at every file operation, power losses.
 
-    python -m benchmarks.chaos [--kills 60] [--plans 2000] [--losses 500] [--full] [--json]
+    python -m benchmarks.chaos [--kills 60] [--episodes 60] [--plans 2000] [--losses 500] [--full] [--json]
 
-`--full`: 2,000 real kills, 10,000 simulated plans, 5,000 power losses (about half an hour).
+`--full`: 2,000 real kills, 1,000 within episodes, 10,000 simulated plans, 5,000 power losses (40 minutes).
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from pathlib import Path
 
 from tests.chaos import Chaos
 from tests.crash_run import Verdict, power_losses, random_kills
+from tests.episode_kills import kill_within_episodes
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=60)
+    parser.add_argument("--episodes", type=int, default=60, help="kills in the middle of episodes")
     parser.add_argument("--plans", type=int, default=2000)
     parser.add_argument("--losses", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
@@ -29,7 +31,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.full:
-        options.kills, options.plans, options.losses = 2000, 10_000, 5000
+        options.kills, options.episodes = 2000, 1000
+        options.plans, options.losses = 10_000, 5000
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory).resolve()
         found = {
@@ -40,6 +43,9 @@ def main() -> None:
                 lambda: simulated(power_losses(root / "losses", options.losses, options.seed))
             ),
             "real kills": timed(lambda: real(root / "real", options.kills, options.seed)),
+            "kills within episodes": timed(
+                lambda: episodes(root / "episodes", options.episodes, options.seed)
+            ),
         }
     if options.json:
         print(json.dumps(found, indent=2))
@@ -65,6 +71,13 @@ def real(directory: Path, kills: int, seed: int) -> dict[str, object]:
         return {}
     directory.mkdir()
     return asdict(Chaos(directory, seed).disturb(kills))
+
+
+def episodes(directory: Path, kills: int, seed: int) -> dict[str, object]:
+    found = kill_within_episodes(directory, kills, seed)
+    steps = f"{min(found.resumed_from)} to {max(found.resumed_from)}" if found.resumed_from else "none"
+    facts = {"kills": found.kills, "runs": found.runs, "resumed from steps": steps}
+    return {**facts, "problems": len(found.problems)}
 
 
 if __name__ == "__main__":
