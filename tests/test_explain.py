@@ -11,6 +11,7 @@ import tomli_w
 from retrain.plan.estimate.history import learn
 from retrain.plan.estimate.learned import learned_for
 from retrain.plan.explain import explain_plan
+from retrain.plan.matrix import Plan
 from retrain.plan.preflight import preflight
 from retrain.records.manifest import Expectation
 from tests.explained import SMOKE, explained, line_of, plan_of
@@ -60,6 +61,20 @@ def test_other_settings_are_named(tmp_path: Path) -> None:
     assert found.wall_time is not None
     assert found.wall_time.conditions[0].differs == ("training.batch_size = 2, not 4",)
     assert line_of(found, "pilot confirms throughput").state == "warn"
+
+
+def test_steps_of_single_turns_do_not_stand_for_those_of_episodes(tmp_path: Path) -> None:
+    def guessing(**game: object) -> Plan:
+        conditions = [{"name": name, "data": {"task": "guess"}, **game} for name in "ab"]
+        return plan_of(tmp_path, conditions=conditions)
+
+    record_campaign(guessing(), "c-20250131T120000Z-0a1b", closing_s=0.0)
+    found = explained(guessing(environment={"environment": "guess", "max_turns": 4}), learn(tmp_path))
+    assert found.wall_time is not None
+    assert found.wall_time.conditions[0].differs == (
+        'environment.environment = "single_turn", not "guess"',
+        "environment.max_turns = 16, not 4",
+    )
 
 
 def test_a_key_that_an_earlier_version_did_not_have_is_no_other_setting(tmp_path: Path) -> None:

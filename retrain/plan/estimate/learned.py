@@ -37,6 +37,7 @@ DECIDES: Mapping[str, tuple[str, ...]] = {
     "training": ("batch_size", "group_size", "max_tokens", "updates_per_batch", "minibatches"),
     "data": ("task", "options"),
     "reward": (),
+    "environment": ("environment", "options", "max_turns", "max_turn_tokens", "threads"),
     "backend": ("backend", "options"),
     "backpressure": ("enabled", "max_batch_size"),
 }
