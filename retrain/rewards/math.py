@@ -60,23 +60,22 @@ class MathScorer(VerifierScorer):
     def __init__(self, pool: ProcessPool) -> None:
         super().__init__(pool)
         self._readable: dict[str, bool] = {}
-        self._hung: set[str] = set()  # references whose check did, perhaps only as the machine is busy
 
     def score_all(self, answers: Sequence[Answer]) -> list[Score]:
         scores = super().score_all(answers)
-        self._hung.clear()
-        return [self._judged(answer, score) for answer, score in zip(answers, scores, strict=True)]
+        hung: set[str] = set()  # references whose check did, perhaps only as the machine is busy
+        return [self._judged(answer, score, hung) for answer, score in zip(answers, scores, strict=True)]
 
-    def _judged(self, answer: Answer, score: Score) -> Score:
+    def _judged(self, answer: Answer, score: Score, hung: set[str]) -> Score:
         """Return a score, without its value if the check failed and the reference may be the cause."""
         if score.value != 0 or score.outcome is Outcome.SCORED:
             return score
         wanted = answer.prompt.answer
-        if wanted not in self._readable and wanted not in self._hung:
+        if wanted not in self._readable and wanted not in hung:
             pair = [Answer(wanted, answer.prompt), Answer("0", answer.prompt)]
             itself, number = super().score_all(pair)  # equal to itself, and comparable with a number
             if Outcome.TIMEOUT in (itself.outcome, number.outcome):
-                self._hung.add(wanted)
+                hung.add(wanted)
             else:
                 self._readable[wanted] = itself.value == 1 and number.outcome is Outcome.SCORED
         if self._readable.get(wanted):
