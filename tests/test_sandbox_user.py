@@ -12,6 +12,10 @@ import pytest
 from tests.namespaces import BUBBLEWRAP
 
 NOBODY = 65534
+READS_PACKAGES = """
+import os, sys
+sys.exit(not all(os.access(path, os.X_OK) for path in os.environ["PYTHONPATH"].split(":")))
+"""
 SCORES = """
 import os, sys
 from retrain.rewards import python
@@ -41,7 +45,7 @@ def interpreter_of_nobody() -> str:
     """Return an interpreter of this version that an ordinary user may run, "" if there is none."""
     for path in (sys.executable, f"/usr/bin/python3.{sys.version_info.minor}"):
         try:
-            if run_as_nobody(path, "-c", "import retrain.rewards.python").returncode == 0:
+            if run_as_nobody(path, "-c", READS_PACKAGES).returncode == 0:
                 return path
         except OSError:  # it is root's own, or does not exist
             continue
@@ -52,7 +56,7 @@ def interpreter_of_nobody() -> str:
 @pytest.mark.parametrize("name", [BUBBLEWRAP, "process"])
 def test_programs_run_for_an_ordinary_user(name: str) -> None:
     interpreter = interpreter_of_nobody()
-    if not interpreter:
+    if not interpreter and "CI" not in os.environ:
         pytest.skip("no interpreter of this version that an ordinary user may run with these packages")
     own = ("--user", "--map-root-user", "--mount", "true")
     if name == "bubblewrap" and "CI" not in os.environ and run_as_nobody("unshare", *own).returncode:
