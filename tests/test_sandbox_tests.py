@@ -23,6 +23,7 @@ for x in [1, -2.5, 1e300, True, None, "a\\ud800", b"\\0\\xff", (1, (2,)), {3, 4}
 assert f(float("nan")) != f(float("nan"))
 """,
     ),
+    "standard input": ("GIVEN = open('/dev/stdin').read() + open(0).read()", "assert GIVEN == ''"),
     "library types": (
         "from fractions import Fraction\nimport collections, datetime, decimal\n"
         "def half(): return Fraction(1, 2)\ndef count(x): return collections.Counter(x)\n"

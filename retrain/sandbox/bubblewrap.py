@@ -52,10 +52,10 @@ def open_sandbox(*, warm: bool = True) -> Sandbox:
         command += ["--dev-bind", device, device]
     if warm:
         command += ["--cap-add", CAPABILITY, "--dir", folder]
-        for name in STDIN_NAMES:  # elsewhere they lead to /proc, which is not there
-            command += ["--symlink", f"{folder}/{STDIN}", name]
     else:
         command += ["--size", str(2 * DISK_BYTES), "--tmpfs", folder]  # a program beyond its own is ended
+    for name in STDIN_NAMES:  # elsewhere they lead to /proc, which is not there
+        command += ["--symlink", f"{folder}/{STDIN}", name]
     command += ["--remount-ro", "/", "--chdir", "/", "--", sys.executable]
     weakness = "" if warm else WEAKNESS
     return Sandbox("bubblewrap", command, mounts=warm, single_use=not warm, folder=folder, weakness=weakness)

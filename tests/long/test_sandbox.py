@@ -186,6 +186,11 @@ def test_a_program_gets_its_input_as_a_file(scorer: ProgramScorer) -> None:
     assert scored(scorer, reads, '[{"input": "1\\n", "output": "1"}]') == Score(1.0)
 
 
+def test_a_program_opens_its_input_by_the_name_of_a_device(scorer: ProgramScorer) -> None:
+    reads = "for name in ('/dev/stdin', '/dev/fd/0'): print(open(name).read(), end='')\nprint(input())"
+    assert scored(scorer, reads, '[{"input": "7\\n", "output": "7\\n7\\n7"}]') == Score(1.0)
+
+
 def test_programs_do_not_see_each_others_files(scorer: ProgramScorer) -> None:
     assert scored(scorer, "open('left', 'w'); print(1)") == Score(1.0)
     assert scored(scorer, "import os; print(int('left' not in os.listdir('.')))") == Score(1.0)

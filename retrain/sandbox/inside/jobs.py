@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -13,7 +14,7 @@ from typing import Any, NoReturn
 from retrain.sandbox.inside import confine, peer, testing, values
 
 TOUCHING = ("open", "os.listdir", "os.scandir")
-STDIN = ".stdin"  # a file in the program's folder, where bubblewrap's /dev/stdin leads
+STDIN = ".stdin"  # a file in a program's folder; bubblewrap's /dev/stdin leads there, or to a link to it
 SYSTEM = ("/usr/", "/lib", "/bin", "/sbin", "/dev/", "/etc/ld.so.", "/etc/localtime")
 
 
@@ -42,7 +43,7 @@ def run(reads: int, writes: int, *others: int) -> NoReturn:
 def _do(job: dict[str, Any], reads: int, writes: int, others: Sequence[int]) -> None:
     if job["job"] == "stdio":
         return _stdio(reads, writes, job)
-    _redirect(os.open(os.devnull, os.O_RDWR), None)
+    _redirect(_input(""), None)
     if job["job"] == "tests":
         verdict = testing.run(others[0], others[1], job["source"], job["tests"])
         return values.write_frame(writes, verdict)
@@ -80,11 +81,19 @@ def _tell_of_paths() -> None:
     sys.addaudithook(hook)
 
 
+def _input(text: str) -> int:
+    """Return a descriptor of a file with a text: programs ask for its size, or open it by a device's name."""
+    given = os.open(STDIN, os.O_RDWR | os.O_CREAT)
+    with open(os.dup(given), "wb") as file:  # noqa: PTH123
+        file.write(text.encode("utf-8", "surrogatepass"))
+    os.lseek(given, 0, os.SEEK_SET)
+    with contextlib.suppress(OSError):  # a link of bubblewrap's to where nothing is yet
+        os.symlink(os.path.abspath(STDIN), os.readlink("/dev/stdin"))  # noqa: PTH100, PTH115, PTH211
+    return given
+
+
 def _stdio(reads: int, writes: int, job: dict[str, Any]) -> None:
-    with open(STDIN, "w+b") as given:  # noqa: PTH123 - a file: programs ask for its size, or open it by a name
-        given.write(job["input"].encode("utf-8", "surrogatepass"))
-        given.seek(0)
-        _redirect(os.dup(given.fileno()), writes)
+    _redirect(_input(job["input"]), writes)
     os.close(reads)
     _tell_of_paths()
     _execute("__main__", job["source"])
