@@ -96,13 +96,15 @@ def test_functions_are_called_by_whoever_asks_so_that_they_may_use_signals() -> 
 @pytest.mark.parametrize(
     ("scores", "expected"),
     [
-        ([Score(0.0, Outcome.LIMIT, "x"), Score(None, Outcome.ERROR, "y")], Score(None, Outcome.ERROR, "y")),
+        (
+            [Score(0.0, is_over_limit=True), Score(None, Outcome.ERROR, "y")],
+            Score(None, Outcome.ERROR, "y", is_over_limit=True),
+        ),
         ([Score(0.5, Outcome.TIMEOUT, "x"), Score(1.0, Outcome.FAULT, "y")], Score(1.5, Outcome.FAULT, "y")),
         (
-            [Score(0.5, Outcome.LIMIT, "x"), Score(0.0, Outcome.TIMEOUT, "y")],
-            Score(0.5, Outcome.TIMEOUT, "y"),
+            [Score(0.5, is_over_limit=True), Score(0.0, Outcome.TIMEOUT, "y")],
+            Score(0.5, Outcome.TIMEOUT, "y", is_over_limit=True),
         ),
-        ([Score(0.5), Score(1.0, Outcome.LIMIT, "y")], Score(1.5, Outcome.LIMIT, "y")),
         ([Score(0.5), Score(1.0)], Score(1.5)),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 from retrain.rewards import Answer, Outcome, Score, python
 from retrain.rollouts import Prompt
 from retrain.sandbox import Sandbox, SandboxError, bubblewrap, probe
-from retrain.sandbox.inside import confine, zygote
+from retrain.sandbox.inside import zygote
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="confines less elsewhere")
 TESTS = {"stdio": '[{"input": "", "output": "1"}]', "asserts": "assert f() == 1"}
@@ -57,16 +57,13 @@ def test_a_program_may_use_all_cores_for_all_of_its_time() -> None:
 
 
 @ON_LINUX
-def test_a_program_that_the_kernel_ends_for_its_time_has_not_run_out_of_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(confine, "cpu_seconds", lambda limits: 1)
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_CPU, (1, 1))"
-    program = subprocess.Popen([sys.executable, "-c", f"{limit}\nwhile True: pass"], start_new_session=True)
+def test_a_program_that_is_killed_before_its_end_has_run_out_of_memory() -> None:
+    kill = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"  # as the kernel would
+    program = subprocess.Popen([sys.executable, "-c", kill], start_new_session=True)
     os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT)
-    ended = zygote.end(program.pid, {"seconds": 1.0, "memory_bytes": 1 << 40})
+    ended = zygote.end(program.pid, {"memory_bytes": 1 << 40})
     program.returncode = ended[0]  # it is no longer a child
-    assert ended == (-9, True, False)
+    assert ended == (-9, True)
 
 
 @ON_LINUX
@@ -76,6 +73,19 @@ def test_a_program_that_hangs_after_it_was_denied_something_is_a_fault() -> None
     assert (found.value, found.outcome) == (0.0, Outcome.FAULT)
     assert "in time" in found.message
     assert "denied 1" in found.message
+
+
+OUT_OF_MEMORY = {
+    Outcome.FAULT: "import os\ntry: os.fork()\nexcept OSError: bytearray(1 << 40)",
+    Outcome.TIMEOUT: "import atexit, time\natexit.register(time.sleep, 60)\nbytearray(1 << 40)",
+}
+
+
+@ON_LINUX
+@pytest.mark.parametrize("outcome", OUT_OF_MEMORY)
+def test_a_program_that_runs_out_of_memory_is_counted_whatever_else_it_does(outcome: Outcome) -> None:
+    found = scored("stdio", OUT_OF_MEMORY[outcome], timeout_s=2.0)
+    assert (found.outcome, found.is_over_limit) == (outcome, True)
 
 
 UNCOUNTED = """

@@ -302,7 +302,7 @@ def test_an_answer_that_cannot_be_read_is_a_fault(scorer: ProgramScorer) -> None
 @pytest.mark.skipif(sys.platform != "linux", reason="limits memory by Linux's means")
 def test_a_function_that_runs_out_of_memory_is_counted(scorer: ProgramScorer) -> None:
     found = scored(scorer, "def f(x): return bytearray(1 << 40)", "assert f(2) == 5")
-    assert (found.value, found.outcome) == (0.0, Outcome.LIMIT)
+    assert found == Score(0.0, is_over_limit=True)
 
 
 def test_tests_that_subclass_a_class_of_the_program_ask_to_be_shared(scorer: ProgramScorer) -> None:

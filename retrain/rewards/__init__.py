@@ -60,7 +60,6 @@ class Outcome(StrEnum):
     ERROR = "error"
     TIMEOUT = "timeout"
     FAULT = "fault"  # did what no solution does, such as a forbidden system call
-    LIMIT = "limit"  # its program ran into a limit of memory or files
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +68,14 @@ class Score:
 
     `value` is None if the reward is unknown through no fault of the completion (such as a judge that
     did not answer): it is excluded from means and from training. A completion that makes its own check
-    hang or fail gets 0, and is also counted as a timeout or an error.
+    hang or fail gets 0, and is also counted as a timeout or an error. Whether its program ran into a limit
+    of memory or files is counted apart from that.
     """
 
     value: float | None
     outcome: Outcome = Outcome.SCORED
     message: str = ""
+    is_over_limit: bool = False
 
 
 @dataclass(frozen=True, slots=True)

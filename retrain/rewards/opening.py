@@ -54,7 +54,7 @@ class RewardRange:
             return score
         declared = f"outside its range {self.low:g} to {self.high:g}"
         what = f"the reward {self.reward!r} returned {score.value:g}, {declared}"
-        return Score(None, Outcome.ERROR, what)
+        return Score(None, Outcome.ERROR, what, score.is_over_limit)
 
 
 def range_of(name: str) -> RewardRange:

@@ -25,7 +25,7 @@ import threading
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from retrain import extras, registry
@@ -34,7 +34,7 @@ from retrain.rewards import Answer, BatchScorer, Outcome, Score, is_number, scor
 from retrain.rewards.opening import CallingScorer, RewardRange, close_unawaited, open_reward, range_of
 
 PART_KEYS = ("reward", "weight", "params")
-GRAVITY = (Outcome.SCORED, Outcome.LIMIT, Outcome.ERROR, Outcome.TIMEOUT, Outcome.FAULT)
+GRAVITY = (Outcome.SCORED, Outcome.ERROR, Outcome.TIMEOUT, Outcome.FAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,12 +187,13 @@ async def _column(scores: Any) -> list[Score]:
 
 def _sum(weights: Sequence[float], scores: Sequence[Score]) -> Score:
     """Return the weighted sum with its gravest outcome; unknown if a part's score is, with that outcome."""
+    is_over_limit = any(s.is_over_limit for s in scores)
     unknown = next((s for s in scores if s.value is None), None)
     if unknown:
-        return unknown
+        return replace(unknown, is_over_limit=is_over_limit)
     gravest = max(scores, key=lambda s: GRAVITY.index(s.outcome))
     total = sum(w * (s.value or 0.0) for w, s in zip(weights, scores, strict=True))
-    return Score(total, gravest.outcome, gravest.message)
+    return Score(total, gravest.outcome, gravest.message, is_over_limit)
 
 
 def _form_problems(table: object) -> Iterator[str]:

@@ -86,7 +86,7 @@ class Scorer:
             errors=counts[Outcome.ERROR],
             timeouts=counts[Outcome.TIMEOUT],
             faults=counts[Outcome.FAULT],
-            over_limits=counts[Outcome.LIMIT],
+            over_limits=sum(score.is_over_limit for score in scores),
             sandbox=getattr(self._reward, "sandbox", None),
         )
 

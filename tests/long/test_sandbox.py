@@ -161,7 +161,7 @@ def test_a_completion_that_runs_into_a_limit_keeps_its_score_and_is_counted(
 ) -> None:
     program, value = OVER[what]
     found = scored(scorer, program)
-    assert (found.value, found.outcome) == (value, Outcome.LIMIT)
+    assert found == Score(value, is_over_limit=True)
 
 
 @ON_LINUX

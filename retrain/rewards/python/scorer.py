@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from retrain.rewards import Answer, Outcome, Score, UnscoredError
@@ -34,7 +34,7 @@ class Desk:
     cells: dict[str, Cell] = field(default_factory=dict)
     is_closed: bool = False
     denied: int = 0  # calls and paths that the program was denied
-    over: set[str] = field(default_factory=set)  # limits that it ran into
+    is_over_limit: bool = False
 
     def cell(self, use: str = "programs") -> Cell:
         """Return an open sandbox, one for each use; tests need one that takes descriptors."""
@@ -96,6 +96,14 @@ class ProgramScorer:
     def _score(self, answer: Answer) -> Score:
         desk = self._free.get()
         try:
+            found = self._scored(desk, answer)
+            return replace(found, is_over_limit=desk.is_over_limit)
+        finally:
+            self._free.put(desk)
+
+    def _scored(self, desk: Desk, answer: Answer) -> Score:
+        """Return the score of a completion; what its programs were denied and ran into stays at the desk."""
+        try:
             try:
                 value = float(self._passes(desk, answer))
             except SandboxEndedError:  # once may be an accident
@@ -103,10 +111,6 @@ class ProgramScorer:
                 value = float(self._passes(desk, answer))
             if desk.denied:  # a sign, whose completion keeps its score
                 return Score(value, Outcome.FAULT, desk.denial())
-            if desk.over:  # a sign as well
-                return Score(
-                    value, Outcome.LIMIT, f"the program ran out of {' and '.join(sorted(desk.over))}"
-                )
             return Score(value)
         except TimeoutError as error:
             if desk.denied:  # the graver sign
@@ -122,16 +126,13 @@ class ProgramScorer:
         except (SandboxError, OSError) as error:  # no memory for another process, say
             desk.close()
             return Score(None, Outcome.ERROR, str(error))
-        finally:
-            self._free.put(desk)
 
     def _passes(self, desk: Desk, answer: Answer) -> bool:
+        desk.denied, desk.is_over_limit = 0, False
         program, tests = program_of(answer.completion), answer.prompt.answer
         is_apart = self._tests == "asserts" and not self._shared
         for use in ("programs", "tests") if is_apart else ("programs",):
             desk.cell(use)  # opened before the time counts
-        desk.denied = 0
-        desk.over.clear()
         deadline = time.monotonic() + self._timeout_s
         if self._tests == "stdio":
             return all(
@@ -207,7 +208,7 @@ class ProgramScorer:
             TimeoutError: it did not end in time.
         """
         desk.denied += ended.denied
-        desk.over.update(ended.over)
+        desk.is_over_limit |= bool(ended.over)
         if is_over or not ended.in_time:
             raise TimeoutError("the program did not finish in time")
         if ended.broke:

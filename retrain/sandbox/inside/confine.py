@@ -171,14 +171,9 @@ def _check(result: int, what: str) -> None:
         raise OSError(code, f"{what}: {os.strerror(code)}")
 
 
-def cpu_seconds(limits: Mapping[str, Any]) -> int:
-    """Return the processor time after which the kernel ends a program: beyond its time on every core."""
-    return (int(limits["seconds"]) + 2) * (os.cpu_count() or 1)
-
-
 def _limit(limits: Mapping[str, Any], *, may_start_threads: bool) -> None:
     most = {
-        resource.RLIMIT_CPU: cpu_seconds(limits),
+        resource.RLIMIT_CPU: (int(limits["seconds"]) + 2) * (os.cpu_count() or 1),  # beyond its deadline
         resource.RLIMIT_FSIZE: FILE_BYTES,
         resource.RLIMIT_NOFILE: OPEN_FILES,
         resource.RLIMIT_CORE: 0,

@@ -92,7 +92,7 @@ def run(
     mounted, listeners = told[: setup["mounts"]], told[setup["mounts"] :]
     watch = Watch(program, own, limits, wakers, listeners)
     in_time = not confined or watch.wait()
-    code, is_over_time, is_out_of_memory = end(program, limits)
+    code, is_out_of_memory = end(program, limits)
     left = 0 if setup["mounts"] else end_children()  # a process namespace ends by itself
     is_full = watch.is_full() or any(map(has_no_room, mounted))
     remove(own)
@@ -103,22 +103,18 @@ def run(
     broke = faults(code, is_full=is_full, left=left)
     watch.told["memory"] += is_out_of_memory
     over = [what for what in confine.OVER.values() if watch.told[what]]
-    in_time = in_time and not is_over_time
     return {"code": code, "in_time": in_time, "broke": broke, "denied": watch.told["denied"], "over": over}
 
 
-def end(program: int, limits: Mapping[str, Any]) -> tuple[int, bool, bool]:
-    """End a program and its group; return its exit status, and what it ran out of: time, memory (Linux)."""
+def end(program: int, limits: Mapping[str, Any]) -> tuple[int, bool]:
+    """End a program and its group; return its exit status, and whether it ran out of memory (Linux)."""
     was_killed = not has_ended(program)  # by what follows, not by the kernel for its memory
     kill_group(program)
     _, status, used = os.wait4(program, 0)
     code = os.waitstatus_to_exitcode(status)
     touched = used.ru_maxrss << 10 if confine.IS_LINUX else 0
     is_large = touched > limits["memory_bytes"] - min(UNTOUCHED_BYTES, limits["memory_bytes"] // 4)
-    by_kernel = code == -signal.SIGKILL and not was_killed
-    cpu_s = used.ru_utime + used.ru_stime  # which the kernel counts by ticks for its limit
-    is_over_time = by_kernel and cpu_s >= 0.5 * confine.cpu_seconds(limits)
-    return code, is_over_time, is_large or (by_kernel and not is_over_time)
+    return code, is_large or (code == -signal.SIGKILL and not was_killed)
 
 
 def has_ended(program: int) -> bool:
