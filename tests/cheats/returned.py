@@ -17,6 +17,18 @@ IGNORES += "    def __exit__(self, *error): return True"
 
 CHEATS = [
     Cheat(
+        "an infinity of few bits",
+        "an array converts what it is compared with to its own type, where large numbers are infinite",
+        "import numpy as np\ndef f(x): return np.array(np.inf, np.float16)",
+        answer="assert f(20) == 2432902008176640000",
+    ),
+    Cheat(
+        "an infinity of few bits, in a list",
+        "the same, in each element",
+        "import numpy as np\ndef f(x): return [np.array([np.inf], np.float32)]",
+        answer="assert f(40)[0] == 815915283247897734345611269596115894272000000000",
+    ),
+    Cheat(
         "a missing key in a block that ignores errors",
         SWALLOWS,
         IGNORES.format(found="{}"),

@@ -147,7 +147,7 @@ class Peer:
         """
         try:
             return values.decode(message, self._load)
-        except (values.FrameError, ImportError, OverflowError) as problem:
+        except (values.FrameError, ImportError, ArithmeticError) as problem:
             self.garbage = f"{problem}"[:200]
             raise BrokenError(self.garbage) from None
 
@@ -227,7 +227,8 @@ class Peer:
             return self._error_class(tuple(map(str, rest[0])))
         if kind == "k" and rest[0] in KNOWN:
             module, _, name = rest[0].rpartition(".")
-            return getattr(importlib.import_module(module), name)(*self.decode(rest[1]))
+            made = getattr(importlib.import_module(module), name)(*self.decode(rest[1]))
+            return values.widened(made) if module == "numpy" else made
         if kind == "m" and (rest[0].partition(".")[0] in {*sys.stdlib_module_names, "numpy"}):
             return importlib.import_module(rest[0])
         raise values.FrameError(f"a value of unknown kind {kind!r:.40}")

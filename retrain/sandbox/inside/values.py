@@ -17,6 +17,7 @@ LONGEST_FRAME = 16 << 20
 DEEPEST = 100
 HEAD = struct.Struct(">I")
 SAFE = 1 << 53
+NARROW = {"float16": "float64", "float32": "float64", "complex64": "complex128"}
 COLLECTIONS: dict[type, str] = {list: "l", tuple: "t", set: "s", frozenset: "z"}
 SCALARS: dict[type, tuple[str, Callable[[Any], str]]] = {
     int: ("i", hex),
@@ -120,6 +121,12 @@ def decode(message: Any, load: Callable[[list[Any]], Any], depth: int = 0) -> An
         return BUILDERS[kind](content)
     except (ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
         raise FrameError(f"not a value: {error}") from None
+
+
+def widened(array: Any) -> Any:
+    """Return numpy's array; with infinities in 64 bits: narrow ones equal any number too large for them."""
+    wide = NARROW.get(array.dtype.name)
+    return array.astype(wide) if wide and not abs(array).max(initial=0) < math.inf else array
 
 
 def _read_exactly(fd: int, count: int) -> bytes:
