@@ -101,6 +101,12 @@ def test_a_program_cannot_change_who_may_read_what(scorer: ProgramScorer) -> Non
 
 
 @ON_LINUX
+def test_a_program_can_cut_only_files_that_it_may_open(scorer: ProgramScorer) -> None:
+    cuts = "import os\nopen('x', 'w').truncate(1)\ntry: os.truncate('x', 0)\nexcept PermissionError: print(1)"
+    assert scored(scorer, cuts) == Score(1.0)
+
+
+@ON_LINUX
 def test_a_program_that_runs_when_its_scorer_closes_leaves_nothing(folders: Path, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

@@ -45,7 +45,7 @@ REFUSED = """tkill 200 130 tgkill 234 131 setpriority 141 140 ioprio_set 251 30 
 sched_setscheduler 144 119 sched_setparam 142 118 sched_setattr 314 274 chmod 90 -1 fchmod 91 52
 fchmodat 268 53 chown 92 -1 fchown 93 55 lchown 94 -1 fchownat 260 54 setxattr 188 5 lsetxattr 189 6
 fsetxattr 190 7 removexattr 197 14 utime 132 -1 utimes 235 -1 utimensat 280 88 futimesat 261 -1
-fchmodat2 452 452"""
+fchmodat2 452 452 truncate 76 45"""
 # No system calls: by them a program's interpreter tells of a path, or of a limit that it ran into.
 FORBIDDEN_PATH, OVER_MEMORY, OVER_FILES = 1000, 1001, 1002
 OVER = {OVER_MEMORY: "memory", OVER_FILES: "files"}
