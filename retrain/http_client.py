@@ -48,6 +48,11 @@ class CallError(Exception):
         return self.code == 0 or self.code in PASSING
 
 
+def without_user(address: str) -> str:
+    """Return an address without its user and password."""
+    return re.sub(r"//[^/@]*@", "//", address)
+
+
 def answer_of(address: str, patience_s: float = 10.0) -> tuple[int, str]:
     """Return the status with which an address answers, or 0 and why it does not. Not by httpx, an extra's.
 

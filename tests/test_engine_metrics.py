@@ -30,7 +30,7 @@ def vllm(tokens: float) -> str:
 
 def test_the_servers_own_names_are_known() -> None:
     assert EngineMeter("a.log").look(vllm(1e3), 0.0) == EngineUse(
-        running=5, waiting=1, kv_fraction=0.125, tokens_per_s=None, log="a.log"
+        running=5, waiting=1, kv_fraction=0.125, tokens_per_s=None, server="a.log"
     )
     meter = EngineMeter("")
     for now_s in (0.0, 1.0):
@@ -42,7 +42,7 @@ def test_speed_is_that_between_two_looks_and_of_a_step_that_since_the_last_one()
     meter = EngineMeter("a.log")
     meter.look(vllm(1000), 10.0)
     said = str(meter.look(vllm(1500.0), 12.0))
-    assert said == "5 running, 1 waiting, KV cache 12%, 250 tokens/s; log a.log"
+    assert said == "5 running, 1 waiting, KV cache 12%, 250 tokens/s"
     assert meter.take().tokens_per_s == pytest.approx(250.0)
     assert meter.take() is None
     meter.look(vllm(1600), 14.0)

@@ -61,10 +61,11 @@ def test_a_worker_that_waits_for_its_engine_has_a_phase_for_that(tmp_path: Path)
 def test_what_an_engine_said_last_stays_while_the_run_goes_on(tmp_path: Path) -> None:
     files = RunFiles(tmp_path)
     journal = Journal(files, attempt=1, max_steps=3)
-    journal.detail(EngineUse(running=3, waiting=0, kv_fraction=None, tokens_per_s=None, log="/tmp/e.log"))
+    journal.detail(EngineUse(running=3, waiting=0, kv_fraction=None, tokens_per_s=None, server="/tmp/e.log"))
     journal.phase("sample", 1)
     journal.phase("train", 1, state=RunState.FAILED)
-    assert read_progress(files.status).engine == "3 running, 0 waiting; log /tmp/e.log"
+    said = read_progress(files.status)
+    assert (said.engine, said.engine_server) == ("3 running, 0 waiting", "/tmp/e.log")
     journal.close()
 
 

@@ -40,3 +40,13 @@ def test_a_finished_run_says_what_its_loggers_lack() -> None:
 
 def test_a_run_that_goes_on_has_no_message() -> None:
     assert "of an earlier attempt" not in shown([run_of(message="of an earlier attempt")])
+
+
+def test_a_line_for_each_engine_that_runs_sample_on() -> None:
+    shared, other = "http://127.0.0.1:8000", "http://127.0.0.1:9000"
+    runs = [run_of(seed=s, engine="3 running, 0 waiting", engine_server=shared) for s in range(4)]
+    told = shown([*runs, run_of("maxrl", engine="1 running, 5 waiting", engine_server=other)]).splitlines()
+    assert [line for line in told if line.startswith("engine")] == [
+        f"engine: 3 running, 0 waiting; {shared}",
+        f"engine: 1 running, 5 waiting; {other}",
+    ]

@@ -17,8 +17,8 @@ LINE = re.compile(r"^([a-z_]+:[a-z_]+)(?:\{.*\})? ([0-9.eE+-]+)$", re.MULTILINE)
 class EngineMeter:
     """Sums up what a server said since the last `take`; from any thread."""
 
-    def __init__(self, log: str) -> None:
-        self._log = log
+    def __init__(self, server: str) -> None:
+        self._server = server
         self._lock = threading.Lock()
         self._seen: list[EngineUse] = []
         self._first: tuple[float, float] | None = None  # when tokens were counted, and their number
@@ -43,7 +43,7 @@ class EngineMeter:
                 waiting=int(sum(waiting)),
                 kv_fraction=max(kv_use, default=None),
                 tokens_per_s=_speed(before, self._last),
-                log=self._log,
+                server=self._server,
             )
             self._seen.append(use)
         return use
@@ -60,7 +60,7 @@ class EngineMeter:
             waiting=max(use.waiting for use in seen),
             kv_fraction=max((use.kv_fraction for use in seen if use.kv_fraction is not None), default=None),
             tokens_per_s=_speed(first, self._last),
-            log=self._log,
+            server=self._server,
         )
 
 

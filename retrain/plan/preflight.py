@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from retrain import registry
 from retrain.config.schema import Config, Environment
 from retrain.errors import ConfigError, LaunchError
-from retrain.event_loop import EventLoopThread
+from retrain.event_loop import result_of
 from retrain.plan.matrix import Plan
 
 if TYPE_CHECKING:
@@ -65,16 +65,13 @@ def memory_of(config: Config, prompts: Sequence[Prompt] = ()) -> MemoryEstimate 
 
 def _check_environment(table: Environment) -> None:
     """Open and close an episode; ConfigError if it lacks what episodes need."""
-    made = registry.bound("environments", table.environment, table.options)()
+    made = result_of(registry.bound("environments", table.environment, table.options)())
     try:
         registry.check_made("environments", table.environment, made)
     finally:
         if close := getattr(made, "close", None):
-            with (
-                suppress(Exception),
-                closing(EventLoopThread()) as loop,
-            ):  # as in a run, its errors are ignored
-                loop.wait_for(close())
+            with suppress(Exception):  # ignored, as in a run
+                result_of(close())
 
 
 def _reward_problems(config: Config, task: Task) -> Iterator[str]:
@@ -132,11 +129,12 @@ def servers_of(configs: Iterable[Config]) -> Iterator[Server]:
         for address, key in (reward(config.reward.params) if reward else {}).items():
             named[address] = f"[reward.params].{key}"
     for address, key in named.items():
-        from retrain.http_client import answer_of  # not at the top: few runs have servers; it takes 20 ms
+        # not at the top: few runs have servers; it takes 20 ms
+        from retrain.http_client import answer_of, without_user
 
         if not re.match(r"https?://", address):  # reported elsewhere
             continue
-        yield Server(re.sub(r"//[^/@]*@", "//", address), key, answer_of(address)[1])
+        yield Server(without_user(address), key, answer_of(address)[1])
 
 
 def check_servers(configs: Iterable[Config], source: str) -> None:

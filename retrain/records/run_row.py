@@ -73,7 +73,8 @@ class RunRow:
     )
     phase: str = _column("", "last known phase of a running run", default="")
     detail: str = _column("", "how far a long phase is", default="")
-    engine: str = _column("", "load and log of the server that samples, as it said last", default="")
+    engine: str = _column("", "load of the server that samples, as it said last", default="")
+    engine_server: str = _column("", "its log; its address if others started it", default="")
     step: int = _column("steps", "steps that are complete", default=0)
     max_steps: int | None = _column("steps", "steps of the whole run")
     attempt: int = _column("", "number of its last attempt; 0 before the first", default=0)
@@ -161,6 +162,7 @@ def row_of_parts(
         "phase": running.phase if running else "",
         "detail": running.detail if running else "",
         "engine": running.engine if running else "",
+        "engine_server": running.engine_server if running else "",
         "step": max(progress.step if progress else 0, last.get("step", 0)),
         "max_steps": progress.max_steps if progress else None,
         "attempt": seen.attempts[-1].number if seen.attempts else 0,

@@ -62,6 +62,7 @@ class Progress:
     message: str = ""
     detail: str = ""  # how far a long phase is
     engine: str = ""  # what the server that samples said last
+    engine_server: str = ""  # its log, or its address
 
 
 @dataclass(frozen=True)

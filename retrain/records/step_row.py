@@ -195,13 +195,12 @@ class EngineUse:
     tokens_per_s: float | None = measured(
         "tokens/s", "tokens sampled per second; null until it was asked twice"
     )
-    log: str = measured("", "its log; empty for a server that others started")
+    server: str = measured("", "its log; its address if others started it")
 
     def __str__(self) -> str:
         use = "" if self.kv_fraction is None else f", KV cache {self.kv_fraction:.0%}"
         speed = "" if self.tokens_per_s is None else f", {self.tokens_per_s:,.0f} tokens/s"
-        log = f"; log {self.log}" if self.log else ""
-        return f"{self.running} running, {self.waiting} waiting{use}{speed}{log}"
+        return f"{self.running} running, {self.waiting} waiting{use}{speed}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,9 +101,10 @@ def doing(run: RunRow) -> str:
 
 def detailed(runs: Sequence[RunRow]) -> list[str]:
     """Return a line for each of the first runs in a phase that takes long, and one for each engine."""
-    engines = {run.engine.rpartition("; log ")[2]: run.engine for run in runs if run.engine}  # runs share one
+    engines = {run.engine_server: run.engine for run in runs if run.engine}  # runs share one
     long = [f"{run_name(run)} {doing(run)}" for run in runs if run.detail]
-    return long[:MOST_DETAILED] + [f"engine: {said}" for said in list(engines.values())[:MOST_DETAILED]]
+    loads = [f"engine: {said}; {server}" for server, said in engines.items()]
+    return long[:MOST_DETAILED] + loads[:MOST_DETAILED]
 
 
 def _remarks(campaign: CampaignStatus) -> Iterator[str | Text]:

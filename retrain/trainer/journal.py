@@ -53,7 +53,9 @@ class Journal:
         self._lock = threading.Lock()
         self._latest: Progress | None = None  # not written yet; a timer will
         self._current: Progress | None = None
-        self._engine = ""  # what the server that samples said last
+        self._engine = self._engine_server = (
+            ""  # what the server that samples said last, and its log or address
+        )
 
     def row(self, row: StepRow) -> None:
         """Write a step's row; raise NonFiniteError, which names the key, if a value is NaN or infinite."""
@@ -75,7 +77,7 @@ class Journal:
         """Write the current phase to status.json; at most every `PROGRESS_EVERY_S` while running."""
         progress = Progress(state, phase, step, self._max_steps, self.attempt, message=message)
         with self._lock:
-            progress = replace(progress, engine=self._engine)
+            progress = self._with_engine(progress)
             self._current = progress if state == RunState.RUNNING else None
             early_s = self._written_at + PROGRESS_EVERY_S - time.monotonic()
             if state == RunState.RUNNING and early_s > 0:
@@ -92,7 +94,7 @@ class Journal:
         """Add to the current phase how far it is; at most every `DETAIL_EVERY_S`, from any thread."""
         with self._lock, contextlib.suppress(RecordsError):  # the next write says so
             if isinstance(detail, EngineUse):
-                self._engine = str(detail)  # shown by the next write
+                self._engine, self._engine_server = str(detail), detail.server  # shown by the next write
                 return
             now_s, current = time.monotonic(), self._current
             if current is None or now_s - self._written_at < DETAIL_EVERY_S:
@@ -101,8 +103,10 @@ class Journal:
                 return  # of a later step
             self._latest, self._written_at = None, now_s
             phase = detail.phase if isinstance(detail, StartProgress) else current.phase
-            told = replace(current, phase=phase, detail=str(detail), engine=self._engine)
-            write_progress(self._status, told)
+            write_progress(self._status, self._with_engine(replace(current, phase=phase, detail=str(detail))))
+
+    def _with_engine(self, progress: Progress) -> Progress:
+        return replace(progress, engine=self._engine, engine_server=self._engine_server)
 
     def _write_latest(self) -> None:
         with self._lock, contextlib.suppress(RecordsError):  # the next write says so

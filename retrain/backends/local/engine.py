@@ -89,8 +89,8 @@ class EngineSampler:
         self._lock = threading.Lock()  # guards `_policy` and `_served`
         self._served: list[Served] = []  # the newest last; earlier ones until no call uses them
         self.publish(0)
-        log = str(self._server.files.log) if self._server else ""
-        self._watch = EngineWatch(spec, self._engine, log, self._progress.is_busy)
+        server = str(self._server.files.log) if self._server else options.engine_url
+        self._watch = EngineWatch(spec, self._engine, server, self._progress.is_busy)
         self.take_use = self._watch.take_use
 
     def publish(self, version: int) -> None:

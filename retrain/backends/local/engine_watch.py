@@ -10,6 +10,7 @@ from collections.abc import Callable
 from retrain.backends import BackendSpec
 from retrain.engines.metrics import EngineMeter
 from retrain.engines.openai import Engine
+from retrain.http_client import without_user
 
 LOOK_S = 0.2  # between checks for a stop
 METRICS_EVERY_S = 2.0
@@ -18,10 +19,10 @@ METRICS_EVERY_S = 2.0
 class EngineWatch:
     """Watches the client that a run uses at present, from a thread of its own."""
 
-    def __init__(self, spec: BackendSpec, engine: Engine, log: str, is_busy: Callable[[], bool]) -> None:
+    def __init__(self, spec: BackendSpec, engine: Engine, server: str, is_busy: Callable[[], bool]) -> None:
         self._spec, self._engine, self._is_busy = spec, engine, is_busy
         self._leaving = threading.Event()
-        self._meter = EngineMeter(log)
+        self._meter = EngineMeter(without_user(server))
         self.take_use = self._meter.take
         self._next_s = 0.0
         threading.Thread(target=_watch, args=(weakref.ref(self), self._leaving), daemon=True).start()
