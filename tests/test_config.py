@@ -274,7 +274,19 @@ def test_a_wrong_name_is_found_even_if_every_condition_replaces_it(here: Path) -
 
 
 @pytest.mark.parametrize(
-    "value", [True, -3, 2.5, 1e-5, 'a "quoted" word', [], [1, "x"], {}, {"beta": 0.1, "on": {"a": [False]}}]
+    "value",
+    [
+        True,
+        -3,
+        2.5,
+        1e-5,
+        'a "quoted" word',
+        [],
+        [1, "x"],
+        {},
+        {"beta": 0.1, "on": {"a": [False]}},
+        {"x.y": {"é b": {"": 1}}},
+    ],
 )
 def test_a_value_is_shown_as_toml_reads_it(value: object) -> None:
     assert tomllib.loads(f"key = {as_toml(value)}") == {"key": value}

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias, get_args, get_origin
 from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_schema
 
 from retrain.config.campaign import Condition
-from retrain.config.keys import Key, keys_of, quote
+from retrain.config.keys import Key, as_key, keys_of, quote
 from retrain.config.resolve import SECTIONS, hints_of, sections_of
 from retrain.config.schema import Config
 from retrain.registry import hint
@@ -154,7 +154,7 @@ def place(location: Location) -> str:
         return here + (f" {place(inside)}" if len(inside) > 1 else "".join(f".{key}" for key in inside))
     if isinstance(location[-1], int):
         return f"{place(location[:-1])} #{location[-1] + 1}"
-    *tables, key = [f'"{part}"' if "." in str(part) else str(part) for part in location]
+    *tables, key = [as_key(str(part)) for part in location]
     return f"[{'.'.join(tables)}].{key}" if tables else f"[{key}]"
 
 

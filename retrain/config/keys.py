@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
@@ -12,6 +13,7 @@ LARGEST_COUNT = 10**9  # far above any sane count; products of two still fit an 
 LARGEST_PERMITS = 512
 LONGEST_QUOTE = 60  # characters of a wrong value that a message repeats
 UNCHANGED: Any = object()
+BARE = re.compile(r"[A-Za-z0-9_-]+")  # keys that TOML reads without quotes
 
 Table = dict[str, Any]
 Normalization: TypeAlias = Literal[
@@ -108,10 +110,15 @@ def keys_of(section: Any) -> Mapping[str, Key]:
     return found
 
 
+def as_key(name: str) -> str:
+    """Return a key as TOML writes it, in quotes if it needs them."""
+    return name if BARE.fullmatch(name) else json.dumps(name, ensure_ascii=False)
+
+
 def as_toml(value: object) -> str:
     """Return a value as TOML writes it; "unset" for None, which TOML has not."""
     if isinstance(value, dict):
-        inside = ", ".join(f"{key} = {as_toml(inner)}" for key, inner in value.items())
+        inside = ", ".join(f"{as_key(key)} = {as_toml(inner)}" for key, inner in value.items())
         return f"{{ {inside} }}" if inside else "{}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(as_toml, value))}]"
