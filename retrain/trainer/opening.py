@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from retrain import registry
@@ -80,10 +80,6 @@ def _sampler(config: Config, backend: Backend, calls: EventLoopThread, opened: E
     if check := getattr(backend, "check_turns", None):
         check()
     open_episode = registry.bound("environments", table.environment, table.options)
-    trial = registry.check_made("environments", table.environment, open_episode())
-    if close := getattr(trial, "close", None):
-        with suppress(Exception):  # ignored, as at an episode's end
-            calls.wait_for(close())
     episodes = Episodes(table, open_episode, TurnSampler(backend, calls, table.max_turn_tokens))
     opened.callback(episodes.close)
     return episodes.play
