@@ -315,6 +315,14 @@ class Closed(Once):
         raise OSError("closed twice")
 
 
+class Strange(Once):
+    """Every third says what the policy has no characters for."""
+
+    def step(self, completion):
+        number_of["strange"] += 1
+        return ("\u00e9", 0.0, False) if number_of["strange"] % 3 == 0 else ("", 1.0, True)
+
+
 class Mute:
     def start(self, prompt):
         return "?"
@@ -367,6 +375,17 @@ def test_a_run_whose_episodes_all_fail_ends_with_the_reason(
     said = capfd.readouterr().err + files.attempts.read_text()
     assert "none of 12 episodes could be played" in said
     assert "OSError: the board is gone" in said
+
+
+def test_a_message_with_unknown_characters_costs_its_episode(own: str, tmp_path: Path) -> None:
+    files = make_run(tmp_path / "r", with_environment(f"{own}.Strange", max_turn_tokens=2))
+    assert worker.run(files.directory, threading.Event()) == 0
+    assert [row["episode_errors"] for row in read_metrics(files.directory)] == [4] * 4
+    (said,) = {row["error"].partition(": ")[2] for row in read_samples(files.samples) if row.get("error")}
+    assert (
+        said
+        == "observation 'é' holds 'é', which is not in the task's alphabet; add it to the Task's `alphabet`"
+    )
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ from retrain.backends.text import as_written, by_completion, check_finite, exten
 from retrain.backends.work import ModelCosts, WorkMeter
 from retrain.demonstrations import Demonstration
 from retrain.engines import Drawn, Ids
-from retrain.errors import BackendMemoryError, ConfigError, NonFiniteError
+from retrain.errors import BackendMemoryError, ConfigError, NonFiniteError, PromptError
 from retrain.rollouts import Given, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
 
 
@@ -63,11 +63,11 @@ class Characters:
         self._pieces = (*self.alphabet, "")
 
     def encode(self, text: str, where: str = "prompt ") -> Ids:
-        """Return the token ids of a text; an unknown character is a ConfigError that begins with `where`."""
+        """Return the token ids of a text; an unknown character is a PromptError that begins with `where`."""
         try:
             return tuple([self._ids[character] for character in text])
         except KeyError as error:
-            raise ConfigError(
+            raise PromptError(
                 f"{where}{text[:40]!r} holds {error.args[0]!r}, which is not in the task's alphabet; "
                 "add it to the Task's `alphabet`"
             ) from None
