@@ -421,6 +421,33 @@ def test_limits_without_an_environment_are_an_error() -> None:
     parse({**GUESS, "environment": decided}, "c.toml")
 
 
+def campaign_of(environment: dict[str, object], *conditions: dict[str, object]) -> dict[str, object]:
+    named = [{"name": f"c{number}", "environment": table} for number, table in enumerate(conditions)]
+    return {**GUESS, "environment": environment, "campaign": {"seeds": [0], "conditions": named}}
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        (campaign_of({"max_turns": 3}, {}), ["[environment].max_turns"]),
+        (campaign_of({}, {"environment": "guess"}, {"max_turns": 3}), ["#2 [environment].max_turns"]),
+        (campaign_of({"max_turns": 3}, {"environment": "guess"}, {}), []),
+        (campaign_of({"environment": "guess"}, {"max_turns": 3}), []),
+    ],
+)
+def test_limits_need_an_environment_of_the_file_or_a_condition(
+    tables: dict[str, object], said: list[str]
+) -> None:
+    try:
+        parse(tables, "c.toml")
+        problems = []
+    except ConfigError as error:
+        problems = error.problems
+    assert [problem.partition(": would not be read")[0] for problem in problems] == [
+        f"c.toml {'[[campaign.conditions]] ' * where.startswith('#')}{where}" for where in said
+    ]
+
+
 def test_every_environment_is_tried_out(own: str) -> None:
     for name in (*registry.built_in_names("environments"), f"{own}.Once"):
         assert not [finding for finding in check_plugin("environments", name, {}) if finding.problem]

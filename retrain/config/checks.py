@@ -82,6 +82,22 @@ def check_logging(draft: Draft) -> Iterator[Problem]:
             yield where, f"got {own!r}; needs a table"
 
 
+def check_environment_is_named(file: Draft, conditions: Sequence[Mapping[str, Any]]) -> Iterator[Problem]:
+    """Check that keys of [environment] are read: those of the file by it or a condition."""
+    own: list[tuple[Location, Any]] = [
+        (("campaign", "conditions", number), overrides.get("environment", {}))
+        for number, overrides in enumerate(conditions)
+    ]
+    given = file.tables.get("environment", {})
+    if not file.is_sound("environment", "campaign.conditions") or "environment" in given:
+        return
+    unread = [one for one in own if "environment" not in one[1]]
+    for at, table in (((), given), *unread) if len(unread) == len(own) else unread:
+        for key in table:
+            what = 'would not be read; set environment, "single_turn" for one completion'
+            yield (*at, "environment", key), what
+
+
 def check_matrix(runs: Sequence[tuple[str, Draft]]) -> Iterator[Problem]:
     """Check conditions against each other: labels, and how many permits one semaphore has.
 
@@ -242,14 +258,11 @@ def _check_warm_up(draft: Draft) -> Iterator[Problem]:
 
 
 def _check_environment(draft: Draft) -> Iterator[Problem]:
-    """Check that no key is set without the one it depends on, whose default may be written down."""
+    """Check that `discount` is not set without `turn_reward`, whose default may be written down."""
     given = draft.tables.get("environment")
     if not isinstance(given, Mapping) or not draft.is_sound("environment"):
         return
-    if "environment" not in given:
-        for key in given:
-            yield ("environment", key), 'would not be read; set environment, "single_turn" for one completion'
-    elif "discount" in given and "turn_reward" not in given:
+    if "discount" in given and "turn_reward" not in given:
         yield ("environment", "discount"), 'would not be read; set turn_reward, "sum" to discount rewards'
 
 

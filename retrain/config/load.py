@@ -10,6 +10,7 @@ from typing import Any
 from retrain import registry
 from retrain.config.checks import (
     check_campaign,
+    check_environment_is_named,
     check_launcher_tables,
     check_logging,
     check_matrix,
@@ -123,11 +124,12 @@ def parse(
             else f"{source} {place(location)}"
         )
 
-    unread = list(check_launcher_tables(raw))
+    launcher = list(check_launcher_tables(raw))
     raw = with_launcher_options(raw)
     trials: Trials | None = {} if try_plugins else None
     file = draft_of(raw, trials)
     conditions = _conditions(raw)
+    unread = [*launcher, *check_environment_is_named(file, conditions)]
     found = [*file.mistakes, *unread, *check_campaign(file), *check_logging(file)]
     # what every condition replaces must still be right
     found += check_plugins(file, by_name=True) if conditions else check_run(file)
