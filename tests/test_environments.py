@@ -21,13 +21,14 @@ from retrain.config.load import parse
 from retrain.config.schema import Environment
 from retrain.conformance import check_plugin
 from retrain.environments.guess import Game
-from retrain.errors import ConfigError
+from retrain.errors import ConfigError, PromptError
+from retrain.event_loop import EventLoopThread
 from retrain.plan.matrix import plan_runs
 from retrain.plan.preflight import preflight
 from retrain.records.metrics import read_metrics
 from retrain.records.samples import read_samples
-from retrain.rollouts import Given, NextTurn, Prompt, Rollout
-from retrain.trainer.episodes import Episodes, SampleTurns, summary_of
+from retrain.rollouts import Given, Group, NextTurn, Prompt, Rollout
+from retrain.trainer.episodes import Episodes, SampleTurns, TurnSampler, summary_of
 from tests.stopping import StopAfterStep
 from tests.test_trainer import make_run, without_times
 
@@ -134,6 +135,42 @@ def test_episodes_wait_for_their_environments_at_once() -> None:
 
     rollouts = play(Meeting, prompts=100)
     assert [rollout.prompt.id for rollout in rollouts] == [n for n in range(100) for _ in range(2)]
+
+
+class Seeds:
+    """A backend that notes the seed of each call, and cannot read what ends in `?`."""
+
+    def __init__(self) -> None:
+        self.seen: list[int | None] = []
+
+    def sample(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
+        self._note(how, any(prompt.text.endswith("?") for prompt in prompts))
+        return [Group(p, (Rollout(p, "", (1,), np.zeros(1), ("",), truncated=False),)) for p in prompts]
+
+    def extend(self, turns: Sequence[NextTurn], how: Sampling) -> list[Rollout | None]:
+        self._note(how, False)
+        return [turn.rollout for turn in turns]
+
+    def _note(self, how: Sampling, is_unreadable: bool) -> None:
+        self.seen.append(how.seed)
+        if is_unreadable:
+            raise PromptError("unreadable")
+
+
+def test_no_two_calls_of_an_evaluation_share_random_numbers() -> None:
+    calls, backend = EventLoopThread(), Seeds()
+    sample = TurnSampler(backend, calls, 0)
+    asked = [Prompt(n, text, "") for n, text in enumerate(["a", "b?", "c", "d"])]
+    (begun,) = sample([asked[0]], replace(HOW, seed=7))
+    assert isinstance(begun, Rollout)
+    backend.seen.clear()
+    taken = sample([*asked, NextTurn(begun, (("user", "x"),), 1)], replace(HOW, seed=7))
+    calls.close()
+    assert [isinstance(one, Rollout) for one in taken] == [True, False, True, True, True]
+    assert len(backend.seen) == len(set(backend.seen)) == 6
+    backend.seen.clear()
+    sample([asked[0]], HOW)
+    assert backend.seen == [None]
 
 
 def test_plain_functions_wait_at_once_in_threads() -> None:

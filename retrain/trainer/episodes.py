@@ -12,6 +12,7 @@ import queue
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -45,15 +46,25 @@ class TurnSampler:
         prompts = [one for one in asked if isinstance(one, Prompt)]
         further = [one for one in asked if isinstance(one, NextTurn)]
 
+        part = count()
+
         def begin(some: Sequence[Asked]) -> list[Taken]:
-            groups = self.calls.wait_for(self.backend.sample(some, replace(how, max_tokens=limit)))
+            own = replace(_of_its_own(how, next(part)), max_tokens=limit)
+            groups = self.calls.wait_for(self.backend.sample(some, own))
             return [rollout for group in groups for rollout in group.rollouts]
 
         def extend(some: Sequence[Asked]) -> list[Taken]:
-            return list(self.calls.wait_for(self.backend.extend(some, how)))
+            return list(self.calls.wait_for(self.backend.extend(some, _of_its_own(how, next(part)))))
 
         first, extended = iter(_readable(prompts, begin)), iter(_readable(further, extend))
         return [next(first if isinstance(one, Prompt) else extended) for one in asked]
+
+
+def _of_its_own(how: Sampling, part: int) -> Sampling:
+    """Return how to sample a part: with random numbers of its own, where a seed determines them."""
+    if how.seed is None:
+        return how
+    return replace(how, seed=int(np.random.SeedSequence([how.seed, part]).generate_state(1)[0]))
 
 
 def _readable(asked: Sequence[Asked], sample: Callable[[Sequence[Asked]], list[Taken]]) -> list[Taken]:
@@ -89,14 +100,11 @@ class Episodes:
         desk = _Desk(self._table.time_limit_s + GRACE_S, lambda: self._calls)
         playing = self._loop.begin(self._all(desk, prompts, how))
         playing.add_done_callback(lambda _: desk.close())
-        calls = 0
+        calls, single = count(), replace(how, group_size=1)
         try:
             while requests := desk.next_batch():
-                # each call of an evaluation has random numbers of its own
-                seed = None if how.seed is None else (how.seed + calls) % 2**32
                 wanted = [request.asked for request in requests]
-                desk.answer(requests, self._sample(wanted, replace(how, group_size=1, seed=seed)))
-                calls += 1
+                desk.answer(requests, self._sample(wanted, _of_its_own(single, next(calls))))
             return playing.result()
         finally:
             playing.cancel()
