@@ -8,7 +8,7 @@ import torch
 from peft.tuners.lora import Linear
 
 from retrain.backends import Optimization
-from retrain.backends.local import check_options
+from retrain.backends.local import check_options, training
 from retrain.rollouts import TrainingSample
 from tests.extras.local_policies import (
     as_samples,
@@ -82,6 +82,14 @@ def test_masks_depend_on_the_step_and_repeat_with_it(model):
 def test_recomputed_activations_have_the_same_masks(model):
     recomputed = gradient(dropping(model, gradient_checkpointing=True), model)
     assert torch.allclose(recomputed, gradient(dropping(model), model), rtol=1e-4, atol=1e-6)
+
+
+def test_a_head_computed_in_chunks_is_recomputed_with_the_same_masks(model, monkeypatch):
+    monkeypatch.setattr(training, "LOGITS_AT_A_TIME", 200)  # five tokens
+    recomputed = gradient(dropping(model, target_modules=["lm_head"]), model)
+    monkeypatch.setattr(training, "checkpoint", lambda score, *pair, **_: score(*pair))
+    kept = gradient(dropping(model, target_modules=["lm_head"]), model)
+    assert torch.allclose(recomputed, kept, rtol=1e-4, atol=1e-6)
 
 
 def test_dropout_without_adapters_is_refused():

@@ -212,7 +212,7 @@ def evaluate(
         return score(hidden, batch.targets)
     pairs = zip(hidden.split(size), batch.targets.split(size), strict=True)
     if torch.is_grad_enabled():
-        parts = [checkpoint(score, *pair, use_reentrant=False, preserve_rng_state=False) for pair in pairs]
+        parts = [checkpoint(score, *pair, use_reentrant=False) for pair in pairs]  # a head may have dropout
     else:
         parts = [score(*pair) for pair in pairs]
     logprobs, entropies = (torch.cat(column) for column in zip(*parts, strict=True))
