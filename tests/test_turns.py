@@ -11,6 +11,7 @@ from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.numpy import connect
 from retrain.backends.numpy.policy import NumpyBackend
 from retrain.backends.tinker.wire import ApiLoss, loss_inputs
+from retrain.engines import Drawn
 from retrain.losses import ppo
 from retrain.rollouts import Given, Loss, NextTurn, Prompt, Rollout, TrainingSample
 
@@ -72,6 +73,14 @@ def test_a_rollout_trains_like_its_turns_apart():
     expected = parts.update([sample(turn) for one in rollouts for turn in apart(one)], PPO, HOW)
     assert np.allclose(whole.weights.flat, parts.weights.flat, rtol=0, atol=1e-12)
     assert np.isclose([stats.loss, stats.entropy], [expected.loss, expected.entropy]).all()
+
+
+def test_a_completion_of_more_tokens_than_wanted_is_cut():
+    drawn = Drawn((1, 2, 3), np.array([-1.0, -2.0, -3.0]), 0.5, ended=True)
+    first = drawn.cut(2)
+    assert (first.tokens, first.logprobs.tolist(), first.ended) == ((1, 2), [-1.0, -2.0], False)
+    assert np.isnan(first.entropy)  # only that of all three is known
+    assert drawn.cut(3) is drawn
 
 
 def test_sampled_log_probabilities_are_those_of_training():

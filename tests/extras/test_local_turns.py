@@ -123,6 +123,7 @@ def test_a_model_that_does_not_reason_may_have_a_template_that_drops_reasoning()
 
 def test_a_model_samples_turns_and_trains_on_its_own_tokens_only(tmp_path: Path) -> None:
     backend = open_backend(save_tiny_model(tmp_path / "model", hidden=32, context=48))
+    backend.text.end_ids = ()  # turns are as long as their limits
     turn = Sampling(group_size=1, max_tokens=4, temperature=1.0)
     prompts = [Prompt(0, "7=", ""), Prompt(1, "12+30=", "")]
     first = [group.rollouts[0] for group in backend.sample(prompts, turn)]
@@ -130,7 +131,7 @@ def test_a_model_samples_turns_and_trains_on_its_own_tokens_only(tmp_path: Path)
     second = [rollout for rollout in backend.extend(asked, turn) if rollout is not None]
     for before, after, limit in zip(first, second, (4, 2), strict=True):
         assert after.tokens[: len(before.tokens)] == before.tokens
-        assert 0 < len(after.tokens) - len(before.tokens) <= limit
+        assert len(after.tokens) - len(before.tokens) == limit
         assert [given.text for given in after.given] == ["no 3"]
     alone = backend.extend([replace(asked[1], max_tokens=1)], replace(turn, seed=1))[0]
     beside = backend.extend([replace(asked[1], max_tokens=1), asked[0]], replace(turn, seed=1))[0]

@@ -1,4 +1,4 @@
-"""Turns of processes that share a GPU with a server: all sample at the same time, or one trains alone."""
+"""A lock of processes that share a GPU with a server: all sample at the same time, or one trains alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retrain.locks import LockFile
 LOOK_S = 0.02
 
 
-class Turns:
+class GpuLock:
     """A lock in a file, shared by those who sample; each of them trains before it samples again."""
 
     def __init__(self, path: Path | None) -> None:
