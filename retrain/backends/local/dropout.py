@@ -18,7 +18,7 @@ class Dropout:
         found = policy.adapters.modules() if policy.adapters is not None else ()
         self._layers = [layer for layer in found if isinstance(layer, torch.nn.Dropout) and layer.p > 0]
         self._seed = seed
-        device = policy.causal.device
+        device = policy.device
         self._devices = [device] if device.type == "cuda" else []
 
     @contextmanager

@@ -9,7 +9,7 @@ import secrets
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -98,9 +98,7 @@ class EngineSampler:
         weights = [p.detach().to("cpu", copy=True) for p in self._trained.trainable().values()]
         self._published = Snapshot(version, weights)
 
-    def complete(
-        self, prompts: Sequence[Ids], sampling: Sampling, device: torch.device
-    ) -> tuple[dict[int, list[Drawn]], int]:
+    def complete(self, prompts: Sequence[Ids], sampling: Sampling) -> tuple[dict[int, list[Drawn]], int]:
         """Return groups by the number of their prompt, and the policy's version, the oldest of several calls.
 
         Prompts near the end of the context are in calls of their own, because a call has one limit of tokens.
@@ -111,19 +109,14 @@ class EngineSampler:
             numbers.setdefault(limit, []).append(number)
         if len(numbers) > 1 and sampling.enough:  # calls do not know what others have: take the first
             kept, how = prompts[: sampling.enough], replace(sampling, enough=0, due=0)
-            return self.complete(kept, how, device)
+            return self.complete(kept, how)
         own = ([prompts[n] for n in of] for of in numbers.values())
         call = partial(self._call, sampling)
         with self._gpu.sampling(), ThreadPoolExecutor(MOST_CALLS) as threads:
             answers = list((map if len(numbers) == 1 else threads.map)(call, own, numbers))
         found: dict[int, list[Drawn]] = {}
         for of, (served, groups) in zip(numbers.values(), answers, strict=True):
-            drawn = [one for group in groups.values() for one in group]
-            reject_unknown(drawn, len(self._policy.causal.get_input_embeddings().weight))
-            if not served.is_checked and sampling.temperature > 0:
-                rows = [prompts[of[place]] for place, group in groups.items() for _ in group]
-                self._check(served.snapshot, rows, drawn, sampling.temperature, device)
-                served.is_checked = True
+            self._check(served, [prompts[n] for n in of], groups, sampling.temperature)
             found |= {of[place]: group for place, group in groups.items()}
         return dict(sorted(found.items())), min(served.snapshot.version for served, _ in answers)
 
@@ -157,7 +150,7 @@ class EngineSampler:
             try:
                 yield
             finally:
-                DeviceMemory(next(self._policy.causal.parameters()).device).free()
+                DeviceMemory(self._policy.device).free()
 
     def close(self) -> None:
         """Unload the adapters from the server and delete their files."""
@@ -255,30 +248,35 @@ class EngineSampler:
 
     def _check(
         self,
-        snapshot: Snapshot,
+        served: Served,
         prompts: Sequence[Ids],
-        drawn: Sequence[Drawn],
+        groups: Mapping[int, Sequence[Drawn]],
         temperature: float,
-        device: torch.device,
     ) -> None:
-        """Raise if the server's log-probabilities differ from ours, so that it samples another policy."""
-        samples, texts = first_tokens(prompts, drawn)
-        batches = lay_out(samples, texts, self._tokens_at_a_time, device)
+        """Raise if the server samples another policy: its log-probabilities, compared once, are not ours."""
+        drawn = [one for group in groups.values() for one in group]
+        reject_unknown(drawn, len(self._policy.causal.get_input_embeddings().weight))
+        if served.is_checked or temperature == 0:
+            return
+        rows = [prompts[number] for number, group in groups.items() for _ in group]
+        samples, texts = first_tokens(rows, drawn)
+        batches = lay_out(samples, texts, self._tokens_at_a_time, self._policy.device)
         theirs = np.concatenate([batch.data.sampler_logprobs for batch in batches])
 
         def nats_apart(at: float) -> float:
             with self._lock, torch.no_grad():
-                self._act_as(snapshot)
+                self._act_as(served.snapshot)
                 logprobs = [evaluate(self._policy, batch, at, cut=self._cut)[0] for batch in batches]
             ours = torch.cat(logprobs).double().cpu().numpy()
             kept = np.isfinite(ours)  # rounding may cut off a token that the server has just not
             return float(np.abs(ours - theirs)[kept].mean()) if kept.mean() > MOST_KEPT else math.inf
 
         reject_other_policy(nats_apart, temperature)
+        served.is_checked = True
 
 
 def _vllm(spec: BackendSpec, options: LocalOptions, policy: Policy) -> SharedServer:
-    device = next(policy.causal.parameters()).device
+    device = policy.device
     chosen = options.engine_memory
     return vllm_server(
         str(Path(spec.model).absolute()) if Path(spec.model).is_dir() else spec.model,

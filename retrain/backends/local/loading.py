@@ -68,6 +68,12 @@ class Policy:
     body: torch.nn.Module  # token ids -> last hidden states
     context: int  # maximum tokens of prompt plus completion
 
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        device: torch.device = next(self.causal.parameters()).device
+        return device
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return next-token logits in float32: (..., hidden) -> (..., vocabulary)."""
         config = self.causal.config

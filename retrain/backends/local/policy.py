@@ -55,7 +55,7 @@ class LocalBackend:
         self._shared = None
         if _may_share(options, device) and parameters >= TINY_PARAMETERS:
             self._shared = share(policy.causal)
-        windows = try_out(spec.model, policy, device)
+        windows = try_out(spec.model, policy)
         self.text = _text(tokenizer, spec, options, policy)
         self._turns = Turns(self.text)
         self.generator = torch.Generator(device).manual_seed(seed)
@@ -145,7 +145,7 @@ class LocalBackend:
             generator = torch.Generator(generator.device).manual_seed(sampling.seed)
         if self._engine is not None:  # any thread, also during an update
             longest = replace(sampling, max_tokens=max(limits))
-            return self._engine.complete(contexts, longest, generator.device)
+            return self._engine.complete(contexts, longest)
         self._memory.begin_peak()
         drawn, size = self.sampler.complete(contexts, limits, sampling, generator), sampling.group_size
         groups = {n: drawn[n * size : (n + 1) * size] for n in range(len(contexts))}
@@ -224,7 +224,7 @@ def _micro_batch(spec: BackendSpec, options: LocalOptions, policy: Policy) -> in
     directory, causal = files_of(spec.model), policy.causal
     sizes = read_sizes(directory) if directory else None
     rank = spec.lora_rank * options.lora
-    return micro_batch(options, sizes, causal.device.type, rank, causal.dtype.itemsize)
+    return micro_batch(options, sizes, policy.device.type, rank, causal.dtype.itemsize)
 
 
 def _may_share(options: LocalOptions, device: torch.device) -> bool:

@@ -71,7 +71,7 @@ class TorchSampler:
     work: WorkMeter = field(default_factory=WorkMeter)
 
     def __post_init__(self) -> None:
-        if self.policy.causal.device.type != "cpu":
+        if self.policy.device.type != "cpu":
             self.steps_per_look = GPU_STEPS_PER_LOOK
 
     def complete(

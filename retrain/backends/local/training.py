@@ -50,7 +50,7 @@ class Learner:
         optimization: Optimization,
     ) -> UpdateStats:
         """Take one step; if it does not fit in memory, retry with half as many tokens per micro-batch."""
-        cut, device = split_by_group(samples, optimization.micro_batches), self.policy.causal.device
+        cut, device = split_by_group(samples, optimization.micro_batches), self.policy.device
         self._set_checkpointing(self.checkpointing)
         try:
             while True:

@@ -26,26 +26,26 @@ CACHE_TOLERANCE = {torch.float32: 0.01, torch.bfloat16: 0.1}
 SHORT, LONG = (1, 2, 3), (3, 1, 2, 4, 5, 0)
 
 
-def try_out(model: str, policy: Policy, device: torch.device) -> Windows | None:
+def try_out(model: str, policy: Policy) -> Windows | None:
     """Return the layers' attention windows if rows can be added while others run, else None.
 
     Rejects a policy whose log-probabilities this backend would compute incorrectly.
     """
     with fitting(model), _explained(model), torch.no_grad():
-        _check_logits(model, policy, device)
+        _check_logits(model, policy)
         if policy.context < len(LONG) + 3:
             return None
         windows = windows_of(policy)
         for choice in () if windows is None else (windows, replace(windows, is_whole=True)):
-            if _can_join(policy, choice, device):
+            if _can_join(policy, choice):
                 return choice
-        _check_cache(model, policy, device)
+        _check_cache(model, policy)
         return None
 
 
-def _check_logits(model: str, policy: Policy, device: torch.device) -> None:
+def _check_logits(model: str, policy: Policy) -> None:
     """Compare this backend's logits with the model's own, which may be scaled or capped."""
-    ids = torch.zeros((1, 2), dtype=torch.long, device=device)
+    ids = torch.zeros((1, 2), dtype=torch.long, device=policy.device)
     whole = policy.causal(input_ids=ids, use_cache=False).logits.float()
     ours = policy.logits(policy.body(input_ids=ids, use_cache=False).last_hidden_state)
     if not torch.isfinite(whole).all():
@@ -62,17 +62,17 @@ def _check_logits(model: str, policy: Policy, device: torch.device) -> None:
         )
 
 
-def _can_join(policy: Policy, windows: Windows, device: torch.device) -> bool:
+def _can_join(policy: Policy, windows: Windows) -> bool:
     try:
-        return _apart(policy, windows, device) <= CACHE_TOLERANCE[policy.causal.dtype]
+        return _apart(policy, windows) <= CACHE_TOLERANCE[policy.causal.dtype]
     except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
         if is_out_of_memory(error) or "CUDA" in str(error):
             raise
         return False  # the model's attention is not called as transformers documents it
 
 
-def _check_cache(model: str, policy: Policy, device: torch.device) -> None:
-    apart = _apart(policy, None, device)
+def _check_cache(model: str, policy: Policy) -> None:
+    apart = _apart(policy, None)
     if not apart <= CACHE_TOLERANCE[policy.causal.dtype]:
         raise ConfigError(
             f"[model].model: {model!r} has other logits with a cache and padding than without "
@@ -81,30 +81,30 @@ def _check_cache(model: str, policy: Policy, device: torch.device) -> None:
         )
 
 
-def _apart(policy: Policy, windows: Windows | None, device: torch.device) -> float:
+def _apart(policy: Policy, windows: Windows | None) -> float:
     """Compare logits in sampling (shared prompts, rows that end early or begin late) with those in training.
 
     Returns the mean difference in units of the logits' standard deviation.
     """
-    cache = cache_for(policy, windows, device)
+    cache = cache_for(policy, windows, policy.device)
     cache.admit([Row(ids, limit=3) for ids in (LONG, SHORT, LONG, LONG)], None)
-    _advance(cache, device)
+    _advance(cache)
     cache.keep([1, 3])
     if windows is not None:
         cache.admit([Row(SHORT, limit=2)], None)
-    _advance(cache, device)
+    _advance(cache)
     sampled = policy.logits(cache.hidden)
-    whole = [torch.tensor([row.ids], device=device) for row in cache.rows]
+    whole = [torch.tensor([row.ids], device=policy.device) for row in cache.rows]
     trained = torch.cat(
         [policy.logits(policy.body(input_ids=ids, use_cache=False).last_hidden_state[:, -1]) for ids in whole]
     )
     return float((sampled - trained).abs().mean() / trained.std())
 
 
-def _advance(cache: RowCache, device: torch.device) -> None:
+def _advance(cache: RowCache) -> None:
     for number, row in enumerate(cache.rows):
         row.tokens.append(len(LONG) - 1 - number)
-    cache.advance(torch.tensor([row.tokens[-1] for row in cache.rows], device=device))
+    cache.advance(torch.tensor([row.tokens[-1] for row in cache.rows], device=cache.hidden.device))
 
 
 @contextmanager
