@@ -223,6 +223,14 @@ def test_a_failure_costs_its_episode(turn: object, said: str) -> None:
     assert (fine.episode.reward, fine.episode.error) == (3.0, "")
 
 
+def test_an_environment_that_opens_nothing_costs_its_episode() -> None:
+    nothing, fine = (one.episode for one in play(first_of(lambda: None)))  # type: ignore[arg-type, return-value]
+    assert nothing
+    assert fine
+    assert nothing.error == "prompt 0: opening it returned None; needs start and step"
+    assert fine.error == ""
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_an_episode_that_opens_too_late_is_closed(is_async: bool) -> None:
     may_open, closed = threading.Event(), threading.Event()
@@ -247,7 +255,7 @@ def test_a_play_waits_while_functions_of_another_fill_the_loop(monkeypatch: pyte
     is_busy = threading.Event()
 
     class Crowd(Count):
-        def step(self, completion: str) -> tuple[str, float, bool]:
+        async def step(self, completion: str) -> tuple[str, float, bool]:
             is_busy.set()
             time.sleep(0.05)  # 40 of them in one iteration of the loop
             return "", 1.0, True
@@ -260,6 +268,69 @@ def test_a_play_waits_while_functions_of_another_fill_the_loop(monkeypatch: pyte
     crowd.join()
     episodes.close()
     assert group.rollouts[0].text == "x"
+
+
+def first_of(kind: type[Count]) -> Callable[[], Count]:
+    """Open one episode of a kind, then such that end well."""
+    kinds = iter([kind])
+    return lambda: next(kinds, Count)()
+
+
+def test_a_plain_function_that_blocks_costs_its_episode() -> None:
+    over = threading.Event()
+
+    class Stuck(Count):
+        def step(self, completion: str) -> tuple[str, float, bool]:
+            over.wait()
+            return "", 1.0, True
+
+    rollouts = play(first_of(Stuck), prompts=2, time_limit_s=0.2)
+    over.set()
+    stuck, *fine = [rollout.episode for rollout in rollouts if rollout.episode]
+    assert (stuck.timed_out, stuck.reward) == (True, None)
+    assert stuck.error == "prompt 0: step took longer than 0.2 s"
+    assert [(one.error, one.reward) for one in fine] == [("", 3.0)] * 3
+
+
+@pytest.mark.parametrize("threads", [False, True])
+@pytest.mark.parametrize(
+    "error", [SystemExit(1), KeyboardInterrupt(), StopIteration(), asyncio.CancelledError(), TimeoutError()]
+)
+def test_an_environment_that_exits_costs_its_episode(error: BaseException, threads: bool) -> None:
+    class Exits(Count):
+        def step(self, completion: str) -> object:
+            raise error
+
+    class ExitsAsync(Exits):
+        async def step(self, completion: str) -> object:
+            raise error
+
+    for kind in (Exits, ExitsAsync):
+        failed, fine = (one.episode for one in play(first_of(kind), threads=threads))
+        assert failed
+        assert fine
+        assert (failed.reward, failed.timed_out, fine.reward) == (None, False, 3.0)
+        assert "StopIteration" in failed.error or type(error).__name__ in failed.error
+
+
+def test_episodes_of_plain_functions_are_sampled_together_and_in_order() -> None:
+    batches: list[list[int]] = []
+    policy = write("x")
+
+    def sample(asked: Sequence[Prompt | NextTurn], how: Sampling) -> Sequence[Rollout | None]:
+        prompts = [one if isinstance(one, Prompt) else one.rollout.prompt for one in asked]
+        batches.append([prompt.id for prompt in prompts])
+        return policy(asked, how)  # type: ignore[return-value]
+
+    class Uneven(Count):
+        def step(self, completion: str) -> tuple[str, float, bool]:
+            time.sleep(0.001 * (self.turns % 2))
+            return super().step(completion)
+
+    episodes = Episodes(Environment(), Uneven, sample)
+    episodes.play([Prompt(n, "p", "") for n in range(20)], replace(HOW, group_size=1))
+    episodes.close()
+    assert batches == [[*range(20)]] * 3
 
 
 def test_an_environment_that_never_answers_is_ended() -> None:

@@ -11,14 +11,18 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from retrain.demonstrations import as_prompt, conversation
+from retrain.environments.in_turn import LeftBehindError
 from retrain.event_loop import in_thread, result_of
 from retrain.registry.code import located
 from retrain.rollouts import Messages, Prompt
 
 RESULT = "(observation, reward, done)"
+FIELDS = RESULT.count(",") + 1
+# (function, what takes its result if nobody waits for it) -> its result; the function raises nothing
+CallPlain: TypeAlias = Callable[[Callable[[], Any], Callable[[Any], object]], Awaitable[Any]]
 
 
 class EpisodeError(Exception):
@@ -45,8 +49,7 @@ class Conversation:
         self,
         open_episode: Callable[[], Any],
         limit_s: float,
-        *,
-        in_threads: bool = False,
+        call_plain: CallPlain,
         observe: Callable[[], object] = lambda: None,
     ) -> None:
         """Prepare.
@@ -54,12 +57,13 @@ class Conversation:
         Args:
             open_episode: returns the episode.
             limit_s: time that a call may take.
-            in_threads: run plain functions in threads.
+            call_plain: calls a plain function, within the limit; raises LeftBehindError.
             observe: called before each call.
         """
-        self._open, self._limit_s, self._in_threads = open_episode, limit_s, in_threads
+        self._open, self._limit_s, self._call_plain = open_episode, limit_s, call_plain
         self._observe = observe
         self._episode: Any = None
+        self._step_is_async = False
         self.time_s = 0.0  # spent in the environment
 
     async def start(self, prompt: Prompt) -> Prompt:
@@ -69,14 +73,20 @@ class Conversation:
             EpisodeError: the environment failed.
         """
         self._episode = await self._call("opening it", self._open, unwanted=_discard)
-        given = await self._call("start", partial(self._episode.start, prompt))
+        start, step = (getattr(self._episode, name, None) for name in ("start", "step"))
+        if start is None or step is None:
+            raise EpisodeError(f"opening it returned {self._episode!r:.60}; needs start and step")
+        self._step_is_async = inspect.iscoroutinefunction(step)  # asked once: it takes 10 us
+        is_async = inspect.iscoroutinefunction(start)
+        given = await self._call("start", partial(start, prompt), is_async=is_async)
         text, answer, messages = as_prompt(_messages("start", given), prompt.answer)
         return replace(prompt, text=text, answer=answer, messages=messages)
 
     async def step(self, completion: str) -> Answered:
         """Return the environment's answer; raise EpisodeError if it failed."""
-        given = await self._call("step", partial(self._episode.step, completion))
-        if not isinstance(given, tuple) or len(given) != len(RESULT.split(",")):
+        step = partial(self._episode.step, completion)
+        given = await self._call("step", step, is_async=self._step_is_async)
+        if not isinstance(given, tuple) or len(given) != FIELDS:
             raise EpisodeError(f"step returned {given!r:.60}; needs {RESULT}")
         observation, reward, done = given
         messages = () if done else _messages("step", observation)
@@ -92,30 +102,73 @@ class Conversation:
                 return
 
     async def _call(
-        self, what: str, function: Callable[[], Any], unwanted: Callable[[Any], object] = lambda _: None
+        self,
+        what: str,
+        function: Callable[[], Any],
+        unwanted: Callable[[Any], object] = lambda _: None,
+        *,
+        is_async: bool = False,
     ) -> Any:
         began_s = time.perf_counter()
         self._observe()
         try:
-            result = in_thread(function, unwanted) if self._in_threads else function()
-            return await self._limited(what, result) if inspect.isawaitable(result) else result
+            if is_async:
+                return await self._limited(function())
+            result = await self._call_plain(partial(_outcome, function), unwanted)
+            return await self._limited(result) if inspect.isawaitable(result) else _sound(result)
         except EpisodeError:
             raise
-        except Exception as error:
+        except LeftBehindError as error:
+            raise EpisodeTimeoutError(f"{what} took longer than {self._limit_s:g} s") from error
+        except BaseException as error:
+            if _is_ours(error):
+                raise
             raise EpisodeError(located(error)) from error
         finally:
             self.time_s += time.perf_counter() - began_s
 
-    async def _limited(self, what: str, result: Awaitable[Any]) -> Any:
+    async def _limited(self, result: Awaitable[Any]) -> Any:
         try:
             async with asyncio.timeout(self._limit_s) as limit:
-                while inspect.isawaitable(result):  # a thread's result may be a coroutine
+                while inspect.isawaitable(result):
                     result = await result
                 return result
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            raise EpisodeTimeoutError(f"{what} took longer than {self._limit_s:g} s") from error
+            raise LeftBehindError from error
+
+
+async def in_own_thread(
+    limit_s: float, function: Callable[[], Any], unwanted: Callable[[Any], object]
+) -> Any:
+    """Return what a function returns, which raises nothing; LeftBehindError if it takes too long."""
+    try:
+        async with asyncio.timeout(limit_s):
+            return await in_thread(function, unwanted)
+    except TimeoutError as error:
+        raise LeftBehindError from error
+
+
+def _outcome(function: Callable[[], Any]) -> Any:
+    """Return what a function returns, or the error of an episode; an exit of it is an error, too."""
+    try:
+        return function()
+    except BaseException as error:  # noqa: BLE001 - the end of an episode, not of a run
+        return EpisodeError(located(error))
+
+
+def _sound(result: Any) -> Any:
+    if isinstance(result, EpisodeError):
+        raise result
+    return result
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether an exception ends the task itself, and does not come from the environment."""
+    task = asyncio.current_task()
+    is_cancelled = isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+    return is_cancelled or isinstance(error, GeneratorExit)
 
 
 def _discard(episode: object) -> None:

@@ -1,17 +1,16 @@
 """Plays episodes: each is a task of an event loop, and turns are sampled in batches as they come.
 
-The caller's thread samples whatever is asked for when it looks, while other environments answer. Plain
-functions answer at once, so all episodes take their turns together, and a seed gives the same episodes.
+The caller's thread samples whatever is asked for when it looks, while other environments answer. It waits
+for plain functions, so all their episodes take their turns together, and a seed gives the same episodes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import queue
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import Any, TypeAlias
 
@@ -19,14 +18,14 @@ import numpy as np
 
 from retrain.backends import Sampling
 from retrain.config.schema import Environment
-from retrain.environments.episode import Conversation, EpisodeError, EpisodeTimeoutError
-from retrain.errors import PromptError, RunFailedError
+from retrain.environments.episode import Conversation, EpisodeError, EpisodeTimeoutError, in_own_thread
+from retrain.environments.in_turn import InTurn
+from retrain.errors import PromptError
 from retrain.event_loop import EventLoopThread
 from retrain.records.step_row import EpisodeSummary
 from retrain.rollouts import Episode, Group, NextTurn, Prompt, Rollout
+from retrain.trainer.desk import Asked, Desk, Taken
 
-Asked: TypeAlias = Prompt | NextTurn
-Taken: TypeAlias = Rollout | PromptError | None
 SampleTurns: TypeAlias = Callable[[Sequence[Asked], Sampling], Sequence[Taken]]
 GRACE_S = 2.0  # for a busy machine, in addition to the time that a call may take
 SampleGroups: TypeAlias = Callable[[Sequence[Prompt], Sampling], list[Group]]
@@ -93,11 +92,12 @@ class Episodes:
         """
         self._table, self._open, self._sample = table, open_episode, sample
         self._loop = EventLoopThread()
+        self._in_turn = InTurn(table.time_limit_s)
         self._calls = 0  # of the environment, by all plays, which share the loop
 
     def play(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
         """Play `how.group_size` episodes of each prompt; callable from several threads."""
-        desk = _Desk(self._table.time_limit_s + GRACE_S, lambda: self._calls)
+        desk = Desk(self._table.time_limit_s + GRACE_S, lambda: self._calls, self._is_alive)
         playing = self._loop.begin(self._all(desk, prompts, how))
         playing.add_done_callback(lambda _: desk.close())
         calls, single = count(), replace(how, group_size=1)
@@ -112,11 +112,20 @@ class Episodes:
     def close(self) -> None:
         """Cancel what is left of episodes."""
         self._loop.close()
+        self._in_turn.close()
+
+    def _is_alive(self) -> bool:
+        """Whether the event loop still runs tasks."""
+        try:
+            self._loop.begin(asyncio.sleep(0)).result(GRACE_S)
+        except TimeoutError:
+            return False
+        return True
 
     def _environment_called(self) -> None:
         self._calls += 1
 
-    async def _all(self, desk: _Desk, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
+    async def _all(self, desk: Desk, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
         size = how.group_size
         rollouts = await asyncio.gather(*(self._one(desk, p, how) for p in prompts for _ in range(size)))
         return [
@@ -124,11 +133,11 @@ class Episodes:
             for number, prompt in enumerate(prompts)
         ]
 
-    async def _one(self, desk: _Desk, prompt: Prompt, how: Sampling) -> Rollout:
+    async def _one(self, desk: Desk, prompt: Prompt, how: Sampling) -> Rollout:
         table, began_s = self._table, time.perf_counter()
-        talk = Conversation(
-            self._open, table.time_limit_s, in_threads=table.threads, observe=self._environment_called
-        )
+        in_turn = partial(desk.held, self._in_turn.call)
+        plain = partial(in_own_thread, table.time_limit_s) if table.threads else in_turn
+        talk = Conversation(self._open, table.time_limit_s, plain, self._environment_called)
         played = _Played(Rollout(prompt, "", (), np.zeros(0), (), truncated=False))
         error: EpisodeError | None = None
         try:
@@ -147,7 +156,7 @@ class Episodes:
         )
         return replace(played.rollout, truncated=not (played.done or error), episode=episode)
 
-    async def _take_turns(self, desk: _Desk, talk: Conversation, played: _Played, how: Sampling) -> None:
+    async def _take_turns(self, desk: Desk, talk: Conversation, played: _Played, how: Sampling) -> None:
         """Take turns until the environment, `max_turns` or a number of tokens ends the episode."""
         asked: Asked = await talk.start(played.rollout.prompt)
         while rollout := await desk.ask(asked):
@@ -173,14 +182,6 @@ class Episodes:
         return sum(table.discount**turn * (reward or 0.0) for turn, reward in enumerate(played.rewards))
 
 
-@dataclass(slots=True, eq=False)
-class Request:
-    """What an episode asks for, and where its answer goes."""
-
-    asked: Asked
-    answer: asyncio.Future[Rollout | None]
-
-
 @dataclass(slots=True)
 class _Played:
     """An episode so far."""
@@ -188,72 +189,6 @@ class _Played:
     rollout: Rollout
     rewards: list[float | None] = field(default_factory=list)
     done: bool = False
-
-
-class _Desk:
-    """Where episodes ask for turns, and the sampling thread answers."""
-
-    def __init__(self, patience_s: float, calls: Callable[[], int]) -> None:
-        """Open.
-
-        Args:
-            patience_s: time that a call of the environment may block the event loop.
-            calls: returns how many calls of the environment have begun, in all plays.
-        """
-        self._patience_s, self._calls = patience_s, calls
-        self._asked: list[Request] = []
-        self._batches: queue.SimpleQueue[list[Request]] = queue.SimpleQueue()
-
-    async def ask(self, asked: Asked) -> Rollout | None:
-        """Wait for a turn; all that are asked for before the loop looks for events are one batch."""
-        loop = asyncio.get_running_loop()
-        request = Request(asked, loop.create_future())
-        if not self._asked:
-            loop.call_soon(self._pass_on)
-        self._asked.append(request)
-        return await request.answer
-
-    def next_batch(self) -> list[Request]:
-        """Wait for requests and return all there are; none once the desk is closed."""
-        batch = self._next()
-        while batch and not self._batches.empty():
-            if not (more := self._batches.get()):
-                self.close()
-                break
-            batch = [*batch, *more]
-        return batch
-
-    def _next(self) -> list[Request]:
-        while True:
-            before = self._calls()
-            with contextlib.suppress(queue.Empty):
-                return self._batches.get(timeout=self._patience_s)
-            if self._calls() == before:
-                raise RunFailedError(
-                    f"a plain function of the environment has not returned for {self._patience_s:g} s, and "
-                    "no other episode can continue; make it `async`, or set [environment].threads = true"
-                )
-
-    def answer(self, requests: Sequence[Request], rollouts: Sequence[Taken]) -> None:
-        """Pass on rollouts to those who asked, all at once, so that they take their turns together."""
-        requests[0].answer.get_loop().call_soon_threadsafe(_deliver, requests, rollouts)
-
-    def close(self) -> None:
-        self._batches.put([])
-
-    def _pass_on(self) -> None:
-        asked, self._asked = self._asked, []
-        self._batches.put(asked)
-
-
-def _deliver(requests: Sequence[Request], rollouts: Sequence[Taken]) -> None:
-    for request, rollout in zip(requests, rollouts, strict=True):
-        if request.answer.done():
-            continue
-        if isinstance(rollout, PromptError):
-            request.answer.set_exception(EpisodeError(str(rollout)))
-        else:
-            request.answer.set_result(rollout)
 
 
 def summary_of(rollouts: Sequence[Rollout]) -> EpisodeSummary | None:

@@ -47,16 +47,16 @@ def test_with_answers_a_policy_wins_games_that_a_single_guess_cannot(tmp_path: P
     assert solved(tmp_path / "twice", GAME) > 0.9
 
 
-def test_a_plain_function_that_blocks_all_episodes_is_an_error() -> None:
+def test_a_coroutine_that_blocks_all_episodes_is_an_error() -> None:
     over = threading.Event()
 
     class Stuck(Count):
-        def step(self, completion: str) -> tuple[str, float, bool]:
+        async def step(self, completion: str) -> tuple[str, float, bool]:
             over.wait()
             return "", 0.0, True
 
     try:
-        with pytest.raises(RunFailedError, match="a plain function of the environment has not returned"):
+        with pytest.raises(RunFailedError, match="a coroutine of the environment has not returned or waited"):
             play(Stuck, time_limit_s=0.01)
     finally:
         over.set()

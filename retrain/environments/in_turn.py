@@ -1,0 +1,139 @@
+"""Calls plain functions one after another in a thread, which is left behind if a call takes too long.
+
+All that are asked for before the event loop looks for events are passed on together, so that a call costs
+microseconds and the order of calls does not depend on how long they take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+
+class LeftBehindError(Exception):
+    """A call took too long; its thread still runs."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Call:
+    function: Callable[[], Any]  # raises nothing
+    unwanted: Callable[[Any], object]  # takes a result that nobody waits for
+    answer: asyncio.Future[Any]
+
+    def deliver(self, result: Any) -> None:
+        if self.answer.done():
+            self.unwanted(result)
+        else:
+            self.answer.set_result(result)
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """Calls that a thread works through."""
+
+    calls: Sequence[_Call]
+    loop: asyncio.AbstractEventLoop
+    lock: threading.Lock = field(default_factory=threading.Lock)  # guards the others
+    results: list[Any] = field(default_factory=list)
+    began_s: float = field(default_factory=time.monotonic)  # of the call that runs
+    is_left: bool = False
+
+    def work(self) -> bool:
+        """Make the calls; False if this thread was left behind."""
+        for call in self.calls:
+            result = call.function()
+            with self.lock:
+                if not self.is_left:
+                    self.results.append(result)
+                    self.began_s = time.monotonic()
+                    continue
+            call.unwanted(result)
+            return False
+        return True
+
+
+Batches: TypeAlias = "queue.SimpleQueue[tuple[_Batch, Callable[[_Batch], None]] | None]"
+
+
+class InTurn:
+    """The functions of all episodes of a run; used within one event loop."""
+
+    def __init__(self, limit_s: float) -> None:
+        """`limit_s` is the time that a call may take."""
+        self._limit_s = limit_s
+        self._waiting: list[_Call] = []
+        self._running: _Batch | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._batches: Batches | None = None
+
+    async def call(self, function: Callable[[], Any], unwanted: Callable[[Any], object]) -> Any:
+        """Return what a function returns, which raises nothing; LeftBehindError if it takes too long."""
+        loop = asyncio.get_running_loop()
+        call = _Call(function, unwanted, loop.create_future())
+        self._waiting.append(call)
+        if len(self._waiting) == 1:
+            loop.call_soon(self._pass_on)
+        return await call.answer
+
+    def close(self) -> None:
+        """End the thread after its call."""
+        if self._batches is not None:
+            self._batches.put(None)
+            self._batches = None
+
+    def _pass_on(self) -> None:
+        if self._running is not None or not self._waiting:
+            return
+        if self._batches is None:
+            self._batches = queue.SimpleQueue()
+            threading.Thread(target=_work, args=(self._batches,), name="environment", daemon=True).start()
+        loop = asyncio.get_running_loop()
+        self._running, self._waiting = _Batch(self._waiting, loop), []
+        self._batches.put((self._running, self._finish))
+        self._timer = loop.call_later(self._limit_s, self._look, self._running)
+
+    def _finish(self, batch: _Batch) -> None:
+        if batch is self._running:
+            self._running = None
+            if self._timer is not None:
+                self._timer.cancel()
+            self._deliver(batch)
+            self._pass_on()
+
+    def _deliver(self, batch: _Batch) -> None:
+        for call, result in zip(batch.calls, batch.results, strict=False):  # those that were made
+            call.deliver(result)
+
+    def _look(self, batch: _Batch) -> None:
+        """Leave the thread behind if its call has taken too long; the calls after it go to another."""
+        if batch is not self._running:
+            return
+        with batch.lock:
+            left_s = batch.began_s + self._limit_s - time.monotonic()
+            done = len(batch.results)
+            batch.is_left = left_s <= 0 and done < len(batch.calls)
+        if not batch.is_left:
+            self._timer = asyncio.get_running_loop().call_later(max(left_s, 0.001), self._look, batch)
+            return
+        self._running, self._batches = None, None
+        self._deliver(batch)
+        if not batch.calls[done].answer.done():
+            batch.calls[done].answer.set_exception(LeftBehindError())
+        self._waiting = [*batch.calls[done + 1 :], *self._waiting]
+        self._pass_on()
+
+
+def _work(batches: Batches) -> None:
+    while (given := batches.get()) is not None:
+        batch, finish = given
+        if not batch.work():
+            return
+        try:
+            batch.loop.call_soon_threadsafe(finish, batch)
+        except RuntimeError:  # the loop is closed
+            return

@@ -1,0 +1,111 @@
+"""Where episodes ask for turns, and the thread that samples answers."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from retrain.environments.episode import CallPlain, EpisodeError
+from retrain.errors import PromptError, RunFailedError
+from retrain.rollouts import NextTurn, Prompt, Rollout
+
+Asked: TypeAlias = Prompt | NextTurn
+Taken: TypeAlias = Rollout | PromptError | None
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """What an episode asks for, and where its answer goes."""
+
+    asked: Asked
+    answer: asyncio.Future[Rollout | None]
+
+
+class Desk:
+    """The requests of the episodes that are played together."""
+
+    def __init__(self, patience_s: float, calls: Callable[[], int], is_alive: Callable[[], bool]) -> None:
+        """Open.
+
+        Args:
+            patience_s: time without a request after which the event loop is looked after.
+            calls: returns how many calls of the environment have begun, in all plays.
+            is_alive: whether the event loop still runs tasks.
+        """
+        self._patience_s, self._calls, self._is_alive = patience_s, calls, is_alive
+        self._asked: list[Request] = []
+        self._held = 0  # calls that requests wait for
+        self._is_due = False  # whether the loop will pass requests on
+        self._batches: queue.SimpleQueue[list[Request]] = queue.SimpleQueue()
+
+    async def ask(self, asked: Asked) -> Rollout | None:
+        """Wait for a turn; all that are asked for before the loop looks for events are one batch."""
+        request = Request(asked, asyncio.get_running_loop().create_future())
+        self._asked.append(request)
+        self._pass_on_soon()
+        return await request.answer
+
+    async def held(
+        self, call: CallPlain, function: Callable[[], Any], unwanted: Callable[[Any], object]
+    ) -> Any:
+        """Make a call, and pass on nothing meanwhile: which turns are sampled together is not by chance."""
+        self._held += 1
+        try:
+            return await call(function, unwanted)
+        finally:
+            self._held -= 1
+            self._pass_on_soon()
+
+    def next_batch(self) -> list[Request]:
+        """Wait for requests and return all there are; none once the desk is closed."""
+        batch = self._next()
+        while batch and not self._batches.empty():
+            if not (more := self._batches.get()):
+                self.close()
+                break
+            batch = [*batch, *more]
+        return batch
+
+    def answer(self, requests: Sequence[Request], rollouts: Sequence[Taken]) -> None:
+        """Pass on rollouts to those who asked, all at once, so that they take their turns together."""
+        requests[0].answer.get_loop().call_soon_threadsafe(_deliver, requests, rollouts)
+
+    def close(self) -> None:
+        self._batches.put([])
+
+    def _next(self) -> list[Request]:
+        while True:
+            before = self._calls()
+            with suppress(queue.Empty):
+                return self._batches.get(timeout=self._patience_s)
+            if self._calls() == before and not self._is_alive():
+                raise RunFailedError(
+                    f"a coroutine of the environment has not returned or waited for {self._patience_s:g} s, "
+                    "and no other episode can continue; let it await what it waits for, or make it a "
+                    "plain function"
+                )
+
+    def _pass_on_soon(self) -> None:
+        if not (self._is_due or self._held):
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._pass_on)
+
+    def _pass_on(self) -> None:
+        self._is_due = False
+        if self._asked and not self._held:
+            asked, self._asked = self._asked, []
+            self._batches.put(asked)
+
+
+def _deliver(requests: Sequence[Request], rollouts: Sequence[Taken]) -> None:
+    for request, rollout in zip(requests, rollouts, strict=True):
+        if request.answer.done():
+            continue
+        if isinstance(rollout, PromptError):
+            request.answer.set_exception(EpisodeError(str(rollout)))
+        else:
+            request.answer.set_result(rollout)
