@@ -41,6 +41,12 @@ class EventLoopThread:
 
         return asyncio.run_coroutine_threadsafe(_wait_for(awaitable), self._running_loop())
 
+    def answers_within(self, limit_s: float) -> bool:
+        """Whether the loop runs tasks, and none blocks it."""
+        answered = threading.Event()
+        self._running_loop().call_soon_threadsafe(answered.set)
+        return answered.wait(limit_s)
+
     def close(self) -> None:
         """Cancel running tasks and end the loop and its thread; safe to call twice."""
         with self._lock:

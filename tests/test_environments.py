@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -251,6 +252,7 @@ def test_an_episode_that_opens_too_late_is_closed(is_async: bool) -> None:
 
 
 def test_a_play_waits_while_functions_of_another_fill_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retrain.trainer.desk.GRACE_S", 1.0)
     monkeypatch.setattr("retrain.trainer.episodes.GRACE_S", 1.0)
     is_busy = threading.Event()
 
@@ -320,7 +322,7 @@ def test_episodes_of_plain_functions_are_sampled_together_and_in_order() -> None
     def sample(asked: Sequence[Prompt | NextTurn], how: Sampling) -> Sequence[Rollout | None]:
         prompts = [one if isinstance(one, Prompt) else one.rollout.prompt for one in asked]
         batches.append([prompt.id for prompt in prompts])
-        return policy(asked, how)  # type: ignore[return-value]
+        return policy(asked, how)
 
     class Uneven(Count):
         def step(self, completion: str) -> tuple[str, float, bool]:
@@ -384,7 +386,13 @@ def test_a_resumed_run_of_episodes_is_the_undisturbed_one(tmp_path: Path) -> Non
 
 
 OWN = '''
+import os
+import signal
+import sys
+import time
 from collections import Counter
+
+import numpy
 
 number_of = Counter()
 
@@ -441,6 +449,24 @@ class Forgetful(Once):
         return "", 0.0, True
 
 
+class Hosted(Once):
+    """Ends or blocks its process if the policy says so; else answers with the number of the process."""
+
+    def start(self, prompt):
+        self.text = prompt.text
+        return [{"role": "user", "content": prompt.text}]
+
+    def step(self, completion):
+        if self.text == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.text == "blocks":
+            time.sleep(60)
+        if self.text == "raises":
+            sys.exit("enough")
+        print("prints")
+        return str(os.getpid()), numpy.float32(0.5), False
+
+
 class Broken(Once):
     def step(self, completion):
         raise OSError("the board is gone")
@@ -454,6 +480,41 @@ def own(here: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     name = f"own_episodes_{abs(hash(str(here))):x}"
     (here / f"{name}.py").write_text(OWN)
     return name
+
+
+def test_processes_play_episodes_and_what_one_does_costs_only_itself(own: str) -> None:
+    table = Environment(f"{own}.Hosted", processes=2, time_limit_s=2.0, max_turns=3)
+    texts = ["fine", "dies", "fine", "blocks", "fine", "raises"]
+    episodes = Episodes(table, lambda: None, write("x"))
+    prompts = [Prompt(number, text, "", row={"n": 1}) for number, text in enumerate(texts)]
+    groups = episodes.play(prompts, replace(HOW, group_size=1))
+    episodes.close()
+    rollouts = [group.rollouts[0] for group in groups]
+    said = {one.prompt.text: one.episode for one in rollouts if one.episode and one.prompt.text != "fine"}
+    assert said["dies"].error == "prompt 1: its process ended by SIGKILL during step"
+    assert (said["blocks"].error, said["blocks"].timed_out) == ("prompt 3: step took longer than 2 s", True)
+    assert "SystemExit: enough" in said["raises"].error
+    fine = [one for one in rollouts if one.prompt.text == "fine"]
+    assert [(one.episode.error, one.episode.rewards) for one in fine if one.episode] == [("", (0.5,) * 3)] * 3
+    assert all(len({given.text for given in one.given}) == 1 for one in fine)  # each in one process
+    summary = summary_of(rollouts)
+    assert summary
+    assert summary.episode_errors == 3
+    assert summary.episode_retries >= 1
+
+
+def test_a_process_retires_after_its_episodes(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retrain.environments.hosts.RETIRES_AFTER", 2)
+    table = Environment(f"{own}.Hosted", processes=1, max_turns=2)
+    episodes = Episodes(table, lambda: None, write("x"))
+    one = replace(HOW, group_size=1)
+    played = [episodes.play([Prompt(0, "fine", "")], one)[0].rollouts[0] for _ in range(3)]
+    episodes.close()
+    first, second, third = [rollout.given[0].text for rollout in played]
+    assert first == second != third
+    for number in {first, third}:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(number), 0)
 
 
 def with_environment(name: str, **table: object) -> dict[str, object]:

@@ -22,7 +22,12 @@ EVERYTHING_ON = {
     "rate_limiter": {"max_staleness": 1, "buffer": "reservoir", "rate_limit_speed_batch_per_sim": 1},
 }
 EPISODES = EpisodeSummary(
-    turns_mean=1.0, observation_tokens=1, episode_errors=0, episode_time_s=1.0, environment_time_s=1.0
+    turns_mean=1.0,
+    observation_tokens=1,
+    episode_errors=0,
+    episode_retries=0,
+    episode_time_s=1.0,
+    environment_time_s=1.0,
 )
 
 

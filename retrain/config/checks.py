@@ -264,6 +264,8 @@ def _check_environment(draft: Draft) -> Iterator[Problem]:
         return
     if "discount" in given and "turn_reward" not in given:
         yield ("environment", "discount"), 'would not be read; set turn_reward, "sum" to discount rewards'
+    elif draft.config.environment.threads and draft.config.environment.processes:
+        yield ("environment", "threads"), "would not be read; with processes, functions run there"
 
 
 def _file_problems(draft: Draft) -> Iterator[str]:

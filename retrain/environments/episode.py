@@ -48,7 +48,7 @@ class Conversation:
     def __init__(
         self,
         open_episode: Callable[[], Any],
-        limit_s: float,
+        limit_s: float | None,
         call_plain: CallPlain,
         observe: Callable[[], object] = lambda: None,
     ) -> None:
@@ -56,7 +56,7 @@ class Conversation:
 
         Args:
             open_episode: returns the episode.
-            limit_s: time that a call may take.
+            limit_s: time that a call may take; None: what is called limits it.
             call_plain: calls a plain function, within the limit; raises LeftBehindError.
             observe: called before each call.
         """

@@ -95,6 +95,7 @@ class EpisodeSummary:
     turns_mean: float = measured("turns", "mean number of turns that the environment answered")
     observation_tokens: int = measured("tokens", "what environments said, in all; not trained on")
     episode_errors: int = measured("episodes", "ended by a failure of their environment")
+    episode_retries: int = measured("", "how often one was played again because its process had ended")
     episode_time_s: float = measured("s", "mean time of an episode, sampling included")
     environment_time_s: float = measured("s", "part of it in which the environment was waited for")
 

@@ -15,6 +15,7 @@ from retrain.rollouts import NextTurn, Prompt, Rollout
 
 Asked: TypeAlias = Prompt | NextTurn
 Taken: TypeAlias = Rollout | PromptError | None
+GRACE_S = 2.0  # for a busy machine
 
 
 @dataclass(slots=True, eq=False)
@@ -28,15 +29,17 @@ class Request:
 class Desk:
     """The requests of the episodes that are played together."""
 
-    def __init__(self, patience_s: float, calls: Callable[[], int], is_alive: Callable[[], bool]) -> None:
+    def __init__(
+        self, patience_s: float, calls: Callable[[], int], answers_within: Callable[[float], bool]
+    ) -> None:
         """Open.
 
         Args:
             patience_s: time without a request after which the event loop is looked after.
             calls: returns how many calls of the environment have begun, in all plays.
-            is_alive: whether the event loop still runs tasks.
+            answers_within: whether the event loop still runs tasks, asked with a time.
         """
-        self._patience_s, self._calls, self._is_alive = patience_s, calls, is_alive
+        self._patience_s, self._calls, self._answers_within = patience_s, calls, answers_within
         self._asked: list[Request] = []
         self._held = 0  # calls that requests wait for
         self._is_due = False  # whether the loop will pass requests on
@@ -82,7 +85,7 @@ class Desk:
             before = self._calls()
             with suppress(queue.Empty):
                 return self._batches.get(timeout=self._patience_s)
-            if self._calls() == before and not self._is_alive():
+            if self._calls() == before and not self._answers_within(GRACE_S):
                 raise RunFailedError(
                     f"a coroutine of the environment has not returned or waited for {self._patience_s:g} s, "
                     "and no other episode can continue; let it await what it waits for, or make it a "

@@ -19,15 +19,16 @@ import numpy as np
 from retrain.backends import Sampling
 from retrain.config.schema import Environment
 from retrain.environments.episode import Conversation, EpisodeError, EpisodeTimeoutError, in_own_thread
+from retrain.environments.hosts import EpisodeLostError, Hosts, at_once
 from retrain.environments.in_turn import InTurn
 from retrain.errors import PromptError
 from retrain.event_loop import EventLoopThread
 from retrain.records.step_row import EpisodeSummary
 from retrain.rollouts import Episode, Group, NextTurn, Prompt, Rollout
-from retrain.trainer.desk import Asked, Desk, Taken
+from retrain.trainer.desk import GRACE_S, Asked, Desk, Taken
 
 SampleTurns: TypeAlias = Callable[[Sequence[Asked], Sampling], Sequence[Taken]]
-GRACE_S = 2.0  # for a busy machine, in addition to the time that a call may take
+MOST_RETRIES = 3  # of an episode whose process ended because of others
 SampleGroups: TypeAlias = Callable[[Sequence[Prompt], Sampling], list[Group]]
 
 
@@ -93,11 +94,14 @@ class Episodes:
         self._table, self._open, self._sample = table, open_episode, sample
         self._loop = EventLoopThread()
         self._in_turn = InTurn(table.time_limit_s)
+        self._hosts: Hosts | None = None
+        if table.processes:
+            self._hosts = Hosts(table.environment, table.options, table.processes, table.time_limit_s)
         self._calls = 0  # of the environment, by all plays, which share the loop
 
     def play(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
         """Play `how.group_size` episodes of each prompt; callable from several threads."""
-        desk = Desk(self._table.time_limit_s + GRACE_S, lambda: self._calls, self._is_alive)
+        desk = Desk(self._table.time_limit_s + GRACE_S, lambda: self._calls, self._loop.answers_within)
         playing = self._loop.begin(self._all(desk, prompts, how))
         playing.add_done_callback(lambda _: desk.close())
         calls, single = count(), replace(how, group_size=1)
@@ -111,16 +115,10 @@ class Episodes:
 
     def close(self) -> None:
         """Cancel what is left of episodes."""
+        if self._hosts is not None:
+            self._loop.begin(self._hosts.close()).result()
         self._loop.close()
         self._in_turn.close()
-
-    def _is_alive(self) -> bool:
-        """Whether the event loop still runs tasks."""
-        try:
-            self._loop.begin(asyncio.sleep(0)).result(GRACE_S)
-        except TimeoutError:
-            return False
-        return True
 
     def _environment_called(self) -> None:
         self._calls += 1
@@ -134,27 +132,38 @@ class Episodes:
         ]
 
     async def _one(self, desk: Desk, prompt: Prompt, how: Sampling) -> Rollout:
-        table, began_s = self._table, time.perf_counter()
-        in_turn = partial(desk.held, self._in_turn.call)
-        plain = partial(in_own_thread, table.time_limit_s) if table.threads else in_turn
-        talk = Conversation(self._open, table.time_limit_s, plain, self._environment_called)
-        played = _Played(Rollout(prompt, "", (), np.zeros(0), (), truncated=False))
-        error: EpisodeError | None = None
-        try:
-            await self._take_turns(desk, talk, played, how)
-        except EpisodeError as failure:
-            error = failure
-        finally:
-            await talk.close()
+        began_s = time.perf_counter()
+        for retries in count():
+            talk = self._conversation(desk)
+            played = _Played(Rollout(prompt, "", (), np.zeros(0), (), truncated=False))
+            error: EpisodeError | None = None
+            try:
+                await self._take_turns(desk, talk, played, how)
+            except EpisodeError as failure:
+                error = failure
+            finally:
+                await talk.close()
+            if not isinstance(error, EpisodeLostError) or retries == MOST_RETRIES:
+                break
         episode = Episode(
             rewards=tuple(played.rewards),
             reward=self._worth(played, error),
             error="" if error is None else f"prompt {prompt.id}: {error}",
             timed_out=isinstance(error, EpisodeTimeoutError),
+            retries=retries,
             time_s=time.perf_counter() - began_s,
             environment_s=talk.time_s,
         )
         return replace(played.rollout, truncated=not (played.done or error), episode=episode)
+
+    def _conversation(self, desk: Desk) -> Conversation:
+        limit_s, observe = self._table.time_limit_s, self._environment_called
+        if self._hosts is not None:  # a process counts the time of each of its calls
+            return Conversation(self._hosts.open, None, at_once, observe)
+        plain = partial(in_own_thread, limit_s)
+        if not self._table.threads:
+            plain = partial(desk.held, self._in_turn.call)
+        return Conversation(self._open, limit_s, plain, observe)
 
     async def _take_turns(self, desk: Desk, talk: Conversation, played: _Played, how: Sampling) -> None:
         """Take turns until the environment, `max_turns` or a number of tokens ends the episode."""
@@ -200,6 +209,7 @@ def summary_of(rollouts: Sequence[Rollout]) -> EpisodeSummary | None:
         turns_mean=float(np.mean([len(episode.rewards) for episode in episodes])),
         observation_tokens=sum(rollout.length - len(rollout.tokens) for rollout in rollouts),
         episode_errors=sum(bool(episode.error) for episode in episodes),
+        episode_retries=sum(episode.retries for episode in episodes),
         episode_time_s=float(np.mean([episode.time_s for episode in episodes])),
         environment_time_s=float(np.mean([episode.environment_s for episode in episodes])),
     )

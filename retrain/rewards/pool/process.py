@@ -12,12 +12,13 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+from retrain.line_process import command_of, variables
 
 LONGEST_LINE = 1 << 16  # bytes; a message is cut at 2,000 characters, each at most six bytes of JSON
 SHOWN = 80  # bytes of garbage that are shown
@@ -74,14 +75,13 @@ class PoolProcess:
     """A process that runs `retrain.rewards.pool.worker`; used by one thread at a time, but for `kill`."""
 
     def __init__(self, setup: Mapping[str, Any]) -> None:
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)  # noqa: PTH109 - as text
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "retrain.hidden", "retrain.rewards.pool.worker"],
+            command_of("retrain.rewards.pool.worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,  # one group to kill, and no Ctrl-C from the terminal
-            env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path},
+            env=variables(),
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None

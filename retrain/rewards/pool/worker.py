@@ -8,17 +8,15 @@ timer.
 from __future__ import annotations
 
 import json
-import os
-import queue
 import resource
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, BinaryIO
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from retrain.errors import ConfigError
 from retrain.event_loop import result_of
+from retrain.line_process import lines_of, private_pipes
 from retrain.registry import fault_of, find_function, takes
 from retrain.rewards import SPEC, Answer, TrainerState, UnscoredError, number_of
 from retrain.rewards.columns import call_for_one, call_with_columns
@@ -30,7 +28,7 @@ LONGEST_MESSAGE = 2000  # characters of an error that are passed on
 
 def main() -> None:
     """Serve until standard input closes."""
-    requests, replies = _private_pipes()
+    requests, replies = private_pipes()
     setup = json.loads(requests.readline())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run handles Ctrl-C
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -44,7 +42,7 @@ def main() -> None:
         replies.write(line_of("", Reply(Kind.FAILED, f"{setup['target']!r} cannot be loaded: {error}")))
         return
     replies.write(line_of("", Reply(Kind.READY, "")))
-    for request in _lines(requests):
+    for request in lines_of(requests):
         token, completion, tokens, state, number, text, answer, messages, row = json.loads(request)
         prompt = Prompt(number, text, answer, tuple(map(tuple, messages)), row)
         signal.setitimer(signal.ITIMER_REAL, setup["limit_s"])
@@ -52,32 +50,6 @@ def main() -> None:
         reply = _call(function, scored, setup["params"])
         signal.setitimer(signal.ITIMER_REAL, 0)
         replies.write(line_of(token, reply))
-
-
-def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Return the pipes, moved to descriptors that code which reads or prints does not use."""
-    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    return requests, replies
-
-
-def _lines(requests: BinaryIO) -> Iterator[bytes]:
-    """Iterate over lines, read in a thread that notices the end of input even during a call."""
-    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-
-    def read() -> None:
-        try:
-            for line in iter(requests.readline, b""):
-                lines.put(line)
-        finally:  # end of input, or no memory for a line: no process may be left behind
-            os.killpg(os.getpgrp(), signal.SIGKILL)  # this process leads its group
-
-    threading.Thread(target=read, daemon=True).start()
-    while True:
-        yield lines.get()
 
 
 def _call(function: Callable[..., Any], answer: Answer, params: Mapping[str, Any]) -> Reply:

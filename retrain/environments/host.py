@@ -1,0 +1,81 @@
+"""A process that plays episodes for `retrain.environments.hosts`: one call for each line that it receives."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import signal
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from retrain import registry
+from retrain.errors import ConfigError
+from retrain.line_process import lines_of, private_pipes
+from retrain.registry.code import located
+from retrain.rollouts import Prompt
+
+
+def main() -> None:
+    """Serve until standard input closes."""
+    requests, replies = private_pipes()
+    setup = json.loads(requests.readline())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run handles Ctrl-C
+    try:
+        open_episode = registry.bound("environments", setup["environment"], setup["options"])
+    except ConfigError as error:
+        replies.write(_line({"error": str(error)}))
+        return
+    replies.write(_line({}))
+    with asyncio.Runner() as runner:
+        table = _Table(open_episode, runner)
+        for line in lines_of(requests):
+            replies.write(table.answer(*json.loads(line)))
+
+
+class _Table:
+    """The episodes that this process plays, by number."""
+
+    def __init__(self, open_episode: Callable[[], Any], runner: asyncio.Runner) -> None:
+        self._open, self._runner = open_episode, runner
+        self._episodes: dict[int, Any] = {}
+
+    def answer(self, number: int, what: str, argument: Any) -> bytes:
+        """Make a call; return a line with its value, or why it failed."""
+        try:
+            value = self._call(number, what, argument)
+            return _line({"value": value, "is_tuple": isinstance(value, tuple)})
+        except BaseException as error:  # noqa: BLE001 - the end of an episode, not of the process
+            return _line({"error": located(error)})
+
+    def _call(self, number: int, what: str, argument: Any) -> Any:
+        if what == "start":
+            self._episodes[number] = self._waited_for(self._open())
+            return self._waited_for(self._episodes[number].start(_prompt(*argument)))
+        if what == "step":
+            return self._waited_for(self._episodes[number].step(argument))
+        close = getattr(self._episodes.pop(number, None), "close", None)
+        return None if close is None else self._waited_for(close())
+
+    def _waited_for(self, value: Any) -> Any:
+        async def result() -> Any:
+            return await value
+
+        return self._runner.run(result()) if inspect.isawaitable(value) else value
+
+
+def _prompt(number: int, text: str, answer: str, messages: list[list[str]], row: dict[str, Any]) -> Prompt:
+    return Prompt(number, text, answer, tuple((role, content) for role, content in messages), row)
+
+
+def _line(reply: Mapping[str, Any]) -> bytes:
+    return json.dumps(reply, default=_plain).encode() + b"\n"
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON can hold of a value: a number of numpy's, or else how it is shown."""
+    return value.item() if hasattr(value, "item") else repr(value)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""Plays episodes in processes, which are killed if a call takes too long, and replaced if they end.
+
+A process plays several episodes, one call at a time. Those that did not make it end are played again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from retrain.environments.episode import EpisodeError, EpisodeTimeoutError
+from retrain.line_process import command_of, variables
+from retrain.rollouts import Prompt
+
+STARTUP_S = 120.0  # imports on a cold network disk; only a broken machine takes longer
+LONGEST_LINE = 1 << 26  # bytes of a reply
+RETIRES_AFTER = 1000  # episodes of a process, so that what they leak does not add up
+
+
+class EpisodeLostError(EpisodeError):
+    """The process ended because of another episode."""
+
+
+class _Host:
+    """One process; used within one event loop."""
+
+    def __init__(self, setup: Mapping[str, Any], limit_s: float) -> None:
+        self._setup, self._limit_s = setup, limit_s
+        self._in_turn = asyncio.Lock()
+        self._process: Process | None = None
+        self.is_gone = False
+        self.opened = self.playing = 0  # episodes
+
+    async def ask(self, number: int, what: str, argument: Any = None) -> Any:
+        """Make a call of an episode.
+
+        Raises:
+            EpisodeError: it failed, or the process ended.
+            EpisodeLostError: the process had ended before.
+        """
+        async with self._in_turn:
+            if self.is_gone:
+                raise EpisodeLostError("its process ended because of other episodes, again and again")
+            try:
+                process = self._process or await self._begin()
+                _write(process, [number, what, argument])
+                reply = await self._reply(process, what, self._limit_s)
+            except BaseException:  # nobody would read a reply that comes later
+                self.kill()
+                raise
+        if "error" in reply:
+            raise EpisodeError(reply["error"])
+        return tuple(reply["value"]) if reply["is_tuple"] else reply["value"]
+
+    def kill(self) -> None:
+        """Kill the process and its children; safe to call twice."""
+        self.is_gone = True
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError, PermissionError):  # macOS: a zombie refuses signals
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def ended(self) -> None:
+        """Wait until it is gone."""
+        if self._process is not None:
+            await self._process.wait()
+
+    async def _begin(self) -> Process:
+        self._process = await asyncio.create_subprocess_exec(
+            *command_of("retrain.environments.host"),
+            stdin=PIPE,
+            stdout=PIPE,
+            limit=LONGEST_LINE,
+            start_new_session=True,  # one group to kill, and no Ctrl-C from the terminal
+            env=variables(),
+        )
+        _write(self._process, self._setup)
+        reply = await self._reply(self._process, "starting its process", STARTUP_S)
+        if "error" in reply:
+            raise EpisodeError(f"its process cannot open it: {reply['error']}")
+        return self._process
+
+    async def _reply(self, process: Process, what: str, limit_s: float) -> dict[str, Any]:
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(limit_s):
+                line = await process.stdout.readline()
+        except TimeoutError as error:
+            raise EpisodeTimeoutError(f"{what} took longer than {limit_s:g} s") from error
+        except ValueError as error:
+            raise EpisodeError(f"{what} returned more than {LONGEST_LINE >> 20} MiB") from error
+        if not line:
+            code = await process.wait()
+            how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+            raise EpisodeError(f"its process ended {how} during {what}")
+        reply: dict[str, Any] = json.loads(line)
+        return reply
+
+
+def _write(process: Process, message: Any) -> None:
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(message, default=str).encode() + b"\n")
+
+
+class Hosts:
+    """The processes of a run, started when first needed; used within one event loop."""
+
+    def __init__(self, environment: str, options: Mapping[str, Any], count: int, limit_s: float) -> None:
+        self._setup = {"environment": environment, "options": dict(options)}
+        self._limit_s = limit_s
+        self._hosts: list[_Host | None] = [None] * count
+        self._retired: list[_Host] = []
+
+    def open(self) -> HostedEpisode:
+        """Return an episode, which gets its process at the start."""
+        return HostedEpisode(self)
+
+    def admit(self) -> _Host:
+        """Return the process that plays the fewest episodes, for another one."""
+        place = min(range(len(self._hosts)), key=lambda n: 0 if (h := self._hosts[n]) is None else h.playing)
+        host = self._hosts[place]
+        if host is None or host.is_gone or host.opened >= RETIRES_AFTER:
+            if host is not None:
+                self._retired.append(host)
+            host = self._hosts[place] = _Host(self._setup, self._limit_s)
+        host.opened += 1
+        host.playing += 1
+        return host
+
+    async def leave(self, host: _Host) -> None:
+        """Let an episode go, and a process that retires after its last one."""
+        host.playing -= 1
+        if host in self._retired and not host.playing:
+            self._retired.remove(host)
+            host.kill()
+            await host.ended()
+
+    async def close(self) -> None:
+        """End all processes."""
+        for host in (*self._hosts, *self._retired):
+            if host is not None:
+                host.kill()
+                await host.ended()
+
+
+class HostedEpisode:
+    """An episode that a process plays."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self._hosts = hosts
+        self._host: _Host | None = None
+        self._number = 0
+
+    async def start(self, prompt: Prompt) -> Any:
+        self._host = self._hosts.admit()
+        self._number = self._host.opened
+        fields = [prompt.id, prompt.text, prompt.answer, prompt.messages, dict(prompt.row)]
+        return await self._host.ask(self._number, "start", fields)
+
+    async def step(self, completion: str) -> Any:
+        assert self._host is not None
+        return await self._host.ask(self._number, "step", completion)
+
+    async def close(self) -> None:
+        if (host := self._host) is not None:
+            try:
+                if not host.is_gone:
+                    await host.ask(self._number, "close")
+            finally:
+                await self._hosts.leave(host)
+
+
+async def at_once(function: Callable[[], Any], unwanted: Callable[[Any], object]) -> Any:
+    """Return what a function returns that takes no time."""
+    return function()
