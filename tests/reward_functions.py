@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Awaitable
 from pathlib import Path
 
@@ -54,6 +55,19 @@ def by_command(completion: str, prompt: Prompt) -> float:
 
 async def by_command_later(completion: str, prompt: Prompt) -> float:
     return by_command(completion, prompt)
+
+
+def held(completion: str, prompt: Prompt, *, gate: str) -> float:
+    """Hold a completion that says so until somebody has made a file."""
+    while completion == "held" and not Path(gate).exists():
+        time.sleep(0.01)
+    return 1.0
+
+
+async def held_later(completion: str, prompt: Prompt, *, gate: str) -> float:
+    while completion == "held" and not Path(gate).exists():
+        await asyncio.sleep(0.01)
+    return 1.0
 
 
 def with_child(completion: str, prompt: Prompt, *, pids: str) -> float:

@@ -1,19 +1,31 @@
 """status.json shows what a run is doing, also if it began a moment after something else."""
 
+import re
 import threading
+from contextlib import closing
 from pathlib import Path
 
+import pytest
+
+from retrain import worker
 from retrain.backends import BackendProgress, SamplingProgress, StartProgress, TrainingProgress
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import RunState, read_progress
 from retrain.records.step_row import EngineUse
+from retrain.trainer import checkpoint
 from retrain.trainer.journal import Journal
 from tests.semaphore_processes import wait_until
+from tests.test_trainer import SMALL, make_run
 
 
 def phase_in(files: RunFiles) -> str:
     found = read_progress(files.status)
     return found.phase if found else ""
+
+
+def detail_in(files: RunFiles) -> str:
+    found = read_progress(files.status)
+    return found.detail if found else ""
 
 
 def test_the_last_of_several_quick_phases_is_shown(tmp_path: Path) -> None:
@@ -83,3 +95,48 @@ def test_an_update_says_how_far_it_is_whoever_samples_beside_it(tmp_path: Path) 
     wait_until(tell)
     assert read_progress(files.status).detail == "micro-batch 3 of 17 done"
     journal.close()
+
+
+def test_a_phase_of_which_nothing_is_told_shows_its_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("retrain.trainer.journal.DETAIL_EVERY_S", 0.01)
+    files, said = RunFiles(tmp_path), [""]
+    with closing(Journal(files, attempt=1, max_steps=3)) as journal:
+        journal.watch({"reward": lambda: said[0]})
+        journal.phase("load", 0)
+        wait_until(lambda: re.fullmatch(r"\d+ s", detail_in(files)))
+        journal.phase("reward", 1)
+        said[0] = "7 of 9 scored"
+        wait_until(lambda: re.fullmatch(r"7 of 9 scored, \d+ s", detail_in(files)))
+
+
+def test_a_slow_reward_says_how_many_completions_it_has_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("retrain.trainer.journal.DETAIL_EVERY_S", 0.01)
+    gate = tmp_path / "gate"
+    reward = {"reward": "tests.plugins.held", "params": {"gate": str(gate)}}
+    files = make_run(tmp_path / "r", {**SMALL, "reward": reward})
+    run = threading.Thread(target=worker.run, args=(files.directory, threading.Event()))
+    run.start()
+    try:
+        wait_until(lambda: re.fullmatch(r"0 of 12 scored, \d+ s", detail_in(files)))
+        assert phase_in(files) == "reward"
+    finally:
+        gate.touch()
+        run.join()
+
+
+def test_a_checkpoint_says_how_much_of_it_is_written(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def save_backend(directory: Path) -> None:
+        (directory / "part").mkdir()
+        for name in ("weights", "part/optimizer"):
+            (directory / name).write_bytes(bytes(5 << 20))
+            said.append(checkpoint.written(tmp_path))
+
+    checkpoint.save(tmp_path, 1, {}, save_backend, keep=1)
+    assert said == ["1 file, 5 MiB", "2 files, 10 MiB"]
+    assert checkpoint.written(tmp_path) == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -19,9 +20,11 @@ from retrain.rewards.opening import range_of
 from retrain.rollouts import Group, Prompt, Rollout
 from retrain.trainer.batch import ScoredBatch
 from retrain.trainer.scoring import Scorer
+from tests.semaphore_processes import wait_until
 
 FUNCTIONS = "tests.reward_functions"
 BY_COMMAND = f"{FUNCTIONS}.by_command"
+HELD = f"{FUNCTIONS}.held"
 
 
 @contextmanager
@@ -273,6 +276,22 @@ def test_a_column_that_is_not_there_is_named_and_so_is_a_wrong_number_of_rewards
         score(f"{FUNCTIONS}.as_in_trl", ("right", "wrong"))
     with pytest.raises(RunFailedError, match="returned 1 rewards for 2 completions"):
         score(f"{FUNCTIONS}.too_few_as_in_trl", ("right", "wrong"))
+
+
+@pytest.mark.parametrize("name", [HELD, f"{HELD}_later", "custom", "weighted"])
+def test_how_many_completions_are_scored_is_known_meanwhile(name: str, tmp_path: Path) -> None:
+    gate = {"gate": str(tmp_path / "gate")}
+    parts = {"match": 0.5, "held": {"reward": HELD, "weight": 0.5, "params": gate}}
+    params = {"custom": {"path": HELD, "params": gate, "workers": 2}, "weighted": {"parts": parts}}
+    with scorer(name, **params.get(name, gate)) as opened:
+        for _ in range(2):
+            step = threading.Thread(target=opened.score, args=(groups(("right", "held")),))
+            step.start()
+            wait_until(lambda: opened.progress() == "1 of 2 scored")
+            Path(gate["gate"]).touch()
+            step.join()
+            Path(gate["gate"]).unlink()
+            assert opened.progress() == ""
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,8 @@ class Answer:
 class BatchScorer(Protocol):
     """Scores many completions at once; used by one thread at a time.
 
-    One that runs programs of the policy has an attribute `sandbox`, the name of the sandbox.
+    One that runs programs of the policy has an attribute `sandbox`, the name of the sandbox. One that knows
+    how far it is has an attribute `scored`, the number of completions done, of all calls together.
     """
 
     def score_all(self, answers: Sequence[Answer]) -> list[Score] | Awaitable[list[Score]]:

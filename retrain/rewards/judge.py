@@ -12,7 +12,6 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,6 +20,7 @@ from retrain.errors import ConfigError, RunFailedError
 from retrain.http_client import HEADER_VALUE, CallError, HttpClient
 from retrain.registry import Count, Natural, Positive
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError, score_with
+from retrain.rewards.threads import ScoringThreads
 
 EXTRA = "judge"
 PACKAGES = ("httpx",)
@@ -92,7 +92,7 @@ def open_scorer(
         largest_answer_bytes=LARGEST_REPLY_BYTES,
     )
     fixed = {"model": model, "max_tokens": max_tokens, "temperature": temperature}
-    threads = ThreadPoolExecutor(max_concurrent, "judge")
+    threads = ScoringThreads(max_concurrent, "judge")
     return JudgeScorer(base_url.rstrip("/"), client, threads, template, fixed, retries, backoff_s)
 
 
@@ -124,11 +124,15 @@ class JudgeScorer:
 
     base_url: str  # without /chat/completions
     client: HttpClient
-    threads: ThreadPoolExecutor
+    threads: ScoringThreads
     template: str
     fixed: Mapping[str, Any]  # of each request
     retries: int
     backoff_s: float
+
+    @property
+    def scored(self) -> int:
+        return self.threads.scored
 
     def score_all(self, answers: Sequence[Answer]) -> list[Score]:
         """Score every completion, in order.
@@ -136,16 +140,11 @@ class JudgeScorer:
         Raises:
             RunFailedError: the endpoint refuses (key, model, request), so a retry would not help.
         """
-        futures = [self.threads.submit(self._score, answer) for answer in answers]
-        try:
-            return [future.result() for future in futures]
-        finally:
-            for future in futures:  # after a refusal, the rest would be refused too
-                future.cancel()
+        return self.threads.map(self._score, answers)  # after a refusal, the rest would be refused too
 
     def close(self) -> None:
         """Drop waiting requests, and close the connections."""
-        self.threads.shutdown(wait=False, cancel_futures=True)
+        self.threads.close()
         self.client.close()
 
     def _score(self, answer: Answer) -> Score:

@@ -108,6 +108,7 @@ class CallingScorer:
         self._params = params or {}
         self._takes_columns = registry.takes(function, SPEC.by_name)
         self._name = f"reward {name!r}" if name else "the reward"
+        self.scored = 0  # completions, of all calls together
 
     def score_all(self, answers: Sequence[Answer]) -> list[Score] | Awaitable[list[Score]]:
         """Score every completion, in order.
@@ -119,7 +120,9 @@ class CallingScorer:
         batches = [answers] if self._takes_columns and answers else [[answer] for answer in answers]
         given: list[Any] = []
         try:
-            given.extend(map(self._call, batches))
+            for batch in batches:
+                given.append(self._call(batch))
+                self.scored += 0 if inspect.isawaitable(given[-1]) else len(batch)
         except BaseException:
             close_unawaited(given)
             raise
@@ -172,6 +175,7 @@ class CallingScorer:
                 if task is None or task.cancelling():
                     raise
                 given = unscored(UnscoredError("the reward cancelled itself"))
+        self.scored += len(batch)
         return self._scores(batch, given)
 
     def _exited(self, batch: Sequence[Answer], error: SystemExit) -> RunFailedError:

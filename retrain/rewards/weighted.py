@@ -134,6 +134,11 @@ class WeightedScorer:
         self.sandbox = next((s for p in parts if (s := getattr(p.scorer, "sandbox", None))), None)
         self._opened = opened
 
+    @property
+    def scored(self) -> int | None:
+        known = (getattr(part.scorer, "scored", None) for part in self._parts)
+        return min((count for count in known if count is not None), default=None)
+
     def score_all(self, answers: Sequence[Answer]) -> Coroutine[Any, Any, list[Score]]:
         # start the parts that wait for processes or servers, then call functions in this thread
         columns: list[Any] = [

@@ -14,12 +14,14 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from retrain.errors import records_error
 from retrain.records.files import DIRECTORY_MODE, make_directory, sync_directory, write_json
+from retrain.records.text import count_of, gib
 
 NAME = re.compile(r"step-(\d{6,})")
 DIGESTS = "digests.json"
@@ -33,6 +35,15 @@ class Checkpoint:
     step: int
     directory: Path
     state: Mapping[str, Any]
+
+
+def written(root: Path) -> str:
+    """Return how much of the checkpoint that is being written is on disk, in words."""
+    sizes: list[int] = []
+    with suppress(OSError):  # it was moved into place meanwhile
+        for path in root.glob(".step-*.partial/**/*"):
+            sizes += [path.stat().st_size] * path.is_file()
+    return f"{count_of(len(sizes), 'file')}, {gib(sum(sizes))}" if sizes else ""
 
 
 def save(

@@ -6,7 +6,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -56,6 +56,9 @@ class Journal:
         self._engine = self._engine_server = (
             ""  # what the server that samples said last, and its log or address
         )
+        self._began_s = 0.0  # the current phase
+        self._is_told = False  # whether it has said how far it is
+        self._is_closed = threading.Event()
 
     def row(self, row: StepRow) -> None:
         """Write a step's row; raise NonFiniteError, which names the key, if a value is NaN or infinite."""
@@ -78,6 +81,7 @@ class Journal:
         progress = Progress(state, phase, step, self._max_steps, self.attempt, message=message)
         with self._lock:
             progress = self._with_engine(progress)
+            self._began_s, self._is_told = time.monotonic(), False
             self._current = progress if state == RunState.RUNNING else None
             early_s = self._written_at + PROGRESS_EVERY_S - time.monotonic()
             if state == RunState.RUNNING and early_s > 0:
@@ -96,14 +100,36 @@ class Journal:
             if isinstance(detail, EngineUse):
                 self._engine, self._engine_server = str(detail), detail.server  # shown by the next write
                 return
-            now_s, current = time.monotonic(), self._current
-            if current is None or now_s - self._written_at < DETAIL_EVERY_S:
+            current = self._current
+            if current is None or time.monotonic() - self._written_at < DETAIL_EVERY_S:
                 return
             if current.phase == TRAINING and isinstance(detail, SamplingProgress):
                 return  # of a later step
-            self._latest, self._written_at = None, now_s
             phase = detail.phase if isinstance(detail, StartProgress) else current.phase
-            write_progress(self._status, self._with_engine(replace(current, phase=phase, detail=str(detail))))
+            self._tell(replace(current, phase=phase), str(detail))
+
+    def watch(self, probes: Mapping[str, Callable[[], str]]) -> None:
+        """Show how long a phase takes, from a thread of its own until `close`, and what its probe says."""
+        threading.Thread(target=self._watch, args=(probes,), name="progress", daemon=True).start()
+
+    def _watch(self, probes: Mapping[str, Callable[[], str]]) -> None:
+        while not self._is_closed.wait(DETAIL_EVERY_S):
+            if (current := self._current) is None:
+                continue
+            probe = probes.get(current.phase)
+            said = probe() if probe is not None else ""
+            with self._lock, contextlib.suppress(RecordsError):  # the next write says so
+                taken_s = time.monotonic() - self._began_s
+                if self._current is current and taken_s >= DETAIL_EVERY_S and (said or not self._is_told):
+                    self._write(replace(current, detail=f"{said}, {taken_s:.0f} s".removeprefix(", ")))
+
+    def _tell(self, current: Progress, detail: str) -> None:
+        self._is_told = True
+        self._write(replace(current, detail=detail))
+
+    def _write(self, told: Progress) -> None:
+        self._latest, self._written_at = None, time.monotonic()
+        write_progress(self._status, self._with_engine(told))
 
     def _with_engine(self, progress: Progress) -> Progress:
         return replace(progress, engine=self._engine, engine_server=self._engine_server)
@@ -128,6 +154,7 @@ class Journal:
 
     def close(self) -> str:
         """Close the files, then the loggers; return which rows the loggers lack, "" if none."""
+        self._is_closed.set()
         with self._lock:
             self._latest = self._current = None  # the end is written by whoever knows it
         self._metrics.close()

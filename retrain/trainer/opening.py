@@ -15,6 +15,7 @@ from retrain.errors import ConfigError
 from retrain.event_loop import EventLoopThread
 from retrain.records.layout import RunFiles
 from retrain.tasks import Task
+from retrain.trainer import checkpoint
 from retrain.trainer.batch import Algorithm
 from retrain.trainer.episodes import Episodes, SampleGroups, TurnSampler
 from retrain.trainer.journal import Journal
@@ -37,6 +38,8 @@ def open_trainer(
         sandbox = {"sandbox": reward.sandbox, "sandbox_options": reward.sandbox_options}
         scorer = Scorer(reward.reward, reward.params, sandbox, config.training.max_steps)
         opened.callback(scorer.close)
+        saved = partial(checkpoint.written, files.checkpoints)
+        journal.watch({"reward": scorer.progress, "evaluate": scorer.progress, "checkpoint": saved})
         is_over, calls = threading.Event(), EventLoopThread()
         opened.callback(calls.close)
         spec = BackendSpec(

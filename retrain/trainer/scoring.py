@@ -51,6 +51,7 @@ class Scorer:
         self._name, self._max_steps = name, max_steps
         self._bounds = range_of(name)
         self._reward: BatchScorer = open_reward(name, params, sandbox)
+        self._began: tuple[int, int | None] | None = None  # completions of a call, and `scored` before it
         self._calls = EventLoopThread()  # its own: a slow reward must not delay the backend's heartbeats
 
     def score(self, groups: Sequence[Group], step: int = 0) -> ScoredBatch:
@@ -68,7 +69,7 @@ class Scorer:
             for (prompt, rollout), score in zip(everyone, by_environment, strict=True)
             if score is None
         ]
-        given = self._calls.wait_for(self._reward.score_all(answers)) if answers else []
+        given = self._score_all(answers) if answers else []
         kept = self._bounds.keep(given)
         self._check(answers, kept)
         rest = iter(kept)
@@ -89,6 +90,22 @@ class Scorer:
             over_limits=sum(score.is_over_limit for score in scores),
             sandbox=getattr(self._reward, "sandbox", None),
         )
+
+    def progress(self) -> str:
+        """Return how far scoring is, in words; empty while nothing is scored. From any thread."""
+        if (began := self._began) is None:
+            return ""
+        (completions, before), now = began, getattr(self._reward, "scored", None)
+        if before is None or now is None:
+            return f"{completions} to score"
+        return f"{min(now - before, completions)} of {completions} scored"
+
+    def _score_all(self, answers: Sequence[Answer]) -> list[Score]:
+        self._began = len(answers), getattr(self._reward, "scored", None)
+        try:
+            return self._calls.wait_for(self._reward.score_all(answers))
+        finally:
+            self._began = None
 
     def close(self) -> None:
         """Close processes and connections; safe to call twice."""

@@ -13,14 +13,13 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
 from typing import Any, ClassVar
 
 from retrain.errors import ConfigError, InfrastructureError, RunFailedError
 from retrain.rewards import Answer, Outcome, Score
 from retrain.rewards.pool.process import OF_A_CALL, Kind, PoolProcess, Reply
-from retrain.system import cpu_capacity
+from retrain.rewards.threads import ScoringThreads
 
 STARTUP_S = 120.0  # imports on a cold network disk; only a broken machine takes longer
 BACKSTOP_S = 1.0  # if the run is gone, a process ends itself this long after a call's limit
@@ -51,7 +50,7 @@ class ProcessPool:
             "is_factory": is_factory,
         }
         self._timeout_s = timeout_s
-        self._threads = ThreadPoolExecutor(workers or max(1, round(cpu_capacity())), "scoring")
+        self.threads = ScoringThreads(workers, "scoring")
         self._lock = threading.Lock()  # guards the next three attributes
         self._idle: list[PoolProcess] = []
         self._running: set[PoolProcess] = set()  # idle or not
@@ -64,12 +63,7 @@ class ProcessPool:
             ConfigError: the function cannot be loaded.
             InfrastructureError: processes do not start.
         """
-        futures = [self._threads.submit(self._reply_to, answer) for answer in answers]
-        try:
-            return [future.result() for future in futures]
-        finally:
-            for future in futures:
-                future.cancel()
+        return self.threads.map(self._reply_to, answers)
 
     def close(self) -> None:
         """End all processes; safe to call twice."""
@@ -77,7 +71,7 @@ class ProcessPool:
             self._is_closed = True
             for process in self._running:
                 process.kill()
-        self._threads.shutdown(cancel_futures=True)  # soon: each waits for a process that was killed
+        self.threads.close(wait=True)  # soon: each waits for a process that was killed
         while self._idle:
             self._drop(self._idle.pop())
 
@@ -138,6 +132,10 @@ class VerifierScorer:
 
     def __init__(self, pool: ProcessPool) -> None:
         self._pool = pool
+
+    @property
+    def scored(self) -> int:
+        return self._pool.threads.scored
 
     def score_all(self, answers: Sequence[Answer]) -> list[Score]:
         return [self._score_of(reply) for reply in self._pool.run(answers)]

@@ -6,17 +6,16 @@ import queue
 import secrets
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from retrain.rewards import Answer, Outcome, Score, UnscoredError
 from retrain.rewards.python.program import cases_of, checked_tests, lines_of, program_of
+from retrain.rewards.threads import ScoringThreads
 from retrain.sandbox import Ended, Limits, Sandbox, SandboxEndedError, SandboxError
 from retrain.sandbox.cell import Cell, Program
 from retrain.sandbox.choice import choose
 from retrain.sandbox.inside import values
-from retrain.system import cpu_capacity
 
 VERDICT_BYTES = 1 << 16
 NO_VERDICT = {"passed": False, "garbage": "", "needs_sharing": False}
@@ -71,24 +70,22 @@ class ProgramScorer:
         self.sandbox = sandbox.name
         self._shared = shared
         self._tests, self._timeout_s, self._memory_bytes = tests, timeout_s, memory_bytes
-        self._most = workers or max(1, round(cpu_capacity()))
-        self._threads = ThreadPoolExecutor(self._most, "programs")
-        self._desks = [Desk(sandbox) for _ in range(self._most)]
+        self._threads = ScoringThreads(workers, "programs")
+        self._desks = [Desk(sandbox) for _ in range(self._threads.count)]
         self._free: queue.SimpleQueue[Desk] = queue.SimpleQueue()
         for desk in self._desks:
             self._free.put(desk)
 
+    @property
+    def scored(self) -> int:
+        return self._threads.scored
+
     def score_all(self, answers: Sequence[Answer]) -> list[Score]:
-        futures = [self._threads.submit(self._score, answer) for answer in answers]
-        try:
-            return [future.result() for future in futures]
-        finally:
-            for future in futures:
-                future.cancel()
+        return self._threads.map(self._score, answers)
 
     def close(self) -> None:
         """End all processes; safe to call twice."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
         for desk in self._desks:
             desk.is_closed = True
             desk.close()
