@@ -49,6 +49,18 @@ def test_speed_is_that_between_two_looks_and_of_a_step_that_since_the_last_one()
     assert meter.take().tokens_per_s == pytest.approx(50.0)
 
 
+def test_a_crash_is_told_once_by_the_runs_that_saw_it() -> None:
+    meter = EngineMeter("a.log", restarts=1)
+    meter.look(vllm(0), 10.0, 1, "of an earlier run")
+    assert meter.take().crash is None
+    said = str(meter.look(vllm(0), 12.0, 2, "out of memory"))
+    assert said == "5 running, 1 waiting, KV cache 12%, 0 tokens/s, restarted 2 times"
+    used = meter.take()
+    assert (used.restarts, used.crash) == (2, "out of memory")
+    meter.look(vllm(0), 14.0, 2, "out of memory")
+    assert meter.take().crash is None
+
+
 def test_a_server_that_was_restarted_or_says_something_else_has_no_speed() -> None:
     meter = EngineMeter("")
     meter.look(vllm(1000), 10.0)

@@ -92,12 +92,13 @@ class Daemon:
         code, was_ready = self._server.returncode, self._state.state == READY or self._crashes_s
         now_s = time.monotonic()
         self._crashes_s = [at for at in self._crashes_s if now_s - at < STEADY_S] + [now_s]
+        problem = f"the server ended with {_ending(code)}"
+        crashed = replace(self._state, problem=problem, last_lines=self._files.last_lines())
         if not was_ready or len(self._crashes_s) > CRASHES:
-            ended = f"ended with {_ending(code)}"
             often = f" for the {len(self._crashes_s)}th time within an hour" if was_ready else ""
-            self._say(replace(self._state, state=FAILED, problem=f"the server {ended}{often}"))
+            self._say(replace(crashed, state=FAILED, problem=problem + often))
             return False
-        self._say(replace(self._state, state=RESTARTING, restarts=self._state.restarts + 1))
+        self._say(replace(crashed, state=RESTARTING, restarts=self._state.restarts + 1))
         time.sleep(2.0 ** (len(self._crashes_s) - 1) - 0.5)
         self._start()
         return True

@@ -17,15 +17,21 @@ LINE = re.compile(r"^([a-z_]+:[a-z_]+)(?:\{.*\})? ([0-9.eE+-]+)$", re.MULTILINE)
 class EngineMeter:
     """Sums up what a server said since the last `take`; from any thread."""
 
-    def __init__(self, server: str) -> None:
+    def __init__(self, server: str, restarts: int = 0) -> None:
+        """Begin with a server that has been started again so often, if that is known."""
         self._server = server
+        self._restarts = restarts
+        self._crash: str | None = None  # the last one, until it is taken
         self._lock = threading.Lock()
         self._seen: list[EngineUse] = []
         self._first: tuple[float, float] | None = None  # when tokens were counted, and their number
         self._last: tuple[float, float] | None = None
 
-    def look(self, text: str, now_s: float) -> EngineUse | None:
-        """Return what a text says; None if it is of another kind of server."""
+    def look(self, text: str, now_s: float, restarts: int | None = None, crash: str = "") -> EngineUse | None:
+        """Return what a text says; None if it is of another kind of server.
+
+        `restarts` counts those of a server of ours so far, and `crash` says why it was the last time.
+        """
         found: dict[str, list[float]] = {}
         for name, value in LINE.findall(text):
             found.setdefault(name, []).append(float(value))
@@ -44,7 +50,11 @@ class EngineMeter:
                 kv_fraction=max(kv_use, default=None),
                 tokens_per_s=_speed(before, self._last),
                 server=self._server,
+                restarts=restarts,
             )
+            if (restarts or 0) > self._restarts:
+                self._crash = crash
+            self._restarts = restarts or 0  # fewer if the one who counts was replaced
             self._seen.append(use)
         return use
 
@@ -52,6 +62,7 @@ class EngineMeter:
         """Return the most of each since the last call; None if the server was not asked."""
         with self._lock:
             seen, self._seen = self._seen, []
+            crash, self._crash = self._crash, None
             first, self._first = self._first, self._last
         if not seen:
             return None
@@ -61,6 +72,8 @@ class EngineMeter:
             kv_fraction=max((use.kv_fraction for use in seen if use.kv_fraction is not None), default=None),
             tokens_per_s=_speed(first, self._last),
             server=self._server,
+            restarts=seen[-1].restarts,
+            crash=crash,
         )
 
 

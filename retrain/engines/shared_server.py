@@ -33,8 +33,9 @@ STARTING, READY, RESTARTING, FAILED, ENDED = "starting", "ready", "restarting", 
 LOOK_S = 0.1
 LINGER_S = 10.0  # after the last user, so that a campaign's next run finds the server
 DAEMONS = 3  # started by one user in a row before it gives up
-SHOWN_LINES = 3  # of the server's log, in an error
+SHOWN_LINES = 5  # of the server's log, in an error
 LOG_TAIL_BYTES = 1 << 14
+LINE_LIMIT = 300  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,8 @@ class ServerState:
     pid: int = 0
     started: str = ""  # `start_mark` of that process
     restarts: int = 0
-    problem: str = ""
+    problem: str = ""  # how it ended, if it has crashed
+    last_lines: str = ""  # of its log, when it did
 
     @property
     def url(self) -> str:
@@ -90,6 +92,14 @@ class ServerFiles:
             if (found := read_json(self.state)) is not None:
                 return record_of(ServerState, found)
         return ServerState(ENDED)
+
+    def last_lines(self) -> str:
+        """Return the end of the server's log."""
+        with contextlib.suppress(OSError):
+            tail = self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
+            lines = [line for line in tail.splitlines() if line.strip()][-SHOWN_LINES:]
+            return "\n".join(line[:LINE_LIMIT] for line in lines)
+        return ""
 
     def has_users(self) -> bool:
         """Whether a live process uses the server; removes what dead ones left."""
@@ -152,7 +162,7 @@ class SharedServer:
             found = self.files.read_state()
             if found.state == FAILED:
                 kind = InfrastructureError if found.restarts else ConfigError
-                raise kind(f"{self._who}: {found.problem}; its log is {self.files.log}{self._last_lines()}")
+                raise kind(self._problem(found.problem, found.last_lines))
             if not is_held(self.files.daemon_lock):
                 if daemons >= DAEMONS:
                     raise InfrastructureError(f"{self._who}: its daemon was killed repeatedly")
@@ -162,7 +172,7 @@ class SharedServer:
             watch(found, waited_s)
             time.sleep(LOOK_S)
         raise InfrastructureError(
-            f"{self._who}: not ready after {timeout_s:.0f} s; its log is {self.files.log}{self._last_lines()}"
+            self._problem(f"not ready after {timeout_s:.0f} s", self.files.last_lines())
         )
 
     def close(self) -> None:
@@ -188,12 +198,9 @@ class SharedServer:
             subprocess.run(command, input=plan, check=True, cwd="/")
         return True
 
-    def _last_lines(self) -> str:
-        with contextlib.suppress(OSError):
-            tail = self.files.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
-            lines = [line for line in tail.splitlines() if line.strip()][-SHOWN_LINES:]
-            return "".join(f"\n  {line[:300]}" for line in lines)
-        return ""
+    def _problem(self, what: str, last_lines: str) -> str:
+        said = "".join(f"\n  {line}" for line in last_lines.splitlines())
+        return f"{self._who}: {what}; its log is {self.files.log}{said}"
 
 
 def _directory(command: Sequence[str], environment: Mapping[str, str]) -> Path:

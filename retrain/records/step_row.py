@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar, TypeAlias
 
+from retrain.records.text import count_of
+
 Value: TypeAlias = str | int | float | None
 
 
@@ -197,11 +199,21 @@ class EngineUse:
         "tokens/s", "tokens sampled per second; null until it was asked twice"
     )
     server: str = measured("", "its log; its address if others started it")
+    restarts: int | None = measured(
+        "",
+        "times that it was started again after a crash, so far; of a server of ours",
+        is_optional=True,
+        default=None,
+    )
+    crash: str | None = measured(
+        "", "how it ended, and the last lines of its log; after a crash", is_optional=True, default=None
+    )
 
     def __str__(self) -> str:
+        again = f", restarted {count_of(self.restarts, 'time')}" if self.restarts else ""
         use = "" if self.kv_fraction is None else f", KV cache {self.kv_fraction:.0%}"
         speed = "" if self.tokens_per_s is None else f", {self.tokens_per_s:,.0f} tokens/s"
-        return f"{self.running} running, {self.waiting} waiting{use}{speed}"
+        return f"{self.running} running, {self.waiting} waiting{use}{speed}{again}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ from retrain.report.charts import Chart, axis_title, final_chart
 from retrain.report.compare import Comparison, compare, usual_metrics
 from retrain.report.conversations import Talk, conversations
 from retrain.report.curves import curve_chart
+from retrain.report.engines import Crash, Server, crashes_to_read, first_start_s, load_charts, servers
 from retrain.report.gather import NO_ROWS, CampaignRecord, FloatArray, RunHistory, read_columns
 from retrain.report.series import Curve, Shown, bins_for, curves
 from retrain.report.sides import Match, Side, conditions, known_metrics
@@ -57,6 +58,8 @@ class Contents:
     scalability: tuple[Scalability, ...]
     signs: tuple[str, ...]  # of cheating
     talks: tuple[Talk, ...]  # episodes, if there are any
+    servers: tuple[Server, ...]  # that sampled, if any say their load
+    crashes: tuple[Crash, ...]  # of these servers
     sections: dict[str, tuple[Chart, ...]]  # the charts of those sections of the page that have any
 
     @property
@@ -72,6 +75,7 @@ def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
     comparison = compare(Match("", sides), tuple(dict.fromkeys([*usual_metrics(campaign.runs), *metrics])))
     fitted = tuple(fit for side in shown.sides if (fit := scalability(side)))
     found = {name: curves(shown.sides, name, shown.bins) for name in known}
+    used, began_s = servers(campaign.runs), first_start_s(campaign.runs)
     return Contents(
         campaign=campaign,
         sides=sides,
@@ -81,12 +85,15 @@ def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
         scalability=fitted,
         signs=tuple(signs(sides)),
         talks=conversations(sides),
+        servers=used,
+        crashes=tuple(crashes_to_read(used, began_s)),
         sections={
             "learning": _warm_up(shown) + _learning(shown, metrics),
             "comparison": _final(comparison),
             "back-pressure": _back_pressure(campaign.runs, fitted, shown),
             "time": _time(campaign, shown),
             "rate-limiter": _rate(shown),
+            "sampling-servers": load_charts(used, began_s),
         },
     )
 

@@ -47,6 +47,7 @@ SHOWN_CAMPAIGNS = 5
 MOST_METRICS = 200  # our rows have at most sixty; a damaged file must not make millions of columns
 LARGEST = 1e100  # no measurement is larger, and sums of squares must not overflow
 NOT_METRICS = frozenset({"step", "seed", "attempt"})
+TEXTS = ("bp_regime", "engine_server", "engine_crash")  # what else a row is read for
 _NAME_LIMIT = 200
 
 
@@ -57,7 +58,7 @@ class Columns:
     steps: NDArray[np.int64]  # ascending, shape (rows,)
     ends_s: FloatArray  # when each step's row was written, in Unix seconds; NaN if unknown
     metrics: dict[str, FloatArray]  # name -> values, shape (rows,); NaN where a row lacks it
-    regimes: tuple[str, ...]  # of each row; "" if none
+    texts: dict[str, tuple[str, ...]]  # of `TEXTS` that have any -> of each row; "" if none
     skipped_lines: int  # torn, or not rows
 
     def metric(self, name: str) -> FloatArray:
@@ -65,8 +66,12 @@ class Columns:
         found = self.metrics.get(name)
         return np.full(len(self.steps), np.nan) if found is None else found
 
+    def text(self, name: str) -> tuple[str, ...]:
+        """Return one of `TEXTS` of each row."""
+        return self.texts.get(name) or ("",) * len(self.steps)
 
-NO_ROWS = Columns(np.empty(0, dtype=np.int64), np.empty(0), {}, (), 0)
+
+NO_ROWS = Columns(np.empty(0, dtype=np.int64), np.empty(0), {}, {}, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +203,7 @@ def read_columns(path: Path) -> Columns:
         np.array(reading.steps, dtype=np.int64),
         np.array(reading.ends_s, dtype=np.float64),
         dict(reading.take_metrics()),
-        tuple(reading.regimes),
+        {name: tuple(texts) for name, texts in reading.texts.items() if any(texts)},
         skipped_lines,
     )
 
@@ -209,19 +214,20 @@ class _Reading:
 
     steps: array[int] = field(default_factory=lambda: array("q"))
     ends_s: array[float] = field(default_factory=lambda: array("d"))
-    regimes: list[str] = field(default_factory=list)
+    texts: dict[str, list[str]] = field(default_factory=lambda: {name: [] for name in TEXTS})
     metrics: dict[str, array[float]] = field(default_factory=dict)  # shorter than the steps: unknown since
 
     def add(self, step: int, row: Row) -> None:
         """Add a row; it replaces all rows from its step on."""
         since = bisect_left(self.steps, step)
         if since < len(self.steps):
-            columns: list[MutableSequence[Any]] = [self.steps, self.ends_s, self.regimes]
+            columns: list[MutableSequence[Any]] = [self.steps, self.ends_s, *self.texts.values()]
             for column in (*columns, *self.metrics.values()):
                 del column[since:]
         self.steps.append(step)
         self.ends_s.append(unix_seconds(row.get("timestamp")))
-        self.regimes.append(sys.intern(str(row.get("bp_regime") or "")))
+        for name, texts in self.texts.items():
+            texts.append(sys.intern(str(row.get(name) or "")))
         for name, value in row.items():
             self._add_value(name, number(value), since)
 

@@ -22,12 +22,13 @@ from retrain.report.back_pressure import fits
 from retrain.report.charts import STYLE, VEGA_LITE, Spec, axis_title, converter
 from retrain.report.contents import Contents
 from retrain.report.curves import curve_chart
+from retrain.report.engines import table_of_servers
 
 MARK = "retrain report"  # by which retrain recognizes its own file
 SHOWN_FIRST = ("entropy", "tokens_per_second")
 SECTIONS = (
-    "summary", "learning", "episodes", "comparison", "back-pressure", "time", "rate-limiter", "failures",
-    "configuration", "provenance",
+    "summary", "learning", "episodes", "comparison", "back-pressure", "time", "rate-limiter",
+    "sampling-servers", "failures", "configuration", "provenance",
 )  # fmt: skip
 BUNDLE = """
 import sys, vl_convert
@@ -55,11 +56,12 @@ def page(contents: Contents) -> str:
             script=script,
             style=_file("page.css"),
             vega_style=STYLE,
+            table_of_servers=table_of_servers,
             tables=tables,
             titles={
                 name: name.replace("-", " ").capitalize()
                 for name in SECTIONS
-                if name != "episodes" or contents.talks
+                if {"episodes": contents.talks, "sampling-servers": contents.servers}.get(name, True)
             },
         )
     )

@@ -135,11 +135,16 @@ def step_split(side: Side) -> tuple[float, ...] | None:
     return tuple(float(x.mean()) for x in (sample - wait, wait, reward, train, other))
 
 
+def time_unit(longest_s: float) -> tuple[float, str]:
+    """Return the unit of an axis that is so long, in seconds, and its name."""
+    return next((size, name) for least, name, size in UNITS if longest_s >= least)
+
+
 def timeline_chart(found: Timeline, conditions: Sequence[str]) -> Chart:
     """Draw attempts over workers, with waits for permits, and failed ones marked."""
     begin_s = found.bars[0].start_s
     last_s = max(bar.end_s for bar in found.bars) - begin_s
-    unit, size = next((name, size) for least, name, size in UNITS if last_s >= least)
+    size, unit = time_unit(last_s)
     bars = [_row(bar, begin_s, size) for bar in found.bars]
     bad = [row for row in bars if row["e"] not in ("done", "running")]
     waits = [

@@ -20,6 +20,7 @@ from retrain.report.page import page, template
 from retrain.report.tables import MOST_RUNS
 from tests.extras.browser import Browser, chromium
 from tests.simulated import Row, Simulated, flat, write_campaign
+from tests.test_report_engines import crashed as on_a_server
 
 pytestmark = pytest.mark.extras
 
@@ -183,12 +184,13 @@ def test_text_never_becomes_markup(value):
     "runs",
     [
         {("grpo", 0): flat(0.5)},
+        {("grpo", 0): flat(0.5, more=on_a_server)},
         {("grpo", s): Simulated([], ending="") for s in range(2)},
         {("grpo", 0): flat(0.5, 1, ending="")},
         {(f"c{i}", 0): flat(i / 40) for i in range(40)},
         {},
     ],
-    ids=["one run", "no rows", "one row", "forty conditions", "no runs"],
+    ids=["one run", "on a server", "no rows", "one row", "forty conditions", "no runs"],
 )
 def test_other_sizes_are_drawn_without_complaint(browser, tmp_path, runs):
     states = browser.open(report(write_campaign(tmp_path, runs), tmp_path / "report.html"))

@@ -89,8 +89,8 @@ class EngineSampler:
         self._lock = threading.Lock()  # guards `_policy` and `_served`
         self._served: list[Served] = []  # the newest last; earlier ones until no call uses them
         self.publish(0)
-        server = str(self._server.files.log) if self._server else options.engine_url
-        self._watch = EngineWatch(spec, self._engine, server, self._progress.is_busy)
+        files = self._server.files if self._server else None
+        self._watch = EngineWatch(spec, self._engine, files or options.engine_url, self._progress.is_busy)
         self.take_use = self._watch.take_use
 
     def publish(self, version: int) -> None:

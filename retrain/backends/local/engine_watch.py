@@ -10,6 +10,7 @@ from collections.abc import Callable
 from retrain.backends import BackendSpec
 from retrain.engines.metrics import EngineMeter
 from retrain.engines.openai import Engine
+from retrain.engines.shared_server import ServerFiles, ServerState
 from retrain.http_client import without_user
 
 LOOK_S = 0.2  # between checks for a stop
@@ -19,10 +20,15 @@ METRICS_EVERY_S = 2.0
 class EngineWatch:
     """Watches the client that a run uses at present, from a thread of its own."""
 
-    def __init__(self, spec: BackendSpec, engine: Engine, server: str, is_busy: Callable[[], bool]) -> None:
-        self._spec, self._engine, self._is_busy = spec, engine, is_busy
+    def __init__(
+        self, spec: BackendSpec, engine: Engine, server: ServerFiles | str, is_busy: Callable[[], bool]
+    ) -> None:
+        """Watch a server: the files of one that is ours, or the address of another."""
+        self._spec, self._engine, self._server, self._is_busy = spec, engine, server, is_busy
         self._leaving = threading.Event()
-        self._meter = EngineMeter(without_user(server))
+        name = without_user(server) if isinstance(server, str) else str(server.log)
+        state = self._state()
+        self._meter = EngineMeter(name, state.restarts if state else 0)
         self.take_use = self._meter.take
         self._next_s = 0.0
         threading.Thread(target=_watch, args=(weakref.ref(self), self._leaving), daemon=True).start()
@@ -45,9 +51,15 @@ class EngineWatch:
         if self._is_busy() and now_s >= self._next_s:
             self._next_s = now_s + METRICS_EVERY_S
             text = self._engine.read_metrics()
-            use = self._meter.look(text, time.monotonic()) if text else None
+            state = self._state()
+            crash = f"{state.problem}\n{state.last_lines}".strip() if state else ""
+            restarts = state.restarts if state else None
+            use = self._meter.look(text, time.monotonic(), restarts, crash) if text else None
             if use is not None:
                 self._spec.observe(use)
+
+    def _state(self) -> ServerState | None:
+        return None if isinstance(self._server, str) else self._server.read_state()
 
 
 def _watch(watch: weakref.ref[EngineWatch], leaving: threading.Event) -> None:

@@ -1,0 +1,173 @@
+"""Servers that sampled: their load over time, as the rows of all their runs tell it, and their crashes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from operator import attrgetter
+from typing import NamedTuple
+
+import numpy as np
+
+from retrain.records.text import MISSING, first_of, format_duration, plain, plain_lines
+from retrain.report import charts as vl
+from retrain.report.charts import Chart, Spec
+from retrain.report.gather import FloatArray, RunHistory, unix_seconds
+from retrain.report.tables import Table
+from retrain.report.timeline import time_unit
+
+MOST_POINTS = 300  # of a curve; with more rows, each is the most of several
+MOST_SERVERS = 7  # drawn, one colour each; the table lists all
+MOST_CRASHES = 20  # shown
+HEIGHT = 170  # pixels
+CHARTS = {
+    "engine_running": ("Completions in progress", "completions"),
+    "engine_waiting": ("Completions that wait", "completions"),
+    "engine_kv_fraction": ("Key-value cache in use", "share of the cache"),
+    "engine_tokens_per_s": ("Tokens sampled per second", "tokens per second"),
+}
+MEAN = "engine_tokens_per_s"  # of a step; of the others, rows have the most
+KEYS = (*CHARTS, "engine_restarts")
+
+
+class Told(NamedTuple):
+    """What a row tells of its server."""
+
+    at_s: float  # when it was written, in Unix seconds
+    run_id: str
+    crash: str  # how the server ended and the last lines of its log, if it was started again; else empty
+    values: Sequence[float]  # of `KEYS`; NaN if unknown
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the rows of all runs tell of one server."""
+
+    label: str
+    name: str  # its log; its address if others started it
+    rows: Sequence[Told]  # in order of time; not empty
+
+    def values(self, key: str) -> FloatArray:
+        return np.array([row.values[KEYS.index(key)] for row in self.rows])
+
+    def crashes(self) -> list[Told]:
+        """Return the first row after each crash, of which every run may tell."""
+        first = {row.values[-1]: row for row in reversed(self.rows) if row.crash}
+        return sorted(first.values(), key=attrgetter("at_s"))
+
+
+@dataclass(frozen=True)
+class Crash:
+    """A crash to read."""
+
+    title: str
+    lines: Sequence[str]  # how the server ended, and the last lines of its log
+
+
+def servers(runs: Sequence[RunHistory]) -> tuple[Server, ...]:
+    """Return the servers that rows tell of, the earliest first."""
+    found: dict[str, list[Told]] = {}
+    for run in runs:
+        columns = run.columns
+        numbers = np.stack([columns.metric(key) for key in KEYS], axis=1).tolist()
+        texts = columns.text("engine_server"), columns.text("engine_crash")
+        for at_s, values, name, crash in zip(columns.ends_s.tolist(), numbers, *texts, strict=True):
+            if math.isfinite(at_s) and math.isfinite(values[0]):
+                found.setdefault(name, []).append(Told(at_s, run.run_id, crash, values))
+    rows_of = {name: sorted(rows, key=attrgetter("at_s")) for name, rows in found.items()}
+    ordered = sorted(rows_of.items(), key=lambda one: one[1][0].at_s)
+    return tuple(Server(f"server {n}", name, rows) for n, (name, rows) in enumerate(ordered, 1))
+
+
+def first_start_s(runs: Sequence[RunHistory]) -> float:
+    """Return when the first attempt began or, if that is unknown, the first row was written."""
+    starts = [unix_seconds(attempt.started_at) for run in runs for attempt in run.attempts]
+    rows = [at_s for run in runs for at_s in run.columns.ends_s[:1].tolist()]
+    return min(filter(math.isfinite, [*starts, *rows]), default=math.inf)
+
+
+class TimeAxis(NamedTuple):
+    """Time since the first start."""
+
+    begin_s: float  # in Unix seconds
+    size: float  # of a unit, in seconds
+    unit: str
+
+    def place(self, at_s: float) -> float | None:
+        return vl.rounded((at_s - self.begin_s) / self.size)
+
+
+def load_charts(found: Sequence[Server], begin_s: float) -> tuple[Chart, ...]:
+    """Draw the figures of the servers' load over time, and their crashes."""
+    if not (drawn := found[:MOST_SERVERS]):
+        return ()
+    axis = TimeAxis(begin_s, *time_unit(max(one.rows[-1].at_s for one in drawn) - begin_s))
+    points = {key: list(chain(*(_points(one, key, axis) for one in drawn))) for key in CHARTS}
+    return tuple(_load_chart(key, points[key], drawn, axis) for key in CHARTS if points[key])
+
+
+def _load_chart(key: str, points: Sequence[Spec], drawn: Sequence[Server], axis: TimeAxis) -> Chart:
+    title, name = CHARTS[key]
+    x = vl.quantity("t", f"{axis.unit} since the first start", scale={"domainMin": 0, "nice": False})
+    crashes = [
+        {"c": one.label, "t": axis.place(row.at_s), "e": plain(row.crash)}
+        for one in drawn
+        for row in one.crashes()
+    ]
+    line = {"type": "line", "strokeWidth": 1.6, "point": {"size": 22}}
+    rule = {"type": "rule", "strokeDash": [5, 4], "strokeWidth": 1.5}
+    seen = vl.hints(c="server", t=(axis.unit, ".4~g"), v=(name, ".4~g"))
+    return vl.chart(
+        key.replace("_", "-"),
+        title,
+        ("Mean of each step." if key == MEAN else "The most of each step.")
+        + (" Dashed: after a crash." if crashes else ""),
+        height=HEIGHT,
+        encoding={"x": x, "color": vl.by_condition([one.label for one in drawn])["color"]},
+        layer=[
+            vl.layer(points, line, zoom="x", y=vl.quantity("v", name), tooltip=seen),
+            vl.layer(crashes, rule, tooltip=vl.hints(c="server", e="crash")),
+        ],
+    )
+
+
+def _points(one: Server, key: str, axis: TimeAxis) -> Iterator[Spec]:
+    """Iterate over points in order of time, each the most of as many rows as there must be."""
+    rows = zip(one.rows, one.values(key).tolist(), strict=True)
+    known = [(row.at_s, value) for row, value in rows if value == value]
+    width = max(1, -(-len(known) // MOST_POINTS))
+    for first in range(0, len(known), width):
+        most = max(value for _, value in known[first : first + width])
+        yield {"c": one.label, "t": axis.place(known[first][0]), "v": vl.rounded(most)}
+
+
+def table_of_servers(found: Sequence[Server]) -> Table:
+    """Return one row per server."""
+    heads = (">most in progress", ">most waiting", ">most of the cache", ">median tokens/s", ">restarts")
+    return ("server", *heads, "runs", "log or address"), list(map(_row, found))
+
+
+def _row(one: Server) -> tuple[str, ...]:
+    running, waiting, cache, speed, restarts = (
+        values[np.isfinite(values)] for values in map(one.values, KEYS)
+    )
+    runs = list(dict.fromkeys(row.run_id for row in one.rows))
+    return (
+        one.label,
+        *(f"{values.max():.0f}" if len(values) else MISSING for values in (running, waiting)),
+        f"{cache.max():.0%}" if len(cache) else MISSING,
+        f"{np.median(speed):,.0f}" if len(speed) else MISSING,
+        f"{restarts.max():.0f}" if len(restarts) else MISSING,
+        first_of(runs),
+        plain(one.name),
+    )
+
+
+def crashes_to_read(found: Sequence[Server], begin_s: float) -> Iterator[Crash]:
+    """Iterate over the first crashes: what each server said last."""
+    every = ((one, row) for one in found for row in one.crashes())
+    for one, row in islice(every, MOST_CRASHES):
+        when = f"seen {format_duration(row.at_s - begin_s)} after the first start"
+        yield Crash(f"{one.label} crashed, {when}", plain_lines(row.crash))
