@@ -22,6 +22,8 @@ from retrain import registry
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.campaign.orchestrate import CampaignRun
 from retrain.campaign.run import start
+from retrain.environments import brings_loop
+from retrain.environments.harness.trial import try_out_program
 from retrain.environments.trial import try_out
 from retrain.errors import ConfigError, RetrainError
 from retrain.event_loop import EventLoopThread
@@ -183,7 +185,8 @@ def _problem_with_alphabet(alphabet: str, prompts: Sequence[Prompt]) -> str:
 
 def _plays(name: str, table: Table) -> str:
     """it starts episodes and answers right, wrong, empty, long and odd completions"""
-    played = (try_out(registry.bound("environments", name, table), one, COMPLETIONS) for one in PROMPTS)
+    try_it = try_out_program if brings_loop(name) else try_out
+    played = (try_it(registry.bound("environments", name, table), one, COMPLETIONS) for one in PROMPTS)
     return next(filter(None, played), "")
 
 

@@ -53,6 +53,7 @@ class Episode:
     retries: int = 0  # how often it began again, because its process ended
     time_s: float = 0.0
     environment_s: float = 0.0  # part of it that was spent in the environment
+    others: tuple[Rollout, ...] = ()  # further conversations of a program, trained on with its advantage
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,6 +76,11 @@ class Rollout:
     mean_entropy: float = float("nan")  # nats per token of the sampling distribution; NaN if unknown
     given: tuple[Given, ...] = ()  # in order; none in a single turn, and none after the last turn
     episode: Episode | None = None  # None: no environment
+
+    @property
+    def samples(self) -> tuple[Rollout, ...]:
+        """The sequences to train on: this one, and the further conversations of its episode."""
+        return (self, *self.episode.others) if self.episode else (self,)
 
     @property
     def turns(self) -> list[str]:
@@ -109,6 +115,14 @@ class Rollout:
             read += given.tokens
             start = given.at
         return tuple(read), places
+
+
+@dataclass(frozen=True, slots=True)
+class FirstTurn:
+    """A prompt, to be answered with a turn."""
+
+    prompt: Prompt
+    max_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

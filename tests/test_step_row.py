@@ -26,6 +26,7 @@ EPISODES = EpisodeSummary(
     observation_tokens=1,
     episode_errors=0,
     episode_retries=0,
+    separate_samples=0,
     episode_time_s=1.0,
     environment_time_s=1.0,
 )

@@ -238,6 +238,7 @@ class Backend(Protocol):
     `extend(turns, sampling) -> list[Rollout | None]`: it samples another turn for each
     `retrain.rollouts.NextTurn`, whose rollout keeps its tokens and gets those of the messages as `given`
     (see `retrain.backends.text.extended`); None where the model's context leaves no room for one.
+    `read(rollout)` returns the token ids of a rollout with its prompt, for programs that ask for them.
     """
 
     info: BackendInfo

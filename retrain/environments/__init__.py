@@ -6,12 +6,16 @@ first, and `step(completion)`, which returns (observation, reward, done); option
 coroutine function. A text is a user's message; a conversation is a list of {"role": ..., "content": ...}.
 A reward of None at the end leaves scoring to `[reward]`, which gets the last completion.
 
+A program that brings its own loop has `run(prompt, base_url, api_key)` instead, which returns the reward: it
+asks the policy for turns at an OpenAI-compatible address, see `harness/`. A module whose `open_episode`
+returns such a program sets `BRINGS_LOOP = True`.
+
 An exception, a call that takes longer than `[environment].time_limit_s`, or a wrong result costs its episode.
 """
 
 from __future__ import annotations
 
-from retrain.registry import Hook, PluginSpec
+from retrain.registry import Hook, PluginSpec, plugin
 
 SPEC = PluginSpec(
     "environment",
@@ -21,9 +25,16 @@ SPEC = PluginSpec(
         Hook("start", ("prompt",), "what the policy reads first"),
         Hook("step", ("completion",), "(observation, reward, done)"),
     ),
+    instead=Hook("run", ("prompt", "base_url", "api_key"), "the reward"),
     hooks=(
         Hook("check_options", ("options",), "problems of [environment.options], as `key: what is wrong`"),
     ),
     judge="check_options",
 )
 SINGLE_TURN = "single_turn"
+
+
+def brings_loop(name: str) -> bool:
+    """Whether an environment's episodes are programs, which ask for turns themselves."""
+    found = plugin("environments", name)
+    return bool(found.constant("BRINGS_LOOP", False)) or hasattr(found.function(), "run")

@@ -90,7 +90,7 @@ class Conversation:
             raise EpisodeError(f"step returned {given!r:.60}; needs {RESULT}")
         observation, reward, done = given
         messages = () if done else _messages("step", observation)
-        return Answered(messages, None if reward is None else _finite(reward), bool(done))
+        return Answered(messages, None if reward is None else finite("step", reward), bool(done))
 
     async def close(self) -> None:
         """Close the episode; an error of it is ignored, because its result is known."""
@@ -193,11 +193,12 @@ def _messages(what: str, given: object) -> Messages:
     raise EpisodeError(f"{what} returned {given!r:.60}; needs a text or a list of messages, not empty")
 
 
-def _finite(reward: object) -> float:
+def finite(what: str, reward: object) -> float:
+    """Return a reward that the call `what` returned; raise EpisodeError if it is not a finite number."""
     try:
         number = float(reward)  # type: ignore[arg-type]
     except (TypeError, ValueError) as error:
-        raise EpisodeError(f"step returned the reward {reward!r:.60}; needs a number or None") from error
+        raise EpisodeError(f"{what} returned the reward {reward!r:.60}; needs a number or None") from error
     if not math.isfinite(number):
-        raise EpisodeError(f"step returned the reward {number}; needs a finite number")
+        raise EpisodeError(f"{what} returned the reward {number}; needs a finite number")
     return number

@@ -79,11 +79,14 @@ def bound(kind: str, name: str, table: Mapping[str, Any]) -> Callable[..., Any]:
 def check_made(kind: str, name: str, made: T) -> T:
     """Return what an entry function returned; ConfigError if it lacks a member that its kind requires."""
     spec = spec_of(kind)
-    lacking = [member for member in spec.members if not hasattr(made, member)]
+    members, methods = spec.members, spec.methods
+    if spec.instead and hasattr(made, spec.instead.name):
+        members, methods = (), (spec.instead,)
+    lacking = [member for member in members if not hasattr(made, member)]
     if lacking:
         what = f"{name!r} returned a {type(made).__name__} without {', '.join(lacking)}"
         raise ConfigError(f"{what}; see the page on extending for a {spec.noun}")
-    for method in spec.methods:
+    for method in methods:
         if problem := call_problem(getattr(made, method.name), method.arguments):
             raise ConfigError(f"{name!r}: {method.name} {problem}; see the page on extending")
     return made

@@ -77,6 +77,7 @@ class PluginSpec:
     given: tuple[str, ...] = ()  # keyword arguments that retrain passes, which are not keys of the table
     members: tuple[str, ...] = ()  # that the returned object must have
     methods: tuple[Hook, ...] = ()  # those of its members whose arguments are checked
+    instead: Hook | None = None  # a method that it may have in place of all of them
     by_name: str = ""  # parameter that marks a function of another convention, which the kind describes
     by_name_given: tuple[str, ...] = ()  # what such a function is called with, besides columns of the data
     opener: str = ""  # hook that takes the table's keys in place of the entry function, if it is defined

@@ -77,7 +77,7 @@ class ScoredBatch:
         """Return the rollouts' part of a step's row."""
         rollouts, groups = self.rollouts, len(self.groups)
         informative = int(np.any(advantages != 0, axis=1).sum())
-        lengths = [len(rollout.tokens) for rollout in rollouts]
+        lengths = [len(sample.tokens) for rollout in rollouts for sample in rollout.samples]
         median, high = np.percentile(lengths, [50, 95])
         return RolloutSummary(
             batch_size=groups,
@@ -137,8 +137,8 @@ class Algorithm:
         counted = [
             (group, advantages[group, number], rollout)
             for group, number in np.argwhere(is_counted).tolist()
-            if (rollout := batch.groups[group].rollouts[number]).tokens
-            if not (self.mask_truncated and rollout.truncated)
+            for rollout in batch.groups[group].rollouts[number].samples
+            if rollout.tokens and not (self.mask_truncated and rollout.truncated)
         ]
         rollouts = [rollout for _, _, rollout in counted]
         weigh = self._weights(unit, rollouts)

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 
 from retrain.environments.episode import CallPlain, EpisodeError
 from retrain.errors import PromptError, RunFailedError
-from retrain.rollouts import NextTurn, Prompt, Rollout
+from retrain.rollouts import FirstTurn, NextTurn, Prompt, Rollout
 
-Asked: TypeAlias = Prompt | NextTurn
+Asked: TypeAlias = Prompt | FirstTurn | NextTurn
 Taken: TypeAlias = Rollout | PromptError | None
 GRACE_S = 2.0  # for a busy machine
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -24,9 +24,13 @@ from retrain.environments.in_turn import InTurn
 from retrain.errors import PromptError
 from retrain.event_loop import EventLoopThread
 from retrain.records.step_row import EpisodeSummary
-from retrain.rollouts import Episode, Group, NextTurn, Prompt, Rollout
+from retrain.rollouts import Episode, FirstTurn, Group, NextTurn, Prompt, Rollout
 from retrain.trainer.desk import GRACE_S, Asked, Desk, Taken
 
+if TYPE_CHECKING:
+    from retrain.trainer.programs import Programs
+
+T = TypeVar("T")
 SampleTurns: TypeAlias = Callable[[Sequence[Asked], Sampling], Sequence[Taken]]
 MOST_RETRIES = 3  # of an episode whose process ended because of others
 SampleGroups: TypeAlias = Callable[[Sequence[Prompt], Sampling], list[Group]]
@@ -43,21 +47,27 @@ class TurnSampler:
     def __call__(self, asked: Sequence[Asked], how: Sampling) -> list[Taken]:
         """Sample the first turns, then the others; an error in place of one that cannot be read."""
         limit = min(how.max_tokens, self.max_turn_tokens or how.max_tokens)
-        prompts = [one for one in asked if isinstance(one, Prompt)]
-        further = [one for one in asked if isinstance(one, NextTurn)]
+        first = [FirstTurn(one, limit) if isinstance(one, Prompt) else one for one in asked]
+        begun = [one for one in first if isinstance(one, FirstTurn)]
+        further = [one for one in first if isinstance(one, NextTurn)]
 
         part = count()
 
-        def begin(some: Sequence[Asked]) -> list[Taken]:
-            own = replace(_of_its_own(how, next(part)), max_tokens=limit)
-            groups = self.calls.wait_for(self.backend.sample(some, own))
-            return [rollout for group in groups for rollout in group.rollouts]
+        def begin(some: Sequence[FirstTurn]) -> list[Taken]:
+            """Sample with one call for each limit."""
+            taken: dict[int, Taken] = {}
+            for most in sorted({one.max_tokens for one in some}):
+                alike = [number for number, one in enumerate(some) if one.max_tokens == most]
+                own = replace(_of_its_own(how, next(part)), max_tokens=most)
+                groups = self.calls.wait_for(self.backend.sample([some[n].prompt for n in alike], own))
+                taken |= zip(alike, (group.rollouts[0] for group in groups), strict=True)
+            return [taken[number] for number in range(len(some))]
 
-        def extend(some: Sequence[Asked]) -> list[Taken]:
+        def extend(some: Sequence[NextTurn]) -> list[Taken]:
             return list(self.calls.wait_for(self.backend.extend(some, _of_its_own(how, next(part)))))
 
-        first, extended = iter(_readable(prompts, begin)), iter(_readable(further, extend))
-        return [next(first if isinstance(one, Prompt) else extended) for one in asked]
+        opening, extended = iter(_readable(begun, begin)), iter(_readable(further, extend))
+        return [next(extended if isinstance(one, NextTurn) else opening) for one in asked]
 
 
 def _of_its_own(how: Sampling, part: int) -> Sampling:
@@ -67,7 +77,7 @@ def _of_its_own(how: Sampling, part: int) -> Sampling:
     return replace(how, seed=int(np.random.SeedSequence([how.seed, part]).generate_state(1)[0]))
 
 
-def _readable(asked: Sequence[Asked], sample: Callable[[Sequence[Asked]], list[Taken]]) -> list[Taken]:
+def _readable(asked: Sequence[T], sample: Callable[[Sequence[T]], list[Taken]]) -> list[Taken]:
     """Sample what the model can read; halves are tried until an unreadable one is alone."""
     if not asked:
         return []
@@ -83,14 +93,22 @@ def _readable(asked: Sequence[Asked], sample: Callable[[Sequence[Asked]], list[T
 class Episodes:
     """The environment of a run."""
 
-    def __init__(self, table: Environment, open_episode: Callable[[], Any], sample: SampleTurns) -> None:
+    def __init__(
+        self,
+        table: Environment,
+        open_episode: Callable[[], Any],
+        sample: SampleTurns,
+        programs: Programs | None = None,
+    ) -> None:
         """Prepare.
 
         Args:
             open_episode: opens one episode of the environment.
             sample: returns a rollout for each prompt, and the rollout with another turn for each NextTurn;
                 None where there is no room for one, and an error where the messages cannot be read.
+            programs: of an environment that brings its own loop, which play its episodes.
         """
+        self._programs = programs
         self._table, self._open, self._sample = table, open_episode, sample
         self._loop = EventLoopThread()
         self._in_turn = InTurn(table.time_limit_s)
@@ -119,6 +137,8 @@ class Episodes:
             self._loop.begin(self._hosts.close()).result()
         self._loop.close()
         self._in_turn.close()
+        if self._programs is not None:
+            self._programs.close()
 
     def _environment_called(self) -> None:
         self._calls += 1
@@ -132,6 +152,8 @@ class Episodes:
         ]
 
     async def _one(self, desk: Desk, prompt: Prompt, how: Sampling) -> Rollout:
+        if self._programs is not None:
+            return await self._programs.play(desk.ask, prompt, how)
         began_s = time.perf_counter()
         for retries in count():
             talk = self._conversation(desk)
@@ -207,9 +229,12 @@ def summary_of(rollouts: Sequence[Rollout]) -> EpisodeSummary | None:
         return None
     return EpisodeSummary(
         turns_mean=float(np.mean([len(episode.rewards) for episode in episodes])),
-        observation_tokens=sum(rollout.length - len(rollout.tokens) for rollout in rollouts),
+        observation_tokens=sum(
+            one.length - len(one.tokens) for rollout in rollouts for one in rollout.samples
+        ),
         episode_errors=sum(bool(episode.error) for episode in episodes),
         episode_retries=sum(episode.retries for episode in episodes),
+        separate_samples=sum(len(episode.others) for episode in episodes),
         episode_time_s=float(np.mean([episode.time_s for episode in episodes])),
         environment_time_s=float(np.mean([episode.environment_s for episode in episodes])),
     )

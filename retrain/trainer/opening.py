@@ -10,7 +10,7 @@ from functools import partial
 from retrain import registry
 from retrain.backends import Backend, BackendSpec
 from retrain.config.schema import Config
-from retrain.environments import SINGLE_TURN
+from retrain.environments import SINGLE_TURN, brings_loop
 from retrain.errors import ConfigError
 from retrain.event_loop import EventLoopThread
 from retrain.records.layout import RunFiles
@@ -83,6 +83,19 @@ def _sampler(config: Config, backend: Backend, calls: EventLoopThread, opened: E
     if check := getattr(backend, "check_turns", None):
         check()
     open_episode = registry.bound("environments", table.environment, table.options)
-    episodes = Episodes(table, open_episode, TurnSampler(backend, calls, table.max_turn_tokens))
+    programs = None
+    if brings_loop(table.environment):
+        if table.processes:
+            raise ConfigError(
+                f"[environment].processes: got {table.processes}; a program with a loop of its own runs in "
+                "the worker, so leave it at 0, and let the program start what it needs"
+            )
+        from retrain.trainer.programs import Programs  # takes 30 ms, and few runs serve programs
+
+        has_template = config.backend.options.get("chat_template") is True
+        read = getattr(backend, "read", None)
+        programs = Programs(table, open_episode, has_template=has_template, read=read)
+    sample = TurnSampler(backend, calls, table.max_turn_tokens)
+    episodes = Episodes(table, open_episode, sample, programs)
     opened.callback(episodes.close)
     return episodes.play

@@ -121,7 +121,7 @@ class LocalBackend:
     def extend(self, turns: Sequence[NextTurn], sampling: Sampling) -> list[Rollout | None]:
         """Sample another turn of each rollout that the context has room for."""
         asked = [replace(t.rollout, given=(*t.rollout.given, self._turns.given(t))) for t in turns]
-        contexts = [(*self._encode(one.prompt), *one.placed()[0]) for one in asked]
+        contexts = [self.read(one) for one in asked]
         fits = [number for number, ids in enumerate(contexts) if len(ids) < self.policy.context]
         found: list[Rollout | None] = [None] * len(turns)
         if fits:
@@ -132,6 +132,9 @@ class LocalBackend:
             for number, limit, one in zip(fits, limits, drawn, strict=True):
                 found[number] = extended(self.text, asked[number], one.cut(limit))
         return found
+
+    def read(self, rollout: Rollout) -> Ids:
+        return (*self._encode(rollout.prompt), *rollout.placed()[0])
 
     def _drawn(
         self, contexts: Sequence[Ids], limits: Sequence[int], sampling: Sampling

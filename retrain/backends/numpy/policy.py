@@ -119,10 +119,15 @@ class NumpyBackend:
             raise ValueError(f"group_size: got {sampling.group_size}; a rollout has one next turn")
         characters = self.characters
         asked = [self._told(turn) for turn in turns]
-        read = [(*characters.encode(one.prompt.text), *one.placed(characters.end)[0]) for one in asked]
-        drawn = self._drawn(read, np.array([turn.max_tokens for turn in turns]), sampling)
+        drawn = self._drawn(
+            [self.read(one) for one in asked], np.array([turn.max_tokens for turn in turns]), sampling
+        )
         check_finite(drawn)
         return [extended(characters, *pair) for pair in zip(asked, drawn, strict=True)]
+
+    def read(self, rollout: Rollout) -> Ids:
+        characters = self.characters
+        return (*characters.encode(rollout.prompt.text), *rollout.placed(characters.end)[0])
 
     def update(
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization

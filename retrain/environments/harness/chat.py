@@ -1,0 +1,177 @@
+"""Chat completions in OpenAI's form: reads requests, writes answers and errors.
+
+Refused is what would make a turn something else than a sample of the policy as the run samples it: several
+choices, stop strings, other formats. The run decides the temperature, whatever a request says.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, PositiveInt, ValidationError
+
+from retrain.rollouts import Floats, Messages
+
+END_OF_STREAM = b"data: [DONE]\n\n"
+ROLES = {"developer": "system"}  # as OpenAI calls it now
+
+
+class Refusal(Exception):  # noqa: N818 - an answer, no failure of ours
+    """An error that a client is answered with."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        kind: str = "invalid_request_error",
+        code: str | None = None,
+        param: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self._told = {"message": message, "type": kind, "param": param, "code": code}
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {"error": self._told}
+
+
+class Part(BaseModel):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    """A message of the conversation so far."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Part] | None = None
+
+    def plain(self) -> tuple[str, str]:
+        """Return role and content as the chat template gets them."""
+        parts = self.content or ""
+        content = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        return ROLES.get(self.role, self.role), content
+
+
+class StreamOptions(BaseModel):
+    """What a stream tells besides the completion."""
+
+    include_usage: bool = False
+
+
+class TextFormat(BaseModel):
+    """The only format that a policy samples in."""
+
+    type: Literal["text"]
+
+
+class ChatRequest(BaseModel):
+    """What a client asks for; fields that are not here change nothing."""
+
+    messages: list[Message] = Field(min_length=1)
+    model: str = "policy"
+    max_tokens: PositiveInt | None = None
+    max_completion_tokens: PositiveInt | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    logprobs: bool | None = False
+    return_token_ids: bool | None = False
+    n: Literal[1] | None = None
+    top_logprobs: Literal[0] | None = None
+    stop: list[str] | None = Field(default=None, max_length=0)
+    response_format: TextFormat | None = None
+    tools: list[Any] | None = Field(default=None, max_length=0)
+
+    @property
+    def said(self) -> Messages:
+        return tuple(message.plain() for message in self.messages)
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens of the turn, if the client says it."""
+        return self.max_completion_tokens or self.max_tokens
+
+
+def read_request(body: bytes) -> ChatRequest:
+    """Return a request; a Refusal names the parameter that is wrong."""
+    try:
+        return ChatRequest.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        got = "" if first["type"] in ("missing", "json_invalid") else f"; got {first['input']!r:.60}"
+        raise Refusal(f"{where}: {first['msg']}{got}".lstrip(": "), param=where or None) from error
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """A turn of the policy."""
+
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: Floats
+    pieces: tuple[str, ...]
+    ended: bool
+    read: tuple[int, ...] | None  # token ids before it; None: the backend does not tell
+
+
+def answer_to(request: ChatRequest, turn: Turn, name: str) -> bytes:
+    """Return the body of an answer, which is one JSON object or the events of a stream."""
+    if request.stream:
+        return b"".join(_events(request, turn, name))
+    message = {"role": "assistant", "content": turn.text}
+    told = _frame(request, name, "chat.completion", {"message": message, **_details(request, turn)})
+    if request.return_token_ids:
+        told["prompt_token_ids"] = turn.read
+    return json.dumps({**told, "usage": _usage(turn)}).encode()
+
+
+def _events(request: ChatRequest, turn: Turn, name: str) -> Iterator[bytes]:
+    """Iterate over the events of a stream; the turn comes in one, because turns are sampled in batches."""
+    details = _details(request, turn)
+    end = details.pop("finish_reason")
+    deltas: list[Mapping[str, Any]] = [
+        {"delta": {"role": "assistant", "content": turn.text}, "finish_reason": None, **details},
+        {"delta": {}, "finish_reason": end},
+    ]
+    told = [_frame(request, name, "chat.completion.chunk", delta) for delta in deltas]
+    if request.return_token_ids:
+        told[0]["prompt_token_ids"] = turn.read
+    if request.stream_options and request.stream_options.include_usage:
+        told.append({**told[-1], "choices": [], "usage": _usage(turn)})
+    for event in told:
+        yield b"data: " + json.dumps(event).encode() + b"\n\n"
+    yield END_OF_STREAM
+
+
+def _frame(request: ChatRequest, name: str, kind: str, choice: Mapping[str, Any]) -> dict[str, Any]:
+    choices = [{"index": 0, **choice}]
+    created = int(time.time())
+    return {"id": name, "object": kind, "created": created, "model": request.model, "choices": choices}
+
+
+def _details(request: ChatRequest, turn: Turn) -> dict[str, Any]:
+    details: dict[str, Any] = {"finish_reason": "stop" if turn.ended else "length", "logprobs": None}
+    if request.logprobs:
+        pairs = zip(turn.pieces, turn.logprobs.tolist(), strict=True)
+        details["logprobs"] = {"content": [_scored(piece, logprob) for piece, logprob in pairs]}
+    if request.return_token_ids:
+        details["token_ids"] = turn.tokens
+    return details
+
+
+def _scored(piece: str, logprob: float) -> dict[str, Any]:
+    return {"token": piece, "logprob": logprob, "bytes": list(piece.encode()), "top_logprobs": []}
+
+
+def _usage(turn: Turn) -> dict[str, int]:
+    before, sampled = len(turn.read or ()), len(turn.tokens)
+    return {"prompt_tokens": before, "completion_tokens": sampled, "total_tokens": before + sampled}

@@ -1,0 +1,155 @@
+"""Serves the policy of a worker on loopback, to the programs of its episodes.
+
+`POST /v1/chat/completions` and `GET /v1/models`, for clients whose key is that of an episode under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import threading
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from retrain.environments.harness.chat import ChatRequest, Refusal, Turn, answer_to, read_request
+from retrain.environments.harness.session import Session
+from retrain.registry.code import located
+
+LARGEST_BODY_BYTES = 64 << 20
+IDLE_S = 120.0  # after which a connection without a request is closed
+POLL_S = 0.05  # of the thread that serves, to see that it should end
+JSON, STREAM = "application/json", "text/event-stream; charset=utf-8"
+
+
+class Endpoint:
+    """A server on a free port of 127.0.0.1."""
+
+    def __init__(self) -> None:
+        self._server = _Server(("127.0.0.1", 0), _Handler)
+        serve = self._server.serve_forever
+        self._thread = threading.Thread(target=serve, args=(POLL_S,), name="endpoint", daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """The address that clients take as their `base_url`."""
+        return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+
+    @contextmanager
+    def serving(self, session: Session) -> Iterator[str]:
+        """Serve an episode while the body runs, in the running event loop; return its key."""
+        key, served = f"sk-{secrets.token_urlsafe(24)}", _Served(session, asyncio.get_running_loop())
+        self._server.served[key] = served
+        try:
+            yield key
+        finally:
+            del self._server.served[key]
+            for turn in served.turns:
+                turn.cancel()
+
+    def close(self) -> None:
+        """End the server; safe to call twice."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@dataclass
+class _Served:
+    """An episode, and the turns that are being sampled for it."""
+
+    session: Session
+    loop: asyncio.AbstractEventLoop
+    turns: list[Future[tuple[Turn, str]]] = field(default_factory=list)
+
+    def wait_for_turn(self, request: ChatRequest) -> tuple[Turn, str]:
+        turn = asyncio.run_coroutine_threadsafe(self.session.chat(request), self.loop)
+        self.turns.append(turn)
+        try:
+            return turn.result()
+        finally:
+            self.turns.remove(turn)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True  # those of connections that clients keep open
+    block_on_close = False
+    request_queue_size = 1024  # hundreds of episodes begin at once
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.served: dict[str, _Served] = {}
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Ignore clients that hang up."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    protocol_version = "HTTP/1.1"
+    timeout = IDLE_S
+    disable_nagle_algorithm = True
+
+    def do_GET(self) -> None:
+        if self.path != "/v1/models":
+            self._send_refusal(_unknown(self.path))
+            return
+        model = {"id": "policy", "object": "model", "created": 0, "owned_by": "retrain"}
+        self._send(200, JSON, json.dumps({"object": "list", "data": [model]}).encode())
+
+    def do_POST(self) -> None:
+        try:
+            body = self._body()
+            if self.path != "/v1/chat/completions":
+                raise _unknown(self.path)
+            served = self._served()
+            request = read_request(body)
+            turn, name = served.wait_for_turn(request)
+        except Refusal as refusal:
+            self._send_refusal(refusal)
+        except CancelledError:
+            self._send_refusal(Refusal("the episode is over", status=410, code="episode_over"))
+        except Exception as error:  # noqa: BLE001 - a client gets an answer, whatever happens
+            self._send_refusal(Refusal(located(error), status=500, kind="server_error"))
+        else:
+            self._send(200, STREAM if request.stream else JSON, answer_to(request, turn, name))
+
+    def _body(self) -> bytes:
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal():
+            self.close_connection = True
+            raise Refusal("the request has no Content-Length", status=411)
+        if int(length) > LARGEST_BODY_BYTES:
+            self.close_connection = True
+            raise Refusal(f"the request is longer than {LARGEST_BODY_BYTES} bytes", status=413)
+        return self.rfile.read(int(length))
+
+    def _served(self) -> _Served:
+        key = self.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        found = self.server.served.get(key)
+        if found is None:
+            what = "the key is of no episode that is under way"
+            raise Refusal(what, status=401, kind="authentication_error", code="invalid_api_key")
+        return found
+
+    def _send_refusal(self, refusal: Refusal) -> None:
+        self._send(refusal.status, JSON, json.dumps(refusal.body).encode())
+
+    def _send(self, status: int, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
+
+
+def _unknown(path: str) -> Refusal:
+    return Refusal(f"no such address: {path}", status=404, code="unknown_url")

@@ -1,0 +1,207 @@
+"""What a program asks the policy in one episode, and the conversations that come of it.
+
+A request that repeats a conversation, the policy's turns included, and adds messages to it continues that
+conversation: its tokens stay as they were sampled, and only those of the new messages are appended. Any other
+request begins a conversation, which is a sample of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from retrain.demonstrations import as_prompt
+from retrain.environments.episode import EpisodeError, EpisodeTimeoutError
+from retrain.environments.harness.chat import ChatRequest, Refusal, Turn
+from retrain.event_loop import in_thread
+from retrain.registry.code import located
+from retrain.rollouts import FirstTurn, Messages, NextTurn, Prompt, Rollout
+
+Ask: TypeAlias = Callable[[FirstTurn | NextTurn], Awaitable[Rollout | None]]
+Read: TypeAlias = Callable[[Rollout], tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Where an episode ends."""
+
+    turns: int  # of all conversations
+    tokens: int  # sampled ones of a conversation
+    turn_tokens: int
+
+
+@dataclass(eq=False, slots=True)
+class Conversation:
+    """A conversation with the policy, whose tokens are one sample."""
+
+    said: Messages  # up to the policy's last turn, which is included
+    rollout: Rollout
+    is_continued: bool = False  # a turn is being sampled
+
+
+class Session:
+    """The conversations of one episode; used by one event loop."""
+
+    def __init__(
+        self, prompt: Prompt, ask: Ask, limits: Limits, *, has_template: bool, read: Read | None = None
+    ) -> None:
+        """Prepare.
+
+        Args:
+            prompt: of the task; its number and answer are those of every conversation.
+            ask: samples a turn; None if the context leaves no room, EpisodeError for unreadable messages.
+            has_template: the backend renders conversations; without, their texts follow each other.
+            read: returns the token ids of a rollout, its prompt included.
+        """
+        self._prompt, self._ask, self._limits, self._read = prompt, ask, limits, read
+        self._has_template = has_template
+        self.conversations: list[Conversation] = []  # that with the newest turn last
+        self.turns = 0
+        self.is_cut = False  # a limit has refused a turn
+        self._waiting, self._since_s, self.waited_s = 0, time.perf_counter(), 0.0
+        self._names = itertools.count(1)
+
+    def idle_s(self) -> float:
+        """Return for how long the program has not asked for a turn; 0 while it waits for one."""
+        return 0.0 if self._waiting else time.perf_counter() - self._since_s
+
+    async def chat(self, request: ChatRequest) -> tuple[Turn, str]:
+        """Sample the turn that a client asks for; return it with the answer's name.
+
+        Raises:
+            Refusal: a limit of the episode is reached, or the policy cannot read the messages.
+        """
+        if self.turns + self._waiting >= self._limits.turns:
+            raise self._cut(f"the episode has had its {self._limits.turns} turns", "max_turns")
+        asked = request.said
+        earlier = self._continued(asked)
+        with self._waits():
+            rollout = await self._sampled(asked, request.limit, earlier)
+        self.turns += 1
+        self.is_cut |= rollout.truncated and len(rollout.tokens) >= self._limits.tokens
+        conversation = Conversation((*asked, ("assistant", rollout.text)), rollout)
+        if earlier is not None:
+            self.conversations.remove(earlier)
+        self.conversations.append(conversation)
+        return self._turn(rollout, earlier), f"chatcmpl-{next(self._names)}"
+
+    def _continued(self, said: Messages) -> Conversation | None:
+        """Return the conversation that messages continue."""
+        for one in reversed(self.conversations):
+            new = said[len(one.said) :]
+            is_told = new and all(role != "assistant" for role, _ in new)
+            if is_told and said[: len(one.said)] == one.said and not one.is_continued:
+                return one
+        return None
+
+    async def _sampled(self, said: Messages, limit: int | None, earlier: Conversation | None) -> Rollout:
+        before = 0 if earlier is None else len(earlier.rollout.tokens)
+        left = self._limits.tokens - before
+        if left <= 0:
+            raise self._cut(f"the conversation has had its {self._limits.tokens} tokens", "max_tokens")
+        limit = min(left, self._limits.turn_tokens, limit or left)
+        try:
+            if earlier is None:
+                rollout = await self._ask(FirstTurn(self._as_prompt(said), limit))
+            else:
+                earlier.is_continued = True
+                rollout = await self._ask(NextTurn(earlier.rollout, said[len(earlier.said) :], limit))
+        except EpisodeError as error:
+            raise Refusal(str(error), code="invalid_prompt", param="messages") from error
+        finally:
+            if earlier is not None:
+                earlier.is_continued = False
+        if rollout is None:
+            raise self._cut("the model's context has no room for a turn", "context_length_exceeded")
+        return rollout
+
+    def _as_prompt(self, said: Messages) -> Prompt:
+        if not self._has_template:
+            text = "".join(content for _, content in said)
+            return replace(self._prompt, text=text, messages=())
+        text, _, messages = as_prompt(said, self._prompt.answer)
+        return replace(self._prompt, text=text, messages=messages)
+
+    def _turn(self, rollout: Rollout, earlier: Conversation | None) -> Turn:
+        start = 0 if earlier is None else len(earlier.rollout.tokens)
+        tokens, logprobs, pieces = rollout.tokens, rollout.logprobs, rollout.pieces
+        before = replace(rollout, tokens=tokens[:start], logprobs=logprobs[:start], pieces=pieces[:start])
+        return Turn(
+            rollout.text,
+            tokens[start:],
+            logprobs[start:],
+            pieces[start:],
+            ended=not rollout.truncated,
+            read=None if self._read is None else self._read(before),
+        )
+
+    def _cut(self, why: str, code: str) -> Refusal:
+        self.is_cut = True
+        return Refusal(why, code=code)
+
+    @contextmanager
+    def _waits(self) -> Iterator[None]:
+        began_s = time.perf_counter()
+        if not self._waiting:
+            self._since_s = began_s
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+            if not self._waiting:
+                now_s = time.perf_counter()
+                self.waited_s += now_s - self._since_s
+                self._since_s = now_s
+
+
+async def run_program(
+    open_episode: Callable[[], Any], session: Session, arguments: tuple[Prompt, str, str], limit_s: float
+) -> object:
+    """Open an episode, run its program to the end, and return its reward; plain functions run in a thread.
+
+    Raises:
+        EpisodeError: it raised, or neither asked for a turn nor ended for `limit_s`.
+    """
+    opened: list[Any] = []
+
+    def begin() -> Any:
+        opened.append(open_episode())
+        return opened[0].run(*arguments)
+
+    task = asyncio.ensure_future(_to_its_end(in_thread(begin)))
+    try:
+        while not task.done():
+            left_s = limit_s - session.idle_s()
+            if left_s <= 0:
+                raise EpisodeTimeoutError(f"run neither asked for a turn nor ended for {limit_s:g} s")
+            await asyncio.wait({task}, timeout=left_s)
+        return task.result()
+    except EpisodeError:
+        raise
+    except Exception as error:
+        raise EpisodeError(located(error)) from error
+    finally:
+        task.cancel()
+        await _closed(opened, limit_s)
+
+
+async def _to_its_end(result: Awaitable[Any]) -> object:
+    found: object = await result
+    while inspect.isawaitable(found):  # the thread has only made the coroutine
+        found = await found
+    return found
+
+
+async def _closed(opened: Sequence[Any], limit_s: float) -> None:
+    """Close what was opened; an error of it is ignored, because the result is known."""
+    for episode in opened:
+        if close := getattr(episode, "close", None):
+            with suppress(Exception):
+                await asyncio.wait_for(_to_its_end(in_thread(close)), limit_s)

@@ -1,0 +1,48 @@
+"""Runs a program with completions that no policy chose, to try it out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from retrain.environments.episode import EpisodeError
+from retrain.environments.harness.server import Endpoint
+from retrain.environments.harness.session import Limits, Session, run_program
+from retrain.environments.trial import LIMIT_S
+from retrain.rollouts import FirstTurn, NextTurn, Prompt, Rollout
+
+TOKENS = 1 << 20  # more than a program asks for
+
+
+def try_out_program(open_episode: Callable[[], Any], prompt: Prompt, completions: Sequence[str]) -> str:
+    """Run a program until it ends or no completion is left; return what is wrong, "" if nothing."""
+    return asyncio.run(_ran(open_episode, prompt, completions))
+
+
+async def _ran(open_episode: Callable[[], Any], prompt: Prompt, completions: Sequence[str]) -> str:
+    texts = iter(completions)
+
+    async def ask(asked: FirstTurn | NextTurn) -> Rollout:
+        return _answered(asked, texts)
+
+    session = Session(prompt, ask, Limits(len(completions), TOKENS, TOKENS), has_template=False)
+    with closing(Endpoint()) as endpoint, endpoint.serving(session) as key:
+        try:
+            await run_program(open_episode, session, (prompt, endpoint.url, key), LIMIT_S)
+        except EpisodeError as error:
+            return "" if session.is_cut else str(error)
+    return ""
+
+
+def _answered(asked: FirstTurn | NextTurn, texts: Iterator[str]) -> Rollout:
+    text = next(texts)
+    if isinstance(asked, FirstTurn):
+        return Rollout(asked.prompt, text, (0,), np.zeros(1), (text,), truncated=False)
+    before = asked.rollout
+    tokens, pieces = (*before.tokens, 0), (*before.pieces, text)
+    return replace(before, text=text, tokens=tokens, logprobs=np.zeros(len(tokens)), pieces=pieces)

@@ -1,0 +1,72 @@
+"""Plays episodes of programs that bring their own loop and call the policy at an address of this worker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from retrain.backends import Sampling
+from retrain.config.schema import Environment
+from retrain.environments.episode import EpisodeError, EpisodeTimeoutError, finite
+from retrain.environments.harness.server import Endpoint
+from retrain.environments.harness.session import Ask, Limits, Read, Session, run_program
+from retrain.rollouts import Episode, Prompt, Rollout
+
+
+class Programs:
+    """The programs of a run, and the endpoint that serves them."""
+
+    def __init__(
+        self,
+        table: Environment,
+        open_episode: Callable[[], Any],
+        *,
+        has_template: bool = False,
+        read: Read | None = None,
+    ) -> None:
+        """Start to serve; see `Session` for `has_template` and `read`."""
+        self._table, self._open = table, open_episode
+        self._has_template, self._read = has_template, read
+        self._endpoint = Endpoint()
+
+    async def play(self, ask: Ask, prompt: Prompt, how: Sampling) -> Rollout:
+        """Run a program for a prompt; return its last conversation, with the others in its episode."""
+        table, began_s = self._table, time.perf_counter()
+        limits = Limits(table.max_turns, how.max_tokens, table.max_turn_tokens or how.max_tokens)
+        session = Session(prompt, ask, limits, has_template=self._has_template, read=self._read)
+        reward: float | None = None
+        error: EpisodeError | None = None
+        try:
+            with self._endpoint.serving(session) as key:
+                arguments = prompt, self._endpoint.url, key
+                given = await run_program(self._open, session, arguments, table.time_limit_s)
+                reward = None if given is None else finite("run", given)
+        except EpisodeError as failure:
+            error = None if session.is_cut else failure
+            reward = 0.0 if session.is_cut else table.error_reward
+        if session.is_cut and table.truncated_reward is not None:
+            reward = table.truncated_reward
+        time_s = time.perf_counter() - began_s
+        *others, last = [one.rollout for one in session.conversations] or [_unasked(prompt)]
+        episode = Episode(
+            rewards=(None,) * (session.turns - 1) + (reward,),
+            reward=reward,
+            error="" if error is None else f"prompt {prompt.id}: {error}",
+            timed_out=isinstance(error, EpisodeTimeoutError),
+            time_s=time_s,
+            environment_s=time_s - session.waited_s,
+            others=tuple(others),
+        )
+        return replace(last, truncated=session.is_cut, episode=episode)
+
+    def close(self) -> None:
+        """Stop to serve."""
+        self._endpoint.close()
+
+
+def _unasked(prompt: Prompt) -> Rollout:
+    return Rollout(prompt, "", (), np.zeros(0), (), truncated=False)

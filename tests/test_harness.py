@@ -1,0 +1,320 @@
+"""Programs with a loop of their own: what they ask is sampled, stitched token by token, and limited."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from retrain import registry, worker
+from retrain.backends import BackendSpec, Sampling
+from retrain.config.load import parse
+from retrain.config.schema import Environment
+from retrain.conformance import check_plugin
+from retrain.environments.harness import Program
+from retrain.errors import ConfigError
+from retrain.event_loop import EventLoopThread
+from retrain.records.metrics import read_metrics
+from retrain.rollouts import Group, Prompt, Rollout
+from retrain.trainer.batch import Algorithm, ScoredBatch
+from retrain.trainer.episodes import Episodes, TurnSampler, summary_of
+from retrain.trainer.programs import Programs
+from tests.asking import complete, post, spoken, user
+from tests.test_trainer import SMALL, make_run
+
+HOW = Sampling(group_size=1, max_tokens=8, temperature=1.0)
+Run = Callable[[Prompt, str, str], Any]
+
+
+def play(
+    run: Run, how: Sampling = HOW, prompts: int = 1, *, fails: bool = False, **table: object
+) -> list[Rollout]:
+    """Return the episodes of a program on the numpy policy; one that asserts something may not fail."""
+    backend = registry.bound("backends", "numpy", {})(BackendSpec(seed=0, alphabet="abc<>?"))
+    settings = Environment(**table)
+    programs = Programs(settings, lambda: Program(run), read=backend.read)
+    sample = TurnSampler(backend, EventLoopThread(), settings.max_turn_tokens)
+    episodes = Episodes(settings, lambda: Program(run), sample, programs)
+    try:
+        groups = episodes.play([Prompt(n, f"p{n}", "") for n in range(prompts)], how)
+    finally:
+        episodes.close()
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    assert fails or not [one.episode.error for one in rollouts if one.episode and one.episode.error]
+    return rollouts
+
+
+def converse(turns: int, answers: list[Any], **more: object) -> Run:
+    """Return a program that asks so many times, and keeps what it is answered with."""
+
+    def run(prompt: Prompt, base_url: str, api_key: str) -> float:
+        said = [user("?")]
+        for _ in range(turns):
+            answers.append(complete(base_url, api_key, said, **more))
+            said += [spoken(answers[-1]), user("<")]
+        return 0.5
+
+    return run
+
+
+def test_the_turns_of_a_program_are_one_rollout() -> None:
+    answers: list[Any] = []
+    (rollout,) = play(converse(3, answers), max_turn_tokens=2)
+    assert rollout.turns == [spoken(answer)["content"] for answer in answers]
+    assert (rollout.prompt.text, [given.text for given in rollout.given]) == ("?", ["<", "<"])
+    assert rollout.episode
+    assert (rollout.episode.reward, rollout.episode.rewards) == (0.5, (None, None, 0.5))
+    assert rollout.episode.others == ()
+
+
+def test_token_ids_and_logprobs_are_those_that_are_trained_on() -> None:
+    answers: list[Any] = []
+    (rollout,) = play(converse(3, answers), max_turn_tokens=2)
+    choices = [answer["choices"][0] for answer in answers]
+    assert [token for choice in choices for token in choice["token_ids"]] == list(rollout.tokens)
+    told = [one["logprob"] for choice in choices for one in choice["logprobs"]["content"]]
+    assert told == rollout.logprobs.tolist()
+    last = answers[-1]["prompt_token_ids"]
+    question, end = 2, 6  # the latter is written, and never read before an answer
+    assert last + choices[-1]["token_ids"] == [question, *rollout.placed(unread=end)[0]]
+    assert answers[-1]["usage"]["prompt_tokens"] == len(last)
+
+
+def test_a_stream_has_the_same_turn_in_events() -> None:
+    events: list[Any] = []
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+
+    def run(prompt: Prompt, base_url: str, api_key: str) -> float:
+        events.extend(complete(base_url, api_key, [user("?")], **options))
+        return 0.0
+
+    (rollout,) = play(run)
+    first, last, usage = events
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": rollout.text}
+    assert first["choices"][0]["token_ids"] == list(rollout.tokens)
+    assert last["choices"][0]["finish_reason"] == ("length" if rollout.truncated else "stop")
+    assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], len(rollout.tokens))
+
+
+def asking_apart(prompt: Prompt, base_url: str, api_key: str) -> float:
+    """Ask twice, with the policy's own turn changed in between."""
+    said = [user("?")]
+    complete(base_url, api_key, said)
+    complete(base_url, api_key, [*said, {"role": "assistant", "content": "cab"}, user("<")])
+    return 1.0
+
+
+def test_what_does_not_stitch_is_a_sample_of_its_own() -> None:
+    (rollout,) = play(asking_apart)
+    assert rollout.episode
+    (other,) = rollout.episode.others
+    assert (other.prompt.text, rollout.prompt.text) == ("?", "?cab<")
+    summary = summary_of([rollout])
+    assert summary
+    assert (summary.separate_samples, summary.turns_mean) == (1, 2.0)
+
+
+def test_all_samples_of_an_episode_are_trained_on_with_its_advantage() -> None:
+    first, second = (play(asking_apart)[0] for _ in range(2))
+    batch = ScoredBatch([Group(first.prompt, (first, second))], np.array([[1.0, 0.0]]))
+    config = parse({"algorithm": {"advantage_mode": "grpo"}}, "c")
+    algorithm = Algorithm.of(config, lambda *_: batch)
+    samples = algorithm.transform(batch, np.array([[1.0, -1.0]]), 0.0)
+    assert [sample.rollout for sample in samples] == [*first.samples, *second.samples]
+    assert [sample.advantages[0] for sample in samples] == [1.0, 1.0, -1.0, -1.0]
+    total = sum(len(sample.rollout.tokens) for sample in samples)
+    assert batch.summary(np.array([[1.0, -1.0]]), 1.0).tokens_per_step == total
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param", "said"),
+    [
+        (b"{", 400, None, "Invalid JSON"),
+        ({}, 400, "messages", "Field required"),
+        ({"messages": []}, 400, "messages", "at least 1 item"),
+        ({"messages": [{"role": "judge", "content": "a"}]}, 400, "messages.0.role", "got 'judge'"),
+        ({"messages": [user("?")], "n": 2}, 400, "n", "got 2"),
+        ({"messages": [user("?")], "max_tokens": 0}, 400, "max_tokens", "got 0"),
+        ({"messages": [user("?")], "stop": ["a"]}, 400, "stop", "at most 0 items"),
+        ({"messages": [user("?")], "top_logprobs": 3}, 400, "top_logprobs", "got 3"),
+        ({"messages": [user("x")]}, 400, "messages", "holds 'x', which is not in the task's alphabet"),
+    ],
+)
+def test_a_bad_request_is_answered_and_costs_no_turn(
+    body: Any, status: int, param: str | None, said: str
+) -> None:
+    found: list[Any] = []
+
+    def run(prompt: Prompt, base_url: str, api_key: str) -> float:
+        found.extend(post(base_url, api_key, body))
+        return 0.5
+
+    (rollout,) = play(run)
+    error = found[1]["error"]
+    assert (found[0], error["type"], error["param"]) == (status, "invalid_request_error", param)
+    assert said in error["message"]
+    assert rollout.episode
+    assert (rollout.tokens, rollout.episode.reward) == ((), 0.5)
+
+
+def test_a_key_is_good_for_its_episode_only() -> None:
+    keys: list[tuple[str, str]] = []
+    everyone = threading.Barrier(2)
+    answers: dict[int, str] = {}
+
+    def run(prompt: Prompt, base_url: str, api_key: str) -> float:
+        keys.append((base_url, api_key))
+        everyone.wait()
+        answers[prompt.id] = spoken(complete(base_url, api_key, [user("?")]))["content"]
+        everyone.wait()
+        status, refusal = post(base_url, "sk-other", {"messages": [user("?")]})
+        assert (status, refusal["error"]["code"]) == (401, "invalid_api_key")
+        return 0.0
+
+    rollouts = play(run, prompts=2)
+    assert {rollout.prompt.id: rollout.text for rollout in rollouts} == answers
+    assert len(set(keys)) == 2
+    with pytest.raises(OSError, match="refused"):
+        post(*keys[0], {"messages": [user("?")]})
+
+
+@pytest.mark.parametrize(
+    ("how", "table", "code"),
+    [
+        (HOW, {"max_turns": 2}, "max_turns"),
+        (replace(HOW, max_tokens=2), {"max_turn_tokens": 1}, "max_tokens"),
+    ],
+)
+@pytest.mark.parametrize(("tries_again", "reward"), [(False, 0.0), (True, 0.25)])
+def test_a_limit_refuses_further_turns(
+    how: Sampling, table: dict[str, object], code: str, tries_again: bool, reward: float
+) -> None:
+    def run(prompt: Prompt, base_url: str, api_key: str) -> float:
+        said = [user("?")]
+        while True:
+            status, answer = post(base_url, api_key, {"messages": said})
+            if status != 200:
+                break
+            said += [spoken(answer), user("<")]
+        assert (status, answer["error"]["code"]) == (400, code)
+        if not tries_again:
+            raise RuntimeError(answer["error"]["message"])
+        return 0.25
+
+    (rollout,) = play(run, how, **table)
+    assert rollout.episode
+    assert (rollout.truncated, rollout.episode.reward, rollout.episode.error) == (True, reward, "")
+    (rollout,) = play(run, how, truncated_reward=-1.0, **table)
+    assert rollout.episode
+    assert rollout.episode.reward == -1.0
+
+
+def test_a_client_may_ask_for_fewer_tokens() -> None:
+    answers: list[Any] = []
+    play(converse(2, answers, max_completion_tokens=1))
+    assert [answer["usage"]["completion_tokens"] for answer in answers] == [1, 1]
+
+
+def failing(prompt: Prompt, base_url: str, api_key: str) -> float:
+    complete(base_url, api_key, [user("?")])
+    raise OSError("the board is gone")
+
+
+async def silent(prompt: Prompt, base_url: str, api_key: str) -> float:
+    import asyncio
+
+    await asyncio.Event().wait()
+    return 0.0
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        (failing, "OSError: the board is gone"),
+        (silent, "run neither asked for a turn nor ended for 0.05 s"),
+        (lambda *_: float("nan"), "run returned the reward nan; needs a finite number"),
+        (lambda *_: "much", "run returned the reward 'much'; needs a number or None"),
+    ],
+)
+def test_a_failure_costs_its_episode(run: Run, said: str) -> None:
+    limit_s = 0.05 if run is silent else 60.0
+    (rollout,) = play(run, time_limit_s=limit_s, error_reward=-1.0, fails=True)
+    assert rollout.episode
+    assert said in rollout.episode.error
+    assert (rollout.episode.reward, rollout.episode.timed_out) == (-1.0, run is silent)
+
+
+def test_a_program_without_a_reward_is_left_to_the_reward_of_the_run() -> None:
+    (rollout,) = play(lambda prompt, url, key: complete(url, key, [user("?")]) and None)
+    assert rollout.episode
+    assert (rollout.episode.reward, rollout.episode.error) == (None, "")
+
+
+OWN = """
+async def solve(prompt, base_url, api_key, *, word="?"):
+    import asyncio
+    from tests.asking import complete, spoken, user
+    said = spoken(await asyncio.to_thread(complete, base_url, api_key, [user(word)]))
+    return float(said["content"][:1] == "1")
+
+
+def mute(prompt):
+    return 0.0
+
+
+def broken(prompt, base_url, api_key):
+    raise OSError("the board is gone")
+
+
+class Agent:
+    def run(self, prompt, base_url, api_key):
+        return solve(prompt, base_url, api_key, word="2")
+"""
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"environment": "harness", "options": {"run": "own_programs.solve", "config": {"word": "1"}}},
+        {"environment": "own_programs.Agent"},
+    ],
+)
+def test_a_run_trains_on_what_its_programs_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: dict[str, object]
+) -> None:
+    (tmp_path / "own_programs.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    run = make_run(tmp_path / "run", {**SMALL, "environment": table})
+    assert worker.run(run.directory, threading.Event()) == 0
+    rows = read_metrics(run.directory)
+    assert [(row["turns_mean"], row["separate_samples"], row["episode_errors"]) for row in rows] == [
+        (1.0, 0, 0)
+    ] * 6
+    assert any(row["updates"] for row in rows)
+
+
+def test_a_program_is_tried_out_without_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_programs.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    fine = check_plugin("environments", "harness", {"run": "own_programs.solve"})
+    assert not [finding for finding in fine if finding.problem]
+    wrong = check_plugin("environments", "harness", {"run": "own_programs.broken"})
+    assert any("OSError: the board is gone" in finding.problem for finding in wrong)
+
+
+@pytest.mark.parametrize(
+    ("run", "said"), [("own_programs.mute", "is (prompt), and is called with"), ("own_programs.gone", "gone")]
+)
+def test_a_function_that_is_no_program_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: str, said: str
+) -> None:
+    (tmp_path / "own_programs.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError) as refusal:
+        registry.bound("environments", "harness", {"run": run})()
+    assert said in str(refusal.value)
