@@ -47,8 +47,8 @@ from retrain.records.campaign_state import asked_to_stop
 from retrain.records.files import remove_leftovers
 from retrain.records.layout import RunFiles, campaign_of
 from retrain.records.metrics import Seal, require_steps, seal_of
+from retrain.records.row_parts import Value
 from retrain.records.run_state import RunState, begin_attempt, end_attempt, read_done, write_done
-from retrain.records.step_row import Value, columns
 from retrain.records.text import as_typed
 from retrain.streams import fill_closed
 
@@ -197,7 +197,7 @@ def _train(
                 trainer.resume(found)
             first = step = trainer.step
             try:
-                result = columns(trainer.train())
+                result = trainer.train()
             finally:
                 step = trainer.step
             require_steps(files.metrics, step)

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from retrain.rollouts import Prompt
+from retrain.tasks import Task
 
 
 def always_right(completion: str, prompt: Prompt) -> float:
@@ -74,3 +75,11 @@ def hangs_once(completion: str, prompt: Prompt, *, flag: str) -> float:
         return 0.0
     while True:
         time.sleep(3600)
+
+
+def nothing_held_out(*, seed: int = 0) -> Task:
+    return Task(train=(Prompt(0, "1", "2"),), held_out=(), alphabet="12", longest_answer=1)
+
+
+def umlauts(*, seed: int = 0) -> Task:
+    return Task(train=(), held_out=(Prompt(0, "ä", "ö"),), alphabet="äö", longest_answer=1)

@@ -9,10 +9,12 @@ from pathlib import Path
 import retrain
 from retrain.records.metrics import read_metrics
 from retrain.records.metrics_page import markdown
-from retrain.records.step_row import EpisodeSummary, Evaluation, PermitUse, StepRow, columns
+from retrain.records.row_parts import columns
+from retrain.records.step_row import EpisodeSummary, Evaluation, PermitUse, StepRow
 from tests.test_trainer import SMALL, train
 
 EVERYTHING_ON = {
+    "eval": {"tables": [{"name": "hard", "every": 1, "samples": 2, "temperature": 1.0}]},
     "algorithm": {"kl_coef": 0.1},
     "data": {"eval_prompts": 2, "eval_samples": 2},
     "backend": {"max_concurrent": "auto"},
@@ -34,7 +36,7 @@ EPISODES = EpisodeSummary(
 
 def declared_keys() -> set[str]:
     """The keys of the generated page, its capitals filled in as this run fills them."""
-    keys = set(re.findall(r"^\| `(\w+)` \|", markdown(), re.MULTILINE))
+    keys = set(re.findall(r"^\| `(\w+)` \|", markdown().replace("NAME", "hard"), re.MULTILINE))
     for placeholder, names in {"PHASE": ("prefill", "decode", "train"), "K": ("1", "2")}.items():
         filled = {key for key in keys if key.endswith(f"_{placeholder}")}
         keys = keys - filled | {key.replace(placeholder, name) for key in filled for name in names}

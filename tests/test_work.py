@@ -11,7 +11,7 @@ from retrain.backends import Optimization, Sampling, SamplingWork, Work
 from retrain.backends.work import ModelCosts, WorkMeter
 from retrain.config.schema import BackPressure
 from retrain.losses import ppo
-from retrain.records.step_row import columns
+from retrain.records.row_parts import columns
 from retrain.rollouts import Loss
 from retrain.trainer.step_meter import roofline
 from tests.test_numpy_backend import ALPHABET, PROMPTS, policy, samples_of

@@ -42,7 +42,7 @@ def check_plugins(draft: Draft, *, by_name: bool = False) -> Iterator[Problem]:
             table, at, params_at = getattr(draft.config, section), (section, key.name), (section, key.params)
             is_asked = not by_name and draft.is_sound(".".join(params_at))
             params = getattr(table, key.params) if is_asked else None
-            yield from _plugin_problems(draft, key.plugin, getattr(table, key.name), params, at, params_at)
+            yield from plugin_problems(draft, key.plugin, getattr(table, key.name), params, at, params_at)
 
 
 def check_campaign(draft: Draft) -> Iterator[Problem]:
@@ -59,7 +59,7 @@ def check_campaign(draft: Draft) -> Iterator[Problem]:
         name, at = campaign.launcher, ("campaign", "launcher")
         is_asked = name not in KEYS and draft.is_sound(f"campaign.{OPTIONS}")  # else a section of the schema
         options = campaign.launcher_options if is_asked else None
-        yield from _plugin_problems(draft, "launchers", name, options, at, ("campaign", name))
+        yield from plugin_problems(draft, "launchers", name, options, at, ("campaign", name))
 
 
 def check_logging(draft: Draft) -> Iterator[Problem]:
@@ -71,7 +71,7 @@ def check_logging(draft: Draft) -> Iterator[Problem]:
     for name, times in Counter(table.loggers).items():
         own = table.logger_params.get(name, {})
         params = own if isinstance(own, dict) else None
-        yield from _plugin_problems(draft, "loggers", name, params, at, ("logging", "logger_params", name))
+        yield from plugin_problems(draft, "loggers", name, params, at, ("logging", "logger_params", name))
         if times > 1:
             yield at, f"{name!r} is named twice; once is enough"
     for name, own in table.logger_params.items():
@@ -154,7 +154,7 @@ def check_launcher_tables(raw: Mapping[str, Any]) -> Iterator[Problem]:
         yield ("campaign", OPTIONS), f"is not read beside [campaign.{named}]; move its keys there"
 
 
-def _plugin_problems(
+def plugin_problems(
     draft: Draft, kind: str, name: str, params: Mapping[str, Any] | None, at: Location, params_at: Location
 ) -> Iterator[Problem]:
     """Check a plugin that a key names, and its parameters; None if those are wrong by themselves."""

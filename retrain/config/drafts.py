@@ -152,6 +152,10 @@ def place(location: Location) -> str:
         here = f"[[campaign.conditions]] #{int(location[2]) + 1}"
         inside = location[3:]
         return here + (f" {place(inside)}" if len(inside) > 1 else "".join(f".{key}" for key in inside))
+    if location[:2] == ("eval", "tables"):
+        number, inside = location[2:3], location[3:]
+        here = "[[eval]]" + "".join(f" #{int(one) + 1}" for one in number)
+        return here + (f" {place(inside)}" if len(inside) > 1 else "".join(f".{key}" for key in inside))
     if isinstance(location[-1], int):
         return f"{place(location[:-1])} #{location[-1] + 1}"
     *tables, key = [as_key(str(part)) for part in location]

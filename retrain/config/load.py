@@ -19,6 +19,7 @@ from retrain.config.checks import (
     with_launcher_options,
 )
 from retrain.config.drafts import Location, Problem, Trials, draft_of, place
+from retrain.config.evals import check_eval_tables, with_eval_tables
 from retrain.config.files import found_below
 from retrain.config.keys import quote
 from retrain.config.resolve import DECIDED_BY_CAMPAIGN, merge, overrides_of, with_default_plugins
@@ -66,7 +67,7 @@ def load_config(
 
 def load_types(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a file and check only types: for readers of a campaign that already runs from it."""
-    draft = draft_of(with_launcher_options(load_tables(path, overrides)))
+    draft = draft_of(with_eval_tables(with_launcher_options(load_tables(path, overrides))))
     if draft.mistakes:
         raise ConfigError([f"{path} {place(location)}: {what}" for location, what in draft.mistakes])
     return draft.config
@@ -125,11 +126,11 @@ def parse(
         )
 
     launcher = list(check_launcher_tables(raw))
-    raw = with_launcher_options(raw)
+    raw = with_eval_tables(with_launcher_options(raw))
     trials: Trials | None = {} if try_plugins else None
     file = draft_of(raw, trials)
     conditions = _conditions(raw)
-    unread = [*launcher, *check_environment_is_named(file, conditions)]
+    unread = [*launcher, *check_environment_is_named(file, conditions), *check_eval_tables(file)]
     found = [*file.mistakes, *unread, *check_campaign(file), *check_logging(file)]
     # what every condition replaces must still be right
     found += check_plugins(file, by_name=True) if conditions else check_run(file)

@@ -19,7 +19,7 @@ from retrain import registry
 from retrain.config.campaign import Campaign, Condition
 from retrain.config.keys import LARGEST_COUNT, Normalization, as_toml, keys_of
 from retrain.config.resolve import PLUGINS, RUN_SECTIONS, SECTIONS, sections_of
-from retrain.config.schema import Config
+from retrain.config.schema import Config, Eval
 
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 PREFACE = """\
@@ -77,7 +77,8 @@ class SectionReference:
 
 def sections() -> list[SectionReference]:
     """Describe every table of a campaign file, in the order of the schema."""
-    classes = [(name, kind) for name, kind in SECTIONS.items() if name != "run"]
+    lists = {"eval": ("[eval]", Eval)}  # written as [[eval]]
+    classes = [lists.get(name, (name, kind)) for name, kind in SECTIONS.items() if name != "run"]
     inner = [(f"campaign.{name}", kind) for name, kind in sections_of(Campaign).items()]
     return [_section(name, kind) for name, kind in [*classes, *inner, ("[campaign.conditions]", Condition)]]
 
@@ -141,9 +142,11 @@ def json_schema() -> dict[str, Any]:
     schema = GenerateJsonSchema().generate(table_schema(Config))
     definitions = schema["$defs"]
     _complete(schema["properties"], Config)
-    for kind in (*SECTIONS.values(), *sections_of(Campaign).values(), Condition):
+    for kind in (*SECTIONS.values(), *sections_of(Campaign).values(), Condition, Eval):
         _complete(definitions[kind.__name__]["properties"], kind)
     del schema["properties"]["run"], definitions["Run"]
+    evals = definitions.pop("Evals")["properties"]["tables"]
+    schema["properties"]["eval"] = {**evals, "description": schema["properties"]["eval"]["description"]}
     campaign = definitions["Campaign"]
     campaign["patternProperties"] = {DOTTED["pattern"]: {"type": "object"}}  # [campaign.<launcher>]
     condition = definitions["Condition"]["properties"]

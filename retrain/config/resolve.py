@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import re
@@ -100,24 +101,43 @@ def resolve(config: Config, condition: Condition | None, seed: int) -> Config:
 def build(kind: type[T], table: Mapping[str, Any]) -> T:
     """Build a section from tables that have been checked (unknown keys are TypeErrors)."""
     sections = sections_of(cast(Hashable, kind))
-    values = {
-        key: build(sections[key], value) if key in sections and isinstance(value, dict) else value
-        for key, value in table.items()
-    }
-    return kind(**values)
+    return kind(
+        **{key: _built(sections[key], value) if key in sections else value for key, value in table.items()}
+    )
+
+
+def _built(kind: Any, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_built(kind, one) for one in value]
+    return build(kind, value) if isinstance(value, dict) else value
 
 
 def values_of(config: Config) -> Iterator[tuple[str, Key, Any]]:
     """Iterate over the keys of a configuration: section, key, value."""
     for section, kind in SECTIONS.items():
         if (table := getattr(config, section)) is not None:
-            yield from ((section, key, getattr(table, key.name)) for key in keys_of(kind).values())
+            yield from ((section, key, _plain(getattr(table, key.name))) for key in keys_of(kind).values())
 
 
 def as_tables(config: Config) -> dict[str, Any]:
     """Return a run's configuration as TOML tables, without absent values."""
-    tables = {name: table for name, table in dataclasses.asdict(config).items() if table is not None}
-    return {name: {k: v for k, v in table.items() if v is not None} for name, table in tables.items()}
+    tables = {name: getattr(config, name) for name in SECTIONS}
+    return {
+        name: {key: _plain(value) for key, value in vars(table).items() if value is not None}
+        for name, table in tables.items()
+        if table is not None
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as TOML holds it: of tables in a list, the keys that differ from their defaults."""
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if dataclasses.is_dataclass(value):
+        kind: Any = type(value)
+        keys = keys_of(kind)
+        return {name: found for name, found in vars(value).items() if found != keys[name].default}
+    return copy.deepcopy(value)
 
 
 def label_of(name: str, room: int = 40) -> str:

@@ -245,6 +245,33 @@ class Logging(Section, affects="display"):
 
 
 @dataclass(frozen=True)
+class Eval(Section):
+    """An evaluation that is not the reward: its own held-out prompts, reward and sampling.
+
+    There may be several, each a table `[[eval]]`. Each completes a prompt once per sample, whatever
+    `[environment]` is.
+    """
+
+    name: str = key("", "its rows' fields are `eval_<name>_*`, its file `evals/<name>.jsonl`", max_length=40)
+    task: str = plugin("", "tasks", "options", "where its held-out prompts come from; default: [data]")
+    options: Table = key(dict, "options of its task")
+    reward: str = plugin("", "rewards", "params", "how its completions are scored; default: [reward]")
+    params: Table = key(dict, "parameters of its reward")
+    every: int = count(0, "steps between its evaluations; 0 evaluates at the end only", least=0)
+    prompts: int = count(256, "maximum number of its held-out prompts")
+    samples: int = count(1, "completions per prompt")
+    max_tokens: int | None = count(None, "upper bound on a completion's tokens; default: training.max_tokens")
+    temperature: float = key(0.0, "sampling temperature; 0 takes the likeliest token", ge=0, le=10)
+
+
+@dataclass(frozen=True)
+class Evals(Section):
+    """Evaluations that are not the reward."""
+
+    tables: list[Eval] = key(list, "one per `[[eval]]`")
+
+
+@dataclass(frozen=True)
 class Config(Section):
     """A whole TOML file."""
 
@@ -255,6 +282,7 @@ class Config(Section):
     reward: Reward = key(Reward, "how completions are scored")
     environment: Environment = key(Environment, "what the policy talks to")
     backend: Backend = key(Backend, "where the policy lives")
+    eval: Evals = key(Evals, "evaluations that are not the reward, each a table [[eval]]")
     campaign: Campaign | None = key(None, "conditions x seeds; absent: the file describes one run")
     warmup: WarmUp = key(WarmUp, "supervised training on given completions first")
     backpressure: BackPressure = key(BackPressure, "find the best batch size")

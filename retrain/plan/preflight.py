@@ -40,19 +40,45 @@ def preflight(plan: Plan, source: str) -> Checked:
     for run in plan.first_runs().values():  # a seed changes nothing here
         data = run.config.data
         _check_environment(run.config.environment)
-        key = json.dumps([data.task, data.options, data.seed], default=str, sort_keys=True)
-        if key not in built:
-            made = registry.find("tasks", data.task)(seed=data.seed, **data.options)
-            built[key] = registry.check_made("tasks", data.task, made)
-        longest_answers[run.condition] = built[key].longest_answer
+        task = _built(data.task, data.options, data.seed, built)
+        longest_answers[run.condition] = task.longest_answer
         config = replace(run.config, campaign=plan.campaign)
-        found = [*_reward_problems(config, built[key]), *_backend_problems(config, built[key])]
-        if not found and (needed := memory_of(config, built[key].train)):
+        prompts = [*task.train, *task.held_out]
+        found = [
+            *_reward_problems(config.reward.reward, config.reward.params, prompts, "[reward].reward"),
+            *_backend_problems(config, task, prompts, "[data]"),
+            *_eval_problems(config, task, built),
+        ]
+        if not found and (needed := memory_of(config, task.train)):
             memory[run.condition] = needed
         problems.update(dict.fromkeys(f"{source} {problem}" for problem in found))
     if problems:
         raise ConfigError(list(problems))
     return Checked(longest_answers, memory)
+
+
+def _built(name: str, options: Mapping[str, Any], seed: int, built: dict[str, Task]) -> Task:
+    """Return a task, which is built once for all that share it."""
+    key = json.dumps([name, options, seed], default=str, sort_keys=True)
+    if key not in built:
+        made = registry.find("tasks", name)(seed=seed, **options)
+        built[key] = registry.check_made("tasks", name, made)
+    return built[key]
+
+
+def _eval_problems(config: Config, task: Task, built: dict[str, Task]) -> Iterator[str]:
+    """Iterate over what every `[[eval]]` lacks, and what the backend cannot do with its prompts."""
+    for table in config.eval.tables:
+        own = _built(table.task, table.options, config.data.seed, built) if table.task else task
+        prompts, where = list(own.held_out[: table.prompts]), f'[[eval]] "{table.name}"'
+        if not prompts:
+            named = table.task or config.data.task
+            yield f"{where}.task: {named!r} holds out no prompts; give it some, or name another task"
+            continue
+        reward = table if table.reward else config.reward
+        yield from _reward_problems(reward.reward, reward.params, prompts, f"{where}.reward")
+        found = _backend_problems(config, task, prompts, where)
+        yield from (problem.replace("[data]", where, 1) for problem in found)
 
 
 def memory_of(config: Config, prompts: Sequence[Prompt] = ()) -> MemoryEstimate | None:
@@ -74,28 +100,29 @@ def _check_environment(table: Environment) -> None:
                 result_of(close())
 
 
-def _reward_problems(config: Config, task: Task) -> Iterator[str]:
-    """Iterate over what rewards need that the task's prompts have not."""
-    spec, prompts = registry.spec_of("rewards"), [*task.train, *task.held_out]
-    for name, params in rewards_of(config.reward.reward, config.reward.params):
+def _reward_problems(
+    reward: str, given: Mapping[str, Any], prompts: Sequence[Prompt], where: str
+) -> Iterator[str]:
+    """Iterate over what rewards need that the prompts have not."""
+    spec = registry.spec_of("rewards")
+    for name, params in rewards_of(reward, given):
         found = registry.plugin("rewards", name)
         if prompts and isinstance(found, registry.Imported) and registry.takes(found.found, spec.by_name):
             shared = set(prompts[0].row).intersection(*(prompt.row for prompt in prompts))
             if wrong := registry.lacking_problem(found.found, {*spec.by_name_given, *params, *shared}):
-                yield f"[reward].reward: {name!r} {wrong}"
+                yield f"{where}: {name!r} {wrong}"
 
 
-def _backend_problems(config: Config, task: Task) -> list[str]:
+def _backend_problems(config: Config, task: Task, prompts: Sequence[Prompt], where: str) -> list[str]:
     """Return the backend's problems with a run; prompts are only checked if there are no others."""
     name = config.backend.backend
     check_run = registry.hook("backends", name, "check_run")
     if problems := list(check_run(config)) if check_run else []:
         return problems
-    prompts = [*task.train, *task.held_out]
     talks = next((prompt.id for prompt in prompts if prompt.messages), None)
     if talks is not None and config.backend.options.get("chat_template") is not True:
         return [
-            f"[data]: prompt {talks} is a conversation, which needs a chat template: "
+            f"{where}: prompt {talks} is a conversation, which needs a chat template: "
             "backend local or tinker, and [backend.options].chat_template = true"
         ]
     check_prompts = registry.hook("backends", name, "check_prompts")
@@ -124,10 +151,10 @@ def servers_of(configs: Iterable[Config]) -> Iterator[Server]:
     named: dict[str, str] = {}
     for config in configs:
         backend = registry.hook("backends", config.backend.backend, "servers")
-        reward = registry.hook("rewards", config.reward.reward, "servers")
         named |= backend(config) if backend else {}
-        for address, key in (reward(config.reward.params) if reward else {}).items():
-            named[address] = f"[reward.params].{key}"
+        for reward, params, where in _scoring(config):
+            find = registry.hook("rewards", reward, "servers")
+            named |= {address: f"{where}.{key}" for address, key in (find(params) if find else {}).items()}
     for address, key in named.items():
         # not at the top: few runs have servers; it takes 20 ms
         from retrain.http_client import answer_of, without_user
@@ -167,10 +194,24 @@ def sandbox_warnings(configs: Sequence[Config], sandboxes: Mapping[str, str]) ->
             yield f'sandbox "{name}": {weakness}'
     advice: dict[str, None] = {}
     for config in configs:
-        for name, params in rewards_of(config.reward.reward, config.reward.params):
+        for name, params in _parts(config):
             advise = registry.hook("rewards", name, "advise_params")
             advice.update(dict.fromkeys(advise(params) if advise else ()))
     yield from advice
+
+
+def _scoring(config: Config) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+    """Iterate over the rewards of a run and of its evaluations, their parameters, and where these are set."""
+    yield config.reward.reward, config.reward.params, "[reward.params]"
+    for table in config.eval.tables:
+        if table.reward:
+            yield table.reward, table.params, f'[[eval]] "{table.name}" [params]'
+
+
+def _parts(config: Config) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Iterate over all rewards that score completions, those of which others consist among them."""
+    for name, params, _ in _scoring(config):
+        yield from rewards_of(name, params)
 
 
 def rewards_of(name: str, params: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -185,6 +226,5 @@ def rewards_of(name: str, params: Mapping[str, Any]) -> Iterator[tuple[str, Mapp
 
 def runs_programs(config: Config) -> bool:
     """Whether a run's reward runs programs that a policy wrote: it takes a sandbox."""
-    names = [name for name, _ in rewards_of(config.reward.reward, config.reward.params)]
-    taken = [registry.plugin("rewards", name).parameters() or () for name in names]
+    taken = [registry.plugin("rewards", name).parameters() or () for name, _ in _parts(config)]
     return any(known.name == "sandbox" for parameters in taken for known in parameters)

@@ -49,6 +49,7 @@ class RunFiles:
     metrics = _File("metrics.jsonl")
     warmup = _File("warmup.jsonl")
     samples = _File("samples.jsonl")
+    evals = _File("evals")
     output_log = _File("output.log")
     checkpoints = _File("checkpoints")
     done = _File("done.json")

@@ -7,7 +7,8 @@ import inspect
 from collections.abc import Iterator
 from typing import Any, get_args, get_type_hints
 
-from retrain.records.step_row import StepRow, keys_of
+from retrain.records.row_parts import keys_of
+from retrain.records.step_row import StepRow
 
 PREFACE = """\
 # Metrics

@@ -77,7 +77,14 @@ def read_samples(path: Path) -> list[Row]:
 
 def _kept(path: Path) -> list[bytes]:
     """Return the lines that count: the latest rows of each step that is kept."""
-    kept: list[tuple[int, int, bytes]] = []  # step, attempt and line
+    lines = latest_lines(path)
+    last = lines[-1][0] if lines else 0
+    return [line for step, _, line in lines if is_kept(step, last)]
+
+
+def latest_lines(path: Path) -> list[tuple[int, int, bytes]]:
+    """Return step, attempt and line of every line that counts, in step order; a step has several lines."""
+    kept: list[tuple[int, int, bytes]] = []
     for line in read_lines(path):
         step, attempt = _place(line)
         # a later attempt's first row of a step removes all from that step on
@@ -85,8 +92,7 @@ def _kept(path: Path) -> list[bytes]:
             kept.pop()
         if step >= 0:
             kept.append((step, attempt, line.rstrip(b"\n")))
-    last = kept[-1][0] if kept else 0
-    return [line for step, _, line in kept if is_kept(step, last)]
+    return kept
 
 
 def _place(line: bytes) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """A row of metrics.jsonl: every field with its unit, its meaning and the module that writes it.
 
-Each contributor to a row returns one of the dataclasses below; a `StepRow` holds them, and `columns` returns
-the flat keys of the file. Rows are read as mappings (`read_metrics`): other versions write other keys.
+Each contributor to a row returns one of the dataclasses below, and a `StepRow` holds them. Rows are read as
+mappings (`read_metrics`): other versions write other keys.
 """
 
 from __future__ import annotations
@@ -9,27 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar
 
+from retrain.records.row_parts import Value, columns, measured
 from retrain.records.text import count_of
-
-Value: TypeAlias = str | int | float | None
-
-
-def measured(unit: str, meaning: str, *, key: str = "", is_optional: bool = False, **default: Any) -> Any:
-    """Declare a field of a row.
-
-    Args:
-        unit: of its value; "" for names and texts.
-        meaning: one line for docs/metrics.md.
-        key: its name in the file, the part's prefix included; "" for the prefix and the attribute's name. A
-            mapping has one key per item, `key_item`, and shows the item's name in capitals.
-        is_optional: whether a value of None leaves the key out instead of writing null.
-        default: as for `dataclasses.field`.
-    """
-    described = {"unit": unit, "meaning": meaning, "key": key, "is_optional": is_optional}
-    return field(metadata=described, **default)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,6 +242,28 @@ class Evaluation:
     time_s: float = measured("s", "how long it took; not part of `step_time_s`")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedEvaluation:
+    """An `[[eval]]` called NAME, in steps in which it is due. Each prompt counts once, by its mean."""
+
+    PREFIX: ClassVar[str] = "eval_NAME_"
+    reward: float = measured("reward", "mean reward")
+    correct_rate: float = measured("fraction", "mean share of a prompt's completions with a reward of 1")
+    correct_rate_se: float | None = measured(
+        "fraction", "its standard error over prompts, whose samples are not independent; null for one prompt"
+    )
+    prompts: int = measured("prompts", "held-out prompts with a scored completion")
+    reward_error_fraction: float = measured("fraction", "share of completions whose scoring failed")
+    reward_timeout_fraction: float = measured("fraction", "share of completions whose scoring took too long")
+    pass_at: Mapping[str, float | None] = measured(
+        "fraction", "chance that one of K samples is right; with `samples`", key="eval_NAME_pass_at_K"
+    )
+    pass_at_se: Mapping[str, float | None] = measured(
+        "fraction", "its standard error over prompts", key="eval_NAME_pass_at_se_K"
+    )
+    time_s: float = measured("s", "how long it took; not part of `step_time_s`")
+
+
 def _by(writer: str, when: str = "always") -> dict[str, str]:
     return {"by": writer, "when": when}
 
@@ -287,29 +292,10 @@ class StepRow:
     )
     pipeline: PipelineStats | None = field(metadata=_by("trainer/source.py", "with `[rate_limiter]`"))
     evaluation: Evaluation | None = field(metadata=_by("trainer/evaluation.py", "every `eval_every` steps"))
+    evals: Mapping[str, NamedEvaluation] = field(
+        metadata=_by("trainer/evals.py", "with `[[eval]]`"), default_factory=dict
+    )
 
     def columns(self) -> dict[str, Value]:
         parts = (getattr(self, part.name) for part in dataclasses.fields(self))
         return {key: value for part in parts for key, value in columns(part).items()}
-
-
-def columns(part: Any) -> dict[str, Value]:
-    """Return one part's keys and values as metrics.jsonl has them; none if the part is None."""
-    row: dict[str, Value] = {}
-    kind: Any = type(part)  # hashable, which mypy cannot infer for a dataclass's type
-    for name, key, is_optional in () if part is None else keys_of(kind):
-        value = getattr(part, name)
-        if isinstance(value, dict):
-            stem = key.rpartition("_")[0]
-            row |= {f"{stem}_{item}": found for item, found in value.items()}
-        elif value is not None or not is_optional:
-            row[key] = value
-    return row
-
-
-@cache
-def keys_of(kind: Any) -> tuple[tuple[str, str, bool], ...]:
-    """Return a part's attributes, their keys in the file, and whether None leaves the key out."""
-    prefix = getattr(kind, "PREFIX", "")
-    found = ((part.name, part.metadata) for part in dataclasses.fields(kind))
-    return tuple((name, how["key"] or prefix + name, how["is_optional"]) for name, how in found)

@@ -14,7 +14,7 @@ from retrain.backends import Sampling
 from retrain.config.schema import Config
 from retrain.errors import BackendMemoryError
 from retrain.records.step_row import Evaluation
-from retrain.rollouts import Group, Prompt
+from retrain.rollouts import Floats, Group, Prompt
 from retrain.trainer.batch import CORRECT, ScoredBatch
 
 EVALUATION_BATCH = 256  # prompts sampled at a time
@@ -89,22 +89,38 @@ class HeldOut:
 
     def _scored(self, step: int, samples: int, temperature: float) -> ScoredBatch:
         how = Sampling(group_size=samples, max_tokens=self._training.max_tokens, temperature=temperature)
-        every, starts = range(len(self._prompts)), range(0, len(self._prompts), EVALUATION_BATCH)
-        parts = (self._in_parts(step, every[first : first + EVALUATION_BATCH], how) for first in starts)
-        return self._reward([group for part in parts for group in part], step)
+        stream = Stream(self._sample, self._prompts, how, (self._training.seed, step))
+        return self._reward(stream.groups(), step)
 
-    def _in_parts(self, step: int, numbers: range, how: Sampling) -> list[Group]:
+
+@dataclass(frozen=True)
+class Stream:
+    """Samples all prompts of an evaluation, with random numbers of its own."""
+
+    sample: Callable[[Sequence[Prompt], Sampling], list[Group]]
+    prompts: Sequence[Prompt]
+    how: Sampling
+    place: tuple[int, int]  # seed of the run, and step: the same after a resume
+    name: str = ""  # keeps it apart from other evaluations of the step
+
+    def groups(self) -> list[Group]:
+        """Return the groups of all prompts, in order."""
+        every, starts = range(len(self.prompts)), range(0, len(self.prompts), EVALUATION_BATCH)
+        parts = (self._in_parts(every[first : first + EVALUATION_BATCH]) for first in starts)
+        return [group for part in parts for group in part]
+
+    def _in_parts(self, numbers: range) -> list[Group]:
         """Sample; halve what does not fit in memory."""
-        # the seed depends on the step and the prompts only: it is the same after a resume
-        entropy = [EVALUATION_STREAM, self._training.seed % 2**32, step, numbers.start]
-        seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
+        seed, step = self.place
+        entropy = [EVALUATION_STREAM, seed % 2**32, step, numbers.start, *self.name.encode()]
+        drawn = int(np.random.SeedSequence(entropy).generate_state(1)[0])
         try:
-            return self._sample([self._prompts[number] for number in numbers], replace(how, seed=seed))
+            return self.sample([self.prompts[n] for n in numbers], replace(self.how, seed=drawn))
         except BackendMemoryError:
             if len(numbers) == 1:
                 raise
         half = len(numbers) // 2
-        return self._in_parts(step, numbers[:half], how) + self._in_parts(step, numbers[half:], how)
+        return self._in_parts(numbers[:half]) + self._in_parts(numbers[half:])
 
 
 def pass_at_k(correct: NDArray[np.bool_], k: int, scored: NDArray[np.bool_] | None = None) -> float | None:
@@ -124,15 +140,19 @@ def pass_at_k(correct: NDArray[np.bool_], k: int, scored: NDArray[np.bool_] | No
 
     Source: Chen et al. 2021, arXiv:2107.03374, equation 1; the product keeps large n from overflowing.
     """
+    each = each_pass_at_k(correct, k, scored)
+    return float(np.mean(each)) if len(each) else None
+
+
+def each_pass_at_k(correct: NDArray[np.bool_], k: int, scored: NDArray[np.bool_] | None = None) -> Floats:
+    """Return `pass_at_k` of each prompt with enough scored samples."""
     prompts, samples = correct.shape
     if prompts == 0 or not 1 <= k <= samples:
         raise ValueError(f"pass@{k} of {prompts} prompts x {samples} samples; needs 1 <= k <= samples")
     known = np.ones_like(correct) if scored is None else scored
     enough = known.sum(axis=1) >= k
-    if not enough.any():
-        return None
     tries = known[enough].sum(axis=1)
     wrong = tries - (correct & known)[enough].sum(axis=1)
     drawn = np.arange(k)  # chance that k draws without replacement are all wrong
     all_wrong = np.prod(np.clip(wrong[:, None] - drawn, 0, None) / (tries[:, None] - drawn), axis=1)
-    return float(np.mean(1.0 - all_wrong))
+    return np.asarray(1.0 - all_wrong)

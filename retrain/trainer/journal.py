@@ -17,6 +17,7 @@ from retrain.backends import BackendProgress, SamplingProgress, StartProgress
 from retrain.errors import NonFiniteError, RecordsError
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import MetricsWriter
+from retrain.records.outcomes import OutcomesWriter, Rewards
 from retrain.records.run_state import Progress, RunState, write_progress
 from retrain.records.samples import SamplesWriter, shortened
 from retrain.records.step_row import EngineUse, StepRow
@@ -46,6 +47,7 @@ class Journal:
             loggers.begin()
         self._warmup_file = files.warmup
         self._samples = SamplesWriter(files.samples, attempt)
+        self._outcomes = OutcomesWriter(files.evals, attempt)
         self._status = files.status
         self.attempt = attempt
         self._max_steps = max_steps
@@ -75,6 +77,10 @@ class Journal:
 
     def samples(self, step: int, rows: Sequence[ShownRollout]) -> None:
         self._samples.append(step, [row.as_dict() for row in rows])
+
+    def evaluated(self, name: str, step: int, rewards: Rewards) -> None:
+        """Write the rewards of an `[[eval]]`, question by question."""
+        self._outcomes.append(name, step, rewards)
 
     def phase(self, phase: str, step: int, *, state: str = RunState.RUNNING, message: str = "") -> None:
         """Write the current phase to status.json; at most every `PROGRESS_EVERY_S` while running."""
@@ -145,6 +151,7 @@ class Journal:
         """Sync every row and sample so far to disk, and flush the loggers."""
         self._metrics.sync()
         self._samples.sync()
+        self._outcomes.sync()
         if self._loggers is not None:
             self._loggers.flush()
 
@@ -159,6 +166,7 @@ class Journal:
             self._latest = self._current = None  # the end is written by whoever knows it
         self._metrics.close()
         self._samples.close()
+        self._outcomes.close()
         return "" if self._loggers is None else self._loggers.close(*self._ending)
 
 

@@ -14,6 +14,7 @@ from retrain.controllers.throttle import ThrottleState
 from retrain.errors import BackendMemoryError, InterruptedRunError
 from retrain.event_loop import EventLoopThread
 from retrain.records.layout import RunFiles
+from retrain.records.row_parts import Value, columns
 from retrain.records.step_row import Evaluation, Identity, StepRow, UpdateSummary
 from retrain.rollouts import Group, Prompt
 from retrain.tasks import Task
@@ -21,6 +22,7 @@ from retrain.trainer import checkpoint
 from retrain.trainer.batch import Algorithm, entropy_of
 from retrain.trainer.control import Control, ControllerRows, StepFacts, StepSize, open_throttle
 from retrain.trainer.episodes import SampleGroups, summary_of
+from retrain.trainer.evals import Evals, OpenEval
 from retrain.trainer.evaluation import HeldOut
 from retrain.trainer.journal import Journal, ShownRollout, choose
 from retrain.trainer.permits import RunPermits
@@ -45,6 +47,7 @@ class Trainer:
     stop: threading.Event  # set: save a checkpoint at the next step boundary and stop
     calls: EventLoopThread
     sample: SampleGroups  # completions, or whole episodes
+    evals: Sequence[OpenEval]
     step: int = 0  # complete steps
 
     def __post_init__(self) -> None:
@@ -54,14 +57,15 @@ class Trainer:
         self._held_out = HeldOut(
             self.config, self.task.held_out, self._sample_exclusively, self.algorithm.reward
         )
+        self._evals = Evals(self.config, self.evals, self._complete_exclusively, self.journal)
         self._meter = StepMeter(self.backend, self.config.backpressure, self.journal)
         self._updates = Updates(self.config, self.backend, self.algorithm.loss, self.calls.wait_for)
         self._throttle = open_throttle(self.config, self.files.directory)
         self._warmed = 0  # complete supervised updates before them
         self._saved = (0, 0)
 
-    def train(self) -> Evaluation | None:
-        """Train until max_steps; return the final evaluation on held-out prompts, or None without any.
+    def train(self) -> dict[str, Value]:
+        """Train until max_steps; return the final evaluations, as rows have them.
 
         Raises:
             InterruptedRunError: a stop was requested; a checkpoint was saved.
@@ -78,12 +82,13 @@ class Trainer:
                 raise
             self.step += 1
             evaluation = self.evaluate() if self._is_due(self._training.eval_every, self.step) else None
-            self.journal.row(replace(row, evaluation=evaluation))
+            evals = self._evals.evaluate(self.step, self._is_due)
+            self.journal.row(replace(row, evaluation=evaluation, evals=evals))
             self.journal.samples(self.step, shown)
             if self._is_due(self._training.save_every, self.step):
                 self.save()
         self.save()
-        return self.evaluate()
+        return columns(self.evaluate()) | columns(self._evals.evaluate(self.step))
 
     def _next_step(self, load: ThrottleState | None) -> TakenStep:
         """Take one step; retry it with a smaller size if it does not fit in memory."""
@@ -122,6 +127,7 @@ class Trainer:
         self._source.load_state_dict(found.state["source"])
         self._control.load_state_dict(found.state["steering"])
         self._held_out.load_state_dict(found.state.get("evaluation", {}))
+        self._evals.load_state_dict(found.state.get("evals", {}))
         if self._throttle is not None and found.state["machine"] is not None:
             self._throttle.load_state_dict(found.state["machine"])
         self.step, self._warmed = self._saved = (found.step, found.state.get("warmup", 0))
@@ -139,6 +145,7 @@ class Trainer:
                 "machine": self._throttle.state_dict() if self._throttle else None,
                 "warmup": self._warmed,
                 "evaluation": self._held_out.state_dict(),
+                "evals": self._evals.state_dict(),
             }
             checkpoint.save(
                 self.files.checkpoints,
@@ -219,6 +226,10 @@ class Trainer:
     def _sample_exclusively(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
         with self._source.exclusive():
             return self.sample(prompts, how)
+
+    def _complete_exclusively(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
+        with self._source.exclusive():
+            return self.calls.wait_for(self.backend.sample(prompts, how))
 
     @staticmethod
     def _is_due(every: int, done: int) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from typing import Any
 
 from retrain import registry
 from retrain.backends import Backend, BackendSpec
-from retrain.config.schema import Config
+from retrain.config.schema import Config, Eval
 from retrain.environments import SINGLE_TURN, brings_loop
 from retrain.errors import ConfigError
 from retrain.event_loop import EventLoopThread
@@ -18,6 +19,7 @@ from retrain.tasks import Task
 from retrain.trainer import checkpoint
 from retrain.trainer.batch import Algorithm
 from retrain.trainer.episodes import Episodes, SampleGroups, TurnSampler
+from retrain.trainer.evals import OpenEval
 from retrain.trainer.journal import Journal
 from retrain.trainer.loop import Trainer
 from retrain.trainer.memory import trainers_here
@@ -30,14 +32,11 @@ def open_trainer(
     config: Config, files: RunFiles, journal: Journal, stop: threading.Event
 ) -> Iterator[Trainer]:
     """Build the task, open the reward and connect the backend; close everything at the end."""
-    built = registry.find("tasks", config.data.task)(seed=config.data.seed, **config.data.options)
-    task: Task = registry.check_made("tasks", config.data.task, built)
+    task = _built(config.data.task, config.data.options, config.data.seed)
     permits = RunPermits(config, files)
     with ExitStack() as opened:
-        reward = config.reward
-        sandbox = {"sandbox": reward.sandbox, "sandbox_options": reward.sandbox_options}
-        scorer = Scorer(reward.reward, reward.params, sandbox, config.training.max_steps)
-        opened.callback(scorer.close)
+        scorer = _scorer(config.reward.reward, config.reward.params, config, opened)
+        evals = [_open_eval(table, config, task, scorer, opened) for table in config.eval.tables]
         saved = partial(checkpoint.written, files.checkpoints)
         journal.watch({"reward": scorer.progress, "evaluate": scorer.progress, "checkpoint": saved})
         is_over, calls = threading.Event(), EventLoopThread()
@@ -61,13 +60,36 @@ def open_trainer(
         backend: Backend = registry.check_made("backends", name, calls.wait_for(connected))
         opened.callback(lambda: calls.wait_for(backend.close()))
         if check := getattr(backend, "check_prompts", None):  # too long ones, before the first step
-            check([*task.train, *task.held_out])
+            check([*task.train, *task.held_out, *(prompt for one in evals for prompt in one.prompts)])
         algorithm = Algorithm.of(config, scorer.score)
         sample = _sampler(config, backend, calls, opened)
-        trainer = Trainer(config, files, backend, task, algorithm, permits, journal, stop, calls, sample)
+        trainer = Trainer(
+            config, files, backend, task, algorithm, permits, journal, stop, calls, sample, evals
+        )
         opened.callback(trainer.close)
         opened.callback(is_over.set)
         yield trainer
+
+
+def _built(name: str, options: Mapping[str, Any], seed: int) -> Task:
+    task: Task = registry.check_made("tasks", name, registry.find("tasks", name)(seed=seed, **options))
+    return task
+
+
+def _scorer(reward: str, params: Mapping[str, Any], config: Config, opened: ExitStack) -> Scorer:
+    sandbox = {"sandbox": config.reward.sandbox, "sandbox_options": config.reward.sandbox_options}
+    scorer = Scorer(reward, params, sandbox, config.training.max_steps)
+    opened.callback(scorer.close)
+    return scorer
+
+
+def _open_eval(table: Eval, config: Config, task: Task, scorer: Scorer, opened: ExitStack) -> OpenEval:
+    """Build an evaluation's task and open its reward; by default they are the run's."""
+    if table.task:
+        task = _built(table.task, table.options, config.data.seed)
+    if table.reward:
+        scorer = _scorer(table.reward, table.params, config, opened)
+    return OpenEval(table, task.held_out[: table.prompts], scorer.score)
 
 
 def _sampler(config: Config, backend: Backend, calls: EventLoopThread, opened: ExitStack) -> SampleGroups:

@@ -1,0 +1,58 @@
+"""`[[eval]]`: evaluations that are not the reward, read and checked.
+
+A `Config` holds them as one section, `eval`, with a list of tables; run.toml writes `[[eval.tables]]`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from retrain.config.checks import plugin_problems
+from retrain.config.drafts import Draft, Location, Problem
+from retrain.config.keys import keys_of
+from retrain.config.schema import Eval
+
+TABLES: Location = ("eval", "tables")
+NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")  # of a file and a field on every system
+
+
+def with_eval_tables(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a file's tables with `[[eval]]` as `eval.tables`, where a run.toml has it."""
+    given = raw.get("eval")
+    if given is None or (isinstance(given, dict) and "tables" in given):
+        return raw
+    return {**raw, "eval": {"tables": given}}
+
+
+def check_eval_tables(draft: Draft) -> Iterator[Problem]:
+    """Check each table by itself and against the others, and the plugins that it names."""
+    names = Counter(table.name for table in draft.config.eval.tables)
+    for number, table in enumerate(draft.config.eval.tables):
+        at = (*TABLES, number)
+        if not draft.is_sound(".".join(map(str, at))):
+            continue
+        yield from (((*at, key), what) for key, what in _problems(table, names, draft))
+        for key in keys_of(Eval).values():
+            if key.plugin and (name := getattr(table, key.name)):
+                params, where = getattr(table, key.params), (*at, key.params)
+                yield from plugin_problems(draft, key.plugin, name, params, (*at, key.name), where)
+
+
+def _problems(table: Eval, names: Mapping[str, int], draft: Draft) -> Iterator[tuple[str, str]]:
+    if not NAME.fullmatch(table.name):
+        yield "name", f'got "{table.name}"; needs lower-case letters, digits, _ or -, such as "hard"'
+    elif names[table.name] > 1:
+        yield "name", f'"{table.name}" names {names[table.name]} evaluations; give each a name of its own'
+    if table.options and not table.task:
+        yield "options", "would not be read; set task, whose options they are"
+    if table.params and not table.reward:
+        yield "params", "would not be read; set reward, whose parameters they are"
+    if table.samples > 1 and not table.temperature:
+        what = f"got {table.samples}, which would all be the same; set temperature, or samples = 1"
+        yield "samples", what
+    most = draft.config.training.max_tokens
+    if table.max_tokens is not None and table.max_tokens > most and draft.is_sound("training.max_tokens"):
+        yield "max_tokens", f"got {table.max_tokens}; needs at most training.max_tokens = {most}"

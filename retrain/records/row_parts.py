@@ -1,0 +1,55 @@
+"""Parts of a row: dataclasses whose fields declare their keys in the file, their units and their meanings."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import field
+from functools import cache
+from typing import Any, TypeAlias
+
+Value: TypeAlias = str | int | float | None
+
+
+def measured(unit: str, meaning: str, *, key: str = "", is_optional: bool = False, **default: Any) -> Any:
+    """Declare a field of a row.
+
+    Args:
+        unit: of its value; "" for names and texts.
+        meaning: one line for docs/metrics.md.
+        key: its name in the file, the part's prefix included; "" for the prefix and the attribute's name. A
+            mapping has one key per item, `key_item`, and shows the item's name in capitals.
+        is_optional: whether a value of None leaves the key out instead of writing null.
+        default: as for `dataclasses.field`.
+    """
+    described = {"unit": unit, "meaning": meaning, "key": key, "is_optional": is_optional}
+    return field(metadata=described, **default)
+
+
+def columns(part: Any) -> dict[str, Value]:
+    """Return one part's keys and values as metrics.jsonl has them; none if the part is None.
+
+    A mapping of parts has their names for the capitals in their prefix.
+    """
+    row: dict[str, Value] = {}
+    if isinstance(part, Mapping):
+        for name, one in part.items():
+            row |= {key.replace("NAME", name): value for key, value in columns(one).items()}
+        return row
+    kind: Any = type(part)  # hashable, which mypy cannot infer for a dataclass's type
+    for name, key, is_optional in () if part is None else keys_of(kind):
+        value = getattr(part, name)
+        if isinstance(value, dict):
+            stem = key.rpartition("_")[0]
+            row |= {f"{stem}_{item}": found for item, found in value.items()}
+        elif value is not None or not is_optional:
+            row[key] = value
+    return row
+
+
+@cache
+def keys_of(kind: Any) -> tuple[tuple[str, str, bool], ...]:
+    """Return a part's attributes, their keys in the file, and whether None leaves the key out."""
+    prefix = getattr(kind, "PREFIX", "")
+    found = ((part.name, part.metadata) for part in dataclasses.fields(kind))
+    return tuple((name, how["key"] or prefix + name, how["is_optional"]) for name, how in found)

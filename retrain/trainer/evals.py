@@ -1,0 +1,131 @@
+"""`[[eval]]`: evaluations that are not the reward, each with its own prompts and sampling stream.
+
+They change nothing that they measure: a run takes the same steps with them as without.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from retrain.backends import Sampling
+from retrain.config.schema import Config, Eval
+from retrain.records.step_row import NamedEvaluation
+from retrain.rollouts import Floats, Group, Prompt
+from retrain.trainer.batch import CORRECT, ScoredBatch
+from retrain.trainer.evaluation import Stream, each_pass_at_k
+from retrain.trainer.journal import Journal
+
+
+@dataclass(frozen=True)
+class OpenEval:
+    """An `[[eval]]` that is ready: its table, its held-out prompts and its reward."""
+
+    table: Eval
+    prompts: Sequence[Prompt]
+    reward: Callable[[Sequence[Group], int], ScoredBatch]
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """An evaluation, and of which policy."""
+
+    step: int
+    config_hash: str
+    evaluation: NamedEvaluation
+
+
+class Evals:
+    """Evaluates the policy by every `[[eval]]`, each once per step."""
+
+    def __init__(
+        self,
+        config: Config,
+        opened: Sequence[OpenEval],
+        sample: Callable[[Sequence[Prompt], Sampling], list[Group]],
+        journal: Journal,
+    ) -> None:
+        self._training, self._opened = config.training, opened
+        self._sample, self._journal = sample, journal
+        self._config_hash = config.run.config_hash if config.run else ""
+        self._newest: dict[str, _Measured] = {}
+
+    def evaluate(
+        self, step: int, is_due: Callable[[int, int], bool] = lambda *_: True
+    ) -> dict[str, NamedEvaluation]:
+        """Return the evaluations of the policy after `step` steps, of those that are due."""
+        due = [one for one in self._opened if is_due(one.table.every, step)]
+        return {one.table.name: self._of(one, step) for one in due}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the newest evaluations, so that a resumed run does not repeat them."""
+        return {name: asdict(newest) for name, newest in self._newest.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned; another version's evaluations are not used."""
+        known = {field.name for field in fields(NamedEvaluation)}
+        self._newest = {
+            name: _Measured(found["step"], found["config_hash"], NamedEvaluation(**found["evaluation"]))
+            for name, found in state.items()
+            if found["evaluation"].keys() == known
+        }
+
+    def _of(self, opened: OpenEval, step: int) -> NamedEvaluation:
+        name = opened.table.name
+        newest = self._newest.get(name)
+        if newest is None or (newest.step, newest.config_hash) != (step, self._config_hash):
+            self._journal.phase(f"evaluate {name}", step)
+            newest = self._newest[name] = _Measured(step, self._config_hash, self._measured(opened, step))
+        return newest.evaluation
+
+    def _measured(self, opened: OpenEval, step: int) -> NamedEvaluation:
+        table, started = opened.table, time.perf_counter()
+        how = Sampling(
+            group_size=table.samples,
+            max_tokens=table.max_tokens or self._training.max_tokens,
+            temperature=table.temperature,
+        )
+        place = (self._training.seed, step)
+        batch = opened.reward(Stream(self._sample, opened.prompts, how, place, table.name).groups(), step)
+        self._journal.evaluated(table.name, step, _outcomes(batch))
+        return _summary(batch, table.samples, time.perf_counter() - started)
+
+
+def _outcomes(batch: ScoredBatch) -> dict[int, list[float | None]]:
+    return {
+        group.prompt.id: [None if np.isnan(reward) else float(reward) for reward in rewards]
+        for group, rewards in zip(batch.groups, batch.rewards, strict=True)
+    }
+
+
+def _summary(batch: ScoredBatch, samples: int, time_s: float) -> NamedEvaluation:
+    known = batch.scored.any(axis=1)
+    rewards, scored = batch.rewards[known], batch.scored[known]
+    rates = np.mean(rewards >= CORRECT, axis=1, where=scored)
+    tries = (1, samples) if samples > 1 else ()
+    passed = {str(k): each_pass_at_k(rewards >= CORRECT, k, scored) for k in tries}
+    return NamedEvaluation(
+        reward=float(np.mean(np.mean(rewards, axis=1, where=scored))),
+        correct_rate=float(np.mean(rates)),
+        correct_rate_se=standard_error(rates),
+        prompts=len(rates),
+        reward_error_fraction=batch.error_fraction,
+        reward_timeout_fraction=batch.timeout_fraction,
+        pass_at={k: float(np.mean(each)) if len(each) else None for k, each in passed.items()},
+        pass_at_se={k: standard_error(each) for k, each in passed.items()},
+        time_s=time_s,
+    )
+
+
+def standard_error(values: Floats) -> float | None:
+    """Return the standard error of a mean over questions; None below two.
+
+    A question's samples are no independent draws of questions, so each question counts once, by its mean.
+
+    Source: Miller 2024, arXiv:2411.00640, equations 1 and 4.
+    """
+    return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None

@@ -1,0 +1,176 @@
+"""`[[eval]]`: evaluations of a run that are not its reward, and change nothing that they measure."""
+
+from __future__ import annotations
+
+import threading
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tomli_w
+
+from retrain import worker
+from retrain.config.load import parse
+from retrain.config.resolve import as_tables, build
+from retrain.config.schema import Config
+from retrain.errors import ConfigError
+from retrain.plan.matrix import plan_runs
+from retrain.plan.preflight import preflight, runs_programs, servers_of
+from retrain.records.layout import RunFiles
+from retrain.records.metrics import read_metrics
+from retrain.records.outcomes import OutcomesWriter, read_outcomes
+from retrain.records.run_state import read_done
+from retrain.trainer.evals import standard_error
+from tests.stopping import StopAfterStep
+from tests.test_trainer import SMALL, make_run, train, without_times
+
+HARD = {
+    "name": "hard",
+    "task": "copy",
+    "reward": "partial",
+    "every": 2,
+    "prompts": 4,
+    "samples": 3,
+    "temperature": 1.0,
+}
+SCORED = {"reward": "tests.reward_functions.at_random"}
+
+
+def with_evals(*tables: dict, **sections: object) -> dict:
+    return {**SMALL, **sections, "eval": list(tables)}
+
+
+def rows_of(files: RunFiles, name: str = "") -> list[dict]:
+    """The rows' evaluations of this name, or all but evaluations."""
+
+    def belongs(key: str) -> bool:
+        return key.startswith(f"eval_{name}_") if name else not key.startswith("eval_")
+
+    rows = without_times(read_metrics(files.directory))
+    return [{key: value for key, value in row.items() if belongs(key)} for row in rows]
+
+
+def outcomes(files: RunFiles, name: str = "hard") -> dict:
+    return read_outcomes(files.evals / f"{name}.jsonl")
+
+
+def test_a_run_takes_the_same_steps_with_and_without_evaluations(tmp_path: Path) -> None:
+    bare = train(tmp_path / "bare")
+    full = train(tmp_path / "full", with_evals(HARD, {"name": "same", "every": 1}))
+    assert rows_of(full) == rows_of(bare)
+    assert [bool(row) for row in rows_of(full, "hard")] == [False, True] * 3
+    assert all(rows_of(full, "same"))
+
+
+def test_an_evaluation_is_the_same_beside_others(tmp_path: Path) -> None:
+    alone = train(tmp_path / "alone", with_evals(HARD))
+    among = train(tmp_path / "among", with_evals({**HARD, "name": "other"}, HARD))
+    assert outcomes(alone) == outcomes(among)
+    assert outcomes(alone) != outcomes(among, "other")  # each samples for itself
+
+
+def test_each_question_is_kept_and_counts_once(tmp_path: Path) -> None:
+    files = train(tmp_path / "r", with_evals({**HARD, **SCORED}))
+    found = outcomes(files)
+    assert {step: len(questions) for step, questions in found.items()} == {2: 4, 4: 4, 6: 4}
+    rates = np.mean(np.array(list(found[6].values())) >= 1, axis=1)
+    row = read_metrics(files.directory)[-1]
+    assert row["eval_hard_correct_rate"] == pytest.approx(np.mean(rates))
+    assert row["eval_hard_correct_rate_se"] == pytest.approx(np.std(rates, ddof=1) / 2)
+    assert row["eval_hard_pass_at_3"] == pytest.approx(np.mean(rates > 0))
+    assert row["eval_hard_prompts"] == 4
+
+
+def test_standard_errors_are_over_questions() -> None:
+    assert standard_error(np.array([0.0, 1.0, 1.0, 0.0])) == pytest.approx((1 / 3) ** 0.5 / 2)
+    assert standard_error(np.array([1.0])) is None
+
+
+def test_a_run_stopped_half_way_evaluates_what_an_undisturbed_one_does(tmp_path: Path) -> None:
+    raw = with_evals(HARD, {"name": "end", "prompts": 3})
+    raw["training"] = {**raw["training"], "save_every": 3}
+    whole, broken = train(tmp_path / "whole", raw), make_run(tmp_path / "broken", raw)
+    assert worker.run(broken.directory, StopAfterStep(broken, step=3)) == 130
+    assert worker.run(broken.directory, threading.Event()) == 0
+    assert [outcomes(broken, name) for name in ("hard", "end")] == [
+        outcomes(whole, name) for name in ("hard", "end")
+    ]
+    assert rows_of(broken, "hard") == rows_of(whole, "hard")
+
+
+@pytest.mark.parametrize("every", [0, 3])
+def test_the_last_policy_is_evaluated_once(tmp_path: Path, every: int) -> None:
+    files = train(tmp_path / "r", with_evals({**HARD, **SCORED, "every": every}))
+    done, lines = read_done(files.done), (files.evals / "hard.jsonl").read_text().splitlines()
+    assert done is not None
+    assert done.result["eval_hard_prompts"] == 4
+    assert len(lines) == 4 * (1 if every == 0 else 2)
+
+
+def test_a_step_that_is_repeated_replaces_its_outcomes(tmp_path: Path) -> None:
+    for attempt, steps in ((1, (2, 4)), (2, (2,))):
+        writer = OutcomesWriter(tmp_path / "evals", attempt)
+        for step in steps:
+            writer.append("hard", step, {7: [float(attempt), None]})
+        writer.close()
+    path = tmp_path / "evals" / "hard.jsonl"
+    with path.open("a") as file:
+        file.write('{"step": 4, "attempt": 2, "question": 7, "rewa')
+    assert read_outcomes(path) == {2: {7: [2.0, None]}}
+
+
+def test_a_resolved_config_with_evaluations_survives_toml() -> None:
+    config = plan_runs(parse(with_evals({**HARD, "options": {"length": 2}}), "c")).runs[0].config
+    again = build(Config, tomllib.loads(tomli_w.dumps(as_tables(config))))
+    assert again == config
+    assert parse(as_tables(config), "run.toml").eval == config.eval
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ({"name": "No"}, '[[eval]] #1.name: got "No"; needs lower-case letters'),
+        ({"name": ""}, '[[eval]] #1.name: got ""'),
+        ({"nane": "a"}, "[[eval]] #1.nane: unknown key; did you mean 'name'?"),
+        ({"every": -1}, "[[eval]] #1.every: got -1; needs at least 0"),
+        ({"samples": 2}, "[[eval]] #1.samples: got 2, which would all be the same"),
+        ({"max_tokens": 5}, "[[eval]] #1.max_tokens: got 5; needs at most training.max_tokens = 4"),
+        ({"task": "cpoy"}, "[[eval]] #1.task: 'cpoy' is not one of the tasks; did you mean 'copy'?"),
+        ({"options": {"length": 2}}, "[[eval]] #1.options: would not be read; set task"),
+        ({"task": "copy", "options": {"lenght": 2}}, "[[eval]] #1 [options].lenght: unknown parameter"),
+        ({"params": {"power": 2}}, "[[eval]] #1.params: would not be read; set reward"),
+        ({"reward": "partial", "params": {"power": "x"}}, "[[eval]] #1 [params].power: got 'x'"),
+    ],
+)
+def test_each_problem_says_where_what_and_how_to_fix(table: dict, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(with_evals({"name": "hard", **table}), "c.toml")
+    assert f"c.toml {says}" in str(caught.value)
+
+
+def test_two_evaluations_of_one_name_and_a_single_bracket_are_refused() -> None:
+    with pytest.raises(ConfigError, match='"hard" names 2 evaluations'):
+        parse(with_evals(HARD, HARD), "c.toml")
+    with pytest.raises(ConfigError, match=r"\[\[eval\]\]: got .*; needs a list"):
+        parse({**SMALL, "eval": {"name": "hard"}}, "c.toml")
+
+
+def test_evaluations_without_prompts_or_with_strange_ones_are_refused_before_anything_starts() -> None:
+    nothing = {"name": "a", "task": "tests.plugins.nothing_held_out"}
+    strange = {"name": "b", "task": "tests.plugins.umlauts"}
+    with pytest.raises(ConfigError) as caught:
+        preflight(plan_runs(parse(with_evals(nothing, strange), "c.toml")), "c.toml")
+    first, second = str(caught.value).splitlines()
+    assert first.startswith(
+        "c.toml [[eval]] \"a\".task: 'tests.plugins.nothing_held_out' holds out no prompts"
+    )
+    assert second.startswith("c.toml [[eval]] \"b\".task: prompt 0 holds 'ä', which is not in the alphabet")
+
+
+def test_servers_and_sandboxes_of_evaluations_are_known() -> None:
+    where = {"base_url": "http://127.0.0.1:9", "model": "m", "key_env": ""}
+    judged = {"name": "j", "reward": "judge", "params": where}
+    config = parse(with_evals(judged, {"name": "p", "reward": "python"}), "c.toml")
+    assert [server.key for server in servers_of([config])] == ['[[eval]] "j" [params].base_url']
+    assert runs_programs(config)
