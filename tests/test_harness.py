@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,14 +34,18 @@ HOW = Sampling(group_size=1, max_tokens=8, temperature=1.0)
 Run = Callable[[Prompt, str, str], Any]
 
 
+def opened(settings: Environment, run: Run) -> tuple[Programs, TurnSampler]:
+    backend = registry.bound("backends", "numpy", {})(BackendSpec(seed=0, alphabet="abc<>?"))
+    programs = Programs(settings, lambda: Program(run), read=backend.read)
+    return programs, TurnSampler(backend, EventLoopThread(), settings.max_turn_tokens)
+
+
 def play(
     run: Run, how: Sampling = HOW, prompts: int = 1, *, fails: bool = False, **table: object
 ) -> list[Rollout]:
     """Return the episodes of a program on the numpy policy; one that asserts something may not fail."""
-    backend = registry.bound("backends", "numpy", {})(BackendSpec(seed=0, alphabet="abc<>?"))
     settings = Environment(**table)
-    programs = Programs(settings, lambda: Program(run), read=backend.read)
-    sample = TurnSampler(backend, EventLoopThread(), settings.max_turn_tokens)
+    programs, sample = opened(settings, run)
     episodes = Episodes(settings, lambda: Program(run), sample, programs)
     try:
         groups = episodes.play([Prompt(n, f"p{n}", "") for n in range(prompts)], how)
@@ -212,6 +219,37 @@ def test_a_limit_refuses_further_turns(
     (rollout,) = play(run, how, truncated_reward=-1.0, **table)
     assert rollout.episode
     assert rollout.episode.reward == -1.0
+
+
+def test_a_turn_whose_client_has_left_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retrain.environments.harness.server.LOOK_S", 0.01)
+    asked, has_left = threading.Event(), threading.Event()
+
+    def run(prompt: Prompt, base_url: str, api_key: str) -> float:
+        body = json.dumps({"messages": [user("?")]})
+        connection = http.client.HTTPConnection(base_url.split("/")[2])
+        connection.request("POST", "/v1/chat/completions", body, {"Authorization": f"Bearer {api_key}"})
+        asked.wait()
+        connection.close()
+        (served,) = programs._endpoint._server.served.values()
+        while not served.session.idle_s():
+            time.sleep(0.001)
+        has_left.set()
+        complete(base_url, api_key, [user("?")])
+        return 1.0
+
+    def sample(wanted: Sequence[Any], how: Sampling) -> list[Any]:
+        asked.set()
+        has_left.wait()
+        return sampler(wanted, how)
+
+    programs, sampler = opened(Environment(), run)
+    episodes = Episodes(Environment(), lambda: Program(run), sample, programs)
+    (group,) = episodes.play([Prompt(0, "?", "")], HOW)
+    episodes.close()
+    (rollout,) = group.rollouts
+    assert rollout.episode
+    assert (rollout.episode.error, rollout.episode.rewards, rollout.samples) == ("", (1.0,), (rollout,))
 
 
 def test_a_client_may_ask_for_fewer_tokens() -> None:

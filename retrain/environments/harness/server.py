@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import select
+import socket
 import threading
-from collections.abc import Iterator
-from concurrent.futures import CancelledError, Future
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -22,6 +24,7 @@ from retrain.registry.code import located
 
 LARGEST_BODY_BYTES = 64 << 20
 IDLE_S = 120.0  # after which a connection without a request is closed
+LOOK_S = 0.5  # after which a client that waits is looked after
 POLL_S = 0.05  # of the thread that serves, to see that it should end
 JSON, STREAM = "application/json", "text/event-stream; charset=utf-8"
 
@@ -49,8 +52,7 @@ class Endpoint:
             yield key
         finally:
             del self._server.served[key]
-            for turn in served.turns:
-                turn.cancel()
+            session.end()
 
     def close(self) -> None:
         """End the server; safe to call twice."""
@@ -59,21 +61,20 @@ class Endpoint:
         self._thread.join()
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class _Served:
-    """An episode, and the turns that are being sampled for it."""
+    """An episode, and the event loop that plays it."""
 
     session: Session
     loop: asyncio.AbstractEventLoop
-    turns: list[Future[tuple[Turn, str]]] = field(default_factory=list)
 
-    def wait_for_turn(self, request: ChatRequest) -> tuple[Turn, str]:
+    def wait_for_turn(self, request: ChatRequest, has_left: Callable[[], bool]) -> tuple[Turn, str]:
+        """Return a sampled turn and its name; CancelledError if the episode ends or the client leaves."""
         turn = asyncio.run_coroutine_threadsafe(self.session.chat(request), self.loop)
-        self.turns.append(turn)
-        try:
-            return turn.result()
-        finally:
-            self.turns.remove(turn)
+        while not wait([turn], LOOK_S).done:
+            if has_left():
+                turn.cancel()  # so that a retry continues the same conversation
+        return turn.result()
 
 
 class _Server(ThreadingHTTPServer):
@@ -109,7 +110,7 @@ class _Handler(BaseHTTPRequestHandler):
                 raise _unknown(self.path)
             served = self._served()
             request = read_request(body)
-            turn, name = served.wait_for_turn(request)
+            turn, name = served.wait_for_turn(request, self._has_left)
         except Refusal as refusal:
             self._send_refusal(refusal)
         except CancelledError:
@@ -118,6 +119,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_refusal(Refusal(located(error), status=500, kind="server_error"))
         else:
             self._send(200, STREAM if request.stream else JSON, answer_to(request, turn, name))
+
+    def _has_left(self) -> bool:
+        """Whether the client has closed the connection."""
+        readable, _, _ = select.select([self.connection], [], [], 0)
+        return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
 
     def _body(self) -> bytes:
         length = self.headers.get("Content-Length", "")

@@ -64,20 +64,31 @@ class Session:
         self.conversations: list[Conversation] = []  # that with the newest turn last
         self.turns = 0
         self.is_cut = False  # a limit has refused a turn
-        self._waiting, self._since_s, self.waited_s = 0, time.perf_counter(), 0.0
+        self._since_s, self.waited_s = time.perf_counter(), 0.0
         self._names = itertools.count(1)
+        self._is_over = False
+        self._tasks: set[asyncio.Task[Any]] = set()  # that sample turns
 
     def idle_s(self) -> float:
         """Return for how long the program has not asked for a turn; 0 while it waits for one."""
-        return 0.0 if self._waiting else time.perf_counter() - self._since_s
+        return 0.0 if self._tasks else time.perf_counter() - self._since_s
+
+    def end(self) -> None:
+        """Cancel the turns that are being sampled, and refuse others."""
+        self._is_over = True
+        for task in self._tasks:
+            task.cancel()
 
     async def chat(self, request: ChatRequest) -> tuple[Turn, str]:
         """Sample the turn that a client asks for; return it with the answer's name.
 
         Raises:
+            CancelledError: the episode is over.
             Refusal: a limit of the episode is reached, or the policy cannot read the messages.
         """
-        if self.turns + self._waiting >= self._limits.turns:
+        if self._is_over:
+            raise asyncio.CancelledError
+        if self.turns + len(self._tasks) >= self._limits.turns:
             raise self._cut(f"the episode has had its {self._limits.turns} turns", "max_turns")
         asked = request.said
         earlier = self._continued(asked)
@@ -147,15 +158,17 @@ class Session:
 
     @contextmanager
     def _waits(self) -> Iterator[None]:
-        began_s = time.perf_counter()
-        if not self._waiting:
-            self._since_s = began_s
-        self._waiting += 1
+        """Count the task among those that wait for a turn, and the time in which any does."""
+        task = asyncio.current_task()
+        assert task is not None
+        if not self._tasks:
+            self._since_s = time.perf_counter()
+        self._tasks.add(task)
         try:
             yield
         finally:
-            self._waiting -= 1
-            if not self._waiting:
+            self._tasks.remove(task)
+            if not self._tasks:
                 now_s = time.perf_counter()
                 self.waited_s += now_s - self._since_s
                 self._since_s = now_s
