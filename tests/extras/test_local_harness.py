@@ -1,0 +1,114 @@
+"""Programs that call a model's policy: what it samples, here or on a server, is what is trained on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from retrain.backends import Optimization, Sampling
+from retrain.backends.local.policy import LocalBackend
+from retrain.config.schema import Environment
+from retrain.environments.harness import Program
+from retrain.event_loop import EventLoopThread
+from retrain.rollouts import Prompt, Rollout, TrainingSample
+from retrain.trainer.episodes import Episodes, TurnSampler
+from retrain.trainer.programs import Programs
+from tests.asking import complete, post, spoken, user
+from tests.extras.completions_server import serve
+from tests.extras.local_policies import loss_named, open_backend, stir
+from tests.extras.tiny_models import save_tiny_model
+
+pytestmark = pytest.mark.extras
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role[0] }}{{ m.content }};{% endfor %}"
+    "{% if add_generation_prompt %}a{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    saved = save_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, context=96)
+    made = AutoTokenizer.from_pretrained(saved)
+    made.chat_template = TEMPLATE
+    made.save_pretrained(saved)
+    return saved
+
+
+def played(backend: LocalBackend, run: Any, count: int = 4) -> list[Rollout]:
+    settings = Environment()
+    programs = Programs(settings, lambda: Program(run), has_template=True, read=backend.read)
+    sample = TurnSampler(backend, EventLoopThread(), 0)
+    episodes = Episodes(settings, lambda: Program(run), sample, programs)
+    try:
+        (group,) = episodes.play([Prompt(0, "7=", "")], Sampling(count, 24, 1.0))
+    finally:
+        episodes.close()
+    assert not [one.episode.error for one in group.rollouts if one.episode and one.episode.error]
+    return list(group.rollouts)
+
+
+def converse(answers: list[Any]) -> Any:
+    def run(prompt: Prompt, base_url: str, api_key: str) -> float:
+        said = [{"role": "system", "content": "sums"}, user(prompt.text)]
+        for _ in range(3):
+            answers.append(complete(base_url, api_key, said, max_tokens=5))
+            said += [spoken(answers[-1]), user("no 3")]
+        complete(base_url, api_key, [user("another"), {"role": "assistant", "content": "1"}, user("2")])
+        return 1.0
+
+    return run
+
+
+@pytest.mark.parametrize("engine", ["torch", "openai"])
+def test_every_sample_of_a_program_is_the_policys_own(model: str, engine: str) -> None:
+    with serve(model) as server:
+        options = {"engine": engine, "engine_url": server.url} if engine == "openai" else {}
+        backend = open_backend(model, chat_template=True, **options)
+        stir(backend)
+        rollouts = played(backend, converse([]))
+        assert [len(one.samples) for one in rollouts] == [2] * 4
+        samples = [sample for one in rollouts for sample in one.samples]
+        count = sum(len(one.tokens) for one in samples)
+        trained = [TrainingSample(one, np.ones(len(one.tokens)), 1.0 / count) for one in samples]
+        stats = backend.update(trained, loss_named("importance_sampling"), Optimization(lr=1e-3))
+        backend.close()
+    assert stats.loss == pytest.approx(-1.0, rel=1e-3)  # every ratio is 1
+
+
+def test_the_tokens_before_a_turn_are_those_of_the_template_and_earlier_turns(model: str) -> None:
+    backend, answers = open_backend(model, chat_template=True), []
+    played(backend, converse(answers), count=1)
+    made = AutoTokenizer.from_pretrained(model)
+    read: list[int] = made("ssums;u7=;a", add_special_tokens=False)["input_ids"]
+    for answer in answers:
+        (choice,) = answer["choices"]
+        assert answer["prompt_token_ids"] == read
+        assert answer["usage"]["prompt_tokens"] == len(read)
+        has_ended = choice["finish_reason"] == "stop"
+        given = made(";uno 3;a", add_special_tokens=False)["input_ids"]
+        read = read + choice["token_ids"] + given
+        assert has_ended == (choice["token_ids"][-1] in backend.text.end_ids)
+
+
+def test_a_conversation_that_fills_the_context_ends_there(model: str) -> None:
+    codes: list[str] = []
+
+    def run(prompt: Prompt, base_url: str, api_key: str) -> float:
+        said = [user("?")]
+        answer = complete(base_url, api_key, said, max_tokens=4)
+        for text in ("1" * 90, "1" * 200):
+            status, refusal = post(base_url, api_key, {"messages": [*said, spoken(answer), user(text)]})
+            assert status == 400
+            codes.append(refusal["error"]["code"])
+        status, refusal = post(base_url, api_key, {"messages": [user("1" * 200)]})
+        assert status == 400
+        codes.append(refusal["error"]["code"])
+        return 0.5
+
+    (rollout,) = played(open_backend(model, chat_template=True), run, count=1)
+    assert rollout.episode
+    assert (rollout.truncated, rollout.episode.reward) == (True, 0.5)
+    assert codes == ["context_length_exceeded", "context_length_exceeded", "invalid_prompt"]
