@@ -23,6 +23,10 @@ def length(completion: str, prompt: Prompt, *, longest: int = 100) -> float:
     return min(len(completion), longest) / longest
 
 
+def spelled(completion: str, prompt: Prompt, *, bonus: float = 0.0) -> float:
+    return bonus + sum(map(ord, completion)) % 7 / 10
+
+
 async def slowly_right(completion: str, prompt: Prompt) -> float:
     await asyncio.sleep(0)
     return float(completion == prompt.answer)

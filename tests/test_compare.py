@@ -13,7 +13,8 @@ import pytest
 
 from retrain.config.resolve import label_of
 from retrain.errors import ConfigError, RecordsError
-from retrain.report.compare import Comparison, Verdict, compare, is_higher_better
+from retrain.records.decision import is_higher_better
+from retrain.report.compare import Comparison, Verdict, compare
 from retrain.report.gather import gather
 from retrain.report.sides import Moment, choose, final_value
 from retrain.report.tables import excluded, grounds, results

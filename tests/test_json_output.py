@@ -14,6 +14,7 @@ import pytest
 from retrain.cli import doctor
 from retrain.plan import checklist, explain
 from retrain.plan.estimate import Change, learned, wall_time
+from retrain.records import decision
 from retrain.records.manifest import Expectation
 from retrain.records.pace import Pace
 from retrain.records.run_row import RunRow
@@ -30,6 +31,7 @@ DOCUMENTED = {
     **{kind.__name__: kind for kind in (learned.MeasuredCondition, Change)},
     **{kind.__name__: kind for kind in (compare.Comparison, compare.MetricComparison, compare.SideResult)},
     **{kind.__name__: kind for kind in (compare.Judged, statistics.SeedSummary, statistics.Difference)},
+    **{kind.__name__: kind for kind in (decision.Decision, decision.ConditionDecision)},
     "MemoryUse": explain.MemoryUse,
     "KeyDifference": compare.KeyDifference,
     "ChecklistLine": checklist.ChecklistLine,

@@ -17,6 +17,9 @@ class Observer:
     def begun(self, files: CampaignFiles, runs: Sequence[RunPlan], workers: int) -> None:
         """Launching begins; `runs` are those still to do."""
 
+    def asked(self, runs: Sequence[RunPlan]) -> None:
+        """Further runs are needed, of a campaign that adds seeds."""
+
     def started(self, run: RunPlan) -> None:
         """A worker was started, or found alive and adopted."""
 

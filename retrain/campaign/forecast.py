@@ -48,7 +48,7 @@ class Forecaster:
         self._directory = directory
         self._files_of = files_of
         self._expected = known.expected
-        self._is_new = all(run.attempts == 0 for run in known.runs)
+        self._is_new = plan.decision is None and all(run.attempts == 0 for run in known.runs)
         self._was_over = all(run.state == RunState.DONE for run in known.runs)
         self._clock = clock
         self._began_s = clock()

@@ -17,6 +17,7 @@ from retrain.campaign.assign import (
     permit_directories,
     require_left,
 )
+from retrain.campaign.evidence import Rounds
 from retrain.campaign.forecast import Forecaster, said
 from retrain.campaign.rollup import RecordingObserver, RollUp, deliver_missing, manifest_of, set_aside_changed
 from retrain.campaign.supervise import Supervisor
@@ -62,6 +63,10 @@ class CampaignOutcome:
         return EXIT_RUN_FAILED if bad and not self.was_stopped else EXIT_INTERRUPTED
 
 
+def _failed(states: Mapping[str, RunState]) -> list[str]:
+    return [run_id for run_id, state in states.items() if state is RunState.FAILED]
+
+
 class CampaignRun:
     """One orchestrator's hold on a campaign's directory."""
 
@@ -103,18 +108,36 @@ class CampaignRun:
                 lock.renew()
             else:
                 open_permits(self.plan, self._files, self._observer.notice)
-            todo, alive = self._shares(states, launcher.queued(), retry_failed)
+            rounds = Rounds(self.plan, roll_up, self.files_of, self._observer.notice)
+            asked = rounds.asked([] if retry_failed else _failed(states))
+            self._write(roll_up, ended=False)
+            todo, alive = self._shares(asked, states, launcher.queued(), retry_failed)
             self._report_skipped(roll_up.manifest.runs, todo, alive)
             self._observer.begun(self._files, todo + alive, self.plan.workers)
             forecaster = Forecaster(self.plan, self.directory, self.files_of, roll_up.manifest)
             self._supervisor = self._supervisor_with(launcher, roll_up, forecaster, lock)
             try:
-                self._supervisor.supervise(todo, alive)
+                while todo or alive:
+                    self._supervisor.supervise(todo, alive)
+                    todo, alive = self._next_round(rounds, roll_up), []
             except (LaunchError, ConfigError):
                 self._write(roll_up, ended=self._supervisor.is_over)
                 raise
             finished = [run for run in self.plan.runs if states[run.run_id] is RunState.DONE]
             return self._outcome(self._supervisor, lock, roll_up, finished, forecaster)
+
+    def _next_round(self, rounds: Rounds, roll_up: RollUp) -> list[RunPlan]:
+        """Return the runs that are needed after those that ended; none once stopped."""
+        supervisor = self._supervisor
+        if self.plan.decision is None or supervisor is None:
+            return []
+        states = self._states(roll_up)
+        asked = rounds.asked([*_failed(states), *supervisor.endings])
+        self._write(roll_up, ended=False)
+        todo, _ = self._shares(asked, states, (), retry_failed=False)
+        todo = [run for run in todo if run.run_id not in supervisor.endings and not supervisor.is_stopping]
+        self._observer.asked(todo)
+        return todo
 
     def _outcome(
         self,
@@ -135,6 +158,7 @@ class CampaignRun:
         states = self._states(roll_up)
         # workers may have ended before they wrote a record
         states |= {r: e.state for r, e in supervisor.endings.items() if states[r] is RunState.PENDING}
+        states = {run_id: state for run_id, state in states.items() if run_id in roll_up.shown}
         took = forecaster.ended() if set(states.values()) == {RunState.DONE} else None
         if took is not None:
             roll_up.expect(took)
@@ -155,7 +179,11 @@ class CampaignRun:
         return roll_up
 
     def _shares(
-        self, states: Mapping[str, RunState], queued: Collection[str], retry_failed: bool
+        self,
+        asked: Collection[str],
+        states: Mapping[str, RunState],
+        queued: Collection[str],
+        retry_failed: bool,
     ) -> tuple[list[RunPlan], list[RunPlan]]:
         """Return the runs to launch, and those launched earlier that are still alive or queued."""
         alive = [
@@ -167,7 +195,7 @@ class CampaignRun:
         taken = {run.run_id for run in alive}
         over = set(RunState) - {RunState.FAILED} if retry_failed else LEFT_ALONE
         wanted = [run for run in self.plan.runs if states[run.run_id] not in over]
-        return [run for run in wanted if run.run_id not in taken], alive
+        return [run for run in wanted if run.run_id in asked and run.run_id not in taken], alive
 
     def _supervisor_with(
         self, launcher: Launcher, roll_up: RollUp, forecaster: Forecaster, lock: HeldLock

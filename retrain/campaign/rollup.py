@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from retrain.errors import DamagedRecordError, RecordsError
 from retrain.locks.held import hold
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.campaign_state import NoticeBook
+from retrain.records.decision import Decision
 from retrain.records.files import readable, remove_file, set_aside
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import (
@@ -59,6 +60,7 @@ def manifest_of(
         found = new_manifest(plan.name, plan.config_hash, planned, Path.cwd(), shared_permits)
     return replace(
         with_plan(found, plan.config_hash, planned),
+        added_seeds=len(plan.added_seeds),
         workers=plan.workers,
         stagger_s=plan.campaign.stagger_seconds,
         shared_cores=cpu_capacity() if plan.shares_cores else 0.0,
@@ -75,6 +77,7 @@ class RollUp:
         self._places = {run.run_id: i for i, run in enumerate(manifest.runs)}
         self._changed = set(self._places)
         self._written_at = float("-inf")
+        self.shown: Collection[str] = self._places  # further runs may never be needed
 
     def changed(self, run_id: str) -> None:
         """Look at a run again, at the next write."""
@@ -94,6 +97,11 @@ class RollUp:
         """Set how long the campaign is expected to take, or took."""
         self.manifest = replace(self.manifest, expected=expected)
 
+    def decided(self, decision: Decision, shown: Collection[str]) -> None:
+        """Set what `[decision]` has found, and which runs readers see."""
+        self.manifest = replace(self.manifest, decision=decision)
+        self.shown = shown
+
     def keep(self) -> None:
         """Write if the last write is long enough ago and enough has changed since; raises as `write` does."""
         is_enough = len(self._changed) >= SHARE * len(self._places)
@@ -103,7 +111,8 @@ class RollUp:
     def write(self, *, ended: bool = False) -> None:
         """Write now; after a RecordsError, the manifest on disk is an older one."""
         self.manifest = replace(self.manifest, runs=self.entries(), ended_at=utc_now() if ended else "")
-        write_manifest(self._path, self.manifest)
+        shown = tuple(run for run in self.manifest.runs if run.run_id in self.shown)
+        write_manifest(self._path, replace(self.manifest, runs=shown))
         self._written_at = time.monotonic()
 
 

@@ -79,7 +79,7 @@ def start(
         plan.name,
         tuple(overrides),
         where,
-        seed=plan.runs[0].seed if len(plan.seeds) == 1 else None,
+        seed=plan.runs[0].seed if len(plan.seeds) == 1 or plan.decision else None,
         launcher=plan.campaign.launcher,
         digest=digest(content),
         options=options_of(plan.campaign),
@@ -211,7 +211,7 @@ def _planned_anew(files: CampaignFiles, origin: Provenance) -> tuple[Plan, Path]
                     beside=Path(origin.beside),
                     project=where,
                 )
-                return plan_runs(config, origin.name, origin.seed), where
+                return plan_runs(config, origin.name, origin.seed, origin.added_seeds), where
             except ConfigError as error:
                 problem = problem or error
     raise problem or ConfigError(f"{files.directory}: the directory that its paths are relative to is gone")

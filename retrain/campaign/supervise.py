@@ -89,6 +89,11 @@ class Supervisor:
         return self._asked_to_stop > 0 and not self._gave_up
 
     @property
+    def is_stopping(self) -> bool:
+        """Whether nothing more is launched."""
+        return self._asked_to_stop > 0
+
+    @property
     def is_over(self) -> bool:
         return not self._active
 

@@ -12,6 +12,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from retrain.cli import AsJson
+from retrain.records.decision import lines_of
 from retrain.render.tables import BAD, console, fitted, print_result, table, width_of
 
 if TYPE_CHECKING:
@@ -71,6 +72,10 @@ def _comparison(comparison: Comparison, width: int) -> Iterator[str | Text | Tab
         yield Text(comparison.title, style="bold underline")
     for metric in comparison.metrics:
         yield from _metric(metric, width)
+    if comparison.decision:
+        yield Text("decision", style="bold")
+        yield from (f"  {line}" for line in lines_of(comparison.decision))
+        yield ""
     if comparison.metrics:
         yield from _config(comparison, width)
     else:

@@ -117,6 +117,22 @@ class Campaign(Section, affects="schedule"):
 
 
 @dataclass(frozen=True)
+class Decide(Section, affects="schedule"):
+    """Add seeds until it is known which conditions differ from a reference."""
+
+    metric: str = key("eval_reward", "metric that decides, as `retrain compare` computes it")
+    reference: str = key("", "condition that the others are compared with; default: the first")
+    error: float = key(0.05, "probability of a false verdict, over all conditions and looks", gt=0, lt=1)
+    smallest_difference: float | None = key(
+        None, "smaller differences do not matter, in the metric's unit; default: any matters", gt=0
+    )
+    max_seeds: int = key(12, "most seeds of a condition", ge=3, le=10_000)
+    budget: str = key(
+        "", "no seeds are added after this much running time, as 8h or 1h30m; default: no limit"
+    )
+
+
+@dataclass(frozen=True)
 class Run(Section, affects="display"):
     """Which run of which campaign this is; written by retrain into run.toml, never by hand."""
 

@@ -90,6 +90,7 @@ def resolve(config: Config, condition: Condition | None, seed: int) -> Config:
     """Return the configuration of one run: no campaign, its own seed, every value explicit."""
     tables = dataclasses.asdict(config)
     campaign = tables.pop("campaign") or {}
+    del tables["decision"]
     if campaign.get("max_steps") is not None:
         tables["training"]["max_steps"] = campaign["max_steps"]
     if condition is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from retrain.config.campaign import LARGEST_SEED, Campaign, Run
+from retrain.config.campaign import LARGEST_SEED, Campaign, Decide, Run
 from retrain.config.keys import LARGEST_PERMITS, Normalization, Permits, Section, Table, count, key, plugin
 
 FIRST_PERMITS = 4  # initial number when it is adaptive: most APIs can take it
@@ -284,6 +284,7 @@ class Config(Section):
     backend: Backend = key(Backend, "where the policy lives")
     eval: Evals = key(Evals, "evaluations that are not the reward, each a table [[eval]]")
     campaign: Campaign | None = key(None, "conditions x seeds; absent: the file describes one run")
+    decision: Decide | None = key(None, "add seeds until differences are known; absent: run those given")
     warmup: WarmUp = key(WarmUp, "supervised training on given completions first")
     backpressure: BackPressure = key(BackPressure, "find the best batch size")
     throttle: Throttle = key(Throttle, "yield to the other load on this machine")

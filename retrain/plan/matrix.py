@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retrain import registry
-from retrain.config.campaign import LARGEST_SEED, Campaign, Condition, Run
+from retrain.config.campaign import LARGEST_SEED, Campaign, Condition, Decide, Run
 from retrain.config.digest import digest
 from retrain.config.files import contents_of, with_absolute_paths
 from retrain.config.resolve import label_of, label_of_modes, resolve
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from retrain.records.run_row import PlannedRun
 
 CPU_BACKENDS = ("numpy",)
+FEWEST_SEEDS = 3  # of a campaign with `[decision]`: fewer show nothing
 LONGEST_NAME = 64  # characters of a condition's own name that views show
 
 
@@ -87,6 +89,9 @@ class Plan:
     is_single_run: bool
     log_dir: Path
     config_hash: str
+    decision: Decide | None = None
+    first_seeds: int = 0  # that a campaign with `[decision]` begins with
+    added_seeds: tuple[int, ...] = ()  # by the user, after it had begun
 
     @property
     def conditions(self) -> tuple[str, ...]:
@@ -102,6 +107,19 @@ class Plan:
     @property
     def seeds(self) -> tuple[int, ...]:
         return tuple(dict.fromkeys(run.seed for run in self.runs))
+
+    @property
+    def reference(self) -> str:
+        """The condition that others are compared with."""
+        wanted = self.decision.reference if self.decision else ""
+        return next((c for c in self.conditions if wanted in (c, label_of(c))), self.conditions[0])
+
+    def rounds(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Iterate over rounds of a campaign with `[decision]`: all seeds so far, and those of the round."""
+        seeds, before = self.seeds[: len(self.seeds) - len(self.added_seeds)], 0
+        for count in range(self.first_seeds, len(seeds) + 1):
+            yield seeds[:count], seeds[before:count]
+            before = count
 
     @property
     def workers(self) -> int:
@@ -133,26 +151,41 @@ class Plan:
         return any(backend.adapts_permits for backend in self.backends_with_permits)
 
 
-def plan_runs(config: Config, file_name: str = "campaign", drawn_seed: int | None = None) -> Plan:
+def plan_runs(
+    config: Config, file_name: str = "campaign", drawn_seed: int | None = None, added_seeds: int = 0
+) -> Plan:
     """Return the plan of a file's runs; its name names the campaign if the file does not.
 
-    A file without a seed gets the `drawn_seed`, or draws one.
+    A file without a seed gets the `drawn_seed`, or draws one. With `[decision]` the plan has all runs that
+    may be needed. `added_seeds` further ones follow all others.
+
+    Raises ConfigError with every problem of `[decision]`.
     """
-    campaign, seeds = config.campaign or Campaign(), _seeds(config, drawn_seed)
+    campaign, given = config.campaign or Campaign(), _seeds(config, drawn_seed)
+    seeds = _with_further(config, given, added_seeds)
     bases = [(name, with_absolute_paths(base)) for name, base in _conditions(config)]
     known = [(name, base, contents_of(base)) for name, base in bases]
     runs = [_run(name, base, contents, seed) for seed in seeds for name, base, contents in known]
-    return Plan(
+    plan = Plan(
         name=campaign.name or Path(file_name).stem or "campaign",
         campaign=campaign,
         runs=tuple(runs),
         is_single_run=config.campaign is None,
         log_dir=Path(config.logging.log_dir),
         config_hash=hashlib.sha256("".join(r.config_hash for r in runs).encode()).hexdigest()[:16],
+        decision=config.decision,
+        first_seeds=max(FEWEST_SEEDS, len(given)),
+        added_seeds=tuple(seeds[len(seeds) - added_seeds :]),
     )
+    if config.decision is not None:
+        from retrain.plan.decidable import require_decidable  # not at the top: few files have the table
+
+        configs = {name: run.config for name, run in plan.first_runs().items()}
+        require_decidable(config.decision, configs, len(given), file_name)
+    return plan
 
 
-def planned_runs(config: Config, drawn_seed: int | None) -> list[RunEntry]:
+def planned_runs(config: Config, drawn_seed: int | None, added_seeds: int = 0) -> list[RunEntry]:
     """List a file's runs in launch order, without reading the files they name; none if the seed is not known.
 
     Only the types of the file need to be valid.
@@ -161,7 +194,7 @@ def planned_runs(config: Config, drawn_seed: int | None) -> list[RunEntry]:
         return []
     from retrain.records.manifest import RunEntry  # not at the top: `explain` needs no records
 
-    conditions, seeds = _conditions(config), _seeds(config, drawn_seed)
+    conditions, seeds = _conditions(config), _with_further(config, _seeds(config, drawn_seed), added_seeds)
     return [
         RunEntry(_run_id(name, seed), name, seed, base.training.max_steps)
         for seed in seeds
@@ -185,6 +218,13 @@ def _seeds(config: Config, drawn_seed: int | None) -> Sequence[int]:
     import secrets  # not at the top: costs 4 ms, and most files give a seed
 
     return [secrets.randbelow(LARGEST_SEED + 1)]
+
+
+def _with_further(config: Config, given: Sequence[int], added: int) -> list[int]:
+    """Return the seeds that are given, those that `[decision]` may add, and those that the user added."""
+    most = len(given) if config.decision is None else max(len(given), config.decision.max_seeds)
+    further = (s for s in chain(range(max(given) + 1, LARGEST_SEED + 1), range(max(given))) if s not in given)
+    return [*given, *islice(further, most - len(given) + added)]
 
 
 def _run_id(condition: str, seed: int) -> str:

@@ -47,6 +47,7 @@ class Provenance:
     options: Mapping[str, Any] = field(default_factory=dict)  # of the launcher
     version: int = CURRENT  # of the meaning of the file's keys
     way_back: str = "../.."  # from the campaign's directory to `where`: both may have moved
+    added_seeds: int = 0  # by `retrain resume --seeds`
     beside: str = "."  # from `where` to the file's directory, where dotted paths are searched first
 
 
@@ -181,6 +182,7 @@ def _parse(found: Mapping[str, Any]) -> Provenance:
         seed=None if seed is None else int(seed),
         options=dict(found.get("options", {})),
         version=int(found.get("version", 1)),
+        added_seeds=int(found.get("added_seeds", 0)),
     )
 
 
@@ -202,7 +204,7 @@ def _planned(files: CampaignFiles) -> Sequence[RunEntry]:
         config = load_types(files.campaign_toml, origin.overrides)
     except (ConfigError, RecordsError):
         return ()
-    return planned_runs(config, origin.seed)
+    return planned_runs(config, origin.seed, origin.added_seeds)
 
 
 def _recorded(files: RunFiles) -> RunEntry:

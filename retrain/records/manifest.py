@@ -23,11 +23,12 @@ from typing import Any
 from retrain.clock import utc_now
 from retrain.distribution import version
 from retrain.errors import DamagedRecordError, RecordsError
+from retrain.records.decision import Decision, decision_from
 from retrain.records.files import read_json, record_of, write_atomic
 from retrain.records.growing import mark_of
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.pace import Pace
-from retrain.records.run_row import PlannedRun as PlannedRun  # re-exported for callers that make a manifest
+from retrain.records.run_row import PlannedRun as PlannedRun  # re-exported for callers that make one
 from retrain.records.run_row import RunRow, row_of, row_of_inspected
 from retrain.records.run_state import ENDINGS, UNREADABLE, Inspection, RunState, inspect_run
 
@@ -96,6 +97,8 @@ class Manifest:
     workers: int = 0  # runs at a time; 0 if not known
     stagger_s: float = 0.0  # least time between two launches
     shared_cores: float = 0.0  # CPU cores shared by runs that keep one busy each; 0 if they do not
+    decision: Decision | None = None  # what `[decision]` has found; None without that table
+    added_seeds: int = 0  # by the user, after the campaign had begun
     expected: Expectation | None = None  # None while no step time is known
 
 
@@ -150,8 +153,7 @@ def read_manifest(path: Path) -> Manifest | None:
     found = read_json(path)
     if found is None:
         return None
-    version = found.get("schema_version")
-    if isinstance(version, int) and version > SCHEMA_VERSION:
+    if isinstance(version := found.get("schema_version"), int) and version > SCHEMA_VERSION:
         raise RecordsError(
             f"{path}: has schema {version!r}, but this retrain reads up to {SCHEMA_VERSION}; upgrade retrain"
         )
@@ -212,6 +214,8 @@ def _parse(found: dict[str, Any]) -> Manifest:
         "workers": int(found.get("workers", 0)),
         "stagger_s": float(found.get("stagger_s", 0.0)),
         "shared_cores": float(found.get("shared_cores", 0.0)),
+        "decision": decision_from(found.get("decision")),
+        "added_seeds": int(found.get("added_seeds", 0)),
         "expected": _expectation(found["expected"]) if found.get("expected") else None,
     }
     return Manifest(**known | later | {"git": GitState(**git) if git else None, "runs": runs})

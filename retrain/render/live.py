@@ -48,6 +48,9 @@ class EventLines(Observer):
         what = f"{count_of(len(runs), 'run')}, {workers} at a time" if runs else "no run is left"
         self._print(f"{what}, records in {files.directory}")
 
+    def asked(self, runs: Sequence[RunPlan]) -> None:
+        self._total += len(runs)
+
     def started(self, run: RunPlan) -> None:
         self._started[run.run_id] = time.monotonic()
         self._print(f"started {run.title}")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
+from retrain.records.decision import lines_of
 from retrain.records.manifest import Expectation
 from retrain.records.run_row import RunRow
 from retrain.records.text import about, first_of, format_duration, plain
@@ -111,6 +112,7 @@ def _remarks(campaign: CampaignStatus) -> Iterator[str | Text]:
     yield from detailed(campaign.runs)
     if campaign.eta_s is not None:
         yield time_left(campaign)
+    yield from lines_of(campaign.decision)
     if campaign.expected is not None:
         yield expectation(campaign.expected)
     permits = campaign.permits

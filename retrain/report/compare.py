@@ -11,14 +11,12 @@ from typing import Any
 from retrain.config.digest import BESIDE_RESULTS
 from retrain.config.keys import as_toml
 from retrain.config.resolve import flatten
+from retrain.records.decision import Decision, is_higher_better
 from retrain.records.text import plain
 from retrain.report.gather import RunHistory
 from retrain.report.sides import Match, Moment, Side, describe, final_value, known_metrics
 from retrain.report.statistics import LEVEL, Difference, SeedSummary, describe_sample, difference_of, holm
 
-FAULTS = ("_error_fraction", "_timeout_fraction", "zero_signal_group_fraction", "max_token_hit_rate")
-LOWER_IS_BETTER = ("_time_s", "_wait_s", *FAULTS)
-HIGHER_IS_BETTER = ("reward", "correct_rate", "pass_at_", "tokens_per_second")
 SPEED = "step_time_s"
 OF_A_STEP = ("_time_s", "_wait_s", "tokens_per_second")  # metrics that more steps do not improve
 
@@ -89,6 +87,8 @@ class Comparison:
     level: float
     metrics: tuple[MetricComparison, ...]
     config: tuple[KeyDifference, ...]
+    decision: Decision | None = None  # what the campaign's `[decision]` has found
+    added_seeds: int = 0  # added to the campaign by hand, after it had begun
 
 
 def compare(
@@ -100,11 +100,14 @@ def compare(
     """
     at = moment or Moment()
     chosen = tuple(metrics) or usual_metrics([run for side in match.sides for run in side.runs])
+    manifest = match.campaign.manifest if match.campaign else None
     return Comparison(
         title=match.title,
         level=LEVEL,
         metrics=tuple(_metric(name, match.sides, at, paired=paired) for name in chosen),
         config=_differences(match.sides),
+        decision=manifest.decision if manifest else None,
+        added_seeds=manifest.added_seeds if manifest else 0,
     )
 
 
@@ -112,14 +115,6 @@ def usual_metrics(runs: Sequence[RunHistory]) -> tuple[str, ...]:
     """Return the default metrics: held-out reward, training reward and step time, if known."""
     known = known_metrics(runs)
     return tuple(name for name in ("eval_reward", "mean_reward", SPEED) if name in known)
-
-
-def is_higher_better(metric: str) -> bool | None:
-    """Return whether higher is better; None if neither is."""
-    if metric.endswith(LOWER_IS_BETTER):
-        return False
-    is_good = any(part in metric for part in HIGHER_IS_BETTER) and not metric.endswith("_std")
-    return True if is_good else None
 
 
 def _metric(name: str, sides: Sequence[Side], moment: Moment, *, paired: bool) -> MetricComparison:

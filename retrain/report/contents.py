@@ -72,7 +72,9 @@ def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
     sides = conditions(campaign)
     known = known_metrics(campaign.runs)
     shown = Shown(sides[:MOST_CONDITIONS], bins_for(sides[:MOST_CONDITIONS], len(known)))
-    comparison = compare(Match("", sides), tuple(dict.fromkeys([*usual_metrics(campaign.runs), *metrics])))
+    comparison = compare(
+        Match("", sides, campaign), tuple(dict.fromkeys([*usual_metrics(campaign.runs), *metrics]))
+    )
     fitted = tuple(fit for side in shown.sides if (fit := scalability(side)))
     found = {name: curves(shown.sides, name, shown.bins) for name in known}
     used, began_s = servers(campaign.runs), first_start_s(campaign.runs)

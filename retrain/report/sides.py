@@ -15,13 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from retrain.errors import ConfigError
+from retrain.records.decision import HELD_OUT, steps_averaged
 from retrain.records.text import plain
 from retrain.registry import hint
 from retrain.report.gather import CampaignRecord, RunHistory, gather, number
-
-HELD_OUT = "eval_"
-LAST_FRACTION = 0.1  # of the steps: enough to average out noise, few enough that learning has mostly ended
-FEWEST_STEPS = 10
 
 
 @dataclass(frozen=True)
@@ -38,6 +35,7 @@ class Match:
 
     title: str
     sides: tuple[Side, ...]
+    campaign: CampaignRecord | None = None  # whose conditions these all are
 
 
 def choose(arguments: Sequence[str]) -> tuple[Match, ...]:
@@ -91,7 +89,7 @@ def _own_conditions(campaign: CampaignRecord) -> Match:
         raise ConfigError(
             f"{campaign.directory}: contains only {only}; add another campaign, or name two of its runs"
         )
-    return Match("", sides)
+    return Match("", sides, campaign)
 
 
 def _common_conditions(campaigns: Sequence[CampaignRecord]) -> tuple[Match, ...]:
@@ -157,7 +155,7 @@ def final_value(run: RunHistory, metric: str, moment: Moment) -> float | None:
         return None if math.isnan(value) else value
     values, steps = run.columns.metric(metric), run.columns.steps
     end = run.last_step if moment.step is None else moment.step
-    last = moment.last or max(FEWEST_STEPS, round(LAST_FRACTION * end))
+    last = moment.last or steps_averaged(end)
     counts = np.isfinite(values) & (steps <= end) & (is_held_out | (steps > end - last))
     known = values[counts]
     return (float(known[-1]) if is_held_out else float(np.mean(known))) if len(known) else None

@@ -13,6 +13,8 @@ import tomli_w
 from retrain.clock import utc_now
 from retrain.config.digest import BESIDE_RESULTS
 from retrain.distribution import version
+from retrain.records.decision import lines_of as lines_of  # for the page
+from retrain.records.decision import looks_of
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles
 from retrain.records.run_row import last_output
@@ -172,6 +174,8 @@ def _range(low: int, high: int) -> str:
 def footnotes(comparisons: Sequence[Comparison]) -> Iterator[str]:
     """Return how to read a comparison."""
     metrics = sum(len(comparison.metrics) for comparison in comparisons)
+    for comparison in comparisons:
+        yield from looks_of(comparison.decision, comparison.added_seeds)
     if metrics:
         yield (
             "Verdicts follow the 95 % interval (Student's t), which holds its level with few seeds; the "

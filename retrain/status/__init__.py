@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from retrain.errors import RecordsError
 from retrain.locks.held import is_held
 from retrain.plan.provenance import entries_without_manifest
+from retrain.records.decision import Decision
 from retrain.records.layout import (
     CampaignFiles,
     RunFiles,
@@ -85,6 +86,7 @@ class CampaignStatus:
     permits: PermitStatus | None
     problem: str  # which of the campaign's own files cannot be read, and why
     eta_p90_s: float | None = None  # time left, P90
+    decision: Decision | None = None  # what `[decision]` has found; None without that table
     expected: Expectation | None = None  # of the whole campaign, and the actual time
     is_supervised: bool = False  # whether its orchestrator lives
     resume_with: str = ""  # the command that resumes it, if work is left and no orchestrator lives
@@ -123,6 +125,9 @@ def campaign_row(
     except RecordsError as error:
         problems.append(str(error))
     state = campaign_state(runs, is_supervised=is_supervised)
+    decision = manifest.decision if manifest else None
+    if state == "done" and decision is not None and not decision.ended:
+        state = "interrupted"  # between two rounds
     left = _remaining(runs, manifest, is_supervised=is_supervised)
     steps = [run.max_steps for run in runs if run.max_steps is not None]
     permits = _permits(directory, manifest, problems)
@@ -146,6 +151,7 @@ def campaign_row(
         steps_total=sum(steps) if len(steps) == len(runs) else None,
         eta_s=left.p50_s if left else None,
         eta_p90_s=left.p90_s if left else None,
+        decision=decision,
         expected=manifest.expected if manifest else None,
         permits=permits,
         problem=plain("; ".join(problems), 500),

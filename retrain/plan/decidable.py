@@ -1,0 +1,49 @@
+"""Whether `[decision]` can decide anything between a file's conditions, before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from retrain.config.campaign import Decide
+from retrain.config.keys import quote
+from retrain.config.resolve import label_of
+from retrain.config.schema import Config
+from retrain.errors import ConfigError
+from retrain.records.decision import metrics_of_rows
+from retrain.records.text import parse_duration
+from retrain.registry import hint
+
+
+def require_decidable(table: Decide, configs: Mapping[str, Config], given: int, source: str) -> None:
+    """Raise ConfigError with every problem of `[decision]`.
+
+    Args:
+        table: its keys.
+        configs: the configuration of each condition, by name.
+        given: seeds in the file.
+        source: the file.
+    """
+    if problems := list(_problems(table, configs, given)):
+        raise ConfigError([f"{source} [decision]{problem}" for problem in problems])
+
+
+def _problems(table: Decide, configs: Mapping[str, Config], given: int) -> Iterator[str]:
+    if len(configs) < 2:
+        yield ": compares conditions, and there is one; add a [[campaign.conditions]], or remove the table"
+    if table.reference and table.reference not in {*configs, *map(label_of, configs)}:
+        others = hint(table.reference, list(configs), f"there are {', '.join(configs)}")
+        yield f".reference: no condition is named {quote(table.reference)}; {others}"
+    if given > table.max_seeds:
+        yield f".max_seeds: got {table.max_seeds}, but campaign.seeds has {given}; raise it, or list fewer"
+    for condition, config in configs.items():
+        has_environment = config.environment.environment != "single_turn"
+        known = metrics_of_rows(config.data.eval_samples, has_environment=has_environment)
+        if table.metric not in known:
+            others = hint(table.metric, known, f"there are {', '.join(known)}")
+            yield f".metric: no row of {condition} will have {quote(table.metric)}; {others}"
+            break
+    if table.budget:
+        try:
+            parse_duration(table.budget)
+        except ValueError as error:
+            yield f".budget: {error}"

@@ -1,0 +1,162 @@
+"""What a campaign with `[decision]` has concluded so far; and how a run's final value is computed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, get_args, get_type_hints
+
+from retrain.records.files import record_of
+from retrain.records.layout import RunFiles
+from retrain.records.metrics import mean, read_metrics
+from retrain.records.step_row import (
+    EpisodeSummary,
+    Evaluation,
+    RolloutSummary,
+    Timing,
+    UpdateSummary,
+    keys_of,
+)
+from retrain.records.text import count_of, number, plain
+
+VERDICTS = {
+    "better": "better than {}",
+    "worse": "worse than {}",
+    "no_difference": "not found to differ from {}",
+    "undecided": "not decided against {}",
+    "continue": "still compared with {}",
+}
+HELD_OUT = "eval_"
+LAST_FRACTION = 0.1  # of the steps: enough to average out noise, few enough that learning has mostly ended
+FEWEST_STEPS = 10
+FAULTS = ("_error_fraction", "_timeout_fraction", "zero_signal_group_fraction", "max_token_hit_rate")
+LOWER_IS_BETTER = ("_time_s", "_wait_s", *FAULTS)
+HIGHER_IS_BETTER = ("reward", "correct_rate", "pass_at_", "tokens_per_second")
+
+
+@dataclass(frozen=True)
+class ConditionDecision:
+    """How a condition compares with the reference; figures are null while there are too few seeds."""
+
+    condition: str
+    verdict: str  # better, worse, no_difference, undecided; continue while it is open
+    seeds: int  # that were compared: those that both conditions finished
+    difference: float | None = None  # mean over seeds, condition minus reference
+    low: float | None = None  # of the interval, which allows for all looks and conditions
+    high: float | None = None
+    p_value: float | None = None
+    variance_removed: float | None = None  # share of the difference's variance, by comparing the same seeds
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The verdicts of a campaign with `[decision]`, and what they saved."""
+
+    metric: str
+    reference: str
+    error: float
+    max_seeds: int
+    runs: int  # asked for so far
+    saved_runs: int  # not needed of all conditions with all seeds; 0 until the end
+    ended: str  # decided, seeds (used up), budget (used up); "" while seeds are added
+    smallest_difference: float | None = None
+    conditions: tuple[ConditionDecision, ...] = ()  # all but the reference
+
+
+def verdict_of(one: ConditionDecision, decision: Decision) -> str:
+    """Return a verdict as a sentence, with its interval."""
+    verdict = VERDICTS.get(one.verdict, one.verdict).format(decision.reference)
+    said = f"{one.condition}: {verdict} in {decision.metric} after {count_of(one.seeds, 'seed')}"
+    if one.difference is None:
+        return said
+    known = one.low is not None and one.high is not None
+    bounds = f" ({number(one.low)} to {number(one.high)})" if known else ""
+    return f"{said}: {number(one.difference)}{bounds}"
+
+
+def ending_of(decision: Decision) -> str:
+    """Return how far the campaign is, as a sentence."""
+    if not decision.ended:
+        return f"seeds are added until all conditions are decided, at most {decision.max_seeds}"
+    why = {"decided": "all conditions are decided", "seeds": "all seeds are used up"}
+    saved = f"{count_of(decision.saved_runs, 'run')} saved of {decision.runs + decision.saved_runs}"
+    return f"{why.get(decision.ended, 'the budget is used up')}: {saved}"
+
+
+def lines_of(decision: Decision | None) -> tuple[str, ...]:
+    """Return the verdicts and how far the campaign is, a sentence each, safe to print."""
+    if decision is None:
+        return ()
+    verdicts = (verdict_of(one, decision) for one in decision.conditions)
+    return tuple(plain(line, 500) for line in (*verdicts, ending_of(decision)))
+
+
+def looks_of(decision: Decision | None, added_seeds: int) -> Iterator[str]:
+    """Return what a comparison of all seeds must say of the looks at them."""
+    if decision is not None:
+        yield (
+            "Seeds were added until the conditions were decided. The decision's intervals allow for that; "
+            "the verdicts of the metrics assume a number of seeds that was fixed beforehand."
+        )
+    if added_seeds:
+        yield (
+            f"Seeds were added by hand afterwards ({added_seeds} to each condition). That look was not "
+            "planned, so differences are found by chance more often than 1 in 20 times."
+        )
+
+
+def decision_from(found: Mapping[str, Any] | None) -> Decision | None:
+    """Return what the manifest holds; raises LookupError, TypeError or ValueError if it is damaged."""
+    if not found:
+        return None
+    conditions = tuple(record_of(ConditionDecision, one) for one in found["conditions"])
+    scalars = {field.name: found[field.name] for field in fields(Decision) if field.name != "conditions"}
+    return Decision(**scalars, conditions=conditions)
+
+
+def is_higher_better(metric: str) -> bool | None:
+    """Return whether higher is better; None if neither is."""
+    if metric.endswith(LOWER_IS_BETTER):
+        return False
+    is_good = any(part in metric for part in HIGHER_IS_BETTER) and not metric.endswith("_std")
+    return True if is_good else None
+
+
+def steps_averaged(end: int) -> int:
+    """Return over how many of its last steps a run's value is averaged, if it ended after `end`."""
+    return max(FEWEST_STEPS, round(LAST_FRACTION * end))
+
+
+def final_value(files: RunFiles, result: Mapping[str, Any], metric: str) -> float | None:
+    """Return a finished run's value in a metric; None if it has none."""
+    if metric.startswith(HELD_OUT):
+        return _number(result.get(metric))
+    rows = read_metrics(files.directory)
+    last = rows[-1]["step"] if rows else 0
+    late = (row.get(metric) for row in rows if row["step"] > last - steps_averaged(last))
+    return mean(value for found in late if (value := _number(found)) is not None)
+
+
+def metrics_of_rows(samples: int, *, has_environment: bool) -> tuple[str, ...]:
+    """List the numbers that every run measures and that may decide.
+
+    Args:
+        samples: answers per held-out prompt for pass@k, 1 for none.
+        has_environment: whether rows describe episodes.
+    """
+    parts: list[Any] = [Evaluation, RolloutSummary, Timing, UpdateSummary]
+    names = []
+    for part in parts + [EpisodeSummary] * has_environment:
+        hints = get_type_hints(part)
+        for name, key, is_optional in keys_of(part):
+            kinds = get_args(hints[name]) or (hints[name],)
+            if not is_optional and (float in kinds or int in kinds):
+                names.append(key)
+    return (*names, *(f"eval_pass_at_{k}" for k in (1, samples) if samples > 1))
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)

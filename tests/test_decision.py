@@ -1,0 +1,240 @@
+"""Campaigns that add seeds until it is known which conditions differ, and then stop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from retrain.campaign import Observer
+from retrain.campaign.orchestrate import CampaignOutcome
+from retrain.campaign.run import reopen, start
+from retrain.config.load import load_config
+from retrain.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_RUN_FAILED, ConfigError
+from retrain.plan.decision import Progress, decide
+from retrain.plan.matrix import Plan, plan_runs
+from retrain.records.decision import Decision
+from retrain.records.layout import CampaignFiles
+from retrain.records.manifest import read_manifest
+from retrain.status import survey
+
+DECISION = """
+[training]
+batch_size = 2
+group_size = 4
+max_tokens = 4
+temperature = 1.0
+lr = 1e-3
+
+[data]
+task = "successor"
+eval_prompts = 4
+
+[reward]
+reward = "tests.reward_functions.spelled"
+
+[decision]
+metric = "mean_reward"
+max_seeds = 8
+
+[campaign]
+seeds = [5, 7]
+max_steps = 2
+launcher = "inline"
+
+[[campaign.conditions]]
+name = "plain"
+
+[[campaign.conditions]]
+name = "bonus"
+reward.params.bonus = 0.5
+
+[[campaign.conditions]]
+name = "alike"
+training.temperature = 1.001
+"""
+SEEDS = (5, 7, 8, 9, 10, 11, 12, 13)  # those given, then counted on
+
+
+@pytest.fixture
+def decision_file(here: Path) -> Path:
+    """A file of three conditions, of which one differs from the reference."""
+    path = here / "decision.toml"
+    path.write_text(DECISION)
+    return path
+
+
+def planned(path: Path, *overrides: str) -> Plan:
+    return plan_runs(load_config(path, overrides), path.name)
+
+
+def progress(plan: Plan, values: Mapping[str, Sequence[float | None]], *, is_spent: bool = False) -> Progress:
+    """Return the progress after these values of each condition, in the order of the seeds."""
+    runs = {(run.condition, run.seed): run.run_id for run in plan.runs}
+    ended = {
+        runs[name, seed]: value
+        for name, found in values.items()
+        for seed, value in zip(plan.seeds, found, strict=False)
+    }
+    assert plan.decision is not None
+    return decide(plan, plan.decision, ended, ended.keys(), is_spent=is_spent)
+
+
+def verdicts(decision: Decision) -> dict[str, tuple[str, int]]:
+    return {one.condition: (one.verdict, one.seeds) for one in decision.conditions}
+
+
+def decision_of(directory: Path) -> Decision:
+    manifest = read_manifest(CampaignFiles(directory).manifest)
+    assert manifest is not None
+    assert manifest.decision is not None
+    return manifest.decision
+
+
+def test_the_plan_has_all_runs_that_may_be_needed(decision_file: Path) -> None:
+    plan = planned(decision_file)
+    assert (plan.seeds, len(plan.runs)) == (SEEDS, 24)
+
+
+def test_three_seeds_come_first_then_one_at_a_time_for_open_conditions(decision_file: Path) -> None:
+    plan = planned(decision_file)
+    assert progress(plan, {}).wanted == {f"{c}_s{s}" for c in plan.conditions for s in SEEDS[:3]}
+    values = {"plain": [0.1, 0.2, 0.3], "bonus": [0.6, 0.7, 0.8], "alike": [0.1, 0.2, 0.3]}
+    found = progress(plan, values)
+    assert verdicts(found.decision) == {"bonus": ("continue", 3), "alike": ("no_difference", 3)}
+    assert found.wanted - progress(plan, {}).wanted == {"plain_s9", "bonus_s9"}
+
+
+def test_a_verdict_stands_although_further_seeds_ended(decision_file: Path) -> None:
+    plan = planned(decision_file)
+    values = {"plain": [0.0] * 8, "bonus": [0.5, 0.6, 0.55, 0.52, 0.57, 0.58, 0.51, -9.0], "alike": [0.0] * 8}
+    found = progress(plan, values).decision
+    assert verdicts(found) == {"bonus": ("better", 7), "alike": ("no_difference", 3)}
+    assert (found.ended, found.runs, found.saved_runs) == ("decided", 17, 7)
+
+
+def test_less_is_better_in_a_time(decision_file: Path) -> None:
+    plan = planned(decision_file, "decision.metric=step_time_s")
+    values = {"plain": [0.0] * 8, "bonus": [0.5, 0.6, 0.55, 0.52, 0.57, 0.58, 0.51], "alike": [0.0] * 8}
+    assert verdicts(progress(plan, values).decision)["bonus"] == ("worse", 7)
+
+
+def test_a_seed_that_failed_is_left_out(decision_file: Path) -> None:
+    plan = planned(decision_file)
+    values = {"plain": [0.0] * 8, "bonus": [0.5, None, 0.55, 0.52, 0.57, 0.58, 0.6, 0.5], "alike": [0.0] * 8}
+    assert verdicts(progress(plan, values).decision)["bonus"] == ("better", 7)
+
+
+def test_used_up_seeds_leave_a_condition_undecided(decision_file: Path) -> None:
+    plan = planned(decision_file, "decision.smallest_difference=0.001")
+    wide = [1.0, -0.9, 0.9, -0.6, 0.8, -0.6, 0.9, -0.5]
+    found = progress(plan, {"plain": [0.0] * 8, "bonus": wide, "alike": wide}).decision
+    assert verdicts(found) == {"bonus": ("undecided", 8), "alike": ("undecided", 8)}
+    assert found.ended == "seeds"
+
+
+def test_no_round_begins_after_the_budget(decision_file: Path) -> None:
+    plan = planned(decision_file, "decision.budget=1h")
+    values = {"plain": [0.1, 0.2, 0.3], "bonus": [0.6, 0.7, 0.8], "alike": [0.1, 0.2, 0.3]}
+    found = progress(plan, values, is_spent=True)
+    assert found.wanted == progress(plan, {}).wanted
+    assert (found.decision.ended, verdicts(found.decision)["bonus"]) == ("budget", ("undecided", 3))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (["metric=eval_rewrad"], '[decision].metric: no row of plain will have "eval_rewrad"; did you mean'),
+        (["metric=eval_pass_at_8"], "[decision].metric: no row of plain will have"),
+        (["reference=plane"], "[decision].reference: no condition is named \"plane\"; did you mean 'plain'"),
+        (["max_seeds=2"], "decision.max_seeds: got 2; needs at least 3"),
+        (["error=0"], "decision.error: got 0; needs more than 0"),
+        (["budget=soon"], "[decision].budget: 'soon' is not a time span"),
+    ],
+)
+def test_what_cannot_be_decided_is_refused(decision_file: Path, overrides: list[str], problem: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        planned(decision_file, *(f"decision.{one}" for one in overrides))
+    assert problem in str(error.value)
+
+
+def test_more_seeds_than_may_be_used_are_refused(decision_file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"max_seeds: got 3, but campaign.seeds has 4"):
+        planned(decision_file, "decision.max_seeds=3", "campaign.seeds=[1, 2, 3, 4]")
+
+
+def test_one_condition_cannot_be_decided(decision_file: Path) -> None:
+    decision_file.write_text(DECISION.partition("[[campaign")[0])
+    with pytest.raises(ConfigError, match="compares conditions, and there is one"):
+        planned(decision_file)
+
+
+def test_a_campaign_stops_when_all_conditions_are_decided(decision_file: Path) -> None:
+    outcome = start(decision_file).execute()
+    found = decision_of(outcome.directory)
+    assert verdicts(found)["bonus"] == ("better", 7)
+    assert found.conditions[0].difference == pytest.approx(0.5)
+    assert (outcome.exit_code, found.ended, found.reference) == (EXIT_DONE, "decided", "plain")
+    assert found.runs + found.saved_runs == 24
+    (status,) = survey(outcome.directory)
+    assert (status.state, len(status.runs), status.decision) == ("done", found.runs, found)
+
+
+class StopAfter(Observer):
+    """Asks the campaign to stop after some of its runs."""
+
+    def __init__(self, runs: int) -> None:
+        self.left = runs
+        self.stop: Callable[[], None] = lambda: None
+
+    def ended(self, *_: object) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.stop()
+
+
+def stopped_after(path: Path, runs: int) -> CampaignOutcome:
+    observer = StopAfter(runs)
+    campaign = start(path, (), observer)
+    observer.stop = campaign.stop
+    return campaign.execute()
+
+
+@pytest.mark.parametrize("runs", [4, 9, 12])
+def test_a_stopped_campaign_comes_to_the_same_verdicts(decision_file: Path, runs: int) -> None:
+    expected = decision_of(start(decision_file).execute().directory)
+    stopped = stopped_after(decision_file, runs)
+    assert stopped.exit_code == EXIT_INTERRUPTED
+    assert survey(stopped.directory)[0].state == "interrupted"
+    CampaignFiles(stopped.directory).manifest.unlink()  # only the runs' records decide
+    assert reopen(stopped.directory).execute().exit_code == EXIT_DONE
+    assert decision_of(stopped.directory) == expected
+
+
+def test_a_failed_run_costs_its_seed(decision_file: Path) -> None:
+    text = DECISION.replace("reward.params.bonus = 0.5", 'reward.reward = "tests.plugins.broken"')
+    decision_file.write_text(text)
+    outcome = start(decision_file).execute()
+    found = verdicts(decision_of(outcome.directory))
+    assert (outcome.exit_code, found["bonus"]) == (EXIT_RUN_FAILED, ("undecided", 0))
+
+
+def test_status_and_compare_tell_the_verdicts(
+    decision_file: Path, retrain: Callable[..., CompletedProcess[str]]
+) -> None:
+    directory = start(decision_file).execute().directory
+    line = "bonus: better than plain in mean_reward after 7 seeds: 0.500"
+    assert line in retrain("status", directory).stdout
+    assert line in retrain("compare", directory).stdout
+    found = json.loads(retrain("compare", directory, "--json").stdout)["comparisons"][0]["decision"]
+    assert found["conditions"][0]["verdict"] == "better"
+
+
+def test_nothing_is_created_for_a_file_that_cannot_decide(
+    decision_file: Path, retrain: Callable[..., CompletedProcess[str]]
+) -> None:
+    done = retrain("run", decision_file, "--set", "decision.reference=none")
+    assert (done.returncode, Path("logs").exists()) == (EXIT_CONFIG, False)
