@@ -79,7 +79,7 @@ def test_given_tokens_are_read_but_not_trained_on(model):
 
     def logprobs(*rollouts: Rollout) -> torch.Tensor:
         samples = [TrainingSample(one, np.ones(len(one.tokens)), 1.0) for one in rollouts]
-        batches = training.lay_out(samples, prompts, 1, backend.policy.causal.device)
+        batches = training.lay_out(samples, prompts, 1, backend.policy)
         return torch.cat([training.evaluate(backend.policy, batch, 1.0)[0] for batch in batches])
 
     assert torch.allclose(logprobs(whole), torch.cat([logprobs(first), logprobs(second)]), atol=1e-5)

@@ -108,7 +108,7 @@ class Cohorts:
         positions = torch.cat([cohort.end - cohort.start for cohort in self._cohorts])
         whole = self._windows.is_whole
         mask = self._cohorts[0].mask if whole else None
-        with nullcontext() if whole else _attending(self._config):
+        with nullcontext() if whole else attending(self._config, ATTENTION):
             output = self._policy.body(
                 input_ids=tokens[:, None],
                 attention_mask=None if mask is None else mask[:, 0, 0].long(),
@@ -216,9 +216,10 @@ def _layers(cohorts: list[Cohort], windows: Windows, config: Any) -> Cache:
 
 
 @contextmanager
-def _attending(config: Any) -> Iterator[None]:
+def attending(config: Any, name: str) -> Iterator[None]:
+    """Run attention by a function that is registered with transformers; no mask is made."""
     before = config._attn_implementation
-    config._attn_implementation = ATTENTION
+    config._attn_implementation = name
     try:
         yield
     finally:

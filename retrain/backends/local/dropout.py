@@ -21,6 +21,11 @@ class Dropout:
         device = policy.device
         self._devices = [device] if device.type == "cuda" else []
 
+    @property
+    def is_on(self) -> bool:
+        """Whether adapters have dropout at all."""
+        return bool(self._layers)
+
     @contextmanager
     def masks(self, step: int, micro_batch: int) -> Iterator[None]:
         """Switch dropout on for a micro-batch; its masks depend on the seed and these two numbers alone."""

@@ -27,8 +27,9 @@ from retrain.backends.local.engine_check import first_tokens, reject_other_polic
 from retrain.backends.local.engine_watch import EngineWatch
 from retrain.backends.local.files import ADAPTER, save_weights
 from retrain.backends.local.loading import Cut, Policy
+from retrain.backends.local.micro_batches import lay_out
 from retrain.backends.local.progress import Progress
-from retrain.backends.local.training import evaluate, lay_out
+from retrain.backends.local.training import evaluate
 from retrain.engines import Drawn, Ids, LostAdaptersError
 from retrain.engines.completions import Wanted
 from retrain.engines.gpu_lock import GpuLock
@@ -260,7 +261,7 @@ class EngineSampler:
             return
         rows = [prompts[number] for number, group in groups.items() for _ in group]
         samples, texts = first_tokens(rows, drawn)
-        batches = lay_out(samples, texts, self._tokens_at_a_time, self._policy.device)
+        batches = lay_out(samples, texts, self._tokens_at_a_time, self._policy)
         theirs = np.concatenate([batch.data.sampler_logprobs for batch in batches])
 
         def nats_apart(at: float) -> float:

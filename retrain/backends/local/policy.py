@@ -26,7 +26,7 @@ from retrain.backends.local.sampling import TorchSampler
 from retrain.backends.local.shared_weights import share
 from retrain.backends.local.sizes import micro_batch, read_sizes
 from retrain.backends.local.training import Learner
-from retrain.backends.local.trial import try_out
+from retrain.backends.local.trial import most_shared, try_out
 from retrain.backends.text import Text, check_finite, extended, to_groups
 from retrain.backends.turns import Turns
 from retrain.backends.work import ModelCosts
@@ -84,7 +84,7 @@ class LocalBackend:
         self._engine: EngineSampler | None = None
         if self.info.remote:
             self._engine = EngineSampler(spec, options, policy, self.text.end_ids)
-        self._learner = Learner(
+        self.learner = Learner(
             policy,
             self.optimizer,
             Dropout(policy, seed),
@@ -92,6 +92,7 @@ class LocalBackend:
             self.costs,
             options.tokens_per_micro_batch,
             options.gradient_checkpointing,
+            most_shared(policy, windows),
             spec.observe,
         )
         if options.threads or self.info.parameters < TINY_PARAMETERS:
@@ -165,7 +166,7 @@ class LocalBackend:
         self._memory.limit(optimization.gpu_fraction)
         prompts = {s.rollout.prompt.text: self._encode(s.rollout.prompt) for s in samples}
         with nullcontext() if self._engine is None else self._engine.making_room():
-            stats = self._learner.update(samples, prompts, loss, optimization)
+            stats = self.learner.update(samples, prompts, loss, optimization)
         if optimization.is_last:
             self._publish()
         return stats
@@ -192,12 +193,12 @@ class LocalBackend:
         return None if self._engine is None else self._engine.take_use()
 
     def save(self, directory: Path) -> None:
-        budgets = {"train": self._learner.tokens_at_a_time, **self.sampler.budgets}
+        budgets = {"train": self.learner.tokens_at_a_time, **self.sampler.budgets}
         save_policy(directory, self.policy, self.optimizer, self.generator, self._identity, budgets)
 
     def load(self, directory: Path) -> None:
         budgets = load_policy(directory, self.policy, self.optimizer, self.generator, self._identity)
-        self._learner.tokens_at_a_time = budgets.pop("train")
+        self.learner.tokens_at_a_time = budgets.pop("train")
         self.sampler.budgets = budgets
         self._publish()
 

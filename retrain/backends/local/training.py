@@ -19,8 +19,10 @@ from retrain.backends import Optimization, TrainingProgress, UpdateStats, ignore
 from retrain.backends.local.devices import DeviceMemory, finished_s, is_out_of_memory
 from retrain.backends.local.dropout import Dropout
 from retrain.backends.local.loading import Cut, Policy, entropy
+from retrain.backends.local.micro_batches import MicroBatch, lay_out
 from retrain.backends.local.optimizer import Optimizer
-from retrain.backends.objective import TokenData, Totals, split_by_group
+from retrain.backends.local.shared_prompts import states_of
+from retrain.backends.objective import Totals, split_by_group
 from retrain.backends.work import ModelCosts
 from retrain.engines import Ids
 from retrain.errors import BackendMemoryError, NonFiniteError
@@ -40,6 +42,7 @@ class Learner:
     costs: ModelCosts
     tokens_at_a_time: int
     checkpointing: bool  # recompute activations
+    most_shared: int = 0  # longest sequence of which the prompt can be shared
     observe: Callable[[TrainingProgress], None] = ignore_progress
 
     def update(
@@ -51,10 +54,12 @@ class Learner:
     ) -> UpdateStats:
         """Take one step; if it does not fit in memory, retry with half as many tokens per micro-batch."""
         cut, device = split_by_group(samples, optimization.micro_batches), self.policy.device
+        # recomputed layers know no layout, and dropout is drawn for each completion's own prompt
+        shared = 0 if self.checkpointing or self.dropout.is_on else self.most_shared
         self._set_checkpointing(self.checkpointing)
         try:
             while True:
-                parts = [lay_out(part, prompts, self.tokens_at_a_time, device) for part in cut]
+                parts = [lay_out(p, prompts, self.tokens_at_a_time, self.policy, shared) for p in cut]
                 began_s = time.perf_counter()
                 try:
                     stats = self._step(parts, cut, loss, optimization)
@@ -65,8 +70,7 @@ class Learner:
                 else:
                     time_s = finished_s(device) - began_s
                     drawn = sum(len(sample.rollout.tokens) for sample in samples)
-                    rollouts = [sample.rollout for sample in samples]
-                    tokens = sum(len(prompts[one.prompt.text]) + one.length for one in rollouts)
+                    tokens = sum(batch.tokens for part in parts for batch in part)
                     passes, reference = sum(map(len, parts)), optimization.kl_coef > 0
                     work = self.costs.train(tokens, drawn, passes, parts=passes, reference=reference)
                     return replace(stats, work=replace(work + self.costs.optimize(), time_s=time_s))
@@ -107,59 +111,14 @@ class Learner:
         """Halve the micro-batch after a step that did not fit; a single sequence cannot be halved."""
         self.optimizer.begin()
         self.memory.free()
-        shapes = [batch.input_ids.shape for part in parts for batch in part]
-        if all(rows == 1 for rows, _ in shapes):
+        batches = [*chain.from_iterable(parts)]
+        longest = max(batch.input_ids.numel() for batch in batches)
+        if all(batch.sequences == 1 for batch in batches):
             raise BackendMemoryError(
-                f"one sequence of {max(length for _, length in shapes)} tokens did not fit in memory "
+                f"one sequence of {longest} tokens did not fit in memory "
                 f"({reason}); lower max_tokens, or set [backend.options].gradient_checkpointing = true"
             )
-        self.tokens_at_a_time = max(rows * length for rows, length in shapes if rows > 1) // 2
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MicroBatch:
-    """Whole sequences, right-padded."""
-
-    input_ids: torch.Tensor  # (sequences, longest), right-padded, each without its last token
-    sources: torch.Tensor  # (tokens,) index of the flattened hidden state that predicts each token
-    targets: torch.Tensor  # (tokens,)
-    data: TokenData
-
-
-def lay_out(
-    samples: Sequence[TrainingSample], prompts: Mapping[str, Ids], budget: int, device: torch.device
-) -> list[MicroBatch]:
-    """Return samples as micro-batches of similar lengths: `budget` tokens, or one sequence."""
-
-    def length(sample: TrainingSample) -> int:
-        return len(prompts[sample.rollout.prompt.text]) + sample.rollout.length - 1
-
-    parts: list[list[TrainingSample]] = []
-    for sample in sorted(samples, key=length, reverse=True):  # the first of a micro-batch is the longest
-        if not parts or length(parts[-1][0]) * (len(parts[-1]) + 1) > budget:
-            parts.append([])
-        parts[-1].append(sample)
-    return [_micro_batch(part, [prompts[s.rollout.prompt.text] for s in part], device) for part in parts]
-
-
-def _micro_batch(
-    samples: Sequence[TrainingSample], prompts: Sequence[Ids], device: torch.device
-) -> MicroBatch:
-    placed = [sample.rollout.placed() for sample in samples]
-    # the last token predicts nothing
-    rows = [[*prompt, *read[:-1]] for prompt, (read, _) in zip(prompts, placed, strict=True)]
-    longest = len(rows[0])
-    padded = [row + [0] * (longest - len(row)) for row in rows]
-    # each token is predicted by the previous state
-    starts = np.array([len(prompt) - 1 for prompt in prompts]) + longest * np.arange(len(rows))
-    data = TokenData.of(samples)
-    within = np.fromiter(chain.from_iterable(places for _, places in placed), np.int64)
-    return MicroBatch(
-        input_ids=torch.tensor(padded, device=device),
-        sources=torch.as_tensor(starts[data.sequence] + within, device=device),
-        targets=torch.tensor(list(chain.from_iterable(s.rollout.tokens for s in samples)), device=device),
-        data=data,
-    )
+        self.tokens_at_a_time = max(b.input_ids.numel() for b in batches if b.sequences > 1) // 2
 
 
 def back_propagate(policy: Policy, batch: MicroBatch, loss: Loss, optimization: Optimization) -> Totals:
@@ -205,7 +164,10 @@ def evaluate(
             entropies = entropy(logp)
         return logp.gather(1, targets[:, None])[:, 0], entropies
 
-    states = policy.body(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+    if batch.layout is None:
+        states = policy.body(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+    else:
+        states = states_of(policy, batch.input_ids, batch.layout)
     hidden = states.flatten(0, 1)[batch.sources]
     size = max(1, LOGITS_AT_A_TIME // policy.causal.config.get_text_config().vocab_size)
     if len(batch.targets) <= size:

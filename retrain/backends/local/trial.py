@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 
 import torch
 
@@ -17,6 +18,7 @@ from retrain.backends.local.devices import is_out_of_memory
 from retrain.backends.local.loading import Policy, fitting
 from retrain.backends.local.rows import Row
 from retrain.backends.local.sampling import RowCache, cache_for
+from retrain.backends.local.shared_prompts import Layout, states_of
 from retrain.errors import ConfigError
 
 LOGITS_TOLERANCE = 1e-3  # relative to the largest; both computations run the same kernels
@@ -79,6 +81,37 @@ def _check_cache(model: str, policy: Policy) -> None:
             f"({apart:.0%} of their spread apart), so its samples could not be trained on; "
             "use another model"
         )
+
+
+def most_shared(policy: Policy, windows: Windows | None) -> int:
+    """Return the longest sequence that can be trained on with its prompt shared by others; 0: none."""
+    kind = policy.causal.config.get_text_config()._attn_implementation
+    if windows is None or windows.is_whole or kind != "sdpa" or min(windows.of_layers) < len(LONG):
+        return 0
+    try:
+        with torch.no_grad():
+            apart = _apart_if_shared(policy)
+    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        if is_out_of_memory(error) or "CUDA" in str(error):
+            raise
+        return 0  # the model does not pass on what its attention needs to know
+    return min(windows.of_layers) if apart <= CACHE_TOLERANCE[policy.causal.dtype] else 0
+
+
+def _apart_if_shared(policy: Policy) -> float:
+    """Compare logits of completions that share their prompt with those of whole sequences."""
+    prompts, owners, completions = (LONG[:-2], SHORT), (0, 1, 0), ((2, 5), (4, 0), (1, 3))
+    layout = Layout.of([*map(len, prompts)], owners, 2, policy)
+    row = torch.tensor([[*prompts[0], *prompts[1], 0, *chain(*completions)]], device=policy.device)
+    shared = states_of(policy, row, layout)[0, layout.cut :].unflatten(0, (len(owners), -1))[:, -1]
+    whole = [
+        policy.body(
+            input_ids=torch.tensor([[*prompts[owner], *ids]], device=policy.device), use_cache=False
+        ).last_hidden_state[:, -1]
+        for owner, ids in zip(owners, completions, strict=True)
+    ]
+    trained = policy.logits(torch.cat(whole))
+    return float((policy.logits(shared) - trained).abs().mean() / trained.std())
 
 
 def _apart(policy: Policy, windows: Windows | None) -> float:

@@ -1,0 +1,192 @@
+"""Cutting of a step's samples into micro-batches, in which a prompt is run once where that saves enough."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from retrain.backends.local.loading import Policy
+from retrain.backends.local.shared_prompts import Layout
+from retrain.backends.objective import TokenData
+from retrain.engines import Ids
+from retrain.rollouts import TrainingSample
+
+WORTH = 0.8  # prompts are shared if this part of the tokens is left, because attention with a mask is slower
+COPIED = 1 / 16  # of a token's memory: a prompt's keys and values, which each of its completions copies
+
+Ints = NDArray[np.int64]
+# token ids, and the states that predict the first and the second token of each sequence
+Rows = tuple[list[list[int]], Ints, Ints]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MicroBatch:
+    """Whole sequences, each without its last token: one per row, or in one row that is laid out."""
+
+    input_ids: torch.Tensor  # (sequences, longest), right-padded; (1, tokens) with a layout
+    sources: torch.Tensor  # (tokens,) index of the flattened hidden state that predicts each token
+    targets: torch.Tensor  # (tokens,)
+    data: TokenData
+    sequences: int
+    tokens: int  # that are read, without padding
+    layout: Layout | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sequence:
+    sample: TrainingSample
+    prompt: Ids
+    read: Ids  # after the prompt; the last token predicts nothing
+    places: Sequence[int]  # of the sampled tokens
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.read)
+
+
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """Size of a micro-batch, and the longest of each kind."""
+
+    sequences: int = 0
+    prompts: int = 0
+    prompt: int = 0
+    completion: int = 0
+    longest: int = 0
+
+    def plus(self, one: _Sequence, *, is_new: bool) -> _Extent:
+        return _Extent(
+            self.sequences + 1,
+            self.prompts + is_new,
+            max(self.prompt, len(one.prompt)),
+            max(self.completion, len(one.read)),
+            max(self.longest, one.length),
+        )
+
+    def is_shared(self, most: int) -> bool:
+        shared = self.prompts * self.prompt + self.sequences * self.completion
+        return (
+            self.completion > 0 and self.longest <= most and shared <= WORTH * self.sequences * self.longest
+        )
+
+    def size(self, most: int) -> float:
+        """Return the number of tokens that take as much memory, padding included."""
+        if not self.is_shared(most):
+            return self.sequences * self.longest
+        copied = COPIED * self.sequences * self.prompt
+        return self.prompts * self.prompt + self.sequences * self.completion + copied
+
+
+class _Part:
+    """A micro-batch in the making."""
+
+    def __init__(self) -> None:
+        self.extent = _Extent()
+        self.sequences: list[_Sequence] = []
+        self.prompts: dict[Ids, int] = {}
+
+    def grown(self, one: _Sequence) -> _Extent:
+        return self.extent.plus(one, is_new=one.prompt not in self.prompts)
+
+    def add(self, one: _Sequence) -> None:
+        self.extent = self.grown(one)
+        self.sequences.append(one)
+        self.prompts.setdefault(one.prompt, len(self.prompts))
+
+    def whole(self) -> Rows:
+        """Return one row per sequence."""
+        rows = _padded((*one.prompt, *one.read) for one in self.sequences)
+        lasts = np.array([len(one.prompt) - 1 for one in self.sequences])
+        lasts += self.extent.longest * np.arange(len(rows))
+        return rows, lasts, lasts + 1
+
+    def shared(self) -> Rows:
+        """Return one row, as it is laid out."""
+        width, length = self.extent.prompt, self.extent.completion
+        row = chain(*_padded(self.prompts), *_padded(one.read for one in self.sequences))
+        lasts = [len(one.prompt) - 1 + width * self.prompts[one.prompt] for one in self.sequences]
+        firsts = len(self.prompts) * width + length * np.arange(len(lasts))
+        return [[*row]], np.array(lasts), firsts
+
+    def layout(self, policy: Policy) -> Layout:
+        owners = [self.prompts[one.prompt] for one in self.sequences]
+        return Layout.of([*map(len, self.prompts)], owners, self.extent.completion, policy)
+
+    def tokens(self, *, is_shared: bool) -> int:
+        """Return how many are read, without padding."""
+        prompts = self.prompts if is_shared else [one.prompt for one in self.sequences]
+        return sum(map(len, prompts)) + sum(one.sample.rollout.length for one in self.sequences)
+
+
+def lay_out(
+    samples: Sequence[TrainingSample],
+    prompts: Mapping[str, Ids],
+    budget: int,
+    policy: Policy,
+    most_shared: int = 0,
+) -> list[MicroBatch]:
+    """Return samples as micro-batches of `budget` tokens, or of one sequence.
+
+    Samples of similar lengths are put together, or those of a prompt, whichever leaves fewer tokens to run.
+
+    Args:
+        most_shared: longest sequence of which the prompt can be shared; 0: none.
+    """
+    sequences = []
+    for sample in samples:
+        read, places = sample.rollout.placed()
+        sequences.append(_Sequence(sample, prompts[sample.rollout.prompt.text], tuple(read[:-1]), places))
+    drafts = [_cut(sorted(sequences, key=lambda one: -one.length), budget, most_shared)]
+    if most_shared:
+        drafts.append(_cut(_by_prompt(sequences), budget, most_shared))
+    parts = min(drafts, key=lambda parts: sum(part.extent.size(most_shared) for part in parts))
+    return [_micro_batch(part, policy, is_shared=part.extent.is_shared(most_shared)) for part in parts]
+
+
+def _by_prompt(sequences: Sequence[_Sequence]) -> list[_Sequence]:
+    groups: dict[Ids, list[_Sequence]] = {}
+    for one in sequences:
+        groups.setdefault(one.prompt, []).append(one)
+    ordered = [sorted(group, key=lambda one: -one.length) for group in groups.values()]
+    ordered.sort(key=lambda group: -group[0].length)
+    return [*chain.from_iterable(ordered)]
+
+
+def _cut(sequences: Iterable[_Sequence], budget: int, most_shared: int) -> list[_Part]:
+    parts: list[_Part] = []
+    for one in sequences:
+        if not parts or parts[-1].grown(one).size(most_shared) > budget:
+            parts.append(_Part())
+        parts[-1].add(one)
+    return parts
+
+
+def _micro_batch(part: _Part, policy: Policy, *, is_shared: bool) -> MicroBatch:
+    sequences, device = part.sequences, policy.device
+    rows, lasts, firsts = part.shared() if is_shared else part.whole()
+    data = TokenData.of([one.sample for one in sequences])
+    places = np.fromiter(chain.from_iterable(one.places for one in sequences), np.int64)
+    # each token is predicted by the previous state, the first one by its prompt's last
+    sources = np.where(places == 0, lasts[data.sequence], firsts[data.sequence] + places - 1)
+    targets = chain.from_iterable(one.sample.rollout.tokens for one in sequences)
+    return MicroBatch(
+        input_ids=torch.tensor(rows, device=device),
+        sources=torch.as_tensor(sources, device=device),
+        targets=torch.tensor([*targets], device=device),
+        data=data,
+        sequences=len(sequences),
+        tokens=part.tokens(is_shared=is_shared),
+        layout=part.layout(policy) if is_shared else None,
+    )
+
+
+def _padded(sequences: Iterable[Ids]) -> list[list[int]]:
+    """Return sequences padded on the right to the longest."""
+    rows = [*map(list, sequences)]
+    longest = max(map(len, rows))
+    return [row + [0] * (longest - len(row)) for row in rows]
