@@ -37,7 +37,8 @@ def _problems(table: Decide, configs: Mapping[str, Config], given: int) -> Itera
         yield f".max_seeds: got {table.max_seeds}, but campaign.seeds has {given}; raise it, or list fewer"
     for condition, config in configs.items():
         has_environment = config.environment.environment != "single_turn"
-        known = metrics_of_rows(config.data.eval_samples, has_environment=has_environment)
+        evals = {table.name: table.samples for table in config.eval.tables}
+        known = metrics_of_rows(config.data.eval_samples, evals, has_environment=has_environment)
         if table.metric not in known:
             others = hint(table.metric, known, f"there are {', '.join(known)}")
             yield f".metric: no row of {condition} will have {quote(table.metric)}; {others}"

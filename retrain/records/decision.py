@@ -10,13 +10,14 @@ from typing import Any, get_args, get_type_hints
 from retrain.records.files import record_of
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import mean, read_metrics
+from retrain.records.row_parts import keys_of
 from retrain.records.step_row import (
     EpisodeSummary,
     Evaluation,
+    NamedEvaluation,
     RolloutSummary,
     Timing,
     UpdateSummary,
-    keys_of,
 )
 from retrain.records.text import count_of, number, plain
 
@@ -138,22 +139,30 @@ def final_value(files: RunFiles, result: Mapping[str, Any], metric: str) -> floa
     return mean(value for found in late if (value := _number(found)) is not None)
 
 
-def metrics_of_rows(samples: int, *, has_environment: bool) -> tuple[str, ...]:
+def metrics_of_rows(samples: int, evals: Mapping[str, int], *, has_environment: bool) -> tuple[str, ...]:
     """List the numbers that every run measures and that may decide.
 
     Args:
         samples: answers per held-out prompt for pass@k, 1 for none.
+        evals: the same of each `[[eval]]`, by name.
         has_environment: whether rows describe episodes.
     """
+    named = {f"eval_{name}_": count for name, count in evals.items()}
+    own = [key.replace("eval_NAME_", name) for name in named for key in _numbers_of(NamedEvaluation)]
     parts: list[Any] = [Evaluation, RolloutSummary, Timing, UpdateSummary]
-    names = []
-    for part in parts + [EpisodeSummary] * has_environment:
-        hints = get_type_hints(part)
-        for name, key, is_optional in keys_of(part):
-            kinds = get_args(hints[name]) or (hints[name],)
-            if not is_optional and (float in kinds or int in kinds):
-                names.append(key)
-    return (*names, *(f"eval_pass_at_{k}" for k in (1, samples) if samples > 1))
+    always = [key for part in parts + [EpisodeSummary] * has_environment for key in _numbers_of(part)]
+    counts = {HELD_OUT: samples, **named}
+    pass_at = [f"{name}pass_at_{k}" for name, count in counts.items() if count > 1 for k in (1, count)]
+    return tuple(dict.fromkeys([*own, *always, *pass_at]))
+
+
+def _numbers_of(part: Any) -> Iterator[str]:
+    """Iterate over the keys of a part of a row whose values are single numbers."""
+    hints = get_type_hints(part)
+    for name, key, is_optional in keys_of(part):
+        kinds = get_args(hints[name]) or (hints[name],)
+        if not is_optional and (float in kinds or int in kinds):
+            yield key
 
 
 def _number(value: object) -> float | None:
