@@ -15,7 +15,7 @@ from collections.abc import Awaitable
 from pathlib import Path
 
 from retrain.errors import InfrastructureError
-from retrain.rewards import UnscoredError
+from retrain.rewards import TrainerState, UnscoredError
 from retrain.rollouts import Prompt
 
 
@@ -179,3 +179,11 @@ async def waiting_for_ever(completion: str, prompt: Prompt) -> float:
 def at_random(completion: str, prompt: Prompt) -> float:
     """Score as a judge does that never says the same thing twice."""
     return int.from_bytes(os.urandom(4), "big") / 2**32
+
+
+def better_and_better(completions: list[str], trainer_state: TrainerState, **columns: object) -> list[float]:
+    return [trainer_state.global_step / 100] * len(completions)
+
+
+def worse_and_worse(completions: list[str], trainer_state: TrainerState, **columns: object) -> list[float]:
+    return [float(trainer_state.global_step <= 2)] * len(completions)

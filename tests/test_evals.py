@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import threading
 import tomllib
 from pathlib import Path
@@ -20,8 +22,14 @@ from retrain.plan.preflight import preflight, runs_programs, servers_of
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.outcomes import OutcomesWriter, read_outcomes
+from retrain.records.run_row import PlannedRun, read_row
 from retrain.records.run_state import read_done
-from retrain.trainer.evals import standard_error
+from retrain.render.status import falling
+from retrain.report.contents import signs
+from retrain.report.gather import gather
+from retrain.report.sides import Side
+from retrain.trainer.evaluation import standard_error
+from retrain.trainer.falling import WINDOW, Falling
 from tests.stopping import StopAfterStep
 from tests.test_trainer import SMALL, make_run, train, without_times
 
@@ -174,3 +182,36 @@ def test_servers_and_sandboxes_of_evaluations_are_known() -> None:
     config = parse(with_evals(judged, {"name": "p", "reward": "python"}), "c.toml")
     assert [server.key for server in servers_of([config])] == ['[[eval]] "j" [params].base_url']
     assert runs_programs(config)
+
+
+def falling_after(rates: list[list[float]], rewards: list[float]) -> str:
+    watched = Falling()
+    for step, (found, reward) in enumerate(zip(rates, rewards, strict=True), start=1):
+        for _ in range(WINDOW):
+            watched.trained(reward)
+        watched.evaluated("hard", step, dict(enumerate(found)))
+        again = Falling()
+        again.load_state_dict(json.loads(json.dumps(watched.state_dict())))  # as a checkpoint does
+        watched = again
+    return watched.watch().falling
+
+
+def test_an_evaluation_that_falls_while_the_reward_rises_is_named() -> None:
+    right, wrong = [1.0] * 20, [1.0] * 8 + [0.0] * 12
+    assert falling_after([right, wrong], [0.2, 0.4]) == "hard fell from 1.00 at step 1 to 0.40 at step 2"
+    assert falling_after([right, wrong], [0.4, 0.2]) == ""  # both fall
+    assert falling_after([right, wrong, right], [0.2, 0.4, 0.6]) == ""  # it recovered
+    assert falling_after([right, [*right[:-1], 0.0]], [0.2, 0.4]) == ""  # one question is chance
+
+
+def test_a_falling_evaluation_is_shown_by_status_and_report(tmp_path: Path) -> None:
+    raw = with_evals({"name": "hard", "reward": "tests.reward_functions.worse_and_worse", "every": 2})
+    raw["reward"] = {"reward": "tests.reward_functions.better_and_better"}
+    files = train(tmp_path / "r", raw)
+    says = "hard fell from 1.00 at step 2 to 0.00 at step 6"
+    assert [row["eval_falling"] for row in read_metrics(files.directory)][::5] == ["", says]
+    row = read_row(PlannedRun("r", "a", 0, 6), files)
+    assert row.eval_falling == says
+    assert "but " + says in "".join(str(line) for line in falling([row]))
+    run = dataclasses.replace(gather(files.directory).runs[0])
+    assert [sign for sign in signs([Side("a", (run,))]) if says in sign]

@@ -7,10 +7,11 @@ import re
 from pathlib import Path
 
 import retrain
+from retrain.records.evaluation_row import Evaluation
 from retrain.records.metrics import read_metrics
 from retrain.records.metrics_page import markdown
 from retrain.records.row_parts import columns
-from retrain.records.step_row import EpisodeSummary, Evaluation, PermitUse, StepRow
+from retrain.records.step_row import EpisodeSummary, PermitUse, StepRow
 from tests.test_trainer import SMALL, train
 
 EVERYTHING_ON = {

@@ -82,6 +82,7 @@ class RunRow:
     reward_last: float | None = _column("reward", "mean reward of the last step", default=None)
     reward_mean: float | None = _column("reward", "mean over the last 5 steps", default=None)
     eval_reward: float | None = _column("reward", "of the last evaluation on held-out prompts", default=None)
+    eval_falling: str = _column("", "each `[[eval]]` that fell although the reward rose", default="")
     step_time_s: float | None = _column("s", "median over the last 5 steps", default=None)
     batch_size: int | None = _of_last_step("prompts", "prompts in the last step", default=None)
     permit_wait_s: float | None = _of_last_step("s", "wait for permits in the last step", default=None)
@@ -117,7 +118,7 @@ class RunRow:
 _OF_LAST_STEP = {
     column.name: str(column.type) for column in fields(RunRow) if "is_of_last_step" in column.metadata
 }
-KEYS = (*PACE_KEYS, "mean_reward", "eval_reward", *_OF_LAST_STEP)  # of metrics.jsonl
+KEYS = (*PACE_KEYS, "mean_reward", "eval_reward", "eval_falling", *_OF_LAST_STEP)  # of metrics.jsonl
 _TEXTS = [c.name for c in fields(RunRow) if c.type == "str" and c.name != "message"]
 
 
@@ -170,6 +171,7 @@ def row_of_parts(
         "reward_last": rewards[-1] if rewards else None,
         "reward_mean": mean(rewards),
         "eval_reward": _eval_reward(ends.last, seen.done),
+        "eval_falling": str((seen.done.result if seen.done else last).get("eval_falling", "")),
         "step_time_s": median(_numbers(ends.last, "step_time_s")),
         "message": message,
         "pace": pace_of(ends, seen.attempts),

@@ -110,6 +110,7 @@ def detailed(runs: Sequence[RunRow]) -> list[str]:
 
 def _remarks(campaign: CampaignStatus) -> Iterator[str | Text]:
     yield from detailed(campaign.runs)
+    yield from falling(campaign.runs)
     if campaign.eta_s is not None:
         yield time_left(campaign)
     yield from lines_of(campaign.decision)
@@ -118,6 +119,15 @@ def _remarks(campaign: CampaignStatus) -> Iterator[str | Text]:
     permits = campaign.permits
     if permits is not None and (permits.holders or permits.waiting or permits.change):
         yield permit_line(permits)
+
+
+def falling(runs: Sequence[RunRow]) -> Iterator[Text]:
+    """Iterate over the runs whose reward rises while an evaluation falls, one line each."""
+    found = [run for run in runs if run.eval_falling]
+    for run in found[:MOST_MESSAGES]:
+        yield Text(f"{run_name(run)}: the reward rises, but {run.eval_falling}", style="yellow")
+    if len(found) > MOST_MESSAGES:
+        yield Text(f"and {len(found) - MOST_MESSAGES} other runs: --json has them all", style="dim")
 
 
 def permit_line(permits: PermitStatus) -> Text:

@@ -214,6 +214,9 @@ def signs(sides: Sequence[Side]) -> Iterator[str]:
                     f"{plain(run.run_id)}: the reward jumps by {jump.rise:.2g} at step {jump.step}, the "
                     f"held-out reward changes by {jump.held_out_rise:.2g}; read the samples of that step."
                 )
+            if run.eval_falling:
+                name = plain(run.run_id)
+                yield f"{name}: the reward rises, but {run.eval_falling}; read its best samples."
 
 
 def _faults(side: Side) -> Iterator[str]:

@@ -14,10 +14,11 @@ import numpy as np
 
 from retrain.backends import Sampling
 from retrain.config.schema import Config, Eval
-from retrain.records.step_row import NamedEvaluation
+from retrain.records.evaluation_row import EvalWatch, NamedEvaluation
 from retrain.rollouts import Floats, Group, Prompt
 from retrain.trainer.batch import CORRECT, ScoredBatch
-from retrain.trainer.evaluation import Stream, each_pass_at_k
+from retrain.trainer.evaluation import Stream, each_pass_at_k, standard_error
+from retrain.trainer.falling import Falling
 from retrain.trainer.journal import Journal
 
 
@@ -53,6 +54,7 @@ class Evals:
         self._sample, self._journal = sample, journal
         self._config_hash = config.run.config_hash if config.run else ""
         self._newest: dict[str, _Measured] = {}
+        self._falling = Falling()
 
     def evaluate(
         self, step: int, is_due: Callable[[int, int], bool] = lambda *_: True
@@ -61,16 +63,25 @@ class Evals:
         due = [one for one in self._opened if is_due(one.table.every, step)]
         return {one.table.name: self._of(one, step) for one in due}
 
+    def watch(self, reward: float | None = None) -> EvalWatch | None:
+        """Return which evaluations fall, None without any; `reward` is the mean of a step just taken."""
+        if reward is not None:
+            self._falling.trained(reward)
+        return self._falling.watch() if self._opened else None
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the newest evaluations, so that a resumed run does not repeat them."""
-        return {name: asdict(newest) for name, newest in self._newest.items()}
+        """Return the newest evaluations, so that a resumed run does not repeat them, and what falls."""
+        newest = {name: asdict(newest) for name, newest in self._newest.items()}
+        return {"newest": newest, "falling": self._falling.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned; another version's evaluations are not used."""
         known = {field.name for field in fields(NamedEvaluation)}
+        if state:
+            self._falling.load_state_dict(state["falling"])
         self._newest = {
             name: _Measured(found["step"], found["config_hash"], NamedEvaluation(**found["evaluation"]))
-            for name, found in state.items()
+            for name, found in state.get("newest", {}).items()
             if found["evaluation"].keys() == known
         }
 
@@ -92,7 +103,13 @@ class Evals:
         place = (self._training.seed, step)
         batch = opened.reward(Stream(self._sample, opened.prompts, how, place, table.name).groups(), step)
         self._journal.evaluated(table.name, step, _outcomes(batch))
-        return _summary(batch, table.samples, time.perf_counter() - started)
+        known = batch.scored.any(axis=1)
+        rates = np.mean(batch.rewards >= CORRECT, axis=1, where=batch.scored | ~known[:, None])
+        asked = [group.prompt.id for group in batch.groups]
+        self._falling.evaluated(
+            table.name, step, {q: float(r) for q, r, k in zip(asked, rates, known, strict=True) if k}
+        )
+        return _summary(batch, rates[known], table.samples, time.perf_counter() - started)
 
 
 def _outcomes(batch: ScoredBatch) -> dict[int, list[float | None]]:
@@ -102,10 +119,10 @@ def _outcomes(batch: ScoredBatch) -> dict[int, list[float | None]]:
     }
 
 
-def _summary(batch: ScoredBatch, samples: int, time_s: float) -> NamedEvaluation:
+def _summary(batch: ScoredBatch, rates: Floats, samples: int, time_s: float) -> NamedEvaluation:
+    """Return an evaluation's figures; `rates` are the shares of right completions of scored prompts."""
     known = batch.scored.any(axis=1)
     rewards, scored = batch.rewards[known], batch.scored[known]
-    rates = np.mean(rewards >= CORRECT, axis=1, where=scored)
     tries = (1, samples) if samples > 1 else ()
     passed = {str(k): each_pass_at_k(rewards >= CORRECT, k, scored) for k in tries}
     return NamedEvaluation(
@@ -119,13 +136,3 @@ def _summary(batch: ScoredBatch, samples: int, time_s: float) -> NamedEvaluation
         pass_at_se={k: standard_error(each) for k, each in passed.items()},
         time_s=time_s,
     )
-
-
-def standard_error(values: Floats) -> float | None:
-    """Return the standard error of a mean over questions; None below two.
-
-    A question's samples are no independent draws of questions, so each question counts once, by its mean.
-
-    Source: Miller 2024, arXiv:2411.00640, equations 1 and 4.
-    """
-    return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None

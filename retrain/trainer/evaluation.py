@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from retrain.backends import Sampling
 from retrain.config.schema import Config
 from retrain.errors import BackendMemoryError
-from retrain.records.step_row import Evaluation
+from retrain.records.evaluation_row import Evaluation
 from retrain.rollouts import Floats, Group, Prompt
 from retrain.trainer.batch import CORRECT, ScoredBatch
 
@@ -156,3 +156,13 @@ def each_pass_at_k(correct: NDArray[np.bool_], k: int, scored: NDArray[np.bool_]
     drawn = np.arange(k)  # chance that k draws without replacement are all wrong
     all_wrong = np.prod(np.clip(wrong[:, None] - drawn, 0, None) / (tries[:, None] - drawn), axis=1)
     return np.asarray(1.0 - all_wrong)
+
+
+def standard_error(values: Floats) -> float | None:
+    """Return the standard error of a mean over questions; None below two.
+
+    A question's samples are no independent draws of questions, so each question counts once, by its mean.
+
+    Source: Miller 2024, arXiv:2411.00640, equations 1 and 4.
+    """
+    return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None

@@ -13,9 +13,10 @@ from retrain.config.schema import Config
 from retrain.controllers.throttle import ThrottleState
 from retrain.errors import BackendMemoryError, InterruptedRunError
 from retrain.event_loop import EventLoopThread
+from retrain.records.evaluation_row import Evaluation
 from retrain.records.layout import RunFiles
 from retrain.records.row_parts import Value, columns
-from retrain.records.step_row import Evaluation, Identity, StepRow, UpdateSummary
+from retrain.records.step_row import Identity, StepRow, UpdateSummary
 from retrain.rollouts import Group, Prompt
 from retrain.tasks import Task
 from retrain.trainer import checkpoint
@@ -82,13 +83,16 @@ class Trainer:
                 raise
             self.step += 1
             evaluation = self.evaluate() if self._is_due(self._training.eval_every, self.step) else None
+            self._evals.watch(row.rollouts.mean_reward)
             evals = self._evals.evaluate(self.step, self._is_due)
-            self.journal.row(replace(row, evaluation=evaluation, evals=evals))
+            watch = self._evals.watch()
+            self.journal.row(replace(row, evaluation=evaluation, evals=evals, eval_watch=watch))
             self.journal.samples(self.step, shown)
             if self._is_due(self._training.save_every, self.step):
                 self.save()
         self.save()
-        return columns(self.evaluate()) | columns(self._evals.evaluate(self.step))
+        evals = self._evals.evaluate(self.step)
+        return columns(self.evaluate()) | columns(evals) | columns(self._evals.watch())
 
     def _next_step(self, load: ThrottleState | None) -> TakenStep:
         """Take one step; retry it with a smaller size if it does not fit in memory."""
