@@ -53,6 +53,7 @@ class Episode:
     retries: int = 0  # how often it began again, because its process ended
     time_s: float = 0.0
     environment_s: float = 0.0  # part of it that was spent in the environment
+    idle_s: float = 0.0  # its share of the time in which all episodes waited, and nothing was sampled
     others: tuple[Rollout, ...] = ()  # further conversations of a program, trained on with its advantage
 
 

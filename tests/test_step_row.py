@@ -32,6 +32,7 @@ EPISODES = EpisodeSummary(
     separate_samples=0,
     episode_time_s=1.0,
     environment_time_s=1.0,
+    environment_wait_s=0.1,
 )
 
 

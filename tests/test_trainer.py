@@ -32,7 +32,7 @@ ALWAYS = set(
     zero_signal_group_fraction max_token_hit_rate tokens_per_step tokens_per_second
     """.split()
 )
-TIMES = {"timestamp", "attempt", "tokens_per_second", "permit_wait_s"}
+TIMES = {"timestamp", "attempt", "tokens_per_second", "permit_wait_s", "environment_wait_s"}
 SMALL = {
     "training": {
         "seed": 5,

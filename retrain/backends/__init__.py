@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from retrain.backends.progress import BackendProgress as BackendProgress
+from retrain.backends.progress import EpisodeProgress as EpisodeProgress
 from retrain.backends.progress import SamplingProgress as SamplingProgress
 from retrain.backends.progress import StartProgress as StartProgress
 from retrain.backends.progress import TrainingProgress as TrainingProgress

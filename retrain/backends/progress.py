@@ -28,6 +28,24 @@ class SamplingProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class EpisodeProgress:
+    """How far episodes are that are played together."""
+
+    episodes: int
+    finished: int
+    turns: int  # sampled so far, in all
+    tokens: int
+    time_s: float  # since they began
+
+    def __str__(self) -> str:
+        speed = self.tokens / self.time_s if self.time_s > 0 else 0.0
+        return (
+            f"{self.finished} of {self.episodes} episodes done, {self.turns:,} turns, "
+            f"{self.tokens:,} tokens, {speed:,.0f}/s"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingProgress:
     """How far an update is."""
 
@@ -49,7 +67,9 @@ class StartProgress:
         return f"{self.time_s:.0f} s"
 
 
-BackendProgress: TypeAlias = "SamplingProgress | TrainingProgress | StartProgress | EngineUse"
+BackendProgress: TypeAlias = (
+    "SamplingProgress | EpisodeProgress | TrainingProgress | StartProgress | EngineUse"
+)
 
 
 def ignore_progress(progress: BackendProgress) -> None:

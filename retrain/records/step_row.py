@@ -82,11 +82,12 @@ class EpisodeSummary:
     observation_tokens: int = measured("tokens", "what environments said, in all; not trained on")
     episode_errors: int = measured("episodes", "ended by a failure of their environment")
     episode_retries: int = measured("", "how often one was played again because its process had ended")
-    separate_samples: int = measured(
-        "samples", "conversations of programs that continue no other of their episode"
-    )
+    separate_samples: int = measured("samples", "conversations that continue no other of their episode")
     episode_time_s: float = measured("s", "mean time of an episode, sampling included")
     environment_time_s: float = measured("s", "part of it in which the environment was waited for")
+    environment_wait_s: float = measured(
+        "s", "sampling stood still: every episode waited for its environment"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from retrain.backends import Sampling
+from retrain.backends import EpisodeProgress, Sampling, ignore_progress
 from retrain.config.schema import Environment
 from retrain.environments.episode import Conversation, EpisodeError, EpisodeTimeoutError, in_own_thread
 from retrain.environments.hosts import EpisodeLostError, Hosts, at_once
@@ -26,6 +26,7 @@ from retrain.event_loop import EventLoopThread
 from retrain.records.step_row import EpisodeSummary
 from retrain.rollouts import Episode, FirstTurn, Group, NextTurn, Prompt, Rollout
 from retrain.trainer.desk import GRACE_S, Asked, Desk, Taken
+from retrain.trainer.turn_calls import TurnCalls
 
 if TYPE_CHECKING:
     from retrain.trainer.programs import Programs
@@ -99,6 +100,9 @@ class Episodes:
         open_episode: Callable[[], Any],
         sample: SampleTurns,
         programs: Programs | None = None,
+        *,
+        calls_at_once: int = 1,
+        observe: Callable[[EpisodeProgress], None] = ignore_progress,
     ) -> None:
         """Prepare.
 
@@ -107,9 +111,12 @@ class Episodes:
             sample: returns a rollout for each prompt, and the rollout with another turn for each NextTurn;
                 None where there is no room for one, and an error where the messages cannot be read.
             programs: of an environment that brings its own loop, which play its episodes.
+            calls_at_once: of `sample`, by threads; more than one only if a server samples.
+            observe: called with how far a play is, from any thread.
         """
         self._programs = programs
         self._table, self._open, self._sample = table, open_episode, sample
+        self._calls_at_once, self._observe = calls_at_once, observe
         self._loop = EventLoopThread()
         self._in_turn = InTurn(table.time_limit_s)
         self._hosts: Hosts | None = None
@@ -120,14 +127,15 @@ class Episodes:
     def play(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
         """Play `how.group_size` episodes of each prompt; callable from several threads."""
         desk = Desk(self._table.time_limit_s + GRACE_S, lambda: self._calls, self._loop.answers_within)
-        playing = self._loop.begin(self._all(desk, prompts, how))
+        single, episodes = replace(how, group_size=1), len(prompts) * how.group_size
+        calls = TurnCalls(
+            desk, lambda asked, call: self._sample(asked, _of_its_own(single, call)), episodes, self._observe
+        )
+        playing = self._loop.begin(self._all(desk, calls, prompts, how))
         playing.add_done_callback(lambda _: desk.close())
-        calls, single = count(), replace(how, group_size=1)
         try:
-            while requests := desk.next_batch():
-                wanted = [request.asked for request in requests]
-                desk.answer(requests, self._sample(wanted, _of_its_own(single, next(calls))))
-            return playing.result()
+            calls.serve(self._calls_at_once)
+            return [_with_idle(group, calls.idle_s / episodes) for group in playing.result()]
         finally:
             playing.cancel()
 
@@ -143,9 +151,16 @@ class Episodes:
     def _environment_called(self) -> None:
         self._calls += 1
 
-    async def _all(self, desk: Desk, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
+    async def _all(
+        self, desk: Desk, calls: TurnCalls, prompts: Sequence[Prompt], how: Sampling
+    ) -> list[Group]:
+        async def one(prompt: Prompt) -> Rollout:
+            rollout = await self._one(desk, prompt, how)
+            calls.episode_ended()
+            return rollout
+
         size = how.group_size
-        rollouts = await asyncio.gather(*(self._one(desk, p, how) for p in prompts for _ in range(size)))
+        rollouts = await asyncio.gather(*(one(prompt) for prompt in prompts for _ in range(size)))
         return [
             Group(prompt, tuple(rollouts[number * size : (number + 1) * size]))
             for number, prompt in enumerate(prompts)
@@ -222,6 +237,16 @@ class _Played:
     done: bool = False
 
 
+def _with_idle(group: Group, idle_s: float) -> Group:
+    """Return a group with the time of each episode in which nothing was sampled."""
+
+    def shared(rollout: Rollout) -> Rollout:
+        episode = rollout.episode
+        return rollout if episode is None else replace(rollout, episode=replace(episode, idle_s=idle_s))
+
+    return replace(group, rollouts=tuple(map(shared, group.rollouts)))
+
+
 def summary_of(rollouts: Sequence[Rollout]) -> EpisodeSummary | None:
     """Return the environment's part of a step's row; None without an environment."""
     episodes = [rollout.episode for rollout in rollouts if rollout.episode is not None]
@@ -237,4 +262,5 @@ def summary_of(rollouts: Sequence[Rollout]) -> EpisodeSummary | None:
         separate_samples=sum(len(episode.others) for episode in episodes),
         episode_time_s=float(np.mean([episode.time_s for episode in episodes])),
         environment_time_s=float(np.mean([episode.environment_s for episode in episodes])),
+        environment_wait_s=sum(episode.idle_s for episode in episodes),
     )

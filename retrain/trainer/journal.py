@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from retrain.backends import BackendProgress, SamplingProgress, StartProgress
+from retrain.backends import BackendProgress, EpisodeProgress, SamplingProgress, StartProgress
 from retrain.errors import NonFiniteError, RecordsError
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import MetricsWriter
@@ -109,7 +109,7 @@ class Journal:
             current = self._current
             if current is None or time.monotonic() - self._written_at < DETAIL_EVERY_S:
                 return
-            if current.phase == TRAINING and isinstance(detail, SamplingProgress):
+            if current.phase == TRAINING and isinstance(detail, SamplingProgress | EpisodeProgress):
                 return  # of a later step
             phase = detail.phase if isinstance(detail, StartProgress) else current.phase
             self._tell(replace(current, phase=phase), str(detail))

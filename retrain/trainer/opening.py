@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 from retrain import registry
-from retrain.backends import Backend, BackendSpec
+from retrain.backends import (
+    Backend,
+    BackendProgress,
+    BackendSpec,
+    EpisodeProgress,
+    SamplingProgress,
+    ignore_progress,
+)
 from retrain.config.schema import Config, Eval
 from retrain.environments import SINGLE_TURN, brings_loop
 from retrain.errors import ConfigError
@@ -50,7 +57,7 @@ def open_trainer(
             options=config.backend.options,
             permit=permits.permit,
             observe_call=permits.observe_call,
-            observe=journal.detail,
+            observe=_observer(config, journal),
             memory=partial(trainers_here, config, files, task),
             is_leaving=lambda: stop.is_set() or is_over.is_set(),
             run_name=permits.label,
@@ -62,7 +69,7 @@ def open_trainer(
         if check := getattr(backend, "check_prompts", None):  # too long ones, before the first step
             check([*task.train, *task.held_out, *(prompt for one in evals for prompt in one.prompts)])
         algorithm = Algorithm.of(config, scorer.score)
-        sample = _sampler(config, backend, calls, opened)
+        sample = sampler_of(config, backend, calls, opened, journal.detail)
         trainer = Trainer(
             config, files, backend, task, algorithm, permits, journal, stop, calls, sample, evals
         )
@@ -92,7 +99,23 @@ def _open_eval(table: Eval, config: Config, task: Task, scorer: Scorer, opened: 
     return OpenEval(table, task.held_out[: table.prompts], scorer.score)
 
 
-def _sampler(config: Config, backend: Backend, calls: EventLoopThread, opened: ExitStack) -> SampleGroups:
+def _observer(config: Config, journal: Journal) -> Callable[[BackendProgress], None]:
+    """Return what shows a backend's progress; with episodes, a call for some of their turns tells little."""
+
+    def but_turns(progress: BackendProgress) -> None:
+        if not isinstance(progress, SamplingProgress):
+            journal.detail(progress)
+
+    return journal.detail if config.environment.environment == SINGLE_TURN else but_turns
+
+
+def sampler_of(
+    config: Config,
+    backend: Backend,
+    calls: EventLoopThread,
+    opened: ExitStack,
+    observe: Callable[[EpisodeProgress], None] = ignore_progress,
+) -> SampleGroups:
     """Return what samples each prompt's group: the backend, or episodes in the run's environment."""
     table = config.environment
     if table.environment == SINGLE_TURN:
@@ -117,7 +140,14 @@ def _sampler(config: Config, backend: Backend, calls: EventLoopThread, opened: E
         has_template = config.backend.options.get("chat_template") is True
         read = getattr(backend, "read", None)
         programs = Programs(table, open_episode, has_template=has_template, read=read)
-    sample = TurnSampler(backend, calls, table.max_turn_tokens)
-    episodes = Episodes(table, open_episode, sample, programs)
+    takes_several = backend.info.remote or backend.info.overlaps
+    episodes = Episodes(
+        table,
+        open_episode,
+        TurnSampler(backend, calls, table.max_turn_tokens),
+        programs,
+        calls_at_once=config.backend.first_permits if takes_several else 1,
+        observe=observe,
+    )
     opened.callback(episodes.close)
     return episodes.play
