@@ -189,6 +189,18 @@ def against(
     yield Line(f"{case}: memory", ours["memory_mb"], "MB", memory, name, at_most=most * memory)
 
 
+def environments(found: dict[str, Any]) -> Iterator[Line]:
+    shares = {row["loop"]: row["busy_percent"] for row in found["loops"]}
+    server = shares.pop("episodes, a server")
+    for name, share in shares.items():
+        yield Line("32 rows of a server busy, episodes", server, "%", share, name, at_least=85)
+    yield Line("turn by turn, 32 at a time", shares["turn by turn, 32 at a time"], "%", at_most=40)
+    yield Line("machinery of a turn", found["overhead"]["turn_ms"], "CPU ms", at_most=1.0)
+    ratios = found["single_turn"]
+    yield Line("single turns over the backend's call", ratios["default"], "x", at_most=1.05)
+    yield Line("the same as episodes of one turn", ratios["as_episodes"], "x")
+
+
 def gpu(areas: list[dict[str, Any]]) -> Iterator[Line]:
     for area in areas:
         if area["problem"]:
@@ -255,6 +267,7 @@ AREAS = (
     Area("Reward sandbox", "reward_sandbox", reward_sandbox, ("--full",)),
     Area("Rate limiter", "rate_limiter", rate_limiter),
     Area("Staleness bias", "staleness_bias", staleness_bias),
+    Area("Environments", "environments", environments, peers=("trl",)),
     Area("Throttle", "throttle", throttle, peers=("training_throttle",)),
     Area("Learning-rate scaling", "scaling", scaling),
     Area(

@@ -1,0 +1,253 @@
+"""How busy episodes keep a sampler while their tools take time, and what it costs to play them.
+
+    python -m benchmarks.environments [--episodes 256] [--rounds 5] [--json]
+
+The sampler is simulated: 32 rows, 4 ms a token, 10 to 70 tokens a turn; a turn that finds no row waits.
+A tool takes 50 to 500 ms, and an episode calls one after each of its 8 turns but the last. All that plays the
+episodes is the product's. It is compared with loops that sample turn by turn, and with TRL's, if it is
+installed, which is given the same sampler and the same tool.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from retrain.backends import Sampling
+from retrain.config.schema import Environment
+from retrain.environments.single_turn import open_episode as open_question
+from retrain.event_loop import EventLoopThread
+from retrain.rollouts import Given, Group, NextTurn, Prompt, Rollout
+from retrain.trainer.episodes import Episodes, TurnSampler
+
+ROWS, TURNS = 32, 8
+TOKEN_S, TOKENS, TOOL_S = 0.004, (10, 70), (0.05, 0.5)
+AT_ONCE = 4  # calls, as many as there are permits by default
+HOW = Sampling(group_size=1, max_tokens=10**6, temperature=1.0)
+WRITTEN = "x"
+
+
+class Sampler:
+    """A server with so many rows, and how long they were in use."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._free = asyncio.Semaphore(ROWS)
+        self._chance = random.Random(seed)
+        self.row_s = 0.0
+
+    async def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
+        rollouts = (Rollout(prompt, WRITTEN, (), np.zeros(0), (), truncated=False) for prompt in prompts)
+        written = await asyncio.gather(*map(self._write, rollouts))
+        return [Group(prompt, (one,)) for prompt, one in zip(prompts, written, strict=True)]
+
+    async def extend(self, turns: Sequence[NextTurn], sampling: Sampling) -> list[Rollout | None]:
+        told = (replace(one.rollout, given=(*one.rollout.given, said(one))) for one in turns)
+        return await asyncio.gather(*map(self._write, told))
+
+    async def _write(self, rollout: Rollout) -> Rollout:
+        await self.take_row()
+        tokens = (*rollout.tokens, 1)
+        pieces = (*rollout.pieces, WRITTEN)
+        return replace(rollout, tokens=tokens, pieces=pieces, logprobs=np.zeros(len(tokens)))
+
+    async def take_row(self) -> None:
+        """Use a row for as long as a turn takes."""
+        took_s = TOKEN_S * self._chance.randint(*TOKENS)
+        async with self._free:
+            await asyncio.sleep(took_s)
+        self.row_s += took_s
+
+
+class Instant(Sampler):
+    """A sampler that takes no time, so that only what surrounds it is measured."""
+
+    async def take_row(self) -> None:
+        """Do nothing."""
+
+
+def said(turn: NextTurn) -> Given:
+    """Return what an environment said, as a backend would append it."""
+    return Given(len(turn.rollout.tokens), (2,), turn.messages[0][1])
+
+
+class Tool:
+    """An environment that calls a tool after each turn but the last."""
+
+    chance = random.Random(1)
+
+    def __init__(self, *, takes_time: bool = True) -> None:
+        self._turns, self._takes_time = 0, takes_time
+
+    async def start(self, prompt: Prompt) -> str:
+        return prompt.text
+
+    async def step(self, completion: str) -> tuple[str, float, bool]:
+        self._turns += 1
+        if self._turns == TURNS:
+            return "", 1.0, True
+        if self._takes_time:
+            await asyncio.sleep(self.chance.uniform(*TOOL_S))
+        return "result", 0.0, False
+
+
+def prompts_of(count: int) -> list[Prompt]:
+    return [Prompt(number, "question", "") for number in range(count)]
+
+
+def play(
+    sampler: Sampler, count: int, open_episode: Callable[[], Any], calls_at_once: int, turns: int = TURNS
+) -> float:
+    """Play episodes with the product's machinery; return the seconds that they took."""
+    calls = EventLoopThread()
+    turn_sampler = TurnSampler(sampler, calls, 0)
+    episodes = Episodes(Environment(max_turns=turns), open_episode, turn_sampler, calls_at_once=calls_at_once)
+    try:
+        began_s = time.perf_counter()
+        groups = episodes.play(prompts_of(count), HOW)
+        took_s = time.perf_counter() - began_s
+    finally:
+        episodes.close()
+        calls.close()
+    assert [len(group.rollouts[0].episode.rewards) for group in groups] == [turns] * count  # type: ignore[union-attr]
+    return took_s
+
+
+async def turn_by_turn(sampler: Sampler, count: int, at_a_time: int) -> float:
+    """Sample a turn of `at_a_time` episodes, wait for all of their tools, and go on; return the seconds."""
+    began_s = time.perf_counter()
+    for start in range(0, count, at_a_time):
+        prompts = prompts_of(min(at_a_time, count - start))
+        tools = [Tool() for _ in prompts]
+        rollouts = [group.rollouts[0] for group in await sampler.sample(prompts, HOW)]
+        for _ in range(TURNS - 1):
+            answers = await asyncio.gather(*(tool.step(WRITTEN) for tool in tools))
+            asked = [
+                NextTurn(rollout, (("user", answer[0]),), HOW.max_tokens)
+                for rollout, answer in zip(rollouts, answers, strict=True)
+            ]
+            rollouts = [rollout for rollout in await sampler.extend(asked, HOW) if rollout]
+    return time.perf_counter() - began_s
+
+
+def busy(sampler: Sampler, took_s: float) -> float:
+    return 100 * sampler.row_s / (ROWS * took_s)
+
+
+def overlap(count: int) -> list[dict[str, Any]]:
+    """Return how busy each loop keeps the rows."""
+    loops: dict[str, tuple[int, Callable[[Sampler, int], float]]] = {
+        "episodes, a server": (count, lambda sampler, n: play(sampler, n, Tool, AT_ONCE)),
+        "episodes, one call at a time": (count, lambda sampler, n: play(sampler, n, Tool, 1)),
+        "turn by turn, all at once": (count, lambda sampler, n: asyncio.run(turn_by_turn(sampler, n, n))),
+        "turn by turn, 32 at a time": (count, lambda sampler, n: asyncio.run(turn_by_turn(sampler, n, ROWS))),
+    }
+    if find_spec("trl"):
+        from benchmarks.environments_trl import play_with_trl
+
+        loops["TRL's loop, 32 at a time"] = (ROWS, play_with_trl)
+    rows = []
+    for name, (episodes, loop) in loops.items():
+        sampler = Sampler()
+        took_s = loop(sampler, episodes)
+        rows.append(
+            {"loop": name, "episodes": episodes, "seconds": took_s, "busy_percent": busy(sampler, took_s)}
+        )
+    return rows
+
+
+def overhead(count: int, rounds: int) -> dict[str, float]:
+    """Return milliseconds of processor time per turn that playing episodes takes, all else taking none.
+
+    The same turns without the machinery are subtracted, round by round.
+    """
+
+    async def bare() -> None:
+        sampler, prompts = Instant(), prompts_of(count)
+        tools = [Tool(takes_time=False) for _ in prompts]
+        rollouts = [group.rollouts[0] for group in await sampler.sample(prompts, HOW)]
+        for turn in range(TURNS):
+            answers = await asyncio.gather(*(tool.step(WRITTEN) for tool in tools))
+            if turn < TURNS - 1:
+                asked = [
+                    NextTurn(rollout, (("user", answer[0]),), 1)
+                    for rollout, answer in zip(rollouts, answers, strict=True)
+                ]
+                rollouts = [rollout for rollout in await sampler.extend(asked, HOW) if rollout]
+
+    per_turn = []
+    for _ in range(rounds):
+        bare_s = cpu_s(lambda: asyncio.run(bare()))
+        whole_s = cpu_s(lambda: play(Instant(), count, lambda: Tool(takes_time=False), 1))
+        per_turn.append(1000 * (whole_s - bare_s) / (count * TURNS))
+    return {"rounds": rounds, "turn_ms": statistics.median(per_turn), "worst_turn_ms": max(per_turn)}
+
+
+def single_turn(rounds: int) -> dict[str, float]:
+    """Return how many times the backend's call a batch of single turns takes, of real samples.
+
+    `default` is the path of a run without an environment; `as_episodes` plays them as episodes of one turn.
+    """
+    from contextlib import ExitStack
+
+    from retrain.backends import BackendSpec
+    from retrain.backends.numpy import connect
+    from retrain.config.schema import Config
+    from retrain.trainer.opening import sampler_of
+
+    prompts = [Prompt(number, f"{number:03d}=", "") for number in range(64)]
+    how = Sampling(group_size=16, max_tokens=8, temperature=1.0)
+    backend = connect(BackendSpec(seed=0, alphabet="0123456789="))
+    calls = EventLoopThread()
+    with ExitStack() as opened:
+        opened.callback(calls.close)
+        default = sampler_of(Config(), backend, calls, opened)
+        episodes = Episodes(Environment(), open_question, TurnSampler(backend, calls, 0))
+        opened.callback(episodes.close)
+        ratios: dict[str, list[float]] = {"default": [], "as_episodes": []}
+        ways = {"default": default, "as_episodes": episodes.play}
+        for _ in range(rounds):
+            bare_s = cpu_s(lambda: backend.sample(prompts, how))
+            for name, sample in ways.items():
+                ratios[name].append(cpu_s(lambda sample=sample: sample(prompts, how)) / bare_s)  # type: ignore[misc]
+    return {name: statistics.median(found) for name, found in ratios.items()}
+
+
+def cpu_s(call: Callable[[], object]) -> float:
+    """Return the processor time of a call, which other load on the machine changes little."""
+    began_s = time.process_time()
+    call()
+    return time.process_time() - began_s
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--episodes", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    found: dict[str, Any] = {
+        "loops": overlap(options.episodes),
+        "overhead": overhead(options.episodes, options.rounds),
+        "single_turn": single_turn(4 * options.rounds),
+    }
+    if options.json:
+        print(json.dumps(found, indent=2))
+        return
+    for row in found["loops"]:
+        print(f"{row['loop']:<32}{row['seconds']:7.1f} s  rows busy {row['busy_percent']:5.1f} %")
+    print(f"machinery: {found['overhead']['turn_ms']:.3f} ms of processor time a turn")
+    print(f"single turns over the backend's call: {found['single_turn']}")
+
+
+if __name__ == "__main__":
+    main()
