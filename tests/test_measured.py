@@ -37,6 +37,16 @@ def test_waits_for_permits_are_taken_off_and_overlapping_ones_once(tmp_path: Pat
     assert found.step_times_s == (10.0 - 16.0 / 4,) * 4
 
 
+def test_no_call_is_made_while_environments_are_waited_for(tmp_path: Path) -> None:
+    run = plan_of(tmp_path).runs[0]
+    fields = {"sample_time_s": 10.0, "environment_wait_s": 8.0, "permit_wait_s": 2.0, "permit_held_s": 6.0}
+    record_run(RunFiles(tmp_path / "run"), run, [10.0] * 5, **fields)
+    found = measure_run(tmp_path / "run")
+    assert found is not None
+    assert found.parts.calls_at_once == 4  # in 2 s
+    assert found.step_times_s == (10.0 - 2.0 / 4,) * 4
+
+
 def test_a_run_that_took_one_step_tells_nothing(tmp_path: Path) -> None:
     run = plan_of(tmp_path).runs[0]
     record_run(RunFiles(tmp_path / "run"), run, [10.0])

@@ -26,7 +26,7 @@ from retrain.report.outputs import Table, ends_of, rows_of, write_csv, write_jso
 from retrain.report.series import Bins, Curve, bins_for, curve
 from retrain.report.sides import Side
 from retrain.report.tables import failures, headline, provenance, significant
-from retrain.report.timeline import PARTS, step_split, timeline
+from retrain.report.timeline import step_split, timeline
 from tests.simulated import Simulated, flat, side, write_campaign
 
 Call = Callable[..., CompletedProcess[str]]
@@ -76,7 +76,7 @@ def test_a_condition_whose_runs_all_failed_is_drawn_run_by_run_and_in_no_mean(tm
     assert found.each[:, 0].tolist() == [0.5, 0.7]
     assert points(found) == []
     assert "All runs of grpo failed: no mean." in describe([found], ONE_BY_ONE)
-    assert step_split(side(tmp_path / "2", *failed)) is None
+    assert step_split(side(tmp_path / "2", *failed)) == {}
 
 
 def test_bins_average_steps_and_keep_a_seed_one_value(tmp_path):
@@ -161,11 +161,17 @@ def test_waiting_for_permits_is_summed_and_placed(tmp_path):
 
 
 def test_the_parts_of_a_step_add_up_to_it(tmp_path):
-    found = step_split(side(tmp_path, flat(0.5)))
-    assert found is not None
-    assert dict(zip(PARTS, found, strict=True)) == {
+    assert step_split(side(tmp_path, flat(0.5))) == {
         "sampling": 0.5, "waiting for permits": 0.5, "rewards": 0.25, "training": 0.5, "other": 0.25,
     }  # fmt: skip
+
+
+def test_waiting_for_environments_is_a_part_of_its_own(tmp_path):
+    found = step_split(side(tmp_path, flat(0.5, more=lambda step: {"environment_wait_s": 0.7})))
+    assert found["waiting for environments"] == pytest.approx(0.7)
+    assert found["waiting for permits"] == pytest.approx(0.3)  # that of concurrent calls: at most the rest
+    assert found["sampling"] == pytest.approx(0.0)
+    assert sum(found.values()) == pytest.approx(2.0)
 
 
 def test_failures_come_first_with_the_end_of_their_output(tmp_path):

@@ -24,13 +24,20 @@ from retrain.report.sides import Side
 SLACK_S = 0.02  # an attempt's end is written a moment before the next one's start
 PIECES = 3000  # of waiting, in all bars together
 MOST_PIECES = 60  # in one bar
-PARTS = ("sampling", "waiting for permits", "rewards", "training", "other")
+ENVIRONMENTS = "waiting for environments"
+PARTS = {  # of a step, with their colours
+    "sampling": "#56B4E9",
+    "waiting for permits": "#1a1a1a",
+    ENVIRONMENTS: "#CC79A7",
+    "rewards": "#E69F00",
+    "training": "#0072B2",
+    "other": "#BBBBBB",
+}
 LEAST_SHARE = 0.005  # of a piece's time; less waiting is invisible
 UNITS = ((172_800.0, "hours", 3600.0), (7200.0, "minutes", 60.0), (0.0, "seconds", 1.0))
 LANE, LEAST_LANE, MANY_LANES = 28, 2, 40  # pixels; with more lanes the height stays constant
 TALLEST = 1000
 HALF = 0.41  # of a bar's height, in lanes
-PART_COLOURS = ("#56B4E9", "#1a1a1a", "#E69F00", "#0072B2", "#BBBBBB")
 
 
 @dataclass(frozen=True)
@@ -118,21 +125,26 @@ def _waiting(bar: Bar, pieces: int) -> Iterator[Waiting]:
             yield Waiting(bar.lane, start_s, start_s + length, min(1.0, float(wait_s) / length))
 
 
-def step_split(side: Side) -> tuple[float, ...] | None:
-    """Return the mean seconds of each of `PARTS` in all steps of a condition; None if no row has times.
+def step_split(side: Side) -> dict[str, float]:
+    """Return the mean seconds of `PARTS` in all steps of a condition; empty if no row has times.
 
     Waiting for permits happens while sampling (or while training, on a remote backend). It is summed over
-    concurrent calls, so it is limited to the time of sampling.
+    concurrent calls, so it is limited to the time of sampling in which environments were not waited for.
     """
     runs = [run for run in counted(side.runs) if np.isfinite(run.columns.metric("step_time_s")).any()]
     if not runs:
-        return None
-    names = ("step_time_s", "sample_time_s", "permit_wait_s", "reward_time_s", "train_time_s")
+        return {}
+    names = (
+        "step_time_s", "sample_time_s", "permit_wait_s", "environment_wait_s", "reward_time_s", "train_time_s"
+    )  # fmt: skip
     rows = np.concatenate([np.stack([run.columns.metric(name) for name in names]) for run in runs], axis=1)
-    step, sample, wait, reward, train = np.nan_to_num(rows[:, np.isfinite(rows[0])])
-    wait = np.minimum(wait, sample)
+    step, sample, wait, environment, reward, train = np.nan_to_num(rows[:, np.isfinite(rows[0])])
+    environment = np.minimum(environment, sample)
+    wait = np.minimum(wait, sample - environment)
     other = np.maximum(0.0, step - sample - reward - train)
-    return tuple(float(x.mean()) for x in (sample - wait, wait, reward, train, other))
+    seconds = (sample - environment - wait, wait, environment, reward, train, other)
+    split = {part: float(each.mean()) for part, each in zip(PARTS, seconds, strict=True)}
+    return {part: part_s for part, part_s in split.items() if part_s or part != ENVIRONMENTS}
 
 
 def time_unit(longest_s: float) -> tuple[float, str]:
@@ -193,17 +205,20 @@ def _times(one: Bar | Waiting, begin_s: float, size: float) -> Spec:
     return {"a": begin, "b": end, "y": one.lane + HALF}
 
 
-def split_chart(found: Mapping[str, Sequence[float]]) -> Chart:
+def split_chart(found: Mapping[str, Mapping[str, float]]) -> Chart:
     """Draw the parts of the mean step of each condition."""
-    longest = max(map(sum, found.values()))
+    longest = max(math.fsum(split.values()) for split in found.values())
     unit, size = ("milliseconds", 1e-3) if longest < 1 else ("seconds", 1.0)
+    order = [part for part in PARTS if any(part in split for split in found.values())]
     rows = [
-        {"c": name, "part": part, "v": vl.rounded(part_s / size), "o": i, "f": vl.rounded(part_s / total)}
-        for name, all_s in found.items()
-        for total in [sum(all_s) or 1]
-        for i, (part, part_s) in enumerate(zip(PARTS, all_s, strict=True))
-    ]
-    colours = {"domain": list(PARTS), "range": list(PART_COLOURS)}
+        {
+            "c": name, "part": part, "v": vl.rounded(part_s / size), "o": order.index(part),
+            "f": vl.rounded(part_s / (math.fsum(split.values()) or 1)),
+        }
+        for name, split in found.items()
+        for part, part_s in split.items()
+    ]  # fmt: skip
+    colours = {"domain": order, "range": [PARTS[part] for part in order]}
     return vl.chart(
         "step-time",
         "What a step's time is spent on",

@@ -20,7 +20,8 @@ from retrain.records.run_state import RunState, read_attempts, read_done
 
 MOST_ROWS = 500  # the last ones of a run, so that a long run costs no more than a short one
 TIMES = ("step_time_s", "sample_time_s", "reward_time_s", "train_time_s", "permit_wait_s", "permit_held_s")
-KEYS = ("attempt", "timestamp", *TIMES, "permits", "max_token_hit_rate", "eval_time_s")
+WAITING = "environment_wait_s"
+KEYS = ("attempt", "timestamp", *TIMES, WAITING, "permits", "max_token_hit_rate", "eval_time_s")
 RETRIED = (RunState.INFRASTRUCTURE, RunState.STALLED)
 
 
@@ -160,7 +161,7 @@ def _parts(rows: Sequence[Row]) -> StepParts:
 
     waited, held = average("permit_wait_s"), average("permit_held_s")
     sampling, training = average("sample_time_s"), average("train_time_s")
-    calling = sampling + training
+    calling = sampling + training - min(sampling, average(WAITING))  # no call while environments answer
     together = round((waited + held) / calling) if calling and held else 1
     return StepParts(sampling, average("reward_time_s"), training, waited, held, max(1, together))
 
