@@ -49,9 +49,24 @@ def test_a_throttle_that_never_trains_is_said_before_it_waits(level: str, is_sai
     assert any("never trains" in line for line in warnings_of(plan, {}, 2.0)) == is_said
 
 
-@pytest.mark.parametrize(("backend", "is_generous"), [("numpy", True), ("local", False), ("tinker", False)])
-def test_only_where_a_completion_is_the_answer_does_its_length_bound_max_tokens(backend, is_generous) -> None:
-    raw = {"backend": {"backend": backend}, "training": {"max_tokens": 1024}, "campaign": {"seeds": [0]}}
+@pytest.mark.parametrize(
+    ("backend", "environment", "is_generous"),
+    [
+        ("numpy", "single_turn", True),
+        ("numpy", "guess", False),
+        ("local", "single_turn", False),
+        ("tinker", "single_turn", False),
+    ],
+)
+def test_only_where_a_completion_is_the_answer_does_its_length_bound_max_tokens(
+    backend, environment, is_generous
+) -> None:
+    raw = {
+        "backend": {"backend": backend},
+        "environment": {"environment": environment},
+        "training": {"max_tokens": 1024},
+        "campaign": {"seeds": [0]},
+    }
     plan = plan_runs(parse(raw, "c.toml", try_plugins=False), "c.toml")
     answers = dict.fromkeys(plan.first_runs(), 3)
     assert any("longest answer" in line for line in warnings_of(plan, answers, 2.0)) == is_generous

@@ -77,6 +77,14 @@ def test_steps_of_single_turns_do_not_stand_for_those_of_episodes(tmp_path: Path
     )
 
 
+def test_episodes_that_a_limit_ends_are_no_sign_of_too_few_tokens(tmp_path: Path) -> None:
+    table = {"data": {"task": "guess"}, "environment": {"environment": "guess", "max_turns": 4}}
+    plan = plan_of(tmp_path, conditions=[{"name": name, **table} for name in "ab"])
+    record_campaign(plan, "c-20250131T120000Z-0a1b", closing_s=0.0, max_token_hit_rate=0.4)
+    line = line_of(explained(plan, learn(tmp_path)), "max_tokens set on purpose")
+    assert (line.state, line.answer) == ("pass", "16; 40% of a's episodes are ended by a limit")
+
+
 def test_a_key_that_an_earlier_version_did_not_have_is_no_other_setting(tmp_path: Path) -> None:
     record_campaign(plan_of(tmp_path), "c-20250131T120000Z-0a1b", closing_s=0.0)
     for path in tmp_path.glob("*/runs/*/run.toml"):

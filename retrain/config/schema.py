@@ -13,6 +13,7 @@ from typing import Literal
 from retrain.config.campaign import LARGEST_SEED, Campaign, Decide, Run
 from retrain.config.keys import LARGEST_PERMITS, Normalization, Permits, Section, Table, count, key, plugin
 
+SINGLE_TURN = "single_turn"  # the environment that is none
 FIRST_PERMITS = 4  # initial number when it is adaptive: most APIs can take it
 
 
@@ -95,7 +96,7 @@ class Reward(Section):
 class Environment(Section):
     """What a policy talks to: one completion per prompt, or the turns of an episode."""
 
-    environment: str = plugin("single_turn", "environments", "options", "single_turn, guess, your own class")
+    environment: str = plugin(SINGLE_TURN, "environments", "options", "single_turn, guess, your own class")
     options: Table = key(dict, "options of the environment plugin")
     max_turns: int = count(16, "turns of an episode")
     max_turn_tokens: int = count(
@@ -114,6 +115,11 @@ class Environment(Section):
     processes: int = count(
         0, "processes that play the episodes; for functions that compute, may crash or leak; 0: none", least=0
     )
+
+    @property
+    def is_single_turn(self) -> bool:
+        """Whether a rollout is one completion, and no episode."""
+        return self.environment == SINGLE_TURN
 
 
 @dataclass(frozen=True)

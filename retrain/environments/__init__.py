@@ -31,7 +31,6 @@ SPEC = PluginSpec(
     ),
     judge="check_options",
 )
-SINGLE_TURN = "single_turn"
 
 
 def brings_loop(name: str) -> bool:

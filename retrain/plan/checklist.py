@@ -93,6 +93,10 @@ class Decisions:
         condition, rate = max(rates.items(), key=lambda item: item[1])
         if rate <= OFTEN_CUT:
             return "pass", f"{allowed}; at most {rate:.1%} of completions are cut off", ""
+        if not self.plan.first_runs()[
+            condition
+        ].config.environment.is_single_turn:  # a limit may be that of turns
+            return "pass", f"{allowed}; {rate:.0%} of {condition}'s episodes are ended by a limit", ""
         if not 0 < need < least:
             return "warn", f"{rate:.0%} of {condition}'s completions are cut off", calibrate
         rambling = f"{rate:.0%} of {condition}'s completions hit the limit without ending"

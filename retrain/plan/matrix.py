@@ -56,8 +56,8 @@ class RunPlan:
 
     @property
     def answers_alone(self) -> bool:
-        """Whether a completion is only the answer; a language model reasons first."""
-        return self.config.backend.backend in CPU_BACKENDS
+        """Whether a completion is only the answer: no reasoning before it, and no turns."""
+        return self.config.backend.backend in CPU_BACKENDS and self.config.environment.is_single_turn
 
     @property
     def takes_permits(self) -> bool:

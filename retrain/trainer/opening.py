@@ -18,7 +18,7 @@ from retrain.backends import (
     ignore_progress,
 )
 from retrain.config.schema import Config, Eval
-from retrain.environments import SINGLE_TURN, brings_loop
+from retrain.environments import brings_loop
 from retrain.errors import ConfigError
 from retrain.event_loop import EventLoopThread
 from retrain.records.layout import RunFiles
@@ -106,7 +106,7 @@ def _observer(config: Config, journal: Journal) -> Callable[[BackendProgress], N
         if not isinstance(progress, SamplingProgress):
             journal.detail(progress)
 
-    return journal.detail if config.environment.environment == SINGLE_TURN else but_turns
+    return journal.detail if config.environment.is_single_turn else but_turns
 
 
 def sampler_of(
@@ -118,7 +118,7 @@ def sampler_of(
 ) -> SampleGroups:
     """Return what samples each prompt's group: the backend, or episodes in the run's environment."""
     table = config.environment
-    if table.environment == SINGLE_TURN:
+    if table.is_single_turn:
         return lambda prompts, how: calls.wait_for(backend.sample(prompts, how))
     if not hasattr(backend, "extend"):
         raise ConfigError(

@@ -15,7 +15,6 @@ import numpy as np
 from retrain.backends import BackendInfo
 from retrain.config.flow import FlowSettings, flow_settings
 from retrain.config.schema import Config
-from retrain.environments import SINGLE_TURN
 from retrain.errors import BackendMemoryError, InterruptedRunError
 from retrain.pipeline.rollout_pipeline import RolloutPipeline
 from retrain.records.step_row import PipelineStats
@@ -266,8 +265,8 @@ def open_source(config: Config, info: BackendInfo, task: Task, sample: Sampler) 
     prompts = PromptStream(task.train, config.training.seed)
     settings = flow_settings(config)
     if settings is None:
-        is_single = config.environment.environment == SINGLE_TURN
-        return Source(prompts, sample, info.spare_fraction if is_single else 0.0)
+        spare = info.spare_fraction if config.environment.is_single_turn else 0.0
+        return Source(prompts, sample, spare)
     workers, seed = config.rate_limiter.workers, config.training.seed
     overlaps = info.remote or info.overlaps
     return AsyncSource(prompts, sample, settings, workers=workers, seed=seed, overlaps=overlaps)

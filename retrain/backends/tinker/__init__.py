@@ -76,7 +76,7 @@ def check_run(config: Config) -> list[str]:
             '[algorithm].transform_mode: the Tinker API computes "gspo" for advantages that are equal '
             'within a rollout only; needs "none"'
         )
-    if config.environment.environment != "single_turn":
+    if not config.environment.is_single_turn:
         problems.append("[environment].environment: the backend samples single turns only")
     if config.training.entropy_bonus:
         problems.append("[training].entropy_bonus: the Tinker API has none; needs 0")
