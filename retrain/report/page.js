@@ -1,14 +1,18 @@
 "use strict";
 (() => {
   const read = (id) => JSON.parse(document.getElementById(id).textContent);
-  const options = (name) => ({
-    config: read("style"),
+  const NARROW = 560, NAMES = 92; // pixels: of a phone, and what names at the ends of lines get there
+  const styled = (width) => {
+    const style = read("style");
+    return width < NARROW ? { ...style, legend: { ...style.legend, columns: 2 } } : style;
+  };
+  const options = (name, width) => ({
+    config: styled(width),
     renderer: "svg",
     ast: true,
     downloadFileName: name,
     actions: { export: true, source: false, compiled: false, editor: false },
   });
-  const NARROW = 560, NAMES = 92; // pixels: of a phone, and what names at the ends of lines get there
   // Vega makes room for a title's whole width and takes it from the plot, so lines are kept to the holder's.
   const wrapped = (lines, most) =>
     [].concat(lines).join(" ").split(" ").reduce((found, word) => {
@@ -23,7 +27,7 @@
   };
   const draw = async (holder, name, spec) => {
     try {
-      const shown = await vegaEmbed(holder, fitted(spec, holder.clientWidth), options(name));
+      const shown = await vegaEmbed(holder, fitted(spec, holder.clientWidth), options(name, holder.clientWidth));
       holder.dataset.state = "drawn";
       return shown;
     } catch (error) {

@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retrain.records.layout import RunFiles
+from retrain.records.samples import SamplesWriter
 from retrain.report.contents import contents
 from retrain.report.gather import gather
 from retrain.report.outputs import write
@@ -43,6 +45,10 @@ HEADED = """
 const cells = [...document.querySelectorAll("#comparison tr:last-child td")];
 const top = (cell) => cell.getBoundingClientRect().top;
 return cells.sort((a, b) => top(a) - top(b)).slice(0, 2).map((cell) => cell.dataset.head);
+"""
+BEYOND = """
+const shown = [...document.querySelectorAll(".mark-text.role-legend-label text, .talk li")];
+return shown.filter((one) => one.getBoundingClientRect().right > innerWidth).map((one) => one.textContent);
 """
 HOSTILE = '</script><script>window.pwned = 1</script><img src=x onerror="window.pwned = 1">'
 
@@ -203,6 +209,20 @@ def test_two_seeds_without_a_reward_stay_readable(browser, tmp_path):
     browser.open(report(write_campaign(tmp_path / "logs", runs, steps=5), tmp_path / "zero.html"))
     assert set(browser.run(HIDDEN)) == {0}, "a verdict is cut off"
     assert browser.run(GAP) > 0, "a circle lies on the name of its condition"
+
+
+def test_a_phone_shows_every_legend_and_conversation_whole(browser, tmp_path):
+    waits = flat(0.5, 12, more=lambda step: {"environment_wait_s": 0.2})
+    directory = write_campaign(tmp_path, {("grpo", 0): waits}, steps=12)
+    turns = [{"policy": "x" * 300, "reward": 0.5, "environment": HOSTILE}]
+    samples = SamplesWriter(RunFiles(directory / "runs" / "grpo_s0").samples, 1)
+    samples.append(12, [{"reward": 0.5, "prompt": "What?", "turns": turns}])
+    samples.close()
+    with browser.width(390):
+        browser.open(report(directory, tmp_path / "report.html"))
+        assert browser.run(BEYOND) == []
+        assert HOSTILE in browser.find(".talk .given:last-child pre").text
+        assert browser.run("return window.pwned") is None
 
 
 def test_a_phone_shows_every_verdict_without_scrolling_sideways(browser, tmp_path):
