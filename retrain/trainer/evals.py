@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from retrain.backends import Sampling
 from retrain.config.schema import Config, Eval
@@ -103,13 +104,11 @@ class Evals:
         place = (self._training.seed, step)
         batch = opened.reward(Stream(self._sample, opened.prompts, how, place, table.name).groups(), step)
         self._journal.evaluated(table.name, step, _outcomes(batch))
-        known = batch.scored.any(axis=1)
-        rates = np.mean(batch.rewards >= CORRECT, axis=1, where=batch.scored | ~known[:, None])
-        asked = [group.prompt.id for group in batch.groups]
-        self._falling.evaluated(
-            table.name, step, {q: float(r) for q, r, k in zip(asked, rates, known, strict=True) if k}
-        )
-        return _summary(batch, rates[known], table.samples, time.perf_counter() - started)
+        known = np.flatnonzero(batch.scored.any(axis=1))
+        rates = np.mean(batch.rewards[known] >= CORRECT, axis=1, where=batch.scored[known])
+        asked = [batch.groups[number].prompt.id for number in known.tolist()]
+        self._falling.evaluated(table.name, step, dict(zip(asked, map(float, rates), strict=True)))
+        return _summary(batch, known, rates, table.samples, time.perf_counter() - started)
 
 
 def _outcomes(batch: ScoredBatch) -> dict[int, list[float | None]]:
@@ -119,9 +118,10 @@ def _outcomes(batch: ScoredBatch) -> dict[int, list[float | None]]:
     }
 
 
-def _summary(batch: ScoredBatch, rates: Floats, samples: int, time_s: float) -> NamedEvaluation:
-    """Return an evaluation's figures; `rates` are the shares of right completions of scored prompts."""
-    known = batch.scored.any(axis=1)
+def _summary(
+    batch: ScoredBatch, known: NDArray[np.int_], rates: Floats, samples: int, time_s: float
+) -> NamedEvaluation:
+    """Return an evaluation's figures; `rates` are the shares of right completions of the `known` prompts."""
     rewards, scored = batch.rewards[known], batch.scored[known]
     tries = (1, samples) if samples > 1 else ()
     passed = {str(k): each_pass_at_k(rewards >= CORRECT, k, scored) for k in tries}
