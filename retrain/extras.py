@@ -2,7 +2,7 @@
 
 A plugin declares it in constants, which are read from a built-in plugin's source without importing it:
 `EXTRA = "math"` (the extra in pyproject.toml), `PACKAGES = ("math_verify",)` (modules that must be
-importable), `KEYS = ("OPENAI_API_KEY",)` (environment variables; one must be set) and
+importable), `KEYS = ("OPENAI_API_KEY",)` (environment variables, or files as `~/...`; one must be set) and
 `COMMANDS = ("sbatch",)` (programs that must be on PATH; the first must support `--version`).
 """
 
@@ -13,6 +13,7 @@ import importlib.util
 import os
 import shutil
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from retrain import registry
@@ -49,8 +50,8 @@ class Needs:
         return _problem(who, missing, self.extra) if missing else None
 
     def has_key(self) -> bool:
-        """Whether a key is set in the environment, or none is needed."""
-        return not self.keys or any(os.environ.get(key, "").strip() for key in self.keys)
+        """Whether a key is set in the environment or a file, or none is needed."""
+        return not self.keys or any(map(_has_key, self.keys))
 
 
 def needs(kind: str, name: str) -> Needs:
@@ -84,6 +85,12 @@ def load(module: str, extra: str, who: str) -> Any:
         if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
             raise
         raise ConfigError(_problem(who, [module], extra)) from error
+
+
+def _has_key(where: str) -> bool:
+    if where.startswith("~/"):
+        return Path(where).expanduser().is_file()
+    return bool(os.environ.get(where, "").strip())
 
 
 def _problem(who: str, packages: list[str], extra: str) -> str:

@@ -126,6 +126,7 @@ class BackendSpec:
     is_leaving: Callable[[], bool] = never  # whether the run stops or ends: `sample` may be interrupted
     memory: Callable[[], Trainers | None] = unknown  # what the campaign's runs on this machine take
     run_name: str = ""
+    notes: Path | None = None  # directory for files that the run's next attempt is to find
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,7 @@ def open_trainer(
             memory=partial(trainers_here, config, files, task),
             is_leaving=lambda: stop.is_set() or is_over.is_set(),
             run_name=permits.label,
+            notes=files.directory,
         )
         name, options = config.backend.backend, config.backend.options
         connected = registry.bound("backends", name, options)(spec)

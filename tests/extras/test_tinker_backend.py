@@ -310,14 +310,17 @@ def test_a_step_that_is_not_finite_is_taken_back(spec: BackendSpec) -> None:
     assert after == during(spec, lambda backend: train(backend, steps))
 
 
-def test_a_session_that_was_given_up_ends_with_the_run(spec: BackendSpec, server: RunningServer) -> None:
+def test_a_session_that_was_given_up_ends_once_its_calls_have(
+    spec: BackendSpec, server: RunningServer
+) -> None:
     before = server.stats()["sessions"]
 
     async def story(backend: TinkerBackend) -> None:
         await backend.sample(PROMPTS[:1], HOW)
         await backend.session.renew(backend.session.generation)
         await backend.sample(PROMPTS[:1], HOW)
-        assert server.stats()["sessions"] == before + 2
+        while server.stats()["sessions"] > before + 1:
+            await asyncio.sleep(0.01)
 
     during(spec, story)
     assert server.stats()["sessions"] == before

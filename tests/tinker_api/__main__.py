@@ -82,7 +82,11 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         stats = self.server.traffic.stats()
         service = self.server.service
-        counts = {"updates": service.updates, "sessions": len(service.sessions)}
+        counts = {
+            "updates": service.updates,
+            "sessions": len(service.sessions),
+            "models": len(service.models),
+        }
         self._answer(200, {**stats, **counts, "stops": sorted(service.stops)})
 
     def do_POST(self) -> None:
@@ -105,13 +109,13 @@ class Handler(BaseHTTPRequestHandler):
         if what == "faults":
             self.server.traffic.inject(request)
         else:
-            self.server.service.forget()
+            self.server.service.forget(**request)
         self._answer(200, {})
 
     def _do(self, path: str, body: bytes, fault: dict[str, Any] | None) -> tuple[int, dict[str, Any] | bytes]:
         time.sleep(fault["hang_s"] if fault else self.server.latency_s)
         if fault is not None:
-            return fault.get("status", 0), {"error": "an injected fault"}
+            return fault.get("status", 0), fault.get("content") or {"error": "an injected fault"}
         if not self.headers.get("x-api-key", "").startswith(self.server.key):
             return 401, {"error": "wrong key"}
         try:
@@ -130,6 +134,8 @@ class Handler(BaseHTTPRequestHandler):
         future = self.server.service.future(request_id)
         if not future.done.wait(LONG_POLL_S):
             return 408, {"type": "try_again", "request_id": request_id, "queue_state": "active"}
+        if self.server.service.dialect == "json" and isinstance(future.result, bytes):
+            return 200, {"type": "a result of an older server"}
         return 200, future.result
 
     def _answer(self, status: int, content: dict[str, Any] | bytes) -> None:
@@ -162,10 +168,14 @@ def main() -> None:
     parser.add_argument("--latency", type=float, default=0.0, help="seconds that each request takes longer")
     parser.add_argument("--capacity", type=int, default=10**6, help="more requests at once get 429")
     parser.add_argument("--chunk", type=int, default=1024, help="most datums of one request")
+    parser.add_argument("--most-models", type=int, default=10**6, help="more models at once are refused")
+    parser.add_argument("--dialect", default="", choices=("", "json", "silent"))
     parser.add_argument("--key", default="tml-", help="what a valid key begins with")
     options = parser.parse_args()
     options.state.mkdir(parents=True, exist_ok=True)
-    service = Service(options.state, options.alphabet, options.model, options.chunk)
+    service = Service(
+        options.state, options.alphabet, options.model, options.chunk, options.most_models, options.dialect
+    )
     server = ApiServer(options.port, service, options.latency, options.key, options.capacity)
     print(server.server_address[1], flush=True)
     server.serve_forever()

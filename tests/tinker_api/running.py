@@ -56,16 +56,40 @@ class RunningServer:
         assert self._process.stdout is not None
         self._process.stdout.close()
 
-    def fail(self, path: str = "", *, times: int, status: int = 0, hang_s: float = 0.0) -> None:
+    def fail(
+        self,
+        path: str = "",
+        *,
+        times: int,
+        status: int = 0,
+        hang_s: float = 0.0,
+        content: dict[str, Any] | None = None,
+    ) -> None:
         """Have the next requests fail with a status, or by closing the connection."""
-        self._post("faults", {"path": path, "times": times, "status": status, "hang_s": hang_s})
+        fault = {"path": path, "times": times, "status": status, "hang_s": hang_s, "content": content}
+        self._post("faults", fault)
 
-    def forget(self) -> None:
-        """Lose every session, model and sampler, as when they expire."""
-        self._post("forget", {})
+    def forget(self, **said: object) -> None:
+        """Lose every session, model and sampler, as when they expire; `said` is the answer about a model."""
+        self._post("forget", said)
+
+    def abandon(self) -> str:
+        """Open a session with a model, as a worker does that is then killed; return its id."""
+        session = self._ask("create_session", {})["session_id"]
+        lora = {"rank": 32, "seed": 1}
+        made_of = {"session_id": session, "model_seq_id": 0, "base_model": MODEL, "lora_config": lora}
+        self._ask("create_model", made_of)
+        return str(session)
 
     def stats(self) -> dict[str, Any]:
         with urllib.request.urlopen(f"{self.url}/admin/stats", timeout=30) as answer:
+            return json.load(answer)
+
+    def _ask(self, what: str, content: dict[str, Any]) -> Any:
+        url, data = f"{self.url}/api/v1/{what}", json.dumps(content).encode()
+        with urllib.request.urlopen(
+            urllib.request.Request(url, data, headers={"x-api-key": KEY}), timeout=30
+        ) as answer:
             return json.load(answer)
 
     def _post(self, what: str, content: dict[str, Any]) -> None:

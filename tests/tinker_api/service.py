@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shutil
 import threading
 import traceback
@@ -56,11 +57,16 @@ class Model:
 class Service:
     """Everything that dies with the process, and the directory that does not."""
 
-    def __init__(self, state: Path, alphabet: str, model: str, chunk: int) -> None:
+    def __init__(
+        self, state: Path, alphabet: str, model: str, chunk: int, most_models: int = 10**6, dialect: str = ""
+    ) -> None:
         self._state = state
         self._alphabet = "".join(sorted(alphabet))
         self._model = model
         self._chunk = chunk
+        self._most_models = most_models
+        self.dialect = dialect  # how it differs: "json" predates proto, "silent" reports no figures
+        self._loss = 404, "no model {}"  # what is said of a model that is gone
         self._lock = threading.Lock()
         self._names = itertools.count()
         self._boot = f"{len(list(state.glob('boot-*')))}"  # ids of a restarted server are others
@@ -69,9 +75,10 @@ class Service:
         self.stops: set[str] = set()
         self.forget()
 
-    def forget(self) -> None:
+    def forget(self, status: int = 404, said: str = "no model {}") -> None:
         """Lose all that is in memory."""
         with self._lock:
+            self._loss = status, said
             self.sessions: set[str] = set()
             self.models: dict[str, Model] = {}
             self.samplers: dict[str, Sampler] = {}
@@ -115,12 +122,15 @@ class Service:
 
         def step() -> Json:
             self.updates += 1
-            return model.policy.optim_step(request["adam_params"])
+            told = model.policy.optim_step(request["adam_params"])
+            return {"metrics": {}} if self.dialect == "silent" else told
 
         return self._in_turn(model, request["seq_id"], step)
 
     def save_weights(self, request: Json) -> Json:
         model = self._find(request["model_id"])
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,128}", request["path"]):
+            raise RefusalError(400, f"invalid checkpoint name {request['path']!r}")
         path = f"tinker://{model.id}/weights/{request['path']}"
 
         def save() -> Json:
@@ -172,6 +182,8 @@ class Service:
     def _new_model(self, request: Json, policy: Policy, rank: int) -> Model:
         session = request["session_id"]
         self._check_session(session)
+        if len(self.models) >= self._most_models:
+            raise RefusalError(400, f"Maximum number of LoRA adapters ({self._most_models}) reached")
         model = Model(f"{session}:train:{request['model_seq_id']}", session, policy, rank)
         return self.models.setdefault(model.id, model)
 
@@ -181,7 +193,8 @@ class Service:
 
     def _find(self, model_id: str) -> Model:
         if model_id not in self.models:
-            raise RefusalError(404, f"no model {model_id}")
+            status, said = self._loss
+            raise RefusalError(status, said.format(model_id))
         return self.models[model_id]
 
     def _in_turn(self, model: Model, seq: int, work: Callable[[], Json | bytes]) -> Json:

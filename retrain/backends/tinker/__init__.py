@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 EXTRA = "tinker"
 PACKAGES = ("tinker",)
-KEYS = ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD")  # environment variables from which the SDK gets a key
+# where the SDK finds a key; `tinker auth login` writes the file
+KEYS = ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD", "~/.tinker/credentials.json")
 DAY_S = 86400.0
 
 
@@ -111,7 +112,7 @@ def _missing(model: str) -> list[str]:
     if not extras.needs("backends", "tinker").has_key():
         problems.append(
             "[backend].backend: 'tinker' needs a key; set the environment variable TINKER_API_KEY "
-            "(never a file: run.toml is copied and shared)"
+            "(never in a file of a campaign, which is copied and shared), or type `tinker auth login`"
         )
     if not model:
         problems.append("[model].model: needs the name of a model that the API serves")

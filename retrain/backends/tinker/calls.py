@@ -21,6 +21,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 LONGEST_RETRY_S = 60.0
+MOST_LOSSES = 3  # of one operation: of its sampler, its model and its session
 log = logging.getLogger(__name__)
 
 
@@ -75,12 +76,17 @@ class Calls:
         self._options = options
         self._observe_call = observe_call
         self._answers = Answers()
+        self._in_flight: set[asyncio.Event] = set()  # set at the end of a call
         if observe_call is not None:
             self._answers.open()
 
     def close(self) -> None:
         """Stop counting overload responses."""
         self._answers.close()
+
+    def in_flight(self) -> frozenset[asyncio.Event]:
+        """Return the ends of all calls that hold or wait for a permit."""
+        return frozenset(self._in_flight)
 
     async def once(self, kind: str, operation: Callable[[], Awaitable[T]]) -> T:
         """Make one call under a permit; a TimeoutError if its result takes too long."""
@@ -119,14 +125,16 @@ class Calls:
         attempt: Callable[[], Awaitable[T]],
         repair: Callable[[bool], Awaitable[None]],
     ) -> T:
-        """Retry until success; raise if the key or the request is rejected, or the budget is used up.
+        """Retry until success; raise if that is hopeless, or the budget is used up.
+
+        What is lost time and again, although it was rebuilt, is an InfrastructureError too.
 
         Args:
             what: description of the attempt, for messages.
             attempt: makes the calls.
             repair: prepares the next attempt; called with True if the session or a client is lost.
         """
-        failed_at, failures = 0.0, 0
+        failed_at, failures, losses = 0.0, 0, 0
         while True:
             try:
                 return await attempt()
@@ -134,9 +142,10 @@ class Calls:
                 fault = classify(error)
                 _raise_if_final(what, error, fault)
                 failures += 1
+                losses += fault is Fault.LOST
                 failed_at = failed_at or time.monotonic()
                 spent_s = time.monotonic() - failed_at
-                if spent_s >= self._options.retry_budget_s:
+                if spent_s >= self._options.retry_budget_s or losses > MOST_LOSSES:
                     raise InfrastructureError(
                         f"{what}: failed {failures} times in {spent_s:.0f} s, most recently with "
                         f"{describe(error)}; a retry of the run continues from its last checkpoint"
@@ -146,21 +155,26 @@ class Calls:
                 pause_s = longest_s * random.uniform(0.5, 1.0)
                 log.warning("%s failed (%s); retrying in %.1f s", what, describe(error), pause_s)
             await asyncio.sleep(pause_s)
-            await repair(fault is Fault.LOST)
+            await repair(fault in (Fault.LOST, Fault.BROKEN))
 
     @asynccontextmanager
     async def _one_permit(self) -> AsyncIterator[None]:
-        longest_s = self._options.permit_timeout_s
-        async with AsyncExitStack() as held:
-            try:
-                async with asyncio.timeout(longest_s):
-                    await held.enter_async_context(self._permit())
-            except TimeoutError as error:
-                raise InfrastructureError(
-                    f"no permit for an API call in {longest_s:g} s; "
-                    "`retrain status` shows which workers hold permits, and whether one is stopped"
-                ) from error
-            yield
+        longest_s, ended = self._options.permit_timeout_s, asyncio.Event()
+        self._in_flight.add(ended)
+        try:
+            async with AsyncExitStack() as held:
+                try:
+                    async with asyncio.timeout(longest_s):
+                        await held.enter_async_context(self._permit())
+                except TimeoutError as error:
+                    raise InfrastructureError(
+                        f"no permit for an API call in {longest_s:g} s; "
+                        "`retrain status` shows which workers hold permits, and whether one is stopped"
+                    ) from error
+                yield
+        finally:
+            self._in_flight.discard(ended)
+            ended.set()
 
     async def _observed(self, kind: str, operation: Callable[[], Awaitable[T]], waited_s: float) -> T:
         """Run an operation with the timeout, and report its outcome."""
@@ -184,6 +198,11 @@ def _raise_if_final(what: str, error: Exception, fault: Fault) -> None:
     if fault is Fault.REFUSED:
         raise ConfigError(
             f"{what}: the API refuses the key ({describe(error)}); check the environment's TINKER_API_KEY"
+        ) from error
+    if fault is Fault.OLD:
+        raise ConfigError(
+            f"[model].base_url: the server is too old for this version of the SDK ({describe(error)}); "
+            "update the server, or install the version of tinker that it was made for"
         ) from error
     if fault is Fault.WRONG:
         raise RunFailedError(f"{what}: the API rejects the request ({describe(error)})") from error

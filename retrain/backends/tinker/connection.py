@@ -1,13 +1,26 @@
-"""The SDK's service client: opened without blocking the event loop, closed after its calls have ended."""
+"""The SDK's service client: opened without blocking the event loop, closed after its calls have ended.
+
+A worker that is killed leaves a session behind, whose model takes a place on the server. Its id is in the
+run's directory, so that the next attempt ends it before it makes a model of its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
-from typing import Literal
+import random
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal
 
+import httpx
 import tinker
+from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
+from tinker.lib.internal_client_holder import InternalClientHolder
 
 from retrain.backends import BackendSpec
 from retrain.backends.tinker import TinkerOptions
@@ -18,6 +31,8 @@ from retrain.event_loop import in_thread
 
 LEAVING: tuple[type[Exception], ...] = (*FAULTS, InfrastructureError)
 GOODBYE_S = 5.0  # timeout of closing; the API also ends a session without heartbeat
+NOTE = "tinker-session.json"  # in the run's directory, while a session is open
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0  # between polls for results that the API answers with errors
 log = logging.getLogger(__name__)
 
 
@@ -30,7 +45,7 @@ class Connection:
         self._calls = calls
         self._service: tinker.ServiceClient | None = None
         self._farewells: set[asyncio.Future[None]] = set()
-        self._over = asyncio.Event()  # no call is in flight or will follow
+        self._note = None if spec.notes is None else spec.notes / NOTE
 
     async def try_out(self) -> None:
         """Open a session; a ConfigError if the key or the address is rejected."""
@@ -61,6 +76,8 @@ class Connection:
                     await in_thread(lambda: service.holder, unwanted=lambda holder: holder.close())
 
             await self._calls.once("session", connect)
+            _pause_between_polls(service.holder)
+            await self._end_abandoned(service.holder)
             self._service = service
         return self._service
 
@@ -68,32 +85,92 @@ class Connection:
         """Drop the session; the next use opens a new one."""
         service, self._service = self._service, None
         if service is not None:
-            farewell = asyncio.ensure_future(self._leave(service))
+            farewell = asyncio.ensure_future(self._leave(service, self._calls.in_flight()))
             self._farewells.add(farewell)
             farewell.add_done_callback(self._farewells.discard)
 
     async def close(self) -> None:
         """End the session and all dropped ones."""
         service, self._service = self._service, None
-        self._over.set()
         endings = [*self._farewells]
         if service is not None:
             endings.append(asyncio.ensure_future(self._end(service, "success")))
         await asyncio.gather(*endings)
+        if self._note is not None:
+            self._note.unlink(missing_ok=True)
 
-    async def _leave(self, service: tinker.ServiceClient) -> None:
-        """Close a session after all of its calls must have ended, because closing makes calls hang."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._options.call_timeout_s):
-                await self._over.wait()
+    async def _leave(self, service: tinker.ServiceClient, calls: Collection[asyncio.Event]) -> None:
+        """Close a session after all of its calls have ended, because closing makes calls hang."""
+        for ended in calls:
+            await ended.wait()  # each has a timeout of its own
         await self._end(service, "errored")
 
     async def _end(self, service: tinker.ServiceClient, status: Literal["success", "errored"]) -> None:
         holder = service.holder
         try:
-            async with asyncio.timeout(GOODBYE_S):
-                await self._calls.once("goodbye", lambda: service.close(status))
-        except LEAVING as error:
-            log.info("a session could not be closed: %s", describe(error))
+            await self._goodbye(lambda: service.close(status))
         finally:
             holder.close()  # ends heartbeat and connections, even without a permit for the closing call
+
+    async def _goodbye(self, finish: Callable[[], Awaitable[None]]) -> None:
+        try:
+            async with asyncio.timeout(GOODBYE_S):
+                await self._calls.once("goodbye", finish)
+        except LEAVING as error:
+            log.info("a session could not be closed: %s", describe(error))
+
+    async def _end_abandoned(self, holder: InternalClientHolder) -> None:
+        """End the session of an attempt of this run that was killed, and note the id of this one."""
+        if self._note is None:
+            return
+        where = {"directory": str(self._note.parent.resolve()), "base_url": self._spec.base_url}
+        note = _read(self._note)
+        if note.items() >= where.items():  # else it may be of another run, of which this is a copy
+            await self._goodbye(lambda: _finish(holder, str(note["session"])))
+        self._note.write_text(json.dumps({"session": holder.get_session_id(), **where}), encoding="utf-8")
+
+
+def _read(note: Path) -> dict[str, Any]:
+    """Return what a note says; nothing if it is damaged."""
+    try:
+        said = json.loads(note.read_text(encoding="utf-8"))
+        return said if isinstance(said, dict) and "session" in said else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def _finish(holder: InternalClientHolder, session: str) -> Awaitable[None]:
+    """End another session with the connections of this one."""
+
+    async def post() -> None:
+        with holder.aclient(ClientConnectionPoolType.TRAIN) as client:
+            body = {"reason": {"type": "interrupted"}, "detail": "its worker ended without closing it"}
+            await client.post(f"/api/v1/sessions/{session}/finish", body=body, cast_to=NoneType)
+
+    done: Awaitable[None] = holder.run_coroutine_threadsafe(post())
+    return done
+
+
+def _pause_between_polls(holder: InternalClientHolder) -> None:
+    """Have the SDK pause between polls for results while the API fails; by itself it polls at once."""
+    own, failures = holder.aclient, 0
+
+    async def pause(response: httpx.Response) -> None:
+        nonlocal failures
+        failures = failures + 1 if response.status_code >= 500 else 0
+        if failures:
+            longest_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 30))
+            await asyncio.sleep(longest_s * random.uniform(0.5, 1.0))
+
+    @contextlib.contextmanager
+    def pausing(given: AbstractContextManager[tinker.AsyncTinker]) -> Iterator[tinker.AsyncTinker]:
+        with given as client:
+            hooks = client._client.event_hooks["response"]  # httpx's: there is no other place between polls
+            if pause not in hooks:
+                hooks.append(pause)
+            yield client
+
+    def aclient(kind: ClientConnectionPoolType) -> AbstractContextManager[tinker.AsyncTinker]:
+        return pausing(own(kind)) if kind is ClientConnectionPoolType.RETRIEVE_PROMISE else own(kind)
+
+    holder.aclient = aclient

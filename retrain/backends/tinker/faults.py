@@ -24,34 +24,66 @@ FAULTS: tuple[type[Exception], ...] = (
 
 
 class Fault(Enum):
-    """Four kinds of failure."""
+    """Six kinds of failure."""
 
-    BUSY = auto()  # overload, timeout, connection: the same call may succeed later
-    LOST = auto()  # the session, model or sampler is gone or unusable: rebuild, then retry
+    BUSY = auto()  # overload, timeout, connection, no room: the same call may succeed later
+    LOST = auto()  # the session, model or sampler is gone: rebuild, then retry
+    BROKEN = auto()  # for an unknown reason: as if it were lost
     WRONG = auto()  # the API rejects the request: a retry would not help
     REFUSED = auto()  # the API rejects the key
+    OLD = auto()  # the API answers in a form that the SDK does not read
 
 
 _STATUS = re.compile(r"\bstatus[ =](\d{3})\b")  # the SDK reports the status of fetched results only as text
+# what servers say of something that they had; ids, which may contain such words, are left out
+_GONE = (
+    r"{what}\b(?![-:])[^/]{{0,200}}?"
+    r"\b(?:not (?:loaded|found|active|known)|no longer|expired|does not exist|unloaded|evicted)"
+    r"|\b(?:no|unknown|expired) {what}\b(?![-:])"
+)
+_LOST = re.compile(_GONE.format(what=r"\b(?:model|session|sampler)"), re.IGNORECASE)
+_LOST_SESSION = re.compile(_GONE.format(what=r"\bsession"), re.IGNORECASE)
+_FULL = re.compile(r"maximum number of (?:lora )?(?:adapters|models)", re.IGNORECASE)
+_OLD = re.compile(r"only supports as proto|predates proto|proto deserialization failed", re.IGNORECASE)
+_NO_ROUTE = re.compile(r"'detail': 'Not Found'|not (?:supported|implemented)", re.IGNORECASE)
 
 
 def classify(error: Exception) -> Fault:
-    """Return the kind of an error."""
-    status = _status(error)
-    if status is not None:
-        return _by_status(status)
-    if isinstance(error, RequestFailedError):
-        return Fault.WRONG if error.category is RequestErrorCategory.User else Fault.LOST
-    if isinstance(error, TinkerError) and "api_key" in str(error):
+    """Return the kind of an error: what it says of the server counts more than its status."""
+    status, said = _status(error), str(error)
+    if status in (401, 403):
         return Fault.REFUSED
-    if isinstance(error, OSError | httpx.HTTPError | APIConnectionError):
+    if _OLD.search(said):
+        return Fault.OLD
+    # 402, payment required: the SDK has waited; the bill may be paid before the run is retried
+    if _FULL.search(said) or status in (402, 408, *OVERLOAD):
         return Fault.BUSY
-    return Fault.LOST
+    if _LOST.search(said) or status in (404, 409, 410):
+        return Fault.LOST
+    if status is not None:
+        return Fault.BUSY if status >= 500 else Fault.WRONG
+    return _without_status(error)
 
 
 def is_overload(error: Exception) -> bool:
     """Whether the API reported overload."""
     return _status(error) in OVERLOAD
+
+
+def is_full(error: Exception) -> bool:
+    """Whether the API has no room for another model."""
+    return _FULL.search(str(error)) is not None
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether the API refuses what a model is to be made of, and not because its session is lost."""
+    about_session = _status(error) in (409, 410) or _LOST_SESSION.search(str(error)) is not None
+    return classify(error) is Fault.WRONG or (classify(error) is Fault.LOST and not about_session)
+
+
+def lacks_route(error: Exception) -> bool:
+    """Whether the server does not know a kind of request, rather than what is asked for."""
+    return _status(error) in (405, 422, 501) or _NO_ROUTE.search(str(error)) is not None
 
 
 def describe(error: Exception) -> str:
@@ -67,12 +99,11 @@ def _status(error: Exception) -> int | None:
     return int(found[1]) if found else None
 
 
-def _by_status(status: int) -> Fault:
-    if status in (401, 403):
+def _without_status(error: Exception) -> Fault:
+    if isinstance(error, RequestFailedError):
+        return Fault.WRONG if error.category is RequestErrorCategory.User else Fault.BROKEN
+    if isinstance(error, TinkerError) and "api_key" in str(error):
         return Fault.REFUSED
-    if status in (404, 409, 410):
-        return Fault.LOST
-    # 402, payment required: the SDK has waited; the bill may be paid before the run is retried
-    if status in (402, 408, 429) or status >= 500:
+    if isinstance(error, OSError | httpx.HTTPError | APIConnectionError):
         return Fault.BUSY
-    return Fault.WRONG
+    return Fault.BROKEN

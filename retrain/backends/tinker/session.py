@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -17,14 +18,14 @@ from typing import Any, TypeVar
 import tinker
 from tinker import types
 
-from retrain.backends import BackendSpec
+from retrain.backends import BackendSpec, StartProgress
 from retrain.backends.tinker import DAY_S, TinkerOptions
 from retrain.backends.tinker.calls import Calls
 from retrain.backends.tinker.connection import Connection
-from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe
+from retrain.backends.tinker.faults import FAULTS, describe, is_full, is_refusal, lacks_route
 from retrain.backends.tinker.state import Sampler, State, Update
 from retrain.backends.tinker.wire import UpdateOutcome
-from retrain.errors import ConfigError, RecordsError
+from retrain.errors import ConfigError, RecordsError, RetrainError
 from retrain.event_loop import in_thread
 
 T = TypeVar("T")
@@ -46,6 +47,7 @@ class Session:
         self._saved = State("", 0)
         self.since: list[Update] = []  # updates after `_saved`, replayed if the session is lost
         self.generation = 0  # sessions dropped so far
+        self._full_since_s = 0.0  # when the API began to have no room; 0: it has
 
     @property
     def version(self) -> int:
@@ -124,7 +126,8 @@ class Session:
         """Continue from a saved state; one that the API no longer has is a RecordsError."""
         async with self._lock:
             self._saved, self.since = state, []
-            self._forget()
+            if self._training is not None:
+                self._forget()
         await self._persist(f"loading {state.path}", self._trained)
 
     async def renew_sampler(self, suspect: Sampler) -> None:
@@ -193,23 +196,41 @@ class Session:
             return client
 
         try:
-            return await self._calls.once("load" if path else "create", make)
+            training = await self._calls.once("load" if path else "create", make)
+            if self._full_since_s:
+                self._show_wait("got room at the API after")
+                self._full_since_s = 0.0
+            return training
         except FAULTS as error:
-            if path and (classify(error) is Fault.WRONG or isinstance(error, tinker.NotFoundError)):
-                raise RecordsError(
-                    f"{path}: the API does not load this checkpoint ({describe(error)}); "
-                    "use an earlier one, or start the run again"
-                ) from error
-            if classify(error) is Fault.WRONG:
-                raise ConfigError(
-                    f"[model].model: the Tinker API refuses {spec.model!r} with lora_rank = {spec.lora_rank} "
-                    f"({describe(error)})"
-                ) from error
+            if is_full(error):
+                self._full_since_s = self._full_since_s or time.monotonic()
+                self._show_wait("waiting for room at the API")
+            if is_refusal(error):
+                raise self._refusal(error) from error
             raise
+
+    def _show_wait(self, phase: str) -> None:
+        self._spec.observe(StartProgress(phase, time.monotonic() - self._full_since_s))
+
+    def _refusal(self, error: Exception) -> RetrainError:
+        """Return what is wrong with the model or the saved state that the API refuses."""
+        spec, path, said = self._spec, self._saved.path, describe(error)
+        if not path:
+            what = f"refuses {spec.model!r} with lora_rank = {spec.lora_rank}"
+            return ConfigError(f"[model].model: the Tinker API {what} ({said})")
+        if lacks_route(error):
+            return ConfigError(
+                f"[model].base_url: the server cannot make a model from a saved state ({said}), which a run "
+                f"that continues needs; {path} is not to blame: use another server, or start the run again"
+            )
+        return RecordsError(
+            f"{path}: the API does not load this checkpoint ({said}); "
+            "use an earlier one, or start the run again"
+        )
 
     async def _save_state(self, training: tinker.TrainingClient) -> str:
         ttl_s = int(self._options.state_days * DAY_S) or None
-        name = f"{re.sub('[^A-Za-z0-9._-]', '-', self._spec.run_name)}-{self.version:06d}"
+        name = f"{re.sub('[^A-Za-z0-9_-]', '-', self._spec.run_name)}-{self.version:06d}"
         answer: types.SaveWeightsResponse = await self._calls.once(
             "save", lambda: training.save_state(name, ttl_seconds=ttl_s, overwrite=True)
         )

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
@@ -169,9 +170,10 @@ class UpdateOutcome:
     def of(cls, passes: Sequence[ForwardBackwardOutput], step: OptimStepResponse) -> UpdateOutcome:
         """Join the responses to the parts; sums are added up."""
         outputs = [output for answer in passes for output in answer.loss_fn_outputs]
-        metrics = {**passes[-1].metrics, **(step.metrics or {})}
-        sums = {name for name in passes[-1].metrics if name.endswith(":sum")}
-        metrics |= {name: sum(answer.metrics[name] for answer in passes) for name in sums}
+        reported = [answer.metrics or {} for answer in passes]  # some servers report none
+        metrics = {**reported[-1], **(step.metrics or {})}
+        sums = {name for name in reported[-1] if name.endswith(":sum")}
+        metrics |= {name: sum(one[name] for one in reported) for name in sums}
         return cls(outputs, metrics)
 
 
@@ -195,12 +197,12 @@ class Auditor:
         does not report it. If the response has no log-probabilities, the sampler's are used. `on_policy`
         samples are from the policy that was updated.
         """
-        data, scored, metrics = TokenData.of(samples), _scored(samples, outcome.outputs), outcome.metrics
+        data, scored = TokenData.of(samples), _scored(samples, outcome.outputs)
         sampled = data.sampler_logprobs
         logprobs = sampled if scored is None else scored
         terms = loss.evaluate(logprobs, sampled, data.advantages, data.sequence)
         ours = float(np.dot(data.weights, terms.value))
-        theirs = float(metrics.get(LOSS, ours))
+        theirs = float(outcome.metrics.get(LOSS, ours))
         tolerance = LOSS_TOLERANCE * float(np.dot(data.weights, np.abs(terms.value)))
         if scored is not None and abs(theirs - ours) > tolerance:
             ours_is = f"ours of the same log-probabilities {ours:.4g}"
@@ -211,19 +213,27 @@ class Auditor:
                 f"the API scores its own samples {gap:.2f} nats per token away from its sampler; "
                 "ratios are off, use temperature = 1.0"
             )
-        # the name of the gradient norm before clipping differs between servers
-        norms = [name for name in metrics if "grad" in name and ("norm" in name or "l2" in name)]
-        unclipped = [name for name in norms if "unclipped" in name] or norms
         return UpdateStats(
             loss=ours if np.isfinite(theirs) else theirs,
-            grad_norm=float(metrics[unclipped[0]]) if unclipped else 0.0,
+            grad_norm=self._grad_norm(outcome.metrics),
             entropy=float(-logprobs.mean()),
             clip_fraction=float(terms.clipped.mean()),
             approx_kl=None if scored is None else data.sampler_kl(logprobs) / len(logprobs),
         )
 
+    def _grad_norm(self, metrics: Mapping[str, float]) -> float:
+        """Return the gradient norm before clipping, whose name differs between servers; 0 if unknown."""
+        norms = [name for name in metrics if "grad" in name and re.search("norm|l2", name)]
+        if not norms:
+            self._warn(
+                "the server reports no gradient norm: rows have 0, and where it does not clip either, "
+                "[training].max_grad_norm has no effect"
+            )
+            return 0.0
+        return float(metrics[next((name for name in norms if "unclipped" in name), norms[0])])
+
     def _warn(self, text: str) -> None:
-        kind = text[:20]
+        kind = re.sub(r"\d.*", "", text)  # without the figures, which differ
         if kind not in self._warned:
             self._warned.add(kind)
             log.warning(text)
