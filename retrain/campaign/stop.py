@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -106,11 +106,8 @@ def _stop_workers(
     queued = launcher.queued()
     alive = {run_id: run for run_id, run in runs.items() if run_id in queued or _is_alive(run, on_wait)}
     before = {run_id: ended_attempts(run) for run_id, run in alive.items()}
-    for run_id, run in islice(alive.items(), SHOWN_RUNS):
-        who = _whereabouts(run) if is_held(run.lock) else launcher.describe()
-        on_wait(f"no orchestrator is alive; stopping {run_id}, {who}")
-    if len(alive) > SHOWN_RUNS:
-        on_wait(f"and {len(alive) - SHOWN_RUNS} more: {len(alive)} runs in all")
+    for line in _whom_it_stops(alive, launcher):
+        on_wait(line)
     _end(launcher, list(alive), now=now)
     for run_id, run in alive.items():
         conclude(run, recorded_hash(run), None, RunState.INTERRUPTED, before[run_id])
@@ -118,6 +115,14 @@ def _stop_workers(
         if alive and (manifest := read_manifest(files.manifest)) is not None:
             write_manifest(files.manifest, refresh(manifest, files, ended=True))
     return tuple(alive)
+
+
+def _whom_it_stops(alive: Mapping[str, RunFiles], launcher: Launcher) -> Iterator[str]:
+    for run_id, run in islice(alive.items(), SHOWN_RUNS):
+        who = _whereabouts(run) if is_held(run.lock) else launcher.describe()
+        yield f"no orchestrator is alive; stopping {run_id}, {who}"
+    if len(alive) > SHOWN_RUNS:
+        yield f"and {len(alive) - SHOWN_RUNS} more: {len(alive)} runs in all"
 
 
 def _end(launcher: Launcher, run_ids: Sequence[str], *, now: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -47,7 +47,6 @@ def command(
     from retrain.report.compare import compare
     from retrain.report.gather import left_out
     from retrain.report.sides import Moment, check_metrics, choose, known_metrics
-    from retrain.report.tables import footnotes
 
     matches = choose(what)
     runs = {run.directory: run for match in matches for side in match.sides for run in side.runs}.values()
@@ -59,7 +58,13 @@ def command(
     found = [compare(match, metrics or (), moment, paired=not unpaired) for match in matches]
     if as_json:
         print_result(found, "comparisons")
-        return
+    else:
+        _show(found)
+
+
+def _show(found: Sequence[Comparison]) -> None:
+    from retrain.report.tables import footnotes
+
     out = console()
     for part in chain(*(_comparison(one, out.width) for one in found)):
         out.print(part, soft_wrap=not isinstance(part, Table))

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from importlib import metadata
-from itertools import chain
+from itertools import chain, starmap
 from pathlib import Path
 from typing import Any
 
@@ -163,18 +163,19 @@ def _plugin_checks(used: Sequence[Used]) -> Iterator[Check]:
     of_plugins = {(kind, name): needs(kind, name) for kind in registry.KINDS for name in registry.names(kind)}
     known = [*OF_COMMANDS, *of_plugins.values()]
     for extra in dict.fromkeys(one.extra for one in known if one.extra):
-        users = dict.fromkeys(one.name for one in used if one.needs.extra == extra)
-        yield _extra_check(extra, [one for one in known if one.extra == extra], list(users))
+        yield _extra_check(extra, known, used)
     users_of_keys = dict.fromkeys((one.keys for one in known), "") | {one.keys: one.name for one in used}
     users_of_keys.pop((), None)  # no key is needed
-    yield from (_key_check(keys, user) for keys, user in users_of_keys.items())
+    yield from starmap(_key_check, users_of_keys.items())
     in_use = {(one.kind, one.name) for one in used}
     for plugin, wanted in of_plugins.items():
         if wanted.commands:
             yield _command_check(plugin[1], wanted, is_used=plugin in in_use)
 
 
-def _extra_check(extra: str, wanted: Sequence[Needs], users: Sequence[str]) -> Check:
+def _extra_check(extra: str, known: Sequence[Needs], used: Sequence[Used]) -> Check:
+    users = dict.fromkeys(one.name for one in used if one.needs.extra == extra)
+    wanted = [one for one in known if one.extra == extra]
     what = f"extra {extra}" + (f" for {', '.join(users)}" if users else "")
     packages, missing = (
         ", ".join(dict.fromkeys(chain.from_iterable(names)))

@@ -17,6 +17,7 @@ from retrain.records.text import about, count_of, format_duration, gib, plain, p
 from retrain.render.tables import console, fitted, print_result
 
 if TYPE_CHECKING:
+    from retrain.plan.checklist import ChecklistLine
     from retrain.plan.estimate.wall_time import WallTime
     from retrain.plan.explain import Explanation, MemoryUse
 
@@ -100,10 +101,14 @@ def _lines(explanation: Explanation) -> Iterator[str | Text]:
     yield from (Text(f"\nnote: {plain(warning, 500)}", "yellow") for warning in explanation.warnings)
     yield Text("\nbefore a full run", "bold")
     for check in explanation.checklist:
-        answer = f"{check.question}: {plain(check.answer, 500)}"
-        yield Text.assemble((f"{check.state:<8}", CHECK_STYLES[check.state]), answer)
-        if check.command:
-            yield Text(f"        {plain(check.command, 500)}", "dim")
+        yield from _check_lines(check)
+
+
+def _check_lines(check: ChecklistLine) -> Iterator[Text]:
+    answer = f"{check.question}: {plain(check.answer, 500)}"
+    yield Text.assemble((f"{check.state:<8}", CHECK_STYLES[check.state]), answer)
+    if check.command:
+        yield Text(f"        {plain(check.command, 500)}", "dim")
 
 
 def _matrix(explanation: Explanation, width: int) -> object:

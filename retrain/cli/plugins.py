@@ -59,12 +59,12 @@ def command(
         _try_out(check, kind, overrides or (), as_json)
         return
     kinds = (kind,) if kind else registry.KINDS
-    rows = [_row(k, name) for k in kinds for name in registry.names(k)]
+    rows = {k: [_row(k, name) for name in registry.names(k)] for k in kinds}
     if as_json:
-        print_json(rows)
+        print_json(list(chain.from_iterable(rows.values())))
         return
-    for k in kinds:
-        cells = [(row.name, row.summary, _needs(row)) for row in rows if row.kind == k]
+    for k, found in rows.items():
+        cells = [(row.name, row.summary, _needs(row)) for row in found]
         console().print(table(k, ("name", "what it is", "needs"), cells))
 
 
@@ -81,15 +81,24 @@ def _needs(row: PluginRow) -> str:
     return "; ".join(filter(None, (package, key)))
 
 
-def _try_out(name: str, kind: str, overrides: Sequence[str], as_json: bool) -> None:
+def _table_of(overrides: Sequence[str]) -> dict[str, object]:
+    """Return the table that `--set key=value` describes."""
     from retrain.config.load import value_of
+
+    table: dict[str, object] = {}
+    for one in overrides:
+        key, equals, value = one.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {one}: not of the form key=value")
+        table[key.strip()] = value_of(value)
+    return table
+
+
+def _try_out(name: str, kind: str, overrides: Sequence[str], as_json: bool) -> None:
     from retrain.conformance import check_plugin, kinds_of
     from retrain.render.tables import console, print_json
 
-    wrong = [one for one in overrides if "=" not in one]
-    if wrong:
-        raise ConfigError(f"--set {wrong[0]}: not of the form key=value")
-    table = {key.strip(): value_of(value) for key, _, value in (one.partition("=") for one in overrides)}
+    table = _table_of(overrides)
     kinds = [kind] if kind else kinds_of(name)
     found = []
     for finding in chain.from_iterable(check_plugin(each, name, table) for each in kinds):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
@@ -40,17 +41,21 @@ def command(
     from retrain.report.outputs import check_target, chosen_format, write
 
     chosen, may_replace = chosen_format(output, form), permission(force)
-    target = output or Path(f"report.{chosen}")
-    found = directories or [Path("logs")]
-    targets = [target]
-    if len(found) > 1:
-        names = [f"{target.stem}-{directory.resolve().name}{target.suffix}" for directory in found]
-        targets = [target.with_name(name) for name in names]
-    for one in targets:
+    targets = _targets(directories or [Path("logs")], output or Path(f"report.{chosen}"))
+    for one in targets.values():
         check_target(one, chosen, may_replace)
-    for directory, one in zip(found, targets, strict=True):
+    for directory, one in targets.items():
         campaign = gather(directory)
         for problem in campaign.problems:
             typer.echo(problem, err=True)
         for path in write(campaign, one, chosen, metrics or (), may_replace):
             typer.echo(f"{path}  {path.stat().st_size / 1000:,.0f} kB")
+
+
+def _targets(directories: Sequence[Path], target: Path) -> dict[Path, Path]:
+    """Return the file of each campaign: the target, or one named after it for each of several."""
+    if len(directories) == 1:
+        return {directories[0]: target}
+    return {
+        one: target.with_name(f"{target.stem}-{one.resolve().name}{target.suffix}") for one in directories
+    }

@@ -46,13 +46,11 @@ def command(
     """
     from retrain.errors import ConfigError
     from retrain.render.tables import print_json
-    from retrain.squeeze import CONFIG, analyse, output_error, read_adapter, squeezed, write_adapter
+    from retrain.squeeze import analyse, output_error, read_adapter, squeezed, write_adapter
 
     if output is not None and (output.exists() or output.is_symlink()):  # before hours of linear algebra
         raise ConfigError(f"{output}: exists; name a directory that does not")
-    steps = sorted(adapter.glob("checkpoints/step-*/adapter"), reverse=True)  # of a run, the newest first
-    places = (adapter, adapter / "adapter", *steps)
-    found = next((place for place in places if (place / CONFIG).is_file()), adapter)
+    found = _adapter_in(adapter)
     original = read_adapter(found)
     spectrum = analyse(original)
     recommended = spectrum.recommended(keep)
@@ -76,6 +74,15 @@ def command(
         print_json(result)
     else:
         _show(result, keep)
+
+
+def _adapter_in(directory: Path) -> Path:
+    """Return the adapter's own directory: of a run, the newest."""
+    from retrain.squeeze import CONFIG
+
+    steps = sorted(directory.glob("checkpoints/step-*/adapter"), reverse=True)
+    places = (directory, directory / "adapter", *steps)
+    return next((place for place in places if (place / CONFIG).is_file()), directory)
 
 
 def _show(result: Squeezed, keep: float) -> None:

@@ -143,12 +143,11 @@ def check_launcher_tables(raw: Mapping[str, Any]) -> Iterator[Problem]:
     if not isinstance(campaign, dict):
         return
     named = str(campaign.get("launcher", KEYS["launcher"].default))
-    if "launcher" not in campaign or "." in named:
-        dotted = [key for key, table in campaign.items() if "." in key and isinstance(table, dict)]
-        for key in dotted:
-            if key != named:
-                instead = registry.hint(key, [named], f"launcher is {named!r}")
-                yield ("campaign", key), f"is not read; {instead}"
+    others = [
+        key for key, table in campaign.items() if "." in key and isinstance(table, dict) and key != named
+    ]
+    for key in others if "launcher" not in campaign or "." in named else ():
+        yield ("campaign", key), f"is not read; {registry.hint(key, [named], f'launcher is {named!r}')}"
     table = campaign.get(named)
     if campaign.get(OPTIONS) and (named in KEYS or isinstance(table, dict)):
         yield ("campaign", OPTIONS), f"is not read beside [campaign.{named}]; move its keys there"

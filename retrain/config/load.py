@@ -138,11 +138,10 @@ def parse(
     base = with_default_plugins(raw)
     drafts = [draft_of(merge(base, overrides_of(condition)), trials) for condition in conditions]
     for number, (condition, draft) in enumerate(zip(conditions, drafts, strict=True), start=1):
-        called = quote(condition["name"]) if condition.get("name") else f"#{number}"
-        start = f"{source} [[campaign.conditions]] {called}"
+        start, own = f"{source} [[campaign.conditions]] {_called(condition, number)}", overrides_of(condition)
         for location, what in (*draft.mistakes, *check_run(draft)):
-            own = _stands_in(overrides_of(condition), location)
-            lines.append(f"{f'{start} {place(location)}' if own else where(location)}: {what}")
+            at = f"{start} {place(location)}" if _stands_in(own, location) else where(location)
+            lines.append(f"{at}: {what}")
     names = [str(condition.get("name") or "") for condition in conditions]
     matrix = check_matrix(list(zip(names, drafts, strict=True)))
     lines += [f"{where(location)}: {what}" for location, what in matrix]
@@ -169,6 +168,10 @@ def _conditions(raw: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     campaign = raw.get("campaign")
     conditions = campaign.get("conditions") if isinstance(campaign, dict) else None
     return [c for c in conditions if isinstance(c, dict)] if isinstance(conditions, list) else []
+
+
+def _called(condition: Mapping[str, Any], number: int) -> str:
+    return quote(condition["name"]) if condition.get("name") else f"#{number}"
 
 
 def _stands_in(table: Mapping[str, Any], location: Iterable[str | int]) -> bool:

@@ -61,7 +61,22 @@ class Scorer:
             RunFailedError: a reward is not a finite number, or every one is outside the reward's range.
             InfrastructureError: no rollout could be scored.
         """
-        state = TrainerState(step, self._max_steps)
+        scores = self._scores_of(groups, TrainerState(step, self._max_steps))
+        values = np.array([math.nan if s.value is None else s.value for s in scores])
+        sizes = np.cumsum([len(group.rollouts) for group in groups])[:-1]
+        counts = Counter(score.outcome for score in scores)
+        return ScoredBatch(
+            groups,
+            np.array(np.split(values, sizes)),
+            errors=counts[Outcome.ERROR],
+            timeouts=counts[Outcome.TIMEOUT],
+            faults=counts[Outcome.FAULT],
+            over_limits=sum(score.is_over_limit for score in scores),
+            sandbox=getattr(self._reward, "sandbox", None),
+        )
+
+    def _scores_of(self, groups: Sequence[Group], state: TrainerState) -> list[Score]:
+        """Return a score per rollout: its environment's, else the reward's."""
         everyone = [(group.prompt, rollout) for group in groups for rollout in group.rollouts]
         by_environment = [_given(rollout) for _, rollout in everyone]
         answers = [
@@ -78,18 +93,7 @@ class Scorer:
             if not answers:
                 _raise_unplayed(scores)
             self._raise_unscored(scores, has_answered=any(score.value is not None for score in given))
-        values = np.array([math.nan if s.value is None else s.value for s in scores])
-        sizes = np.cumsum([len(group.rollouts) for group in groups])[:-1]
-        counts = Counter(score.outcome for score in scores)
-        return ScoredBatch(
-            groups,
-            np.array(np.split(values, sizes)),
-            errors=counts[Outcome.ERROR],
-            timeouts=counts[Outcome.TIMEOUT],
-            faults=counts[Outcome.FAULT],
-            over_limits=sum(score.is_over_limit for score in scores),
-            sandbox=getattr(self._reward, "sandbox", None),
-        )
+        return scores
 
     def progress(self) -> str:
         """Return how far scoring is, in words; empty while nothing is scored. From any thread."""

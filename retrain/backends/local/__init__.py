@@ -144,25 +144,29 @@ def check_options(options: Mapping[str, object]) -> list[str]:
     problems = problems_of(LocalOptions, options)
     if problems:
         return problems
-    problems += template_problems(options)
     if options.get("engine") == "openai" and not options.get("engine_url"):
         problems.append('engine_url: needed by engine = "openai"; for example "http://127.0.0.1:8000"')
     if options.get("engine_spare") and not takes_permits(options):
         problems.append('engine_spare: needs engine = "vllm" or "openai"; only calls are cancelled')
-    if options.get("lora_dropout") and not options.get("lora", DEFAULTS.lora):
-        problems.append("lora_dropout: needs lora = true, because it is dropout of adapters")
-    if takes_permits(options) and not options.get("lora", DEFAULTS.lora):
-        engine = options["engine"]
-        problems.append(f'engine: "{engine}" needs lora = true, because a server can only reload adapters')
+    if not options.get("lora", DEFAULTS.lora):
+        problems += _problems_without_lora(options)
     if options.get("quantization", DEFAULTS.quantization) != DEFAULTS.quantization:
         problems += _quantization_problems(options)
-    return problems
+    return [*template_problems(options), *problems]
+
+
+def _problems_without_lora(options: Mapping[str, object]) -> Iterator[str]:
+    """Iterate over the options that need adapters."""
+    if options.get("lora_dropout"):
+        yield "lora_dropout: needs lora = true, because it is dropout of adapters"
+    if takes_permits(options):
+        yield f'engine: "{options["engine"]}" needs lora = true, because a server can only reload adapters'
+    if options.get("quantization", DEFAULTS.quantization) != DEFAULTS.quantization:
+        yield "quantization: needs lora = true, because quantized weights cannot be trained"
 
 
 def _quantization_problems(options: Mapping[str, object]) -> Iterator[str]:
     """Iterate over why the frozen weights cannot be quantized."""
-    if not options.get("lora", DEFAULTS.lora):
-        yield "quantization: needs lora = true, because quantized weights cannot be trained"
     if takes_permits(options):
         yield 'quantization: needs engine = "torch", because the server would sample from other weights'
     if missing := extras.Needs(EXTRA_4BIT, ("bitsandbytes",)).problem("4bit"):

@@ -141,12 +141,7 @@ def load(spec: BackendSpec, options: LocalOptions, device: torch.device, seed: i
         torch.default_generator.manual_seed(seed)
         config = AutoConfig.from_pretrained(**source)
         _remove_dropout(config)
-        if options.quantization == "4bit":
-            from retrain.backends.local.quantization import load_quantized  # few runs need it
-
-            causal = load_quantized(dtype, device, **source, config=config)
-        else:
-            causal = AutoModelForCausalLM.from_pretrained(**source, config=config, dtype=dtype)
+        causal = _weights(options, dtype, device, {**source, "config": config})
         adapters = _with_adapters(causal, spec.lora_rank, options) if options.lora else None
         if options.gradient_checkpointing:
             renamed = getattr(causal, "activation_checkpointing_enable", None)  # its name in transformers 6
@@ -162,6 +157,14 @@ def load(spec: BackendSpec, options: LocalOptions, device: torch.device, seed: i
     text = config.get_text_config()
     context = next((int(n) for name in CONTEXT if (n := getattr(text, name, None))), 2**31 - 1)
     return Policy(causal, adapters, causal.base_model, context), tokenizer
+
+
+def _weights(options: LocalOptions, dtype: torch.dtype, device: torch.device, source: dict[str, Any]) -> Any:
+    if options.quantization == "4bit":
+        from retrain.backends.local.quantization import load_quantized  # few runs need it
+
+        return load_quantized(dtype, device, **source)
+    return AutoModelForCausalLM.from_pretrained(**source, dtype=dtype)
 
 
 @contextmanager

@@ -157,8 +157,7 @@ def read_sizes(directory: Path) -> Sizes | None:
     """Return the sizes of a model that is saved as safetensors; None if they cannot be read."""
     config = read_json(directory / "config.json")
     text = config.get("text_config") or config
-    headers = [_header(file) for file in sorted(directory.glob("*.safetensors"))]
-    shapes = {name: facts["shape"] for one in headers for name, facts in one.items() if "shape" in facts}
+    shapes = _shapes(directory)
     try:
         hidden, heads = int(text["hidden_size"]), int(text["num_attention_heads"])
         head = int(text.get("head_dim") or hidden // heads)
@@ -175,6 +174,12 @@ def read_sizes(directory: Path) -> Sizes | None:
         )
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def _shapes(directory: Path) -> dict[str, Sequence[int]]:
+    """Return the shape of each tensor of the directory's safetensors files."""
+    headers = map(_header, sorted(directory.glob("*.safetensors")))
+    return {name: facts["shape"] for one in headers for name, facts in one.items() if "shape" in facts}
 
 
 def _words(name: str) -> set[str]:

@@ -16,7 +16,7 @@ from retrain.plan.estimate.workload import AliveSpan, Crowding
 from retrain.records.layout import RunFiles, recorded_tables
 from retrain.records.lines import Row, number_in
 from retrain.records.metrics import MetricsEnds, mean, median, read_ends
-from retrain.records.run_state import RunState, read_attempts, read_done
+from retrain.records.run_state import Attempt, Done, RunState, read_attempts, read_done
 
 MOST_ROWS = 500  # the last ones of a run, so that a long run costs no more than a short one
 TIMES = ("step_time_s", "sample_time_s", "reward_time_s", "train_time_s", "permit_wait_s", "permit_held_s")
@@ -117,11 +117,7 @@ def measure_run(directory: Path) -> MeasuredRun | None:
     parts, last, done = _parts(steady), whole.last[-1], read_done(files.done)
     times = tuple(_alone_s(row, parts.calls_at_once) for row in steady)
     is_finished = attempt.ending == RunState.DONE and done is not None
-    evaluation_s = number_in(done.result, "eval_time_s") if done else None
-    if evaluation_s is None:
-        evaluation_s = mean(number_in(row, "eval_time_s") for row in whole.last) or 0.0
     until_first_s = seconds_between(attempt.started_at, (whole.first or {}).get("timestamp"))
-    begin_s, end_s = posix_s(attempt.started_at), posix_s(attempt.ended_at or last.get("timestamp"))
     tables = {name: table for name, table in recorded_tables(files).items() if isinstance(table, dict)}
     if not tables:
         raise RecordsError(f"{files.run_toml}: cannot be read")
@@ -134,12 +130,12 @@ def measure_run(directory: Path) -> MeasuredRun | None:
         between_s=_between_s(whole.last),
         startup_s=None if until_first_s is None else max(0.0, until_first_s - statistics.median(times)),
         closing_s=seconds_between(last.get("timestamp"), attempt.ended_at) if is_finished else None,
-        evaluation_s=evaluation_s,
+        evaluation_s=_evaluation_s(whole.last, done),
         max_token_hit_rate=mean(number_in(row, "max_token_hit_rate") for row in steady),
         permits_borne=_permits_borne(whole.last),
         failures=sum(a.ending in RETRIED for a in attempts),
         active_s=math.fsum(times) / len(times) * int(ends.last[-1]["step"]),
-        span=(begin_s, end_s) if begin_s is not None and end_s is not None and begin_s < end_s else None,
+        span=_span(attempt, last),
     )
 
 
@@ -148,6 +144,18 @@ def _steps_of(ends: MetricsEnds, attempt: object) -> MetricsEnds:
     first = ends.first if ends.first and ends.first.get("attempt") == attempt else None
     rows = [row for row in ends.last if row.get("attempt") == attempt and _seconds(row, "step_time_s")]
     return MetricsEnds(first, rows)
+
+
+def _span(attempt: Attempt, last: Row) -> tuple[float, float] | None:
+    """Return when an attempt began and ended; None if that is unknown, or it has no length."""
+    begin_s, end_s = posix_s(attempt.started_at), posix_s(attempt.ended_at or last.get("timestamp"))
+    return (begin_s, end_s) if begin_s is not None and end_s is not None and begin_s < end_s else None
+
+
+def _evaluation_s(rows: Sequence[Row], done: Done | None) -> float:
+    """Return the time of an evaluation: of the last one, else the mean of those in the rows."""
+    last = number_in(done.result, "eval_time_s") if done else None
+    return last if last is not None else mean(number_in(row, "eval_time_s") for row in rows) or 0.0
 
 
 def _seconds(row: Row, key: str) -> float:
