@@ -255,15 +255,15 @@ def _direct(layer: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     drops = isinstance(dropout, torch.nn.Dropout)
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        result = linear(x, base.weight, base.bias)
+        rows = x.flatten(0, -2)
+        result = linear(rows, base.weight, base.bias)
+        shape = (*x.shape[:-1], result.shape[-1])
         if layer.disable_adapters:
-            return result
-        rows, low = result.flatten(0, -2), (dropout(x) if drops else x).flatten(0, -2)
-        if x.dtype is down.dtype:
-            return torch.addmm(rows, linear(low, down), up.t(), alpha=scaling).view(result.shape)
+            return result.view(shape)
+        low = dropout(rows) if drops else rows
+        if x.dtype is down.dtype:  # in place: nothing else needs the layer's output without its adapters
+            return result.addmm_(linear(low, down), up.t(), alpha=scaling).view(shape)
         low = linear(low.to(down.dtype), down)
-        return (
-            torch.addmm(rows.to(down.dtype), low, up.t(), alpha=scaling).to(result.dtype).view(result.shape)
-        )
+        return torch.addmm(result.to(down.dtype), low, up.t(), alpha=scaling).to(result.dtype).view(shape)
 
     return forward

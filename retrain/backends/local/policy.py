@@ -52,9 +52,8 @@ class LocalBackend:
         options = replace(options, tokens_per_micro_batch=_micro_batch(spec, options, policy))
         self.policy = policy
         parameters = weights_in(policy.causal.parameters())
-        self._shared = None
-        if _may_share(options, device) and parameters >= TINY_PARAMETERS:
-            self._shared = share(policy.causal)
+        shares = _may_share(options, device) and parameters >= TINY_PARAMETERS
+        self._shared = share(policy.causal) if shares else None
         windows = try_out(spec.model, policy)
         self.text = _text(tokenizer, spec, options, policy)
         self._turns = Turns(self.text)
