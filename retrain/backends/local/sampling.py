@@ -180,9 +180,11 @@ class _Batch:
     def _refill(self) -> list[int]:
         """Admit the rows that fit; return the lengths of the sequences that were run."""
         fits: list[Row] = []
-        room = self._cells - self.demand
         is_passing = self._sampler.windows is None and bool(self.running)
-        while self._waiting and self._is_open and not is_passing:
+        if not self._waiting or not self._is_open or is_passing:
+            return self._cache.admit(fits, None)
+        room = self._cells - self.demand
+        while self._waiting:
             room -= self._demand(self._waiting[0])
             if room < 0 and (fits or self.running):
                 break
