@@ -28,7 +28,7 @@ class PluginRow:
     name: str
     summary: str  # empty for those that other packages bring
     extra: str  # what it needs beyond the core, or nothing
-    keys: tuple[str, ...]  # environment variables, one of which must hold a key
+    keys: tuple[str, ...]  # environment variables, or files as `~/...`, one of which must hold a key
     installed: bool
     install: str  # the command, if it is not installed
 

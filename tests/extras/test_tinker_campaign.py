@@ -12,6 +12,7 @@ import pytest
 
 from retrain.campaign.run import run_campaign
 from retrain.records.metrics import read_metrics
+from retrain.records.run_state import read_attempts
 from tests.tinker_api.running import KEY, MODEL, RunningServer, serve, write_tokenizer
 
 pytestmark = pytest.mark.extras
@@ -64,8 +65,10 @@ advantage_mode = "rloo"
 
 
 @pytest.fixture
-def server(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningServer]:
-    yield from serve(here, monkeypatch, ALPHABET)
+def server(
+    here: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[RunningServer]:
+    yield from serve(here, monkeypatch, ALPHABET, *getattr(request, "param", ()))
 
 
 class BadDay(threading.Thread):
@@ -121,3 +124,15 @@ def test_a_campaign_learns_through_a_bad_day_and_keeps_to_its_permits(
     assert set(day.stats[0]["failed"]) == {"429", "502"}
     secret = KEY.encode()
     assert not [path for path in here.rglob("*") if path.is_file() and secret in path.read_bytes()]
+
+
+@pytest.mark.parametrize("server", [("--most-models", "1")], indirect=True)
+def test_a_killed_worker_leaves_room_for_its_next_attempt(here: Path, server: RunningServer) -> None:
+    tokenizer = write_tokenizer(here / "tokenizer", ALPHABET)
+    file = here / "campaign.toml"
+    file.write_text(CAMPAIGN.format(model=MODEL, url=server.url, tokenizer=tokenizer, steps=2))
+    killed = ["reward.reward=tests.plugins.killed_once", f'reward.params.flag="{here / "killed"}"']
+    outcome = run_campaign(file, [*killed, "campaign.seeds=[0]", 'campaign.conditions=[{name="one"}]'])
+    (run,) = [path.parent for path in outcome.directory.rglob("attempts.jsonl")]
+    assert [one.ending for one in read_attempts(run / "attempts.jsonl")] == ["infrastructure", "done"]
+    assert server.stats()["models"] == 0
