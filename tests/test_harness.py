@@ -23,6 +23,7 @@ from retrain.environments.harness import Program
 from retrain.errors import ConfigError
 from retrain.event_loop import EventLoopThread
 from retrain.records.metrics import read_metrics
+from retrain.records.samples import read_samples
 from retrain.rollouts import Group, Prompt, Rollout
 from retrain.trainer.batch import Algorithm, ScoredBatch
 from retrain.trainer.episodes import Episodes, TurnSampler, summary_of
@@ -334,6 +335,8 @@ def test_a_run_trains_on_what_its_programs_asked(
         (1.0, 0, 0)
     ] * 6
     assert any(row["updates"] for row in rows)
+    words = {"harness": "1", "own_programs.Agent": "2"}
+    assert {row["prompt"] for row in read_samples(run.samples)} == {words[str(table["environment"])]}
 
 
 def test_a_program_is_tried_out_without_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

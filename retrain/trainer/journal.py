@@ -220,7 +220,7 @@ def _shown(batch: ScoredBatch, advantages: Floats, group: int, rollout: int) -> 
         tie=bool(batch.tied[group]),
         tokens=len(sampled.tokens),
         truncated=sampled.truncated,
-        prompt=shortened(prompt.text),
+        prompt=shortened(sampled.prompt.text),  # what the policy read first
         answer=shortened(prompt.answer, LONGEST_ANSWER),
         completion=shortened(sampled.text),
         turns=tuple(_turns(sampled)),
