@@ -1,0 +1,127 @@
+"""Environments of the package verifiers, unchanged: their agents call the policy at the worker's endpoint.
+
+The number of a prompt is that of a task in the taskset. Agents run in processes of this machine, with the
+harness `null`, a chat loop without tools of its own, unless the configuration, the taskset or its environment
+names others; its first use downloads what it needs, with `uv`. An episode is worth the reward of its trace,
+or the mean of several.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from retrain.environments.episode import EpisodeError
+from retrain.errors import ConfigError
+from retrain.extras import load
+from retrain.rollouts import Prompt
+
+EXTRA = "verifiers"
+PACKAGES = ("verifiers",)
+BRINGS_LOOP = True
+
+
+def open_episode(*, taskset: str, config: Mapping[str, Any] | None = None) -> Program:
+    """Return an episode.
+
+    Args:
+        taskset: id of an installed taskset.
+        config: the `[env]` table of verifiers, such as { agent = { max_turns = 4 } }.
+
+    Raises:
+        ConfigError: the package or the taskset is not installed, or the configuration is wrong.
+    """
+    table = {**(config or {})}
+    table["taskset"] = {**table.get("taskset", {}), "id": taskset}
+    return Program(_source(json.dumps(table, sort_keys=True)))
+
+
+class Program:
+    """One episode."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    async def run(self, prompt: Prompt, base_url: str, api_key: str) -> float:
+        """Play the prompt's task; raise EpisodeError with the reason if verifiers could not."""
+        v1, task = self._source.v1, self._source.task(prompt.id)
+        variable = f"RETRAIN_API_KEY_{secrets.token_hex(8)}"  # verifiers reads keys from variables only
+        os.environ[variable] = api_key
+        try:
+            client = v1.clients.EvalClientConfig(base_url=base_url, api_key_var=variable)
+            context = v1.clients.ModelContext(
+                client=client, model="policy", sampling=v1.types.SamplingConfig()
+            )
+            env = self._source.environment()
+            async with env.serving():
+                (slot,) = env.slots(task)
+                return _worth(await env.run_slot(slot, context))
+        finally:
+            del os.environ[variable]
+
+
+class Source:
+    """A taskset, and what plays its tasks."""
+
+    def __init__(self, v1: Any, config: Any) -> None:
+        self.v1, self._config = v1, config
+        self._coming = iter(self.environment().taskset)
+        self._tasks: list[Any] = []
+
+    def environment(self) -> Any:
+        """Return an environment, which serves one episode at a time."""
+        return self.v1.utils.loaders.load_environment(self._config)
+
+    def task(self, number: int) -> Any:
+        """Return a task; raise EpisodeError if the taskset has fewer."""
+        while len(self._tasks) <= number:
+            try:
+                self._tasks.append(next(self._coming))
+            except StopIteration:
+                known = f"{self._config.taskset.id!r} has {len(self._tasks)} tasks"
+                raise EpisodeError(f"{known}, from number 0; lower [data.options].count to that") from None
+        return self._tasks[number]
+
+
+@cache
+def _source(written: str) -> Source:
+    v1 = load("verifiers.v1", EXTRA, "verifiers")
+    for part in ("clients", "configs.agent", "runtimes", "types", "utils.loaders"):
+        load(f"verifiers.v1.{part}", EXTRA, "verifiers")
+    table = json.loads(written)
+    try:
+        return Source(v1, v1.utils.loaders.resolve_env_config(_on_this_machine(v1, table)))
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"verifiers cannot play {table['taskset']['id']!r} as configured: {error}"
+        ) from error
+
+
+def _on_this_machine(v1: Any, table: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration in which agents that name no runtime and no harness need none."""
+    loaders, taskset = v1.utils.loaders, table["taskset"]["id"]
+    kind = loaders.env_config_type(taskset, table.get("id", ""))
+    filled = dict(table)
+    for role, spec in v1.configs.agent.agent_config_fields(kind()).items():
+        own = dict(table.get(role, {}))
+        if isinstance(spec.runtime, v1.runtimes.PrimeConfig):  # a cloud's, the default
+            own.setdefault("runtime", {"type": "subprocess"})
+        if spec.harness is None and loaders.default_harness_id(taskset) == "bash":
+            own.setdefault("harness", {"id": "null"})
+        filled[role] = own
+    return filled
+
+
+def _worth(episode: Any) -> float:
+    errors = [error for one in (episode, *episode.traces) for error in one.errors]
+    if not episode.ok:
+        why = f"{errors[-1].type}: {errors[-1].message}" if errors else "the episode is not complete"
+        raise EpisodeError(f"verifiers: {why}")
+    rewards = [trace.reward for trace in episode.traces if trace.agent.trainable]
+    if not rewards:
+        raise EpisodeError("verifiers: the episode has no trace of an agent that is trained")
+    return float(sum(rewards) / len(rewards))

@@ -1,0 +1,68 @@
+"""Environments of verifiers, played unchanged by its own harness `null`.
+
+CI does not run these tests: verifiers brings a hundred packages, and its harness downloads more with `uv` the
+first time. `pip install '.[test,verifiers]' uv && pytest tests/verifiers` runs them.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retrain import registry, worker
+from retrain.environments.harness.trial import try_out_program
+from retrain.errors import ConfigError
+from retrain.records.metrics import read_metrics
+from retrain.records.samples import read_samples
+from retrain.rollouts import Prompt
+from tests.test_trainer import SMALL, make_run
+
+SUMS = {"taskset": "sums-v1"}
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an installed taskset, the module can be imported."""
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+
+
+def opener(**options: Any) -> Any:
+    return registry.bound("environments", "verifiers", options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"taskset": "nowhere-v1"}, "verifiers cannot play 'nowhere-v1' as configured"),
+        ({**SUMS, "config": {"agent": {"max_turnz": 3}}}, "max_turnz"),
+        ({**SUMS, "config": {"agent": {"harness": {"id": "none"}}}}, "harness 'none' not found"),
+    ],
+)
+def test_what_verifiers_refuses_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        opener(**options)()
+    assert said in str(refusal.value)
+
+
+def test_an_episode_asks_the_policy_and_is_worth_its_reward() -> None:
+    assert try_out_program(opener(**SUMS), Prompt(1, "1", ""), ["1"]) == ""
+    said = try_out_program(opener(**SUMS), Prompt(9, "9", ""), ["1"])
+    assert said.endswith("'sums-v1' has 9 tasks, from number 0; lower [data.options].count to that")
+
+
+def test_a_run_trains_on_what_its_agents_asked(tmp_path: Path) -> None:
+    size = {**SMALL["training"], "max_steps": 2, "batch_size": 2, "group_size": 2, "max_tokens": 2}
+    data = {"task": "numbered", "options": {"count": 9, "held_out": 0.0}}
+    table = {"environment": "verifiers", "options": SUMS, "time_limit_s": 300.0}
+    run = make_run(tmp_path / "run", {"training": size, "data": data, "environment": table})
+    assert worker.run(run.directory, threading.Event()) == 0
+    rows = read_metrics(run.directory)
+    shown = read_samples(run.samples)
+    assert not [row["error"] for row in shown if "error" in row]
+    assert [(row["episode_errors"], row["separate_samples"], row["turns_mean"]) for row in rows] == [
+        (0, 0, 1.0)
+    ] * 2
+    assert {row["prompt"][3:] for row in shown} == {"="}
