@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
+from operator import attrgetter
 
 import typer
 from typer import Argument, Option
@@ -51,7 +52,7 @@ def command(
 
     Example: retrain plugins --check my_rewards.score --set bonus=0.1
     """
-    from retrain.render.tables import console, print_json, table
+    from retrain.render.tables import print_json
 
     if kind and kind not in registry.KINDS:
         raise ConfigError(f"{kind!r} is not a kind of plugin; known: {', '.join(registry.KINDS)}")
@@ -59,13 +60,19 @@ def command(
         _try_out(check, kind, overrides or (), as_json)
         return
     kinds = (kind,) if kind else registry.KINDS
-    rows = {k: [_row(k, name) for name in registry.names(k)] for k in kinds}
+    rows = [_row(k, name) for k in kinds for name in registry.names(k)]
     if as_json:
-        print_json(list(chain.from_iterable(rows.values())))
-        return
-    for k, found in rows.items():
+        print_json(rows)
+    else:
+        _show(rows)
+
+
+def _show(rows: Sequence[PluginRow]) -> None:
+    from retrain.render.tables import console, table
+
+    for kind, found in groupby(rows, key=attrgetter("kind")):
         cells = [(row.name, row.summary, _needs(row)) for row in found]
-        console().print(table(k, ("name", "what it is", "needs"), cells))
+        console().print(table(kind, ("name", "what it is", "needs"), cells))
 
 
 def _row(kind: str, name: str) -> PluginRow:

@@ -119,11 +119,8 @@ def parse(
     """Build the Config of raw tables; a ConfigError has one line, `source [section].key: what`, a problem."""
 
     def where(location: Location) -> str:
-        return (
-            f"--set {'.'.join(map(str, location))}"
-            if location in overridden
-            else f"{source} {place(location)}"
-        )
+        is_set = location in overridden
+        return f"--set {'.'.join(map(str, location))}" if is_set else f"{source} {place(location)}"
 
     launcher = list(check_launcher_tables(raw))
     raw = with_eval_tables(with_launcher_options(raw))

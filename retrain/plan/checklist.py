@@ -86,6 +86,10 @@ class Decisions:
         need = max(self.longest_answers.values(), default=0) if alone else 0
         if need and allowed > GENEROUS * (need + 1):
             return "warn", f"{allowed}; the longest answer has {need} characters", calibrate
+        return self._cut_off(allowed, least, need)
+
+    def _cut_off(self, allowed: int, least: int, need: int) -> Answer:
+        """Judge limits of tokens by how often earlier runs hit them."""
         measured = self.time.conditions if self.time else ()
         rates = {one.condition: one.max_token_hit_rate or 0.0 for one in measured}
         if not rates:
@@ -93,11 +97,11 @@ class Decisions:
         condition, rate = max(rates.items(), key=lambda item: item[1])
         if rate <= OFTEN_CUT:
             return "pass", f"{allowed}; at most {rate:.1%} of completions are cut off", ""
-        if not self.plan.first_runs()[
-            condition
-        ].config.environment.is_single_turn:  # a limit may be that of turns
+        run = self.plan.first_runs()[condition]
+        if not run.config.environment.is_single_turn:  # a limit may be that of turns
             return "pass", f"{allowed}; {rate:.0%} of {condition}'s episodes are ended by a limit", ""
         if not 0 < need < least:
+            calibrate = f"retrain calibrate {self.file_name}"
             return "warn", f"{rate:.0%} of {condition}'s completions are cut off", calibrate
         rambling = f"{rate:.0%} of {condition}'s completions hit the limit without ending"
         return "pass", f"{least}; every correct answer fits; {rambling}", ""
@@ -171,7 +175,7 @@ def warnings_of(plan: Plan, longest_answers: Mapping[str, int], cores: float) ->
         )
     yield from _room_to_ramble(plan, longest_answers)
     yield from _without_effect(plan)
-    if any(run.config.throttle.enabled and run.config.throttle.min_level == "paused" for run in plan.runs):
+    if any(map(_never_trains, plan.runs)):
         yield ('throttle.min_level = "paused" never trains, even on an idle machine; use "minimal" or less')
     if len(plan.conditions) > 1 and any(map(_may_change_batch, plan.runs)):
         yield (
@@ -215,6 +219,10 @@ def _without_effect(plan: Plan) -> Iterator[str]:
 def _of_backend(run: RunPlan) -> Iterator[str]:
     advise = registry.hook("backends", run.config.backend.backend, "advise_run")
     yield from advise(run.config) if advise else ()
+
+
+def _never_trains(run: RunPlan) -> bool:
+    return run.config.throttle.enabled and run.config.throttle.min_level == "paused"
 
 
 def _may_change_batch(run: RunPlan) -> bool:
