@@ -55,6 +55,8 @@ class Episode:
     environment_s: float = 0.0  # part of it that was spent in the environment
     idle_s: float = 0.0  # its share of the time in which all episodes waited, and nothing was sampled
     others: tuple[Rollout, ...] = ()  # further conversations of a program, trained on with its advantage
+    tool_calls: int = 0
+    tool_errors: int = 0  # calls that failed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,6 +135,15 @@ class NextTurn:
     rollout: Rollout
     messages: Messages
     max_tokens: int  # of the turn
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """How a model's chat template writes the call of a function: JSON, perhaps after an opening text."""
+
+    opening: str  # before each call, or before a list of them; "": a turn with calls begins with the JSON
+    name: str  # key of the function's name
+    arguments: str  # key of its arguments
 
 
 @dataclass(frozen=True, slots=True)

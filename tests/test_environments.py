@@ -62,7 +62,9 @@ def write(text: str) -> SampleTurns:
         before, said = asked.rollout, "".join(content for _, content in asked.messages)
         given = (*before.given, Given(len(before.tokens), (7,) * len(said), said))
         tokens, pieces = (*before.tokens, 1, 0), (*before.pieces, text, "")
-        return replace(before, tokens=tokens, logprobs=np.zeros(len(tokens)), pieces=pieces, given=given)
+        return replace(
+            before, text=text, tokens=tokens, logprobs=np.zeros(len(tokens)), pieces=pieces, given=given
+        )
 
     return sample
 

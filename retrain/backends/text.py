@@ -208,11 +208,25 @@ class Text:
 
     def shown(self, said: Messages, where: str = "a conversation") -> str:
         """Return a conversation in the chat template, ready for the assistant's turn; errors name `where`."""
-        if self._system and said[0][0] != "system":
-            said = (("system", self._system), *said)
-        messages = [{"role": role, "content": content} for role, content in said]
+        return self.rendered([{"role": role, "content": content} for role, content in said], where)
+
+    def offer(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        """Show functions to the policy, by their JSON schemas, in every conversation from now on."""
+        self._template_kwargs["tools"] = list(tools)
+
+    def without_special(self, text: str) -> str:
+        """Return a text without the special tokens that it spells out, as a completion is shown."""
+        for token in self._tokenizer.convert_ids_to_tokens(sorted(self._special)):
+            text = text.replace(token or "", "")
+        return text
+
+    def rendered(self, messages: Sequence[Mapping[str, Any]], where: str, **variables: Any) -> str:
+        """Return messages in the chat template, with variables of it in addition; errors name `where`."""
+        if self._system and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": self._system}, *messages]
         try:
-            return str(self._tokenizer.apply_chat_template(messages, **self._template_kwargs))
+            how = {**self._template_kwargs, **variables}
+            return str(self._tokenizer.apply_chat_template(messages, **how))
         except Exception as error:  # a template is a program and may raise anything
             advice = (
                 "try it without system_prompt" if self._system else "set it to false, or fix the template"

@@ -6,11 +6,14 @@ turn, and what follows the mark is appended.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import count, islice
+from typing import Any
 
+from retrain.backends.call_form import form_of
 from retrain.backends.text import Text, messages_of
 from retrain.errors import ConfigError, PromptError
-from retrain.rollouts import Given, Messages, NextTurn
+from retrain.rollouts import CallForm, Given, Messages, NextTurn
 
 FIRST_MARK, MARKS = 58213, 100  # numbers, because every tokenizer has digits
 THOUGHT = "<think>\n5\n</think>\n\n"
@@ -33,12 +36,24 @@ class Turns:
         has_ended = turn.rollout.tokens[-1] in text.end_ids and tokens[0] in text.end_ids
         return Given(place, tokens[1:] if has_ended else tokens, shown)
 
-    def check(self) -> None:
-        """Raise a ConfigError if the template would render earlier turns in another way."""
+    def offer(self, schemas: Sequence[Mapping[str, Any]]) -> CallForm:
+        """Show functions to the policy, and return how it writes calls.
+
+        Raises:
+            ConfigError: the template does not support them, or could not be extended with their results.
+        """
+        if not self._text.chat:
+            raise ConfigError(f"{KEY}: functions are shown in the model's chat template; set it to true")
+        self._text.offer(schemas)
+        self.check((("tool", "2"), ("tool", "3")))
+        return form_of(self._text, schemas)
+
+    def check(self, asked: Messages = (("user", "2"),)) -> None:
+        """Raise a ConfigError if the template would render earlier turns, answered so, in another way."""
         if not self._text.chat:
             return
         first: Messages = (("user", "1"),)
-        marks, asked = ("58211", "58212"), (("user", "2"),)
+        marks = ("58211", "58212")
         said = (*first, ("assistant", marks[0]), *asked, ("assistant", marks[1]), *asked)
         after = self._after(first, asked)
         parts = [self._text.shown(first), marks[0], after, marks[1], after]
@@ -52,12 +67,12 @@ class Turns:
             advice = "; chat_template_kwargs = { enable_thinking = false } trains it without"
             raise _refused(
                 "drops the reasoning of earlier turns, which the policy would still read"
-                + advice * self._suits_without_reasoning()
+                + advice * self._suits_without_reasoning(asked)
             )
 
-    def _suits_without_reasoning(self) -> bool:
+    def _suits_without_reasoning(self, asked: Messages) -> bool:
         try:
-            Turns(self._text.without_reasoning()).check()
+            Turns(self._text.without_reasoning()).check(asked)
         except ConfigError:
             return False
         return True

@@ -92,6 +92,11 @@ class Conversation:
         messages = () if done else _messages("step", observation)
         return Answered(messages, None if reward is None else finite("step", reward), bool(done))
 
+    @property
+    def counts(self) -> tuple[int, int]:
+        """The calls of tools so far, and those of them that failed."""
+        return counts_of(self._episode)
+
     async def close(self) -> None:
         """Close the episode; an error of it is ignored, because its result is known."""
         close = getattr(self._episode, "close", None)
@@ -137,6 +142,11 @@ class Conversation:
             if not limit.expired():
                 raise
             raise LeftBehindError from error
+
+
+def counts_of(episode: object) -> tuple[int, int]:
+    """Return an episode's `tool_calls` and `tool_errors`, if it has any."""
+    return int(getattr(episode, "tool_calls", 0)), int(getattr(episode, "tool_errors", 0))
 
 
 async def in_own_thread(

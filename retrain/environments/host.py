@@ -9,11 +9,12 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from retrain import registry
+from retrain.environments.episode import counts_of
+from retrain.environments.opening import opened
 from retrain.errors import ConfigError
 from retrain.line_process import lines_of, private_pipes
 from retrain.registry.code import located
-from retrain.rollouts import Prompt
+from retrain.rollouts import CallForm, Prompt
 
 
 def main() -> None:
@@ -21,16 +22,18 @@ def main() -> None:
     requests, replies = private_pipes()
     setup = json.loads(requests.readline())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run handles Ctrl-C
+    form = CallForm(**setup["form"]) if setup["form"] else None
     try:
-        open_episode = registry.bound("environments", setup["environment"], setup["options"])
+        with (
+            opened(setup["environment"], setup["options"], form) as open_episode,
+            asyncio.Runner() as runner,
+        ):
+            replies.write(_line({}))
+            table = _Table(open_episode, runner)
+            for line in lines_of(requests):
+                replies.write(table.answer(*json.loads(line)))
     except ConfigError as error:
         replies.write(_line({"error": str(error)}))
-        return
-    replies.write(_line({}))
-    with asyncio.Runner() as runner:
-        table = _Table(open_episode, runner)
-        for line in lines_of(requests):
-            replies.write(table.answer(*json.loads(line)))
 
 
 class _Table:
@@ -44,7 +47,8 @@ class _Table:
         """Make a call; return a line with its value, or why it failed."""
         try:
             value = self._call(number, what, argument)
-            return _line({"value": value, "is_tuple": isinstance(value, tuple)})
+            counts = counts_of(self._episodes.get(number))
+            return _line({"value": value, "is_tuple": isinstance(value, tuple), "counts": counts})
         except BaseException as error:  # noqa: BLE001 - the end of an episode, not of the process
             return _line({"error": located(error)})
 

@@ -10,13 +10,15 @@ import json
 import os
 import signal
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
+from retrain.config.schema import Environment
 from retrain.environments.episode import EpisodeError, EpisodeTimeoutError
 from retrain.line_process import command_of, variables
-from retrain.rollouts import Prompt
+from retrain.rollouts import CallForm, Prompt
 
 STARTUP_S = 120.0  # imports on a cold network disk; only a broken machine takes longer
 LONGEST_LINE = 1 << 26  # bytes of a reply
@@ -37,8 +39,8 @@ class _Host:
         self.is_gone = False
         self.opened = self.playing = 0  # episodes
 
-    async def ask(self, number: int, what: str, argument: Any = None) -> Any:
-        """Make a call of an episode.
+    async def ask(self, number: int, what: str, argument: Any = None) -> tuple[Any, Sequence[int]]:
+        """Make a call of an episode; return its result, and the episode's counts so far.
 
         Raises:
             EpisodeError: it failed, or the process ended.
@@ -56,7 +58,7 @@ class _Host:
                 raise
         if "error" in reply:
             raise EpisodeError(reply["error"])
-        return tuple(reply["value"]) if reply["is_tuple"] else reply["value"]
+        return tuple(reply["value"]) if reply["is_tuple"] else reply["value"], reply["counts"]
 
     def kill(self) -> None:
         """Kill the process and its children; safe to call twice."""
@@ -110,10 +112,11 @@ def _write(process: Process, message: Any) -> None:
 class Hosts:
     """The processes of a run, started when first needed; used within one event loop."""
 
-    def __init__(self, environment: str, options: Mapping[str, Any], count: int, limit_s: float) -> None:
-        self._setup = {"environment": environment, "options": dict(options)}
-        self._limit_s = limit_s
-        self._hosts: list[_Host | None] = [None] * count
+    def __init__(self, table: Environment, form: CallForm | None) -> None:
+        shown = None if form is None else asdict(form)
+        self._setup = {"environment": table.environment, "options": table.options, "form": shown}
+        self._limit_s = table.time_limit_s
+        self._hosts: list[_Host | None] = [None] * table.processes
         self._retired: list[_Host] = []
 
     def open(self) -> HostedEpisode:
@@ -155,16 +158,17 @@ class HostedEpisode:
         self._hosts = hosts
         self._host: _Host | None = None
         self._number = 0
+        self.tool_calls = self.tool_errors = 0
 
     async def start(self, prompt: Prompt) -> Any:
         self._host = self._hosts.admit()
         self._number = self._host.opened
         fields = [prompt.id, prompt.text, prompt.answer, prompt.messages, dict(prompt.row)]
-        return await self._host.ask(self._number, "start", fields)
+        return await self._asked(self._host, "start", fields)
 
     async def step(self, completion: str) -> Any:
         assert self._host is not None
-        return await self._host.ask(self._number, "step", completion)
+        return await self._asked(self._host, "step", completion)
 
     async def close(self) -> None:
         if (host := self._host) is not None:
@@ -173,6 +177,10 @@ class HostedEpisode:
                     await host.ask(self._number, "close")
             finally:
                 await self._hosts.leave(host)
+
+    async def _asked(self, host: _Host, what: str, argument: Any) -> Any:
+        value, (self.tool_calls, self.tool_errors) = await host.ask(self._number, what, argument)
+        return value
 
 
 async def at_once(function: Callable[[], Any], unwanted: Callable[[Any], object]) -> Any:

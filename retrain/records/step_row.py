@@ -83,6 +83,8 @@ class EpisodeSummary:
     episode_errors: int = measured("episodes", "ended by a failure of their environment")
     episode_retries: int = measured("", "how often one was played again because its process had ended")
     separate_samples: int = measured("samples", "conversations that continue no other of their episode")
+    tool_calls: int = measured("calls", "of functions, by all episodes")
+    tool_errors: int = measured("calls", "that failed: wrong ones, exceptions, too slow ones")
     episode_time_s: float = measured("s", "mean time of an episode, sampling included")
     environment_time_s: float = measured("s", "part of it in which the environment was waited for")
     environment_wait_s: float = measured(

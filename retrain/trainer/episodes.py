@@ -24,7 +24,7 @@ from retrain.environments.in_turn import InTurn
 from retrain.errors import PromptError
 from retrain.event_loop import EventLoopThread
 from retrain.records.step_row import EpisodeSummary
-from retrain.rollouts import Episode, FirstTurn, Group, NextTurn, Prompt, Rollout
+from retrain.rollouts import CallForm, Episode, FirstTurn, Group, NextTurn, Prompt, Rollout
 from retrain.trainer.desk import GRACE_S, Asked, Desk, Taken
 from retrain.trainer.turn_calls import TurnCalls
 
@@ -101,13 +101,15 @@ class Episodes:
         sample: SampleTurns,
         programs: Programs | None = None,
         *,
+        form: CallForm | None = None,
         calls_at_once: int = 1,
         observe: Callable[[EpisodeProgress], None] = ignore_progress,
     ) -> None:
         """Prepare.
 
         Args:
-            open_episode: opens one episode of the environment.
+            open_episode: opens one episode of the environment; not called if processes do.
+            form: how the model writes calls of the environment's functions.
             sample: returns a rollout for each prompt, and the rollout with another turn for each NextTurn;
                 None where there is no room for one, and an error where the messages cannot be read.
             programs: of an environment that brings its own loop, which play its episodes.
@@ -119,9 +121,7 @@ class Episodes:
         self._calls_at_once, self._observe = calls_at_once, observe
         self._loop = EventLoopThread()
         self._in_turn = InTurn(table.time_limit_s)
-        self._hosts: Hosts | None = None
-        if table.processes:
-            self._hosts = Hosts(table.environment, table.options, table.processes, table.time_limit_s)
+        self._hosts = Hosts(table, form) if table.processes else None
         self._calls = 0  # of the environment, by all plays, which share the loop
 
     def play(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
@@ -182,6 +182,7 @@ class Episodes:
                 await talk.close()
             if not isinstance(error, EpisodeLostError) or retries == MOST_RETRIES:
                 break
+        calls, errors = talk.counts
         episode = Episode(
             rewards=tuple(played.rewards),
             reward=self._worth(played, error),
@@ -190,6 +191,8 @@ class Episodes:
             retries=retries,
             time_s=time.perf_counter() - began_s,
             environment_s=talk.time_s,
+            tool_calls=calls,
+            tool_errors=errors,
         )
         return replace(played.rollout, truncated=not (played.done or error), episode=episode)
 
@@ -260,6 +263,8 @@ def summary_of(rollouts: Sequence[Rollout]) -> EpisodeSummary | None:
         episode_errors=sum(bool(episode.error) for episode in episodes),
         episode_retries=sum(episode.retries for episode in episodes),
         separate_samples=sum(len(episode.others) for episode in episodes),
+        tool_calls=sum(episode.tool_calls for episode in episodes),
+        tool_errors=sum(episode.tool_errors for episode in episodes),
         episode_time_s=float(np.mean([episode.time_s for episode in episodes])),
         environment_time_s=float(np.mean([episode.environment_s for episode in episodes])),
         environment_wait_s=sum(episode.idle_s for episode in episodes),

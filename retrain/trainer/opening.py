@@ -19,9 +19,11 @@ from retrain.backends import (
 )
 from retrain.config.schema import Config, Eval
 from retrain.environments import brings_loop
+from retrain.environments.opening import opened as opened_environment
 from retrain.errors import ConfigError
 from retrain.event_loop import EventLoopThread
 from retrain.records.layout import RunFiles
+from retrain.rollouts import CallForm
 from retrain.tasks import Task
 from retrain.trainer import checkpoint
 from retrain.trainer.batch import Algorithm
@@ -67,10 +69,10 @@ def open_trainer(
         connected = registry.bound("backends", name, options)(spec)
         backend: Backend = registry.check_made("backends", name, calls.wait_for(connected))
         opened.callback(lambda: calls.wait_for(backend.close()))
+        sample = sampler_of(config, backend, calls, opened, journal.detail)
         if check := getattr(backend, "check_prompts", None):  # too long ones, before the first step
             check([*task.train, *task.held_out, *(prompt for one in evals for prompt in one.prompts)])
         algorithm = Algorithm.of(config, scorer.score)
-        sample = sampler_of(config, backend, calls, opened, journal.detail)
         trainer = Trainer(
             config, files, backend, task, algorithm, permits, journal, stop, calls, sample, evals
         )
@@ -126,9 +128,8 @@ def sampler_of(
             f"[environment].environment: backend {config.backend.backend!r} samples single turns only; "
             "use another one, or implement `extend` of retrain.backends.Backend"
         )
-    if check := getattr(backend, "check_turns", None):
-        check()
-    open_episode = registry.bound("environments", table.environment, table.options)
+    form = _offered(config, backend)
+    open_episode = opened.enter_context(opened_environment(table.environment, table.options, form))
     programs = None
     if brings_loop(table.environment):
         if table.processes:
@@ -147,8 +148,31 @@ def sampler_of(
         open_episode,
         TurnSampler(backend, calls, table.max_turn_tokens),
         programs,
+        form=form,
         calls_at_once=config.backend.first_permits if takes_several else 1,
         observe=observe,
     )
     opened.callback(episodes.close)
     return episodes.play
+
+
+def _offered(config: Config, backend: Backend) -> CallForm | None:
+    """Show the environment's functions to the policy; return how it writes calls, None without functions.
+
+    Raises:
+        ConfigError: the backend, or its chat template, does not support functions or turns.
+    """
+    table = config.environment
+    tools = registry.hook("environments", table.environment, "tools")
+    schemas = tools(table.options) if tools is not None else ()
+    if not schemas:
+        if check := getattr(backend, "check_turns", None):
+            check()
+        return None
+    if offer := getattr(backend, "offer_tools", None):
+        form: CallForm = offer(schemas)
+        return form
+    raise ConfigError(
+        f"[environment].environment: backend {config.backend.backend!r} shows no functions to its policy; "
+        'set [environment.options].calls = "python", with which a turn such as add(2, 3) is a call'
+    )

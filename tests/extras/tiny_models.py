@@ -12,9 +12,9 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 CHARACTERS = "0123456789=abcdefghijklmnopqrstuvwxyz "
 
 
-def character_tokenizer(eos: str | None = "<eos>") -> PreTrainedTokenizerFast:
+def character_tokenizer(eos: str | None = "<eos>", characters: str = CHARACTERS) -> PreTrainedTokenizerFast:
     """One token per character."""
-    words = {word: number for number, word in enumerate(["<pad>", "<eos>", *CHARACTERS])}
+    words = {word: number for number, word in enumerate(["<pad>", "<eos>", *characters])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
@@ -29,6 +29,7 @@ def save_tiny_model(
     context: int = 128,
     vocabulary: int | None = None,
     eos: str | None = "<eos>",
+    characters: str = CHARACTERS,
     warm_up_steps: int = 0,
     seed: int = 0,
 ) -> str:
@@ -38,7 +39,7 @@ def save_tiny_model(
         warm_up_steps: of training on `39=` -> any of the ten numbers around 39, so that answers have their
             form and one in ten is right: adapters on a raw random model hardly learn.
     """
-    tokenizer = character_tokenizer(eos)
+    tokenizer = character_tokenizer(eos, characters)
     config = Qwen3Config(
         vocab_size=vocabulary or len(tokenizer),
         hidden_size=hidden,

@@ -14,6 +14,7 @@ import torch
 
 from retrain.backends import BackendInfo, BackendSpec, Optimization, Sampling, SamplingWork, UpdateStats
 from retrain.backends.local import DEFAULTS, NO_REFERENCE, LocalOptions
+from retrain.backends.local.costs import costs_of
 from retrain.backends.local.devices import DeviceMemory, choose_device
 from retrain.backends.local.dropout import Dropout
 from retrain.backends.local.engine import EngineSampler
@@ -29,14 +30,12 @@ from retrain.backends.local.training import Learner
 from retrain.backends.local.trial import most_shared, try_out
 from retrain.backends.text import Text, check_finite, extended, to_groups
 from retrain.backends.turns import Turns
-from retrain.backends.work import ModelCosts
 from retrain.demonstrations import Demonstration
 from retrain.engines import Drawn, Ids
 from retrain.errors import ConfigError, PromptError
 from retrain.records.step_row import EngineUse
-from retrain.rollouts import Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
+from retrain.rollouts import CallForm, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
 
-MASTER_BYTES = 4  # the optimizer keeps float32 regardless of the weights' dtype
 TINY_PARAMETERS = 20_000_000  # below this size, waking a second thread costs more than it saves
 ADDED = ("lora_alpha", "quantization")  # to the options after the first checkpoints were written
 REMEMBERED = 10_000  # prompts whose token ids are cached: tens of megabytes at most
@@ -67,7 +66,7 @@ class LocalBackend:
             spare_fraction=options.engine_spare if options.engine != "torch" else 0.0,
             deterministic=device.type == "cpu" and options.engine == "torch",
         )
-        self.costs = _costs(policy, options)
+        self.costs = costs_of(policy, options)
         self._memory = DeviceMemory(device)
         budgets = dict.fromkeys(("sample", "evaluate"), options.tokens_per_sampling_batch)
         self.sampler = TorchSampler(
@@ -117,6 +116,11 @@ class LocalBackend:
     def check_turns(self) -> None:
         """Raise a ConfigError if the chat template does not let turns be appended."""
         self._turns.check()
+
+    def offer_tools(self, schemas: Sequence[Mapping[str, Any]]) -> CallForm:
+        """Show functions to the policy; a ConfigError if the template does not support them."""
+        self._encoded.clear()
+        return self._turns.offer(schemas)
 
     def extend(self, turns: Sequence[NextTurn], sampling: Sampling) -> list[Rollout | None]:
         """Sample another turn of each rollout that the context has room for."""
@@ -261,40 +265,3 @@ def _identity(spec: BackendSpec, options: LocalOptions, policy: Policy) -> Mappi
         **{key: value for key in ADDED if (value := getattr(options, key)) != getattr(DEFAULTS, key)},
         "trained_parameters": sum(p.numel() for p in policy.trainable().values()),
     }
-
-
-def _costs(policy: Policy, options: LocalOptions) -> ModelCosts:
-    """Return the sizes that determine the cost of a token.
-
-    The input embedding is a lookup and is not counted. Layers with a sliding window or a recurrent state
-    count as if they cached every token.
-    """
-    causal = policy.causal
-    config = causal.config.get_text_config()
-    head = int(causal.get_output_embeddings().weight.numel())
-    embedding = int(causal.get_input_embeddings().weight.numel())
-    is_tied = causal.get_input_embeddings().weight is causal.get_output_embeddings().weight
-    count = weights_in(causal.parameters())
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    idle = _idle(causal, config)
-    return ModelCosts(
-        body=count - head - (0 if is_tied else embedding) - idle,
-        head=head,
-        weight_bytes=sum(p.nbytes for p in causal.parameters()) / count,
-        kv_bytes_per_token=2.0 * config.num_hidden_layers * heads * width * causal.dtype.itemsize,
-        frozen=options.lora,
-        trained_bytes=MASTER_BYTES * sum(p.numel() for p in policy.trainable().values()),
-        idle=idle,
-    )
-
-
-def _idle(causal: Any, config: Any) -> int:
-    """Return the number of weights in experts that a token is not routed to."""
-    names = ("num_experts", "num_local_experts", "n_routed_experts")
-    experts = next((int(n) for name in names if (n := getattr(config, name, None))), 0)
-    used = getattr(config, "num_experts_per_tok", None)
-    if not (experts and used):
-        return 0
-    routed = weights_in(p for name, p in causal.named_parameters() if ".experts." in name)
-    return routed * (experts - int(used)) // experts

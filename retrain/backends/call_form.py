@@ -1,0 +1,69 @@
+"""How a chat template writes calls of functions, seen from a call that it renders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+from retrain.backends.text import Text
+from retrain.errors import ConfigError
+from retrain.rollouts import CallForm
+
+NAME, ARGUMENTS = "f58217", {"x58218": 58219}  # a call that no template writes by itself
+KEY = "[environment].environment"
+
+
+def form_of(text: Text, schemas: Sequence[Mapping[str, Any]]) -> CallForm:
+    """Return the form of the calls of functions that were offered.
+
+    Raises:
+        ConfigError: the template does not show the functions, or writes calls other than as JSON.
+    """
+    asked = {"role": "user", "content": "1"}
+    shown = text.rendered([asked], "a conversation with functions")
+    if not all(schema["function"]["name"] in shown for schema in schemas):
+        raise _refused("does not show functions to the policy")
+    call = {"type": "function", "function": {"name": NAME, "arguments": ARGUMENTS}}
+    turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+    with_call = text.rendered([asked, turn], "the call of a function", add_generation_prompt=False)
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(shown, with_call, strict=False))
+    written = with_call[len(list(same)) :]
+    for place, value in _values(written):
+        one = value[0] if isinstance(value, list) and value else value
+        if isinstance(one, dict) and isinstance(one.get("function"), dict):
+            one = one["function"]
+        keys = {key: kind for key, given in _items(one) if (kind := _kind(given))}
+        if sorted(keys.values()) == ["arguments", "name"]:
+            by_kind = {kind: key for key, kind in keys.items()}
+            return CallForm(text.without_special(written[:place]).strip(), **by_kind)
+    raise _refused("does not write calls of functions as JSON with a name and arguments")
+
+
+def _values(text: str) -> Iterator[tuple[int, Any]]:
+    """Iterate over the JSON values that begin in a text, each with its place."""
+    for place, character in enumerate(text):
+        if character in "{[":
+            try:
+                yield place, json.JSONDecoder().raw_decode(text, place)[0]
+            except ValueError:
+                continue
+
+
+def _items(value: Any) -> Iterator[tuple[str, Any]]:
+    return iter(value.items() if isinstance(value, dict) else ())
+
+
+def _kind(given: Any) -> str:
+    """Return which part of the call a value is; "" for neither."""
+    if given == NAME:
+        return "name"
+    return "arguments" if given in (ARGUMENTS, json.dumps(ARGUMENTS)) else ""
+
+
+def _refused(what: str) -> ConfigError:
+    return ConfigError(
+        f"{KEY}: the tokenizer's chat template {what}; use another template, or set "
+        '[environment.options].calls = "python", with which a turn such as add(2, 3) is a call'
+    )

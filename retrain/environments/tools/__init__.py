@@ -1,0 +1,197 @@
+"""Functions that a policy may call: what they return is its next observation; its answer ends the episode.
+
+A turn without a call is the answer, which `[reward]` scores. Wrong calls, exceptions and calls that take too
+long are observations, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from retrain import registry
+from retrain.environments.single_turn import spoken
+from retrain.environments.tools.calls import Call, calls_in
+from retrain.environments.tools.functions import Tool, ToolError, tool_of
+from retrain.environments.tools.program import Programs
+from retrain.errors import ConfigError
+from retrain.event_loop import in_thread
+from retrain.registry import Megabytes, Positive
+from retrain.rollouts import CallForm, Prompt
+
+PYTHON = "python"  # the name of the tool that runs programs
+NOTHING = "(nothing)"  # what a policy reads of an empty result
+
+
+def open_episode(
+    box: ToolBox | None = None,
+    *,
+    tools: Sequence[str] = (PYTHON,),
+    calls: Literal["template", "python"] = "template",
+    call_limit_s: Positive = 10.0,
+    wrong_call: str = "",
+    sandbox: str = "auto",
+    sandbox_options: Mapping[str, Any] | None = None,
+    memory_mb: Megabytes = 1024,
+) -> ToolUse:
+    """Return an episode in which the policy may call functions.
+
+    Args:
+        box: the functions, ready to be called; by default made of the options.
+        tools: dotted paths of functions, and "python", which runs programs in a sandbox.
+        calls: "template": as the model's chat template writes calls. "python": a turn that consists of calls
+            such as add(2, b=3), for models without a template.
+        call_limit_s: time that a call may take.
+        wrong_call: what the policy reads if a call fails; by default what is wrong.
+        sandbox: where programs of "python" run.
+        sandbox_options: its options.
+        memory_mb: limit of a program's memory (Linux).
+    """
+    if box is not None:
+        return ToolUse(box)
+    options = {"sandbox": sandbox, "sandbox_options": sandbox_options or {}, "memory_mb": memory_mb}
+    given = {"tools": tools, "call_limit_s": call_limit_s, "wrong_call": wrong_call, **options}
+    return ToolUse(prepare(given, None), closes=True)
+
+
+def tools(options: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the schemas of the functions, for the model's template; none if it does not write the calls."""
+    if options.get("calls", "template") != "template":
+        return []
+    return [tool.schema for tool in ToolBox(options, None).tools.values()]
+
+
+def prepare(options: Mapping[str, Any], form: CallForm | None) -> ToolBox:
+    """Return what all episodes of a run share; ConfigError if programs have no sandbox here."""
+    box = ToolBox(options, form)
+    if PYTHON in box.tools:
+        _ = box.programs.sandbox
+    return box
+
+
+def check_options(options: Mapping[str, Any]) -> Iterator[str]:
+    """Iterate over the problems of a table, one line each, starting with the key."""
+    names = options.get("tools", [PYTHON])
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        yield f'tools: got {names!r}; needs a list of dotted paths, such as ["my_tools.add"], or "{PYTHON}"'
+        return
+    try:
+        ToolBox(options, None)
+    except ConfigError as error:
+        yield from str(error).splitlines()
+
+
+class ToolBox:
+    """The functions of a run."""
+
+    def __init__(self, options: Mapping[str, Any], form: CallForm | None) -> None:
+        """Load them; a ConfigError names each that cannot be a tool, and why."""
+        self.form = form
+        self._limit_s = float(options.get("call_limit_s", 10.0))
+        self._wrong = str(options.get("wrong_call", ""))
+        self.programs = Programs(
+            options.get("sandbox", "auto"),
+            options.get("sandbox_options") or {},
+            self._limit_s,
+            int(options.get("memory_mb", 1024)) << 20,
+        )
+        self.tools: dict[str, Tool] = {}
+        problems = [wrong for path in options.get("tools", (PYTHON,)) if (wrong := self._add(path))]
+        if problems:
+            raise ConfigError(problems)
+        self.waits = any(tool.is_async for tool in self.tools.values())
+
+    def close(self) -> None:
+        self.programs.close()
+
+    async def answer(self, call: Call) -> tuple[str, bool]:
+        """Return what a call returns, and whether it is an error."""
+        try:
+            result = await self._result(call)
+        except ToolError as error:
+            return self._wrong or f"error: {error}", True
+        return (result if isinstance(result, str) else json.dumps(result, default=str)) or NOTHING, False
+
+    async def _result(self, call: Call) -> Any:
+        if call.problem:
+            raise ToolError(call.problem)
+        tool = self.tools.get(call.name)
+        if tool is None:
+            raise ToolError(f"there is no function {call.name!r}; there is {', '.join(self.tools)}")
+        names = list(tool.arguments.model_fields)
+        if len(call.positional) > len(names) or call.arguments.keys() & set(names[: len(call.positional)]):
+            raise ToolError(f"{call.name}: takes {', '.join(names) or 'nothing'}, each once")
+        arguments = tool.bound({**dict(zip(names, call.positional, strict=False)), **call.arguments})
+        try:
+            async with asyncio.timeout(self._limit_s) as limit:
+                if tool.is_async:
+                    return await tool.function(**arguments)
+                outcome = await in_thread(lambda: _outcome(tool, arguments))
+        except TimeoutError as error:
+            if not limit.expired():
+                raise _told(tool, error) from error
+            raise ToolError(f"{tool.name} took longer than {self._limit_s:g} s") from error
+        except Exception as error:
+            raise _told(tool, error) from error
+        if isinstance(outcome, ToolError):
+            raise outcome
+        return outcome
+
+    def _add(self, path: str) -> str:
+        """Add a function; return what is wrong with it, "" if nothing."""
+        try:
+            function = self.programs.python if path == PYTHON else registry.find_function("tools", path)
+            name = path.rpartition(".")[2]
+            if name in self.tools:
+                return f"tools: two functions are called {name!r}"
+            self.tools[name] = tool_of(name, function)
+        except ConfigError as error:
+            return f"tools: {error}"
+        except (ValueError, NameError) as error:
+            return f"tools: {path!r} {error}"
+        return ""
+
+
+def _outcome(tool: Tool, arguments: Mapping[str, Any]) -> Any:
+    """Return what a plain function returns, or why it failed; an exit of it is an error, too."""
+    try:
+        return tool.function(**arguments)
+    except BaseException as error:  # noqa: BLE001 - the policy reads it
+        return _told(tool, error)
+
+
+def _told(tool: Tool, error: BaseException) -> ToolError:
+    if isinstance(error, ToolError):
+        return error
+    said = f": {error}" if str(error) else ""
+    return ToolError(f"{tool.name}: {type(error).__name__}{said}")
+
+
+class ToolUse:
+    """A prompt to answer, with the help of functions."""
+
+    def __init__(self, box: ToolBox, *, closes: bool = False) -> None:
+        """Open; `closes` if the functions are this episode's own."""
+        self._box, self._closes = box, closes
+        self.tool_calls = self.tool_errors = 0
+
+    def start(self, prompt: Prompt) -> str | list[dict[str, str]]:
+        return spoken(prompt.messages) or prompt.text
+
+    def step(self, completion: str) -> Any:
+        calls = calls_in(completion, self._box.form)
+        if not calls:
+            return "", None, True
+        return self._answered(calls) if self._box.waits else asyncio.run(self._answered(calls))
+
+    def close(self) -> None:
+        if self._closes:
+            self._box.close()
+
+    async def _answered(self, calls: Sequence[Call]) -> tuple[list[dict[str, str]], None, bool]:
+        answers = await asyncio.gather(*map(self._box.answer, calls))
+        self.tool_calls += len(answers)
+        self.tool_errors += sum(is_error for _, is_error in answers)
+        return [{"role": "tool", "content": content} for content, _ in answers], None, False

@@ -1,0 +1,113 @@
+"""Functions of the user's as tools: JSON schemas of signatures and docstrings, by which calls are checked."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import pydantic
+
+ARGUMENT = re.compile(r"^\s*(\w+)(?: \([^)]*\))?:\s*(.+)$")  # of a docstring's section
+SECTION = re.compile(r"^\s*(Args|Arguments|Parameters|Returns|Raises|Yields|Example|Examples):\s*$")
+PLAIN = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+class ToolError(Exception):
+    """Why a call fails; the policy reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the policy may call."""
+
+    name: str
+    function: Callable[..., Any]
+    schema: Mapping[str, Any]  # as chat templates take it
+    arguments: type[pydantic.BaseModel]
+
+    @property
+    def is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self.function)
+
+    def bound(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call, checked against the function's type hints.
+
+        Raises:
+            ToolError: they do not fit.
+        """
+        try:
+            checked = self.arguments.model_validate_json(json.dumps(arguments))
+        except pydantic.ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise ToolError(f"{self.name}: {where}: {first['msg']}") from error
+        return {name: getattr(checked, name) for name in type(checked).model_fields}
+
+
+def tool_of(name: str, function: Callable[..., Any]) -> Tool:
+    """Return a function as a tool.
+
+    Raises:
+        ValueError: it lacks a docstring or a type hint, or takes what JSON cannot express.
+    """
+    description, notes = _documentation(function)
+    if not description:
+        raise ValueError("has no docstring; the policy reads from it what the function does")
+    hints = typing.get_type_hints(function, include_extras=True)
+    fields: dict[str, Any] = {}
+    for one in inspect.signature(function).parameters.values():
+        if one.kind not in PLAIN:
+            what = one.kind.description
+            raise ValueError(f"its parameter {one.name!r} is {what}; a call gives each argument by name")
+        if one.name not in hints:
+            raise ValueError(
+                f"its parameter {one.name!r} has no type hint; write one, such as {one.name}: int"
+            )
+        default = ... if one.default is one.empty else one.default
+        fields[one.name] = (
+            Annotated[hints[one.name], pydantic.Field(description=notes.get(one.name))],
+            default,
+        )
+    try:
+        config = pydantic.ConfigDict(extra="forbid", strict=True)
+        model = pydantic.create_model(name, __config__=config, **fields)
+        parameters = _bare(model.model_json_schema())
+    except (pydantic.errors.PydanticUserError, NameError, TypeError) as error:
+        told = str(error).partition("\n")[0]
+        raise ValueError(f"its parameters cannot be written as JSON: {told}") from error
+    schema = {"name": name, "description": description, "parameters": parameters}
+    return Tool(name, function, {"type": "function", "function": schema}, model)
+
+
+def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+    """Return what a docstring says of a function, and of each of its parameters."""
+    before: list[str] = []
+    notes: dict[str, str] = {}
+    section = ""
+    for line in (inspect.getdoc(function) or "").splitlines():
+        if heading := SECTION.match(line):
+            section = heading[1]
+        elif not section:
+            before.append(line)
+        elif section in ("Args", "Arguments", "Parameters") and (found := ARGUMENT.match(line)):
+            notes[found[1]] = found[2].strip()
+    return "\n".join(before).strip(), notes
+
+
+def _bare(schema: Any, *, is_names: bool = False) -> Any:
+    """Return a schema without titles, which repeat names, and without `additionalProperties`."""
+    if isinstance(schema, list):
+        return [_bare(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    left_out = () if is_names else ("title", "additionalProperties")
+    return {
+        key: _bare(value, is_names=key == "properties")
+        for key, value in schema.items()
+        if key not in left_out
+    }
