@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -16,11 +17,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from retrain import worker
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.local import connect
+from retrain.config.schema import Environment
 from retrain.engines import openai as engine_module
 from retrain.errors import ConfigError, InfrastructureError, RunFailedError
+from retrain.event_loop import EventLoopThread
 from retrain.records.metrics import read_metrics
 from retrain.rollouts import Prompt
 from retrain.semaphore import FileSemaphore
+from retrain.trainer.episodes import Episodes, TurnSampler
 from tests.extras.completions_server import CompletionsServer, serve
 from tests.extras.local_policies import (
     UNEVEN,
@@ -441,3 +445,38 @@ def test_a_prompt_near_the_end_of_the_context_cuts_no_other(server, model):
     longest = [max(len(one.tokens) for one in group.rollouts) for group in groups]
     assert longest[1] <= room < min(longest[0], longest[2])
     assert_honest(backend, as_samples(groups), 1.0)
+
+
+def test_episodes_on_a_server_are_sampled_by_several_calls_at_once(server, model):
+    backend = through(server, model)
+    first_asks = threading.Event()
+
+    class Talk:
+        """Its second prompt asks once the first one's call is on its way."""
+
+        async def start(self, prompt):
+            if prompt.id:
+                await asyncio.to_thread(first_asks.wait, 60)
+            return prompt.text
+
+        async def step(self, completion):
+            return "3", 1.0, False
+
+    sampler, is_joined = TurnSampler(backend, EventLoopThread(), 4), threading.Barrier(2, timeout=60)
+
+    def sample(asked, how):
+        first_asks.set()
+        if any(isinstance(one, Prompt) for one in asked):
+            is_joined.wait()  # the calls for the two prompts are made at the same time
+        return sampler(asked, how)
+
+    episodes = Episodes(Environment(max_turns=3), Talk, sample, calls_at_once=2)
+    groups = episodes.play([Prompt(n, "7=", "") for n in range(2)], Sampling(1, 12, 0.8))
+    episodes.close()
+    for rollout in (group.rollouts[0] for group in groups):
+        prompt, (read, places) = backend.text.encode(rollout.prompt), rollout.placed()
+        logits = backend.policy.causal(input_ids=torch.tensor([[*prompt, *read]])).logits[0] / 0.8
+        at = [len(prompt) - 1 + place for place in places]
+        logps = logits[at].log_softmax(-1)[range(len(at)), list(rollout.tokens)]
+        assert np.allclose(logps.detach(), rollout.logprobs, atol=1e-4)
+        assert len(rollout.given) > 0
