@@ -18,7 +18,7 @@ from retrain.records import decision
 from retrain.records.manifest import Expectation
 from retrain.records.pace import Pace
 from retrain.records.run_row import RunRow
-from retrain.report import compare, statistics
+from retrain.report import compare, questions, statistics
 from retrain.semaphore.slots import Holder
 from retrain.status import CampaignStatus, ConditionStatus, PermitStatus
 from tests.simulated import flat, write_campaign
@@ -32,6 +32,7 @@ DOCUMENTED = {
     **{kind.__name__: kind for kind in (compare.Comparison, compare.MetricComparison, compare.SideResult)},
     **{kind.__name__: kind for kind in (compare.Judged, statistics.SeedSummary, statistics.Difference)},
     **{kind.__name__: kind for kind in (decision.Decision, decision.ConditionDecision)},
+    "ByQuestion": questions.ByQuestion,
     "MemoryUse": explain.MemoryUse,
     "KeyDifference": compare.KeyDifference,
     "ChecklistLine": checklist.ChecklistLine,

@@ -103,6 +103,7 @@ def _metric(metric: MetricComparison, width: int) -> Iterator[str | Text | Table
         verdict = Text(ground.judgement, style=STYLES.get(ground.verdict, "bold"))
         against = f"  {ground.names} against {metric.sides[0].label}: "
         yield Text.assemble(against, verdict, f" ({ground.because})")
+    yield from (f"  {line}" for line in metric.by_question())
     yield ""
 
 

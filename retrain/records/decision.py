@@ -7,18 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, get_args, get_type_hints
 
+from retrain.records.evaluation_row import Evaluation, NamedEvaluation
 from retrain.records.files import record_of
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import mean, read_metrics
 from retrain.records.row_parts import keys_of
-from retrain.records.step_row import (
-    EpisodeSummary,
-    Evaluation,
-    NamedEvaluation,
-    RolloutSummary,
-    Timing,
-    UpdateSummary,
-)
+from retrain.records.step_row import EpisodeSummary, RolloutSummary, Timing, UpdateSummary
 from retrain.records.text import count_of, number, plain
 
 VERDICTS = {

@@ -14,6 +14,7 @@ from retrain.config.resolve import flatten
 from retrain.records.decision import Decision, is_higher_better
 from retrain.records.text import plain
 from retrain.report.gather import RunHistory
+from retrain.report.questions import ByQuestion, by_question, sentences
 from retrain.report.sides import Match, Moment, Side, describe, final_value, known_metrics
 from retrain.report.statistics import LEVEL, Difference, SeedSummary, describe_sample, difference_of, holm
 
@@ -58,6 +59,7 @@ class Judged:
     difference: Difference
     p_adjusted: float | None  # Holm's, over this metric's differences
     verdict: Verdict
+    by_question: ByQuestion | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,10 @@ class MetricComparison:
     higher_is_better: bool | None  # None: neither
     sides: tuple[SideResult, ...]
     differences: tuple[Judged, ...]  # of all sides but the first, from the first
+
+    def by_question(self) -> Iterator[str]:
+        """Return in sentences what the questions of an evaluation tell."""
+        yield from sentences(self.sides[0].label, {one.label: one.by_question for one in self.differences})
 
 
 @dataclass(frozen=True)
@@ -130,7 +136,13 @@ def _metric(name: str, sides: Sequence[Side], moment: Moment, *, paired: bool) -
         higher_is_better=is_higher_better(name),
         sides=results,
         differences=tuple(
-            Judged(side.label, gap, p, _verdict(gap, p) if alike else Verdict.OTHER_STEPS)
+            Judged(
+                side.label,
+                gap,
+                p,
+                _verdict(gap, p) if alike else Verdict.OTHER_STEPS,
+                by_question(sides[0], side, name, moment) if alike and paired else None,
+            )
             for side, gap, p, alike in judged
         ),
     )

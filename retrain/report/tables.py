@@ -224,6 +224,7 @@ def remarks(metric: MetricComparison) -> Iterator[str]:
     yield from excluded(metric.sides)
     for ground in islice(grounds(metric), MOST_REASONS):
         yield f"{ground.names} against {metric.sides[0].label}: {ground.judgement} ({ground.because})."
+    yield from metric.by_question()
 
 
 def differences(sides: Sequence[Side], comparison: Comparison) -> Table:

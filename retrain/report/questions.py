@@ -1,0 +1,162 @@
+"""The difference of two conditions in an `[[eval]]`, question by question.
+
+All runs answer the same questions, so a difference has noise of three kinds: of seeds (another training run),
+of questions (another sample of them), and of both, such as sampling. A difference per seed and question,
+averaged over both, is a crossed layout with random effects; its mean squares give each variance.
+
+Sources: Miller 2024, arXiv:2411.00640, for pairing and clustering by question; Searle, Casella and McCulloch
+1992, Variance Components, for the two-way layout; Satterthwaite 1946, doi:10.2307/3002019, for the degrees of
+freedom.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from retrain.errors import RecordsError
+from retrain.records.decision import HELD_OUT
+from retrain.records.layout import RunFiles
+from retrain.records.outcomes import Rewards, read_outcomes
+from retrain.report.gather import FloatArray, RunHistory
+from retrain.report.sides import Moment, Side
+from retrain.report.statistics import LEVEL, scipy_stats
+
+MEASURES = ("_correct_rate", "_reward")
+CORRECT = 1.0 - 1e-9  # a reward of 1, up to rounding
+FEWEST = 2  # seeds and questions: one has no spread
+MOST = 10**6  # seeds or questions; more are as good as never
+
+
+@dataclass(frozen=True)
+class ByQuestion:
+    """A difference over new seeds and new questions; second condition minus first."""
+
+    seeds: int  # pairs
+    questions: int  # that every run answered
+    difference: float
+    low: float  # 95 % interval
+    high: float
+    of_seeds: float  # share of the variance that more seeds alone would reduce
+    of_questions: float  # share that more questions alone would reduce; more of either reduces the rest
+    more_seeds: int | None  # that would halve the interval; None: no number does
+    more_questions: int | None
+
+
+def by_question(first: Side, second: Side, metric: str, moment: Moment) -> ByQuestion | None:
+    """Return what the questions tell; None unless most seeds are paired, and all runs have the outcomes."""
+    measure = next((end for end in MEASURES if metric.endswith(end)), "")
+    name = metric.removeprefix(HELD_OUT).removesuffix(measure)
+    if not (measure and metric.startswith(HELD_OUT) and name):
+        return None
+    runs = [{run.seed: run for run in side.runs if moment.has(run)} for side in (first, second)]
+    seeds = [seed for seed in runs[0] if seed is not None and seed in runs[1]]
+    pairs = [[side[seed] for side in runs] for seed in seeds]
+    asked = [_asked(run, name) for pair in pairs for run in pair]
+    if 2 * len(seeds) <= max(map(len, runs)) or not all(asked) or any(one != asked[0] for one in asked):
+        return None
+    found = [[_values(run, name, measure, moment) for run in pair] for pair in pairs]
+    common = set.intersection(*(set(values) for pair in found for values in pair))
+    gains = [[after[q] - before[q] for q in sorted(common)] for before, after in found]
+    return summarize(np.array(gains)) if min(len(seeds), len(common)) >= FEWEST else None
+
+
+def summarize(gains: FloatArray) -> ByQuestion | None:
+    """Summarize differences of shape (seeds, questions), at least two each; None if all are equal."""
+    seeds, questions = gains.shape
+    mean, by_seed, each = float(gains.mean()), gains.mean(axis=1), gains.mean(axis=0)
+    rest = gains - by_seed[:, None] - each[None, :] + mean
+    squares = {
+        "seeds": questions * float(by_seed.var(ddof=1)),
+        "questions": seeds * float(each.var(ddof=1)),
+        "rest": float((rest**2).sum()) / ((seeds - 1) * (questions - 1)),
+    }
+    of_seeds = max(0.0, squares["seeds"] - squares["rest"]) / questions
+    of_questions = max(0.0, squares["questions"] - squares["rest"]) / seeds
+    parts = of_seeds / seeds, of_questions / questions, squares["rest"] / gains.size
+    variance = sum(parts)
+    if variance <= (1e-12 * float(np.abs(gains).max())) ** 2:
+        return None
+    half = math.sqrt(variance) * _t(squares, seeds, questions)
+    goal = variance / 4
+    return ByQuestion(
+        seeds=seeds,
+        questions=questions,
+        difference=mean,
+        low=mean - half,
+        high=mean + half,
+        of_seeds=parts[0] / variance,
+        of_questions=parts[1] / variance,
+        more_seeds=_more(of_seeds + squares["rest"] / questions, goal - parts[1], seeds),
+        more_questions=_more(of_questions + squares["rest"] / seeds, goal - parts[0], questions),
+    )
+
+
+def _more(variance: float, goal: float, have: int) -> int | None:
+    """Return how many more make the variance of one, over their number, as small as the goal."""
+    needed = math.ceil(variance / goal) if goal > 0 else MOST
+    return max(0, needed - have) if needed < MOST else None
+
+
+def _t(squares: Mapping[str, float], seeds: int, questions: int) -> float:
+    """Return Student's quantile with Satterthwaite's degrees of freedom, of the mean squares that count."""
+    rest = (seeds - 1) * (questions - 1)
+    terms = [(squares["seeds"], seeds - 1), (squares["questions"], questions - 1)]
+    counted = [(square, freedom) for square, freedom in terms if square > squares["rest"]]
+    if len(counted) != 1:
+        counted.append((-squares["rest"] if counted else squares["rest"], rest))
+    total = sum(square for square, _ in counted)
+    freedom = total**2 / sum(square**2 / freedom for square, freedom in counted)
+    return float(scipy_stats().t.ppf((1 + LEVEL) / 2, freedom))
+
+
+def _asked(run: RunHistory, name: str) -> tuple[Any, ...]:
+    """Return what decides which questions an evaluation asks; empty if a run has none of this name."""
+    tables: Sequence[Any] = run.config.get("eval", {}).get("tables", [])
+    data = run.config.get("data", {})
+    table = next((one for one in tables if one.get("name") == name), None)
+    if table is None:
+        return ()
+    source = table if table.get("task") else data
+    return source.get("task"), source.get("options"), data.get("seed"), table.get("prompts")
+
+
+def _values(run: RunHistory, name: str, measure: str, moment: Moment) -> dict[int, float]:
+    """Return each question's mean at a moment; empty without outcomes."""
+    try:
+        found = read_outcomes(RunFiles(run.directory).evals / f"{name}.jsonl")
+    except RecordsError:
+        return {}
+    steps = [step for step in found if moment.step is None or step <= moment.step]
+    rewards: Rewards = found[max(steps)] if steps else {}
+    known = {q: [one for one in each if one is not None] for q, each in rewards.items()}
+    return {
+        question: float(np.mean([one >= CORRECT for one in each] if measure == MEASURES[0] else each))
+        for question, each in known.items()
+        if each
+    }
+
+
+def sentences(reference: str, found: Mapping[str, ByQuestion | None]) -> Iterator[str]:
+    """Iterate over what the questions tell of each condition's difference from the reference."""
+    for label, one in found.items():
+        if one is not None:
+            shares = {f"questions ({one.questions})": one.of_questions, f"seeds ({one.seeds})": one.of_seeds}
+            noise = ", ".join(f"{share:.0%} of {what}" for what, share in shares.items())
+            yield (
+                f"{label} against {reference}, over new seeds and new questions: {one.difference:+.3g}, 95 % "
+                f"interval {one.low:+.3g} to {one.high:+.3g}; variance: {noise}, "
+                f"{1 - sum(shares.values()):.0%} of both; half the width needs {_needs(one)}"
+            )
+
+
+def _needs(found: ByQuestion) -> str:
+    """Return how many more questions or seeds halve the interval."""
+    more = {"questions": found.more_questions, "seeds": found.more_seeds}
+    return " or ".join(f"{count:,} more {what}" for what, count in more.items() if count is not None) or (
+        "more of both"
+    )
