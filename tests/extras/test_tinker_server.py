@@ -236,3 +236,25 @@ def test_a_resumed_run_opens_one_session(spec: BackendSpec, server: RunningServe
         return int(server.stats()["requests"]["create_session"])
 
     assert during(spec, resumed) == before + 1
+
+
+def test_a_session_with_calls_in_flight_is_not_ended_by_the_next_one(
+    spec: BackendSpec, server: RunningServer, tmp_path: Path
+) -> None:
+    before = server.stats()["sessions"]
+
+    async def story(backend: TinkerBackend) -> None:
+        await one_group(backend)
+        is_over = asyncio.Event()
+        call = asyncio.ensure_future(backend.session.connection.calls.once("slow", is_over.wait))
+        await asyncio.sleep(0)
+        await backend.session.renew(backend.session.generation)
+        await one_group(backend)
+        open_now = server.stats()["sessions"]
+        is_over.set()
+        await call
+        assert open_now == before + 2
+        while server.stats()["sessions"] > before + 1:
+            await asyncio.sleep(0.01)
+
+    during(replace(spec, notes=tmp_path), story)

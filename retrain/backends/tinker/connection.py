@@ -42,10 +42,11 @@ class Connection:
     def __init__(self, spec: BackendSpec, options: TinkerOptions, calls: Calls) -> None:
         self._spec = spec
         self._options = options
-        self._calls = calls
+        self.calls = calls
         self._service: tinker.ServiceClient | None = None
         self._farewells: set[asyncio.Future[None]] = set()
         self._note = None if spec.notes is None else spec.notes / NOTE
+        self._abandoned = _read(self._note)  # what an earlier attempt noted, until its session is ended
 
     async def try_out(self) -> None:
         """Open a session; a ConfigError if the key or the address is rejected."""
@@ -75,7 +76,7 @@ class Connection:
                     # in a thread, because the SDK blocks until the session is open
                     await in_thread(lambda: service.holder, unwanted=lambda holder: holder.close())
 
-            await self._calls.once("session", connect)
+            await self.calls.once("session", connect)
             _pause_between_polls(service.holder)
             await self._end_abandoned(service.holder)
             self._service = service
@@ -85,7 +86,7 @@ class Connection:
         """Drop the session; the next use opens a new one."""
         service, self._service = self._service, None
         if service is not None:
-            farewell = asyncio.ensure_future(self._leave(service, self._calls.in_flight()))
+            farewell = asyncio.ensure_future(self._leave(service, self.calls.in_flight()))
             self._farewells.add(farewell)
             farewell.add_done_callback(self._farewells.discard)
 
@@ -115,7 +116,7 @@ class Connection:
     async def _goodbye(self, finish: Callable[[], Awaitable[None]]) -> None:
         try:
             async with asyncio.timeout(GOODBYE_S):
-                await self._calls.once("goodbye", finish)
+                await self.calls.once("goodbye", finish)
         except LEAVING as error:
             log.info("a session could not be closed: %s", describe(error))
 
@@ -124,14 +125,16 @@ class Connection:
         if self._note is None:
             return
         where = {"directory": str(self._note.parent.resolve()), "base_url": self._spec.base_url}
-        note = _read(self._note)
+        note, self._abandoned = self._abandoned, {}
         if note.items() >= where.items():  # else it may be of another run, of which this is a copy
             await self._goodbye(lambda: _finish(holder, str(note["session"])))
         self._note.write_text(json.dumps({"session": holder.get_session_id(), **where}), encoding="utf-8")
 
 
-def _read(note: Path) -> dict[str, Any]:
-    """Return what a note says; nothing if it is damaged."""
+def _read(note: Path | None) -> dict[str, Any]:
+    """Return what a note says; nothing if there is none, or it is damaged."""
+    if note is None:
+        return {}
     try:
         said = json.loads(note.read_text(encoding="utf-8"))
         return said if isinstance(said, dict) and "session" in said else {}
