@@ -233,6 +233,67 @@ def test_status_and_compare_tell_the_verdicts(
     assert found["conditions"][0]["verdict"] == "better"
 
 
+def test_seeds_that_are_added_leave_everything_else_as_it_was(
+    decision_file: Path, retrain: Callable[..., CompletedProcess[str]]
+) -> None:
+    directory = start(decision_file).execute().directory
+    before, rows = (
+        decision_of(directory),
+        (directory / "runs" / "plain_s5" / "metrics.jsonl").stat().st_mtime_ns,
+    )
+    assert "by hand" not in retrain("compare", directory).stdout
+    done = retrain("resume", directory, "--seeds", "+2")
+    assert (done.returncode, retrain("resume", directory).returncode) == (EXIT_DONE, EXIT_DONE)
+    after = decision_of(directory)
+    assert (after.conditions, after.ended, after.runs) == (before.conditions, "decided", before.runs + 6)
+    assert (directory / "runs" / "plain_s5" / "metrics.jsonl").stat().st_mtime_ns == rows
+    assert {run.seed for run in survey(directory)[0].runs} == {*SEEDS[:7], 14, 15}
+    assert "added by hand afterwards (2 to each condition)" in retrain("compare", directory).stdout
+
+
+def test_a_campaign_without_a_decision_gets_more_seeds(campaign_file: Path) -> None:
+    directory = start(campaign_file, ["campaign.launcher=inline"]).execute().directory
+    outcome = reopen(directory, more_seeds=1).execute()
+    assert sorted(outcome.states) == [f"{c}_s{s}" for c in ("grpo", "maxrl") for s in (0, 1, 2)]
+    assert outcome.exit_code == EXIT_DONE
+
+
+@pytest.mark.parametrize("seeds", ["4", "+0", "+x", "-1"])
+def test_a_number_of_seeds_has_a_plus(
+    decision_file: Path, retrain: Callable[..., CompletedProcess[str]], seeds: str
+) -> None:
+    done = retrain("resume", decision_file.parent, f"--seeds={seeds}")
+    assert done.returncode == EXIT_CONFIG
+    assert "needs + and a number" in done.stderr
+
+
+def test_explain_tells_how_many_seeds_it_takes(
+    decision_file: Path, retrain: Callable[..., CompletedProcess[str]]
+) -> None:
+    first = ["--set", "decision.max_seeds=7", "--json"]
+    unknown = json.loads(retrain("explain", decision_file, *first).stdout)["expected_seeds"]
+    assert [(one["difference"], one["unit"]) for one in unknown] == [(0, "SD"), (1, "SD"), (2, "SD")]
+    assert unknown[0]["found"] <= 0.2  # 60 draws at 5 %
+    assert unknown[2]["found"] > unknown[1]["found"] > unknown[0]["found"]
+    start(
+        decision_file,
+        [
+            "training.temperature=0.9",
+            "campaign.conditions=[{name='plain'}, {name='bonus', training={batch_size=3}}]",
+        ],
+    ).execute()
+    known = retrain(
+        "explain", decision_file, *first, "--set", "decision.smallest_difference=0.01", "--from", "logs"
+    )
+    assert [one["unit"] for one in json.loads(known.stdout)["expected_seeds"]] == ["mean_reward"] * 3
+
+
+def test_an_evaluation_of_its_own_may_decide(decision_file: Path) -> None:
+    decision_file.write_text('[[eval]]\nname = "hard"\nsamples = 4\ntemperature = 1.0\n' + DECISION)
+    plan = planned(decision_file, "decision.metric=eval_hard_pass_at_4")
+    assert plan.decision is not None
+
+
 def test_nothing_is_created_for_a_file_that_cannot_decide(
     decision_file: Path, retrain: Callable[..., CompletedProcess[str]]
 ) -> None:

@@ -12,7 +12,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from retrain.cli import doctor
-from retrain.plan import checklist, explain
+from retrain.plan import checklist, expected_seeds, explain
 from retrain.plan.estimate import Change, learned, wall_time
 from retrain.records import decision
 from retrain.records.manifest import Expectation
@@ -33,6 +33,7 @@ DOCUMENTED = {
     **{kind.__name__: kind for kind in (compare.Judged, statistics.SeedSummary, statistics.Difference)},
     **{kind.__name__: kind for kind in (decision.Decision, decision.ConditionDecision)},
     "ByQuestion": questions.ByQuestion,
+    "ExpectedSeeds": expected_seeds.ExpectedSeeds,
     "MemoryUse": explain.MemoryUse,
     "KeyDifference": compare.KeyDifference,
     "ChecklistLine": checklist.ChecklistLine,

@@ -56,8 +56,10 @@ def reconcile(
     is_same_file = digest_of_file(files.campaign_toml.read_bytes()) == origin.digest
     recorded = _recorded(plan, files, is_same_file)
     if plan.decision or plan.added_seeds:  # the manifest has only those that were needed so far
-        later = {r.run_id: recorded_hash(files_of(r.run_id)) for r in plan.runs if r.run_id not in recorded}
-        recorded |= {run_id: config_hash for run_id, config_hash in later.items() if config_hash}
+        for run in (run for run in plan.runs if run.run_id not in recorded):
+            known = recorded_hash(files_of(run.run_id))
+            if known or run.seed in plan.added_seeds:
+                recorded[run.run_id] = known or run.config_hash
     found = _compare(plan, recorded, files_of, is_same_file=is_same_file)
     alive = [run_id for run_id in recorded if found.changes and is_held(files_of(run_id).lock)]
     if alive:

@@ -41,7 +41,14 @@ from retrain.records.files import (
     remove_file,
     write_atomic,
 )
-from retrain.records.layout import CampaignFiles, RunFiles, create_directory, open_campaign, recorded_tables
+from retrain.records.layout import (
+    CampaignFiles,
+    RunFiles,
+    create_directory,
+    is_single_run,
+    open_campaign,
+    recorded_tables,
+)
 from retrain.records.run_state import rename_done
 
 PAUSE_S = 0.02
@@ -100,6 +107,7 @@ def reopen(
     *,
     accept_config_change: bool = False,
     just_started: bool = False,
+    more_seeds: int = 0,
 ) -> CampaignRun:
     """Open an existing campaign, or a copy of it, to resume it.
 
@@ -109,6 +117,7 @@ def reopen(
         accept_config_change: continue although campaign.toml now gives other results: each unfinished
             run from its newest checkpoint, with the present configuration.
         just_started: it has not run yet, so an existing request to stop it stands.
+        more_seeds: how many seeds each condition gets besides those that it has.
 
     Raises:
         RecordsError: the directory holds no campaign.
@@ -116,7 +125,10 @@ def reopen(
     """
     files = open_campaign(directory.absolute())
     origin, lost = known_origin(files)
-    plan, where = _planned_anew(files, origin)
+    if more_seeds and is_single_run(files.directory):
+        raise ConfigError(f"{directory}: is a single run; seeds are added to a campaign")
+    wanted = replace(origin, added_seeds=origin.added_seeds + more_seeds)
+    plan, where = _planned_anew(files, wanted)
     plan = as_launched(plan, str(files.campaign_toml))
     if not has_engine(plan.campaign):  # this machine may have less memory than the last
         check_memory(plan, str(files.campaign_toml))
@@ -125,7 +137,7 @@ def reopen(
     found = reconcile(campaign.plan, files, campaign.files_of, origin, accept_changes=accept_config_change)
     campaign.plan = found.plan
     now = replace(
-        origin,
+        wanted,
         where=str(where),
         way_back=os.path.relpath(where, files.directory),
         digest=digest(files.campaign_toml.read_bytes()),

@@ -13,12 +13,13 @@ from typer import Option
 
 from retrain.cli import AsJson, ConfigFile, Overrides, duration
 from retrain.errors import EXIT_CONFIG
-from retrain.records.text import about, count_of, format_duration, gib, plain, plain_lines
+from retrain.records.text import about, count_of, format_duration, gib, number, plain, plain_lines
 from retrain.render.tables import console, fitted, print_result
 
 if TYPE_CHECKING:
     from retrain.plan.checklist import ChecklistLine
     from retrain.plan.estimate.wall_time import WallTime
+    from retrain.plan.expected_seeds import ExpectedSeeds
     from retrain.plan.explain import Explanation, MemoryUse
 
 MOST_SEEDS = 8  # more are abbreviated
@@ -131,6 +132,8 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 def _facts(explanation: Explanation) -> Iterator[tuple[str, str]]:
     yield "total campaign steps", str(explanation.total_campaign_steps)
+    for row, expected in enumerate(explanation.expected_seeds):
+        yield "" if row else "seeds that it takes", _expected_seeds(expected, explanation.total_runs)
     yield "effective parallelism", f"{explanation.effective_parallelism} ({explanation.launcher})"
     if explanation.permits is not None:
         adapted = " at first, then adapted to the API" * explanation.permits_adapt
@@ -145,6 +148,15 @@ def _facts(explanation: Explanation) -> Iterator[tuple[str, str]]:
         unknown = ", ".join(explanation.unknown[:-1]), *explanation.unknown[-1:]
         yield "wall time", "unknown; no earlier run has measured " + " or ".join(filter(None, unknown))
         yield "measure it with", explanation.pilot_command
+
+
+def _expected_seeds(expected: ExpectedSeeds, most: int) -> str:
+    off = f"off by {number(expected.difference)} {expected.unit}" if expected.difference else "equal"
+    took = "" if expected.time_s is None else f", about {about(expected.time_s)}"
+    return (
+        f"{off}: {expected.seeds:.1f} on average, {expected.runs:.0f} of {most} runs{took}; "
+        f"{expected.found:.0%} found to differ"
+    )
 
 
 def _memory(use: MemoryUse) -> str:
@@ -163,8 +175,8 @@ def _time(time: WallTime) -> Iterator[tuple[str, str]]:
     yield "wall time, forecast", forecast
     waits = f", {time.permit_wait_fraction:.0%} of a step waiting" if time.permit_wait_fraction > 0.01 else ""
     yield "limited by", f"{time.limited_by} ({count_of(time.waves, 'wave')}{waits})"
-    for number, change in enumerate(time.changes):
-        yield "what would shorten it" if number == 0 else "", f"{change.text} [{change.setting}]"
+    for row, change in enumerate(time.changes):
+        yield "what would shorten it" if row == 0 else "", f"{change.text} [{change.setting}]"
     if time.actual_over_p50:
         ratios = sorted({f"{ratio:.2f}" for ratio in time.actual_over_p50})
         took = " to ".join([ratios[0], ratios[-1]][: len(ratios)])

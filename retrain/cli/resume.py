@@ -5,10 +5,13 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
+import typer
 from typer import Argument, Option
 
 from retrain.cli import AsJson, Detach
 from retrain.cli.run import JUST_STARTED, carry_out, finish, leave_running, observe
+
+MOST_SEEDS = 10_000  # added at a time
 
 
 def command(
@@ -17,6 +20,7 @@ def command(
     accept_config_change: bool = Option(
         False, "--accept-config-change", help="Continue although campaign.toml now gives different results."
     ),
+    seeds: str = Option("", "--seeds", metavar="+N", help="Add N seeds to each condition."),
     detach: Detach = False,
     just_started: bool = Option(False, JUST_STARTED, hidden=True),
     as_json: AsJson = False,
@@ -24,20 +28,39 @@ def command(
     """Continue a campaign that was stopped or killed, from the newest checkpoints.
 
     Finished runs are skipped, failed ones left alone unless --failed is given. Workers that are still
-    alive are adopted. A changed campaign.toml is refused, and the changes are shown.
+    alive are adopted. A changed campaign.toml is refused, and the changes are shown. A finished campaign
+    may get more seeds; its runs stay as they are.
 
-    Example: retrain resume logs/campaign-20260101T120000Z-1a2b
+    Examples: retrain resume logs/campaign-20260101T120000Z-1a2b;
+    retrain resume logs/campaign-20260101T120000Z-1a2b --seeds +4
     """
     from retrain.campaign.run import reopen
 
-    if detach:
-        reopen(directory, accept_config_change=accept_config_change)  # its errors appear on this terminal
-        flags = {"--failed": failed, "--accept-config-change": accept_config_change}
+    more = _number_of(seeds)
+    if detach:  # first here: its errors appear on this terminal
+        reopen(directory, accept_config_change=accept_config_change, more_seeds=more)
+        flags = {"--failed": failed, "--accept-config-change": accept_config_change, f"--seeds=+{more}": more}
         leave_running(directory, [flag for flag, given in flags.items() if given])
         return
     with ExitStack() as stack:
         campaign = reopen(
-            directory, observe(stack), accept_config_change=accept_config_change, just_started=just_started
+            directory,
+            observe(stack),
+            accept_config_change=accept_config_change,
+            just_started=just_started,
+            more_seeds=more,
         )
         outcome = carry_out(campaign, retry_failed=failed)
     finish(outcome, as_json=as_json)
+
+
+def _number_of(seeds: str) -> int:
+    if not seeds:
+        return 0
+    number = seeds.removeprefix("+")
+    if not (
+        seeds.startswith("+") and number.isascii() and number.isdigit() and 0 < int(number) <= MOST_SEEDS
+    ):
+        what = f"got {seeds!r}; needs + and a number from 1 to {MOST_SEEDS}, as +4"
+        raise typer.BadParameter(what, param_hint="--seeds")
+    return int(number)

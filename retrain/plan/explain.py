@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retrain.config.keys import quote
@@ -17,6 +18,7 @@ from retrain.records.text import count_of, gib
 if TYPE_CHECKING:
     from retrain.plan.estimate.history import History
     from retrain.plan.estimate.wall_time import WallTime
+    from retrain.plan.expected_seeds import ExpectedSeeds
 
 
 UNKNOWN = (
@@ -76,6 +78,7 @@ class Explanation:
     script: str = ""  # what the launcher would submit
     sandboxes: tuple[str, ...] = ()  # where programs of the policy would run here
     memory: tuple[MemoryUse, ...] = ()  # of one run of each condition, where it is known
+    expected_seeds: tuple[ExpectedSeeds, ...] = ()  # with `[decision]`, for differences that may be
 
 
 def explain_plan(
@@ -137,7 +140,17 @@ def explain_plan(
         script=script,
         sandboxes=tuple(sandboxes),
         memory=memory,
+        expected_seeds=_expected(plan, learned_from, time.p50_s if time else None),
     )
+
+
+def _expected(plan: Plan, learned_from: str, full_s: float | None) -> tuple[ExpectedSeeds, ...]:
+    if plan.decision is None:
+        return ()
+    from retrain.plan.expected_seeds import expected_seeds  # imports numpy, which a plan alone needs not
+
+    logs = Path(shlex.split(learned_from)[0]) if learned_from else plan.log_dir
+    return expected_seeds(plan, plan.decision, logs, full_s)
 
 
 def _memory_uses(checked: Checked, free_memory: Callable[[str], int | None]) -> Iterator[MemoryUse]:
