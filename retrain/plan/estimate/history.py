@@ -7,6 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from retrain.clock import posix_s
@@ -85,27 +86,31 @@ def learn_from(
     manifests = {path: readable(read_manifest, CampaignFiles(path).manifest) for path in newest_first}
     candidates = [(path, run) for path, found in manifests.items() for run in _run_directories(path, found)]
     candidates.sort(key=lambda entry: _label(entry[1]) not in wanted)  # stable: the newest first
-    runs: list[MeasuredRun] = []
-    counts: Counter[object] = Counter()
-    used: dict[Path, Alive] = {}
-    for campaign, directory in candidates:
-        label, seeds = _label(directory), (campaign, _label(directory))
-        if len(runs) >= MOST_RUNS or counts[label] >= most_of_a_condition or counts[seeds] >= MOST_SEEDS:
-            continue
-        run = readable(measure_run, directory)
-        if run is not None:
-            manifest = manifests[campaign]
-            if campaign not in used:
-                used[campaign] = _alive_in(manifest)
-            runs.append(replace(_beside(run, used[campaign]), at_a_time=_at_a_time(manifest)))
-            counts.update((label, seeds))
+    measured = list(islice(_measured(candidates, most_of_a_condition), MOST_RUNS))
+    used = {campaign: _alive_in(manifests[campaign]) for campaign in dict.fromkeys(c for c, _ in measured)}
     read = {path: found for path, found in manifests.items() if path in used and found is not None}
     return History(
-        tuple(runs),
+        tuple(
+            replace(_beside(run, used[campaign]), at_a_time=_at_a_time(manifests[campaign]))
+            for campaign, run in measured
+        ),
         tuple(_launches(read.items())),
         tuple(m.expected for m in read.values() if m.expected and m.expected.actual_s is not None),
         next(filter(None, (readable(_read_crowding, path.parent) for path in used)), None),
     )
+
+
+def _measured(
+    candidates: Iterable[tuple[Path, Path]], most_of_a_condition: int
+) -> Iterator[tuple[Path, MeasuredRun]]:
+    """Iterate over campaigns and their readable runs, in this order, as many of a condition as help."""
+    counts: Counter[object] = Counter()
+    for campaign, directory in candidates:
+        label, seeds = _label(directory), (campaign, _label(directory))
+        is_enough = counts[label] >= most_of_a_condition or counts[seeds] >= MOST_SEEDS
+        if not is_enough and (run := readable(measure_run, directory)) is not None:
+            counts.update((label, seeds))
+            yield campaign, run
 
 
 def write_crowding(calibration: Path, crowding: Crowding) -> None:
