@@ -635,8 +635,15 @@ def test_samples_show_the_conversation(
         {"policy": "5", "reward": 0.1, "environment": "<"},
         {"policy": "3", "reward": 1.0, "environment": ""},
     ]
-    texts = {"truncated": False, "prompt": "?", "answer": "3", "completion": "3", "turns": turns}
+    texts = {
+        "truncated": False,
+        "prompt": "?",
+        "answer": "3",
+        "completion": "3",
+        "turns": turns,
+        "tool_calls": 2,
+    }
     files.samples.write_text(json.dumps({"step": 1, "attempt": 1, **row, **texts}) + "\n")
     shown = retrain("samples", files.directory).stdout  # type: ignore[attr-defined]
-    assert "  2 turns  4 tokens\n" in shown
+    assert "  2 turns  2 tool calls  4 tokens\n" in shown
     assert "  turn 1   5   (reward 0.1)\n  observed <\n  turn 2   3   (reward 1)\n" in shown

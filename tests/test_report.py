@@ -334,7 +334,13 @@ def test_the_best_and_the_worst_episode_are_shown_turn_by_turn(tmp_path):
     ]
     samples = SamplesWriter(RunFiles(directory / "runs" / "grpo_s0").samples, 1)
     common = {"prompt_id": 7, "prompt": "?", "answer": "3"}
-    failed = {"reward": None, "turns": talk[:1], "error": "prompt 7: no board"}
+    failed = {
+        "reward": None,
+        "turns": talk[:1],
+        "error": "prompt 7: no board",
+        "tool_calls": 3,
+        "tool_errors": 1,
+    }
     samples.append(2, [{"reward": 1.0, "turns": talk} | common, failed | common])
     samples.close()
     best, worst = contents(gather(directory)).talks
@@ -345,5 +351,5 @@ def test_the_best_and_the_worst_episode_are_shown_turn_by_turn(tmp_path):
         ("given", "observation", "<", ""),
         ("policy", "turn 2", "3", ""),
     ]
-    assert worst.facts == "step 2, prompt 7, answer 3, unscored, 1 turn"
+    assert worst.facts == "step 2, prompt 7, answer 3, unscored, 1 turn, 3 tool calls, 1 failed"
     assert (worst.parts[-1].kind, worst.parts[-1].text) == ("failed", "prompt 7: no board")

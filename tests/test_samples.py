@@ -22,7 +22,7 @@ from retrain.records.samples import (
     shortened,
 )
 from retrain.records.text import plain_lines
-from retrain.rollouts import Group, Prompt, Rollout
+from retrain.rollouts import Episode, Group, Prompt, Rollout
 from retrain.status.one_run import choose_samples
 from retrain.trainer.batch import ScoredBatch
 from retrain.trainer.journal import choose as choose_shown
@@ -153,6 +153,16 @@ def test_nothing_is_chosen_twice():
 
 def test_an_advantage_that_is_no_number_is_null():
     assert choose_shown(batch_of([[1.0, 0.0]]), np.full((1, 2), np.nan), 1)[0].advantage is None
+
+
+def test_calls_of_tools_are_written_only_where_there_are_any():
+    prompt = Prompt(0, "?", "")
+    episodes = (Episode(rewards=(1.0,), tool_calls=3, tool_errors=1), Episode(rewards=(0.0,)))
+    rollouts = (Rollout(prompt, "a", (1,), np.zeros(1), ("a",), truncated=False, episode=e) for e in episodes)
+    batch = ScoredBatch([Group(prompt, tuple(rollouts))], np.array([[1.0, 0.0]]))
+    first, second = (row.as_dict() for row in choose_shown(batch, np.zeros((1, 2)), 2))
+    assert (first["tool_calls"], first["tool_errors"]) == (3, 1)
+    assert not {"tool_calls", "tool_errors"} & set(second)
 
 
 def test_an_unscored_rollout_is_shown_as_such_and_is_neither_best_nor_worst():

@@ -69,7 +69,7 @@ def _show(samples: Sequence[ShownSample], console: Console) -> None:
     """Print samples, each with its step, prompt, reward and advantage."""
     from rich.text import Text
 
-    from retrain.records.text import count_of, number
+    from retrain.records.text import number
 
     for sample in samples:
         line = Text(f"step {sample.step}  prompt {sample.prompt_id}  reward ", style="bold")
@@ -78,8 +78,8 @@ def _show(samples: Sequence[ShownSample], console: Console) -> None:
         else:
             line.append(number(sample.reward), style="green" if sample.reward > 0 else "red")
         advantage = "-" if sample.advantage is None else f"{sample.advantage:+.3f}"
-        turns = f"  {count_of(len(sample.turns), 'turn')}" if sample.turns else ""
-        line.append(f"  advantage {advantage}{turns}  {sample.tokens} tokens")
+        facts = [f"advantage {advantage}", *sample.extent, f"{sample.tokens} tokens"]
+        line.append("".join(f"  {fact}" for fact in facts))
         marks = "  tie: no learning signal" * sample.tie + "  truncated" * sample.truncated
         console.print(line.append(marks, style="yellow"), soft_wrap=True)
         parts = list(_parts(sample))

@@ -9,7 +9,7 @@ from itertools import islice
 
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles
-from retrain.records.text import count_of, number, plain, plain_lines
+from retrain.records.text import number, plain, plain_lines
 from retrain.report.gather import RunHistory
 from retrain.report.sides import Side
 from retrain.status.one_run import ShownSample, choose_samples
@@ -59,7 +59,7 @@ def _talk(run: RunHistory, sample: ShownSample) -> Talk:
     reward = "unscored" if sample.reward is None else f"reward {number(sample.reward)}"
     facts = [f"step {sample.step}", f"prompt {sample.prompt_id}"]
     facts += [f"answer {plain(sample.answer, LONGEST_ANSWER)}"] * bool(sample.answer)
-    facts += [reward, count_of(len(sample.turns), "turn"), *["truncated"] * sample.truncated]
+    facts += [reward, *sample.extent, *["truncated"] * sample.truncated]
     return Talk(run.run_id, ", ".join(facts), tuple(_parts(sample)))
 
 

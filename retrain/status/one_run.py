@@ -15,7 +15,7 @@ from retrain.locks.held import is_held
 from retrain.records.layout import CampaignFiles, RunFiles, find_campaigns, is_campaign, is_single_run
 from retrain.records.lines import number_in
 from retrain.records.samples import read_samples
-from retrain.records.text import first_of, plain
+from retrain.records.text import count_of, first_of, plain
 
 SHOWN_RUNS = 10
 SHOWN_CAMPAIGNS = 3  # the newest
@@ -121,6 +121,16 @@ class ShownSample:
     truncated: bool
     turns: tuple[ShownTurn, ...] = ()  # of an episode
     error: str = ""  # why the episode failed
+    tool_calls: int = 0
+    tool_errors: int = 0  # of them
+
+    @property
+    def extent(self) -> list[str]:
+        """How many turns and calls an episode had, in words; empty of a single turn."""
+        parts = [count_of(len(self.turns), "turn")] * bool(self.turns)
+        failed = f", {self.tool_errors} failed" if self.tool_errors else ""
+        parts += [count_of(self.tool_calls, "tool call") + failed] * bool(self.tool_calls)
+        return parts
 
 
 def choose_samples(files: RunFiles, step: int | None, which: Which, count: int) -> list[ShownSample]:
@@ -185,6 +195,8 @@ def _sample(row: Mapping[str, Any]) -> ShownSample | None:
         truncated=row.get("truncated") is True,
         turns=tuple(_turn(turn) for turn in turns if isinstance(turn, dict)),
         error=str(row.get("error") or ""),
+        tool_calls=int(number_in(row, "tool_calls") or 0),
+        tool_errors=int(number_in(row, "tool_errors") or 0),
     )
 
 

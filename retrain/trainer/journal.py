@@ -21,7 +21,7 @@ from retrain.records.outcomes import OutcomesWriter, Rewards
 from retrain.records.run_state import Progress, RunState, write_progress
 from retrain.records.samples import SamplesWriter, shortened
 from retrain.records.step_row import EngineUse, StepRow
-from retrain.rollouts import Floats, Rollout
+from retrain.rollouts import Episode, Floats, Rollout
 from retrain.trainer.batch import ScoredBatch
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 LONGEST_ANSWER = 500  # characters
 PROGRESS_EVERY_S = 0.4  # status.json is read by people: twice a second is enough
 TRAINING = "train"  # the phase in which others may sample
-OF_EPISODES = ("turns", "error")  # keys of samples.jsonl
+OF_EPISODES = ("turns", "error", "tool_calls", "tool_errors")  # keys of samples.jsonl
 DETAIL_EVERY_S = 1.0  # a phase that takes longer says how far it is
 
 
@@ -187,6 +187,8 @@ class ShownRollout:
     # of an episode, one per turn: what the `policy` said, its `reward`, and what the `environment` answered
     turns: tuple[Mapping[str, Any], ...] = ()
     error: str = ""  # why the episode failed
+    tool_calls: int = 0
+    tool_errors: int = 0  # of them
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row; without the keys of episodes for a single turn."""
@@ -210,6 +212,7 @@ def choose(batch: ScoredBatch, advantages: Floats, count: int) -> list[ShownRoll
 
 def _shown(batch: ScoredBatch, advantages: Floats, group: int, rollout: int) -> ShownRollout:
     prompt, sampled = batch.groups[group].prompt, batch.groups[group].rollouts[rollout]
+    episode = sampled.episode or Episode()
     reward, advantage = float(batch.rewards[group, rollout]), float(advantages[group, rollout])
     is_scored = math.isfinite(reward)
     return ShownRollout(
@@ -224,7 +227,9 @@ def _shown(batch: ScoredBatch, advantages: Floats, group: int, rollout: int) -> 
         answer=shortened(prompt.answer, LONGEST_ANSWER),
         completion=shortened(sampled.text),
         turns=tuple(_turns(sampled)),
-        error=sampled.episode.error if sampled.episode else "",
+        error=episode.error,
+        tool_calls=episode.tool_calls,
+        tool_errors=episode.tool_errors,
     )
 
 
