@@ -22,11 +22,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from retrain.engines.shared_server import FAILED, READY, RESTARTING, STARTING, ServerFiles, ServerState
-from retrain.locks import start_mark
-from retrain.locks.held import hold
+from retrain.locks import is_of_this_boot, start_mark
+from retrain.locks.held import hold, is_held
 from retrain.records.files import write_json
 
 LOOK_S = 0.25
+SOON_S = 0.01
+DEAF_S = 5.0  # a server that refuses connections for so long is ended: vLLM may hang while it shuts down
 GRACE_S = 10.0  # for the server to end by itself
 CRASHES = 5  # restarts without a steady hour between them
 STEADY_S = 3600.0
@@ -47,6 +49,7 @@ class Daemon:
         self._linger_s = linger_s
         self._server: subprocess.Popen[bytes] | None = None
         self._crashes_s: list[float] = []
+        self._heard_s = 0.0  # when it accepted a connection last
 
     def run(self) -> None:
         """Run the server until nobody has used it for a while, or it does not stay alive."""
@@ -63,7 +66,7 @@ class Daemon:
                     if not self._files.has_users():
                         self._end()
                         return
-            if self._has_ended() and not self._restart():
+            if (problem := self._problem()) and not self._restart(problem):
                 return
             if self._state.state != READY and self._answers():
                 self._say(replace(self._state, state=READY))
@@ -82,17 +85,22 @@ class Daemon:
         pid = self._server.pid
         self._say(replace(self._state, pid=pid, started=start_mark(pid)))
 
-    def _has_ended(self) -> bool:
-        return self._server is not None and self._server.poll() is not None
-
-    def _restart(self) -> bool:
-        """Start the server again after a pause; False if that is no use."""
-        assert self._server is not None, "a server ended"
-        kill_group(self._server.pid, signal.SIGKILL)  # what it left
-        code, was_ready = self._server.returncode, self._state.state == READY or self._crashes_s
+    def _problem(self) -> str:
+        """Return why the server is of no use any more; empty if it is, or will be."""
+        if self._server is not None and (code := self._server.poll()) is not None:
+            return f"the server ended with {_ending(code)}"
         now_s = time.monotonic()
+        if self._state.state != READY or self._state.listens():
+            self._heard_s = now_s
+        return "the server stopped listening" if now_s - self._heard_s > DEAF_S else ""
+
+    def _restart(self, problem: str) -> bool:
+        """Start the server again after a pause; False if that is no use."""
+        assert self._server is not None, "a server was started"
+        kill_group(self._server.pid, signal.SIGKILL)  # or what it left
+        self._server.wait()
+        was_ready, now_s = self._state.state == READY or self._crashes_s, time.monotonic()
         self._crashes_s = [at for at in self._crashes_s if now_s - at < STEADY_S] + [now_s]
-        problem = f"the server ended with {_ending(code)}"
         crashed = replace(self._state, problem=problem, last_lines=self._files.last_lines())
         if not was_ready or len(self._crashes_s) > CRASHES:
             often = f" for the {len(self._crashes_s)}th time within an hour" if was_ready else ""
@@ -135,6 +143,36 @@ def kill_group(leader: int, number: signal.Signals) -> None:
         os.killpg(leader, number)
 
 
+def end_left_over(left: ServerState) -> None:
+    """Kill what is left of a server whose daemon is dead: its own process, or only those that it started."""
+    is_reused = start_mark(left.pid) not in ("", left.started)  # the number; then no group has it either
+    if left.pid and left.started and is_of_this_boot(left.started) and not is_reused:
+        kill_group(left.pid, signal.SIGKILL)
+
+
+def stand_guard(files: ServerFiles) -> int:
+    """Fork a process that ends the server if this one is killed; a byte to the returned descriptor arms it.
+
+    The kernel tells only the server's first process that its parent has died, and that one may hang, or
+    leave others behind.
+    """
+    import filelock
+
+    daemon, (until_end, told) = os.getpid(), os.pipe()
+    if os.fork():
+        os.close(until_end)
+        return told
+    os.close(told)
+    os.setsid()
+    if os.read(until_end, 1) and not os.read(until_end, 1):
+        while os.getppid() == daemon:  # its lock may still be held
+            time.sleep(SOON_S)
+        with filelock.FileLock(files.start_lock, mode=0o600):
+            if not is_held(files.daemon_lock):  # else the next daemon does it
+                end_left_over(files.read_state())  # none, if it ended by itself
+    os._exit(0)
+
+
 def _end_with_parent() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -170,12 +208,13 @@ def main() -> None:
         for stream in (0, 1, 2):
             os.dup2(nowhere.fileno(), stream)
     left = files.read_state()
+    guard = stand_guard(files)  # before it could inherit the lock
     if (lock := hold(files.daemon_lock)) is None:
         os._exit(1)
+    os.write(guard, b"1")
     os.write(told, b"1")
     os.close(told)
-    if left.pid and left.started and start_mark(left.pid) == left.started:
-        kill_group(left.pid, signal.SIGKILL)  # a server whose daemon was killed
+    end_left_over(left)
     with lock:
         Daemon(files, **plan).run()
 

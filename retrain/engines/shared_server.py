@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 import secrets
+import socket
 import subprocess
 import sys
 import time
@@ -31,6 +32,7 @@ from retrain.records.files import own_temporary_folder, read_json, record_of, wr
 
 STARTING, READY, RESTARTING, FAILED, ENDED = "starting", "ready", "restarting", "failed", "ended"
 LOOK_S = 0.1
+LISTENS_S = 1.0
 LINGER_S = 10.0  # after the last user, so that a campaign's next run finds the server
 DAEMONS = 3  # started by one user in a row before it gives up
 SHOWN_LINES = 5  # of the server's log, in an error
@@ -54,6 +56,16 @@ class ServerState:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    def listens(self) -> bool:
+        """Whether the server accepts connections; True if it is too busy to say."""
+        try:
+            socket.create_connection(("127.0.0.1", self.port), LISTENS_S).close()
+        except TimeoutError:
+            return True
+        except OSError:
+            return False
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +179,7 @@ class SharedServer:
                 if daemons >= DAEMONS:
                     raise InfrastructureError(f"{self._who}: its daemon was killed repeatedly")
                 daemons += self._ensure_daemon()
-            elif found.state == READY:
+            elif found.state == READY and found.listens():  # the daemon may not have seen its end yet
                 return found
             watch(found, waited_s)
             time.sleep(LOOK_S)

@@ -105,6 +105,7 @@ def vllm_server(
         "--max-cpu-loras", str(4 * ADAPTERS),
         "--logprobs-mode", "processed_logprobs",  # of the distribution that is sampled from
         "--generation-config", "vllm",  # the model's own would add top_k and penalties
+        "--disable-uvicorn-access-log",  # so that its last lines say why it crashed
         *(["--enforce-eager"] if gpu is None else ["--gpu-memory-utilization", stated]),
         *(["--enable-sleep-mode"] if sleeps else []),
         *arguments,
@@ -124,7 +125,8 @@ def _on_gpu(number: int) -> dict[str, str]:
 
 
 def _on_cpu(cache_gib: str) -> dict[str, str]:
-    return {"VLLM_CPU_KVCACHE_SPACE": cache_gib, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    compiles_nothing = {"TORCHDYNAMO_DISABLE": "1"}  # minutes of g++ at the first request, for small kernels
+    return {"VLLM_CPU_KVCACHE_SPACE": cache_gib, "VLLM_CPU_OMP_THREADS_BIND": "nobind"} | compiles_nothing
 
 
 def _cpu_cache(wanted: float | None, left: float | None) -> str:

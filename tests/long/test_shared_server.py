@@ -26,7 +26,24 @@ class Answer(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200); self.end_headers(); self.wfile.write(os.environ["TOKEN"].encode())
 print("serving", *sys.argv[2:], flush=True)
-http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
+server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer)
+server.serve_forever()
+"""
+HANGING = """import threading
+threading.Thread(target=server.serve_forever).start()
+order = pathlib.Path(__file__).with_name("hang")
+while not order.exists():
+    time.sleep(0.02)
+order.unlink()
+server.shutdown()
+server.server_close()
+time.sleep(600)
+"""
+WITH_A_CHILD = """
+import pathlib, signal, subprocess, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as one that hangs
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+pathlib.Path(__file__).with_name("child").write_text(str(child.pid))
 """
 USER = """
 import sys, time
@@ -127,6 +144,17 @@ def test_a_crashed_server_comes_back_at_the_same_address(user):
     assert after.pid != before.pid
 
 
+def test_a_server_that_hangs_without_listening_is_started_again(script, user):
+    script.write_text(SERVER.replace("server.serve_forever()", HANGING))
+    before = user.ready(60)
+    script.with_name("hang").touch()
+    wait_until(lambda: not before.listens())
+    after = user.ready(60)
+    assert after.listens()
+    assert (after.restarts, after.problem) == (1, "the server stopped listening")
+    assert start_mark(before.pid) != before.started
+
+
 def test_the_last_user_ends_the_server_even_if_it_is_killed(script):
     first, url = started_user(script)
     second, same = started_user(script)
@@ -148,6 +176,23 @@ def test_a_killed_daemon_takes_its_server_along_and_is_replaced(user):
     after = user.ready(60)
     assert after.state == READY
     assert after.pid != before.pid
+
+
+@pytest.mark.parametrize("killed", [["daemon"], ["daemon", "server"]])
+def test_nothing_of_a_server_outlives_its_daemon_and_users(script, killed):
+    script.write_text(WITH_A_CHILD + SERVER)
+    process, _ = started_user(script)
+    files = next(ServerFiles(path) for path in script.parent.glob("retrain-engines-*/*"))
+    child = int(script.with_name("child").read_text())
+    began = start_mark(child)
+    pids = {"daemon": holder(files.daemon_lock).pid, "server": files.read_state().pid}
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    for name in killed:
+        os.kill(pids[name], signal.SIGKILL)
+    wait_until(lambda: start_mark(child) != began)
+    wait_until(lambda: not is_alive(files))
 
 
 def test_a_server_that_cannot_start_is_an_error_with_its_own_words(script):
