@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
+from benchmarks.real_engine import lines as real_engine
 from benchmarks.suite import Area, Line
 
 
@@ -283,11 +284,14 @@ AREAS = (
         "GPU, small size on the CPU",
         "gpu",
         gpu,
-        ("--device", "cpu", "--small", "--runs", "1", "4"),
+        ("--device", "cpu", "--small"),
         needs=("torch", "transformers", "peft"),
         longest_s=1800.0,
         note="no GPU has been met: these lines show that each part runs, with a toy model on a CPU, and not "
         "how fast a GPU is; with one, `python -m benchmarks.gpu` measures the same and has goals",
+    ),
+    Area(
+        "Real engine", "real_engine", real_engine, needs=("torch", "transformers", "peft"), longest_s=5400.0
     ),
     Area("Gradients", "trl_gradients", trl_gradients, needs=("torch", "peft", "trl")),
     Area("Intervals of the USL fit", "usl_intervals", usl_intervals),

