@@ -110,7 +110,10 @@ def load_charts(found: Sequence[Server], begin_s: float) -> tuple[Chart, ...]:
 
 def _load_chart(key: str, points: Sequence[Spec], drawn: Sequence[Server], axis: TimeAxis) -> Chart:
     title, name = CHARTS[key]
-    x = vl.quantity("t", f"{axis.unit} since the first start", scale={"domainMin": 0, "nice": False})
+    last = max(one.rows[-1].at_s for one in drawn)
+    scale = {"domain": [0, axis.place(last)], "nice": False}
+    x = vl.quantity("t", f"{axis.unit} since the first start", scale=scale)
+    y = vl.quantity("v", name, scale={"domain": vl.axis(0.0, max(point["v"] for point in points))})
     crashes = [
         {"c": one.label, "t": axis.place(row.at_s), "e": plain(row.crash)}
         for one in drawn
@@ -127,7 +130,7 @@ def _load_chart(key: str, points: Sequence[Spec], drawn: Sequence[Server], axis:
         height=HEIGHT,
         encoding={"x": x, "color": vl.by_condition([one.label for one in drawn])["color"]},
         layer=[
-            vl.layer(points, line, zoom="x", y=vl.quantity("v", name), tooltip=seen),
+            vl.layer(points, line, zoom="x", y=y, tooltip=seen),
             vl.layer(crashes, rule, tooltip=vl.hints(c="server", e="crash")),
         ],
     )
