@@ -31,6 +31,7 @@ class Prompt:
     # (role, content) of each message before the completion, for a chat template; empty: only `text`
     messages: Messages = ()
     row: Mapping[str, Any] = field(default_factory=dict, compare=False)  # columns of its data, for a reward
+    tools: str = ""  # JSON schemas of functions that a chat template shows besides the messages
 
 
 @dataclass(frozen=True, slots=True)

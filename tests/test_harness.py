@@ -20,17 +20,20 @@ from retrain.config.load import parse
 from retrain.config.schema import Environment
 from retrain.conformance import check_plugin
 from retrain.environments.harness import Program
+from retrain.environments.harness.calling import Calling
 from retrain.errors import ConfigError
 from retrain.event_loop import EventLoopThread
 from retrain.records.metrics import read_metrics
 from retrain.records.samples import read_samples
-from retrain.rollouts import Group, Prompt, Rollout
+from retrain.rollouts import CallForm, FirstTurn, Given, Group, Prompt, Rollout
 from retrain.trainer.batch import Algorithm, ScoredBatch
 from retrain.trainer.episodes import Episodes, TurnSampler, summary_of
 from retrain.trainer.programs import Programs
 from tests.asking import complete, post, spoken, user
 from tests.test_trainer import SMALL, make_run
 
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
 HOW = Sampling(group_size=1, max_tokens=8, temperature=1.0)
 Run = Callable[[Prompt, str, str], Any]
 
@@ -150,6 +153,14 @@ def test_all_samples_of_an_episode_are_trained_on_with_its_advantage() -> None:
         ({"messages": [user("?")], "max_tokens": 0}, 400, "max_tokens", "got 0"),
         ({"messages": [user("?")], "stop": ["a"]}, 400, "stop", "at most 0 items"),
         ({"messages": [user("?")], "top_logprobs": 3}, 400, "top_logprobs", "got 3"),
+        ({"messages": [user("?")], "tools": [ADD]}, 400, "tools", "no chat template that shows functions"),
+        ({"messages": [user("?")], "tool_choice": "required"}, 400, "tool_choice", "got 'required'"),
+        (
+            {"messages": [user("?"), {"role": "assistant", "tool_calls": [{"id": "call_1"}]}]},
+            400,
+            "messages",
+            "tool_calls: not as the policy was answered",
+        ),
         ({"messages": [user("x")]}, 400, "messages", "holds 'x', which is not in the task's alphabet"),
     ],
 )
@@ -292,6 +303,53 @@ def test_a_program_without_a_reward_is_left_to_the_reward_of_the_run() -> None:
     (rollout,) = play(lambda prompt, url, key: complete(url, key, [user("?")]) and None)
     assert rollout.episode
     assert (rollout.episode.reward, rollout.episode.error) == (None, "")
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_calls_of_functions_are_answered_and_continued(streams: bool) -> None:
+    asked: list[Any] = []
+
+    def sample(wanted: Sequence[Any], how: Sampling) -> list[Any]:
+        (turn,) = wanted
+        asked.append(turn)
+        if isinstance(turn, FirstTurn):
+            text = f"Let me see. {CALL}"
+            return [Rollout(turn.prompt, text, (1,), np.zeros(1), (text,), truncated=False)]
+        given = (Given(1, (7,), turn.messages[0][1]),)
+        more = {"tokens": (1, 2), "logprobs": np.zeros(2), "pieces": (turn.rollout.text, "5"), "given": given}
+        return [replace(turn.rollout, text="5", **more)]
+
+    def run(prompt: Prompt, base_url: str, api_key: str) -> float:
+        said: list[dict[str, Any]] = [user("2+3")]
+        answer = complete(base_url, api_key, said, tools=[ADD], stream=streams)
+        choice = (answer[0] if streams else answer)["choices"][0]
+        message = choice["delta" if streams else "message"]
+        (call,) = message["tool_calls"]
+        assert (message["content"], call["function"]["name"]) == ("Let me see.", "add")
+        total = sum(json.loads(call["function"]["arguments"]).values())
+        result = {"role": "tool", "tool_call_id": call["id"], "content": str(total)}
+        last = complete(base_url, api_key, [*said, message, result], tools=[ADD])["choices"][0]
+        assert (spoken({"choices": [last]})["content"], last["finish_reason"]) == ("5", "stop")
+        return 1.0
+
+    form = CallForm("<tool_call>", "name", "arguments")
+    programs = Programs(Environment(), lambda: Program(run), has_template=True, call_form=lambda _: form)
+    episodes = Episodes(Environment(), lambda: Program(run), sample, programs)
+    (group,) = episodes.play([Prompt(0, "2+3", "")], HOW)
+    episodes.close()
+    (rollout,) = group.rollouts
+    assert rollout.episode
+    assert (rollout.episode.error, rollout.episode.tool_calls, rollout.samples) == ("", 1, (rollout,))
+    assert json.loads(asked[0].prompt.tools) == [ADD]
+    assert asked[1].messages == (("tool", "5"),)
+
+
+def test_a_call_that_cannot_be_read_is_a_text() -> None:
+    calling = Calling(lambda _: CallForm("<tool_call>", "name", "arguments"))
+    broken = '<tool_call>{"name": "add", "arguments": {'
+    assert calling.read(broken, "[]") == (broken, ())
+    assert calling.read("5", "[]") == ("5", ())
+    assert calling.count == 0
 
 
 OWN = """

@@ -241,6 +241,7 @@ class Backend(Protocol):
     `retrain.rollouts.NextTurn`, whose rollout keeps its tokens and gets those of the messages as `given`
     (see `retrain.backends.text.extended`); None where the model's context leaves no room for one.
     `read(rollout)` returns the token ids of a rollout with its prompt, for programs that ask for them.
+    `call_form(schemas)` returns the same as `offer_tools` for functions that a prompt shows in `tools`.
     Functions that the policy may call need `offer_tools(schemas) -> retrain.rollouts.CallForm`, called before
     anything is sampled: it shows them in the chat template, and returns how the template writes calls.
     """

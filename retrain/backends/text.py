@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -160,7 +161,7 @@ class Text:
     def encode(self, prompt: Prompt) -> Ids:
         """Return a prompt's token ids, ready to be followed by a completion; at least one."""
         if self.chat:
-            ids = self.tokens_of(self.shown(messages_of(prompt), f"prompt {prompt.id}"))
+            ids = self.tokens_of(self.of(prompt).shown(messages_of(prompt), f"prompt {prompt.id}"))
         elif prompt.messages:
             raise ConfigError(
                 f"prompt {prompt.id} is a conversation; set [backend.options].chat_template = true"
@@ -198,8 +199,16 @@ class Text:
 
     def without_reasoning(self) -> Text:
         """Return the same with reasoning switched off."""
+        return self.with_variables(enable_thinking=False)
+
+    def of(self, prompt: Prompt) -> Text:
+        """Return the same, which shows the functions of a prompt."""
+        return self.with_variables(tools=json.loads(prompt.tools)) if prompt.tools else self
+
+    def with_variables(self, **variables: Any) -> Text:
+        """Return the same with further variables of the template."""
         other = copy(self)
-        other._template_kwargs = {**self._template_kwargs, "enable_thinking": False}
+        other._template_kwargs = {**self._template_kwargs, **variables}
         return other
 
     def tokens_of(self, text: str) -> Ids:

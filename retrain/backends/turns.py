@@ -28,11 +28,11 @@ class Turns:
 
     def given(self, turn: NextTurn) -> Given:
         """Return the tokens to append: the end of the policy's turn if it has none, then the messages."""
-        text, said = self._text, turn.messages
+        text, said = self._text.of(turn.rollout.prompt), turn.messages
         place, shown = len(turn.rollout.tokens), "\n".join(content for _, content in said)
         if not text.chat:
             return Given(place, text.tokens_of(shown), shown)
-        tokens = text.tokens_of(self._after(messages_of(turn.rollout.prompt), said))
+        tokens = text.tokens_of(Turns(text)._after(messages_of(turn.rollout.prompt), said))
         has_ended = turn.rollout.tokens[-1] in text.end_ids and tokens[0] in text.end_ids
         return Given(place, tokens[1:] if has_ended else tokens, shown)
 

@@ -140,8 +140,8 @@ def sampler_of(
         from retrain.trainer.programs import Programs  # takes 30 ms, and few runs serve programs
 
         has_template = config.backend.options.get("chat_template") is True
-        read = getattr(backend, "read", None)
-        programs = Programs(table, open_episode, has_template=has_template, read=read)
+        read, call_form = (getattr(backend, name, None) for name in ("read", "call_form"))
+        programs = Programs(table, open_episode, has_template=has_template, read=read, call_form=call_form)
     takes_several = backend.info.remote or backend.info.overlaps
     episodes = Episodes(
         table,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from retrain.config.schema import Environment
 from retrain.environments.episode import EpisodeError, EpisodeTimeoutError, finite
 from retrain.environments.harness.server import Endpoint
 from retrain.environments.harness.session import Ask, Limits, Read, Session, run_program
-from retrain.rollouts import Episode, Prompt, Rollout
+from retrain.rollouts import CallForm, Episode, Prompt, Rollout
 
 
 class Programs:
@@ -27,8 +29,13 @@ class Programs:
         *,
         has_template: bool = False,
         read: Read | None = None,
+        call_form: Callable[[Sequence[Mapping[str, Any]]], CallForm] | None = None,
     ) -> None:
-        """Start to serve; see `Session` for `has_template` and `read`."""
+        """Start to serve; see `Session` for `has_template` and `read`.
+
+        `call_form` is the backend's: schemas -> how the policy writes calls of functions.
+        """
+        self._form_of = cache(lambda schemas: call_form(json.loads(schemas))) if call_form else None
         self._table, self._open = table, open_episode
         self._has_template, self._read = has_template, read
         self._endpoint = Endpoint()
@@ -37,7 +44,14 @@ class Programs:
         """Run a program for a prompt; return its last conversation, with the others in its episode."""
         table, began_s = self._table, time.perf_counter()
         limits = Limits(table.max_turns, how.max_tokens, table.max_turn_tokens or how.max_tokens)
-        session = Session(prompt, ask, limits, has_template=self._has_template, read=self._read)
+        session = Session(
+            prompt,
+            ask,
+            limits,
+            has_template=self._has_template,
+            read=self._read,
+            form_of=self._form_of,
+        )
         reward: float | None = None
         error: EpisodeError | None = None
         try:
@@ -60,6 +74,7 @@ class Programs:
             time_s=time_s,
             environment_s=time_s - session.waited_s,
             others=tuple(others),
+            tool_calls=session.calling.count,
         )
         return replace(last, truncated=session.is_cut, episode=episode)
 

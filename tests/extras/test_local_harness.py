@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import string
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from retrain.trainer.programs import Programs
 from tests.asking import complete, post, spoken, user
 from tests.extras.completions_server import serve
 from tests.extras.local_policies import loss_named, open_backend, stir
+from tests.extras.test_tool_templates import QWEN
 from tests.extras.tiny_models import save_tiny_model
 
 pytestmark = pytest.mark.extras
@@ -39,7 +42,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def played(backend: LocalBackend, run: Any, count: int = 4) -> list[Rollout]:
     settings = Environment()
-    programs = Programs(settings, lambda: Program(run), has_template=True, read=backend.read)
+    known = {"read": backend.read, "call_form": backend.call_form}
+    programs = Programs(settings, lambda: Program(run), has_template=True, **known)
     sample = TurnSampler(backend, EventLoopThread(), 0)
     episodes = Episodes(settings, lambda: Program(run), sample, programs)
     try:
@@ -91,6 +95,31 @@ def test_the_tokens_before_a_turn_are_those_of_the_template_and_earlier_turns(mo
         given = made(";uno 3;a", add_special_tokens=False)["input_ids"]
         read = read + choice["token_ids"] + given
         assert has_ended == (choice["token_ids"][-1] in backend.text.end_ids)
+
+
+def test_functions_of_a_request_are_shown_by_the_template(tmp_path: Path) -> None:
+    saved = save_tiny_model(tmp_path / "model", hidden=32, context=512, characters=string.printable)
+    made = AutoTokenizer.from_pretrained(saved)
+    made.chat_template = QWEN
+    made.save_pretrained(saved)
+    backend, answers = open_backend(saved, chat_template=True), []
+    add = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+    def run(prompt: Prompt, base_url: str, api_key: str) -> float:
+        for tools in ([add], []):
+            answers.append(complete(base_url, api_key, [user("2 3")], tools=tools, max_tokens=3))
+        return 1.0
+
+    (rollout,) = played(backend, run, count=1)
+    said = [{"role": "user", "content": "2 3"}]
+    for answer, tools in zip(answers, ([add], None), strict=True):
+        whole = made.apply_chat_template(said, tools=tools, add_generation_prompt=True, tokenize=False)
+        assert answer["prompt_token_ids"] == made(whole, add_special_tokens=False)["input_ids"]
+    assert len(rollout.samples) == 2
+    samples = [TrainingSample(one, np.ones(len(one.tokens)), 1.0 / 6) for one in rollout.samples]
+    stats = backend.update(samples, loss_named("importance_sampling"), Optimization(lr=1e-3))
+    count = sum(len(one.tokens) for one in rollout.samples)
+    assert stats.loss == pytest.approx(-count / 6, rel=1e-3)  # every ratio is 1
 
 
 def test_a_conversation_that_fills_the_context_ends_there(model: str) -> None:

@@ -122,6 +122,10 @@ class LocalBackend:
         self._encoded.clear()
         return self._turns.offer(schemas)
 
+    def call_form(self, schemas: Sequence[Mapping[str, Any]]) -> CallForm:
+        """Return how the policy writes calls of functions that a prompt shows; errors as `offer_tools`."""
+        return Turns(self.text.with_variables()).offer(schemas)
+
     def extend(self, turns: Sequence[NextTurn], sampling: Sampling) -> list[Rollout | None]:
         """Sample another turn of each rollout that the context has room for."""
         asked = [replace(t.rollout, given=(*t.rollout.given, self._turns.given(t))) for t in turns]

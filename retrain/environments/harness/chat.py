@@ -1,7 +1,7 @@
 """Chat completions in OpenAI's form: reads requests, writes answers and errors.
 
 Refused is what would make a turn something else than a sample of the policy as the run samples it: several
-choices, stop strings, other formats. The run decides the temperature, whatever a request says.
+choices, stop strings, other formats, calls that must be made. The run decides the temperature.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
-from retrain.rollouts import Floats, Messages
+from retrain.rollouts import Floats
 
 END_OF_STREAM = b"data: [DONE]\n\n"
 ROLES = {"developer": "system"}  # as OpenAI calls it now
@@ -48,11 +48,18 @@ class Part(BaseModel):
     text: str
 
 
+class CallId(BaseModel):
+    """A call of a function, which the policy wrote."""
+
+    id: str
+
+
 class Message(BaseModel):
     """A message of the conversation so far."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part] | None = None
+    tool_calls: list[CallId] | None = None
 
     def plain(self) -> tuple[str, str]:
         """Return role and content as the chat template gets them."""
@@ -73,6 +80,20 @@ class TextFormat(BaseModel):
     type: Literal["text"]
 
 
+class Function(BaseModel):
+    """A function that the policy may call."""
+
+    model_config = ConfigDict(extra="allow")
+    name: str
+
+
+class Tool(BaseModel):
+    """A function in the form of a request."""
+
+    type: Literal["function"]
+    function: Function
+
+
 class ChatRequest(BaseModel):
     """What a client asks for; fields that are not here change nothing."""
 
@@ -88,11 +109,13 @@ class ChatRequest(BaseModel):
     top_logprobs: Literal[0] | None = None
     stop: list[str] | None = Field(default=None, max_length=0)
     response_format: TextFormat | None = None
-    tools: list[Any] | None = Field(default=None, max_length=0)
+    tools: list[Tool] | None = None
+    tool_choice: Literal["auto"] | None = None
 
     @property
-    def said(self) -> Messages:
-        return tuple(message.plain() for message in self.messages)
+    def schemas(self) -> str:
+        """The functions as JSON, "" without any."""
+        return json.dumps([tool.model_dump() for tool in self.tools]) if self.tools else ""
 
     @property
     def limit(self) -> int | None:
@@ -115,20 +138,28 @@ def read_request(body: bytes) -> ChatRequest:
 class Turn:
     """A turn of the policy."""
 
-    text: str
     tokens: tuple[int, ...]
     logprobs: Floats
     pieces: tuple[str, ...]
     ended: bool
     read: tuple[int, ...] | None  # token ids before it; None: the backend does not tell
+    content: str  # the text without calls
+    calls: tuple[Mapping[str, Any], ...] = ()  # of functions, in OpenAI's form
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The turn as a message; whoever repeats it continues the conversation."""
+        if not self.calls:
+            return {"role": "assistant", "content": self.content}
+        return {"role": "assistant", "content": self.content or None, "tool_calls": list(self.calls)}
 
 
 def answer_to(request: ChatRequest, turn: Turn, name: str) -> bytes:
     """Return the body of an answer, which is one JSON object or the events of a stream."""
     if request.stream:
         return b"".join(_events(request, turn, name))
-    message = {"role": "assistant", "content": turn.text}
-    told = _frame(request, name, "chat.completion", {"message": message, **_details(request, turn)})
+    choice = {"message": turn.message, **_details(request, turn)}
+    told = _frame(request, name, "chat.completion", choice)
     if request.return_token_ids:
         told["prompt_token_ids"] = turn.read
     return json.dumps({**told, "usage": _usage(turn)}).encode()
@@ -138,11 +169,14 @@ def _events(request: ChatRequest, turn: Turn, name: str) -> Iterator[bytes]:
     """Iterate over the events of a stream; the turn comes in one, because turns are sampled in batches."""
     details = _details(request, turn)
     end = details.pop("finish_reason")
+    delta = turn.message
+    if turn.calls:
+        delta["tool_calls"] = [{"index": number, **call} for number, call in enumerate(turn.calls)]
     deltas: list[Mapping[str, Any]] = [
-        {"delta": {"role": "assistant", "content": turn.text}, "finish_reason": None, **details},
+        {"delta": delta, "finish_reason": None, **details},
         {"delta": {}, "finish_reason": end},
     ]
-    told = [_frame(request, name, "chat.completion.chunk", delta) for delta in deltas]
+    told = [_frame(request, name, "chat.completion.chunk", one) for one in deltas]
     if request.return_token_ids:
         told[0]["prompt_token_ids"] = turn.read
     if request.stream_options and request.stream_options.include_usage:
@@ -159,7 +193,8 @@ def _frame(request: ChatRequest, name: str, kind: str, choice: Mapping[str, Any]
 
 
 def _details(request: ChatRequest, turn: Turn) -> dict[str, Any]:
-    details: dict[str, Any] = {"finish_reason": "stop" if turn.ended else "length", "logprobs": None}
+    end = "tool_calls" if turn.calls else "stop" if turn.ended else "length"
+    details: dict[str, Any] = {"finish_reason": end, "logprobs": None}
     if request.logprobs:
         pairs = zip(turn.pieces, turn.logprobs.tolist(), strict=True)
         details["logprobs"] = {"content": [_scored(piece, logprob) for piece, logprob in pairs]}

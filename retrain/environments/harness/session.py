@@ -10,14 +10,18 @@ from __future__ import annotations
 import asyncio
 import inspect
 import itertools
+import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from retrain.demonstrations import as_prompt
 from retrain.environments.episode import EpisodeError, EpisodeTimeoutError
+from retrain.environments.harness.calling import Calling, FormOf
 from retrain.environments.harness.chat import ChatRequest, Refusal, Turn
 from retrain.event_loop import in_thread
 from retrain.registry.code import located
@@ -41,6 +45,7 @@ class Conversation:
     """A conversation with the policy, whose tokens are one sample."""
 
     said: Messages  # up to the policy's last turn, which is included
+    schemas: str  # of the functions that it was shown
     rollout: Rollout
     is_continued: bool = False  # a turn is being sampled
 
@@ -49,7 +54,14 @@ class Session:
     """The conversations of one episode; used by one event loop."""
 
     def __init__(
-        self, prompt: Prompt, ask: Ask, limits: Limits, *, has_template: bool, read: Read | None = None
+        self,
+        prompt: Prompt,
+        ask: Ask,
+        limits: Limits,
+        *,
+        has_template: bool,
+        read: Read | None = None,
+        form_of: FormOf | None = None,
     ) -> None:
         """Prepare.
 
@@ -58,7 +70,9 @@ class Session:
             ask: samples a turn; None if the context leaves no room, EpisodeError for unreadable messages.
             has_template: the backend renders conversations; without, their texts follow each other.
             read: returns the token ids of a rollout, its prompt included.
+            form_of: returns how the policy writes calls of functions; without, it is shown none.
         """
+        self.calling = Calling(form_of)
         self._prompt, self._ask, self._limits, self._read = prompt, ask, limits, read
         self._has_template = has_template
         self.conversations: list[Conversation] = []  # that with the newest turn last
@@ -90,66 +104,75 @@ class Session:
             raise asyncio.CancelledError
         if self.turns + len(self._tasks) >= self._limits.turns:
             raise self._cut(f"the episode has had its {self._limits.turns} turns", "max_turns")
-        asked = request.said
-        earlier = self._continued(asked)
+        asked, schemas = tuple(map(self.calling.as_written, request.messages)), request.schemas
+        self.calling.check(schemas)
+        earlier = self._continued(asked, schemas)
+        begun = earlier or self._begun(asked, schemas)
         with self._waits():
-            rollout = await self._sampled(asked, request.limit, earlier)
+            rollout = await self._sampled(begun, asked[len(begun.said) :], request.limit)
         self.turns += 1
         self.is_cut |= rollout.truncated and len(rollout.tokens) >= self._limits.tokens
-        conversation = Conversation((*asked, ("assistant", rollout.text)), rollout)
+        conversation = Conversation((*asked, ("assistant", rollout.text)), schemas, rollout)
         if earlier is not None:
             self.conversations.remove(earlier)
         self.conversations.append(conversation)
-        return self._turn(rollout, earlier), f"chatcmpl-{next(self._names)}"
+        return self._turn(rollout, len(begun.rollout.tokens), schemas), f"chatcmpl-{next(self._names)}"
 
-    def _continued(self, said: Messages) -> Conversation | None:
+    def _continued(self, said: Messages, schemas: str) -> Conversation | None:
         """Return the conversation that messages continue."""
         for one in reversed(self.conversations):
             new = said[len(one.said) :]
             is_told = new and all(role != "assistant" for role, _ in new)
-            if is_told and said[: len(one.said)] == one.said and not one.is_continued:
+            is_same = said[: len(one.said)] == one.said and schemas == one.schemas
+            if is_told and is_same and not one.is_continued:
                 return one
         return None
 
-    async def _sampled(self, said: Messages, limit: int | None, earlier: Conversation | None) -> Rollout:
-        before = 0 if earlier is None else len(earlier.rollout.tokens)
-        left = self._limits.tokens - before
+    def _begun(self, said: Messages, schemas: str) -> Conversation:
+        """Return a conversation without a turn."""
+        prompt = self._as_prompt(said, schemas)
+        return Conversation(said, schemas, Rollout(prompt, "", (), np.zeros(0), (), truncated=False))
+
+    async def _sampled(self, begun: Conversation, new: Messages, limit: int | None) -> Rollout:
+        left = self._limits.tokens - len(begun.rollout.tokens)
         if left <= 0:
             raise self._cut(f"the conversation has had its {self._limits.tokens} tokens", "max_tokens")
         limit = min(left, self._limits.turn_tokens, limit or left)
+        begun.is_continued = True
+        is_first = not begun.rollout.tokens
+        first, further = FirstTurn(begun.rollout.prompt, limit), NextTurn(begun.rollout, new, limit)
         try:
-            if earlier is None:
-                rollout = await self._ask(FirstTurn(self._as_prompt(said), limit))
-            else:
-                earlier.is_continued = True
-                rollout = await self._ask(NextTurn(earlier.rollout, said[len(earlier.said) :], limit))
+            rollout = await self._ask(first if is_first else further)
         except EpisodeError as error:
             raise Refusal(str(error), code="invalid_prompt", param="messages") from error
         finally:
-            if earlier is not None:
-                earlier.is_continued = False
+            begun.is_continued = False
         if rollout is None:
             raise self._cut("the model's context has no room for a turn", "context_length_exceeded")
         return rollout
 
-    def _as_prompt(self, said: Messages) -> Prompt:
+    def _as_prompt(self, said: Messages, schemas: str) -> Prompt:
         if not self._has_template:
             text = "".join(content for _, content in said)
             return replace(self._prompt, text=text, messages=())
+        if schemas:  # in the text as well, which identifies a prompt
+            text = schemas + json.dumps(said, ensure_ascii=False)
+            return replace(self._prompt, text=text, messages=said, tools=schemas)
         text, _, messages = as_prompt(said, self._prompt.answer)
         return replace(self._prompt, text=text, messages=messages)
 
-    def _turn(self, rollout: Rollout, earlier: Conversation | None) -> Turn:
-        start = 0 if earlier is None else len(earlier.rollout.tokens)
+    def _turn(self, rollout: Rollout, start: int, schemas: str) -> Turn:
         tokens, logprobs, pieces = rollout.tokens, rollout.logprobs, rollout.pieces
         before = replace(rollout, tokens=tokens[:start], logprobs=logprobs[:start], pieces=pieces[:start])
+        content, calls = self.calling.read(rollout.text, schemas)
         return Turn(
-            rollout.text,
             tokens[start:],
             logprobs[start:],
             pieces[start:],
             ended=not rollout.truncated,
             read=None if self._read is None else self._read(before),
+            content=content,
+            calls=calls,
         )
 
     def _cut(self, why: str, code: str) -> Refusal:
