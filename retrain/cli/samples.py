@@ -69,19 +69,8 @@ def _show(samples: Sequence[ShownSample], console: Console) -> None:
     """Print samples, each with its step, prompt, reward and advantage."""
     from rich.text import Text
 
-    from retrain.records.text import number
-
     for sample in samples:
-        line = Text(f"step {sample.step}  prompt {sample.prompt_id}  reward ", style="bold")
-        if sample.reward is None:
-            line.append("unscored", style="yellow")
-        else:
-            line.append(number(sample.reward), style="green" if sample.reward > 0 else "red")
-        advantage = "-" if sample.advantage is None else f"{sample.advantage:+.3f}"
-        facts = [f"advantage {advantage}", *sample.extent, f"{sample.tokens} tokens"]
-        line.append("".join(f"  {fact}" for fact in facts))
-        marks = "  tie: no learning signal" * sample.tie + "  truncated" * sample.truncated
-        console.print(line.append(marks, style="yellow"), soft_wrap=True)
+        console.print(_heading(sample), soft_wrap=True)
         parts = list(_parts(sample))
         width = max(len(name) for name, _ in parts)
         for name, text in parts:
@@ -89,6 +78,23 @@ def _show(samples: Sequence[ShownSample], console: Console) -> None:
             for place, row in enumerate(_rows(text, style, console, width + 3)):
                 console.print(Text(f"  {'' if place else name:<{width}} ").append(row), soft_wrap=True)
         console.print()
+
+
+def _heading(sample: ShownSample) -> Text:
+    from rich.text import Text
+
+    from retrain.records.text import number
+
+    line = Text(f"step {sample.step}  prompt {sample.prompt_id}  reward ", style="bold")
+    if sample.reward is None:
+        line.append("unscored", style="yellow")
+    else:
+        line.append(number(sample.reward), style="green" if sample.reward > 0 else "red")
+    advantage = "-" if sample.advantage is None else f"{sample.advantage:+.3f}"
+    facts = [f"advantage {advantage}", *sample.extent, f"{sample.tokens} tokens"]
+    line.append("".join(f"  {fact}" for fact in facts))
+    marks = "  tie: no learning signal" * sample.tie + "  truncated" * sample.truncated
+    return line.append(marks, style="yellow")
 
 
 def _rows(text: str, style: str, console: Console, indent: int) -> Iterator[Text]:
