@@ -176,6 +176,13 @@ def test_evaluations_without_prompts_or_with_strange_ones_are_refused_before_any
     assert second.startswith("c.toml [[eval]] \"b\".task: prompt 0 holds 'ä', which is not in the alphabet")
 
 
+def test_explain_warns_of_an_evaluation_that_asks_what_is_trained_on() -> None:
+    data = {"task": "sort", "options": {"length": 1}}
+    tables = {"name": "same"}, {"name": "other", "task": "sort", "options": {"length": 1, "held_out": 0.9}}
+    warned = preflight(plan_runs(parse(with_evals(*tables, data=data), "c.toml")), "c.toml").warnings
+    assert [line.partition(" of its")[0] for line in warned] == ['[[eval]] "other": 8']
+
+
 def test_servers_and_sandboxes_of_evaluations_are_known() -> None:
     where = {"base_url": "http://127.0.0.1:9", "model": "m", "key_env": ""}
     judged = {"name": "j", "reward": "judge", "params": where}

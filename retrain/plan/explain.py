@@ -115,6 +115,7 @@ def explain_plan(
     memory = tuple(_memory_uses(checked, free_memory))
     warnings = (
         *warnings_of(plan, checked.longest_answers, cores),
+        *checked.warnings,
         *sandbox_warnings(configs, sandboxes),
         *_short_of_memory(memory, plan.workers),
     )

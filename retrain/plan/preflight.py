@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from retrain import registry
-from retrain.config.schema import Config, Environment
+from retrain.config.schema import Config, Environment, Eval
 from retrain.errors import ConfigError, LaunchError
 from retrain.event_loop import result_of
 from retrain.plan.matrix import Plan
@@ -29,6 +29,7 @@ class Checked:
 
     longest_answers: Mapping[str, int]  # in characters; 0 without answers
     memory: Mapping[str, MemoryEstimate]  # of one run; only where its backend knows
+    warnings: Sequence[str] = ()  # one line each
 
 
 def preflight(plan: Plan, source: str) -> Checked:
@@ -36,6 +37,7 @@ def preflight(plan: Plan, source: str) -> Checked:
     longest_answers: dict[str, int] = {}
     memory: dict[str, MemoryEstimate] = {}
     problems: dict[str, None] = {}
+    warnings: dict[str, None] = {}
     built: dict[str, Task] = {}
     for run in plan.first_runs().values():  # a seed changes nothing here
         data = run.config.data
@@ -51,10 +53,11 @@ def preflight(plan: Plan, source: str) -> Checked:
         ]
         if not found and (needed := memory_of(config, task.train)):
             memory[run.condition] = needed
+        warnings.update(dict.fromkeys(_trained_on(config, task, built)))
         problems.update(dict.fromkeys(f"{source} {problem}" for problem in found))
     if problems:
         raise ConfigError(list(problems))
-    return Checked(longest_answers, memory)
+    return Checked(longest_answers, memory, tuple(warnings))
 
 
 def _built(name: str, options: Mapping[str, Any], seed: int, built: dict[str, Task]) -> Task:
@@ -66,11 +69,26 @@ def _built(name: str, options: Mapping[str, Any], seed: int, built: dict[str, Ta
     return built[key]
 
 
+def _trained_on(config: Config, task: Task, built: dict[str, Task]) -> Iterator[str]:
+    """Iterate over warnings of evaluations that ask what the run is trained on."""
+    trained = {(prompt.text, prompt.messages) for prompt in task.train}
+    for table in config.eval.tables:
+        asked = _asked(table, config, task, built)
+        if known := sum((prompt.text, prompt.messages) in trained for prompt in asked):
+            of = f"{known} of its {len(asked)} prompts"
+            yield f'[[eval]] "{table.name}": {of} are trained on; hold them out of training'
+
+
+def _asked(table: Eval, config: Config, task: Task, built: dict[str, Task]) -> list[Prompt]:
+    """Return the prompts of an evaluation; by default they are those that the run's task holds out."""
+    own = _built(table.task, table.options, config.data.seed, built) if table.task else task
+    return list(own.held_out[: table.prompts])
+
+
 def _eval_problems(config: Config, task: Task, built: dict[str, Task]) -> Iterator[str]:
     """Iterate over what every `[[eval]]` lacks, and what the backend cannot do with its prompts."""
     for table in config.eval.tables:
-        own = _built(table.task, table.options, config.data.seed, built) if table.task else task
-        prompts, where = list(own.held_out[: table.prompts]), f'[[eval]] "{table.name}"'
+        prompts, where = _asked(table, config, task, built), f'[[eval]] "{table.name}"'
         if not prompts:
             named = table.task or config.data.task
             yield f"{where}.task: {named!r} holds out no prompts; give it some, or name another task"
