@@ -36,6 +36,7 @@ LISTENS_S = 1.0
 LINGER_S = 10.0  # after the last user, so that a campaign's next run finds the server
 DAEMONS = 3  # started by one user in a row before it gives up
 SHOWN_LINES = 5  # of the server's log, in an error
+KEPT_LINES = 40  # after a crash: vLLM says the cause, and then what its libraries leak
 LOG_TAIL_BYTES = 1 << 14
 LINE_LIMIT = 300  # characters
 
@@ -109,7 +110,7 @@ class ServerFiles:
         """Return the end of the server's log."""
         with contextlib.suppress(OSError):
             tail = self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
-            lines = [line for line in tail.splitlines() if line.strip()][-SHOWN_LINES:]
+            lines = [line for line in tail.splitlines() if line.strip()][-KEPT_LINES:]
             return "\n".join(line[:LINE_LIMIT] for line in lines)
         return ""
 
@@ -211,7 +212,7 @@ class SharedServer:
         return True
 
     def _problem(self, what: str, last_lines: str) -> str:
-        said = "".join(f"\n  {line}" for line in last_lines.splitlines())
+        said = "".join(f"\n  {line}" for line in last_lines.splitlines()[-SHOWN_LINES:])
         return f"{self._who}: {what}; its log is {self.files.log}{said}"
 
 

@@ -196,10 +196,14 @@ def test_nothing_of_a_server_outlives_its_daemon_and_users(script, killed):
 
 
 def test_a_server_that_cannot_start_is_an_error_with_its_own_words(script):
-    script.write_text("import sys\nsys.exit('no such model: abc')\n")
+    script.write_text("import sys\nfor n in range(50): print('line', n)\nsys.exit('no such model: abc')\n")
     user = use(script)
-    with pytest.raises(ConfigError, match=r"(?s)the engine: .*exit code 1.*log\n  no such model: abc"):
+    shown = "".join(
+        rf"\n  {line}" for line in ("line 46", "line 47", "line 48", "line 49", "no such model: abc")
+    )
+    with pytest.raises(ConfigError, match=rf"the engine: .*exit code 1.*log{shown}$"):
         user.ready(60)
+    assert user.files.read_state().last_lines.startswith("line 11\n")
     user.close()
     wait_until(lambda: not is_alive(user.files))
 
