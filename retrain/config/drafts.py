@@ -46,6 +46,10 @@ BOUNDS = {
 GONE: dict[Location, str] = {
     ("campaign", "ray", "share_seconds"): "the driver submits each run as a task of its own",
 }
+LISTS: dict[Location, str] = {
+    ("campaign", "conditions"): "[[campaign.conditions]]",
+    ("eval", "tables"): "[[eval]]",
+}
 SIMPLE: Mapping[Any, Callable[..., CoreSchema]] = {
     int: partial(core_schema.int_schema, strict=True),
     float: partial(core_schema.float_schema, strict=True),
@@ -148,13 +152,9 @@ def _list_schema(item: Any, key: Key, on_error: OnError) -> CoreSchema:
 
 def place(location: Location) -> str:
     """Write a location as TOML shows it: `[training].lr`, `[algorithm.loss_params].clip_low`."""
-    if location[:2] == ("campaign", "conditions") and len(location) > 2:
-        here = f"[[campaign.conditions]] #{int(location[2]) + 1}"
-        inside = location[3:]
-        return here + (f" {place(inside)}" if len(inside) > 1 else "".join(f".{key}" for key in inside))
-    if location[:2] == ("eval", "tables"):
-        number, inside = location[2:3], location[3:]
-        here = "[[eval]]" + "".join(f" #{int(one) + 1}" for one in number)
+    listed = LISTS.get(location[:2], "")
+    if listed and location[:3] != ("campaign", "conditions"):
+        here, inside = listed + "".join(f" #{int(number) + 1}" for number in location[2:3]), location[3:]
         return here + (f" {place(inside)}" if len(inside) > 1 else "".join(f".{key}" for key in inside))
     if isinstance(location[-1], int):
         return f"{place(location[:-1])} #{location[-1] + 1}"

@@ -46,13 +46,17 @@ def _problems(table: Eval, names: Mapping[str, int], draft: Draft) -> Iterator[t
         yield "name", f'got "{table.name}"; needs lower-case letters, digits, _ or -, such as "hard"'
     elif names[table.name] > 1:
         yield "name", f'"{table.name}" names {names[table.name]} evaluations; give each a name of its own'
-    if table.options and not table.task:
-        yield "options", "would not be read; set task, whose options they are"
-    if table.params and not table.reward:
-        yield "params", "would not be read; set reward, whose parameters they are"
+    yield from _unread(table)
     if table.samples > 1 and not table.temperature:
         what = f"got {table.samples}, which would all be the same; set temperature, or samples = 1"
         yield "samples", what
     most = draft.config.training.max_tokens
     if table.max_tokens is not None and table.max_tokens > most and draft.is_sound("training.max_tokens"):
         yield "max_tokens", f"got {table.max_tokens}; needs at most training.max_tokens = {most}"
+
+
+def _unread(table: Eval) -> Iterator[tuple[str, str]]:
+    if table.options and not table.task:
+        yield "options", "would not be read; set task, whose options they are"
+    if table.params and not table.reward:
+        yield "params", "would not be read; set reward, whose parameters they are"
