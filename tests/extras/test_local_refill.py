@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from retrain.backends import SamplingProgress
 from retrain.backends.local.policy import LocalBackend
@@ -81,6 +82,30 @@ def test_several_steps_without_a_look_draw_the_same(model):
         backend.generator.manual_seed(5)
         texts.append([r.text for g in draw(backend, group_size=16, max_tokens=30) for r in g.rollouts])
     assert texts[0] == texts[1]
+
+
+class Reads(TorchFunctionMode):
+    """Names of the operations that wait for the device to read what is in a tensor."""
+
+    WAIT = ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "nonzero")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func.__name__ in self.WAIT:
+            self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("count", [3, 24])
+def test_the_host_reads_what_was_drawn_every_few_tokens_for_all_rows_at_once(backend, count):
+    backend.sampler.steps_per_look = 8
+    rows = [Row(LONG, 32, stream=number) for number in range(count)]
+    with Reads() as reads:
+        fill(backend, rows)
+    assert reads.names == ["tolist"] * 3 * (32 // 8)  # tokens, log-probabilities, entropies
 
 
 def test_a_model_whose_rows_cannot_be_joined_draws_the_same_in_passes(backend):
