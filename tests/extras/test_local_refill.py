@@ -132,6 +132,15 @@ def test_a_place_is_taken_as_soon_as_it_is_free(backend):
     assert sum(tokens) == 39 + 10 * 3  # and none is run for a row that has ended
 
 
+def test_rows_join_several_at_a_time_because_each_time_costs_a_pass(backend):
+    rows = [Row((2 + number, 3), 8 + number % 16) for number in range(32)]  # they end one by one
+    with passes_of(backend) as shapes:
+        fill(backend, rows, budget=320)
+    joined = [count for count, length in shapes if length > 1]
+    assert len(joined) > 1  # some were sent back
+    assert min(joined) > 1
+
+
 def test_a_prompt_is_run_once_though_its_group_comes_in_parts(backend):
     rows = [Row(prompt, 1) for prompt in (LONG, SHORT) for _ in range(40)]
     with passes_of(backend) as shapes:

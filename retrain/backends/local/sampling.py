@@ -31,6 +31,7 @@ from retrain.errors import BackendMemoryError
 
 LOGITS_AT_A_TIME = 2**24  # numbers: 64 MiB in float32
 GUESSED_SHARE = 8  # rows are admitted as if each took this part of its limit, until they outgrow the cache
+FRESH_SHARE = 1 / 4  # of the rows that run: so many are admitted at once, because each time costs a pass
 GPU_STEPS_PER_LOOK = 8  # where looking at what was drawn lets the queue of kernels run empty
 
 
@@ -184,11 +185,15 @@ class _Batch:
         if not self._waiting or not self._is_open or is_passing:
             return self._cache.admit(fits, None)
         room = self._cells - self.demand
-        while self._waiting:
-            room -= self._demand(self._waiting[0])
+        for row in self._waiting:
+            room -= self._demand(row)
             if room < 0 and (fits or self.running):
                 break
-            fits.append(self._waiting.popleft())
+            fits.append(row)
+        if len(fits) < min(len(self._waiting), len(self.running) * FRESH_SHARE):
+            return self._cache.admit([], None)
+        for _ in fits:
+            self._waiting.popleft()
         self.running += fits
         return self._cache.admit(fits, self._waiting[0].ids if self._waiting else None)
 
