@@ -229,6 +229,8 @@ def test_status_and_compare_tell_the_verdicts(
     line = "bonus: better than plain in mean_reward after 7 seeds: 0.500"
     assert line in retrain("status", directory).stdout
     assert line in retrain("compare", directory).stdout
+    removed = "comparing the same seeds changed the variance of differences by -100% (bonus), -100% (alike)"
+    assert removed in retrain("status", directory).stdout
     found = json.loads(retrain("compare", directory, "--json").stdout)["comparisons"][0]["decision"]
     assert found["conditions"][0]["verdict"] == "better"
 

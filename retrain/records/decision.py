@@ -84,7 +84,18 @@ def lines_of(decision: Decision | None) -> tuple[str, ...]:
     if decision is None:
         return ()
     verdicts = (verdict_of(one, decision) for one in decision.conditions)
-    return tuple(plain(line, 500) for line in (*verdicts, ending_of(decision)))
+    lines = (*verdicts, *_pairing(decision), ending_of(decision))
+    return tuple(plain(line, 500) for line in lines)
+
+
+def _pairing(decision: Decision) -> Iterator[str]:
+    shares = [
+        f"{-one.variance_removed:+.0%} ({one.condition})"
+        for one in decision.conditions
+        if one.variance_removed is not None
+    ]
+    if shares:
+        yield f"comparing the same seeds changed the variance of differences by {', '.join(shares)}"
 
 
 def looks_of(decision: Decision | None, added_seeds: int) -> Iterator[str]:
