@@ -226,6 +226,29 @@ def test_a_failure_costs_its_episode(turn: object, said: str) -> None:
     assert (fine.episode.reward, fine.episode.error) == (3.0, "")
 
 
+@pytest.mark.parametrize("said", [None, "", [], 3])
+def test_an_environment_that_says_nothing_at_the_start_costs_its_episode(said: object) -> None:
+    class Silent(Count):
+        def start(self, prompt: Prompt) -> object:
+            return said
+
+    silent, fine = (one.episode for one in play(first_of(Silent)))
+    assert silent
+    assert fine
+    wanted = f"prompt 0: start returned {said!r}; needs a text or a list of messages, not empty"
+    assert (silent.error, fine.error) == (wanted, "")
+
+
+def test_an_environment_that_never_ends_is_ended_by_its_turns() -> None:
+    class Endless(Count):
+        def step(self, completion: str) -> tuple[str, float, bool]:
+            return "more", 0.5, False
+
+    for rollout in play(Endless, max_turns=4, how=replace(HOW, max_tokens=1000)):
+        assert rollout.episode
+        assert (len(rollout.turns), rollout.truncated, rollout.episode.reward) == (4, True, 0.5)
+
+
 def test_an_environment_that_opens_nothing_costs_its_episode() -> None:
     nothing, fine = (one.episode for one in play(first_of(lambda: None)))  # type: ignore[arg-type, return-value]
     assert nothing

@@ -16,7 +16,7 @@ from retrain.backends import Optimization, Sampling
 from retrain.backends.text import Text
 from retrain.backends.turns import Turns
 from retrain.config.schema import Environment
-from retrain.errors import ConfigError
+from retrain.errors import ConfigError, PromptError
 from retrain.event_loop import EventLoopThread
 from retrain.rollouts import NextTurn, Prompt, Rollout, TrainingSample
 from retrain.trainer.episodes import Episodes, TurnSampler
@@ -138,8 +138,12 @@ def test_a_model_samples_turns_and_trains_on_its_own_tokens_only(tmp_path: Path)
     assert alone
     assert beside
     assert beside.mean_entropy == pytest.approx(alone.mean_entropy)
-    full = NextTurn(second[0], (("user", "x" * 60),), 4)
+    full = NextTurn(second[0], (("user", "x" * 40),), 4)
     assert backend.extend([full], turn) == [None]
+    with pytest.raises(
+        PromptError, match="an observation has 60 tokens, which leaves no room in the model's"
+    ):
+        backend.extend([replace(full, messages=(("user", "x" * 60),))], turn)
     count = sum(len(one.tokens) for one in second)
     samples = [TrainingSample(one, np.ones(len(one.tokens)), 1.0 / count) for one in second]
     stats = backend.update(samples, loss_named("importance_sampling"), Optimization(lr=1e-3))

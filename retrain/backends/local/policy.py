@@ -128,7 +128,7 @@ class LocalBackend:
 
     def extend(self, turns: Sequence[NextTurn], sampling: Sampling) -> list[Rollout | None]:
         """Sample another turn of each rollout that the context has room for."""
-        asked = [replace(t.rollout, given=(*t.rollout.given, self._turns.given(t))) for t in turns]
+        asked = [self._told(turn) for turn in turns]
         contexts = [self.read(one) for one in asked]
         fits = [number for number, ids in enumerate(contexts) if len(ids) < self.policy.context]
         found: list[Rollout | None] = [None] * len(turns)
@@ -143,6 +143,15 @@ class LocalBackend:
 
     def read(self, rollout: Rollout) -> Ids:
         return (*self._encode(rollout.prompt), *rollout.placed()[0])
+
+    def _told(self, turn: NextTurn) -> Rollout:
+        given, context = self._turns.given(turn), self.policy.context
+        if len(given.tokens) >= context:
+            raise PromptError(
+                f"an observation has {len(given.tokens)} tokens, which leaves no room in the model's context "
+                f"of {context}; shorten what the environment says"
+            )
+        return replace(turn.rollout, given=(*turn.rollout.given, given))
 
     def _drawn(
         self, contexts: Sequence[Ids], limits: Sequence[int], sampling: Sampling
