@@ -19,8 +19,8 @@ from retrain.backends import BackendSpec, Sampling
 from retrain.config.load import parse
 from retrain.config.schema import Environment
 from retrain.conformance import check_plugin
+from retrain.environments.endpoint.calling import Calling
 from retrain.environments.harness import Program
-from retrain.environments.harness.calling import Calling
 from retrain.errors import ConfigError
 from retrain.event_loop import EventLoopThread
 from retrain.records.metrics import read_metrics
@@ -234,7 +234,7 @@ def test_a_limit_refuses_further_turns(
 
 
 def test_a_turn_whose_client_has_left_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retrain.environments.harness.server.LOOK_S", 0.01)
+    monkeypatch.setattr("retrain.environments.endpoint.server.LOOK_S", 0.01)
     asked, has_left = threading.Event(), threading.Event()
 
     def run(prompt: Prompt, base_url: str, api_key: str) -> float:

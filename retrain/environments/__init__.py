@@ -7,7 +7,7 @@ coroutine function. A text is a user's message; a conversation is a list of {"ro
 A reward of None at the end leaves scoring to `[reward]`, which gets the last completion.
 
 A program that brings its own loop has `run(prompt, base_url, api_key)` instead, which returns the reward: it
-asks the policy for turns at an OpenAI-compatible address, see `harness/`. A module whose `open_episode`
+asks the policy for turns at an OpenAI-compatible address, see `harness.py`. A module whose `open_episode`
 returns such a program sets `BRINGS_LOOP = True`.
 
 An exception, a call that takes longer than `[environment].time_limit_s`, or a wrong result costs its episode.

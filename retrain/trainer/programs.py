@@ -13,9 +13,9 @@ import numpy as np
 
 from retrain.backends import Sampling
 from retrain.config.schema import Environment
+from retrain.environments.endpoint.server import Endpoint
+from retrain.environments.endpoint.session import Ask, Limits, Read, Session, run_program
 from retrain.environments.episode import EpisodeError, EpisodeTimeoutError, finite
-from retrain.environments.harness.server import Endpoint
-from retrain.environments.harness.session import Ask, Limits, Read, Session, run_program
 from retrain.rollouts import CallForm, Episode, Prompt, Rollout
 
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from retrain.environments.harness.chat import ChatRequest, Refusal, Turn, answer_to, read_request
-from retrain.environments.harness.session import Session
+from retrain.environments.endpoint.chat import ChatRequest, Refusal, Turn, answer_to, read_request
+from retrain.environments.endpoint.session import Session
 from retrain.registry.code import located
 
 LARGEST_BODY_BYTES = 64 << 20

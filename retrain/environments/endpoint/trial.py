@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from retrain.environments.endpoint.server import Endpoint
+from retrain.environments.endpoint.session import Limits, Session, run_program
 from retrain.environments.episode import EpisodeError
-from retrain.environments.harness.server import Endpoint
-from retrain.environments.harness.session import Limits, Session, run_program
 from retrain.environments.trial import LIMIT_S
 from retrain.rollouts import FirstTurn, NextTurn, Prompt, Rollout
 

@@ -20,9 +20,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from retrain.demonstrations import as_prompt
+from retrain.environments.endpoint.calling import Calling, FormOf
+from retrain.environments.endpoint.chat import ChatRequest, Refusal, Turn
 from retrain.environments.episode import EpisodeError, EpisodeTimeoutError
-from retrain.environments.harness.calling import Calling, FormOf
-from retrain.environments.harness.chat import ChatRequest, Refusal, Turn
 from retrain.event_loop import in_thread
 from retrain.registry.code import located
 from retrain.rollouts import FirstTurn, Messages, NextTurn, Prompt, Rollout

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from retrain.environments.harness.chat import Message, Refusal
+from retrain.environments.endpoint.chat import Message, Refusal
 from retrain.environments.tools.calls import calls_in
 from retrain.errors import ConfigError
 from retrain.rollouts import CallForm
