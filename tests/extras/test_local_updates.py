@@ -36,6 +36,7 @@ def test_a_run_with_several_updates_and_dropout_resumes_to_the_same_rows(model, 
         },
         "algorithm": {"kl_coef": 0.01},
         "data": {"task": "successor"},
+        "reward": {"reward": "tests.reward_functions.spelled"},  # groups hardly ever tie
         "backend": {
             "backend": "local",
             "options": {"local_files_only": True, "device": "cpu", "lora_dropout": 0.2},
