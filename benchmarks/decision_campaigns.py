@@ -3,9 +3,9 @@
     python -m benchmarks.decision_campaigns                    200 campaigns of either kind
     python -m benchmarks.decision_campaigns --campaigns 20     fewer
 
-Campaigns of the numpy backend go through the whole runner, in this process. The conditions are compared on
-the same seeds, with prompts of their own, so that equal ones do not agree to the last digit. The others learn
-at different rates. Every fifth campaign is stopped after some of its runs, loses its manifest and is
+Campaigns of the numpy backend go through the whole runner, in this process. Equal conditions differ by a
+thousandth in their learning rate, too little to matter but enough for other samples; the others by a factor
+of three. Every fifth campaign is stopped after some of its runs, loses its manifest and is
 resumed: it must come to the verdicts of its twin that was not stopped.
 """
 
@@ -52,11 +52,10 @@ launcher = "inline"
 name = "reference"
 [[campaign.conditions]]
 name = "other"
-data.seed = 1
 training.lr = {lr}
 """
 EVERY = 5  # campaign is stopped once
-RATES = {"equal": 1e-2, "different": 3e-2}
+RATES = {"equal": 1.001e-2, "different": 3e-2}
 FOUND = ("better", "worse")
 
 
