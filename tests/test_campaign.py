@@ -124,7 +124,7 @@ def test_a_failing_run_is_shown_with_its_log_and_the_rest_goes_on(campaign_file:
     assert outcome.exit_code == 4
     assert sorted((r, s) for r, s, _ in notes.ends) == [("grpo_s0", "done"), ("maxrl_s0", "failed")]
     (said,) = [message for _, state, message in notes.ends if state == "failed"]
-    assert "plugins.py:22: RuntimeError: this reward is broken" in said
+    assert "plugins.py:23: RuntimeError: this reward is broken" in said
     assert notes.tails == []  # the message says all
     assert notes.retries == []
 
