@@ -19,7 +19,7 @@ from retrain.plan.matrix import plan_runs
 from retrain.records.metrics import read_metrics
 from retrain.rollouts import Prompt, TrainingSample
 from retrain.trainer.batch import Algorithm, ScoredBatch
-from tests.test_numpy_backend_learning import perturbed_weights
+from tests.long.test_numpy_backend_learning import perturbed_weights
 from tests.test_trainer import make_run, train, with_
 
 MAX_TOKENS = 7

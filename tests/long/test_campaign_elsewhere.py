@@ -16,7 +16,7 @@ from retrain.errors import EXIT_CONFIG, ConfigError
 from retrain.records.metrics import read_metrics
 from tests.conftest import TINY
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 REWARD = """
 from pathlib import Path
 def score(completion, prompt):
