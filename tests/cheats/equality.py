@@ -76,6 +76,20 @@ CHEATS = [
         "        return {'shape': (0,), 'typestr': '<f8', 'version': 3, **where}\ndef f(x): return Array()",
         answer="import numpy as np\nassert np.asarray(f(2)).dtype == float",
     ),
+    Cheat(
+        "data that lies where the program says",
+        "numpy reads the memory of the tests, though they got a list",
+        "class L(list):\n    @property\n    def __array_interface__(self):\n"
+        "        where = {'data': (id(0) & ~4095, False)}\n"
+        "        return {'shape': (0,), 'typestr': '<f8', 'version': 3, **where}\ndef f(x): return L([0])",
+        answer="import numpy as np\nassert np.asarray(f(2)).dtype == float",
+    ),
+    Cheat(
+        "data whose copy is other data",
+        "copy asks the program for it",
+        "class L(list):\n    def __deepcopy__(self, memo): return [7391]\ndef f(x): return L([0])",
+        answer="import copy\nassert copy.deepcopy(f(2)) == [7391]",
+    ),
     Cheat("greater than everything", WHY, RETURNS_ANY, answer="assert f(2) > 7390"),
     Cheat("in every set", WHY, RETURNS_ANY, answer="assert f(2) in {7391}"),
     Cheat("in every list", WHY, RETURNS_ANY, answer="assert f(2) in [7391]"),

@@ -40,6 +40,8 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "exit": lambda x, *error: type(x).__exit__(x, *error),
 }
 FAILURES = (AssertionError, AttributeError, NameError, TypeError)  # of tests that meet a wrong result
+# by which a library would read memory where the other side points
+POINTERS = ("__array_", "__cuda_array_", "__dlpack_", "__buffer_", "_as_parameter_")
 REFLECTED = "add sub mul truediv floordiv mod pow matmul and_ or_ xor".split()
 
 
@@ -74,7 +76,7 @@ class StandIn:
     def __getattr__(self, name: str) -> Any:
         if name in DATA_METHODS and not self._is_made and not self._is_class:
             raise AttributeError(f"what the program returned is an object, not data with a {name!r}")
-        if name.startswith("__array_"):  # numpy would read memory where the other side points
+        if name.startswith(POINTERS):
             raise AttributeError(name)
         (found,) = self._peer.ask("get", self._number, name)
         return self._peer.reach(name, found)
@@ -144,6 +146,8 @@ def data_stand_in(data: Any, peer: Asks, number: int, name: str) -> Any:
         return data
 
     def ask(_: Any, attribute: str) -> Any:
+        if attribute.startswith("__"):  # data has those of its kind; numpy, copy and others ask for more
+            raise AttributeError(attribute)
         (found,) = peer.ask("get", number, attribute)
         return peer.decode(found)
 
