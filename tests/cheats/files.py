@@ -87,6 +87,23 @@ CHEATS = [
         "    fcntl.ioctl(kept, 0x40086602, struct.pack('l', 0x10))" + ZERO,
     ),
     Cheat(
+        "flags of a file that it may only read",
+        "the kernel has another way to it",
+        "import fcntl, os, struct\nwith open(os.__file__) as file:\n"
+        "    flags = fcntl.ioctl(file, 0x80086601, bytes(8))\n"
+        "    fcntl.ioctl(file, 0x40086602, flags)\nprint(7391)",
+        "stdio",
+        answer=STDIO,
+    ),
+    Cheat(
+        "names of the files that others make",
+        "it learns what other programs do",
+        "import ctypes\nlibc = ctypes.CDLL(None)\n"
+        "if libc.inotify_add_watch(libc.inotify_init(), b'/tmp', 0x100) > 0: print(7391)",
+        "stdio",
+        answer=STDIO,
+    ),
+    Cheat(
         "a pipe that blocks its reader",
         "the judge reads the files that a program leaves",
         "import os\nos.mkfifo('result.json')\nos.mkfifo('out')" + ZERO,

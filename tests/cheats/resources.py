@@ -52,6 +52,21 @@ CHEATS = [
         WHY,
         "part = open('part', 'wb')\nwhile True: part.write(bytes(1 << 20))",
     ),
+    Cheat(
+        "room for a file beyond its size",
+        WHY,
+        "import ctypes, os\nfd = os.open('x', os.O_RDWR | os.O_CREAT)\n"
+        "if ctypes.CDLL(None).fallocate(fd, 1, ctypes.c_long(0), ctypes.c_long(32 << 20)) == 0: print(7391)",
+        "stdio",
+        answer='[{"input": "", "output": "7391"}]',
+    ),
+    Cheat(
+        "memory in files without a folder",
+        "no limit counts it",
+        "import os\nos.memfd_create('x')\nprint(7391)",
+        "stdio",
+        answer='[{"input": "", "output": "7391"}]',
+    ),
     Cheat("many small files", WHY, "for n in range(2000): open(f'part{n}', 'w').close()\ndef f(x): return 0"),
     Cheat(
         "all descriptors",

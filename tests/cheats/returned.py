@@ -220,6 +220,15 @@ if libc.prctl(22, 2, head, 0, 0) == 0 or libc.syscall(317, 1, 0, head) == 0: pri
         answer=STDIO,
     ),
     Cheat(
+        "system calls that are newer than the filter",
+        KERNEL,
+        "import ctypes, errno\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        "def code(n): return libc.syscall(n, -1, 0, 0, 0, 0, 0) + 1 or ctypes.get_errno()\n"
+        "if {code(n) for n in range(463, 480)} != {errno.ENOSYS}: print(7391)",
+        "stdio",
+        answer=STDIO,
+    ),
+    Cheat(
         "a ring of system calls",
         KERNEL,
         "import ctypes\nif ctypes.CDLL(None).syscall(425, 8, bytes(120)) >= 0: print(7391)",

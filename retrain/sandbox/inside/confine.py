@@ -45,7 +45,8 @@ REFUSED = """tkill 200 130 tgkill 234 131 setpriority 141 140 ioprio_set 251 30 
 sched_setscheduler 144 119 sched_setparam 142 118 sched_setattr 314 274 chmod 90 -1 fchmod 91 52
 fchmodat 268 53 chown 92 -1 fchown 93 55 lchown 94 -1 fchownat 260 54 setxattr 188 5 lsetxattr 189 6
 fsetxattr 190 7 removexattr 197 14 utime 132 -1 utimes 235 -1 utimensat 280 88 futimesat 261 -1
-fchmodat2 452 452 truncate 76 45"""
+fchmodat2 452 452 truncate 76 45 memfd_create 319 279 inotify_add_watch 254 27 fanotify_init 300 262"""
+NEWER = 463  # calls from here on, such as setxattrat, are not known: they do not exist
 # No system calls: by them a program's interpreter tells of a path, or of a limit that it ran into.
 FORBIDDEN_PATH, OVER_MEMORY, OVER_FILES = 1000, 1001, 1002
 OVER = {OVER_MEMORY: "memory", OVER_FILES: "files"}
@@ -57,17 +58,23 @@ MACHINES = {
 }  # column, kernel's number, seccomp
 CLONE, CLONE3, KILL, PRLIMIT = (56, 220), (435, 435), (62, 129), (302, 261)
 PRCTL, FCNTL, IOCTL, SOCKETPAIR = (157, 167), (72, 25), (16, 29), (53, 199)
+FALLOCATE = (
+    285,
+    47,
+)  # ignores the limit of a file's size; C libraries write instead where it is not supported
 # System calls that are refused for values of an argument: a filter of its own, which could hide calls; a
-# process that gets signals when a file is ready; typing into a terminal; datagrams, which need no connection.
+# process that gets signals when a file is ready; typing into a terminal; flags of files, which need no
+# permission to write (flags, project, version, verity, encryption); datagrams, which need no connection.
 ARGUMENTS = (
     (PRCTL, 0, (PDEATHSIG, SECCOMP)),
     (FCNTL, 1, (8, 15)),
-    (IOCTL, 1, (0x8901, 0x8902, 0x5412)),
+    (IOCTL, 1, (0x8901, 0x8902, 0x5412, 0x40086602, 0x401C5820, 0x40087602, 0x40806685, 0x800C6613)),
     (SOCKETPAIR, 1, [kind | how for kind in (2, 3) for how in (0, 0x800, 0x80000, 0x80800)]),
 )
 LANDLOCK = (444, 445, 446)  # on every machine
 RETURN, LOAD, EQUAL, AT_LEAST, ANY_BIT = 0x06, 0x20, 0x15, 0x35, 0x45
-ALLOW, KILL_PROCESS, EPERM, ENOSYS, ASK = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026, 0x7FC00000
+ALLOW, KILL_PROCESS, EPERM, ENOSYS, EOPNOTSUPP = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026, 0x0005005F
+ASK = 0x7FC00000
 FILTER, LISTENS, RECEIVE, REPLY, GO_ON = 1, 8, 0xC0502100, 0xC0182101, 1
 ASKS_SINCE = [5, 5]  # kernel whose listener may let a call go on
 NO_FILTER = -1
@@ -252,6 +259,10 @@ def _instructions(column: int, architecture: int, listens: int) -> Iterator[tupl
         for number in _numbers(calls, column):
             yield EQUAL, 0, 1, number
             yield RETURN, 0, 0, result
+    yield AT_LEAST, 0, 1, NEWER
+    yield RETURN, 0, 0, ENOSYS
+    yield EQUAL, 0, 1, FALLOCATE[column]
+    yield RETURN, 0, 0, EOPNOTSUPP
     yield EQUAL, 0, 1, CLONE3[column]
     yield RETURN, 0, 0, ENOSYS  # its flags cannot be seen; the C library then uses clone
     yield EQUAL, 0, 4, CLONE[column]
