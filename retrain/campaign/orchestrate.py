@@ -132,7 +132,8 @@ class CampaignRun:
         if self.plan.decision is None or supervisor is None:
             return []
         states = self._states(roll_up)
-        asked = rounds.asked([*_failed(states), *supervisor.endings])
+        gone = [r for r, e in supervisor.endings.items() if e.state is not RunState.INTERRUPTED]
+        asked = rounds.asked(_failed(states) if supervisor.is_stopping else [*_failed(states), *gone])
         self._write(roll_up, ended=False)
         todo, _ = self._shares(asked, states, (), retry_failed=False)
         todo = [run for run in todo if run.run_id not in supervisor.endings and not supervisor.is_stopping]
