@@ -136,6 +136,18 @@ def test_used_up_seeds_leave_a_condition_undecided(decision_file: Path) -> None:
     assert found.ended == "seeds"
 
 
+@pytest.mark.parametrize(("seeds", "is_spent"), [(7, True), (8, False)])
+def test_the_last_look_spends_the_error_that_is_left(decision_file: Path, seeds: int, is_spent: bool) -> None:
+    """Whether the budget ends the rounds or a failed run leaves a seed fewer than planned."""
+    plan = planned(decision_file, "decision.budget=1h", "decision.max_seeds=8")
+    wide: list[float | None] = [0.9, 0.05, 0.6, 0.2, 0.5, 0.1, 0.8, None]
+    none = [0.0] * seeds
+    values = {"plain": none, "bonus": wide[:seeds], "alike": none}
+    found = progress(plan, values, is_spent=is_spent).decision
+    assert verdicts(found)["bonus"] == ("better", 7)
+    assert found.ended == ("budget" if is_spent else "decided")
+
+
 def test_no_round_begins_after_the_budget(decision_file: Path) -> None:
     plan = planned(decision_file, "decision.budget=1h")
     values = {"plain": [0.1, 0.2, 0.3], "bonus": [0.6, 0.7, 0.8], "alike": [0.1, 0.2, 0.3]}

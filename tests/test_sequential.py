@@ -40,6 +40,16 @@ def test_of_all_signs_of_any_differences_at_most_the_error_rejects(sizes):
     assert rejections(SequentialComparison(max_seeds=7, error=0.1), np.array(sizes)) <= 0.1
 
 
+def test_a_final_look_before_the_last_seed_keeps_the_error_and_finds_what_the_last_would():
+    comparison, sizes = SequentialComparison(max_seeds=12, error=0.1), np.arange(1.0, 8.0)
+    patterns = [np.array(signs) * sizes for signs in itertools.product((1.0, -1.0), repeat=7)]
+    looks = [[comparison.look(d[:k], np.zeros(k), final=k == 7) for k in range(3, 8)] for d in patterns]
+    found = [any(look.verdict in ("better", "worse") for look in each) for each in looks]
+    assert np.mean([each[-2].verdict in ("better", "worse") for each in looks]) < 0.05 < np.mean(found) <= 0.1
+    low, high = looks[0][-1].interval  # all signs alike
+    assert 0 < low < high
+
+
 def test_several_comparisons_share_the_error():
     sizes = np.random.default_rng(0).exponential(size=8)
     assert rejections(SequentialComparison(max_seeds=8, error=0.2, comparisons=4), sizes) <= 0.05

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -50,6 +50,7 @@ def decide(
     reference, ids = plan.reference, {(run.condition, run.seed): run.run_id for run in plan.runs}
     found = {name: ConditionDecision(name, OPEN, 0) for name in plan.conditions if name != reference}
     comparison = comparison_of(table, len(plan.conditions))
+    compared: dict[str, list[tuple[float, float]]] = {}
     wanted, ending = {ids[name, seed] for seed in plan.added_seeds for name in plan.conditions}, "seeds"
     for seeds, more in plan.rounds():
         still = [name for name, one in found.items() if one.verdict == OPEN]
@@ -63,13 +64,15 @@ def decide(
             break
         for name in still:
             values = [(ended[ids[name, seed]], ended[ids[reference, seed]]) for seed in seeds]
-            pairs = [(a, b) for a, b in values if a is not None and b is not None]
-            found[name] = _looked_at(name, pairs, comparison, table.metric)
-    if ending == "seeds" and all(one.verdict != OPEN for one in found.values()):
-        ending = "decided" if all(one.verdict != "undecided" for one in found.values()) else "seeds"
-    if ending:
-        found = {name: replace(one, verdict=one.verdict if one.verdict != OPEN else "undecided")
-                 for name, one in found.items()}  # fmt: skip
+            compared[name] = [(a, b) for a, b in values if a is not None and b is not None]
+            found[name] = _looked_at(name, compared[name], comparison, table.metric)
+    for name, one in found.items():
+        if (
+            ending and one.verdict == OPEN
+        ):  # fewer seeds than planned: the error that is left is for this look
+            found[name] = _looked_at(name, compared.get(name, ()), comparison, table.metric, final=True)
+    if ending == "seeds" and all(one.verdict != "undecided" for one in found.values()):
+        ending = "decided"
     return Progress(
         Decision(
             metric=table.metric,
@@ -87,13 +90,18 @@ def decide(
 
 
 def _looked_at(
-    name: str, pairs: Sequence[tuple[float, float]], comparison: SequentialComparison, metric: str
+    name: str,
+    pairs: Sequence[tuple[float, float]],
+    comparison: SequentialComparison,
+    metric: str,
+    *,
+    final: bool = False,
 ) -> ConditionDecision:
     """Return what pairs of a condition's and the reference's values show; two at least are compared."""
     if len(pairs) < 2:
-        return ConditionDecision(name, OPEN, len(pairs))
+        return ConditionDecision(name, "undecided" if final else OPEN, len(pairs))
     values, reference = np.array(pairs).T
-    look = comparison.look(values, reference)
+    look = comparison.look(values, reference, final=final)
     low, high = (bound if math.isfinite(bound) else None for bound in look.interval)
     alone = float(values.var(ddof=1) + reference.var(ddof=1))
     removed = 1 - float((values - reference).var(ddof=1)) / alone if alone > 0 else None

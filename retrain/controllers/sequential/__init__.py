@@ -66,6 +66,7 @@ class Look:
     differences: tuple[float, ...]  # a - b of each seed, in units of the resolution
     resolution: float  # smaller differences are rounding errors of the metric
     comparison: SequentialComparison
+    final: bool = False  # no seed follows
 
     @cached_property
     def interval(self) -> tuple[float, float]:
@@ -82,7 +83,8 @@ class Look:
         """Return a mean that is rejected as too low, next to one that is not."""
 
         def is_too_low(mean: float) -> bool:
-            return self.comparison.test.outcome(d - mean, self.comparison.error_of_each).sign > 0
+            found = self.comparison.test.outcome(d - mean, self.comparison.error_of_each, final=self.final)
+            return found.sign > 0
 
         kept, step = float(d.max()), float(np.ptp(d))  # the largest difference is above no other
         farthest = FARTHEST * step
@@ -144,7 +146,9 @@ class SequentialComparison:
         flips = SignFlips(self.max_seeds)
         return flips if flips.can_reject(self.max_seeds, self.error_of_each) else Normal(self.max_seeds)
 
-    def look(self, a: Sequence[float] | FloatArray, b: Sequence[float] | FloatArray) -> Look:
+    def look(
+        self, a: Sequence[float] | FloatArray, b: Sequence[float] | FloatArray, *, final: bool = False
+    ) -> Look:
         """Return the verdict on a - b after the seeds so far.
 
         "better" means that a is larger. A difference stays found once an earlier look would have found it,
@@ -152,6 +156,8 @@ class SequentialComparison:
 
         Args:
             a, b: the metric of each seed, in the same order of seeds; 2 to `max_seeds` values.
+            final: no seed follows, for a reason other than the values, so this look spends all error
+                that is left, as that after `max_seeds` does.
 
         Raises:
             ValueError: the lengths differ, there are too few or too many values, or one is not finite.
@@ -161,15 +167,15 @@ class SequentialComparison:
         values = np.array([a, b], np.float64)
         require("values", values.tolist(), bool(np.isfinite(values).all()), "finite numbers")
         d, resolution = _differences(*values)
-        outcome = self.test.outcome(d, self.error_of_each)
+        outcome = self.test.outcome(d, self.error_of_each, final=final)
         p_value = min(1.0, outcome.share * self.comparisons)
         if not outcome.rejected_at:
             p_value = max(p_value, math.nextafter(self.error, 1.0))
         smallest = self.smallest_difference
         units = None if smallest is None else min(smallest / resolution, LARGEST)
-        verdict = self._verdict(d, outcome, units)
+        verdict = self._verdict(d, outcome, units, final)
         mean = float(d.mean()) * resolution
-        return Look(verdict, len(d), mean, p_value, tuple(d.tolist()), resolution, self)
+        return Look(verdict, len(d), mean, p_value, tuple(d.tolist()), resolution, self, final)
 
     def state_dict(self) -> dict[str, float | None]:
         """Return the settings as plain data; the seeds' values are all else that a look depends on."""
@@ -180,23 +186,25 @@ class SequentialComparison:
         """Return the comparison that `state_dict` described."""
         return cls(**state)
 
-    def _verdict(self, d: FloatArray, outcome: Outcome, smallest: float | None) -> Verdict:
-        if smallest is not None and self._is_negligible(d, smallest):
+    def _verdict(self, d: FloatArray, outcome: Outcome, smallest: float | None, final: bool) -> Verdict:
+        if smallest is not None and self._is_negligible(d, smallest, final):
             return "no_difference"
         if outcome.rejected_at:
             return "better" if outcome.sign > 0 else "worse"
-        if len(d) == self.max_seeds:
+        if final or len(d) == self.max_seeds:
             return "undecided"
         is_small = smallest is None or abs(d.mean()) < smallest
         return "no_difference" if is_small and self._is_futile(d) else "continue"
 
-    def _is_negligible(self, d: FloatArray, smallest: float) -> bool:
+    def _is_negligible(self, d: FloatArray, smallest: float, final: bool) -> bool:
         """Whether the interval lies within the differences that do not matter."""
         if abs(d.mean()) >= smallest:
             return False
         shifts = np.array([[smallest], [-smallest]])
-        below, above = (self.test.outcome(one, self.error_of_each) for one in np.rint(d - shifts))
-        return below.sign < 0 < above.sign
+        below, above = (
+            self.test.outcome(one, self.error_of_each, final=final).sign for one in np.rint(d - shifts)
+        )
+        return below < 0 < above
 
     def _is_futile(self, d: FloatArray) -> bool:
         if len(d) < FEWEST:

@@ -40,8 +40,9 @@ class SignFlips:
         """Whether the most extreme pattern of so many signs is rare enough, among those that are counted."""
         return 2.0 ** (1 - min(seeds, ENUMERATED)) <= error
 
-    def outcome(self, d: FloatArray, error: float) -> Outcome:
-        """Return where differences stand that were looked at after each seed."""
+    def outcome(self, d: FloatArray, error: float, *, final: bool = False) -> Outcome:
+        """Return where differences stand that were looked at after each seed; `final`: none will follow."""
+        last = len(d) if final else self.max_seeds
         signs = _patterns(self.max_seeds)[:, : len(d)]
         if self.max_seeds > ENUMERATED:  # patterns are a sample: what was seen is one of them
             signs = np.vstack([signs, np.where(d < 0, -1.0, 1.0)])
@@ -53,7 +54,7 @@ class SignFlips:
             if not self.can_reject(k, error):
                 continue
             reached, here = sums[:, k - 1], seen[k - 1]
-            bound = 0.0 if k == self.max_seeds else _boundary(k, squares[k - 1], INTERIM * error)
+            bound = 0.0 if k == last else _boundary(k, squares[k - 1], INTERIM * error)
             above = _above(reached[alive & (reached >= bound)], room)
             if squares[k - 1] > 0 and here >= bound and here > above:
                 return Outcome(k, float(np.mean(~alive | (reached >= here))), _sign(d[:k]))
@@ -73,11 +74,12 @@ class Normal:
         """Whether there are enough seeds for a variance."""
         return seeds >= FEWEST and error > 0.0
 
-    def outcome(self, d: FloatArray, error: float) -> Outcome:
-        """Return where differences stand that were looked at after each seed."""
+    def outcome(self, d: FloatArray, error: float, *, final: bool = False) -> Outcome:
+        """Return where differences stand that were looked at after each seed; `final`: none will follow."""
+        last = len(d) if final else self.max_seeds
         before, early = 0.0, min(INTERIM, ALL_INTERIM / max(1, self.max_seeds - FEWEST))
         for k in range(FEWEST, len(d) + 1):
-            nominal = error * early if k < self.max_seeds else error - before
+            nominal = error * early if k < last else error - before
             total, squares = abs(float(d[:k].sum())), float((d[:k] ** 2).sum())
             if squares > 0 and total >= _boundary(k, squares, nominal):
                 return Outcome(k, before + 2 * NORMAL.cdf(-score(d[:k])), _sign(d[:k]))
