@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +31,7 @@ from retrain.records.metrics import read_metrics
 from retrain.records.samples import read_samples
 from retrain.rollouts import Given, Group, NextTurn, Prompt, Rollout
 from retrain.trainer.episodes import Episodes, SampleTurns, TurnSampler, summary_of
+from tests.semaphore_processes import wait_until
 from tests.stopping import StopAfterStep
 from tests.test_trainer import make_run, without_times
 
@@ -411,6 +413,8 @@ def test_a_resumed_run_of_episodes_is_the_undisturbed_one(tmp_path: Path) -> Non
 
 
 OWN = '''
+import gc
+import io
 import os
 import signal
 import sys
@@ -492,6 +496,30 @@ class Hosted(Once):
         return str(os.getpid()), numpy.float32(0.5), False
 
 
+class Forging(Once):
+    """Answers its own call first, as a copy of the process would do."""
+
+    def step(self, completion):
+        pipes = [one for one in gc.get_objects() if isinstance(one, io.FileIO) and one.fileno() > 2]
+        (replies,) = [one for one in pipes if one.writable()]
+        replies.write(b'{"call": 1}\\n')
+        return "", 1.0, True
+
+
+class Forking(Once):
+    """Leaves a copy of its process in the first step of an episode."""
+
+    def start(self, prompt):
+        self.number, self.turns = prompt.id, 0
+        return "?"
+
+    def step(self, completion):
+        self.turns += 1
+        if self.number == 2 and self.turns == 1:
+            os.fork()
+        return "<", float(self.number), self.turns == 3
+
+
 class Broken(Once):
     def step(self, completion):
         raise OSError("the board is gone")
@@ -526,6 +554,54 @@ def test_processes_play_episodes_and_what_one_does_costs_only_itself(own: str) -
     assert summary
     assert summary.episode_errors == 3
     assert summary.episode_retries >= 1
+
+
+def test_a_fork_in_a_process_leaves_rewards_to_their_episodes(own: str) -> None:
+    episodes = Episodes(
+        Environment(f"{own}.Forking", processes=1, time_limit_s=5.0), lambda: None, write("x")
+    )
+    groups = episodes.play([Prompt(n, "p", "") for n in range(12)], replace(HOW, group_size=1))
+    episodes.close()
+    played = [group.rollouts[0].episode for group in groups]
+    assert [(one.error, one.rewards) for one in played if one] == [("", (float(n),) * 3) for n in range(12)]
+
+
+def test_an_answer_to_another_call_ends_its_process(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    episodes = Episodes(
+        Environment(f"{own}.Forging", processes=1, time_limit_s=5.0), lambda: None, write("x")
+    )
+    (group,) = episodes.play([Prompt(0, "p", "")], replace(HOW, group_size=1))
+    episodes.close()
+    episode = group.rollouts[0].episode
+    assert episode
+    assert episode.error == "prompt 0: its process answered another call during step"
+
+
+@pytest.mark.parametrize("way", ["plain", "threads", "async"])
+def test_a_fork_leaves_no_copy_of_the_worker(way: str) -> None:
+    copies = []
+
+    class Forks(Count):
+        def step(self, completion: str) -> tuple[str, float, bool]:
+            if copy := os.fork():
+                copies.append(copy)
+            return "", 1.0, True
+
+    class Awaited(Forks):
+        async def step(self, completion: str) -> tuple[str, float, bool]:  # type: ignore[override]
+            return super().step(completion)
+
+    (rollout,) = play(
+        Awaited if way == "async" else Forks, how=replace(HOW, group_size=1), threads=way == "threads"
+    )
+    assert rollout.episode
+    assert rollout.episode.reward == 1.0
+    (copy,) = copies
+    try:
+        wait_until(lambda: os.waitpid(copy, os.WNOHANG) != (0, 0))
+    except AssertionError:
+        os.kill(copy, signal.SIGKILL)
+        raise
 
 
 def test_a_process_retires_after_its_episodes(own: str, monkeypatch: pytest.MonkeyPatch) -> None:

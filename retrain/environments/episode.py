@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import inspect
 import math
+import os
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -118,7 +119,8 @@ class Conversation:
         self._observe()
         try:
             if is_async:
-                return await self._limited(function())
+                with copies_ended():
+                    return await self._limited(function())
             result = await self._call_plain(partial(_outcome, function), unwanted)
             return await self._limited(result) if inspect.isawaitable(result) else _sound(result)
         except EpisodeError:
@@ -149,6 +151,17 @@ def counts_of(episode: object) -> tuple[int, int]:
     return int(getattr(episode, "tool_calls", 0)), int(getattr(episode, "tool_errors", 0))
 
 
+@contextlib.contextmanager
+def copies_ended() -> Iterator[None]:
+    """Return a context whose end is the end of a copy of this process that a fork in it made."""
+    own = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() != own:  # it would go on as if it were this process
+            os._exit(0)
+
+
 async def in_own_thread(
     limit_s: float, function: Callable[[], Any], unwanted: Callable[[Any], object]
 ) -> Any:
@@ -163,7 +176,8 @@ async def in_own_thread(
 def _outcome(function: Callable[[], Any]) -> Any:
     """Return what a function returns, or the error of an episode; an exit of it is an error, too."""
     try:
-        return function()
+        with copies_ended():
+            return function()
     except BaseException as error:  # noqa: BLE001 - the end of an episode, not of a run
         return EpisodeError(located(error))
 

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from retrain.environments.episode import counts_of
+from retrain.environments.episode import copies_ended, counts_of
 from retrain.environments.opening import opened
 from retrain.errors import ConfigError
 from retrain.line_process import lines_of, private_pipes
@@ -28,12 +28,12 @@ def main() -> None:
             opened(setup["environment"], setup["options"], form) as open_episode,
             asyncio.Runner() as runner,
         ):
-            replies.write(_line({}))
+            replies.write(_line({"call": 0}))
             table = _Table(open_episode, runner)
             for line in lines_of(requests):
                 replies.write(table.answer(*json.loads(line)))
     except ConfigError as error:
-        replies.write(_line({"error": str(error)}))
+        replies.write(_line({"call": 0, "error": str(error)}))
 
 
 class _Table:
@@ -43,14 +43,16 @@ class _Table:
         self._open, self._runner = open_episode, runner
         self._episodes: dict[int, Any] = {}
 
-    def answer(self, number: int, what: str, argument: Any) -> bytes:
-        """Make a call; return a line with its value, or why it failed."""
+    def answer(self, call: int, number: int, what: str, argument: Any) -> bytes:
+        """Make a call; return a line with its number and value, or why it failed."""
         try:
-            value = self._call(number, what, argument)
+            with copies_ended():
+                value = self._call(number, what, argument)
             counts = counts_of(self._episodes.get(number))
-            return _line({"value": value, "is_tuple": isinstance(value, tuple), "counts": counts})
+            is_tuple = isinstance(value, tuple)
+            return _line({"call": call, "value": value, "is_tuple": is_tuple, "counts": counts})
         except BaseException as error:  # noqa: BLE001 - the end of an episode, not of the process
-            return _line({"error": located(error)})
+            return _line({"call": call, "error": located(error)})
 
     def _call(self, number: int, what: str, argument: Any) -> Any:
         if what == "start":

@@ -36,6 +36,7 @@ class _Host:
         self._setup, self._limit_s = setup, limit_s
         self._in_turn = asyncio.Lock()
         self._process: Process | None = None
+        self._calls = 0
         self.is_gone = False
         self.opened = self.playing = 0  # episodes
 
@@ -51,7 +52,8 @@ class _Host:
                 raise EpisodeLostError("its process ended because of other episodes, again and again")
             try:
                 process = self._process or await self._begin()
-                _write(process, [number, what, argument])
+                self._calls += 1
+                _write(process, [self._calls, number, what, argument])
                 reply = await self._reply(process, what, self._limit_s)
             except BaseException:  # nobody would read a reply that comes later
                 self.kill()
@@ -101,6 +103,8 @@ class _Host:
             how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
             raise EpisodeError(f"its process ended {how} during {what}")
         reply: dict[str, Any] = json.loads(line)
+        if reply["call"] != self._calls:  # by a copy of the process, which a fork left
+            raise EpisodeError(f"its process answered another call during {what}")
         return reply
 
 
