@@ -24,6 +24,7 @@ from tests.test_environments import GUESS, HOW, write
 
 HERMES = CallForm("<tool_call>", "name", "arguments")
 LLAMA = CallForm("", "name", "parameters")
+ONCE = "write each argument once, by its place or as name=value"
 
 
 def weather(city: str, days: int = 1, unit: Literal["C", "F"] = "C", hours: list[int] | None = None) -> str:
@@ -102,6 +103,18 @@ def test_arguments_are_checked_by_the_type_hints() -> None:
         ("f(1, x=[2])\ng()", None, [Call("f", {"x": [2]}, (1,)), Call("g", {})]),
         ("f(1) is 5", None, []),
         ("f", None, []),
+        (
+            '<tool_call>{"name": "f", "arguments": {"x": "<tool_call>{}"}}</tool_call>'
+            '<tool_call>what<tool_call>{"name": "g"}',
+            HERMES,
+            [
+                Call("f", {"x": "<tool_call>{}"}),
+                Call("", {}, problem="the call is not valid JSON: Expecting value: line 1 column 1 (char 0)"),
+                Call("g", {}),
+            ],
+        ),
+        ("f(**{'a': 1})", None, [Call("f", {}, problem=f"f: {ONCE}")]),
+        ("f(a=1, a=2)", None, [Call("f", {}, problem=f"f: {ONCE}")]),
         ("f(g())", None, [Call("f", {}, problem="f: an argument is not a plain value")]),
         ('<tool_call>{"arguments": {}}', HERMES, [Call("", {}, problem="the call has no 'name'")]),
         ('{"name": "f", "parameters": 3}', LLAMA, [Call("f", {}, problem="'parameters' is not an object")]),
@@ -116,7 +129,14 @@ def test_a_call_that_is_cut_off_is_not_valid_json() -> None:
     assert call.problem.startswith("the call is not valid JSON: ")
 
 
+@pytest.mark.parametrize("levels", ["[" * 5000, '{"name": "f", "arguments": "' + "[" * 5000 + '"}'])
+def test_a_call_that_is_nested_too_deeply_is_not_valid_json(levels: str) -> None:
+    (call,) = calls_in("<tool_call>" + levels, HERMES)
+    assert "is not valid JSON: maximum recursion depth" in call.problem
+
+
 OWN = '''
+import asyncio
 import sys
 import threading
 
@@ -147,6 +167,53 @@ def stuck() -> None:
 def leave() -> None:
     """Exit."""
     sys.exit(3)
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def give(what: str) -> object:
+    """Return something odd."""
+    loop = []
+    loop.append(loop)
+    given = {"digits": 10**5000, "keys": {(1, 2): 3}, "loop": loop, "mute": Mute(), "half": "\\ud800"}
+    return given[what]
+
+
+def raise_mute() -> None:
+    """Raise an exception without a text."""
+    raise Mute
+
+
+async def cancel() -> None:
+    """Be cancelled."""
+    raise asyncio.CancelledError
+
+
+async def cancel_itself() -> None:
+    """Cancel the task that runs it."""
+    asyncio.current_task().cancel()
+    await asyncio.sleep(60)
+
+
+async def exit_later() -> None:
+    """Exit."""
+    sys.exit(3)
+
+
+at_once = most_at_once = 0
+
+
+async def count() -> int:
+    """Return how many calls have run at once."""
+    global at_once, most_at_once
+    at_once += 1
+    most_at_once = max(most_at_once, at_once)
+    await asyncio.sleep(0.001)
+    at_once -= 1
+    return most_at_once
 
 
 def bare(a, b: int) -> int:
@@ -213,13 +280,52 @@ def test_the_calls_of_a_turn_run_at_the_same_time(own: str) -> None:
         ("add(1, 2, 3)", "error: add: takes a, b, each once"),
         ("add(1, a=2)", "error: add: takes a, b, each once"),
         ('add(1, "2")', "error: add: b: Input should be a valid integer"),
-        ("stuck()", "error: stuck took longer than 0.05 s"),
+        ("stuck()", "error: stuck took longer than 0.3 s"),
         ("leave()", "error: leave: SystemExit: 3"),
     ],
 )
 def test_what_is_wrong_with_a_call_is_what_the_policy_reads(own: str, turn: str, said: str) -> None:
-    assert answers(own, "add stuck leave", turn, call_limit_s=0.05) == ([said], 1, 1)
-    assert answers(own, "add stuck leave", turn, call_limit_s=0.05, wrong_call="!")[0] == ["!"]
+    assert answers(own, "add stuck leave", turn, call_limit_s=0.3) == ([said], 1, 1)
+    assert answers(own, "add stuck leave", turn, call_limit_s=0.3, wrong_call="!")[0] == ["!"]
+
+
+DEEP = "(" * 90 + "1" + ",)" * 90  # a tuple of a tuple
+
+
+@pytest.mark.parametrize(
+    ("turn", "said"),
+    [
+        *(
+            (f"add({value}, 2)", "error: add: an argument is not a plain value")
+            for value in ("b'x'", "{1, 2}", "1j", "...", "{(1, 2): 3}", "0x" + "f" * 5000)
+        ),
+        (f"add({DEEP}, 2)", "error: add: a: Input should be a valid integer"),
+        ("give('\\ud800')", "error: give: Invalid JSON: "),
+        ("give('digits')", "error: give: what it returned cannot be written as JSON (ValueError)"),
+        ("give('keys')", "error: give: what it returned cannot be written as JSON (TypeError)"),
+        ("give('loop')", "error: give: what it returned cannot be written as JSON (ValueError)"),
+        ("give('mute')", "error: give: what it returned cannot be written as JSON (RuntimeError)"),
+        ("raise_mute()", "error: raise_mute: Mute"),
+        ("cancel()", "error: cancel: CancelledError"),
+        ("cancel_itself()", "error: cancel_itself: CancelledError"),
+        ("exit_later()", "error: exit_later: SystemExit: 3"),
+    ],
+)
+def test_nothing_that_a_call_takes_or_returns_ends_the_episode(own: str, turn: str, said: str) -> None:
+    ((read,), calls, errors) = answers(own, "add give raise_mute cancel cancel_itself exit_later", turn)
+    assert read.startswith(said)
+    assert (calls, errors) == (1, 1)
+
+
+def test_half_a_character_is_replaced(own: str) -> None:
+    assert answers(own, "give", "give('half')") == (["?"], 1, 0)
+
+
+def test_the_calls_of_a_turn_are_bounded(own: str) -> None:
+    read, calls, errors = answers(own, "count", "count();" * 40)
+    assert read[-1] == "error: only the first 32 of the turn's 40 calls were made"
+    assert max(map(int, read[:-1])) == 8
+    assert (calls, errors) == (33, 1)
 
 
 @pytest.mark.parametrize(
@@ -244,6 +350,17 @@ def test_a_function_that_cannot_be_a_tool_is_an_error_before_the_run(
     with pytest.raises(ConfigError) as caught:
         parse({**GUESS, "environment": {"environment": "tools", "options": given}}, "c.toml")
     assert said.replace("OWN", own) in str(caught.value)
+
+
+def test_with_threads_the_calls_of_different_episodes_run_at_the_same_time(own: str) -> None:
+    options = {"tools": [f"{own}.meet"], "calls": "python"}
+    with opened("tools", options) as open_one:
+        table = Environment("tools", options, max_turns=1, threads=True)
+        episodes = Episodes(table, open_one, write("meet()"))
+        (group,) = episodes.play([Prompt(0, "?", "")], type(HOW)(2, 100, 1.0))
+        episodes.close()
+    counts = [(one.episode.tool_calls, one.episode.tool_errors) for one in group.rollouts if one.episode]
+    assert counts == [(1, 0)] * 2
 
 
 @pytest.mark.parametrize("processes", [0, 1])

@@ -22,6 +22,8 @@ from retrain.registry import Megabytes, Positive
 from retrain.rollouts import CallForm, Prompt
 
 PYTHON = "python"  # the name of the tool that runs programs
+MOST_CALLS = 32  # of a turn: a policy that repeats itself must not keep the run
+AT_ONCE = 8  # calls of a turn
 NOTHING = "(nothing)"  # what a policy reads of an empty result
 
 
@@ -109,10 +111,10 @@ class ToolBox:
     async def answer(self, call: Call) -> tuple[str, bool]:
         """Return what a call returns, and whether it is an error."""
         try:
-            result = await self._result(call)
+            read, is_error = _written(call.name, await self._result(call)) or NOTHING, False
         except ToolError as error:
-            return self._wrong or f"error: {error}", True
-        return (result if isinstance(result, str) else json.dumps(result, default=str)) or NOTHING, False
+            read, is_error = self._wrong or f"error: {error}", True
+        return read.encode(errors="replace").decode(), is_error  # half a character cannot be tokenized
 
     async def _result(self, call: Call) -> Any:
         if call.problem:
@@ -125,15 +127,18 @@ class ToolBox:
             raise ToolError(f"{call.name}: takes {', '.join(names) or 'nothing'}, each once")
         arguments = tool.bound({**dict(zip(names, call.positional, strict=False)), **call.arguments})
         try:
-            async with asyncio.timeout(self._limit_s) as limit:
-                if tool.is_async:
-                    return await tool.function(**arguments)
-                outcome = await in_thread(lambda: _outcome(tool, arguments))
+            async with asyncio.timeout(self._limit_s):
+                outcome = await (
+                    asyncio.ensure_future(_awaited(tool, arguments))
+                    if tool.is_async
+                    else in_thread(lambda: _outcome(tool, arguments))
+                )
         except TimeoutError as error:
-            if not limit.expired():
-                raise _told(tool, error) from error
             raise ToolError(f"{tool.name} took longer than {self._limit_s:g} s") from error
-        except Exception as error:
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # the episode's end
+                raise
             raise _told(tool, error) from error
         if isinstance(outcome, ToolError):
             raise outcome
@@ -162,11 +167,35 @@ def _outcome(tool: Tool, arguments: Mapping[str, Any]) -> Any:
         return _told(tool, error)
 
 
+async def _awaited(tool: Tool, arguments: Mapping[str, Any]) -> Any:
+    """Return what an async function returns, or why it failed."""
+    try:
+        return await tool.function(**arguments)
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the policy reads it
+        return _told(tool, error)
+
+
 def _told(tool: Tool, error: BaseException) -> ToolError:
     if isinstance(error, ToolError):
         return error
-    said = f": {error}" if str(error) else ""
-    return ToolError(f"{tool.name}: {type(error).__name__}{said}")
+    try:
+        said = str(error)
+    except Exception:  # noqa: BLE001 - its class says enough
+        said = ""
+    return ToolError(": ".join(filter(None, (tool.name, type(error).__name__, said))))
+
+
+def _written(name: str, result: Any) -> str:
+    """Return a result as a text; ToolError if JSON cannot hold it."""
+    if isinstance(result, str):
+        return result
+    try:
+        return json.dumps(result, default=str)
+    except Exception as error:  # a __str__ of the user's may raise anything
+        what = type(error).__name__
+        raise ToolError(f"{name}: what it returned cannot be written as JSON ({what})") from error
 
 
 class ToolUse:
@@ -184,6 +213,9 @@ class ToolUse:
         calls = calls_in(completion, self._box.form)
         if not calls:
             return "", None, True
+        if len(calls) > MOST_CALLS:
+            why = f"only the first {MOST_CALLS} of the turn's {len(calls)} calls were made"
+            calls = [*calls[:MOST_CALLS], Call("", {}, problem=why)]
         return self._answered(calls) if self._box.waits else asyncio.run(self._answered(calls))
 
     def close(self) -> None:
@@ -191,7 +223,13 @@ class ToolUse:
             self._box.close()
 
     async def _answered(self, calls: Sequence[Call]) -> tuple[list[dict[str, str]], None, bool]:
-        answers = await asyncio.gather(*map(self._box.answer, calls))
+        free = asyncio.Semaphore(AT_ONCE)
+
+        async def answer(call: Call) -> tuple[str, bool]:
+            async with free:
+                return await self._box.answer(call)
+
+        answers = await asyncio.gather(*map(answer, calls))
         self.tool_calls += len(answers)
         self.tool_errors += sum(is_error for _, is_error in answers)
         return [{"role": "tool", "content": content} for content, _ in answers], None, False

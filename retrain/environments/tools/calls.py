@@ -27,24 +27,31 @@ def calls_in(text: str, form: CallForm | None) -> list[Call]:
     """Return the calls of a turn; none if it is an answer. Without a form, calls are lines of Python."""
     if form is None:
         return list(_python_calls(text))
-    if form.opening:
-        return [call for part in text.split(form.opening)[1:] for call in _json_calls(part, form)]
-    return list(_json_calls(text, form)) if text.lstrip()[:1] in ("{", "[") else []
+    if not form.opening:
+        return _json_calls(text, form)[0] if text.lstrip()[:1] in ("{", "[") else []
+    found: list[Call] = []
+    rest = text.partition(form.opening)[2]
+    while rest:
+        calls, rest = _json_calls(rest, form)
+        found += calls
+        rest = rest.partition(form.opening)[2]
+    return found
 
 
-def _json_calls(text: str, form: CallForm) -> Iterator[Call]:
+def _json_calls(text: str, form: CallForm) -> tuple[list[Call], str]:
+    """Return the calls that a text begins with, and the text after them."""
+    found: list[Call] = []
     text = text.lstrip()
     while text:
         try:
             value, end = json.JSONDecoder().raw_decode(text)
-        except ValueError as error:
-            yield Call("", {}, problem=f"the call is not valid JSON: {error}")
-            return
-        for one in value if isinstance(value, list) else [value]:
-            yield _call_of(one, form)
+        except (ValueError, RecursionError) as error:
+            return [*found, Call("", {}, problem=f"the call is not valid JSON: {error}")], text
+        found += [_call_of(one, form) for one in (value if isinstance(value, list) else [value])]
         text = text[end:].lstrip(BETWEEN)
         if text[:1] not in ("{", "["):
-            return
+            break
+    return found, text
 
 
 def _call_of(value: Any, form: CallForm) -> Call:
@@ -57,7 +64,7 @@ def _call_of(value: Any, form: CallForm) -> Call:
     if isinstance(arguments, str):  # some templates write them as a text
         try:
             arguments = json.loads(arguments)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return Call(name, {}, problem=f"{form.arguments!r} is not valid JSON: {error}")
     if not isinstance(arguments, dict):
         return Call(name, {}, problem=f"{form.arguments!r} is not an object")
@@ -81,7 +88,10 @@ def _python_call(call: ast.Call) -> Call:
     name = call.func.id
     try:
         positional = tuple(map(ast.literal_eval, call.args))
-        keywords = {str(one.arg): ast.literal_eval(one.value) for one in call.keywords if one.arg}
+        keywords = {one.arg: ast.literal_eval(one.value) for one in call.keywords}
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return Call(name, {}, problem=f"{name}: an argument is not a plain value")
-    return Call(name, keywords, positional)
+    named = {key: value for key, value in keywords.items() if key is not None}
+    if len(named) < len(call.keywords):  # **{...}, or a name twice
+        return Call(name, {}, problem=f"{name}: write each argument once, by its place or as name=value")
+    return Call(name, named, positional)

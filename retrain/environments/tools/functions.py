@@ -45,7 +45,9 @@ class Tool:
         except pydantic.ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, first["loc"]))
-            raise ToolError(f"{self.name}: {where}: {first['msg']}") from error
+            raise ToolError(": ".join(filter(None, (self.name, where, first["msg"])))) from error
+        except (TypeError, ValueError, RecursionError) as error:  # no JSON: bytes, a set, too many digits
+            raise ToolError(f"{self.name}: an argument is not a plain value") from error
         return {name: getattr(checked, name) for name in type(checked).model_fields}
 
 
