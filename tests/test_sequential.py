@@ -180,6 +180,15 @@ def test_of_three_to_five_seeds_the_normal_test_decides():
     assert false <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / len(noise))
 
 
+@pytest.mark.parametrize("seeds", [3, 4, 5])
+def test_so_few_differences_of_one_size_show_nothing(seeds):
+    """Of equal conditions, one in four has three differences of one sign."""
+    look = SequentialComparison(max_seeds=5).look([0.75] * seeds, [0.5] * seeds)
+    assert look.verdict not in ("better", "worse")
+    assert look.p_value > 0.05
+    assert look.interval == (-math.inf, math.inf)
+
+
 def test_many_seeds_are_compared_by_a_sample_of_signs():
     rng, comparison = np.random.default_rng(6), SequentialComparison(max_seeds=20)
     false = sum(verdicts(comparison, rng.normal(size=20))[-1] in ("better", "worse") for _ in range(40))

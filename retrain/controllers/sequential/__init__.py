@@ -75,7 +75,8 @@ class Look:
         if not self.comparison.test.can_reject(len(d), self.comparison.error_of_each):
             return -math.inf, math.inf
         if not np.ptp(d):
-            return self.difference, self.difference
+            is_exact = isinstance(self.comparison.test, SignFlips) or not d.any()
+            return (self.difference, self.difference) if is_exact else (-math.inf, math.inf)
         low, high = self._lower_bound(d), -self._lower_bound(-d)
         return min(low * self.resolution, self.difference), max(high * self.resolution, self.difference)
 
@@ -105,7 +106,7 @@ class SequentialComparison:
     Args:
         max_seeds: most seeds a condition gets, at least 3. With so few that even equal signs throughout
             are no rare pattern (below 6 for an error of 0.05, below 8 if 4 comparisons share it), the
-            differences are taken as normal.
+            differences are taken as normal; differences of one size then show nothing.
         error: probability of a false "better" or "worse" over all looks and comparisons: a bound up to
             14 seeds, within the sampling error of the patterns above.
         smallest_difference: a smaller difference does not matter, in units of the metric; None: any matters.

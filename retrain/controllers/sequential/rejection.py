@@ -18,6 +18,7 @@ INTERIM = 0.09  # nominal two-sided error of an early look, as a share of the wh
 ALL_INTERIM = 0.5  # most of the error that all early looks of the t test take together
 ENUMERATED = 14  # seeds whose patterns of signs are all counted; further signs are drawn
 EARLIER = 1e-7  # weight of the earlier sums, which orders sums that are equal
+ALIKE = 1e-3  # range of differences relative to their mean, up to which they are of one size: not normal
 NORMAL = NormalDist()
 
 
@@ -81,7 +82,8 @@ class Normal:
         for k in range(FEWEST, len(d) + 1):
             nominal = error * early if k < last else error - before
             total, squares = abs(float(d[:k].sum())), float((d[:k] ** 2).sum())
-            if squares > 0 and total >= _boundary(k, squares, nominal):
+            is_spread = float(np.ptp(d[:k])) > ALIKE * total / k
+            if is_spread and total >= _boundary(k, squares, nominal):
                 return Outcome(k, before + 2 * NORMAL.cdf(-score(d[:k])), _sign(d[:k]))
             before += nominal
         return Outcome(0, 2 * NORMAL.cdf(-score(d)))
