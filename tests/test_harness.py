@@ -28,6 +28,7 @@ from retrain.records.samples import read_samples
 from retrain.rollouts import CallForm, FirstTurn, Given, Group, Prompt, Rollout
 from retrain.trainer.batch import Algorithm, ScoredBatch
 from retrain.trainer.episodes import Episodes, TurnSampler, summary_of
+from retrain.trainer.journal import choose
 from retrain.trainer.programs import Programs
 from tests.asking import complete, post, spoken, user
 from tests.test_trainer import SMALL, make_run
@@ -200,6 +201,18 @@ def test_a_key_is_good_for_its_episode_only() -> None:
     assert len(set(keys)) == 2
     with pytest.raises(OSError, match="refused"):
         post(*keys[0], {"messages": [user("?")]})
+
+
+def test_samples_show_the_rewards_of_the_turns_that_they_show() -> None:
+    def run(prompt: Prompt, base_url: str, api_key: str) -> float:
+        for said in "abc":
+            complete(base_url, api_key, [user(said)])
+        return 0.5
+
+    (rollout,) = play(run)
+    batch = ScoredBatch([Group(rollout.prompt, (rollout, rollout))], np.array([[0.5, 0.5]]))
+    (shown, *_) = choose(batch, np.zeros((1, 2)), 1)
+    assert [turn["reward"] for turn in shown.turns] == [0.5]
 
 
 @pytest.mark.parametrize(

@@ -237,6 +237,7 @@ def _turns(rollout: Rollout) -> Iterator[Mapping[str, Any]]:
     """Iterate over what the policy and the environment said in turn; nothing in a single turn."""
     if rollout.episode is None:
         return
-    rewards, heard = rollout.episode.rewards, [given.text for given in rollout.given]
-    for said, reward, answer in zip_longest(rollout.turns, rewards, heard):
+    turns, heard = rollout.turns, [given.text for given in rollout.given]
+    rewards = rollout.episode.rewards[-len(turns) :]  # an episode's earlier ones are of other conversations
+    for said, reward, answer in zip_longest(turns, rewards, heard):
         yield {"policy": shortened(said or ""), "reward": reward, "environment": shortened(answer or "")}
