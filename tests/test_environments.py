@@ -125,6 +125,89 @@ def test_what_an_episode_is_worth(table: dict[str, object], how: Sampling, rewar
     assert rollout.truncated == (len(rollout.episode.rewards) < 3)
 
 
+def test_an_episode_whose_last_turn_max_tokens_cut_is_truncated() -> None:
+    class Ends(Count):
+        def step(self, completion: str) -> tuple[str, float, bool]:
+            return "", 1.0, True
+
+    def cut(asked: Sequence[Any], how: Sampling) -> list[Rollout | None]:
+        return [Rollout(one, "x", (1, 1), np.zeros(2), ("x", "x"), truncated=True) for one in asked]
+
+    episodes = Episodes(Environment(truncated_reward=-1.0), Ends, cut)
+    (group,) = episodes.play([Prompt(0, "p", "")], Sampling(1, 2, 1.0))
+    episodes.close()
+    (rollout,) = group.rollouts
+    assert rollout.episode
+    assert (rollout.truncated, rollout.episode.reward) == (True, -1.0)
+
+
+class UnreadableError(Exception):
+    """Whatever is asked of it raises."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("neither")
+
+    def __float__(self) -> float:
+        raise RuntimeError("no number")
+
+
+def leave_task() -> object:
+    task = asyncio.current_task()
+    assert task
+    task.cancel()
+    return "", 1.0, True
+
+
+def raise_from(error: BaseException) -> object:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        (lambda: UnreadableError(), "step returned a UnreadableError; needs"),
+        (lambda: ("", 1.0, UnreadableError()), "RuntimeError: neither"),
+        (lambda: ("", 1.0, np.array([True, False])), "ValueError: The truth value"),
+        (lambda: ("", UnreadableError(), True), "step returned the reward a UnreadableError; needs a number"),
+        (lambda: ("", 10**400, True), "step returned the reward 1"),
+        (lambda: ("", 1e308, True), "step returned the reward 1e+308; needs at most 1e+15"),
+        (lambda: raise_from(UnreadableError()), "UnreadableError: its text cannot be made"),
+        (lambda: raise_from(GeneratorExit()), "GeneratorExit"),
+        (lambda: raise_from(asyncio.CancelledError()), "CancelledError"),
+    ],
+)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_whatever_a_step_returns_or_raises_costs_only_its_episode(
+    is_async: bool, act: Callable[[], object], said: str
+) -> None:
+    class Acts(Count):
+        def step(self, completion: str) -> Any:
+            return act()
+
+    class Awaits(Count):
+        async def step(self, completion: str) -> Any:
+            return act()
+
+    (rollout,) = play(Awaits if is_async else Acts, how=replace(HOW, group_size=1))
+    assert rollout.episode
+    assert said in rollout.episode.error
+
+
+def test_a_step_that_cancels_its_task_costs_only_its_episode() -> None:
+    class Cancels(Count):
+        async def step(self, completion: str) -> Any:
+            return leave_task()
+
+    (rollout,) = play(Cancels, how=replace(HOW, group_size=1))
+    assert rollout.episode
+    assert "CancelledError" in rollout.episode.error
+
+
 def test_episodes_wait_for_their_environments_at_once() -> None:
     arrived = 0
     everyone = asyncio.Event()

@@ -295,9 +295,26 @@ async def silent(prompt: Prompt, base_url: str, api_key: str) -> float:
     return 0.0
 
 
+def exiting(prompt: Prompt, base_url: str, api_key: str) -> float:
+    raise SystemExit(1)
+
+
+async def exiting_later(prompt: Prompt, base_url: str, api_key: str) -> float:
+    raise SystemExit(1)
+
+
+async def cancelled(prompt: Prompt, base_url: str, api_key: str) -> float:
+    import asyncio
+
+    raise asyncio.CancelledError
+
+
 @pytest.mark.parametrize(
     ("run", "said"),
     [
+        (exiting, "SystemExit: 1"),
+        (exiting_later, "SystemExit: 1"),
+        (cancelled, "CancelledError"),
         (failing, "OSError: the board is gone"),
         (silent, "run neither asked for a turn nor ended for 0.05 s"),
         (lambda *_: float("nan"), "run returned the reward nan; needs a finite number"),

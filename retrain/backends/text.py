@@ -163,13 +163,13 @@ class Text:
         if self.chat:
             ids = self.tokens_of(self.of(prompt).shown(messages_of(prompt), f"prompt {prompt.id}"))
         elif prompt.messages:
-            raise ConfigError(
+            raise PromptError(
                 f"prompt {prompt.id} is a conversation; set [backend.options].chat_template = true"
             )
         else:
             ids = self._checked(self._without_added_end(prompt.text))
         if not ids:
-            raise ConfigError(f"[data]: prompt {prompt.id} is {prompt.text!r}, which has no token")
+            raise PromptError(f"[data]: prompt {prompt.id} is {prompt.text!r}, which has no token")
         return ids
 
     def written(self, demonstration: Demonstration) -> Rollout:
@@ -213,7 +213,7 @@ class Text:
 
     def tokens_of(self, text: str) -> Ids:
         """Return a text's token ids; special tokens are those that it spells out."""
-        return self._checked(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return self._checked(self._ids_of(text, add_special_tokens=False))
 
     def shown(self, said: Messages, where: str = "a conversation") -> str:
         """Return a conversation in the chat template, ready for the assistant's turn; errors name `where`."""
@@ -246,15 +246,26 @@ class Text:
             ) from error
 
     def _without_added_end(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer(text)["input_ids"]
+        ids = self._ids_of(text)
         if len(ids) < 2 or ids[-1] not in self.end_ids:
             return ids
-        plain = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        plain = self._ids_of(text, add_special_tokens=False)
         return ids if plain and plain[-1] in self.end_ids else ids[:-1]
+
+    def _ids_of(self, text: str, **how: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise PromptError(
+                f"the text {text[error.start : error.start + 20]!a} begins with half a character (a lone "
+                "surrogate), which no tokenizer reads; decode texts with errors='replace'"
+            ) from error
+        ids: list[int] = self._tokenizer(text, **how)["input_ids"]
+        return ids
 
     def _checked(self, ids: Sequence[int]) -> Ids:
         if self._known is not None and max(ids, default=0) >= self._known:
-            raise ConfigError(
+            raise PromptError(
                 f"{self._named} gives token {max(ids)}, and the model knows {self._known}: "
                 "they do not belong together"
             )

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from retrain.demonstrations import as_prompt, conversation
 from retrain.environments.in_turn import LeftBehindError
@@ -20,6 +20,7 @@ from retrain.event_loop import in_thread, result_of
 from retrain.registry.code import located
 from retrain.rollouts import Messages, Prompt
 
+LARGEST_REWARD = 1e15  # beyond it float64 loses differences of 0.1, and sums of squares may overflow
 RESULT = "(observation, reward, done)"
 FIELDS = RESULT.count(",") + 1
 # (function, what takes its result if nobody waits for it) -> its result; the function raises nothing
@@ -76,22 +77,22 @@ class Conversation:
         self._episode = await self._call("opening it", self._open, unwanted=_discard)
         start, step = (getattr(self._episode, name, None) for name in ("start", "step"))
         if start is None or step is None:
-            raise EpisodeError(f"opening it returned {self._episode!r:.60}; needs start and step")
+            raise EpisodeError(f"opening it returned {shown(self._episode)}; needs start and step")
         self._step_is_async = inspect.iscoroutinefunction(step)  # asked once: it takes 10 us
         is_async = inspect.iscoroutinefunction(start)
         given = await self._call("start", partial(start, prompt), is_async=is_async)
-        text, answer, messages = as_prompt(_messages("start", given), prompt.answer)
-        return replace(prompt, text=text, answer=answer, messages=messages)
+
+        def read() -> Prompt:
+            text, answer, messages = as_prompt(_messages("start", given), prompt.answer)
+            return replace(prompt, text=text, answer=answer, messages=messages)
+
+        return cast(Prompt, _sound(outcome(read)))
 
     async def step(self, completion: str) -> Answered:
         """Return the environment's answer; raise EpisodeError if it failed."""
         step = partial(self._episode.step, completion)
         given = await self._call("step", step, is_async=self._step_is_async)
-        if not isinstance(given, tuple) or len(given) != FIELDS:
-            raise EpisodeError(f"step returned {given!r:.60}; needs {RESULT}")
-        observation, reward, done = given
-        messages = () if done else _messages("step", observation)
-        return Answered(messages, None if reward is None else finite("step", reward), bool(done))
+        return cast(Answered, _sound(outcome(partial(_answered, given))))
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -120,9 +121,9 @@ class Conversation:
         try:
             if is_async:
                 with copies_ended():
-                    return await self._limited(function())
-            result = await self._call_plain(partial(_outcome, function), unwanted)
-            return await self._limited(result) if inspect.isawaitable(result) else _sound(result)
+                    return _sound(await self._limited(self._begun(function)))
+            result = await self._call_plain(partial(outcome, function), unwanted)
+            return _sound(await self._limited(result) if inspect.isawaitable(result) else result)
         except EpisodeError:
             raise
         except LeftBehindError as error:
@@ -134,12 +135,14 @@ class Conversation:
         finally:
             self.time_s += time.perf_counter() - began_s
 
+    async def _begun(self, function: Callable[[], Any]) -> Any:
+        self._observe()  # here, too: many may begin in one iteration of the loop
+        return await function()
+
     async def _limited(self, result: Awaitable[Any]) -> Any:
         try:
             async with asyncio.timeout(self._limit_s) as limit:
-                while inspect.isawaitable(result):
-                    result = await result
-                return result
+                return await asyncio.ensure_future(awaited(result))  # a task that may cancel itself
         except TimeoutError as error:
             if not limit.expired():
                 raise
@@ -148,7 +151,8 @@ class Conversation:
 
 def counts_of(episode: object) -> tuple[int, int]:
     """Return an episode's `tool_calls` and `tool_errors`, if it has any."""
-    return int(getattr(episode, "tool_calls", 0)), int(getattr(episode, "tool_errors", 0))
+    calls, errors = (getattr(episode, name, 0) for name in ("tool_calls", "tool_errors"))
+    return (calls if isinstance(calls, int) else 0), (errors if isinstance(errors, int) else 0)
 
 
 @contextlib.contextmanager
@@ -173,12 +177,29 @@ async def in_own_thread(
         raise LeftBehindError from error
 
 
-def _outcome(function: Callable[[], Any]) -> Any:
+def outcome(function: Callable[[], Any]) -> Any:
     """Return what a function returns, or the error of an episode; an exit of it is an error, too."""
     try:
         with copies_ended():
             return function()
+    except EpisodeError as error:
+        return error
     except BaseException as error:  # noqa: BLE001 - the end of an episode, not of a run
+        return EpisodeError(located(error))
+
+
+async def awaited(result: Any) -> Any:
+    """Return what awaiting gives, or the error of an episode; a cancellation by others is raised."""
+    try:
+        with copies_ended():
+            while inspect.isawaitable(result):
+                result = await result
+            return result
+    except EpisodeError as error:
+        return error
+    except BaseException as error:
+        if _is_ours(error):
+            raise
         return EpisodeError(located(error))
 
 
@@ -191,8 +212,7 @@ def _sound(result: Any) -> Any:
 def _is_ours(error: BaseException) -> bool:
     """Whether an exception ends the task itself, and does not come from the environment."""
     task = asyncio.current_task()
-    is_cancelled = isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
-    return is_cancelled or isinstance(error, GeneratorExit)
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 def _discard(episode: object) -> None:
@@ -206,6 +226,24 @@ def _discard(episode: object) -> None:
         threading.Thread(target=close, name="late-episode", daemon=True).start()
 
 
+def _answered(given: Any) -> Answered:
+    """Return what a call of step returned, read; it may raise anything."""
+    if not isinstance(given, tuple) or len(given) != FIELDS:
+        raise EpisodeError(f"step returned {shown(given)}; needs {RESULT}")
+    observation, reward, done = given
+    is_over = bool(done)
+    messages = () if is_over else _messages("step", observation)
+    return Answered(messages, None if reward is None else finite("step", reward), is_over)
+
+
+def shown(value: object) -> str:
+    """Return how a message shows a value, whatever its class does."""
+    try:
+        return f"{value!r:.60}"
+    except Exception:  # noqa: BLE001 - a user's class may raise anything
+        return f"a {type(value).__name__}"
+
+
 def _messages(what: str, given: object) -> Messages:
     if isinstance(given, str) and given:
         return (("user", given),)
@@ -214,15 +252,17 @@ def _messages(what: str, given: object) -> Messages:
             return conversation(what, given)
         except ValueError as error:
             raise EpisodeError(str(error)) from error
-    raise EpisodeError(f"{what} returned {given!r:.60}; needs a text or a list of messages, not empty")
+    raise EpisodeError(f"{what} returned {shown(given)}; needs a text or a list of messages, not empty")
 
 
 def finite(what: str, reward: object) -> float:
     """Return a reward that the call `what` returned; raise EpisodeError if it is not a finite number."""
     try:
         number = float(reward)  # type: ignore[arg-type]
-    except (TypeError, ValueError) as error:
-        raise EpisodeError(f"{what} returned the reward {reward!r:.60}; needs a number or None") from error
+    except Exception as error:
+        raise EpisodeError(f"{what} returned the reward {shown(reward)}; needs a number or None") from error
     if not math.isfinite(number):
         raise EpisodeError(f"{what} returned the reward {number}; needs a finite number")
+    if abs(number) > LARGEST_REWARD:
+        raise EpisodeError(f"{what} returned the reward {number:g}; needs at most {LARGEST_REWARD:g}")
     return number

@@ -192,12 +192,19 @@ def fault_of(error: BaseException) -> str:
 
 def located(error: BaseException) -> str:
     """Return `file:line: Type: message` in one line, of the innermost line outside libraries and retrain."""
-    message = " ".join((error.msg if isinstance(error, SyntaxError) else str(error)).split())
+    message = " ".join((error.msg if isinstance(error, SyntaxError) else _text_of(error)).split())
     said = type(error).__name__ + (f": {message}" if message else "")
     if isinstance(error, SyntaxError) and error.filename:
         return f"{_shown(error.filename)}:{error.lineno}: {said}"
     file, line = (_own_lines(error) or _lines(error))[-1]
     return f"{_shown(file)}:{line}: {said}"
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as failure:  # noqa: BLE001 - a user's class may raise anything
+        return f"its text cannot be made, for __str__ raised {type(failure).__name__}"
 
 
 def is_in_own_code(error: BaseException) -> bool:

@@ -18,7 +18,13 @@ import numpy as np
 
 from retrain.backends import EpisodeProgress, Sampling, ignore_progress
 from retrain.config.schema import Environment
-from retrain.environments.episode import Conversation, EpisodeError, EpisodeTimeoutError, in_own_thread
+from retrain.environments.episode import (
+    Conversation,
+    EpisodeError,
+    EpisodeTimeoutError,
+    finite,
+    in_own_thread,
+)
 from retrain.environments.hosts import EpisodeLostError, Hosts, at_once
 from retrain.environments.in_turn import InTurn
 from retrain.errors import PromptError
@@ -182,10 +188,15 @@ class Episodes:
                 await talk.close()
             if not isinstance(error, EpisodeLostError) or retries == MOST_RETRIES:
                 break
+        is_whole = played.done and not _is_cut(played.rollout, how)
+        try:
+            reward = self._worth(played, is_whole, error)
+        except EpisodeError as failure:
+            error, reward = failure, self._table.error_reward
         calls, errors = talk.counts
         episode = Episode(
             rewards=tuple(played.rewards),
-            reward=self._worth(played, error),
+            reward=reward,
             error="" if error is None else f"prompt {prompt.id}: {error}",
             timed_out=isinstance(error, EpisodeTimeoutError),
             retries=retries,
@@ -194,7 +205,7 @@ class Episodes:
             tool_calls=calls,
             tool_errors=errors,
         )
-        return replace(played.rollout, truncated=not (played.done or error), episode=episode)
+        return replace(played.rollout, truncated=not (is_whole or error), episode=episode)
 
     def _conversation(self, desk: Desk) -> Conversation:
         limit_s, observe = self._table.time_limit_s, self._environment_called
@@ -218,17 +229,24 @@ class Episodes:
                 return
             asked = NextTurn(rollout, answered.messages, min(left, self._table.max_turn_tokens or left))
 
-    def _worth(self, played: _Played, error: EpisodeError | None) -> float | None:
+    def _worth(self, played: _Played, is_whole: bool, error: EpisodeError | None) -> float | None:
         """Return an episode's reward; None if it failed, or `[reward]` scores it."""
         table = self._table
         if error is not None:
             return table.error_reward
-        if not played.done and table.truncated_reward is not None:
+        if not is_whole and table.truncated_reward is not None:
             return table.truncated_reward
         last = played.rewards[-1] if played.rewards else 0.0
         if table.turn_reward == "final" or last is None:
             return last
-        return sum(table.discount**turn * (reward or 0.0) for turn, reward in enumerate(played.rewards))
+        return finite(
+            "all turns", sum(table.discount**turn * (one or 0.0) for turn, one in enumerate(played.rewards))
+        )
+
+
+def _is_cut(rollout: Rollout, how: Sampling) -> bool:
+    """Whether `max_tokens` cut the last turn off."""
+    return rollout.truncated and len(rollout.tokens) >= how.max_tokens
 
 
 @dataclass(slots=True)

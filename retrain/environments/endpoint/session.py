@@ -8,13 +8,13 @@ request begins a conversation, which is a sample of its own.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import itertools
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,9 +22,8 @@ import numpy as np
 from retrain.demonstrations import as_prompt
 from retrain.environments.endpoint.calling import Calling, FormOf
 from retrain.environments.endpoint.chat import ChatRequest, Refusal, Turn
-from retrain.environments.episode import EpisodeError, EpisodeTimeoutError
+from retrain.environments.episode import EpisodeError, EpisodeTimeoutError, awaited, outcome
 from retrain.event_loop import in_thread
-from retrain.registry.code import located
 from retrain.rollouts import FirstTurn, Messages, NextTurn, Prompt, Rollout
 
 Ask: TypeAlias = Callable[[FirstTurn | NextTurn], Awaitable[Rollout | None]]
@@ -211,33 +210,27 @@ async def run_program(
         opened.append(open_episode())
         return opened[0].run(*arguments)
 
-    task = asyncio.ensure_future(_to_its_end(in_thread(begin)))
+    task = asyncio.ensure_future(awaited(in_thread(partial(outcome, begin))))
     try:
         while not task.done():
             left_s = limit_s - session.idle_s()
             if left_s <= 0:
                 raise EpisodeTimeoutError(f"run neither asked for a turn nor ended for {limit_s:g} s")
             await asyncio.wait({task}, timeout=left_s)
-        return task.result()
-    except EpisodeError:
-        raise
-    except Exception as error:
-        raise EpisodeError(located(error)) from error
+        if task.cancelled():  # by itself
+            raise EpisodeError("run cancelled its own task")
+        found: object = task.result()
+        if isinstance(found, EpisodeError):
+            raise found
+        return found
     finally:
         task.cancel()
         await _closed(opened, limit_s)
-
-
-async def _to_its_end(result: Awaitable[Any]) -> object:
-    found: object = await result
-    while inspect.isawaitable(found):  # the thread has only made the coroutine
-        found = await found
-    return found
 
 
 async def _closed(opened: Sequence[Any], limit_s: float) -> None:
     """Close what was opened; an error of it is ignored, because the result is known."""
     for episode in opened:
         if close := getattr(episode, "close", None):
-            with suppress(Exception):
-                await asyncio.wait_for(_to_its_end(in_thread(close)), limit_s)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(awaited(in_thread(partial(outcome, close))), limit_s)
