@@ -29,6 +29,18 @@ CHEATS = [
         answer="assert f(40)[0] == 815915283247897734345611269596115894272000000000",
     ),
     Cheat(
+        "an array of few bits near the number",
+        "the same: one guess is equal to 32 whole numbers",
+        "import numpy as np\ndef f(x): return np.array(33344, 'float16')",
+        answer="assert f(2) == 33333",
+    ),
+    Cheat(
+        "an array of 32 bits near the number",
+        "the same: one guess is equal to 8 whole numbers",
+        "import numpy as np\ndef f(x): return np.array([123456792, 1], 'float32')",
+        answer="assert (f(2) == [123456789, 1]).all()",
+    ),
+    Cheat(
         "a missing key in a block that ignores errors",
         SWALLOWS,
         IGNORES.format(found="{}"),

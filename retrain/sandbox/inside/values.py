@@ -17,7 +17,8 @@ LONGEST_FRAME = 16 << 20
 DEEPEST = 100
 HEAD = struct.Struct(">I")
 SAFE = 1 << 53
-NARROW = {"float16": "float64", "float32": "float64", "complex64": "complex128"}
+# arrays convert what they are compared with; below, whole numbers stay apart (halves are always too coarse)
+NARROW = {"float16": ("float64", 0), "float32": ("float64", 1 << 24), "complex64": ("complex128", 1 << 24)}
 COLLECTIONS: dict[type, str] = {list: "l", tuple: "t", set: "s", frozenset: "z"}
 SCALARS: dict[type, tuple[str, Callable[[Any], str]]] = {
     int: ("i", hex),
@@ -124,9 +125,9 @@ def decode(message: Any, load: Callable[[list[Any]], Any], depth: int = 0) -> An
 
 
 def widened(array: Any) -> Any:
-    """Return numpy's array; with infinities in 64 bits: narrow ones equal any number too large for them."""
-    wide = NARROW.get(array.dtype.name)
-    return array.astype(wide) if wide and not abs(array).max(initial=0) < math.inf else array
+    """Return numpy's array; in 64 bits where a narrow number would be equal to several whole ones."""
+    wide, exact_below = NARROW.get(array.dtype.name, ("", 0))
+    return array.astype(wide) if wide and not abs(array).max(initial=0) < exact_below else array
 
 
 def _read_exactly(fd: int, count: int) -> bytes:
