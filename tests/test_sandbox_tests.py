@@ -35,6 +35,19 @@ assert f(float("nan")) != f(float("nan"))
         "assert day() == datetime.date(2020, 2, 29) and exact() == Decimal('0.1')\n"
         "assert queue() == collections.deque([1, 2])",
     ),
+    "paths, identifiers and arrays of records": (
+        "import pathlib, uuid\nimport numpy as np\ndef path(): return pathlib.Path('/a') / 'b'\n"
+        "def number(): return uuid.UUID(int=5)\n"
+        "def table(): return np.array([(1, 2.0)], dtype=[('a', 'i4'), ('b', 'f8')])",
+        "from pathlib import Path, PurePosixPath\nimport uuid\nassert path() == Path('/a/b')\n"
+        "assert number() == uuid.UUID(int=5)\nassert table()['a'][0] == 1 and len(table()) == 1",
+    ),
+    "tests that end themselves": ("def f(x): return 5", "import sys\nassert f(2) == 5\nsys.exit(0)"),
+    "tests that end by a runner": (
+        "def f(x): return 5",
+        "import sys, unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(2), 5)\n"
+        "sys.modules['tests'].T = T\nunittest.main(module='tests', argv=['x'])",
+    ),
     "a class with state, operators and its own equality": (
         """
 class Vector:

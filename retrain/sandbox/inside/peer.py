@@ -40,6 +40,8 @@ KNOWN: dict[str, Callable[[Any], tuple[Any, ...]]] = {  # types of the library t
     "datetime.timedelta": lambda x: (x.days, x.seconds, x.microseconds),
     "decimal.Decimal": lambda x: (str(x),),
     "fractions.Fraction": lambda x: (x.numerator, x.denominator),
+    **dict.fromkeys(("pathlib.PosixPath", "pathlib.PurePosixPath"), lambda x: (str(x),)),
+    "uuid.UUID": lambda x: (str(x),),
     "numpy.array": lambda x: (x.tolist(), str(x.dtype)),
 }
 LONGEST_CHAIN = 20
@@ -59,6 +61,7 @@ class Peer:
         self._stand_ins: dict[tuple[int, bool], StandIn] = {}  # by number, and whether it makes objects
         self._errors: dict[tuple[str, ...], type[BaseException]] = {}
         self.asked = 0
+        self.raised: BaseException | None = None  # last exception of the other side
         self.has_ended = False
         self._printed = io.StringIO()  # by the program, since the last answer
         self.garbage = ""
@@ -103,6 +106,7 @@ class Peer:
             raise BrokenError(self.garbage) from None
         if isinstance(error, StopIteration) and not self.may_stop and request[:2] != ("op", "next"):
             raise RuntimeError("a call of the program raised StopIteration") from error
+        self.raised = error
         raise error
 
     def name(self, name: str) -> Any:
@@ -195,10 +199,12 @@ class Peer:
         kind = type(value)
         if isinstance(value, types.ModuleType):
             return ["m", value.__name__]
-        known = "numpy.array" if kind.__name__ == "ndarray" else f"{kind.__module__}.{kind.__qualname__}"
-        if known in KNOWN:
+        module = kind.__module__.removesuffix("._local")  # of pathlib, in Python 3.13
+        known = "numpy.array" if kind.__name__ == "ndarray" else f"{module}.{kind.__qualname__}"
+        is_table = known == "numpy.array" and value.dtype.names  # its records stay with it
+        if known in KNOWN and not is_table:
             return ["k", known, self.encode(KNOWN[known](value))]
-        if kind.__module__ == "numpy" and hasattr(value, "item"):
+        if kind.__module__ == "numpy" and hasattr(value, "item") and not is_table:
             return self.encode(value.item())
         number = self._numbers.setdefault(id(value), len(self._exported))
         if number == len(self._exported):

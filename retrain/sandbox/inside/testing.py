@@ -69,7 +69,9 @@ def run(reads: int, writes: int, source: str, tests: str) -> dict[str, Any]:
         values.write_frame(writes, {"job": "calls", "source": source})
         exec(compile(tree, "tests.py", "exec"), names)
         passed = True
-    except BaseException:  # noqa: BLE001 - also SystemExit, and an end of the program
+    except SystemExit as error:
+        passed = error is not peer.raised and is_good_end(error, tree)
+    except BaseException:  # noqa: BLE001 - also an end of the program
         pass
     passed = passed and not (peer.garbage or peer.has_ended)
     return {
@@ -78,6 +80,13 @@ def run(reads: int, writes: int, source: str, tests: str) -> dict[str, Any]:
         "used": peer.asked > 0,
         "needs_sharing": peer.needs_sharing,
     }
+
+
+def is_good_end(error: SystemExit, tree: ast.Module) -> bool:
+    """Whether tests end themselves, without failure and in their last statement, as `unittest.main` does."""
+    where = error.__traceback__ and error.__traceback__.tb_next
+    is_last = where is not None and where.tb_lineno >= tree.body[-1].lineno
+    return is_last and not error.code and error.__context__ is None
 
 
 def every(kind: type[Node], tree: ast.AST) -> Iterator[Node]:
