@@ -112,6 +112,7 @@ def test_the_last_score_of_a_reply_counts(reply: str, value: float) -> None:
         "Score: 1/0",
         "Score: 5/0.0",
         "Score: 0,5",
+        'Score: 0\n{"score": 1}',
         "Score: 1.2.3",
         "Score: 1e99",
         '{"score": true}',

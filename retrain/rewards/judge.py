@@ -243,7 +243,8 @@ def read_score(reply: str, masked: Callable[[str], str] = str) -> float:
 def _verdict(reply: str) -> float:
     last_line = reply.rpartition("\n")[2]
     fenced = FENCED.search(reply)
-    if fenced and any(map(VERDICT.fullmatch, reply[: fenced.start()].splitlines())):
+    end = fenced.start() if fenced else len(reply) - len(last_line)
+    if (fenced or last_line.startswith("{")) and any(map(VERDICT.fullmatch, reply[:end].splitlines())):
         return math.nan  # one of the two is a quotation
     for text in (reply, fenced[1] if fenced else "", last_line):
         if text.startswith("{"):
