@@ -19,24 +19,31 @@ class ScoringThreads:
         """Start no thread yet; `count` 0 is one per core."""
         self.count = count or max(1, round(cpu_capacity()))
         self._threads = ThreadPoolExecutor(self.count, name)
-        self._before = 0  # completions of earlier calls of `map`
-        self._futures: Sequence[Future[Any]] = ()
+        # completions of earlier calls of `map`, and those of this one: together, or `scored` could fall
+        self._calls: tuple[int, Sequence[Future[Any]]] = (0, ())
 
     @property
     def scored(self) -> int:
         """How many completions are done, of all calls together; from any thread."""
-        return self._before + sum(future.done() for future in self._futures)
+        before, futures = self._calls
+        return before + _done(futures)
 
     def map(self, function: Callable[[Answer], T], answers: Sequence[Answer]) -> list[T]:
         """Return the results in the answers' order; after an exception, calls that wait are dropped."""
-        self._futures = futures = [self._threads.submit(function, answer) for answer in answers]
+        before, _ = self._calls
+        futures = [self._threads.submit(function, answer) for answer in answers]
+        self._calls = before, futures
         try:
             return [future.result() for future in futures]
         finally:
             for future in futures:
                 future.cancel()
-            self._futures, self._before = (), self._before + len(futures)
+            self._calls = before + _done(futures), ()
 
     def close(self, *, wait: bool = False) -> None:
         """Drop the calls that wait; `wait` until the others have ended."""
         self._threads.shutdown(wait=wait, cancel_futures=True)
+
+
+def _done(futures: Sequence[Future[Any]]) -> int:
+    return sum(future.done() and not future.cancelled() for future in futures)

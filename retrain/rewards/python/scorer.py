@@ -18,7 +18,7 @@ from retrain.sandbox.choice import choose
 from retrain.sandbox.inside import values
 
 VERDICT_BYTES = 1 << 16
-NO_VERDICT = {"passed": False, "garbage": "", "needs_sharing": False}
+NO_VERDICT = {"passed": False, "garbage": "", "used": False, "needs_sharing": False}
 
 
 class FaultError(Exception):
@@ -219,7 +219,9 @@ def _verdict(frame: bytes) -> dict[str, Any]:
         SandboxEndedError: it cannot be read, so the sandbox is in a state that it should not be in.
     """
     try:
-        told: dict[str, Any] = values.parse(frame[values.HEAD.size :])
+        told: Any = values.parse(frame[values.HEAD.size :])
+        if isinstance(told, dict) and told.keys() == NO_VERDICT.keys():
+            return told
+        raise values.FrameError("not a verdict")
     except values.FrameError as error:
         raise SandboxEndedError(f"the tests' verdict cannot be read: {frame[:80]!r}") from error
-    return told
