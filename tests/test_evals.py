@@ -191,9 +191,9 @@ def test_servers_and_sandboxes_of_evaluations_are_known() -> None:
     assert runs_programs(config)
 
 
-def falling_after(rates: list[list[float]], rewards: list[float]) -> str:
+def falling_after(scores: list[list[float]], rewards: list[float]) -> str:
     watched = Falling()
-    for step, (found, reward) in enumerate(zip(rates, rewards, strict=True), start=1):
+    for step, (found, reward) in enumerate(zip(scores, rewards, strict=True), start=1):
         for _ in range(WINDOW):
             watched.trained(reward)
         watched.evaluated("hard", step, dict(enumerate(found)))
@@ -205,7 +205,10 @@ def falling_after(rates: list[list[float]], rewards: list[float]) -> str:
 
 def test_an_evaluation_that_falls_while_the_reward_rises_is_named() -> None:
     right, wrong = [1.0] * 20, [1.0] * 8 + [0.0] * 12
-    assert falling_after([right, wrong], [0.2, 0.4]) == "hard fell from 1.00 at step 1 to 0.40 at step 2"
+    assert (
+        falling_after([right, wrong], [0.2, 0.4])
+        == "hard fell from a reward of 1.00 at step 1 to 0.40 at step 2"
+    )
     assert falling_after([right, wrong], [0.4, 0.2]) == ""  # both fall
     assert falling_after([right, wrong, right], [0.2, 0.4, 0.6]) == ""  # it recovered
     assert falling_after([right, [*right[:-1], 0.0]], [0.2, 0.4]) == ""  # one question is chance
@@ -215,7 +218,7 @@ def test_a_falling_evaluation_is_shown_by_status_and_report(tmp_path: Path) -> N
     raw = with_evals({"name": "hard", "reward": "tests.reward_functions.worse_and_worse", "every": 2})
     raw["reward"] = {"reward": "tests.reward_functions.better_and_better"}
     files = train(tmp_path / "r", raw)
-    says = "hard fell from 1.00 at step 2 to 0.00 at step 6"
+    says = "hard fell from a reward of 0.80 at step 2 to 0.20 at step 6"
     assert [row["eval_falling"] for row in read_metrics(files.directory)][::5] == ["", says]
     row = read_row(PlannedRun("r", "a", 0, 6), files)
     assert row.eval_falling == says

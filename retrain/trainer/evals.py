@@ -107,7 +107,8 @@ class Evals:
         known = np.flatnonzero(batch.scored.any(axis=1))
         rates = np.mean(batch.rewards[known] >= CORRECT, axis=1, where=batch.scored[known])
         asked = [batch.groups[number].prompt.id for number in known.tolist()]
-        self._falling.evaluated(table.name, step, dict(zip(asked, map(float, rates), strict=True)))
+        rewards = np.mean(batch.rewards[known], axis=1, where=batch.scored[known])
+        self._falling.evaluated(table.name, step, dict(zip(asked, map(float, rewards), strict=True)))
         return _summary(batch, known, rates, table.samples, time.perf_counter() - started)
 
 

@@ -18,15 +18,15 @@ CERTAIN = 3.0  # standard errors: the best of many evaluations is partly luck
 
 @dataclass(frozen=True)
 class Seen:
-    """An evaluation: the share of right completions of each question, and the reward before it."""
+    """An evaluation: each question's mean reward, and the training reward before it."""
 
     step: int
-    rates: Mapping[str, float]  # by question; a text, since checkpoints are JSON
+    scores: Mapping[str, float]  # by question; a text, since checkpoints are JSON
     reward: float  # mean of the last steps
 
     @property
-    def rate(self) -> float:
-        return float(np.mean(list(self.rates.values())))
+    def score(self) -> float:
+        return float(np.mean(list(self.scores.values())))
 
 
 class Falling:
@@ -41,17 +41,18 @@ class Falling:
         """Take the mean reward of a step."""
         self._rewards.append(reward)
 
-    def evaluated(self, name: str, step: int, rates: Mapping[int, float]) -> None:
+    def evaluated(self, name: str, step: int, scores: Mapping[int, float]) -> None:
         """Take an evaluation, of the policy after the last step."""
         reward = float(np.mean(self._rewards)) if self._rewards else 0.0
-        now = Seen(step, {str(question): rate for question, rate in rates.items()}, reward)
+        now = Seen(step, {str(question): score for question, score in scores.items()}, reward)
         best = self._best.setdefault(name, now)
         self._falling.pop(name, None)
-        if now.rate >= best.rate:
+        if now.score >= best.score:
             self._best[name] = now
         elif now.reward > best.reward and _is_worse(now, best):
             self._falling[name] = (
-                f"{name} fell from {best.rate:.2f} at step {best.step} to {now.rate:.2f} at step {step}"
+                f"{name} fell from a reward of {best.score:.2f} at step {best.step} "
+                f"to {now.score:.2f} at step {step}"
             )
 
     def watch(self) -> EvalWatch:
@@ -71,6 +72,6 @@ class Falling:
 
 def _is_worse(now: Seen, best: Seen) -> bool:
     """Whether the questions that both had cannot explain the difference by chance."""
-    gains = np.array([rate - best.rates[q] for q, rate in now.rates.items() if q in best.rates])
+    gains = np.array([score - best.scores[q] for q, score in now.scores.items() if q in best.scores])
     error = standard_error(gains)
     return error is not None and bool(np.mean(gains) < -CERTAIN * error)
