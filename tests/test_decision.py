@@ -163,6 +163,7 @@ def test_no_round_begins_after_the_budget(decision_file: Path) -> None:
         (["metric=eval_pass_at_8"], "[decision].metric: no row of plain will have"),
         (["reference=plane"], "[decision].reference: no condition is named \"plane\"; did you mean 'plain'"),
         (["max_seeds=2"], "decision.max_seeds: got 2; needs at least 3"),
+        (["max_seeds=101"], "decision.max_seeds: got 101; needs at most 100"),
         (["error=0"], "decision.error: got 0; needs more than 0"),
         (["budget=soon"], "[decision].budget: 'soon' is not a time span"),
     ],

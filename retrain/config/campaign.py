@@ -126,7 +126,7 @@ class Decide(Section, affects="schedule"):
     smallest_difference: float | None = key(
         None, "smaller differences do not matter, in the metric's unit; default: any matters", gt=0
     )
-    max_seeds: int = key(12, "most seeds of a condition", ge=3, le=10_000)
+    max_seeds: int = key(12, "most seeds of a condition", ge=3, le=100)
     budget: str = key(
         "", "no seeds are added after this much running time, as 8h or 1h30m; default: no limit"
     )
