@@ -20,6 +20,7 @@ from retrain.config.load import parse
 from retrain.config.schema import Environment
 from retrain.conformance import check_plugin
 from retrain.environments.endpoint.calling import Calling
+from retrain.environments.endpoint.chat import Called, Message, Refusal
 from retrain.environments.harness import Program
 from retrain.errors import ConfigError
 from retrain.event_loop import EventLoopThread
@@ -35,6 +36,7 @@ from tests.test_trainer import SMALL, make_run
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
+GUESSED = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
 HOW = Sampling(group_size=1, max_tokens=8, temperature=1.0)
 Run = Callable[[Prompt, str, str], Any]
 
@@ -157,7 +159,7 @@ def test_all_samples_of_an_episode_are_trained_on_with_its_advantage() -> None:
         ({"messages": [user("?")], "tools": [ADD]}, 400, "tools", "no chat template that shows functions"),
         ({"messages": [user("?")], "tool_choice": "required"}, 400, "tool_choice", "got 'required'"),
         (
-            {"messages": [user("?"), {"role": "assistant", "tool_calls": [{"id": "call_1"}]}]},
+            {"messages": [user("?"), {"role": "assistant", "tool_calls": [GUESSED]}]},
             400,
             "messages",
             "tool_calls: not as the policy was answered",
@@ -380,6 +382,20 @@ def test_a_call_that_cannot_be_read_is_a_text() -> None:
     assert calling.read(broken, "[]") == (broken, ())
     assert calling.read("5", "[]") == ("5", ())
     assert calling.count == 0
+
+
+def test_only_a_call_as_the_policy_wrote_it_continues_its_conversation() -> None:
+    calling = Calling(lambda _: CallForm("<tool_call>", "name", "arguments"))
+    _, (call,) = calling.read(CALL, "[]")
+
+    def repeated(arguments: str) -> Message:
+        function = {**call["function"], "arguments": arguments}
+        called = Called.model_validate({"id": call["id"], "function": function})
+        return Message(role="assistant", tool_calls=[called])
+
+    assert calling.as_written(repeated('{"b":3, "a":2}')) == ("assistant", CALL)
+    with pytest.raises(Refusal, match="not as the policy was answered"):
+        calling.as_written(repeated('{"a": 2, "b": 4}'))
 
 
 OWN = """

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from retrain.environments.endpoint.chat import Message, Refusal
+from retrain.environments.endpoint.chat import Called, Message, Refusal
 from retrain.environments.tools.calls import calls_in
 from retrain.errors import ConfigError
 from retrain.rollouts import CallForm
@@ -21,7 +21,7 @@ class Calling:
     def __init__(self, form_of: FormOf | None) -> None:
         """Without `form_of`, the policy can be shown no functions."""
         self._form_of = form_of
-        self._written: dict[tuple[str, ...], str] = {}  # content and names of calls -> the policy's turn
+        self._written: dict[tuple[str, ...], str] = {}  # content and calls -> the policy's turn
         self._names = itertools.count(1)
         self.count = 0
 
@@ -41,7 +41,7 @@ class Calling:
         role, content = message.plain()
         if not message.tool_calls:
             return role, content
-        written = self._written.get((content, *(call.id for call in message.tool_calls)))
+        written = self._written.get((content, *(call.key for call in message.tool_calls)))
         if written is None:
             why = "tool_calls: not as the policy was answered in this episode, so it cannot be shown them"
             raise Refusal(why, param="messages")
@@ -62,6 +62,6 @@ class Calling:
             }
             for call in found
         )
-        self._written[(content, *(str(call["id"]) for call in calls))] = text
+        self._written[(content, *(Called.model_validate(call).key for call in calls))] = text
         self.count += len(calls)
         return content, calls

@@ -48,10 +48,30 @@ class Part(BaseModel):
     text: str
 
 
-class CallId(BaseModel):
+class CalledFunction(BaseModel):
+    """What the policy called."""
+
+    name: str
+    arguments: str  # JSON
+
+    @property
+    def key(self) -> str:
+        """The same text for the same call, however a client writes its JSON."""
+        try:
+            return json.dumps([self.name, json.loads(self.arguments)], sort_keys=True)
+        except (ValueError, RecursionError):
+            return self.arguments
+
+
+class Called(BaseModel):
     """A call of a function, which the policy wrote."""
 
     id: str
+    function: CalledFunction
+
+    @property
+    def key(self) -> str:
+        return f"{self.id} {self.function.key}"
 
 
 class Message(BaseModel):
@@ -59,7 +79,7 @@ class Message(BaseModel):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part] | None = None
-    tool_calls: list[CallId] | None = None
+    tool_calls: list[Called] | None = None
 
     def plain(self) -> tuple[str, str]:
         """Return role and content as the chat template gets them."""
