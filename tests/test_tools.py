@@ -408,3 +408,13 @@ def test_a_program_that_does_not_end_is_stopped() -> None:
         box.tools["python"].function("while True: pass")
     assert box.tools["python"].function("print(1)") == "1\n"
     box.close()
+
+
+def test_a_program_that_crashes_is_an_error() -> None:
+    box = ToolBox({"tools": ["python"], "sandbox": "process"}, HERMES)
+    with pytest.raises(ToolError, match="the program was ended by signal 11"):
+        box.tools["python"].function("print(1, flush=True)\nimport ctypes; ctypes.string_at(0)")
+    with pytest.raises(ToolError, match="forbidden system call"):
+        box.tools["python"].function("import ctypes; ctypes.CDLL(None).syscall(101, 0)")
+    assert box.tools["python"].function("print(1)") == "1\n"
+    box.close()

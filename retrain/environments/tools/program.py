@@ -96,4 +96,8 @@ class Programs:
             raise ToolError(f"the program took longer than {self._limits.seconds:g} s")
         if ended.over:
             raise ToolError(f"the program ran out of {' and '.join(sorted(ended.over))}")
+        if ended.broke:
+            raise ToolError(f"the program {ended.broke}")
+        if ended.code < 0:
+            raise ToolError(f"the program was ended by signal {-ended.code}")
         return output.decode("utf-8", "replace")
