@@ -23,7 +23,7 @@ from retrain.config.load import parse
 from retrain.config.schema import Environment
 from retrain.conformance import check_plugin
 from retrain.environments.guess import Game
-from retrain.errors import ConfigError, PromptError
+from retrain.errors import ConfigError, InterruptedRunError, PromptError
 from retrain.event_loop import EventLoopThread
 from retrain.plan.matrix import plan_runs
 from retrain.plan.preflight import preflight
@@ -454,6 +454,20 @@ def test_an_environment_that_never_answers_is_ended() -> None:
     assert episode
     assert (episode.timed_out, episode.reward) == (True, -1.0)
     assert episode.error == "prompt 0: step took longer than 0.01 s"
+
+
+def test_a_stop_reaches_episodes_that_wait() -> None:
+    class Waits(Count):
+        async def step(self, completion: str) -> object:  # type: ignore[override]
+            await asyncio.Event().wait()
+            return "", 1.0, True
+
+    episodes = Episodes(Environment(time_limit_s=300.0), Waits, write("x"), is_leaving=lambda: True)
+    try:
+        with pytest.raises(InterruptedRunError):
+            episodes.play([Prompt(0, "p", "")], HOW)
+    finally:
+        episodes.close()
 
 
 def test_the_template_of_episodes_finishes_two_steps(here: Path, retrain: Callable[..., Any]) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from retrain.environments.episode import CallPlain, EpisodeError
-from retrain.errors import PromptError, RunFailedError
+from retrain.errors import InterruptedRunError, PromptError, RunFailedError
 from retrain.rollouts import FirstTurn, NextTurn, Prompt, Rollout
 
 Asked: TypeAlias = Prompt | FirstTurn | NextTurn
 Taken: TypeAlias = Rollout | PromptError | None
+LOOK_S = 1.0  # between looks at whether the run is to stop
 GRACE_S = 2.0  # for a busy machine
 
 
@@ -30,7 +32,11 @@ class Desk:
     """The requests of the episodes that are played together."""
 
     def __init__(
-        self, patience_s: float, calls: Callable[[], int], answers_within: Callable[[float], bool]
+        self,
+        patience_s: float,
+        calls: Callable[[], int],
+        answers_within: Callable[[float], bool],
+        is_leaving: Callable[[], bool],
     ) -> None:
         """Open.
 
@@ -38,8 +44,10 @@ class Desk:
             patience_s: time without a request after which the event loop is looked after.
             calls: returns how many calls of the environment have begun, in all plays.
             answers_within: whether the event loop still runs tasks, asked with a time.
+            is_leaving: whether the run is to stop: then nothing waits for environments.
         """
         self._patience_s, self._calls, self._answers_within = patience_s, calls, answers_within
+        self._is_leaving = is_leaving
         self._asked: list[Request] = []
         self._held = 0  # calls that requests wait for
         self._is_due = False  # whether the loop will pass requests on
@@ -82,9 +90,12 @@ class Desk:
 
     def _next(self) -> list[Request]:
         while True:
-            before = self._calls()
-            with suppress(queue.Empty):
-                return self._batches.get(timeout=self._patience_s)
+            before, ends_s = self._calls(), time.monotonic() + self._patience_s
+            while (left_s := ends_s - time.monotonic()) > 0:
+                with suppress(queue.Empty):
+                    return self._batches.get(timeout=min(left_s, LOOK_S))
+                if self._is_leaving():
+                    raise InterruptedRunError("a stop was requested while episodes waited")
             if self._calls() == before and not self._answers_within(GRACE_S):
                 raise RunFailedError(
                     f"a coroutine of the environment has not returned or waited for {self._patience_s:g} s, "

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from retrain.backends import EpisodeProgress, Sampling, ignore_progress
+from retrain.backends import EpisodeProgress, Sampling, ignore_progress, never
 from retrain.config.schema import Environment
 from retrain.environments.episode import (
     Conversation,
@@ -110,6 +110,7 @@ class Episodes:
         form: CallForm | None = None,
         calls_at_once: int = 1,
         observe: Callable[[EpisodeProgress], None] = ignore_progress,
+        is_leaving: Callable[[], bool] = never,
     ) -> None:
         """Prepare.
 
@@ -121,10 +122,12 @@ class Episodes:
             programs: of an environment that brings its own loop, which play its episodes.
             calls_at_once: of `sample`, by threads; more than one only if a server samples.
             observe: called with how far a play is, from any thread.
+            is_leaving: whether the run is to stop, which interrupts a play that waits.
         """
         self._programs = programs
         self._table, self._open, self._sample = table, open_episode, sample
         self._calls_at_once, self._observe = calls_at_once, observe
+        self._is_leaving = is_leaving
         self._loop = EventLoopThread()
         self._in_turn = InTurn(table.time_limit_s)
         self._hosts = Hosts(table, form) if table.processes else None
@@ -132,7 +135,8 @@ class Episodes:
 
     def play(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
         """Play `how.group_size` episodes of each prompt; callable from several threads."""
-        desk = Desk(self._table.time_limit_s + GRACE_S, lambda: self._calls, self._loop.answers_within)
+        patience_s, answers = self._table.time_limit_s + GRACE_S, self._loop.answers_within
+        desk = Desk(patience_s, lambda: self._calls, answers, self._is_leaving)
         single, episodes = replace(how, group_size=1), len(prompts) * how.group_size
         calls = TurnCalls(
             desk, lambda asked, call: self._sample(asked, _of_its_own(single, call)), episodes, self._observe

@@ -16,6 +16,7 @@ from retrain.backends import (
     EpisodeProgress,
     SamplingProgress,
     ignore_progress,
+    never,
 )
 from retrain.config.schema import Config, Eval
 from retrain.environments import brings_loop
@@ -69,7 +70,7 @@ def open_trainer(
         connected = registry.bound("backends", name, options)(spec)
         backend: Backend = registry.check_made("backends", name, calls.wait_for(connected))
         opened.callback(lambda: calls.wait_for(backend.close()))
-        sample = sampler_of(config, backend, calls, opened, journal.detail)
+        sample = sampler_of(config, backend, calls, opened, journal.detail, stop.is_set)
         if check := getattr(backend, "check_prompts", None):  # too long ones, before the first step
             check([*task.train, *task.held_out, *(prompt for one in evals for prompt in one.prompts)])
         algorithm = Algorithm.of(config, scorer.score)
@@ -118,6 +119,7 @@ def sampler_of(
     calls: EventLoopThread,
     opened: ExitStack,
     observe: Callable[[EpisodeProgress], None] = ignore_progress,
+    is_leaving: Callable[[], bool] = never,
 ) -> SampleGroups:
     """Return what samples each prompt's group: the backend, or episodes in the run's environment."""
     table = config.environment
@@ -151,6 +153,7 @@ def sampler_of(
         form=form,
         calls_at_once=config.backend.first_permits if takes_several else 1,
         observe=observe,
+        is_leaving=is_leaving,
     )
     opened.callback(episodes.close)
     return episodes.play
