@@ -19,6 +19,7 @@ from retrain.plan.matrix import Plan, plan_runs
 from retrain.records.decision import Decision
 from retrain.records.layout import CampaignFiles
 from retrain.records.manifest import read_manifest
+from retrain.records.run_state import RunState, begin_attempt, end_attempt
 from retrain.status import survey
 
 DECISION = """
@@ -264,6 +265,17 @@ def test_seeds_that_are_added_leave_everything_else_as_it_was(
     assert (directory / "runs" / "plain_s5" / "metrics.jsonl").stat().st_mtime_ns == rows
     assert {run.seed for run in survey(directory)[0].runs} == {*SEEDS[:7], 14, 15}
     assert "added by hand afterwards (2 to each condition)" in retrain("compare", directory).stdout
+
+
+def test_seeds_that_are_added_use_up_no_budget(decision_file: Path) -> None:
+    decision_file.write_text(DECISION.replace("max_seeds = 8", 'max_seeds = 8\nbudget = "8h"'))
+    directory = stopped_after(decision_file, 4).directory
+    campaign = reopen(directory, more_seeds=1)
+    attempts = campaign.files_of("plain_s14").attempts
+    attempts.parent.mkdir(parents=True, exist_ok=True)
+    end_attempt(attempts, begin_attempt(attempts), RunState.INTERRUPTED, ended_at="2999-01-01T00:00:00Z")
+    assert campaign.execute().exit_code == EXIT_DONE
+    assert decision_of(directory).ended == "decided"
 
 
 def test_a_campaign_without_a_decision_gets_more_seeds(campaign_file: Path) -> None:

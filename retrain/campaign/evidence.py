@@ -44,7 +44,8 @@ class Rounds:
         ended = {run.run_id: self._value(run, table.metric) for run in entries if run.state == RunState.DONE}
         ended |= {run_id: None for run_id in over if run_id not in ended}
         begun = {run.run_id for run in entries if run.attempts}
-        is_spent = bool(table.budget) and self._busy_s(begun) >= parse_duration(table.budget)
+        by_hand = {run.run_id for run in self._plan.runs if run.seed in self._plan.added_seeds}
+        is_spent = bool(table.budget) and self._busy_s(begun - by_hand) >= parse_duration(table.budget)
         found = decide(self._plan, table, ended, begun, is_spent=is_spent)
         self._roll_up.decided(found.decision, found.wanted | begun)
         self._tell(found.decision)
