@@ -225,10 +225,10 @@ def reward_sandbox(found: dict[str, Any]) -> Iterator[Line]:
     for name, one in found["batch"].items():
         what = f"128 programs of 50 ms, {name}, over plain processes"
         yield Line(what, one["wall_s"] / one["plain_s"], "x", at_most=1.2)
-    left = found["left"]
-    for what in ("processes", "files", "descriptors"):
-        yield Line(f"{what} left by {left['programs']} programs", left[what], at_most=0)
-    yield Line("memory grown by them", left["grown_mb"], "MB", at_most=10.0)
+    for name, left in found["left"].items():
+        for what in ("processes", "files", "descriptors"):
+            yield Line(f"{what} left by {left['programs']} programs, {name}", left[what], at_most=0)
+        yield Line(f"memory grown by them, {name}", left["grown_mb"], "MB", at_most=10.0)
 
 
 def usl_intervals(rows: list[dict[str, Any]]) -> Iterator[Line]:

@@ -4,7 +4,7 @@
 
 Programs that do nothing measure the cost of `bubblewrap` over `process`. 128 programs of 50 ms of CPU time
 are compared with as much CPU time in one plain process per core. Then N programs (1,000; 10,000 with --full)
-leave files, threads and daemons behind where they can, and what is left is counted.
+leave files, threads and daemons behind where they can, and what is left on this machine is counted.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ def main() -> None:
     found = {
         "overhead": overhead(),
         "batch": {name: batch(name) for name in ("process", "bubblewrap")},
-        "left": left("bubblewrap", 10_000 if options.full else options.programs),
+        "left": {
+            name: left(name, 10_000 if options.full else options.programs)
+            for name in ("process", "bubblewrap")
+        },
     }
     print(json.dumps(found, indent=2))
 
