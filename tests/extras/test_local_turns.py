@@ -178,3 +178,10 @@ def test_messages_that_the_model_cannot_read_cost_their_episode(tmp_path: Path) 
     assert "no room" in said[0] or "context" in said[0]
     assert "the tokenizer's template fails" in said[1]
     assert said[2] == ""
+
+
+@pytest.mark.parametrize("what", ["a\ud800b", ""])
+def test_a_text_without_tokens_costs_its_episode_and_not_the_run(what: str) -> None:
+    plain = Text(tokenizer(SMOLLM2), "m", chat=False, system="")
+    with pytest.raises(PromptError, match=r"which no tokenizer reads|which has no token"):
+        plain.encode(Prompt(0, what, ""))
