@@ -1,7 +1,8 @@
 """Sequential comparison of two conditions by paired seeds: stop as soon as the evidence suffices.
 
-If two conditions are equal, each difference between them is as likely to have either sign, whatever its
-distribution. So the sizes of the differences are taken as given and the test is made over their signs: of
+If two conditions have the same distribution, each difference between them is as likely to have either sign,
+whatever its distribution. So the sizes of the differences are taken as given and the test is made over their
+signs: of
 all patterns of signs, at most the share `error` may lead to a rejection at any look. That is the exact
 sign-flip test (Fisher, The Design of Experiments, 1935), made sequential by spending the error on patterns
 as looks pass, as AdaStop does (Mathieu et al., arXiv:2306.10882) for permutations. Up to 14 seeds all
