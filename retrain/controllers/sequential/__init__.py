@@ -2,11 +2,10 @@
 
 If two conditions have the same distribution, each difference between them is as likely to have either sign,
 whatever its distribution. So the sizes of the differences are taken as given and the test is made over their
-signs: of
-all patterns of signs, at most the share `error` may lead to a rejection at any look. That is the exact
-sign-flip test (Fisher, The Design of Experiments, 1935), made sequential by spending the error on patterns
-as looks pass, as AdaStop does (Mathieu et al., arXiv:2306.10882) for permutations. Up to 14 seeds all
-patterns are counted; with more, the signs from the 15th on are a fixed sample, so the error holds up to
+signs: of all patterns of signs, at most the share `error` may lead to a rejection at any look. That is the
+exact sign-flip test (Fisher, The Design of Experiments, 1935), made sequential by spending the error on
+patterns as looks pass, as AdaStop does (Mathieu et al., arXiv:2306.10882) for permutations. Up to 14 seeds
+all patterns are counted; with more, the signs from the 15th on are a fixed sample, so the error holds up to
 its sampling error. With so few `max_seeds` that no pattern is rare enough, a sequential t test takes its
 place, which assumes that differences are normal.
 
