@@ -82,7 +82,9 @@ def said(comparison: Comparison) -> str:
         ("tokens_per_second", True),
         ("eval_reward_error_fraction", False), ("reward_timeout_fraction", False), ("reward_time_s", False),
         ("max_token_hit_rate", False), ("zero_signal_group_fraction", False),
+        ("reward_faults", False), ("tool_errors", False), ("eval_pass_at_se_4", None),
         ("reward_std", None), ("entropy", None),
+        ("eval_correct_rate_se", None), ("eval_reward_hack_prompts", None),
     ],
 )  # fmt: skip
 def test_it_is_known_which_way_a_metric_is_good(metric, good):

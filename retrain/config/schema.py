@@ -96,9 +96,7 @@ class Reward(Section):
 class Environment(Section):
     """What a policy talks to: one completion per prompt, or the turns of an episode."""
 
-    environment: str = plugin(
-        SINGLE_TURN, "environments", "options", "single_turn, guess, tools, harness, your own class"
-    )
+    environment: str = plugin(SINGLE_TURN, "environments", "options", "single_turn, guess, tools, your class")
     options: Table = key(dict, "options of the environment plugin")
     max_turns: int = count(16, "turns of an episode")
     max_turn_tokens: int = count(

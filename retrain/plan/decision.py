@@ -67,9 +67,7 @@ def decide(
             compared[name] = [(a, b) for a, b in values if a is not None and b is not None]
             found[name] = _looked_at(name, compared[name], comparison, table.metric)
     for name, one in found.items():
-        if (
-            ending and one.verdict == OPEN
-        ):  # fewer seeds than planned: the error that is left is for this look
+        if ending and one.verdict == OPEN:  # after fewer seeds than planned: the error left is for this look
             found[name] = _looked_at(name, compared.get(name, ()), comparison, table.metric, final=True)
     if ending == "seeds" and all(one.verdict != "undecided" for one in found.values()):
         ending = "decided"

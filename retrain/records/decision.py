@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, get_args, get_type_hints
@@ -26,8 +27,10 @@ HELD_OUT = "eval_"
 LAST_FRACTION = 0.1  # of the steps: enough to average out noise, few enough that learning has mostly ended
 FEWEST_STEPS = 10
 FAULTS = ("_error_fraction", "_timeout_fraction", "zero_signal_group_fraction", "max_token_hit_rate")
-LOWER_IS_BETTER = ("_time_s", "_wait_s", *FAULTS)
-HIGHER_IS_BETTER = ("reward", "correct_rate", "pass_at_", "tokens_per_second")
+COUNTED_FAULTS = ("reward_faults", "reward_over_limits", "episode_errors", "episode_retries", "tool_errors")
+LOWER_IS_BETTER = ("_time_s", "_wait_s", *FAULTS, *COUNTED_FAULTS)
+HIGHER_IS_BETTER = re.compile(r"(reward|correct_rate|tokens_per_second|pass_at_\d+)$")
+UNDECIDING = ("_se", "prompts", "batch_size", "group_size", "lr", "updates")  # settings, and errors of others
 
 
 @dataclass(frozen=True)
@@ -125,8 +128,7 @@ def is_higher_better(metric: str) -> bool | None:
     """Return whether higher is better; None if neither is."""
     if metric.endswith(LOWER_IS_BETTER):
         return False
-    is_good = any(part in metric for part in HIGHER_IS_BETTER) and not metric.endswith("_std")
-    return True if is_good else None
+    return True if HIGHER_IS_BETTER.search(metric) else None
 
 
 def steps_averaged(end: int) -> int:
@@ -158,7 +160,7 @@ def metrics_of_rows(samples: int, evals: Mapping[str, int], *, has_environment: 
     always = [key for part in parts + [EpisodeSummary] * has_environment for key in _numbers_of(part)]
     counts = {HELD_OUT: samples, **named}
     pass_at = [f"{name}pass_at_{k}" for name, count in counts.items() if count > 1 for k in (1, count)]
-    return tuple(dict.fromkeys([*own, *always, *pass_at]))
+    return tuple(dict.fromkeys(key for key in (*own, *always, *pass_at) if not key.endswith(UNDECIDING)))
 
 
 def _numbers_of(part: Any) -> Iterator[str]:
