@@ -19,7 +19,7 @@ from retrain.errors import (
 )
 from retrain.launchers import Begun, Ended
 from retrain.launchers.ray import driver, task
-from retrain.launchers.ray.client import BY_COMMAND, NO_ROOM, Client, LocalJobs, why_silent
+from retrain.launchers.ray.client import BY_COMMAND, NO_ROOM, LocalJobs, why_silent
 from retrain.launchers.ray.home import Home, TaskEvent
 from retrain.launchers.ray.launcher import RayLauncher
 from retrain.locks.held import hold
@@ -320,24 +320,6 @@ def test_a_finished_run_is_done_whatever_ray_and_the_driver_still_say(made: RayL
 )
 def test_a_silent_cluster_is_told_of_in_the_networks_own_words(said: str, short: str) -> None:
     assert why_silent(said) == short
-
-
-def test_several_clusters_on_a_machine_are_named_with_what_to_type() -> None:
-    pytest.importorskip("ray")
-    several = (
-        "Found multiple active Ray instances: {'10.0.0.1:6379', '10.0.0.2:6379'}. Please specify the one to"
-    )
-
-    class Unsure(Client):
-        def connect(self, library: object) -> object:
-            raise ConnectionError(several)
-
-    with pytest.raises(EngineDownError) as told:
-        Unsure().jobs()
-    assert str(told.value) == (
-        "several Ray clusters run on this machine (10.0.0.1:6379, 10.0.0.2:6379): name one by the address of "
-        'its dashboard, such as --set campaign.ray.address="http://127.0.0.1:8265"'
-    )
 
 
 def test_a_disk_that_refuses_a_ray_of_this_machine_is_a_launch_that_failed(home: Home) -> None:

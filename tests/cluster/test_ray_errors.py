@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from retrain.errors import EXIT_INTERRUPTED, EXIT_LAUNCH, EXIT_RUN_FAILED
+from retrain.errors import EXIT_INTERRUPTED, EXIT_LAUNCH, EXIT_RUN_FAILED, EngineDownError
+from retrain.launchers.ray.client import Client
 from retrain.locks.held import is_held
 from tests.cluster.campaigns import Start, attempts_of, finish, most_at_once, only_campaign, results
 from tests.cluster.ray_cluster import NODES, Cluster
@@ -154,3 +155,20 @@ def test_a_cluster_of_this_machine_is_started_and_ended(
     assert states(directory) == {"done"}
     await_that("its end", lambda: not is_held(directory / "ray" / "local.lock"), 150)
     assert not (file.parent / ".ray").exists()  # a token there would shut the user out of other clusters
+
+
+def test_several_clusters_on_a_machine_are_named_with_what_to_type() -> None:
+    several = (
+        "Found multiple active Ray instances: {'10.0.0.1:6379', '10.0.0.2:6379'}. Please specify the one to"
+    )
+
+    class Unsure(Client):
+        def connect(self, library: object) -> object:
+            raise ConnectionError(several)
+
+    with pytest.raises(EngineDownError) as told:
+        Unsure().jobs()
+    assert str(told.value) == (
+        "several Ray clusters run on this machine (10.0.0.1:6379, 10.0.0.2:6379): name one by the address of "
+        'its dashboard, such as --set campaign.ray.address="http://127.0.0.1:8265"'
+    )
