@@ -61,7 +61,7 @@ def only_campaign(log_dir: Path) -> Path:
     return found
 
 
-def finish(process: subprocess.Popen[str], seconds: float = 240) -> tuple[int, str]:
+def finish(process: subprocess.Popen[str], seconds: float = 400) -> tuple[int, str]:
     """Wait for a command's end; gives its exit code and what it said."""
     _, said = process.communicate(timeout=seconds)
     return process.returncode, said

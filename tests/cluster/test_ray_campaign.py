@@ -12,6 +12,7 @@ import psutil
 from retrain.errors import EXIT_LAUNCH, EXIT_RUN_FAILED
 from retrain.launchers.ray.client import RayJob
 from retrain.launchers.ray.home import Home, TaskEvent
+from retrain.locks.held import is_held
 from tests.cluster.campaigns import (
     BROKEN,
     CONDITIONS,
@@ -86,7 +87,7 @@ def test_a_harmed_cluster_gives_what_one_machine_gives(ray: Cluster, retrain: St
         campaign = only_campaign(tmp_path / "logs")
         ray.kill(next(node for node in ray.nodes if ray.workers(node)))
         await_that("Ray's word of it", lambda: any(campaign.glob("runs/*/engine-*.out")))
-        await_that("workers on what is left", lambda: ray.workers())
+        await_that("a run on what is left", lambda: any(map(is_held, campaign.glob("runs/*/run.lock"))))
         ray.kill(HEAD)
         submitting.send_signal(signal.SIGKILL)
         finish(submitting)

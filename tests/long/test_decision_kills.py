@@ -14,7 +14,7 @@ import pytest
 
 from retrain.campaign.run import start
 from retrain.records.layout import find_campaigns
-from tests.test_decision import DECISION, decision_of
+from tests.long.test_decision import DECISION, decision_of
 
 PARALLEL = ("campaign.launcher=local", "campaign.parallel=true", "campaign.max_workers=2")
 GIVE_UP_S = 300.0

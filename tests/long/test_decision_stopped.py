@@ -8,8 +8,8 @@ from pathlib import Path
 from retrain.campaign import Observer
 from retrain.campaign.run import start
 from retrain.errors import EXIT_INTERRUPTED
+from tests.long.test_decision import DECISION, decision_of, verdicts
 from tests.long.test_decision_kills import PARALLEL
-from tests.test_decision import DECISION, decision_of, verdicts
 
 TWO_CONDITIONS = DECISION.partition('[[campaign.conditions]]\nname = "alike"')[0]
 
