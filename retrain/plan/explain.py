@@ -105,11 +105,7 @@ def explain_plan(
         free_memory: device (cpu or cuda) -> bytes that are free, None if not known.
     """
     first = plan.first_runs()
-    time = None
-    if history is not None:
-        from retrain.plan.estimate.wall_time import wall_time  # a plan alone needs no estimate
-
-        time = wall_time(plan, history, cores)
+    time = _time(plan, history, cores)
     configs = [run.config for run in first.values()]
     sandboxes = sandboxes_of(configs)
     memory = tuple(_memory_uses(checked, free_memory))
@@ -143,6 +139,14 @@ def explain_plan(
         memory=memory,
         expected_seeds=_expected(plan, learned_from, time.p50_s if time else None),
     )
+
+
+def _time(plan: Plan, history: History | None, cores: float) -> WallTime | None:
+    if history is None:
+        return None
+    from retrain.plan.estimate.wall_time import wall_time  # a plan alone needs no estimate
+
+    return wall_time(plan, history, cores)
 
 
 def _expected(plan: Plan, learned_from: str, full_s: float | None) -> tuple[ExpectedSeeds, ...]:
