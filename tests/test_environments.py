@@ -523,6 +523,10 @@ import numpy
 number_of = Counter()
 
 
+def solve(prompt, base_url, api_key, board=None, *, size):
+    """A program."""
+
+
 class Once:
     """Leaves the score to the reward."""
 
@@ -715,6 +719,10 @@ def test_a_process_retires_after_its_episodes(own: str, monkeypatch: pytest.Monk
             os.kill(int(number), 0)
 
 
+def solving(**config: int) -> dict[str, object]:
+    return {"options": {"run": "OWN.solve", "config": config}}
+
+
 def with_environment(name: str, **table: object) -> dict[str, object]:
     return {**GUESS, "environment": {"environment": name, **table}}
 
@@ -764,15 +772,21 @@ def test_a_message_with_unknown_characters_costs_its_episode(own: str, tmp_path:
         ("guess", {"discount": 0.5}, "[environment].discount: would not be read; set turn_reward"),
         ("Mute", {}, "returned a Mute without step"),
         ("Forgetful", {}, "step is (), and is called with (completion)"),
+        ("tools", {}, "[environment].environment: backend 'numpy' cannot show functions to its policy; set"),
+        ("tools", {"time_limit_s": 10.0}, "[environment.options].call_limit_s: got 10; needs less than"),
+        ("harness", {"processes": 1, **solving(size=2)}, "[environment].processes: got 1; 'harness' plays"),
+        ("harness", solving(size=2, bord=1), "options].config: 'OWN.solve' has no key 'bord'; did you mean"),
+        ("harness", solving(), "config: 'OWN.solve' needs size, which the table does not give"),
     ],
 )
 def test_a_wrong_table_is_an_error_before_the_run(
     own: str, name: str, table: dict[str, object], said: str
 ) -> None:
     path = f"{own}.{name}" if name[0].isupper() else name
+    given = json.loads(json.dumps(table).replace("OWN", own))
     with pytest.raises(ConfigError) as caught:
-        preflight(plan_runs(parse(with_environment(path, **table), "c.toml")), "c.toml")
-    assert said in str(caught.value)
+        preflight(plan_runs(parse(with_environment(path, **given), "c.toml")), "c.toml")
+    assert said in str(caught.value).replace(own, "OWN")
 
 
 def test_what_the_checks_before_a_run_open_is_closed(own: str, tmp_path: Path) -> None:

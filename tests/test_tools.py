@@ -66,6 +66,18 @@ def test_a_signature_and_its_docstring_are_a_schema() -> None:
     }
 
 
+def test_parameters_may_have_any_name() -> None:
+    def odd(_a: int, schema: str = "s", model_config: int = 1) -> str:
+        """Return its arguments."""
+        return f"{_a} {schema} {model_config}"
+
+    tool = tool_of("odd", odd)
+    assert list(tool.schema["function"]["parameters"]["properties"]) == tool.parameters
+    assert tool.function(**tool.bound({"_a": 3, "model_config": 2})) == "3 s 2"
+    with pytest.raises(ToolError, match="odd: _a: Field required"):
+        tool.bound({})
+
+
 def test_arguments_are_checked_by_the_type_hints() -> None:
     tool = tool_of("weather", weather)
     assert tool.bound({"city": "Rome", "hours": [1]}) == {

@@ -41,6 +41,7 @@ SPEC = PluginSpec(
         Hook("check_run", ("config",), "problems of a run's configuration, as `[section].key: what`"),
         Hook("check_prompts", ("config", "prompts"), "problems of a task's prompts"),
         Hook("check_alphabet", ("config", "prompts", "alphabet"), "problems of a task's characters"),
+        Hook("check_tools", ("config", "schemas"), "why its policies cannot be shown functions"),
         Hook("memory", ("config", "prompts"), "MemoryEstimate of a run, or None if not known"),
         Hook("advise_run", ("config",), "advice before a run"),
         Hook("servers", ("config",), "address -> key, of each server that must answer before a run"),
@@ -106,6 +107,14 @@ def never() -> bool:
 
 def unknown() -> None:
     """Return None."""
+
+
+def shows_no_functions(backend: str) -> str:
+    """Return the problem with functions that a chat template would have to show."""
+    return (
+        f"[environment].environment: backend {backend!r} cannot show functions to its policy; set "
+        '[environment.options].calls = "python", with which a turn such as add(2, 3) is a call'
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from retrain.errors import ConfigError
 from retrain.rollouts import CallForm
 
 NAME, ARGUMENTS = "f58217", {"x58218": 58219}  # a call that no template writes by itself
+SHOWS_NONE = "does not show functions to the policy"
 KEY = "[environment].environment"
 
 
@@ -24,7 +25,7 @@ def form_of(text: Text, schemas: Sequence[Mapping[str, Any]]) -> CallForm:
     asked = {"role": "user", "content": "1"}
     shown = text.rendered([asked], "a conversation with functions")
     if not all(schema["function"]["name"] in shown for schema in schemas):
-        raise _refused("does not show functions to the policy")
+        raise form_refused(SHOWS_NONE)
     call = {"type": "function", "function": {"name": NAME, "arguments": ARGUMENTS}}
     turn = {"role": "assistant", "content": "", "tool_calls": [call]}
     with_call = text.rendered([asked, turn], "the call of a function", add_generation_prompt=False)
@@ -38,7 +39,7 @@ def form_of(text: Text, schemas: Sequence[Mapping[str, Any]]) -> CallForm:
         if sorted(keys.values()) == ["arguments", "name"]:
             by_kind = {kind: key for key, kind in keys.items()}
             return CallForm(text.without_special(written[:place]).strip(), **by_kind)
-    raise _refused("does not write calls of functions as JSON with a name and arguments")
+    raise form_refused("does not write calls of functions as JSON with a name and arguments")
 
 
 def _values(text: str) -> Iterator[tuple[int, Any]]:
@@ -62,7 +63,8 @@ def _kind(given: Any) -> str:
     return "arguments" if given in (ARGUMENTS, json.dumps(ARGUMENTS)) else ""
 
 
-def _refused(what: str) -> ConfigError:
+def form_refused(what: str) -> ConfigError:
+    """Return the error of a template that cannot be used for calls."""
     return ConfigError(
         f"{KEY}: the tokenizer's chat template {what}; use another template, or set "
         '[environment.options].calls = "python", with which a turn such as add(2, 3) is a call'

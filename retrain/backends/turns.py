@@ -18,6 +18,7 @@ from retrain.rollouts import CallForm, Given, Messages, NextTurn
 FIRST_MARK, MARKS = 58213, 100  # numbers, because every tokenizer has digits
 THOUGHT = "<think>\n5\n</think>\n\n"
 KEY = "[backend.options].chat_template"
+NEEDS_TEMPLATE = f"{KEY}: functions are shown in the model's chat template; set it to true"
 
 
 class Turns:
@@ -43,7 +44,7 @@ class Turns:
             ConfigError: the template does not support them, or could not be extended with their results.
         """
         if not self._text.chat:
-            raise ConfigError(f"{KEY}: functions are shown in the model's chat template; set it to true")
+            raise ConfigError(NEEDS_TEMPLATE)
         self._text.offer(schemas)
         self.check((("tool", "2"), ("tool", "3")))
         return form_of(self._text, schemas)

@@ -28,6 +28,7 @@ SPEC = PluginSpec(
     instead=Hook("run", ("prompt", "base_url", "api_key"), "the reward"),
     hooks=(
         Hook("check_options", ("options",), "problems of [environment.options], as `key: what is wrong`"),
+        Hook("check_run", ("config",), "problems of a run's configuration, as `[section].key: what`"),
         Hook("tools", ("options",), "JSON schemas of functions, to be shown by the model's chat template"),
         Hook(
             "prepare", ("options", "form"), "what a run's episodes share, the opener's argument; closed then"

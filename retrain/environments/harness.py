@@ -6,6 +6,7 @@ The worker serves the address on loopback, and the key tells episodes apart. Any
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from retrain.registry.contract import call_problem
 from retrain.rollouts import Prompt
 
 BRINGS_LOOP = True
+GIVEN = ("prompt", "base_url", "api_key")
 
 
 def open_episode(*, run: str, config: Mapping[str, Any] | None = None) -> Program:
@@ -29,10 +31,28 @@ def open_episode(*, run: str, config: Mapping[str, Any] | None = None) -> Progra
     Raises:
         ConfigError: there is no such function, or it cannot be called so.
     """
-    function = partial(registry.find_function("[environment.options].run", run), **(config or {}))
-    if problem := call_problem(function, ("prompt", "base_url", "api_key")):
-        raise ConfigError(f"run: {run!r} {problem}")
-    return Program(function)
+    function = registry.find_function("[environment.options].run", run)
+    if problem := _problem_with(run, function, config or {}):
+        raise ConfigError(problem)
+    return Program(partial(function, **(config or {})))
+
+
+def _problem_with(run: str, function: Callable[..., Any], config: Mapping[str, Any]) -> str:
+    """Return why a function cannot be called with the keys of a table; "" if it can."""
+    if problem := call_problem(function, GIVEN, [key for key in config if registry.takes(function, key)]):
+        return f"run: {run!r} {problem}"
+    try:
+        known = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # written in C
+        return ""
+    own = [p.name for p in known if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)][len(GIVEN) :]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in known)
+    if unknown := [key for key in config if key not in own and not takes_any]:
+        others = f"it takes {', '.join(own) or 'none'}"
+        return f"config: {run!r} has no key {unknown[0]!r}; {registry.hint(unknown[0], own, others)}"
+    if lacking := [name for name in own if name in registry.needed_by(function) and name not in config]:
+        return f"config: {run!r} needs {', '.join(lacking)}, which the table does not give"
+    return ""
 
 
 class Program:

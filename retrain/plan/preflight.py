@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from retrain import registry
-from retrain.config.schema import Config, Environment, Eval
+from retrain.config.schema import Config, Eval
 from retrain.errors import ConfigError, LaunchError
 from retrain.event_loop import result_of
 from retrain.plan.matrix import Plan
@@ -41,12 +41,12 @@ def preflight(plan: Plan, source: str) -> Checked:
     built: dict[str, Task] = {}
     for run in plan.first_runs().values():  # a seed changes nothing here
         data = run.config.data
-        _check_environment(run.config.environment)
         task = _built(data.task, data.options, data.seed, built)
         longest_answers[run.condition] = task.longest_answer
         config = replace(run.config, campaign=plan.campaign)
         prompts = [*task.train, *task.held_out]
         found = [
+            *_environment_problems(config),
             *_reward_problems(config.reward.reward, config.reward.params, prompts, "[reward].reward"),
             *_backend_problems(config, task, prompts, "[data]"),
             *_eval_problems(config, task, built),
@@ -107,15 +107,33 @@ def memory_of(config: Config, prompts: Sequence[Prompt] = ()) -> MemoryEstimate 
     return estimate
 
 
-def _check_environment(table: Environment) -> None:
-    """Open and close an episode; ConfigError if it lacks what episodes need."""
-    made = result_of(registry.bound("environments", table.environment, table.options)())
+def _environment_problems(config: Config) -> Iterator[str]:
+    """Iterate over what a run's environment lacks, or cannot do with the backend; an episode is opened."""
+    table = config.environment
+    name, options = table.environment, table.options
+    check_run = registry.hook("environments", name, "check_run")
+    yield from check_run(config) if check_run else ()
     try:
-        registry.check_made("environments", table.environment, made)
+        made = result_of(registry.bound("environments", name, options)())
+    except ConfigError as error:
+        yield from (f"[environment.options].{problem}" for problem in error.problems)
+        return
+    try:
+        registry.check_made("environments", name, made)
+        program = registry.spec_of("environments").instead
+        if table.processes and program and hasattr(made, program.name):
+            yield (
+                f"[environment].processes: got {table.processes}; {name!r} plays programs, which run in the "
+                "worker; leave it at 0, and let the program start the processes that it needs"
+            )
     finally:
         if close := getattr(made, "close", None):
             with suppress(Exception):  # ignored, as in a run
                 result_of(close())
+    tools = registry.hook("environments", name, "tools")
+    check_tools = registry.hook("backends", config.backend.backend, "check_tools")
+    if tools and check_tools and (schemas := tools(options)):
+        yield from check_tools(config, schemas)
 
 
 def _reward_problems(

@@ -17,6 +17,7 @@ from retrain.backends import (
     SamplingProgress,
     ignore_progress,
     never,
+    shows_no_functions,
 )
 from retrain.config.schema import Config, Eval
 from retrain.environments import brings_loop
@@ -134,11 +135,6 @@ def sampler_of(
     open_episode = opened.enter_context(opened_environment(table.environment, table.options, form))
     programs = None
     if brings_loop(table.environment):
-        if table.processes:
-            raise ConfigError(
-                f"[environment].processes: got {table.processes}; a program with a loop of its own runs in "
-                "the worker, so leave it at 0, and let the program start what it needs"
-            )
         from retrain.trainer.programs import Programs  # takes 30 ms, and few runs serve programs
 
         has_template = config.backend.options.get("chat_template") is True
@@ -175,7 +171,4 @@ def _offered(config: Config, backend: Backend) -> CallForm | None:
     if offer := getattr(backend, "offer_tools", None):
         form: CallForm = offer(schemas)
         return form
-    raise ConfigError(
-        f"[environment].environment: backend {config.backend.backend!r} shows no functions to its policy; "
-        'set [environment.options].calls = "python", with which a turn such as add(2, 3) is a call'
-    )
+    raise ConfigError(shows_no_functions(config.backend.backend))

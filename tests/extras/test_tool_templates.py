@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from retrain.backends import Sampling
+from retrain.backends import Sampling, local
 from retrain.backends.turns import Turns
+from retrain.config.load import parse
 from retrain.config.schema import Environment
 from retrain.environments.opening import opened
 from retrain.environments.tools.calls import Call, calls_in
@@ -142,3 +143,26 @@ def test_functions_need_the_chat_template(tmp_path: Path) -> None:
     backend = open_backend(chat_model(tmp_path / "model", None))
     with pytest.raises(ConfigError, match="functions are shown in the model's chat template"):
         backend.offer_tools([schema()])
+
+
+@pytest.mark.parametrize(
+    ("template", "options", "said"),
+    [
+        (QWEN, {}, "functions are shown in the model's chat template; set it to true"),
+        (SMOLLM2, {"chat_template": True}, "chat template does not show functions to the policy"),
+        (QWEN, {"chat_template": True}, ""),
+    ],
+)
+def test_what_functions_lack_is_told_before_the_run(
+    tmp_path: Path, template: str, options: dict[str, Any], said: str
+) -> None:
+    """Also by a template in a file of its own, as transformers saves it."""
+    model = chat_model(tmp_path / "model", template)
+    tables = {
+        "model": {"model": model},
+        "backend": {"backend": "local", "options": options},
+        "environment": {"environment": "tools"},
+    }
+    (problem,) = local.check_tools(parse(tables, "c.toml"), [schema()]) or [""]
+    assert said in problem
+    assert bool(said) == bool(problem)

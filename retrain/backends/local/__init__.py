@@ -18,6 +18,7 @@ from retrain.backends.local.names import (
     is_offline,
     model_problem,
     prompts_problem,
+    shows_no_tools,
     template_problem,
 )
 from retrain.backends.options import (
@@ -246,6 +247,16 @@ def check_prompts(config: Config, prompts: Sequence[Prompt]) -> list[str]:
     """Return problems of the prompts, judged by the model's files; torch is not imported."""
     wrong = prompts_problem(config.model.model, prompts)
     return [f"[data]: {wrong}"] if wrong else []
+
+
+def check_tools(config: Config, schemas: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return why functions certainly cannot be shown, judged by the options and the model's files."""
+    from retrain.backends.call_form import SHOWS_NONE, form_refused  # imports numpy
+    from retrain.backends.turns import NEEDS_TEMPLATE
+
+    if not config.backend.options.get("chat_template"):
+        return [NEEDS_TEMPLATE]
+    return [str(form_refused(SHOWS_NONE))] if shows_no_tools(config.model.model) else []
 
 
 def memory(config: Config, prompts: Sequence[Prompt]) -> MemoryEstimate | None:

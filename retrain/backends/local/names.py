@@ -9,6 +9,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,16 @@ def template_problem(model: str) -> str:
     if not config.is_file() or read_json(config).get("chat_template") or any(path.glob("*chat_template*")):
         return ""
     return f"the tokenizer of {model!r} has none; set it to false"
+
+
+def shows_no_tools(model: str) -> bool:
+    """Whether a model on this machine has a chat template that shows no functions, because it reads none."""
+    if (directory := files_of(model)) is None:
+        return False
+    written = json.dumps(read_json(directory / "tokenizer_config.json").get("chat_template", ""))
+    with suppress(OSError):
+        written += "".join(file.read_text("utf-8", "replace") for file in directory.rglob("*chat_template*"))
+    return bool(written.strip('"')) and "tools" not in written
 
 
 def prompts_problem(model: str, prompts: Sequence[Prompt]) -> str:

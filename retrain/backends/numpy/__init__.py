@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from retrain.backends import BackendSpec
+from retrain.backends import BackendSpec, shows_no_functions
 from retrain.backends.options import number, one_of, parsed, problems_of, whole
 from retrain.config.schema import Config
 from retrain.demonstrations import read_demonstrations
@@ -51,6 +51,11 @@ def takes_permits(options: Mapping[str, object]) -> bool:
 def check_options(options: Mapping[str, object]) -> list[str]:
     """Return the problems of a `[backend.options]` table, one line each, starting with the key."""
     return problems_of(NumpyOptions, options)
+
+
+def check_tools(config: Config, schemas: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return that functions need another way: the policy has no chat template."""
+    return [shows_no_functions("numpy")]
 
 
 def check_alphabet(config: Config, prompts: Sequence[Prompt], alphabet: str) -> list[str]:

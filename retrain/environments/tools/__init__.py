@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from retrain import registry
+from retrain.config.schema import Config
 from retrain.environments.single_turn import spoken
 from retrain.environments.tools.calls import Call, calls_in
 from retrain.environments.tools.functions import Tool, ToolError, tool_of
@@ -24,6 +25,7 @@ from retrain.rollouts import CallForm, Prompt
 PYTHON = "python"  # the name of the tool that runs programs
 MOST_CALLS = 32  # of a turn: a policy that repeats itself must not keep the run
 AT_ONCE = 8  # calls of a turn
+CALL_LIMIT_S = 10.0
 NOTHING = "(nothing)"  # what a policy reads of an empty result
 
 
@@ -32,7 +34,7 @@ def open_episode(
     *,
     tools: Sequence[str] = (PYTHON,),
     calls: Literal["template", "python"] = "template",
-    call_limit_s: Positive = 10.0,
+    call_limit_s: Positive = CALL_LIMIT_S,
     wrong_call: str = "",
     sandbox: str = "auto",
     sandbox_options: Mapping[str, Any] | None = None,
@@ -65,6 +67,16 @@ def tools(options: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [tool.schema for tool in ToolBox(options, None).tools.values()]
 
 
+def check_run(config: Config) -> Iterator[str]:
+    """Iterate over the problems of a run's configuration."""
+    limit_s, call_limit_s = config.environment.time_limit_s, _call_limit_s(config.environment.options)
+    if call_limit_s >= limit_s:
+        yield (
+            f"[environment.options].call_limit_s: got {call_limit_s:g}; needs less than "
+            f"[environment].time_limit_s = {limit_s:g}, which would end the whole episode"
+        )
+
+
 def prepare(options: Mapping[str, Any], form: CallForm | None) -> ToolBox:
     """Return what all episodes of a run share; ConfigError if programs have no sandbox here."""
     box = ToolBox(options, form)
@@ -91,7 +103,7 @@ class ToolBox:
     def __init__(self, options: Mapping[str, Any], form: CallForm | None) -> None:
         """Load them; a ConfigError names each that cannot be a tool, and why."""
         self.form = form
-        self._limit_s = float(options.get("call_limit_s", 10.0))
+        self._limit_s = _call_limit_s(options)
         self._wrong = str(options.get("wrong_call", ""))
         self.programs = Programs(
             options.get("sandbox", "auto"),
@@ -122,7 +134,7 @@ class ToolBox:
         tool = self.tools.get(call.name)
         if tool is None:
             raise ToolError(f"there is no function {call.name!r}; there is {', '.join(self.tools)}")
-        names = list(tool.arguments.model_fields)
+        names = tool.parameters
         if len(call.positional) > len(names) or call.arguments.keys() & set(names[: len(call.positional)]):
             raise ToolError(f"{call.name}: takes {', '.join(names) or 'nothing'}, each once")
         arguments = tool.bound({**dict(zip(names, call.positional, strict=False)), **call.arguments})
@@ -157,6 +169,10 @@ class ToolBox:
         except (ValueError, NameError) as error:
             return f"tools: {path!r} {error}"
         return ""
+
+
+def _call_limit_s(options: Mapping[str, Any]) -> float:
+    return float(options.get("call_limit_s", CALL_LIMIT_S))
 
 
 def _outcome(tool: Tool, arguments: Mapping[str, Any]) -> Any:

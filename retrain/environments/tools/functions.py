@@ -48,7 +48,11 @@ class Tool:
             raise ToolError(": ".join(filter(None, (self.name, where, first["msg"])))) from error
         except (TypeError, ValueError, RecursionError) as error:  # no JSON: bytes, a set, too many digits
             raise ToolError(f"{self.name}: an argument is not a plain value") from error
-        return {name: getattr(checked, name) for name in type(checked).model_fields}
+        return {one.alias or name: getattr(checked, name) for name, one in type(checked).model_fields.items()}
+
+    @property
+    def parameters(self) -> list[str]:
+        return [one.alias or name for name, one in self.arguments.model_fields.items()]
 
 
 def tool_of(name: str, function: Callable[..., Any]) -> Tool:
@@ -62,7 +66,7 @@ def tool_of(name: str, function: Callable[..., Any]) -> Tool:
         raise ValueError("has no docstring; the policy reads from it what the function does")
     hints = typing.get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
-    for one in inspect.signature(function).parameters.values():
+    for number, one in enumerate(inspect.signature(function).parameters.values()):
         if one.kind not in PLAIN:
             what = one.kind.description
             raise ValueError(f"its parameter {one.name!r} is {what}; a call gives each argument by name")
@@ -71,10 +75,8 @@ def tool_of(name: str, function: Callable[..., Any]) -> Tool:
                 f"its parameter {one.name!r} has no type hint; write one, such as {one.name}: int"
             )
         default = ... if one.default is one.empty else one.default
-        fields[one.name] = (
-            Annotated[hints[one.name], pydantic.Field(description=notes.get(one.name))],
-            default,
-        )
+        described = pydantic.Field(alias=one.name, description=notes.get(one.name))
+        fields[f"field{number}"] = Annotated[hints[one.name], described], default  # pydantic drops `_name`
     try:
         config = pydantic.ConfigDict(extra="forbid", strict=True)
         model = pydantic.create_model(name, __config__=config, **fields)
