@@ -5,7 +5,8 @@ Frozen and independent of any backend: a token sequence is a tuple of ints every
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -32,6 +33,21 @@ class Prompt:
     messages: Messages = ()
     row: Mapping[str, Any] = field(default_factory=dict, compare=False)  # columns of its data, for a reward
     tools: str = ""  # JSON schemas of functions that a chat template shows besides the messages
+
+    @property
+    def shown(self) -> str:
+        """The prompt as people read it: the functions by their parameters, and who said what."""
+        functions = [tool["function"] for tool in json.loads(self.tools or "[]")]
+        lines = [f"function {one['name']}({', '.join(_parameters(one))})" for one in functions]
+        if not self.messages:
+            return "\n".join([*lines, self.text])
+        return "\n".join([*lines, *(f"{role}: {content}" for role, content in self.messages)])
+
+
+def _parameters(function: Mapping[str, Any]) -> Iterable[str]:
+    schema = function.get("parameters")
+    found = schema.get("properties") if isinstance(schema, dict) else None
+    return found if isinstance(found, dict) else ()
 
 
 @dataclass(frozen=True, slots=True)

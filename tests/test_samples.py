@@ -1,6 +1,7 @@
 """samples.jsonl: small, crash-safe, the same after a resume; and reading it."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -163,6 +164,25 @@ def test_calls_of_tools_are_written_only_where_there_are_any():
     first, second = (row.as_dict() for row in choose_shown(batch, np.zeros((1, 2)), 2))
     assert (first["tool_calls"], first["tool_errors"]) == (3, 1)
     assert not {"tool_calls", "tool_errors"} & set(second)
+
+
+def test_a_conversation_is_written_as_people_read_it():
+    schema = {"name": "add", "parameters": {"type": "object", "properties": {"a": {}, "b": {}}}}
+    tools = json.dumps([{"type": "function", "function": schema}, {"function": {"name": "now"}}])
+    said = (("system", "Be brief."), ("user", "2+3?"))
+    prompt = Prompt(0, tools + json.dumps(said), "5", said, tools=tools)
+    other = Rollout(prompt, "", (), np.zeros(0), (), truncated=False)
+    rollout = replace(other, episode=Episode(rewards=(0.5,), others=(other, other)))
+    batch = ScoredBatch([Group(prompt, (rollout, rollout))], np.array([[0.5, 0.5]]))
+    (row, *_) = choose_shown(batch, np.zeros((1, 2)), 1)
+    assert row.prompt == "function add(a, b)\nfunction now()\nsystem: Be brief.\nuser: 2+3?"
+    assert row.as_dict()["other_conversations"] == 2
+    assert Prompt(0, "2+3?", "5").shown == "2+3?"
+
+
+def test_the_conversations_that_are_not_shown_are_counted(run, retrain):
+    write(run, [1], turns=[{"policy": "p"}], other_conversations=2)
+    assert "1 turn  2 other conversations" in retrain("samples", run.directory).stdout
 
 
 def test_an_unscored_rollout_is_shown_as_such_and_is_neither_best_nor_worst():

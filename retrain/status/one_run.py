@@ -123,6 +123,7 @@ class ShownSample:
     error: str = ""  # why the episode failed
     tool_calls: int = 0
     tool_errors: int = 0  # of them
+    other_conversations: int = 0  # of the episode, which are not shown
 
     @property
     def extent(self) -> list[str]:
@@ -130,6 +131,7 @@ class ShownSample:
         parts = [count_of(len(self.turns), "turn")] * bool(self.turns)
         failed = f", {self.tool_errors} failed" if self.tool_errors else ""
         parts += [count_of(self.tool_calls, "tool call") + failed] * bool(self.tool_calls)
+        parts += [count_of(self.other_conversations, "other conversation")] * bool(self.other_conversations)
         return parts
 
 
@@ -197,6 +199,7 @@ def _sample(row: Mapping[str, Any]) -> ShownSample | None:
         error=str(row.get("error") or ""),
         tool_calls=int(number_in(row, "tool_calls") or 0),
         tool_errors=int(number_in(row, "tool_errors") or 0),
+        other_conversations=int(number_in(row, "other_conversations") or 0),
     )
 
 

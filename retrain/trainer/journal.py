@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 LONGEST_ANSWER = 500  # characters
 PROGRESS_EVERY_S = 0.4  # status.json is read by people: twice a second is enough
 TRAINING = "train"  # the phase in which others may sample
-OF_EPISODES = ("turns", "error", "tool_calls", "tool_errors")  # keys of samples.jsonl
+OF_EPISODES = ("turns", "error", "tool_calls", "tool_errors", "other_conversations")  # keys of samples.jsonl
 DETAIL_EVERY_S = 1.0  # a phase that takes longer says how far it is
 
 
@@ -189,6 +189,7 @@ class ShownRollout:
     error: str = ""  # why the episode failed
     tool_calls: int = 0
     tool_errors: int = 0  # of them
+    other_conversations: int = 0  # of the episode, which are samples of their own
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row; without the keys of episodes for a single turn."""
@@ -223,13 +224,14 @@ def _shown(batch: ScoredBatch, advantages: Floats, group: int, rollout: int) -> 
         tie=bool(batch.tied[group]),
         tokens=len(sampled.tokens),
         truncated=sampled.truncated,
-        prompt=shortened(sampled.prompt.text),  # what the policy read first
+        prompt=shortened(sampled.prompt.shown),  # what the policy read first
         answer=shortened(prompt.answer, LONGEST_ANSWER),
         completion=shortened(sampled.text),
         turns=tuple(_turns(sampled)),
         error=episode.error,
         tool_calls=episode.tool_calls,
         tool_errors=episode.tool_errors,
+        other_conversations=len(episode.others),
     )
 
 
