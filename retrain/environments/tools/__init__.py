@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from retrain import registry
 from retrain.config.schema import Config
+from retrain.environments.episode import copies_ended
 from retrain.environments.single_turn import spoken
 from retrain.environments.tools.calls import Call, calls_in
 from retrain.environments.tools.functions import Tool, ToolError, tool_of
@@ -178,7 +179,8 @@ def _call_limit_s(options: Mapping[str, Any]) -> float:
 def _outcome(tool: Tool, arguments: Mapping[str, Any]) -> Any:
     """Return what a plain function returns, or why it failed; an exit of it is an error, too."""
     try:
-        return tool.function(**arguments)
+        with copies_ended():
+            return tool.function(**arguments)
     except BaseException as error:  # noqa: BLE001 - the policy reads it
         return _told(tool, error)
 
@@ -186,7 +188,8 @@ def _outcome(tool: Tool, arguments: Mapping[str, Any]) -> Any:
 async def _awaited(tool: Tool, arguments: Mapping[str, Any]) -> Any:
     """Return what an async function returns, or why it failed."""
     try:
-        return await tool.function(**arguments)
+        with copies_ended():
+            return await tool.function(**arguments)
     except asyncio.CancelledError:
         raise
     except BaseException as error:  # noqa: BLE001 - the policy reads it
