@@ -16,6 +16,7 @@ import pytest
 
 from retrain import registry, worker
 from retrain.backends import BackendSpec, Sampling
+from retrain.backends.numpy import CONTEXT
 from retrain.config.load import parse
 from retrain.config.schema import Environment
 from retrain.conformance import check_plugin
@@ -248,8 +249,12 @@ def test_a_limit_refuses_further_turns(
     assert rollout.episode.reward == -1.0
 
 
-def test_a_turn_whose_client_has_left_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retrain.environments.endpoint.server.LOOK_S", 0.01)
+@pytest.mark.parametrize("is_looked_after", [True, False])
+def test_a_turn_whose_client_has_left_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch, is_looked_after: bool
+) -> None:
+    """Whether it is noticed while the turn is sampled, or when it is answered."""
+    monkeypatch.setattr("retrain.environments.endpoint.server.LOOK_S", 0.01 if is_looked_after else 60.0)
     asked, has_left = threading.Event(), threading.Event()
 
     def run(prompt: Prompt, base_url: str, api_key: str) -> float:
@@ -259,7 +264,7 @@ def test_a_turn_whose_client_has_left_is_not_kept(monkeypatch: pytest.MonkeyPatc
         asked.wait()
         connection.close()
         (served,) = programs._endpoint._server.served.values()
-        while not served.session.idle_s():
+        while is_looked_after and not served.session.idle_s():
             time.sleep(0.001)
         has_left.set()
         complete(base_url, api_key, [user("?")])
@@ -277,6 +282,30 @@ def test_a_turn_whose_client_has_left_is_not_kept(monkeypatch: pytest.MonkeyPatc
     (rollout,) = group.rollouts
     assert rollout.episode
     assert (rollout.episode.error, rollout.episode.rewards, rollout.samples) == ("", (1.0,), (rollout,))
+
+
+def test_what_the_context_has_no_room_for_is_refused_with_the_numbers() -> None:
+    found: list[Any] = []
+
+    def run(prompt: Prompt, base_url: str, api_key: str) -> float:
+        said = [user("a" * 500_000)]
+        found.append(post(base_url, api_key, {"messages": said}))
+        said = [user("?")]
+        said.append(spoken(complete(base_url, api_key, said)))
+        found.append(post(base_url, api_key, {"messages": [*said, user("a" * 500_000)]}))
+        found.append(post(base_url, api_key, {"messages": [*said, user("a" * (CONTEXT - 1))]}))
+        found.append(post(base_url, api_key, b" " * (5 << 20)))
+        return 0.5
+
+    play(run)
+    context = f"500000 characters, and the policy's context is {CONTEXT}; shorten"
+    said = [
+        (400, f"prompt 0 has {context} it"),
+        (400, f"an observation has {context} what the environment says"),
+        (400, "the model's context has no room for a turn"),
+        (413, f"the request has {5 << 20} bytes; at most {4 << 20} are read"),
+    ]
+    assert [(status, answer["error"]["message"]) for status, answer in found] == said
 
 
 def test_a_client_may_ask_for_fewer_tokens() -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from retrain.backends.numpy.policy import NumpyBackend
 
 MAX_WIDTH = 4096  # above this, one core needs minutes per step
+CONTEXT = 1 << 14  # characters, which take half a second to read
 LATENCY = "seconds from 0 (no API) to 3600"
 
 
@@ -51,6 +52,21 @@ def takes_permits(options: Mapping[str, object]) -> bool:
 def check_options(options: Mapping[str, object]) -> list[str]:
     """Return the problems of a `[backend.options]` table, one line each, starting with the key."""
     return problems_of(NumpyOptions, options)
+
+
+def check_prompts(config: Config, prompts: Sequence[Prompt]) -> list[str]:
+    """Return the first prompt that is longer than the policy's context."""
+    return [f"[data]: {problem}" for problem in islice(filter(None, map(length_problem, prompts)), 1)]
+
+
+def length_problem(prompt: Prompt) -> str:
+    """Return the problem of a prompt that is too long to be read; "" if it is not."""
+    if len(prompt.text) <= CONTEXT:
+        return ""
+    return (
+        f"prompt {prompt.id} has {len(prompt.text)} characters, and the policy's context is {CONTEXT}; "
+        "shorten it"
+    )
 
 
 def check_tools(config: Config, schemas: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -29,7 +29,7 @@ from retrain.backends import (
     UpdateStats,
     Work,
 )
-from retrain.backends.numpy import NumpyOptions
+from retrain.backends.numpy import CONTEXT, NumpyOptions, length_problem
 from retrain.backends.numpy.files import load_policy, save_policy
 from retrain.backends.numpy.gru import (
     Array,
@@ -109,21 +109,27 @@ class NumpyBackend:
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
         """Sample each prompt's group, with one prefill per prompt."""
+        if problem := next(filter(None, map(length_problem, prompts)), ""):
+            raise PromptError(problem)
         encoded = [self.characters.encode(p.text) for p in prompts]
         drawn = self._drawn(encoded, np.full(len(prompts), sampling.max_tokens), sampling)
         return to_groups(self.characters, prompts, drawn, sampling.group_size, self._optimizer.steps)
 
     def extend(self, turns: Sequence[NextTurn], sampling: Sampling) -> list[Rollout | None]:
-        """Sample another turn of each rollout, which runs again from its start."""
+        """Sample another turn of each rollout that the context has room for; it runs again from its start."""
         if sampling.group_size != 1:
             raise ValueError(f"group_size: got {sampling.group_size}; a rollout has one next turn")
-        characters = self.characters
-        asked = [self._told(turn) for turn in turns]
-        drawn = self._drawn(
-            [self.read(one) for one in asked], np.array([turn.max_tokens for turn in turns]), sampling
-        )
-        check_finite(drawn)
-        return [extended(characters, *pair) for pair in zip(asked, drawn, strict=True)]
+        asked = [(self._told(turn), turn.max_tokens) for turn in turns]
+        contexts = [self.read(one) for one, _ in asked]
+        fits = [number for number, ids in enumerate(contexts) if len(ids) <= CONTEXT]
+        found: list[Rollout | None] = [None] * len(turns)
+        if fits:
+            limits = np.array([asked[number][1] for number in fits])
+            drawn = self._drawn([contexts[number] for number in fits], limits, sampling)
+            check_finite(drawn)
+            for number, one in zip(fits, drawn, strict=True):
+                found[number] = extended(self.characters, asked[number][0], one)
+        return found
 
     def read(self, rollout: Rollout) -> Ids:
         characters = self.characters
@@ -173,6 +179,11 @@ class NumpyBackend:
 
     def _told(self, turn: NextTurn) -> Rollout:
         said = "".join(content for _, content in turn.messages)
+        if len(said) > CONTEXT:
+            raise PromptError(
+                f"an observation has {len(said)} characters, and the policy's context is {CONTEXT}; shorten "
+                "what the environment says"
+            )
         given = Given(len(turn.rollout.tokens), self.characters.encode(said, "observation "), said)
         return replace(turn.rollout, given=(*turn.rollout.given, given))
 

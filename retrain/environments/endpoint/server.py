@@ -22,7 +22,7 @@ from retrain.environments.endpoint.chat import ChatRequest, Refusal, Turn, answe
 from retrain.environments.endpoint.session import Session
 from retrain.registry.code import located
 
-LARGEST_BODY_BYTES = 64 << 20
+LARGEST_BODY_BYTES = 4 << 20  # a longer one takes seconds to tokenize, and fits no context
 IDLE_S = 120.0  # after which a connection without a request is closed
 LOOK_S = 0.5  # after which a client that waits is looked after
 POLL_S = 0.05  # of the thread that serves, to see that it should end
@@ -70,7 +70,7 @@ class _Served:
 
     def wait_for_turn(self, request: ChatRequest, has_left: Callable[[], bool]) -> tuple[Turn, str]:
         """Return a sampled turn and its name; CancelledError if the episode ends or the client leaves."""
-        turn = asyncio.run_coroutine_threadsafe(self.session.chat(request), self.loop)
+        turn = asyncio.run_coroutine_threadsafe(self.session.chat(request, has_left), self.loop)
         while not wait([turn], LOOK_S).done:
             if has_left():
                 turn.cancel()  # so that a retry continues the same conversation
@@ -130,10 +130,12 @@ class _Handler(BaseHTTPRequestHandler):
         if not length.isdecimal():
             self.close_connection = True
             raise Refusal("the request has no Content-Length", status=411)
-        if int(length) > LARGEST_BODY_BYTES:
-            self.close_connection = True
-            raise Refusal(f"the request is longer than {LARGEST_BODY_BYTES} bytes", status=413)
-        return self.rfile.read(int(length))
+        if (left := int(length)) > LARGEST_BODY_BYTES:
+            while left and (part := self.rfile.read(min(left, 1 << 20))):  # else the client reads no answer
+                left -= len(part)
+            what = f"the request has {length} bytes; at most {LARGEST_BODY_BYTES} are read"
+            raise Refusal(what, status=413)
+        return self.rfile.read(left)
 
     def _served(self) -> _Served:
         key = self.headers.get("Authorization", "").removeprefix("Bearer ").strip()

@@ -92,11 +92,11 @@ class Session:
         for task in self._tasks:
             task.cancel()
 
-    async def chat(self, request: ChatRequest) -> tuple[Turn, str]:
+    async def chat(self, request: ChatRequest, has_left: Callable[[], bool]) -> tuple[Turn, str]:
         """Sample the turn that a client asks for; return it with the answer's name.
 
         Raises:
-            CancelledError: the episode is over.
+            CancelledError: the episode is over, or the client has left, whose next try costs no other turn.
             Refusal: a limit of the episode is reached, or the policy cannot read the messages.
         """
         if self._is_over:
@@ -109,6 +109,8 @@ class Session:
         begun = earlier or self._begun(asked, schemas)
         with self._waits():
             rollout = await self._sampled(begun, asked[len(begun.said) :], request.limit)
+        if has_left():
+            raise asyncio.CancelledError
         self.turns += 1
         self.is_cut |= rollout.truncated and len(rollout.tokens) >= self._limits.tokens
         conversation = Conversation((*asked, ("assistant", rollout.text)), schemas, rollout)
