@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from retrain.engines import Ids
 from retrain.errors import ConfigError, PromptError
 
