@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 
-from retrain.campaign.forecast import union_s
+from retrain.campaign.forecast import busy_s
 from retrain.campaign.rollup import RollUp
 from retrain.errors import RecordsError
 from retrain.plan.matrix import Plan
 from retrain.records.decision import Decision, ending_of, final_value, verdict_of
 from retrain.records.layout import RunFiles
+from retrain.records.looks import append_round, begin_design, read_looks
 from retrain.records.manifest import RunEntry
-from retrain.records.run_state import RunState, read_attempts
-from retrain.records.text import parse_duration
+from retrain.records.run_state import RunState
+from retrain.records.text import count_of, parse_duration
 
 
 class Rounds:
     """Asks for runs round by round, and keeps what was found in the manifest; for the lock's holder."""
 
     def __init__(
-        self, plan: Plan, roll_up: RollUp, files_of: Callable[[str], RunFiles], notice: Callable[[str], None]
+        self,
+        plan: Plan,
+        roll_up: RollUp,
+        files_of: Callable[[str], RunFiles],
+        looks: Path,
+        notice: Callable[[str], None],
     ) -> None:
         self._plan = plan
+        self._looks = looks
         self._roll_up = roll_up
         self._files_of = files_of
         self._notice = notice
@@ -40,16 +48,28 @@ class Rounds:
             return frozenset(run.run_id for run in self._plan.runs)
         from retrain.plan.decision import decide  # not at the top: imports numpy
 
+        known = read_looks(self._looks)
         entries = self._roll_up.entries()
         ended = {run.run_id: self._value(run, table.metric) for run in entries if run.state == RunState.DONE}
         ended |= {run_id: None for run_id in over if run_id not in ended}
         begun = {run.run_id for run in entries if run.attempts}
         by_hand = {run.run_id for run in self._plan.runs if run.seed in self._plan.added_seeds}
         is_spent = bool(table.budget) and self._busy_s(begun - by_hand) >= parse_duration(table.budget)
-        found = decide(self._plan, table, ended, begun, is_spent=is_spent)
+        found = decide(self._plan, table, ended, begun, is_spent=is_spent, known=known)
+        if found.rounds and not known.design:
+            begin_design(self._looks, self._plan.design, ())
+        for one in found.rounds:
+            append_round(self._looks, one)
         self._roll_up.decided(found.decision, found.wanted | begun)
         self._tell(found.decision)
         return found.wanted
+
+    def begin_anew(self, changes: Sequence[str]) -> None:
+        """Drop what was looked at, as the user has accepted changes; they are told with every verdict."""
+        known = read_looks(self._looks)
+        if known.design and changes:
+            told = [f"{change}, after looks at {count_of(known.seeds, 'seed')}" for change in changes]
+            begin_design(self._looks, self._plan.design, (*known.changes, *told))
 
     def _value(self, run: RunEntry, metric: str) -> float | None:
         if run.run_id not in self._values:
@@ -64,8 +84,7 @@ class Rounds:
         return self._values[run.run_id]
 
     def _busy_s(self, begun: Collection[str]) -> float:
-        attempts = (one for run_id in begun for one in read_attempts(self._files_of(run_id).attempts))
-        return union_s((one.started_at, one.ended_at) for one in attempts if one.ended_at)
+        return busy_s(map(self._files_of, begun))
 
     def _tell(self, decision: Decision) -> None:
         """Notice verdicts that are new, and the end."""

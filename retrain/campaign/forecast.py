@@ -17,6 +17,7 @@ from retrain.plan.estimate.remaining import remaining
 from retrain.plan.estimate.simulation import widened
 from retrain.plan.matrix import Plan
 from retrain.records.layout import TRIALS, RunFiles, find_campaigns
+from retrain.records.lines import pick, read_lines
 from retrain.records.manifest import Expectation, Manifest
 from retrain.records.run_row import RunRow, read_row
 from retrain.records.run_state import RunState, read_attempts
@@ -106,13 +107,26 @@ class Forecaster:
 
     def _busy_s(self) -> float:
         """Return the time in which any run was alive: the pauses of a stopped campaign do not count."""
-        spans = [
-            (attempt.started_at, attempt.ended_at)
-            for run in self._plan.runs
-            for attempt in read_attempts(self._files_of(run.run_id).attempts)
-            if attempt.ended_at
-        ]
-        return union_s(spans)
+        return busy_s(self._files_of(run.run_id) for run in self._plan.runs)
+
+
+def busy_s(runs: Iterable[RunFiles]) -> float:
+    """Return the seconds in which any of these runs was alive.
+
+    An attempt whose end nobody recorded, as it was killed with its orchestrator, lasted until its last row.
+    """
+    spans: list[tuple[str, str]] = []
+    for files in runs:
+        attempts = read_attempts(files.attempts)
+        last = {} if all(one.ended_at for one in attempts) else _last_rows(files)
+        spans += [(one.started_at, one.ended_at or last.get(one.number, "")) for one in attempts]
+    return union_s(spans)
+
+
+def _last_rows(files: RunFiles) -> dict[int, str]:
+    """Return when each attempt wrote its last row, those that were repeated later among them."""
+    rows = (pick(line, ("attempt", "timestamp")) or {} for line in read_lines(files.metrics))
+    return {row.get("attempt", 0): str(row.get("timestamp", "")) for row in rows}
 
 
 def _named(campaign: str, directories: Iterable[Path]) -> list[Path]:

@@ -75,6 +75,7 @@ class CampaignRun:
         self.directory = files.directory
         self._files = files
         self._observer = observer
+        self.accepted: Sequence[str] = ()  # changes of the file since it began
         self.catch_up: Callable[[], None] = lambda: None  # brings a resumed campaign's files up to date
         self._supervisor: Supervisor | None = None
         self._asked_to_stop = 0  # before there was a supervisor
@@ -108,7 +109,8 @@ class CampaignRun:
                 lock.renew()
             else:
                 open_permits(self.plan, self._files, self._observer.notice)
-            rounds = Rounds(self.plan, roll_up, self.files_of, self._observer.notice)
+            rounds = Rounds(self.plan, roll_up, self.files_of, self._files.looks, self._observer.notice)
+            rounds.begin_anew(self.accepted)
             asked = rounds.asked([] if retry_failed else _failed(states))
             self._write(roll_up, ended=False)
             todo, alive = self._shares(asked, states, launcher.queued(), retry_failed)

@@ -24,6 +24,7 @@ from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.provenance import Provenance
 from retrain.plan.provenance import digest as digest_of_file
 from retrain.records.layout import CampaignFiles, RunFiles, files_of_runs, recorded_hash, recorded_tables
+from retrain.records.looks import read_looks
 from retrain.records.manifest import read_manifest
 from retrain.records.text import as_typed, first_of, plain
 
@@ -55,12 +56,14 @@ def reconcile(
     """
     is_same_file = digest_of_file(files.campaign_toml.read_bytes()) == origin.digest
     recorded = _recorded(plan, files, is_same_file)
+    redesigned = tuple(read_looks(files.looks).differs(plan.design)) if plan.decision else ()
     if plan.decision or plan.added_seeds:  # the manifest has only those that were needed so far
         for run in (run for run in plan.runs if run.run_id not in recorded):
             known = recorded_hash(files_of(run.run_id))
-            if known or run.seed in plan.added_seeds:
+            if known or redesigned or run.seed in plan.added_seeds:
                 recorded[run.run_id] = known or run.config_hash
     found = _compare(plan, recorded, files_of, is_same_file=is_same_file)
+    found = replace(found, changes=(*redesigned, *found.changes))
     alive = [run_id for run_id in recorded if found.changes and is_held(files_of(run_id).lock)]
     if alive:
         raise ConfigError(

@@ -135,7 +135,7 @@ def reopen(
     observer = observer or Observer()
     campaign = CampaignRun(plan, files, observer)
     found = reconcile(campaign.plan, files, campaign.files_of, origin, accept_changes=accept_config_change)
-    campaign.plan = found.plan
+    campaign.plan, campaign.accepted = found.plan, found.changes
     now = replace(
         wanted,
         where=str(where),

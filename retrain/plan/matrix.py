@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from retrain import registry
 from retrain.config.campaign import LARGEST_SEED, Campaign, Condition, Decide, Run
@@ -114,12 +114,15 @@ class Plan:
         wanted = self.decision.reference if self.decision else ""
         return next((c for c in self.conditions if wanted in (c, label_of(c))), self.conditions[0])
 
-    def rounds(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Iterate over rounds of a campaign with `[decision]`: all seeds so far, and those of the round."""
-        seeds, before = self.seeds[: len(self.seeds) - len(self.added_seeds)], 0
-        for count in range(self.first_seeds, len(seeds) + 1):
-            yield seeds[:count], seeds[before:count]
-            before = count
+    @property
+    def design(self) -> dict[str, Any]:
+        """What `[decision]` must fix before data are looked at; empty without that table."""
+        return vars(self.decision) | {"reference": self.reference} if self.decision else {}
+
+    @property
+    def planned_seeds(self) -> tuple[int, ...]:
+        """The seeds without those that the user added."""
+        return self.seeds[: len(self.seeds) - len(self.added_seeds)]
 
     @property
     def workers(self) -> int:

@@ -14,7 +14,7 @@ from retrain.records.layout import RunFiles
 from retrain.records.metrics import mean, read_metrics
 from retrain.records.row_parts import keys_of
 from retrain.records.step_row import EpisodeSummary, RolloutSummary, Timing, UpdateSummary
-from retrain.records.text import count_of, number, plain
+from retrain.records.text import count_of, first_of, number, plain
 
 VERDICTS = {
     "better": "better than {}",
@@ -60,6 +60,8 @@ class Decision:
     ended: str  # decided, seeds (used up), budget (used up); "" while seeds are added
     smallest_difference: float | None = None
     conditions: tuple[ConditionDecision, ...] = ()  # all but the reference
+    changes: tuple[str, ...] = ()  # to the design after looks; the last began the decision anew
+    again: tuple[str, ...] = ()  # runs that ended in another way than when they were looked at
 
 
 def verdict_of(one: ConditionDecision, decision: Decision) -> str:
@@ -87,7 +89,7 @@ def lines_of(decision: Decision | None) -> tuple[str, ...]:
     if decision is None:
         return ()
     verdicts = (verdict_of(one, decision) for one in decision.conditions)
-    lines = (*verdicts, *_pairing(decision), ending_of(decision))
+    lines = (*verdicts, *_pairing(decision), *_departures(decision), ending_of(decision))
     return tuple(plain(line, 500) for line in lines)
 
 
@@ -99,6 +101,18 @@ def _pairing(decision: Decision) -> Iterator[str]:
     ]
     if shares:
         yield f"comparing the same seeds changed the variance of differences by {', '.join(shares)}"
+
+
+def _departures(decision: Decision) -> Iterator[str]:
+    """Iterate over what was not as planned, so that the verdicts must be read with it."""
+    if decision.changes:
+        yield (
+            f"the design was changed after data were seen, and the decision made anew: "
+            f"{'; '.join(decision.changes)}. The error of {decision.error:g} no longer holds"
+        )
+    if decision.again:
+        runs = first_of(decision.again)
+        yield f"not part of the decision: what {runs} gave after the look at that seed; the look counts"
 
 
 def looks_of(decision: Decision | None, added_seeds: int) -> Iterator[str]:
@@ -120,8 +134,9 @@ def decision_from(found: Mapping[str, Any] | None) -> Decision | None:
     if not found:
         return None
     conditions = tuple(record_of(ConditionDecision, one) for one in found["conditions"])
-    scalars = {field.name: found[field.name] for field in fields(Decision) if field.name != "conditions"}
-    return Decision(**scalars, conditions=conditions)
+    lists: dict[str, Any] = {name: tuple(map(str, found.get(name, ()))) for name in ("changes", "again")}
+    scalars = {f.name: found[f.name] for f in fields(Decision) if f.name not in {*lists, "conditions"}}
+    return Decision(**scalars | lists, conditions=conditions)
 
 
 def is_higher_better(metric: str) -> bool | None:

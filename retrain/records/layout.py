@@ -71,6 +71,7 @@ class CampaignFiles:
     lock = _File("campaign.lock")
     log = _File("campaign.log")
     notices = _File("notices.jsonl")
+    looks = _File("decision.jsonl")
     stop_request = _File("stop.json")
     permits = _File("permits")
     runs = _File("runs")

@@ -1,0 +1,148 @@
+"""What a campaign with `[decision]` has looked at stands, whatever is repaired or changed afterwards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from retrain.campaign.forecast import busy_s
+from retrain.campaign.run import reopen, start
+from retrain.errors import EXIT_DONE, EXIT_RUN_FAILED, ConfigError
+from retrain.records.decision import lines_of
+from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.looks import read_looks
+from retrain.records.run_state import RunState, begin_attempt, end_attempt
+from tests.long.test_decision import DECISION, decision_of, stopped_after, verdicts
+
+TWO_CONDITIONS = DECISION.partition('[[campaign.conditions]]\nname = "alike"')[0]
+WITHOUT_RETRIES = ("campaign.retries=0",)
+
+
+@pytest.fixture
+def decision_file(here: Path) -> Path:
+    path = here / "decision.toml"
+    path.write_text(TWO_CONDITIONS)
+    return path
+
+
+def with_a_lost_run(path: Path, *overrides: str) -> Path:
+    """Return the directory of a campaign of which one run could not write its rows, which is mended now."""
+    campaign = start(path, (*WITHOUT_RETRIES, *overrides))
+    in_the_way = campaign.files_of("bonus_s8").metrics
+    in_the_way.mkdir()
+    assert campaign.execute().exit_code == EXIT_RUN_FAILED
+    in_the_way.rmdir()
+    return campaign.directory
+
+
+def test_a_run_that_is_repaired_after_the_verdict_is_no_part_of_it(decision_file: Path) -> None:
+    directory = with_a_lost_run(decision_file)
+    before = decision_of(directory)
+    assert verdicts(before) == {"bonus": ("better", 6)}
+    outcome = reopen(directory).execute(retry_failed=True)
+    after = decision_of(directory)
+    assert (outcome.exit_code, outcome.states["bonus_s8"]) == (EXIT_DONE, RunState.DONE)
+    assert (after.conditions, after.ended, after.runs) == (before.conditions, before.ended, before.runs)
+    assert after.again == ("bonus_s8",)
+    assert any("not part of the decision: what bonus_s8" in line for line in lines_of(after))
+
+
+def test_a_verdict_needs_only_what_was_looked_at(decision_file: Path) -> None:
+    """Not the runs, which another version might read otherwise, nor the manifest."""
+    directory = start(decision_file).execute().directory
+    before, runs = decision_of(directory), CampaignFiles(directory).run
+    for seed in (5, 7):
+        done = runs(f"bonus_s{seed}").done
+        found = json.loads(done.read_text())
+        rows = runs(f"bonus_s{seed}").metrics
+        rows.write_text(rows.read_text().replace('"mean_reward": ', '"mean_reward": -'))
+        kept = {key: value for key, value in found.items() if key != "metrics"}  # the rows' seal
+        done.write_text(json.dumps(kept))
+    CampaignFiles(directory).manifest.unlink()
+    reopen(directory).execute()
+    after = decision_of(directory)
+    assert after.conditions == before.conditions
+    assert after.again == ("bonus_s5", "bonus_s7")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("max_seeds = 8", "max_seeds = 9"),
+        ('"mean_reward"', '"correct_rate"'),
+        ("max_seeds", 'budget = "1h"\nmax_seeds'),
+    ],
+)
+def test_a_design_that_is_changed_after_a_look_is_refused_or_told(
+    decision_file: Path, before: str, after: str, retrain: Callable[..., CompletedProcess[str]]
+) -> None:
+    directory = stopped_after(decision_file, 8).directory
+    given = CampaignFiles(directory).campaign_toml
+    given.write_text(given.read_text().replace(before, after, 1))
+    with pytest.raises(ConfigError, match=r"decision\.\w+: .* -> ") as refused:
+        reopen(directory)
+    assert "is new" not in str(refused.value)
+    reopen(directory, accept_config_change=True).execute()
+    reopen(directory).execute()  # accepted once, and still told
+    found = decision_of(directory)
+    assert len(found.changes) == 1
+    told = "the design was changed after data were seen"
+    assert any(told in line for line in lines_of(found))
+    assert told in retrain("status", directory).stdout
+
+
+def test_a_design_may_be_changed_before_the_first_look(decision_file: Path) -> None:
+    directory = stopped_after(decision_file, 2).directory
+    given = CampaignFiles(directory).campaign_toml
+    given.write_text(given.read_text().replace('"mean_reward"', '"correct_rate"'))
+    reopen(directory).execute()
+    found = decision_of(directory)
+    assert (found.metric, found.changes) == ("correct_rate", ())
+
+
+def test_a_raised_budget_opens_no_decision_that_has_ended(decision_file: Path) -> None:
+    decision_file.write_text(TWO_CONDITIONS.replace("max_seeds = 8", 'max_seeds = 8\nbudget = "1s"'))
+    campaign = start(decision_file)
+    attempts = campaign.files_of("plain_s5").attempts
+    end_attempt(attempts, begin_attempt(attempts), RunState.INTERRUPTED, ended_at="2999-01-01T00:00:00Z")
+    directory = campaign.execute().directory
+    ended = decision_of(directory)
+    assert (ended.ended, verdicts(ended)) == ("budget", {"bonus": ("undecided", 3)})
+    given = CampaignFiles(directory).campaign_toml
+    given.write_text(given.read_text().replace('"1s"', '"9999999h"'))
+    with pytest.raises(ConfigError, match=r"decision\.budget: '1s' -> '9999999h'"):
+        reopen(directory)
+    reopen(directory, accept_config_change=True).execute()
+    found = decision_of(directory)
+    assert (found.ended, verdicts(found)) == ("decided", {"bonus": ("better", 6)})
+    assert found.changes == ("decision.budget: '1s' -> '9999999h', after looks at 3 seeds",)
+
+
+def test_a_line_that_was_cut_off_is_looked_at_again(decision_file: Path) -> None:
+    directory = start(decision_file).execute().directory
+    before, looks = decision_of(directory), CampaignFiles(directory).looks
+    looks.write_bytes(looks.read_bytes()[:-20])
+    reopen(directory).execute()
+    assert decision_of(directory) == before
+    assert len(read_looks(looks).rounds) == 4
+
+
+def test_an_attempt_that_was_killed_with_its_orchestrator_lasted_until_its_last_row(tmp_path: Path) -> None:
+    files = RunFiles(tmp_path)
+    files.attempts.write_text(
+        '{"event": "begin", "attempt": 1, "started_at": "2026-01-01T00:00:00Z"}\n'
+        '{"event": "begin", "attempt": 2, "started_at": "2026-01-01T02:00:00Z"}\n'
+        '{"event": "end", "attempt": 2, "ended_at": "2026-01-01T02:00:10Z", "ending": "done"}\n'
+    )
+    rows = [(1, 1, "00:00:30"), (2, 1, "00:01:00"), (1, 2, "02:00:05")]
+    files.metrics.write_text(
+        "".join(
+            f'{{"step": {step}, "attempt": {attempt}, "timestamp": "2026-01-01T{at}Z"}}\n'
+            for step, attempt, at in rows
+        )
+    )
+    assert busy_s([files]) == 60 + 10
