@@ -129,6 +129,7 @@ def row_of(step: int) -> StepRow:
     return StepRow(
         identity=Identity(step=step, run="r_s0", condition="r", seed=0, attempt=1, timestamp=utc_now()),
         timing=Timing(step_time_s=x, sample_time_s=x, reward_time_s=x, train_time_s=x),
+        cost=None,
         permits=PermitUse(wait_s=x, held_s=x, permits=None),
         rollouts=BATCH.summary(ADVANTAGES, x),
         episodes=None,

@@ -17,6 +17,7 @@ from tests.test_trainer import SMALL, train
 EVERYTHING_ON = {
     "eval": {"tables": [{"name": "hard", "every": 1, "samples": 2, "temperature": 1.0}]},
     "algorithm": {"kl_coef": 0.1},
+    "budget": {"prices": {"numpy": {"sample": 1.0}}},
     "data": {"eval_prompts": 2, "eval_samples": 2},
     "backend": {"max_concurrent": "auto"},
     "backpressure": {"enabled": True, "max_batch_size": 4, "peak_gflops": 100.0, "peak_bw_gb_s": 10.0},

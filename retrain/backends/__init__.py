@@ -16,6 +16,7 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
+from retrain.backends.metering import Meter
 from retrain.backends.progress import BackendProgress as BackendProgress
 from retrain.backends.progress import EpisodeProgress as EpisodeProgress
 from retrain.backends.progress import SamplingProgress as SamplingProgress
@@ -44,6 +45,7 @@ SPEC = PluginSpec(
         Hook("check_tools", ("config", "schemas"), "why its policies cannot be shown functions"),
         Hook("memory", ("config", "prompts"), "MemoryEstimate of a run, or None if not known"),
         Hook("advise_run", ("config",), "advice before a run"),
+        Hook("price", ("config",), "retrain.config.prices.Price of its model's tokens, None if not known"),
         Hook("servers", ("config",), "address -> key, of each server that must answer before a run"),
     ),
     judge="check_options",
@@ -136,6 +138,7 @@ class BackendSpec:
     memory: Callable[[], Trainers | None] = unknown  # what the campaign's runs on this machine take
     run_name: str = ""
     notes: Path | None = None  # directory for files that the run's next attempt is to find
+    meter: Meter = field(default_factory=Meter)  # counts what calls are billed, with `BackendInfo.bills`
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +235,7 @@ class BackendInfo:
 
     parameters: int
     remote: bool = False  # calls an API and takes permits
+    bills: bool = False  # counts the tokens of its calls with `BackendSpec.meter`; else the trainer does
     spare_fraction: float = 0.0  # prompts beyond a batch that it is asked for, with `Sampling.enough`
     overlaps: bool = False  # `sample` may be called, even several times, while `update` is running
     deterministic: bool = False  # same seed and steps -> same bits, also after a resume

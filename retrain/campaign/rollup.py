@@ -61,6 +61,7 @@ def manifest_of(
     return replace(
         with_plan(found, plan.config_hash, planned),
         added_seeds=len(plan.added_seeds),
+        budget_usd=plan.runs[0].config.budget.usd,
         workers=plan.workers,
         stagger_s=plan.campaign.stagger_seconds,
         shared_cores=cpu_capacity() if plan.shares_cores else 0.0,

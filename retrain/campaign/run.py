@@ -21,6 +21,7 @@ from retrain.campaign.orchestrate import CampaignOutcome, CampaignRun
 from retrain.campaign.recorded import reconcile
 from retrain.config.digest import is_as_written
 from retrain.config.load import load_config
+from retrain.config.prices import missing_price
 from retrain.config.resolve import as_tables
 from retrain.errors import EXIT_DONE, ConfigError, LaunchError
 from retrain.locks.held import holder
@@ -108,6 +109,7 @@ def reopen(
     accept_config_change: bool = False,
     just_started: bool = False,
     more_seeds: int = 0,
+    budget_usd: float | None = None,
 ) -> CampaignRun:
     """Open an existing campaign, or a copy of it, to resume it.
 
@@ -118,6 +120,7 @@ def reopen(
             run from its newest checkpoint, with the present configuration.
         just_started: it has not run yet, so an existing request to stop it stands.
         more_seeds: how many seeds each condition gets besides those that it has.
+        budget_usd: what the campaign may cost in all, with what it has cost so far; None: as it was.
 
     Raises:
         RecordsError: the directory holds no campaign.
@@ -125,10 +128,9 @@ def reopen(
     """
     files = open_campaign(directory.absolute())
     origin, lost = known_origin(files)
-    if more_seeds and is_single_run(files.directory):
-        raise ConfigError(f"{directory}: is a single run; seeds are added to a campaign")
-    wanted = replace(origin, added_seeds=origin.added_seeds + more_seeds)
+    wanted = _with_more(origin, directory, more_seeds, budget_usd)
     plan, where = _planned_anew(files, wanted)
+    _require_prices(plan, files)
     plan = as_launched(plan, str(files.campaign_toml))
     if not has_engine(plan.campaign):  # this machine may have less memory than the last
         check_memory(plan, str(files.campaign_toml))
@@ -159,6 +161,14 @@ def reopen(
 
     campaign.catch_up = catch_up
     return campaign
+
+
+def with_budget(overrides: Sequence[str], usd: float | None) -> tuple[str, ...]:
+    """Return overrides with this budget instead of theirs; as they are for None."""
+    key = "budget.usd="
+    if usd is None:
+        return tuple(overrides)
+    return (*(one for one in overrides if not one.replace(" ", "").startswith(key)), f"{key}{usd}")
 
 
 def run_campaign(
@@ -206,6 +216,20 @@ def detach(directory: Path, arguments: Sequence[str] = ()) -> int:
         said = files.log.read_bytes()[start:].decode(errors="replace").strip()
         raise LaunchError(f"{directory}: the orchestrator ended at once: {said or f'exit code {code}'}")
     return process.pid
+
+
+def _with_more(origin: Provenance, directory: Path, more_seeds: int, budget_usd: float | None) -> Provenance:
+    """Return how a campaign continues with more seeds and another budget."""
+    if more_seeds and is_single_run(directory):
+        raise ConfigError(f"{directory}: is a single run; seeds are added to a campaign")
+    overrides = with_budget(origin.overrides, budget_usd)
+    return replace(origin, added_seeds=origin.added_seeds + more_seeds, overrides=overrides)
+
+
+def _require_prices(plan: Plan, files: CampaignFiles) -> None:
+    problems = {missing_price(run.config): None for run in plan.first_runs().values()}
+    if lacking := [f"{files.campaign_toml} {problem}" for problem in problems if problem]:
+        raise ConfigError(lacking)
 
 
 def _planned_anew(files: CampaignFiles, origin: Provenance) -> tuple[Plan, Path]:

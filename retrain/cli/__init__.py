@@ -177,6 +177,10 @@ RunId = Annotated[
     str, typer.Argument(metavar="RUN-ID", help="Which run of a campaign.", autocompletion=complete_runs)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the same rows as JSON.")]
+BudgetUsd = Annotated[
+    float | None,
+    typer.Option("--budget-usd", metavar="DOLLARS", help="Most that it may cost, in dollars: [budget].usd."),
+]
 Detach = Annotated[bool, typer.Option("--detach", help="Run it in the background and return immediately.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite a file that retrain did not write.")]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 from typer import Argument, Option
 
-from retrain.cli import AsJson, Detach
+from retrain.cli import AsJson, BudgetUsd, Detach
 from retrain.cli.run import JUST_STARTED, carry_out, finish, leave_running, observe
 
 MOST_SEEDS = 10_000  # added at a time
@@ -21,6 +21,7 @@ def command(
         False, "--accept-config-change", help="Continue although campaign.toml now gives different results."
     ),
     seeds: str = Option("", "--seeds", metavar="+N", help="Add N seeds to each condition."),
+    budget_usd: BudgetUsd = None,
     detach: Detach = False,
     just_started: bool = Option(False, JUST_STARTED, hidden=True),
     as_json: AsJson = False,
@@ -38,8 +39,18 @@ def command(
 
     more = _number_of(seeds)
     if detach:  # first here: its errors appear on this terminal
-        reopen(directory, accept_config_change=accept_config_change, more_seeds=more)
-        flags = {"--failed": failed, "--accept-config-change": accept_config_change, f"--seeds=+{more}": more}
+        reopen(
+            directory,
+            accept_config_change=accept_config_change,
+            more_seeds=more,
+            budget_usd=budget_usd,
+        )
+        flags = {
+            "--failed": failed,
+            "--accept-config-change": accept_config_change,
+            f"--seeds=+{more}": more,
+            f"--budget-usd={budget_usd}": budget_usd,
+        }
         leave_running(directory, [flag for flag, given in flags.items() if given])
         return
     with ExitStack() as stack:
@@ -49,6 +60,7 @@ def command(
             accept_config_change=accept_config_change,
             just_started=just_started,
             more_seeds=more,
+            budget_usd=budget_usd,
         )
         outcome = carry_out(campaign, retry_failed=failed)
     finish(outcome, as_json=as_json)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from retrain.cli import AsJson, ConfigFile, Detach, Overrides
+from retrain.cli import AsJson, BudgetUsd, ConfigFile, Detach, Overrides
 
 if TYPE_CHECKING:
     from retrain.campaign import Observer
@@ -22,7 +22,11 @@ JUST_STARTED = "--just-started"  # tells `resume` that it is the rest of `run --
 
 
 def command(
-    file: ConfigFile, overrides: Overrides = None, detach: Detach = False, as_json: AsJson = False
+    file: ConfigFile,
+    overrides: Overrides = None,
+    budget_usd: BudgetUsd = None,
+    detach: Detach = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run every condition with every seed and show the result.
 
@@ -30,14 +34,15 @@ def command(
 
     Example: retrain run campaign.toml --set campaign.max_workers=2
     """
-    from retrain.campaign.run import start
+    from retrain.campaign.run import start, with_budget
 
+    given = with_budget(overrides or (), budget_usd)
     if detach:
-        leave_running(start(file, overrides or ()).directory, [JUST_STARTED])
+        leave_running(start(file, given).directory, [JUST_STARTED])
         return
     with ExitStack() as stack:
         observer = observe(stack)
-        outcome = carry_out(start(file, overrides or (), observer))
+        outcome = carry_out(start(file, given, observer))
     finish(outcome, as_json=as_json)
 
 
@@ -112,12 +117,16 @@ def observe(stack: ExitStack) -> Observer:
 
 
 def _next_command(directory: Path, outcome: CampaignOutcome) -> str:
+    from retrain.records.campaign_state import why_stopped
+    from retrain.records.layout import CampaignFiles
     from retrain.records.run_state import RunState
     from retrain.records.text import as_typed
 
     states = set(outcome.states.values())
     if states <= {RunState.DONE}:
         return ""
+    if why_stopped(CampaignFiles(directory)):
+        return f"continue with more money: retrain resume {as_typed(directory)} --budget-usd DOLLARS"
     if states <= {RunState.DONE, RunState.FAILED}:
         return f"retry the failed runs with: retrain resume {as_typed(directory)} --failed"
     return f"continue with: retrain resume {as_typed(directory)}"

@@ -133,6 +133,18 @@ class Decide(Section, affects="schedule"):
 
 
 @dataclass(frozen=True)
+class Budget(Section, affects="schedule"):
+    """What a campaign may cost, and the prices of tokens."""
+
+    usd: float | None = key(
+        None, "dollars; the campaign saves its runs and stops before it costs more", gt=0, le=1e9
+    )
+    prices: Table = key(
+        dict, "dollars per million tokens, one table per model: prefill, cached, sample, train"
+    )
+
+
+@dataclass(frozen=True)
 class Run(Section, affects="display"):
     """Which run of which campaign this is; written by retrain into run.toml, never by hand."""
 

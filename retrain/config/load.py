@@ -22,6 +22,7 @@ from retrain.config.drafts import Location, Problem, Trials, draft_of, place
 from retrain.config.evals import check_eval_tables, with_eval_tables
 from retrain.config.files import found_below
 from retrain.config.keys import quote
+from retrain.config.prices import check_prices
 from retrain.config.resolve import DECIDED_BY_CAMPAIGN, merge, overrides_of, with_default_plugins
 from retrain.config.schema import Config
 from retrain.config.versions import CURRENT, as_meant
@@ -128,7 +129,7 @@ def parse(
     file = draft_of(raw, trials)
     conditions = _conditions(raw)
     unread = [*launcher, *check_environment_is_named(file, conditions), *check_eval_tables(file)]
-    found = [*file.mistakes, *unread, *check_campaign(file), *check_logging(file)]
+    found = [*file.mistakes, *unread, *check_campaign(file), *check_logging(file), *check_prices(file)]
     # what every condition replaces must still be right
     found += check_plugins(file, by_name=True) if conditions else check_run(file)
     lines = [f"{where(location)}: {what}" for location, what in (*found, *_without_effect(raw, overridden))]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from retrain.config.campaign import LARGEST_SEED, Campaign, Decide, Run
+from retrain.config.campaign import LARGEST_SEED, Budget, Campaign, Decide, Run
 from retrain.config.keys import LARGEST_PERMITS, Normalization, Permits, Section, Table, count, key, plugin
 
 SINGLE_TURN = "single_turn"  # the environment that is none
@@ -254,8 +254,7 @@ class Logging(Section, affects="display"):
 class Eval(Section):
     """An evaluation that is not the reward: its own held-out prompts, reward and sampling.
 
-    There may be several, each a table `[[eval]]`. Each completes a prompt once per sample, whatever
-    `[environment]` is.
+    There may be several, each a table `[[eval]]`. They complete a prompt once per sample, without episodes.
     """
 
     name: str = key("", "its rows' fields are `eval_<name>_*`, its file `evals/<name>.jsonl`", max_length=40)
@@ -291,6 +290,7 @@ class Config(Section):
     eval: Evals = key(Evals, "evaluations that are not the reward, each a table [[eval]]")
     campaign: Campaign | None = key(None, "conditions x seeds; absent: the file describes one run")
     decision: Decide | None = key(None, "add seeds until differences are known; absent: run those given")
+    budget: Budget = key(Budget, "what it may cost, and the prices of tokens")
     warmup: WarmUp = key(WarmUp, "supervised training on given completions first")
     backpressure: BackPressure = key(BackPressure, "find the best batch size")
     throttle: Throttle = key(Throttle, "yield to the other load on this machine")

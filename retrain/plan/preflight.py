@@ -7,9 +7,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from retrain import registry
+from retrain.config.prices import age_notice, missing_price, price_of
 from retrain.config.schema import Config, Eval
 from retrain.errors import ConfigError, LaunchError
 from retrain.event_loop import result_of
@@ -54,6 +56,10 @@ def preflight(plan: Plan, source: str) -> Checked:
         if not found and (needed := memory_of(config, task.train)):
             memory[run.condition] = needed
         warnings.update(dict.fromkeys(_trained_on(config, task, built)))
+        if (price := price_of(config)) and (old := age_notice(price, date.today())):
+            warnings[old] = None
+        if missing := missing_price(config):
+            found.append(missing)
         problems.update(dict.fromkeys(f"{source} {problem}" for problem in found))
     if problems:
         raise ConfigError(list(problems))

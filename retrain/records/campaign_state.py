@@ -15,11 +15,20 @@ from retrain.errors import RecordsError
 from retrain.records.files import read_json, write_json
 from retrain.records.layout import CampaignFiles
 from retrain.records.lines import append_line, parse_line
+from retrain.records.text import plain
 
 
-def ask_to_stop(files: CampaignFiles, *, now: bool) -> None:
+def ask_to_stop(files: CampaignFiles, *, now: bool, why: str = "") -> None:
     """Ask a campaign's orchestrator and workers to save and exit, or (`now`) to exit at once."""
-    write_json(files.stop_request, {"now": now})
+    write_json(files.stop_request, {"now": now} | ({"why": why} if why else {}))
+
+
+def why_stopped(files: CampaignFiles) -> str:
+    """Return why a campaign asked itself to stop; "" if it was somebody else, or it did not."""
+    try:
+        return plain(str((read_json(files.stop_request) or {}).get("why", "")))
+    except RecordsError:
+        return ""
 
 
 def asked_to_stop(files: CampaignFiles) -> int:

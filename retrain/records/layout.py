@@ -50,6 +50,7 @@ class RunFiles:
     warmup = _File("warmup.jsonl")
     samples = _File("samples.jsonl")
     evals = _File("evals")
+    spend = _File("spend.json")
     output_log = _File("output.log")
     checkpoints = _File("checkpoints")
     done = _File("done.json")

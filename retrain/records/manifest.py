@@ -1,7 +1,6 @@
 """manifest.json: a campaign at a glance, rebuilt from its run directories on every change.
 
-It holds what the directories do not (provenance and plan) and a copy of what they do.
-Losing it loses no run.
+It holds what the directories do not, provenance and plan, and copies what they do: losing it loses no run.
 
 It has the row of a run that is over, so that `status` need not open the run's files. A row is valid while the
 sizes and modification times of three files are unchanged: any change of a run's state changes attempts.jsonl,
@@ -98,6 +97,7 @@ class Manifest:
     stagger_s: float = 0.0  # least time between two launches
     shared_cores: float = 0.0  # CPU cores shared by runs that keep one busy each; 0 if they do not
     decision: Decision | None = None  # what `[decision]` has found; None without that table
+    budget_usd: float | None = None  # `[budget].usd`
     added_seeds: int = 0  # by the user, after the campaign had begun
     expected: Expectation | None = None  # None while no step time is known
 
@@ -206,8 +206,7 @@ def _entry(found: Mapping[str, Any]) -> RunEntry:
 
 
 def _parse(found: dict[str, Any]) -> Manifest:
-    git = found["git"]
-    runs = tuple(map(_entry, found["runs"]))
+    git, runs = found["git"], tuple(map(_entry, found["runs"]))
     known = {field.name: found[field.name] for field in fields(Manifest) if field.default is MISSING}
     later = {
         "shared_permits": tuple(str(path) for path in found.get("shared_permits", ())),
@@ -215,6 +214,7 @@ def _parse(found: dict[str, Any]) -> Manifest:
         "stagger_s": float(found.get("stagger_s", 0.0)),
         "shared_cores": float(found.get("shared_cores", 0.0)),
         "decision": decision_from(found.get("decision")),
+        "budget_usd": found.get("budget_usd"),
         "added_seeds": int(found.get("added_seeds", 0)),
         "expected": _expectation(found["expected"]) if found.get("expected") else None,
     }

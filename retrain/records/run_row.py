@@ -27,6 +27,7 @@ from retrain.records.run_state import (
     inspect_run,
     read_progress,
 )
+from retrain.records.spending import Spending, columns_of, read_spending
 from retrain.records.text import plain
 
 TAIL_ROWS = 5  # one slow step does not change their median; more rows would cost time for every run
@@ -95,6 +96,18 @@ class RunRow:
         "", 'level that the load allowed in the last step; "" without a throttle', default=""
     )
     sandbox: str = _of_last_step("", 'where programs of the policy ran; "" without any', default="")
+    cost_usd: float | None = _column(
+        "$", "what all of its attempts cost; null where the price is not known", default=None
+    )
+    unsure_usd: float | None = _column(
+        "$", "part of it that is at most so much: calls that a kill or a failure cut off", default=None
+    )
+    prefill_tokens: int | None = _column(
+        "tokens", "billed for prompts read in full; null where none are billed", default=None
+    )
+    cached_tokens: int | None = _column("tokens", "billed for prompts read before", default=None)
+    sampled_tokens: int | None = _column("tokens", "billed for sampling", default=None)
+    trained_tokens: int | None = _column("tokens", "billed for training", default=None)
     message: str = _column(
         "", "why it failed or cannot be read: last line of the error; or rows that loggers lack", default=""
     )
@@ -148,11 +161,16 @@ def row_of_inspected(planned: PlannedRun, files: RunFiles, seen: Inspection) -> 
     """Return the row of a run whose state is known, with the figures of its metrics.jsonl."""
     ends = read_ends(files.metrics, TAIL_ROWS, KEYS)
     progress, problem = (None, "") if seen.state == RunState.DONE else progress_of(files.status)
-    return row_of_parts(planned, seen, ends, progress, why(files, seen) or problem)
+    return row_of_parts(planned, seen, ends, progress, why(files, seen) or problem, read_spending(files))
 
 
 def row_of_parts(
-    planned: PlannedRun, seen: Inspection, ends: MetricsEnds, progress: Progress | None, message: str
+    planned: PlannedRun,
+    seen: Inspection,
+    ends: MetricsEnds,
+    progress: Progress | None,
+    message: str,
+    spending: Spending | None = None,
 ) -> RunRow:
     """Return the row of a run from its parts; the rows of `ends` hold `KEYS`."""
     last = ends.last[-1] if ends.last else {}
@@ -176,6 +194,8 @@ def row_of_parts(
         "message": message,
         "pace": pace_of(ends, seen.attempts),
     }
+    if spending is not None:
+        found |= columns_of(spending, is_alive=seen.state == RunState.RUNNING)
     return row_of(planned, found | {name: _value(last, name, kind) for name, kind in _OF_LAST_STEP.items()})
 
 

@@ -50,6 +50,19 @@ class PermitUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CostSummary:
+    """What was billed since the row before: evaluations too, and steps that were repeated after a failure."""
+
+    prefill_tokens: int = measured("tokens", "of prompts that were read in full")
+    cached_tokens: int = measured(
+        "tokens", "of prompts that were read before, as for a group's other rollouts"
+    )
+    sampled_tokens: int = measured("tokens", "sampled")
+    trained_tokens: int = measured("tokens", "of prompts and completions, in each pass that trains on them")
+    cost_usd: float | None = measured("$", "what they cost; null where their price is not known")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSummary:
     """The rollouts of the step and their rewards."""
 
@@ -241,6 +254,9 @@ class StepRow:
     identity: Identity = field(metadata=_by("trainer/loop.py"))
     timing: Timing = field(metadata=_by("trainer/step_meter.py"))
     permits: PermitUse = field(metadata=_by("trainer/permits.py"))
+    cost: CostSummary | None = field(
+        metadata=_by("trainer/budget.py", "where the API bills tokens, or they have a price")
+    )
     rollouts: RolloutSummary = field(metadata=_by("trainer/batch.py"))
     episodes: EpisodeSummary | None = field(metadata=_by("trainer/episodes.py", "with `[environment]`"))
     update: UpdateSummary = field(metadata=_by("trainer/loop.py"))

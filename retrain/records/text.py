@@ -111,6 +111,13 @@ def about(seconds: float) -> str:
     return format_duration(seconds).removesuffix(" 0 s").removesuffix(" 0 min").removesuffix(" 0 h")
 
 
+def dollars(usd: float | None) -> str:
+    """Format money: `$12.30`, `$0.0042`; or a dash."""
+    if usd is None or not math.isfinite(usd):
+        return MISSING
+    return f"${usd:,.2f}" if usd >= 0.995 or usd == 0 else f"${usd:.{1 - math.floor(math.log10(usd))}f}"
+
+
 def parse_duration(text: str) -> float:
     """Read `6h`, `90m`, `90 min`, `1h30m`, `2d`, `45s`; a ValueError if it is no time span, or zero."""
     seconds = math.fsum(float(number) * UNITS_S[unit] for number, unit in _PART.findall(text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console
@@ -10,7 +11,7 @@ from rich.text import Text
 from retrain.records.decision import lines_of
 from retrain.records.manifest import Expectation
 from retrain.records.run_row import RunRow
-from retrain.records.text import about, first_of, format_duration, plain
+from retrain.records.text import about, count_of, dollars, first_of, format_duration, plain
 from retrain.render.tables import BAD, fitted, spread, state, table
 from retrain.status import CampaignStatus, ConditionStatus, PermitStatus
 from retrain.status.columns import table_of
@@ -83,16 +84,18 @@ def run_name(run: RunRow) -> str:
 
 
 def _conditions(conditions: Sequence[ConditionStatus], width: int) -> object:
-    rows = [
-        (
+    has_cost = any(c.cost_usd is not None for c in conditions)
+    rows: list[list[str | Text]] = [
+        [
             c.condition, f"{c.done}/{c.runs}", str(c.running),
             Text(str(c.failed), style=BAD if c.failed else ""),
             spread(c.reward_mean, c.reward_std), format_duration(c.step_time_s),
-        )
+            *([dollars(c.cost_usd)] if has_cost else []),
+        ]
         for c in conditions
     ]  # fmt: skip
     columns = ["condition", ">done", ">running", ">failed", ">reward over seeds", ">step time"]
-    return fitted("", columns, rows, width)
+    return fitted("", columns + [">cost"] * has_cost, rows, width)
 
 
 def doing(run: RunRow) -> str:
@@ -113,12 +116,34 @@ def _remarks(campaign: CampaignStatus) -> Iterator[str | Text]:
     yield from falling(campaign.runs)
     if campaign.eta_s is not None:
         yield time_left(campaign)
+    if campaign.cost_usd is not None:
+        yield cost_line(campaign)
+    if campaign.stopped:
+        yield Text(f"stopped by itself: {campaign.stopped}", style="yellow")
+        yield f"left undone: {left_undone(campaign.runs)}"
     yield from lines_of(campaign.decision)
     if campaign.expected is not None:
         yield expectation(campaign.expected)
     permits = campaign.permits
     if permits is not None and (permits.holders or permits.waiting or permits.change):
         yield permit_line(permits)
+
+
+def cost_line(campaign: CampaignStatus) -> str:
+    """Return what a campaign has cost, of which budget, and which part of it is not certain."""
+    of = "" if campaign.budget_usd is None else f" of a budget of {dollars(campaign.budget_usd)}"
+    unsure = math.fsum(run.unsure_usd or 0.0 for run in campaign.runs)
+    at_most = f"; of it at most {dollars(unsure)} for calls that were cut off" if unsure else ""
+    return f"cost {dollars(campaign.cost_usd)}{of}{at_most}"
+
+
+def left_undone(runs: Sequence[RunRow]) -> str:
+    """Return which runs are not done, and how many steps each has left; unstarted ones are counted."""
+    begun = [run for run in runs if not run.is_done and run.step]
+    left = [count_of((run.max_steps or run.step) - run.step, "step") for run in begun]
+    names = [f"{run_name(run)} ({steps} left)" for run, steps in zip(begun, left, strict=True)]
+    names += [run_name(run) for run in runs if not run.is_done and not run.step]
+    return first_of(names, NAMED_RUNS * 2)
 
 
 def falling(runs: Sequence[RunRow]) -> Iterator[Text]:
@@ -144,7 +169,8 @@ def resume_lines(campaign: CampaignStatus) -> Iterator[str]:
     if campaign.resume_with and campaign.state == "running":
         yield "its orchestrator has exited: workers continue, but no run is started or retried"
     if campaign.resume_with:
-        yield f"continue with: {campaign.resume_with}"
+        more = " --budget-usd DOLLARS" if campaign.stopped else ""
+        yield f"continue with: {campaign.resume_with}{more}"
 
 
 def time_left(campaign: CampaignStatus) -> str:

@@ -6,6 +6,7 @@ ones, never a whole history. Every text in the rows is safe to print (see `recor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 from retrain.errors import RecordsError
 from retrain.locks.held import is_held
 from retrain.plan.provenance import entries_without_manifest
+from retrain.records.campaign_state import why_stopped
 from retrain.records.decision import Decision
 from retrain.records.layout import (
     CampaignFiles,
@@ -55,6 +57,7 @@ class ConditionStatus:
     reward_mean: float | None  # over seeds that are done or running, each seed's mean over its last rows
     reward_std: float | None  # sample standard deviation over those seeds; None below two
     step_time_s: float | None  # median over seeds
+    cost_usd: float | None = None  # of all seeds; None where no price is known
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,9 @@ class CampaignStatus:
     eta_p90_s: float | None = None  # time left, P90
     decision: Decision | None = None  # what `[decision]` has found; None without that table
     expected: Expectation | None = None  # of the whole campaign, and the actual time
+    cost_usd: float | None = None  # of all runs; None where no price is known
+    budget_usd: float | None = None  # `[budget].usd`
+    stopped: str = ""  # why the campaign stopped by itself
     is_supervised: bool = False  # whether its orchestrator lives
     resume_with: str = ""  # the command that resumes it, if work is left and no orchestrator lives
 
@@ -156,6 +162,9 @@ def campaign_row(
         permits=permits,
         problem=plain("; ".join(problems), 500),
         is_supervised=is_supervised,
+        cost_usd=cost_of(runs),
+        budget_usd=manifest.budget_usd if manifest else None,
+        stopped="" if is_supervised or state == "done" else why_stopped(files),
         resume_with=_resume_with(directory, state) if not is_supervised else "",
     )
 
@@ -251,6 +260,12 @@ def campaign_state(runs: Sequence[RunRow], *, is_supervised: bool) -> str:
     return "interrupted" if work_is_left else "failed"
 
 
+def cost_of(runs: Sequence[RunRow]) -> float | None:
+    """Return what runs have cost; None if no price is known."""
+    known = [run.cost_usd for run in runs if run.cost_usd is not None]
+    return math.fsum(known) if known else None
+
+
 def _remaining(runs: Sequence[RunRow], manifest: Manifest | None, *, is_supervised: bool) -> Remaining | None:
     """Estimate when the last run ends, from the pace so far; None if nothing runs or no pace is known."""
     if not any(run.state == RunState.RUNNING for run in runs):
@@ -277,4 +292,5 @@ def _condition(name: str, runs: Sequence[RunRow]) -> ConditionStatus:
         reward_mean=mean(rewards),
         reward_std=sample_std(rewards),
         step_time_s=median(run.step_time_s for run in runs),
+        cost_usd=cost_of(runs),
     )

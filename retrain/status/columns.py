@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from retrain.records.run_row import RunRow
-from retrain.records.text import MISSING, format_duration, number
+from retrain.records.text import MISSING, dollars, format_duration, number
 
 
 def _rewards(run: RunRow) -> str:
@@ -42,6 +42,7 @@ STATUS_COLUMNS = (
     RunColumn("reward", _rewards),
     RunColumn("held-out", lambda run: number(run.eval_reward, 2)),
     STEP_TIME,
+    RunColumn("cost", lambda run: "" if run.cost_usd is None else dollars(run.cost_usd), is_optional=True),
     RunColumn("back pressure", _back_pressure, is_right=False, is_optional=True),
     RunColumn("sandbox", lambda run: run.sandbox, is_right=False, is_optional=True),
 )

@@ -24,6 +24,7 @@ from retrain.records.run_row import (
     why,
 )
 from retrain.records.run_state import Attempt, Inspection, Progress, RunState, inspect_run
+from retrain.records.spending import read_spending
 from retrain.records.text import plain
 
 ROW_KEYS = ("timestamp", "throttle_level", "throttle_reason", "bp_action", "bp_batch_size", "bp_reason")
@@ -82,7 +83,8 @@ class RunTracker:
             if any(changed) or is_planned_anew or self.now is None:
                 progress, problem = (None, "") if self._seen.done else self._progress
                 message = why(self._files, self._seen) or problem
-                row = row_of_parts(planned, self._seen, self._metrics.ends(), progress, message)
+                spent = read_spending(self._files)
+                row = row_of_parts(planned, self._seen, self._metrics.ends(), progress, message, spent)
                 self.now = WatchedRun(row, self._metrics.curve.values())
         except RecordsError as error:
             self.now = WatchedRun(unreadable_row(planned, error), ())

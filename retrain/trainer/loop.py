@@ -21,6 +21,7 @@ from retrain.rollouts import Group, Prompt
 from retrain.tasks import Task
 from retrain.trainer import checkpoint
 from retrain.trainer.batch import Algorithm, entropy_of
+from retrain.trainer.budget import RunBudget
 from retrain.trainer.control import Control, ControllerRows, StepFacts, StepSize, open_throttle
 from retrain.trainer.episodes import SampleGroups, summary_of
 from retrain.trainer.evals import Evals, OpenEval
@@ -44,6 +45,7 @@ class Trainer:
     task: Task
     algorithm: Algorithm
     permits: RunPermits
+    budget: RunBudget
     journal: Journal
     stop: threading.Event  # set: save a checkpoint at the next step boundary and stop
     calls: EventLoopThread
@@ -76,6 +78,7 @@ class Trainer:
         while self.step < self._training.max_steps:
             load = self._wait_for_machine()
             self._stop_if_asked()
+            self._stop_if_spent()
             try:
                 row, shown = self._next_step(load)
             except InterruptedRunError:  # the backend gave up the step
@@ -91,6 +94,7 @@ class Trainer:
             if self._is_due(self._training.save_every, self.step):
                 self.save()
         self.save()
+        self._stop_if_spent()
         evals = self._evals.evaluate(self.step)
         return columns(self.evaluate()) | columns(evals) | columns(self._evals.watch())
 
@@ -142,6 +146,7 @@ class Trainer:
             return
         self.journal.phase("checkpoint", self.step)
         self.journal.sync()
+        self.budget.sync()
         with self._source.exclusive():
             state = {
                 "source": self._source.state_dict(),
@@ -181,6 +186,7 @@ class Trainer:
             while self._warmed < steps:
                 self._wait_for_machine()
                 self._stop_if_asked()
+                self._stop_if_spent()
                 self.journal.phase(f"warm-up {self._warmed + 1} of {steps}", 0)
                 rows.append(asdict(warmup.step(self._warmed + 1)))
                 self._warmed += 1
@@ -204,6 +210,7 @@ class Trainer:
             ),
             timing=facts.timing,
             permits=self.permits.take_use(),
+            cost=self.budget.take(),
             rollouts=facts.rollouts,
             episodes=facts.episodes,
             update=UpdateSummary(
@@ -261,3 +268,8 @@ class Trainer:
         if self.stop.is_set():
             self.save()
             raise InterruptedRunError(f"stopped after step {self.step}; a checkpoint was saved")
+
+    def _stop_if_spent(self) -> None:
+        if why := self.budget.why_to_stop():
+            self.save()
+            raise InterruptedRunError(f"stopped after step {self.step}: {why}; a checkpoint was saved")

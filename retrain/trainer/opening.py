@@ -29,11 +29,13 @@ from retrain.rollouts import CallForm
 from retrain.tasks import Task
 from retrain.trainer import checkpoint
 from retrain.trainer.batch import Algorithm
+from retrain.trainer.budget import RunBudget
 from retrain.trainer.episodes import Episodes, SampleGroups, TurnSampler
 from retrain.trainer.evals import OpenEval
 from retrain.trainer.journal import Journal
 from retrain.trainer.loop import Trainer
 from retrain.trainer.memory import trainers_here
+from retrain.trainer.metered import MeteredBackend
 from retrain.trainer.permits import RunPermits
 from retrain.trainer.scoring import Scorer
 
@@ -44,8 +46,9 @@ def open_trainer(
 ) -> Iterator[Trainer]:
     """Build the task, open the reward and connect the backend; close everything at the end."""
     task = _built(config.data.task, config.data.options, config.data.seed)
-    permits = RunPermits(config, files)
+    permits, budget = RunPermits(config, files), RunBudget(config, files)
     with ExitStack() as opened:
+        opened.callback(budget.close)
         scorer = _scorer(config.reward.reward, config.reward.params, config, opened)
         evals = [_open_eval(table, config, task, scorer, opened) for table in config.eval.tables]
         saved = partial(checkpoint.written, files.checkpoints)
@@ -66,17 +69,20 @@ def open_trainer(
             is_leaving=lambda: stop.is_set() or is_over.is_set(),
             run_name=permits.label,
             notes=files.directory,
+            meter=budget.meter,
         )
         name, options = config.backend.backend, config.backend.options
         connected = registry.bound("backends", name, options)(spec)
         backend: Backend = registry.check_made("backends", name, calls.wait_for(connected))
         opened.callback(lambda: calls.wait_for(backend.close()))
+        if budget.has_price and not backend.info.bills:
+            backend = MeteredBackend(backend, budget.meter, calls.wait_for)
         sample = sampler_of(config, backend, calls, opened, journal.detail, stop.is_set)
         if check := getattr(backend, "check_prompts", None):  # too long ones, before the first step
             check([*task.train, *task.held_out, *(prompt for one in evals for prompt in one.prompts)])
         algorithm = Algorithm.of(config, scorer.score)
         trainer = Trainer(
-            config, files, backend, task, algorithm, permits, journal, stop, calls, sample, evals
+            config, files, backend, task, algorithm, permits, budget, journal, stop, calls, sample, evals
         )
         opened.callback(trainer.close)
         opened.callback(is_over.set)

@@ -1,0 +1,94 @@
+"""Prices of tokens: those of `[budget.prices]`, else those that the backend knows of its models.
+
+A model that is in neither has no price: its cost is not known, and not 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from datetime import date
+from typing import TYPE_CHECKING, Any
+
+from retrain import registry
+from retrain.config.keys import as_key, quote
+from retrain.config.schema import Config
+
+if TYPE_CHECKING:  # workers, which read prices, do without pydantic
+    from retrain.config.drafts import Draft, Problem
+
+STALE_DAYS = 90  # of a table: Tinker's prices changed more than once in 2026
+GIVEN = "[budget.prices]"
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What the tokens of a model cost, in dollars per million."""
+
+    prefill: float  # of a prompt that is read in full
+    cached: float  # of a prompt, or the start of one, that was read before
+    sample: float
+    train: float
+    source: str = GIVEN
+    as_of: str = ""  # date of the source; "" for prices that the user gives
+
+
+KINDS = tuple(field.name for field in fields(Price) if field.type == "float")
+
+
+def priced_as(config: Config) -> str:
+    """Return the name under which `[budget.prices]` has a run's price."""
+    return config.model.model or config.backend.backend
+
+
+def price_of(config: Config) -> Price | None:
+    """Return the price of a run's model; None if it is not known."""
+    given = config.budget.prices.get(priced_as(config))
+    if given is not None:
+        costs = dict.fromkeys(KINDS, 0.0) | {"cached": given.get("prefill", 0.0)} | given
+        prefill, cached, sample, train = (float(costs[kind]) for kind in KINDS)
+        return Price(prefill, cached, sample, train)
+    knows = registry.hook("backends", config.backend.backend, "price")
+    known: Price | None = knows(config) if knows else None
+    return known
+
+
+def age_notice(price: Price, today: date) -> str:
+    """Return that prices are old, and what to do; "" if they are not."""
+    if not price.as_of or (days := (today - date.fromisoformat(price.as_of)).days) <= STALE_DAYS:
+        return ""
+    return (
+        f"the prices that retrain knows are of {price.as_of}, {days} days ago: compare them with "
+        f"{price.source}, and give those that changed in {GIVEN}"
+    )
+
+
+def missing_price(config: Config) -> str:
+    """Return that a run's budget cannot be kept, as its price is not known; "" if it can."""
+    if config.budget.usd is None or price_of(config) is not None:
+        return ""
+    name = priced_as(config)
+    return (
+        f"[budget].usd: the price of {quote(name)} is not known; give it in "
+        f"[budget.prices.{as_key(name)}], in dollars per million tokens, as sample = 0.6"
+    )
+
+
+def check_prices(draft: Draft) -> Iterator[Problem]:
+    """Check the tables of `[budget.prices]`."""
+    if draft.is_sound("budget"):
+        for name, given in draft.config.budget.prices.items():
+            yield from _problems(("budget", "prices", name), given)
+
+
+def _problems(at: tuple[str, ...], given: Any) -> Iterator[Problem]:
+    known = ", ".join(KINDS)
+    if not isinstance(given, Mapping) or not given:
+        yield at, f"got {quote(given)}; needs a table with some of {known}, in dollars per million tokens"
+        return
+    for kind, cost in given.items():
+        if kind not in KINDS:
+            yield (*at, kind), f"unknown key; {registry.hint(kind, KINDS, f'known: {known}')}"
+        elif isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 <= cost < math.inf:
+            yield (*at, kind), f"got {quote(cost)}; needs dollars per million tokens, at least 0"

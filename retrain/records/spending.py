@@ -1,0 +1,108 @@
+"""spend.json: what a run has spent, and what it is about to spend, as it goes.
+
+A worker rewrites it before and after each call that is billed, so that a kill loses no call: one whose end
+was not recorded counts with what it could cost at most. Each run has a file of its own, written by its worker
+alone; a campaign's spending is their sum, read without locks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, astuple, dataclass, field
+from typing import Any
+
+from retrain.config.prices import Price
+from retrain.errors import DamagedRecordError
+from retrain.records.files import read_json, write_json
+from retrain.records.layout import RunFiles
+
+MILLION = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Tokens by what they cost."""
+
+    prefill: int = 0
+    cached: int = 0
+    sample: int = 0
+    train: int = 0
+
+    def __add__(self, other: Tokens) -> Tokens:
+        return Tokens(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+
+    def __sub__(self, other: Tokens) -> Tokens:
+        return Tokens(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def usd(self, price: Price) -> float:
+        """Return what they cost, in dollars."""
+        return math.fsum(count * getattr(price, kind) for kind, count in asdict(self).items()) / MILLION
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """What one run has spent in all of its attempts; dollars are None where the price is not known."""
+
+    tokens: Tokens = field(default_factory=Tokens)  # that were billed
+    unsure: Tokens = field(default_factory=Tokens)  # at most, of calls whose end was not recorded
+    open: Tokens = field(default_factory=Tokens)  # at most, of calls in flight
+    usd: float | None = None  # of `tokens`, at the prices at which they were taken
+    unsure_usd: float | None = None
+    open_usd: float | None = None
+    set_aside_usd: float = 0.0  # for the rest of the step that is being taken
+    largest_step_usd: float = 0.0  # so far
+
+    @property
+    def spent_usd(self) -> float | None:
+        """Dollars spent, without the calls in flight; None if the price is not known."""
+        return None if self.usd is None else self.usd + (self.unsure_usd or 0.0)
+
+
+def read_spending(files: RunFiles) -> Spending | None:
+    """Read a run's spending; None if it is not billed, or has not begun."""
+    found = read_json(files.spend)
+    if found is None:
+        return None
+    try:
+        tokens, unsure, open_ = (Tokens(**_whole(found[name])) for name in ("tokens", "unsure", "open"))
+        usd, unsure_usd, open_usd = (_dollars(found[name]) for name in ("usd", "unsure_usd", "open_usd"))
+        promised = (_dollars(found[name]) or 0.0 for name in ("set_aside_usd", "largest_step_usd"))
+        return Spending(tokens, unsure, open_, usd, unsure_usd, open_usd, *promised)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise DamagedRecordError(
+            f"{files.spend}: does not tell what was spent ({error!r}); restore it, or remove it and lower "
+            "[budget].usd by what this run was billed"
+        ) from error
+
+
+def columns_of(spending: Spending, *, is_alive: bool) -> dict[str, float | int | None]:
+    """Return the columns of a run's row; calls in flight count once nobody waits for them any more."""
+    tokens, usd, unsure_usd = spending.tokens, spending.usd, spending.unsure_usd
+    if unsure_usd is not None and not is_alive:
+        unsure_usd += spending.open_usd or 0.0
+    return {
+        "cost_usd": None if usd is None else usd + (unsure_usd or 0.0),
+        "unsure_usd": unsure_usd,
+        "prefill_tokens": tokens.prefill,
+        "cached_tokens": tokens.cached,
+        "sampled_tokens": tokens.sample,
+        "trained_tokens": tokens.train,
+    }
+
+
+def write_spending(files: RunFiles, spending: Spending, *, durable: bool) -> None:
+    """Replace a run's spend.json."""
+    write_json(files.spend, asdict(spending), durable=durable)
+
+
+def _whole(found: Mapping[str, Any]) -> Mapping[str, int]:
+    if not all(isinstance(count, int) and count >= 0 for count in found.values()):
+        raise ValueError(f"tokens {found}")
+    return found
+
+
+def _dollars(found: Any) -> float | None:
+    if found is not None and not 0 <= found < math.inf:
+        raise ValueError(f"dollars {found}")
+    return found if found is None else float(found)

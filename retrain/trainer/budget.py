@@ -1,0 +1,143 @@
+"""What a run spends, and whether its campaign's budget has room for another step.
+
+Each worker sets aside, in its own spend.json, what its next step may cost, and only then adds up what all
+runs of the campaign have spent and set aside. So of two workers that look at the same time at least one sees
+the other, and no lock is needed, which nodes of a cluster may not share. A step may cost more than all before
+it: the budget is exceeded by at most one step of each worker.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import replace
+
+from retrain.backends.metering import NOTHING, Meter
+from retrain.config.prices import price_of
+from retrain.config.schema import Config
+from retrain.records.campaign_state import ask_to_stop
+from retrain.records.layout import RunFiles, campaign_of, files_of_runs, recorded_table
+from retrain.records.spending import Spending, read_spending, write_spending
+from retrain.records.step_row import CostSummary
+from retrain.records.text import dollars
+
+
+class RunBudget:
+    """The spending of one attempt at a run, and its share in the campaign's budget."""
+
+    def __init__(self, config: Config, files: RunFiles) -> None:
+        self._files = files
+        self._price = price_of(config)
+        self._limit_usd = config.budget.usd
+        found = read_spending(files)
+        known = found or Spending()
+        # calls that were in flight when the last attempt was killed may have been billed
+        self._before = replace(known, unsure=known.unsure + known.open)
+        self._set_aside_usd, self._largest_usd = 0.0, known.largest_step_usd
+        self._told = NOTHING  # tokens that a row has
+        self._lock = threading.Lock()
+        self.meter = Meter(self._keep)
+        self._began_usd = self._spent_usd()  # of the step that is being taken
+        if found is not None:
+            self._write(durable=True)
+
+    @property
+    def has_price(self) -> bool:
+        return self._price is not None
+
+    def take(self) -> CostSummary | None:
+        """Return what was billed since the last call; None if nothing was ever."""
+        if self.meter.tokens == NOTHING:
+            return None
+        taken, self._told = self.meter.tokens - self._told, self.meter.tokens
+        usd = None if self._price is None else taken.usd(self._price)
+        return CostSummary(
+            prefill_tokens=taken.prefill,
+            cached_tokens=taken.cached,
+            sampled_tokens=taken.sample,
+            trained_tokens=taken.train,
+            cost_usd=usd,
+        )
+
+    def sync(self) -> None:
+        """Sync what was spent to disk, before a checkpoint that depends on it."""
+        if self.meter.tokens != NOTHING:
+            self._write(durable=True)
+
+    def close(self) -> None:
+        """Set nothing aside any more."""
+        if self._set_aside_usd:
+            self._set_aside_usd = 0.0
+            self._write(durable=False)
+
+    def why_to_stop(self) -> str:
+        """Set aside what the next step may cost; return why the campaign stops instead, "" if it need not.
+
+        A stop is asked of the whole campaign.
+        """
+        if self._limit_usd is None or self._price is None:
+            return ""
+        spent_usd = self._spent_usd()
+        self._largest_usd = max(self._largest_usd, spent_usd - self._began_usd)
+        self._began_usd = spent_usd
+        if not (why := self._lacking()):
+            return ""
+        raised = recorded_table(self._files, "budget").get("usd")  # by a resume that adopted this worker
+        if isinstance(raised, int | float) and raised > self._limit_usd:
+            self._limit_usd = float(raised)
+            if not (why := self._lacking()):
+                return ""
+        self.close()
+        ask_to_stop(campaign_of(self._files.directory), now=False, why=why)
+        return why
+
+    def _lacking(self) -> str:
+        """Set the next step's cost aside, then look at all runs; return what the budget lacks, if it does."""
+        assert self._limit_usd is not None
+        step_usd = self._largest_usd or max((one.largest_step_usd for one in self._others()), default=0.0)
+        self._set_aside_usd = step_usd
+        self._write(durable=False)
+        others = self._others()
+        spent_usd = math.fsum([self._began_usd, *(one.spent_usd or 0.0 for one in others)])
+        promised_usd = math.fsum(one.set_aside_usd for one in others)
+        if spent_usd < self._limit_usd and spent_usd + promised_usd + step_usd <= self._limit_usd:
+            return ""
+        under_way = f", {dollars(promised_usd)} are set aside for steps under way" if promised_usd else ""
+        return (
+            f"the budget of {dollars(self._limit_usd)} has no room for another step: {dollars(spent_usd)} "
+            f"are spent{under_way}, and a step costs up to {dollars(step_usd)}"
+        )
+
+    def _others(self) -> list[Spending]:
+        runs = files_of_runs(campaign_of(self._files.directory)).values()
+        found = (read_spending(run) for run in runs if run.directory != self._files.directory)
+        return [one for one in found if one is not None]
+
+    def _spent_usd(self) -> float:
+        return self._now().spent_usd or 0.0
+
+    def _now(self) -> Spending:
+        """Return what the run has spent in all of its attempts; earlier tokens at what they cost then."""
+        before, meter = self._before, self.meter
+        unsure = before.unsure + meter.unsure
+        now = replace(
+            before,
+            tokens=before.tokens + meter.tokens,
+            unsure=unsure,
+            open=meter.open,
+            largest_step_usd=self._largest_usd,
+        )
+        if self._price is None:
+            return now
+        earlier = before.tokens.usd(self._price) if before.usd is None else before.usd
+        usd = earlier + meter.tokens.usd(self._price)
+        now = replace(now, usd=usd, unsure_usd=unsure.usd(self._price), open_usd=meter.open.usd(self._price))
+        left = self._began_usd + self._set_aside_usd - (now.spent_usd or 0.0) if self._set_aside_usd else 0.0
+        return replace(now, set_aside_usd=max(0.0, left))
+
+    def _keep(self, _: Meter) -> None:
+        self._write(durable=False)
+
+    def _write(self, *, durable: bool) -> None:
+        with self._lock:
+            write_spending(self._files, self._now(), durable=durable)

@@ -1,0 +1,68 @@
+"""Meters a backend that does not meter its own calls, by the tokens of what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from retrain.backends import Backend, Optimization, Sampling, UpdateStats
+from retrain.backends.metering import Meter
+from retrain.errors import ConfigError
+from retrain.records.spending import Tokens
+from retrain.rollouts import Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
+
+
+class MeteredBackend:
+    """A backend whose calls are counted; everything else is the backend's own.
+
+    A prompt counts as read once in full, and from a cache for the other rollouts of its group, and so does
+    what came before a turn of an episode.
+    """
+
+    def __init__(self, backend: Backend, meter: Meter, wait_for: Callable[[Any], Any]) -> None:
+        self._backend, self._meter, self._wait_for = backend, meter, wait_for
+        read = getattr(backend, "read", None)
+        if read is None:
+            raise ConfigError(
+                "[budget.prices]: the backend does not tell how many tokens a prompt has; implement `read` "
+                "of retrain.backends.Backend, or count its calls with `BackendSpec.meter`"
+            )
+        self._length: Callable[[Rollout], int] = lambda rollout: len(read(rollout))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
+        most = len(prompts) * sampling.group_size * sampling.max_tokens
+        with self._meter.call(Tokens(sample=most)) as call:
+            groups: list[Group] = self._wait_for(self._backend.sample(prompts, sampling))
+            call.billed = sum(map(self._sampled, groups), Tokens())
+        return groups
+
+    def extend(self, turns: Sequence[NextTurn], sampling: Sampling) -> list[Rollout | None]:
+        backend: Any = self._backend
+        with self._meter.call(Tokens(sample=sum(turn.max_tokens for turn in turns))) as call:
+            found: list[Rollout | None] = self._wait_for(backend.extend(turns, sampling))
+            call.billed = sum(map(self._extended, turns, found), Tokens())
+        return found
+
+    def update(
+        self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
+    ) -> UpdateStats:
+        trained = Tokens(train=sum(self._length(sample.rollout) - 1 for sample in samples))
+        with self._meter.call(trained) as call:
+            stats: UpdateStats = self._wait_for(self._backend.update(samples, loss, optimization))
+            call.billed = trained
+        return stats
+
+    def _sampled(self, group: Group) -> Tokens:
+        first, others = group.rollouts[0], len(group.rollouts) - 1
+        prompt = self._length(first) - len(first.tokens)
+        return Tokens(prompt, others * prompt, sum(len(one.tokens) for one in group.rollouts))
+
+    def _extended(self, turn: NextTurn, found: Rollout | None) -> Tokens:
+        if found is None:
+            return Tokens()
+        before = self._length(turn.rollout)
+        sampled = len(found.tokens) - len(turn.rollout.tokens)
+        return Tokens(self._length(found) - sampled - before, before, sampled)

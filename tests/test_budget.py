@@ -1,0 +1,200 @@
+"""A campaign costs what its tokens cost, and no more than its budget."""
+
+from __future__ import annotations
+
+import json
+import threading
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from retrain import worker
+from retrain.campaign.orchestrate import CampaignOutcome
+from retrain.campaign.run import reopen, start
+from retrain.config.load import parse
+from retrain.config.prices import Price, age_notice, price_of
+from retrain.errors import ConfigError, RecordsError
+from retrain.plan.matrix import plan_runs
+from retrain.plan.preflight import preflight
+from retrain.records.campaign_state import asked_to_stop
+from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.metrics import read_metrics
+from retrain.records.run_state import read_attempts
+from retrain.records.spending import Spending, Tokens, read_spending, write_spending
+from retrain.records.text import dollars
+from retrain.status import survey
+from retrain.trainer.budget import RunBudget
+from tests.test_trainer import SMALL, make_run, train, without_times
+
+PRICES = {"numpy": {"prefill": 1, "cached": 0.5, "sample": 2, "train": 3}}
+PRICE = Price(prefill=1, cached=0.5, sample=2, train=3)
+COUNTS = ("prefill_tokens", "cached_tokens", "sampled_tokens", "trained_tokens")
+PRICED = {**SMALL, "budget": {"prices": PRICES}}
+CAMPAIGN = """
+[budget.prices.numpy]
+sample = 2
+train = 3
+"""
+
+
+def test_each_row_tells_the_tokens_since_the_one_before_and_what_they_cost(tmp_path: Path) -> None:
+    files = train(tmp_path / "r", PRICED)
+    rows, spent = read_metrics(files.directory), read_spending(files)
+    assert spent is not None
+    assert spent.usd == pytest.approx(spent.tokens.usd(PRICE))
+    for row in rows:
+        counted = Tokens(*(row[name] for name in COUNTS))
+        assert row["cost_usd"] == pytest.approx(counted.usd(PRICE))
+        assert counted.sample >= row["tokens_per_step"]
+    # the evaluation at the end belongs to no row
+    assert sum(row["cost_usd"] for row in rows) < spent.usd
+    assert rows[0]["sampled_tokens"] == rows[0]["tokens_per_step"]
+    assert rows[0]["cached_tokens"] == 3 * rows[0]["prefill_tokens"]  # groups of four
+
+
+def test_a_price_changes_neither_a_run_nor_its_digest(tmp_path: Path) -> None:
+    plain, priced = train(tmp_path / "plain"), train(tmp_path / "priced", PRICED)
+    rows = [
+        {key: value for key, value in row.items() if key not in (*COUNTS, "cost_usd")}
+        for row in without_times(read_metrics(priced.directory))
+    ]
+    assert rows == without_times(read_metrics(plain.directory))
+    assert not plain.spend.exists()
+    hashes = {plan_runs(parse(raw, "c")).runs[0].config_hash for raw in (SMALL, PRICED)}
+    assert len(hashes) == 1
+
+
+def run_with_budget(file: Path, usd: float) -> CampaignOutcome:
+    file.write_text(file.read_text() + CAMPAIGN)
+    return start(file, [f"budget.usd={usd}", "campaign.launcher=inline", "campaign.parallel=false"]).execute()
+
+
+def test_a_campaign_stops_before_its_budget_is_exceeded_and_goes_on_with_a_larger_one(
+    campaign_file: Path,
+) -> None:
+    stopped = run_with_budget(campaign_file, 0.0005)
+    files = CampaignFiles(stopped.directory)
+    [seen] = survey(stopped.directory)
+    assert (stopped.exit_code, seen.state, seen.budget_usd) == (130, "interrupted", 0.0005)
+    assert "the budget of $0.00050 has no room for another step" in seen.stopped
+    assert seen.cost_usd is not None
+    assert 0.0003 < seen.cost_usd <= 0.0005
+    assert asked_to_stop(files) == 1
+    assert reopen(stopped.directory).execute().exit_code == 130
+    assert survey(stopped.directory)[0].cost_usd == seen.cost_usd
+    done = reopen(stopped.directory, budget_usd=1).execute()
+    [after] = survey(stopped.directory)
+    assert (done.exit_code, after.state, after.budget_usd, after.stopped) == (0, "done", 1.0, "")
+    assert after.cost_usd == sum(one.cost_usd or 0 for one in after.conditions)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[RunFiles, RunFiles]:
+    """Two runs of a campaign."""
+    files = CampaignFiles(tmp_path / "c")
+    raw = {**PRICED, "budget": {"prices": PRICES, "usd": 10.0}}
+    runs = make_run(files.run("a_s0").directory, raw), make_run(files.run("a_s1").directory, raw)
+    files.campaign_toml.touch()
+    return runs
+
+
+def spend(budget: RunBudget, usd: float) -> None:
+    with budget.meter.call(tokens := Tokens(sample=round(usd * 1e6 / 2))) as call:
+        call.billed = tokens
+
+
+def test_a_worker_leaves_what_another_has_set_aside(pair: tuple[RunFiles, RunFiles]) -> None:
+    one, other = (RunBudget(worker.read_run(files), files) for files in pair)
+    assert (one.why_to_stop(), other.why_to_stop()) == ("", "")
+    spend(one, 3.0)
+    spend(other, 3.0)
+    assert one.why_to_stop() == ""  # 6 are spent, and 3 set aside
+    assert "$6.00 are spent, $3.00 are set aside for steps under way" in other.why_to_stop()
+    assert asked_to_stop(CampaignFiles(pair[0].directory.parent.parent)) == 1
+
+
+def test_what_a_finished_run_had_set_aside_is_free(pair: tuple[RunFiles, RunFiles]) -> None:
+    one, other = (RunBudget(worker.read_run(files), files) for files in pair)
+    assert (one.why_to_stop(), other.why_to_stop()) == ("", "")
+    spend(one, 3.0)
+    spend(other, 3.0)
+    assert one.why_to_stop() == ""
+    one.close()
+    assert other.why_to_stop() == ""
+
+
+def test_a_call_that_a_kill_cut_off_counts_in_full(pair: tuple[RunFiles, RunFiles]) -> None:
+    files = pair[0]
+    killed = RunBudget(worker.read_run(files), files)
+    with killed.meter.call(Tokens(sample=4_000_000)):
+        in_flight = files.spend.read_bytes()
+    files.spend.write_bytes(in_flight)  # as a kill leaves it
+    again = RunBudget(worker.read_run(files), files)
+    found = read_spending(files)
+    assert found is not None
+    assert (found.spent_usd, found.unsure, found.open) == (8.0, Tokens(sample=4_000_000), Tokens())
+    spend(again, 2.0)
+    assert "no room for another step: $10.00 are spent" in again.why_to_stop()
+
+
+def test_a_call_that_was_refused_costs_nothing(pair: tuple[RunFiles, RunFiles]) -> None:
+    budget = RunBudget(worker.read_run(pair[0]), pair[0])
+    with budget.meter.call(Tokens(sample=4_000_000)) as call:
+        call.billed = Tokens()
+    assert (found := read_spending(pair[0])) is not None
+    assert found.spent_usd == 0.0
+
+
+def test_damaged_spending_is_not_taken_for_none(pair: tuple[RunFiles, RunFiles]) -> None:
+    write_spending(pair[0], Spending(), durable=False)
+    pair[0].spend.write_text(pair[0].spend.read_text().replace('"sample": 0', '"sample": -1'))
+    with pytest.raises(RecordsError, match=r"spend\.json: does not tell what was spent"):
+        RunBudget(worker.read_run(pair[1]), pair[1]).why_to_stop()
+
+
+def test_a_run_whose_spending_is_damaged_says_so(pair: tuple[RunFiles, RunFiles]) -> None:
+    pair[0].spend.write_text(json.dumps({"tokens": 3}))
+    assert worker.run(pair[0].directory, threading.Event()) != 0
+    assert "does not tell what was spent" in read_attempts(pair[0].attempts)[-1].message
+
+
+@pytest.mark.parametrize(
+    ("prices", "said"),
+    [
+        ({"numpy": 3}, "[budget.prices].numpy: got 3; needs a table"),
+        ({"numpy": {}}, "[budget.prices].numpy: got {}; needs a table"),
+        ({"numpy": {"sampel": 3}}, "[budget.prices.numpy].sampel: unknown key; did you mean 'sample'?"),
+        ({"a/b": {"sample": "3"}}, '[budget.prices."a/b"].sample: got "3"; needs dollars'),
+        ({"numpy": {"sample": -1}}, "[budget.prices.numpy].sample: got -1; needs dollars"),
+        ({"numpy": {"sample": True}}, "[budget.prices.numpy].sample: got true; needs dollars"),
+    ],
+)
+def test_a_wrong_price_is_refused(prices: dict, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse({**SMALL, "budget": {"prices": prices}}, "c.toml")
+    assert said in str(raised.value)
+
+
+def test_a_budget_without_a_price_is_refused_before_anything_starts() -> None:
+    plan = plan_runs(parse({**SMALL, "budget": {"usd": 5}}, "c.toml"))
+    with pytest.raises(ConfigError, match=r'\[budget\]\.usd: the price of "numpy" is not known'):
+        preflight(plan, "c.toml")
+
+
+def test_a_cached_prompt_costs_as_much_as_another_unless_told() -> None:
+    config = plan_runs(parse({**SMALL, "budget": {"prices": {"numpy": {"prefill": 3}}}}, "c")).runs[0].config
+    assert price_of(config) == Price(prefill=3, cached=3, sample=0, train=0)
+
+
+def test_old_prices_are_told() -> None:
+    known = Price(1, 1, 1, 1, source="a page", as_of="2026-01-01")
+    assert age_notice(known, date(2026, 4, 1)) == ""
+    assert "of 2026-01-01, 91 days ago: compare them with a page" in age_notice(known, date(2026, 4, 2))
+
+
+@pytest.mark.parametrize(
+    ("usd", "said"), [(12.3, "$12.30"), (0, "$0.00"), (0.0042, "$0.0042"), (1234.5, "$1,234.50"), (None, "-")]
+)
+def test_dollars_are_told_with_the_digits_that_count(usd: float | None, said: str) -> None:
+    assert dollars(usd) == said
