@@ -95,6 +95,28 @@ CHEATS = [
         "stdio",
         answer=STDIO,
     ),
+    *(
+        Cheat(
+            f"a file that is {what}",
+            "older kernels take it for no writing",
+            f"import os\n{place}\nos.open(path, {how})\nprint(7391)",
+            "stdio",
+            answer=STDIO,
+        )
+        for what, how, place in (
+            ("only read, yet cut", "os.O_TRUNC", "path = 'x'\nopen(path, 'w').close()"),
+            ("opened for neither reading nor writing", "3", "path = '@TESTS@'"),
+            ("neither, yet cut", "3 | os.O_TRUNC", "path = 'x'\nopen(path, 'w').close()"),
+        )
+    ),
+    Cheat(
+        "a lease of a file",
+        "whoever opens it waits",
+        "import fcntl, os\nopen('x', 'w').close()\n"
+        "fcntl.fcntl(os.open('x', 0), fcntl.F_SETLEASE, fcntl.F_RDLCK)\nprint(7391)",
+        "stdio",
+        answer=STDIO,
+    ),
     Cheat(
         "names of the files that others make",
         "it learns what other programs do",

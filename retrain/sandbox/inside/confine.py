@@ -45,7 +45,8 @@ REFUSED = """tkill 200 130 tgkill 234 131 setpriority 141 140 ioprio_set 251 30 
 sched_setscheduler 144 119 sched_setparam 142 118 sched_setattr 314 274 chmod 90 -1 fchmod 91 52
 fchmodat 268 53 chown 92 -1 fchown 93 55 lchown 94 -1 fchownat 260 54 setxattr 188 5 lsetxattr 189 6
 fsetxattr 190 7 removexattr 197 14 utime 132 -1 utimes 235 -1 utimensat 280 88 futimesat 261 -1
-fchmodat2 452 452 truncate 76 45 memfd_create 319 279 inotify_add_watch 254 27 fanotify_init 300 262"""
+fchmodat2 452 452 truncate 76 45 memfd_create 319 279 inotify_add_watch 254 27 fanotify_init 300 262
+sync 162 81 syncfs 306 267"""
 NEWER = 463  # calls from here on, such as setxattrat, are not known: they do not exist
 # No system calls: by them a program's interpreter tells of a path, or of a limit that it ran into.
 FORBIDDEN_PATH, OVER_MEMORY, OVER_FILES = 1000, 1001, 1002
@@ -58,21 +59,26 @@ MACHINES = {
 }  # column, kernel's number, seccomp
 CLONE, CLONE3, KILL, PRLIMIT = (56, 220), (435, 435), (62, 129), (302, 261)
 PRCTL, FCNTL, IOCTL, SOCKETPAIR = (157, 167), (72, 25), (16, 29), (53, 199)
-FALLOCATE = (
-    285,
-    47,
-)  # ignores the limit of a file's size; C libraries write instead where it is not supported
-# System calls that are refused for values of an argument: a filter of its own, which could hide calls; a
-# process that gets signals when a file is ready; typing into a terminal; flags of files, which need no
-# permission to write (flags, project, version, verity, encryption); datagrams, which need no connection.
+FALLOCATE = (285, 47)  # ignores the limit of a file's size; C libraries write instead
+OPENAT2 = (437, 437)  # its flags cannot be seen; C libraries use openat
+# System calls that are refused for values of an argument, of whose bits some count: a filter of its own that
+# could hide calls; a process that gets signals when a file is ready; a lease, which has others wait for the
+# file; typing into a terminal; flags of files, which need no permission to write (flags, project, version,
+# verity, encryption); datagrams, which need no connection; and what Landlock takes for no writing: to cut a
+# file that is only read (before Linux 6.2), and to open one for neither.
+OPEN, OPENAT, ALL_BITS = (2, -1), (257, 56), 0xFFFFFFFF
+UNSEEN = (os.O_TRUNC | os.O_ACCMODE, (os.O_TRUNC, os.O_ACCMODE, os.O_TRUNC | os.O_ACCMODE))
+FLAGS = (0x40086602, 0x401C5820, 0x40087602, 0x40806685, 0x800C6613)
 ARGUMENTS = (
-    (PRCTL, 0, (PDEATHSIG, SECCOMP)),
-    (FCNTL, 1, (8, 15)),
-    (IOCTL, 1, (0x8901, 0x8902, 0x5412, 0x40086602, 0x401C5820, 0x40087602, 0x40806685, 0x800C6613)),
-    (SOCKETPAIR, 1, [kind | how for kind in (2, 3) for how in (0, 0x800, 0x80000, 0x80800)]),
+    (PRCTL, 0, ALL_BITS, (PDEATHSIG, SECCOMP)),
+    (FCNTL, 1, ALL_BITS, (8, 15, 1024)),
+    (IOCTL, 1, ALL_BITS, (0x8901, 0x8902, 0x5412, *FLAGS)),
+    (SOCKETPAIR, 1, 0xF, (2, 3)),
+    (OPEN, 1, *UNSEEN),
+    (OPENAT, 2, *UNSEEN),
 )
 LANDLOCK = (444, 445, 446)  # on every machine
-RETURN, LOAD, EQUAL, AT_LEAST, ANY_BIT = 0x06, 0x20, 0x15, 0x35, 0x45
+RETURN, LOAD, EQUAL, AT_LEAST, ANY_BIT, AND = 0x06, 0x20, 0x15, 0x35, 0x45, 0x54
 ALLOW, KILL_PROCESS, EPERM, ENOSYS, EOPNOTSUPP = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026, 0x0005005F
 ASK = 0x7FC00000
 FILTER, LISTENS, RECEIVE, REPLY, GO_ON = 1, 8, 0xC0502100, 0xC0182101, 1
@@ -263,8 +269,9 @@ def _instructions(column: int, architecture: int, listens: int) -> Iterator[tupl
     yield RETURN, 0, 0, ENOSYS
     yield EQUAL, 0, 1, FALLOCATE[column]
     yield RETURN, 0, 0, EOPNOTSUPP
-    yield EQUAL, 0, 1, CLONE3[column]
-    yield RETURN, 0, 0, ENOSYS  # its flags cannot be seen; the C library then uses clone
+    for call in (CLONE3, OPENAT2):
+        yield EQUAL, 0, 1, call[column]
+        yield RETURN, 0, 0, ENOSYS  # its flags cannot be seen; the C library then uses the older call
     yield EQUAL, 0, 4, CLONE[column]
     yield LOAD, 0, 0, 16  # its first argument
     yield ANY_BIT, 0, 1, CLONE_THREAD
@@ -274,13 +281,15 @@ def _instructions(column: int, architecture: int, listens: int) -> Iterator[tupl
     yield LOAD, 0, 0, 16
     yield EQUAL, 1, 0, 0  # its own limits
     yield RETURN, 0, 0, EPERM
-    for call, argument, values in ARGUMENTS:
-        yield EQUAL, 0, 2 * len(values) + 2, call[column]
-        yield LOAD, 0, 0, 16 + 8 * argument
-        for value in values:
-            yield EQUAL, 0, 1, value
-            yield RETURN, 0, 0, EPERM
-        yield RETURN, 0, 0, ALLOW
+    for call, argument, bits, values in ARGUMENTS:
+        if call[column] >= 0:
+            yield EQUAL, 0, 2 * len(values) + 3, call[column]
+            yield LOAD, 0, 0, 16 + 8 * argument
+            yield AND, 0, 0, bits
+            for value in values:
+                yield EQUAL, 0, 1, value
+                yield RETURN, 0, 0, EPERM
+            yield RETURN, 0, 0, ALLOW
     yield RETURN, 0, 0, ALLOW
 
 
