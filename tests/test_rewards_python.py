@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Iterator
 
 import psutil
@@ -10,7 +11,7 @@ import pytest
 
 from retrain import registry
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, python
-from retrain.rewards.python.program import program_of
+from retrain.rewards.python.program import are_alike, program_of
 from retrain.rollouts import Prompt
 
 ASSERTS = "assert add(2, 3) == 5\nassert add(-1, 1) == 0"
@@ -195,3 +196,29 @@ def test_parameters_out_of_range_are_told() -> None:
         "tests: got 'unit'; needs one of 'asserts', 'stdio'",
         "memory_mb: got 1; needs a whole number from 64 to 1048576",
     ]
+
+
+@pytest.mark.parametrize(
+    ("output", "wanted", "alike"),
+    [
+        ("1 \r\n2\n\n", "1\n2", True),
+        ("", "\n", True),
+        ("1", "1\n2", False),
+        ("1\n2", "1", False),
+        ("1\n\n2", "1\n2", False),
+        (" 1\n 2", "1\n2", False),
+        ("1\u2028", "1", True),
+    ],
+)
+def test_outputs_are_compared_by_line_without_trailing_blanks(output: str, wanted: str, alike: bool) -> None:
+    assert are_alike(output, wanted) is alike
+
+
+def test_an_output_of_many_lines_is_compared_without_a_list_of_them() -> None:
+    output = "ab \n" * 100_000
+    tracemalloc.start()
+    try:
+        assert are_alike(output, output)
+        assert tracemalloc.get_traced_memory()[1] < 15 * len(output)
+    finally:
+        tracemalloc.stop()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from retrain.rewards import Answer, Outcome, Score, UnscoredError
-from retrain.rewards.python.program import cases_of, checked_tests, lines_of, program_of
+from retrain.rewards.python.program import are_alike, cases_of, checked_tests, program_of
 from retrain.rewards.threads import ScoringThreads
 from retrain.sandbox import Ended, Limits, Sandbox, SandboxEndedError, SandboxError
 from retrain.sandbox.cell import Cell, Program
@@ -145,7 +145,7 @@ class ProgramScorer:
     def _prints(self, desk: Desk, program: str, given: str, wanted: str, deadline: float) -> bool:
         job = {"job": "stdio", "source": program, "input": given}
         ended, output = self._run(desk, job, deadline, values.LONGEST_FRAME)
-        return ended.code == 0 and lines_of(output.decode("utf-8", "replace")) == lines_of(wanted)
+        return ended.code == 0 and are_alike(output.decode("utf-8", "replace"), wanted)
 
     def _reaches_end(self, desk: Desk, program: str, tests: str, deadline: float) -> bool:
         """Run tests in one sandbox against a program in another."""
