@@ -42,11 +42,11 @@ where x is a number from 0 (wrong) to 1 (entirely right)."""
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 PLACEHOLDER = re.compile(r"\{(prompt|answer|completion)\}")
 LARGEST_REPLY_BYTES = 4 << 20
-# the whole number, so that "0,5" is not read as 0
-NUMBER = r"(-?\.?\d(?:[\w.,]|(?<=[eE])-)*)(?:\s*/\s*(\d[\w.,]*))?\s*(%?)"
+# the whole number, so that "0,5" is not read as 0; blanks once, or long ones would take minutes
+NUMBER = r"(-?\.?\d(?:[\w.,]|(?<=[eE])-)*)(?:\s*+/\s*+(\d[\w.,]*))?\s*+(%?)"
 # the whole line, which begins with no quotation mark
 VERDICT = re.compile(
-    rf"[\s*_#-]*(?:(?:final|overall) )?score\W{{0,10}}?{NUMBER}[\s*_.$\]}}>]*", re.IGNORECASE
+    rf"[\s*_#-]*(?:(?:final|overall) )?score\W{{0,10}}?{NUMBER}[\s*_.$\]}}>]*+", re.IGNORECASE
 )
 FENCED = re.compile(r"```(?:json)?\s*(\{[^`]*\})\s*```\Z", re.IGNORECASE)
 EXCERPT = 300  # characters of a reply that are shown
