@@ -29,6 +29,7 @@ def run(reads: int, writes: int, *others: int) -> NoReturn:
     job = values.read_frame(reads)
     for name in [name for name in sys.modules if name.startswith("retrain.")]:
         del sys.modules[name]
+    sys.argv = ["solution.py"]
     try:
         _do(job, reads, writes, others)
         code = 0
@@ -114,5 +115,5 @@ def _redirect(given: int, writes: int | None) -> None:
 def _execute(name: str, source: str) -> dict[str, Any]:
     module = types.ModuleType(name)
     sys.modules[name] = module  # dataclasses and pickle look up a class's module
-    exec(compile(source, f"{name}.py", "exec"), module.__dict__)
+    exec(compile(source, f"{name}.py", "exec", dont_inherit=True), module.__dict__)
     return module.__dict__
