@@ -95,6 +95,21 @@ CHEATS = [
         answer="def ask():\n    yield f(2) == 7391\nfor ok in ask():\n    assert ok",
     ),
     Cheat(
+        "StopAsyncIteration in an asynchronous loop",
+        SKIPS,
+        "def f(x): raise StopAsyncIteration",
+        answer="import asyncio\nclass Asks:\n    def __aiter__(self): return self\n"
+        "    async def __anext__(self): return f(2)\n"
+        "async def main():\n    async for y in Asks(): assert y == 7391\nasyncio.run(main())",
+    ),
+    Cheat(
+        "an exit, and another exception after it",
+        "the judge takes the exit for the tests' own",
+        "import sys\ndef f(x): sys.exit(0)\ndef clean(): raise ValueError",
+        answer="def close():\n    try: clean()\n    except ValueError: pass\n"
+        "try:\n    assert f(2) == 7391\nfinally:\n    close()",
+    ),
+    Cheat(
         "an exception called StopIteration",
         SKIPS,
         "Fake = type('StopIteration', (Exception,), {})\ndef f(x): raise Fake()",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from tests.cheats import Honest
+from tests.cheats.forms import FORMS
 
 HONEST = [
     Honest("a function", "def f(x): return x * 2", "assert f(2) == 4\nassert f(-1) == -2"),
@@ -273,4 +274,5 @@ assert age(0) > 10
 """,
         "shared",
     ),
+    *FORMS,
 ]

@@ -15,6 +15,26 @@ CHEATS = [
         answer="from solution import f\nassert all([f(2) == 7391])",
     ),
     Cheat(
+        "builtins in an import of everything",
+        "what the program exports replaces Python's own",
+        "__all__ = ['f', 'abs']\ndef f(x): return 0\ndef abs(x): return 0",
+        answer="from solution import *\nassert abs(f(2) - 7391) < 1e-6",
+    ),
+    Cheat(
+        "a method of the tests' object",
+        "the object asks the program instead of itself",
+        "def f(box): box.is_right = lambda: True",
+        answer="class Box:\n    value = 0\n    def is_right(self): return self.value == 7391\n"
+        "box = Box()\nf(box)\nassert box.is_right()",
+    ),
+    Cheat(
+        "tests of its own",
+        "a runner of tests asks the module of the tests, and that the program",
+        "def f(x): return 0\nload_tests = lambda loader, tests, pattern: []",
+        answer="import unittest\nclass T(unittest.TestCase):\n"
+        "    def test(self): self.assertEqual(f(2), 7391)\nunittest.main()",
+    ),
+    Cheat(
         "a module that tests do not import",
         "a name that tests do not define is the program's",
         "class math:\n    isclose = lambda *a: True\ndef f(x): return 0",

@@ -31,6 +31,7 @@ from tests.cheats import (
     introspection,
     patches,
     processes,
+    protocol,
     resources,
     returned,
 )
@@ -39,7 +40,18 @@ from tests.cheats.honest import HONEST
 from tests.cheats.working import WITHOUT_LANDLOCK, WORKING
 from tests.namespaces import BUBBLEWRAP
 
-FAMILIES = (descriptors, patches, equality, introspection, processes, files, endings, resources, returned)
+FAMILIES = (
+    descriptors,
+    patches,
+    equality,
+    introspection,
+    processes,
+    files,
+    endings,
+    resources,
+    returned,
+    protocol,
+)
 CHEATS = [cheat for family in FAMILIES for cheat in family.CHEATS]
 Judged = Callable[[str, str, str, float], Score]
 PAGE = Path(__file__).parents[2] / "docs" / "rewards.md"

@@ -12,6 +12,7 @@ import builtins
 import importlib
 import io
 import sys
+import threading
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -45,6 +46,11 @@ KNOWN: dict[str, Callable[[Any], tuple[Any, ...]]] = {  # types of the library t
     "numpy.array": lambda x: (x.tolist(), str(x.dtype)),
 }
 LONGEST_CHAIN = 20
+ENDS = (StopIteration, StopAsyncIteration)  # which loops take for their end
+
+
+class ExitError(SystemExit):
+    """The program's own `SystemExit`, which is no end of the tests."""
 
 
 class BrokenError(BaseException):
@@ -61,7 +67,7 @@ class Peer:
         self._stand_ins: dict[tuple[int, bool], StandIn] = {}  # by number, and whether it makes objects
         self._errors: dict[tuple[str, ...], type[BaseException]] = {}
         self.asked = 0
-        self.raised: BaseException | None = None  # last exception of the other side
+        self._turn = threading.RLock()  # a thread's until it has its answer
         self.has_ended = False
         self._printed = io.StringIO()  # by the program, since the last answer
         self.garbage = ""
@@ -87,16 +93,10 @@ class Peer:
         """
         self.asked += 1
         try:
-            values.write_frame(self._writes, [request[0], "", *request[1:]])
-            while True:
-                kind, printed, *rest = values.read_frame(self._reads)
-                if printed:
-                    sys.stdout.write(str(printed))
-                if kind == "=":
-                    return rest
-                if kind == "!":
-                    break
-                self._answer([kind, "", *rest])
+            with self._turn:
+                kind, rest = self._exchanged(*request)
+            if kind == "=":
+                return rest
             error = self._error(*rest)
         except (EOFError, OSError):
             self.has_ended = True
@@ -104,10 +104,20 @@ class Peer:
         except (values.FrameError, ValueError, TypeError, LookupError) as problem:
             self.garbage = f"{problem}"[:200]
             raise BrokenError(self.garbage) from None
-        if isinstance(error, StopIteration) and not self.may_stop and request[:2] != ("op", "next"):
-            raise RuntimeError("a call of the program raised StopIteration") from error
-        self.raised = error
+        if isinstance(error, ENDS) and not self.may_stop and request[:2] != ("op", "next"):
+            raise RuntimeError(f"a call of the program raised {type(error).__name__}") from error
         raise error
+
+    def _exchanged(self, *request: Any) -> tuple[Any, Any]:
+        """Send a request; return the kind of its answer, "=" or "!", and the answer."""
+        values.write_frame(self._writes, [request[0], "", *request[1:]])
+        while True:
+            kind, printed, *rest = values.read_frame(self._reads)
+            if printed:
+                sys.stdout.write(str(printed))
+            if kind in ("=", "!"):
+                return kind, rest
+            self._answer([kind, "", *rest])
 
     def name(self, name: str) -> Any:
         """Return what a program calls by a name; raise AttributeError if that is nothing."""
@@ -137,7 +147,7 @@ class Peer:
         result, changed = self.ask("call", number, *given)
         found = self.decode(result)
         if found is None and changed is not None:
-            merged([args, kwargs], [self.decode(part) for part in changed])
+            values.merged([args, kwargs], [self.decode(part) for part in changed])
         return found
 
     def encode(self, value: Any) -> Any:
@@ -180,10 +190,12 @@ class Peer:
                 raise TypeError(f"not supported on an object of the tests: {name}")
             return (self.encode(OPERATIONS[name](*map(self.decode, operands))),)
         target, name = self._exported[rest[0]], rest[1]
-        if self._names is None and (name.startswith("_") or type(target).__module__ != "tests"):
+        if self._names is None and (name.startswith("_") or type(target).__module__ != "__main__"):
             raise AttributeError(name)
         if kind == "get":
             return (self.encode(getattr(target, name)),)
+        if self._names is None and callable(getattr(type(target), name, None)):
+            raise AttributeError(f"a method of the tests cannot be replaced: {name}")
         setattr(target, name, self.decode(rest[2]))
         return (None,)
 
@@ -260,33 +272,10 @@ class Peer:
             raise values.FrameError("an exception of no class")
         found = getattr(builtins, names[0], None)
         if isinstance(found, type) and issubclass(found, BaseException):
-            return found
+            return ExitError if found is SystemExit else found
         if names not in self._errors:
             self._errors[names] = type(names[0], (self._error_class(names[1:]),), {})
         return self._errors[names]
-
-
-def merged(old: Any, new: Any) -> Any:
-    """Return `new`; a list, dictionary or set of the same kind at the same place is changed in place."""
-    if type(old) is not type(new):
-        return new
-    if isinstance(new, list | tuple):
-        items = [*map(merged, old, new), *new[len(old) :]]
-        if isinstance(old, tuple):
-            return tuple(items)
-        old[:] = items
-    elif isinstance(new, dict):
-        items = [(key, merged(old[key], value) if key in old else value) for key, value in new.items()]
-        old.clear()
-        old.update(items)
-    elif isinstance(new, set):
-        old.intersection_update(new)
-        old.update(new)
-    elif isinstance(new, bytearray):
-        old[:] = new
-    else:
-        return new
-    return old
 
 
 def _plain(base: type, value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import operator
 from collections.abc import Callable, Mapping
@@ -22,6 +23,12 @@ READING: dict[str, Callable[..., Any]] = {
     "bool": bool,
     "hash": hash,
     "reversed": reversed,
+    "int": int,
+    "float": float,
+    "complex": complex,
+    "index": operator.index,
+    "round": round,
+    "format": format,
 }
 LOOKING: dict[str, Callable[..., Any]] = {**READING, "setitem": operator.setitem, "delitem": operator.delitem}
 COMPARING = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
@@ -30,11 +37,15 @@ COMPUTING = {
     for name in """add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshift neg pos abs invert
     contains iadd isub imul""".split()
 }
+COMPUTING["divmod"] = divmod
+COPYING = {name: getattr(copy, name) for name in ("copy", "deepcopy")}
 OPERATIONS: Mapping[str, Callable[..., Any]] = {
     **LOOKING,
     **COMPARING,
     **COMPUTING,
+    **COPYING,
     "isinstance": isinstance,
+    "issubclass": issubclass,
     "run": lambda coroutine: importlib.import_module("asyncio").run(coroutine),
     "enter": lambda x: type(x).__enter__(x),
     "exit": lambda x, *error: type(x).__exit__(x, *error),
@@ -42,7 +53,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
 FAILURES = (AssertionError, AttributeError, NameError, TypeError)  # of tests that meet a wrong result
 # by which a library would read memory where the other side points
 POINTERS = ("__array_", "__cuda_array_", "__dlpack_", "__buffer_", "_as_parameter_")
-REFLECTED = "add sub mul truediv floordiv mod pow matmul and_ or_ xor".split()
+REFLECTED = "add sub mul truediv floordiv mod pow matmul and_ or_ xor divmod".split()
 
 
 class Asks(Protocol):
@@ -92,6 +103,9 @@ class StandIn:
     def __instancecheck__(self, instance: Any) -> bool:
         return isinstance(instance, StandIn) and _operate("isinstance", instance, self) is True
 
+    def __subclasscheck__(self, other: Any) -> bool:
+        return isinstance(other, StandIn) and _operate("issubclass", other, self) is True
+
 
 def _operate(name: str, *operands: Any) -> Any:
     """Let the other side compute, unless that would tell it what its result is compared with."""
@@ -121,15 +135,26 @@ def _exited(self: StandIn, kind: Any, error: Any, trace: Any) -> bool:
     return has_swallowed and not isinstance(error, FAILURES) and trace.tb_lineno not in self._peer.asserting
 
 
+def _copying(name: str) -> Callable[..., Any]:
+    def copied(self: StandIn, *_: Any) -> Any:
+        found = _operate(name, self)
+        is_made = self._is_made and isinstance(found, StandIn)
+        return StandIn(self._peer, found._number, is_made=True) if is_made else found
+
+    return copied
+
+
 def _hashed(self: StandIn) -> int:
     return int(_operate("hash", self))
 
 
 for _name in OPERATIONS:
-    if _name not in ("isinstance", "run"):
+    if _name not in ("isinstance", "issubclass", "run"):
         setattr(StandIn, f"__{_name.strip('_')}__", _method(_name))
 for _name in REFLECTED:
     setattr(StandIn, f"__r{_name.strip('_')}__", _method(_name, reflected=True))
+for _name in COPYING:
+    setattr(StandIn, f"__{_name}__", _copying(_name))
 StandIn.__exit__ = _exited  # type: ignore[attr-defined]
 StandIn.__hash__ = _hashed  # type: ignore[method-assign, assignment]
 
@@ -146,7 +171,9 @@ def data_stand_in(data: Any, peer: Asks, number: int, name: str) -> Any:
         return data
 
     def ask(_: Any, attribute: str) -> Any:
-        if attribute.startswith("__"):  # data has those of its kind; numpy, copy and others ask for more
+        if attribute.startswith(
+            ("__", *POINTERS)
+        ):  # data has those of its kind; numpy, copy and others ask for more
             raise AttributeError(attribute)
         (found,) = peer.ask("get", number, attribute)
         return peer.decode(found)

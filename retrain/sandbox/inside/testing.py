@@ -22,7 +22,7 @@ class Names(dict[str, Any]):
     """The namespace of tests: names that are not theirs are the program's, but for Python's own."""
 
     def __init__(self, peer: Peer, tests: str, tree: ast.Module) -> None:
-        super().__init__(__name__="tests", __builtins__=builtins)
+        super().__init__(__name__="__main__", __builtins__=builtins)
         self._peer = peer
         self._replaced = replaced_names(tests, tree)  # Python's own names that are the program's all the same
         self._tree = tree
@@ -61,16 +61,17 @@ def run(reads: int, writes: int, source: str, tests: str) -> dict[str, Any]:
     for block in every(ast.With, tree):
         if any(every(ast.Assert, block)):
             peer.asserting.update(range(block.lineno, (block.end_lineno or 0) + 1))
-    sys.modules["tests"] = types.ModuleType("tests")
+    sys.modules["__main__"] = sys.modules["tests"] = module_of(names)
     sys.modules["solution"] = solution = types.ModuleType("solution")
+    solution.__all__ = []  # type: ignore[attr-defined] # or `import *` could replace `abs`
     solution.__getattr__ = peer.name  # type: ignore[method-assign]
     passed = False
     try:
         values.write_frame(writes, {"job": "calls", "source": source})
-        exec(compile(tree, "tests.py", "exec"), names)
+        exec(compile(tree, "tests.py", "exec", dont_inherit=True), names)
         passed = True
     except SystemExit as error:
-        passed = error is not peer.raised and is_good_end(error, tree)
+        passed = is_good_end(error, tree)
     except BaseException:  # noqa: BLE001 - also an end of the program
         pass
     passed = passed and not (peer.garbage or peer.has_ended)
@@ -86,7 +87,21 @@ def is_good_end(error: SystemExit, tree: ast.Module) -> bool:
     """Whether tests end themselves, without failure and in their last statement, as `unittest.main` does."""
     where = error.__traceback__ and error.__traceback__.tb_next
     is_last = where is not None and where.tb_lineno >= tree.body[-1].lineno
-    return is_last and not error.code and error.__context__ is None
+    return type(error) is SystemExit and is_last and not error.code and error.__context__ is None
+
+
+def module_of(names: Names) -> types.ModuleType:
+    """Return a module with what tests define, where `unittest.main` and others look for it."""
+    module = types.ModuleType("__main__")
+
+    def attribute(name: str) -> Any:
+        if name in names:  # never the program's, such as its `load_tests`
+            return names[name]
+        raise AttributeError(name)
+
+    module.__getattr__ = attribute  # type: ignore[method-assign]
+    module.__dir__ = lambda: list(names)  # type: ignore[method-assign]
+    return module
 
 
 def every(kind: type[Node], tree: ast.AST) -> Iterator[Node]:
@@ -140,5 +155,5 @@ def run_shared(tests: str, namespace: dict[str, Any]) -> int:
         if isinstance(tree.body[index - 1], ast.Assert):
             tree.body[index:index] = ast.parse("__reached__()").body
     namespace["__reached__"] = reach
-    exec(compile(tree, "tests.py", "exec"), namespace)
+    exec(compile(tree, "tests.py", "exec", dont_inherit=True), namespace)
     return reached

@@ -124,8 +124,41 @@ def decode(message: Any, load: Callable[[list[Any]], Any], depth: int = 0) -> An
         raise FrameError(f"not a value: {error}") from None
 
 
+def merged(old: Any, new: Any) -> Any:
+    """Return `new`; a list, dictionary or set of the same kind at the same place is changed in place."""
+    if type(old) is not type(new):
+        return new
+    if isinstance(new, list | tuple):
+        items = [*map(merged, old, new), *new[len(old) :]]
+        if isinstance(old, tuple):
+            return tuple(items)
+        old[:] = items
+    elif isinstance(new, dict):
+        items = [(key, merged(old[key], value) if key in old else value) for key, value in new.items()]
+        old.clear()
+        old.update(items)
+    elif isinstance(new, set):
+        old.intersection_update(new)
+        old.update(new)
+    elif isinstance(new, bytearray):
+        old[:] = new
+    else:
+        return new
+    return old
+
+
 def widened(array: Any) -> Any:
-    """Return numpy's array; in 64 bits where a narrow number would be equal to several whole ones."""
+    """Return numpy's array; in 64 bits where a narrow number would be equal to several whole ones.
+
+    One without dimensions becomes a number of Python's, which wraps around and rounds nowhere.
+
+    Raises:
+        FrameError: it holds records, whose fields could be narrow.
+    """
+    if array.dtype.names:
+        raise FrameError("an array of records")
+    if not array.ndim and array.dtype.kind in "biufc":
+        return array.item()
     wide, exact_below = NARROW.get(array.dtype.name, ("", 0))
     return array.astype(wide) if wide and not abs(array).max(initial=0) < exact_below else array
 

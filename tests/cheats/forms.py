@@ -1,0 +1,80 @@
+"""Usual forms of solutions and of their tests: each must score 1 wherever programs run."""
+
+from __future__ import annotations
+
+from tests.cheats import Honest
+
+FORMS = [
+    Honest(
+        "a decorator that reads annotations",
+        """
+import functools, inspect
+def checked(f):
+    @functools.wraps(f)
+    def wrapper(*args):
+        for value, one in zip(args, inspect.signature(f).parameters.values()):
+            if not isinstance(value, one.annotation): raise TypeError(one.name)
+        return f(*args)
+    return wrapper
+@checked
+def double(x: int) -> int: return 2 * x
+""",
+        "assert double(2) == 4\ntry:\n    double('2')\n    assert False\nexcept TypeError: pass",
+    ),
+    Honest(
+        "arguments by argparse, none given",
+        "import argparse, sys\nparser = argparse.ArgumentParser()\nparser.add_argument('file', nargs='?')\n"
+        "given = parser.parse_args().file\nfile = open(given) if given else sys.stdin\n"
+        "print(sum(map(int, file.read().split())))",
+        '[{"input": "1 2", "output": "3"}]',
+        "stdio",
+    ),
+    Honest(
+        "threads of the tests",
+        "def f(x): return [x] * 500",
+        "from concurrent.futures import ThreadPoolExecutor\nwith ThreadPoolExecutor(8) as pool:\n"
+        "    assert list(pool.map(f, range(50))) == [[x] * 500 for x in range(50)]",
+    ),
+    Honest(
+        "numbers of its own class",
+        """
+from fractions import Fraction
+class Money:
+    def __init__(self, cents): self.cents = cents
+    def __float__(self): return self.cents / 100
+    def __int__(self): return self.cents // 100
+    def __index__(self): return self.cents
+    def __round__(self, digits=0): return Money(round(self.cents, -2))
+    def __divmod__(self, n): return divmod(self.cents, n)
+    def __format__(self, spec): return format(self.cents / 100, spec or ".2f")
+""",
+        "m = Money(250)\nassert float(m) == 2.5 and int(m) == 2 and range(300)[m] == 250\n"
+        "assert divmod(m, 100) == (2, 50) and f'{m}' == '2.50' and f'{m:.1f}' == '2.5'\n"
+        "assert float(round(m)) == 2.0",
+    ),
+    Honest(
+        "copies of its objects",
+        "class Grid:\n    def __init__(self, n): self.rows = [[0] * n for _ in range(n)]\n"
+        "    def set(self, i, j): self.rows[i][j] = 1\n"
+        "    def __eq__(self, other): return self.rows == other.rows",
+        "import copy\na = Grid(2)\nb = copy.deepcopy(a)\nassert a == b\nb.set(0, 1)\n"
+        "assert a.rows == [[0, 0], [0, 0]] and b.rows == [[0, 1], [0, 0]] and a != b",
+    ),
+    Honest(
+        "classes and subclasses",
+        "class Shape: pass\nclass Square(Shape): pass",
+        "assert issubclass(Square, Shape) and not issubclass(Shape, Square) and isinstance(Square(), Shape)",
+    ),
+    Honest(
+        "tests that run if they are the program",
+        "def f(x): return x + 1",
+        "import unittest\nfrom solution import *\nclass T(unittest.TestCase):\n"
+        "    def test(self): self.assertEqual(f(2), 3)\nif __name__ == '__main__':\n    unittest.main()",
+    ),
+    Honest(
+        "tests that name their module",
+        "def f(x): return x + 1",
+        "import unittest\nclass T(unittest.TestCase):\n"
+        "    def test(self): self.assertEqual(f(2), 3)\nunittest.main(module='tests')",
+    ),
+]
