@@ -172,21 +172,41 @@ def test_too_few_seeds_exclude_nothing():
     assert look.p_value > 0.05
 
 
-def test_of_three_to_five_seeds_the_normal_test_decides():
-    comparison = SequentialComparison(max_seeds=4)
-    assert verdicts(comparison, np.array([1.0, 1.01, 0.99, 1.0]))[-1] == "better"
-    noise = np.random.default_rng(5).normal(size=(2000, 4))
-    false = sum(verdicts(comparison, d)[-1] in ("better", "worse") for d in noise) / len(noise)
-    assert false <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / len(noise))
-
-
 @pytest.mark.parametrize("seeds", [3, 4, 5])
-def test_so_few_differences_of_one_size_show_nothing(seeds):
-    """Of equal conditions, one in four has three differences of one sign."""
-    look = SequentialComparison(max_seeds=5).look([0.75] * seeds, [0.5] * seeds)
-    assert look.verdict not in ("better", "worse")
-    assert look.p_value > 0.05
-    assert look.interval == (-math.inf, math.inf)
+@pytest.mark.parametrize("noise", [0.0, 0.002, 0.01, 0.1, 0.5])
+def test_so_few_seeds_find_nothing_as_their_signs_are_alike_by_chance(seeds, noise):
+    """Of equal conditions whose differences are about +-c, one in four has three of one sign."""
+    comparison = SequentialComparison(max_seeds=seeds)
+    sizes = 1 + noise * np.random.default_rng(5).normal(size=seeds)
+    assert rejections(comparison, sizes) == 0
+    look = comparison.look(sizes, np.zeros(seeds))
+    assert (look.p_value > 0.05, look.interval) == (True, (-math.inf, math.inf))
+
+
+@pytest.mark.parametrize(
+    ("settings", "fewest"),
+    [({}, 6), ({"comparisons": 4}, 8), ({"error": 0.0625}, 5), ({"error": 0.25}, 3), ({"error": 0.1}, 5)],
+)
+def test_it_takes_so_many_seeds_that_equal_signs_are_rare(settings, fewest):
+    comparison = SequentialComparison(**settings)
+    assert comparison.fewest_seeds == fewest
+    d = np.ones(12)
+    found = [comparison.look(d[:k], np.zeros(k)).verdict == "better" for k in range(2, fewest + 1)]
+    assert found == [False] * (fewest - 2) + [True]
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("smallest", [None, 0.5])
+def test_the_end_of_all_looks_is_known_at_once(seed, smallest):
+    rng = np.random.default_rng(seed)
+    most, first = int(rng.integers(6, 12)), int(rng.integers(2, 5))
+    comparison = SequentialComparison(most, 0.1, smallest)
+    d = rng.normal(size=most) + rng.choice([0, 0.3, 1.5])
+    for k in range(first, most + 1):
+        look = comparison.look(d[:k], np.zeros(k))
+        if look.verdict != "continue":
+            break
+    assert comparison.end_of(d, np.zeros(most), first) == (look.seeds, look.verdict)
 
 
 def test_many_seeds_are_compared_by_a_sample_of_signs():
@@ -196,10 +216,11 @@ def test_many_seeds_are_compared_by_a_sample_of_signs():
     assert verdicts(comparison, rng.normal(size=20) + 1.5)[-1] == "better"
 
 
-def test_an_error_too_small_for_a_sample_of_signs_takes_the_normal_test():
-    rng, comparison = np.random.default_rng(9), SequentialComparison(max_seeds=20, error=1e-5)
-    assert verdicts(comparison, rng.normal(size=20) + 4)[-1] == "better"
-    assert verdicts(comparison, rng.normal(size=20))[-1] in ("no_difference", "undecided")
+def test_an_error_too_small_for_a_sample_of_signs_finds_nothing():
+    comparison = SequentialComparison(max_seeds=20, error=1e-5)
+    assert comparison.fewest_seeds == 18
+    d = np.random.default_rng(9).normal(size=20) + 4
+    assert verdicts(comparison, d)[-1] == "undecided"
 
 
 def test_its_state_is_plain_data():

@@ -8,6 +8,7 @@ from pathlib import Path
 from retrain.campaign.forecast import busy_s
 from retrain.campaign.rollup import RollUp
 from retrain.errors import RecordsError
+from retrain.plan.decidable import undecidable
 from retrain.plan.matrix import Plan
 from retrain.records.decision import Decision, ending_of, final_value, verdict_of
 from retrain.records.layout import RunFiles
@@ -37,6 +38,8 @@ class Rounds:
         known = roll_up.manifest.decision
         self._told = {one.condition: one.verdict for one in known.conditions} if known else {}
         self._ended = known.ended if known else ""
+        if known is None and (hopeless := undecidable(plan)):
+            notice(hopeless)
 
     def asked(self, over: Collection[str]) -> frozenset[str]:
         """Return the ids of the runs asked for so far; all of them without `[decision]`.

@@ -57,11 +57,7 @@ def reconcile(
     is_same_file = digest_of_file(files.campaign_toml.read_bytes()) == origin.digest
     recorded = _recorded(plan, files, is_same_file)
     redesigned = tuple(read_looks(files.looks).differs(plan.design)) if plan.decision else ()
-    if plan.decision or plan.added_seeds:  # the manifest has only those that were needed so far
-        for run in (run for run in plan.runs if run.run_id not in recorded):
-            known = recorded_hash(files_of(run.run_id))
-            if known or redesigned or run.seed in plan.added_seeds:
-                recorded[run.run_id] = known or run.config_hash
+    recorded |= _not_needed_yet(plan, recorded, files_of, is_redesigned=bool(redesigned))
     found = _compare(plan, recorded, files_of, is_same_file=is_same_file)
     found = replace(found, changes=(*redesigned, *found.changes))
     alive = [run_id for run_id in recorded if found.changes and is_held(files_of(run_id).lock)]
@@ -92,6 +88,22 @@ def _recorded(plan: Plan, files: CampaignFiles, is_same_file: bool) -> dict[str,
     if is_same_file:  # killed before all runs were made
         return {run.run_id: run.config_hash for run in plan.runs} | recorded
     return recorded
+
+
+def _not_needed_yet(
+    plan: Plan, recorded: Mapping[str, str], files_of: Callable[[str], RunFiles], *, is_redesigned: bool
+) -> dict[str, str]:
+    """Return the hashes of runs that may follow: the manifest has only those that were needed so far."""
+    if not (plan.decision or plan.added_seeds):
+        return {}
+    others = [run for run in plan.runs if run.run_id not in recorded]
+    hashes = {run.run_id: recorded_hash(files_of(run.run_id)) for run in others}
+    may_be_new = {run.run_id for run in others if is_redesigned or run.seed in plan.added_seeds}
+    return {
+        run.run_id: hashes[run.run_id] or run.config_hash
+        for run in others
+        if hashes[run.run_id] or run.run_id in may_be_new
+    }
 
 
 def _compare(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from retrain.config.campaign import Decide
 from retrain.config.keys import quote
 from retrain.config.resolve import label_of
 from retrain.config.schema import Config
 from retrain.errors import ConfigError
+from retrain.plan.matrix import Plan
 from retrain.records.decision import metrics_of_rows
-from retrain.records.text import parse_duration
+from retrain.records.text import count_of, parse_duration
 from retrain.registry import hint
 
 
@@ -48,3 +50,22 @@ def _problems(table: Decide, configs: Mapping[str, Config], given: int) -> Itera
             parse_duration(table.budget)
         except ValueError as error:
             yield f".budget: {error}"
+
+
+def undecidable(plan: Plan) -> str:
+    """Return why `[decision]` will find no difference, whatever is measured; "" if it may."""
+    if plan.decision is None:
+        return ""
+    from retrain.plan.decision import comparison_of  # not at the top: imports numpy
+
+    table, others = plan.decision, len(plan.conditions) - 1
+    comparison = comparison_of(table, others + 1)
+    if comparison.can_find:
+        return ""
+    enough = max(comparison.fewest_seeds, table.max_seeds)
+    would = f"max_seeds = {enough}" if replace(comparison, max_seeds=enough).can_find else "a larger error"
+    return (
+        f"max_seeds = {table.max_seeds} finds no difference at error = {table.error:g} with "
+        f"{count_of(others, 'comparison')}: that all seeds differ in one direction is likelier by chance; "
+        f"{would} may find one"
+    )

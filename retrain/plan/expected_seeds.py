@@ -15,9 +15,7 @@ import numpy as np
 
 from retrain.config.campaign import Decide
 from retrain.controllers.sequential import SequentialComparison
-from retrain.controllers.sequential.rejection import FloatArray
 from retrain.errors import ConfigError, RecordsError
-from retrain.plan.decision import OPEN
 from retrain.plan.matrix import Plan
 from retrain.records.decision import final_value
 from retrain.records.files import readable
@@ -110,7 +108,10 @@ def _expected(
 ) -> ExpectedSeeds:
     others, rng = len(plan.conditions) - 1, np.random.default_rng(0)
     drawn = rng.normal(difference, sd, (max(1, SIMULATED // others), others, comparison.max_seeds))
-    ends = [[_ended(comparison, one, plan.first_seeds) for one in campaign] for campaign in drawn]
+    ends = [
+        [comparison.end_of(one, np.zeros_like(one), plan.first_seeds) for one in campaign]
+        for campaign in drawn
+    ]
     seeds = np.array([[count for count, _ in campaign] for campaign in ends])
     runs = float(np.mean(seeds.sum(axis=1) + seeds.max(axis=1)))
     return ExpectedSeeds(
@@ -121,11 +122,3 @@ def _expected(
         runs=runs,
         time_s=None if full_s is None else full_s * runs / len(plan.runs),
     )
-
-
-def _ended(comparison: SequentialComparison, differences: FloatArray, first: int) -> tuple[int, str]:
-    for count in range(first, comparison.max_seeds + 1):
-        look = comparison.look(differences[:count], np.zeros(count))
-        if look.verdict != OPEN:
-            break
-    return look.seeds, look.verdict

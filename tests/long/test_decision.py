@@ -14,6 +14,7 @@ from retrain.campaign.orchestrate import CampaignOutcome
 from retrain.campaign.run import reopen, start
 from retrain.config.load import load_config
 from retrain.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_RUN_FAILED, ConfigError
+from retrain.plan.decidable import undecidable
 from retrain.plan.decision import Progress, decide
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.records.decision import Decision
@@ -313,6 +314,30 @@ def test_explain_tells_how_many_seeds_it_takes(
         "explain", decision_file, *first, "--set", "decision.smallest_difference=0.01", "--from", "logs"
     )
     assert [one["unit"] for one in json.loads(known.stdout)["expected_seeds"]] == ["mean_reward"] * 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "enough"),
+    [
+        (["max_seeds=6"], "max_seeds = 7 may"),
+        (["error=1e-6", "max_seeds=50"], "a larger error may"),
+        ([], ""),
+    ],
+)
+def test_too_few_seeds_to_find_a_difference_are_told_before(
+    decision_file: Path, overrides: list[str], enough: str
+) -> None:
+    warned = undecidable(planned(decision_file, *(f"decision.{one}" for one in overrides)))
+    assert (enough in warned, bool(warned)) == (True, bool(enough))
+
+
+def test_explain_and_the_campaign_tell_that_no_difference_can_be_found(
+    decision_file: Path, retrain: Callable[..., CompletedProcess[str]]
+) -> None:
+    few = ["--set", "decision.max_seeds=3"]
+    told = "max_seeds = 3 finds no difference at error = 0.05 with 2 comparisons"
+    assert told in retrain("explain", decision_file, *few).stdout
+    assert told in retrain("run", decision_file, *few).stderr
 
 
 def test_an_evaluation_of_its_own_may_decide(decision_file: Path) -> None:

@@ -6,8 +6,8 @@ signs: of all patterns of signs, at most the share `error` may lead to a rejecti
 exact sign-flip test (Fisher, The Design of Experiments, 1935), made sequential by spending the error on
 patterns as looks pass, as AdaStop does (Mathieu et al., arXiv:2306.10882) for permutations. Up to 14 seeds
 all patterns are counted; with more, the signs from the 15th on are a fixed sample, so the error holds up to
-its sampling error. With so few `max_seeds` that no pattern is rare enough, a sequential t test takes its
-place, which assumes that differences are normal.
+its sampling error. With so few `max_seeds` that no pattern is rare enough, nothing is found: a t test would
+rest on its assumption there, as three differences of one sign come by chance in one of four campaigns.
 
 Looks before the last reject only by a strict boundary of Student's t (Haybittle 1971, Peto 1976), so nearly
 all the error is left for the last look, and the power is close to that of one test with all seeds. A
@@ -30,9 +30,9 @@ from retrain.controllers.sequential.rejection import (
     FEWEST,
     NORMAL,
     FloatArray,
-    Normal,
     Outcome,
     SignFlips,
+    fewest_seeds,
     score,
 )
 
@@ -75,8 +75,7 @@ class Look:
         if not self.comparison.test.can_reject(len(d), self.comparison.error_of_each):
             return -math.inf, math.inf
         if not np.ptp(d):
-            is_exact = isinstance(self.comparison.test, SignFlips) or not d.any()
-            return (self.difference, self.difference) if is_exact else (-math.inf, math.inf)
+            return self.difference, self.difference
         low, high = self._lower_bound(d), -self._lower_bound(-d)
         return min(low * self.resolution, self.difference), max(high * self.resolution, self.difference)
 
@@ -105,8 +104,8 @@ class SequentialComparison:
 
     Args:
         max_seeds: most seeds a condition gets, at least 3. With so few that even equal signs throughout
-            are no rare pattern (below 6 for an error of 0.05, below 8 if 4 comparisons share it), the
-            differences are taken as normal; differences of one size then show nothing.
+            are no rare pattern (below 6 for an error of 0.05, below 8 if 4 comparisons share it), no
+            difference is ever found; `fewest_seeds` tells how many it takes.
         error: probability of a false "better" or "worse" over all looks and comparisons: a bound up to
             14 seeds, within the sampling error of the patterns above.
         smallest_difference: a smaller difference does not matter, in units of the metric; None: any matters.
@@ -141,11 +140,20 @@ class SequentialComparison:
         """Error of this comparison alone."""
         return self.error / self.comparisons
 
+    @property
+    def fewest_seeds(self) -> int:
+        """Seeds without which no difference is found."""
+        return fewest_seeds(self.error_of_each)
+
+    @property
+    def can_find(self) -> bool:
+        """Whether any difference is found."""
+        return self.test.can_reject(self.max_seeds, self.error_of_each)
+
     @cached_property
-    def test(self) -> SignFlips | Normal:
+    def test(self) -> SignFlips:
         """How a difference is told from chance."""
-        flips = SignFlips(self.max_seeds)
-        return flips if flips.can_reject(self.max_seeds, self.error_of_each) else Normal(self.max_seeds)
+        return SignFlips(self.max_seeds)
 
     def look(
         self, a: Sequence[float] | FloatArray, b: Sequence[float] | FloatArray, *, final: bool = False
@@ -172,11 +180,32 @@ class SequentialComparison:
         p_value = min(1.0, outcome.share * self.comparisons)
         if not outcome.rejected_at:
             p_value = max(p_value, math.nextafter(self.error, 1.0))
-        smallest = self.smallest_difference
-        units = None if smallest is None else min(smallest / resolution, LARGEST)
-        verdict = self._verdict(d, outcome, units, final)
+        verdict = self._verdict(d, outcome, self._in_units(resolution), final)
         mean = float(d.mean()) * resolution
         return Look(verdict, len(d), mean, p_value, tuple(d.tolist()), resolution, self, final)
+
+    def end_of(
+        self, a: Sequence[float] | FloatArray, b: Sequence[float] | FloatArray, first: int = FEWEST
+    ) -> tuple[int, Verdict]:
+        """Return after how many seeds looks, from the `first` seed on, end, and with which verdict.
+
+        It is what these looks would say, in the time of the last one; for simulations.
+
+        Args:
+            a, b: the metric of all `max_seeds` seeds.
+            first: seeds before the first look.
+        """
+        d, resolution = _differences(*np.array([a, b], np.float64))
+        smallest, looks = self._in_units(resolution), range(max(first, FEWEST), len(d))
+        end = next((k for k in looks if self._is_hopeless(d[:k], smallest)), len(d))
+        outcome = self.test.outcome(d[:end], self.error_of_each)
+        verdict: Verdict = "no_difference" if end < len(d) else "undecided"
+        if outcome.rejected_at:
+            end, verdict = max(first, outcome.rejected_at), "better" if outcome.sign > 0 else "worse"
+        for k in range(self._negligible_from(d[:end], smallest), end + 1) if smallest else ():
+            if k >= first and abs(d[:k].mean()) < smallest:
+                return k, "no_difference"
+        return end, verdict
 
     def state_dict(self) -> dict[str, float | None]:
         """Return the settings as plain data; the seeds' values are all else that a look depends on."""
@@ -187,25 +216,31 @@ class SequentialComparison:
         """Return the comparison that `state_dict` described."""
         return cls(**state)
 
+    def _in_units(self, resolution: float) -> float | None:
+        smallest = self.smallest_difference
+        return None if smallest is None else min(smallest / resolution, LARGEST)
+
     def _verdict(self, d: FloatArray, outcome: Outcome, smallest: float | None, final: bool) -> Verdict:
-        if smallest is not None and self._is_negligible(d, smallest, final):
+        is_small = smallest is not None and abs(d.mean()) < smallest
+        if is_small and smallest and self._negligible_from(d, smallest, final=final) <= len(d):
             return "no_difference"
         if outcome.rejected_at:
             return "better" if outcome.sign > 0 else "worse"
         if final or len(d) == self.max_seeds:
             return "undecided"
-        is_small = smallest is None or abs(d.mean()) < smallest
-        return "no_difference" if is_small and self._is_futile(d) else "continue"
+        return "no_difference" if self._is_hopeless(d, smallest) else "continue"
 
-    def _is_negligible(self, d: FloatArray, smallest: float, final: bool) -> bool:
-        """Whether the interval lies within the differences that do not matter."""
-        if abs(d.mean()) >= smallest:
-            return False
+    def _negligible_from(self, d: FloatArray, smallest: float, *, final: bool = False) -> int:
+        """Return after how many seeds the interval excludes differences that matter; more than all: never."""
         shifts = np.array([[smallest], [-smallest]])
         below, above = (
-            self.test.outcome(one, self.error_of_each, final=final).sign for one in np.rint(d - shifts)
+            self.test.outcome(one, self.error_of_each, final=final) for one in np.rint(d - shifts)
         )
-        return below < 0 < above
+        excludes = below.sign < 0 < above.sign
+        return max(below.rejected_at, above.rejected_at) if excludes else len(d) + 1
+
+    def _is_hopeless(self, d: FloatArray, smallest: float | None) -> bool:
+        return (smallest is None or abs(d.mean()) < smallest) and self._is_futile(d)
 
     def _is_futile(self, d: FloatArray) -> bool:
         if len(d) < FEWEST:

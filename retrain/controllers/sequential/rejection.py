@@ -1,4 +1,4 @@
-"""Two sequential tests of whether the mean of differences is 0: over signs, or by Student's t."""
+"""The sequential test of whether the mean of differences is 0, over the patterns of their signs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ FloatArray: TypeAlias = NDArray[np.float64]
 
 FEWEST = 3  # seeds before a verdict
 INTERIM = 0.09  # nominal two-sided error of an early look, as a share of the whole
-ALL_INTERIM = 0.5  # most of the error that all early looks of the t test take together
 ENUMERATED = 14  # seeds whose patterns of signs are all counted; further signs are drawn
 EARLIER = 1e-7  # weight of the earlier sums, which orders sums that are equal
-ALIKE = 1e-3  # range of differences relative to their mean, up to which they are of one size: not normal
 NORMAL = NormalDist()
 
 
@@ -31,6 +29,11 @@ class Outcome:
     sign: int = 0  # of the mean at that look; 0: none is rejected
 
 
+def fewest_seeds(error: float) -> int:
+    """Return how many seeds it takes until equal signs throughout are rarer than an error."""
+    return 1 + math.ceil(math.log2(1 / error) - 1e-9)
+
+
 @dataclass(frozen=True)
 class SignFlips:
     """The exact sequential test over patterns of signs."""
@@ -39,77 +42,44 @@ class SignFlips:
 
     def can_reject(self, seeds: int, error: float) -> bool:
         """Whether the most extreme pattern of so many signs is rare enough, among those that are counted."""
-        return 2.0 ** (1 - min(seeds, ENUMERATED)) <= error
+        return min(seeds, ENUMERATED) >= fewest_seeds(error)
 
     def outcome(self, d: FloatArray, error: float, *, final: bool = False) -> Outcome:
         """Return where differences stand that were looked at after each seed; `final`: none will follow."""
         last = len(d) if final else self.max_seeds
-        signs = _patterns(self.max_seeds)[:, : len(d)]
-        if self.max_seeds > ENUMERATED:  # patterns are a sample: what was seen is one of them
-            signs = np.vstack([signs, np.where(d < 0, -1.0, 1.0)])
-        squares = np.cumsum(d * d)
-        sums, seen = _statistics(signs * np.abs(d)), _statistics(d[None, :])[0]
-        alive = np.ones(len(signs), bool)
-        room = math.floor(error * len(signs) * (1 + 1e-12))  # patterns that may still reject
-        for k in range(FEWEST, len(d) + 1):
-            if not self.can_reject(k, error):
+        signs = _patterns(self.max_seeds)[: len(d)]
+        # the first column is what was seen: where patterns are a sample, it is one of them
+        signs = np.hstack([np.where(d < 0, -1.0, 1.0)[:, None], signs])
+        counted = 0 if self.max_seeds > ENUMERATED else 1
+        alive, squares = np.ones(signs.shape[1] - counted, bool), 0.0
+        room = math.floor(error * len(alive) * (1 + 1e-12))  # patterns that may still reject
+        sums, earlier, reached = (np.zeros(signs.shape[1]) for _ in range(3))
+        for k, size in enumerate(np.abs(d), 1):
+            squares += size * size
+            sums += signs[k - 1] * size
+            earlier += np.abs(sums)
+            # ties of few distinct values would leave error unspent, so what got there earlier is larger
+            reached = np.abs(sums) + EARLIER * earlier / k
+            if k < FEWEST or not self.can_reject(k, error):
                 continue
-            reached, here = sums[:, k - 1], seen[k - 1]
-            bound = 0.0 if k == last else _boundary(k, squares[k - 1], INTERIM * error)
-            above = _above(reached[alive & (reached >= bound)], room)
-            if squares[k - 1] > 0 and here >= bound and here > above:
-                return Outcome(k, float(np.mean(~alive | (reached >= here))), _sign(d[:k]))
-            hit = alive & (reached >= bound) & (reached > above)
+            here, others = float(reached[0]), reached[counted:]
+            bound = 0.0 if k == last else _boundary(k, squares, INTERIM * error)
+            above = _above(others[alive & (others >= bound)], room)
+            if squares > 0 and here >= bound and here > above:
+                return Outcome(k, float(np.mean(~alive | (others >= here))), int(np.sign(d[:k].sum())))
+            hit = alive & (others >= bound) & (others > above)
             room -= int(hit.sum())
             alive &= ~hit
-        return Outcome(0, float(np.mean(~alive | (sums[:, -1] >= seen[-1]))))
-
-
-@dataclass(frozen=True)
-class Normal:
-    """The sequential t test, for so few seeds that signs alone never suffice."""
-
-    max_seeds: int
-
-    def can_reject(self, seeds: int, error: float) -> bool:
-        """Whether there are enough seeds for a variance."""
-        return seeds >= FEWEST and error > 0.0
-
-    def outcome(self, d: FloatArray, error: float, *, final: bool = False) -> Outcome:
-        """Return where differences stand that were looked at after each seed; `final`: none will follow."""
-        last = len(d) if final else self.max_seeds
-        before, early = 0.0, min(INTERIM, ALL_INTERIM / max(1, self.max_seeds - FEWEST))
-        for k in range(FEWEST, len(d) + 1):
-            nominal = error * early if k < last else error - before
-            total, squares = abs(float(d[:k].sum())), float((d[:k] ** 2).sum())
-            is_spread = float(np.ptp(d[:k])) > ALIKE * total / k
-            if is_spread and total >= _boundary(k, squares, nominal):
-                return Outcome(k, before + 2 * NORMAL.cdf(-score(d[:k])), _sign(d[:k]))
-            before += nominal
-        return Outcome(0, 2 * NORMAL.cdf(-score(d)))
-
-
-def _sign(d: FloatArray) -> int:
-    return int(np.sign(d.sum()))
+        return Outcome(0, float(np.mean(~alive | (reached[counted:] >= reached[0]))))
 
 
 @lru_cache(maxsize=4)
 def _patterns(seeds: int) -> FloatArray:
-    """Return patterns of signs, (patterns, seeds); the first is +, as a pattern's reverse counts alike."""
+    """Return patterns of signs, (seeds, patterns); the first is +, as a pattern's reverse counts alike."""
     listed = min(seeds, ENUMERATED) - 1
-    bits = np.arange(2**listed)[:, None] >> np.arange(listed) & 1
-    drawn = np.random.default_rng(0).integers(0, 2, (len(bits), max(0, seeds - ENUMERATED)))
-    return np.hstack([np.ones((len(bits), 1)), 2.0 * bits - 1, 2.0 * drawn - 1])
-
-
-def _statistics(differences: FloatArray) -> FloatArray:
-    """Return |sum| after each seed, (patterns, seeds); of equal sums, the one reached earlier is larger.
-
-    Differences of few distinct values tie often, and ties that do not fit would leave error unspent.
-    """
-    sums = np.abs(np.cumsum(differences, axis=1))
-    average = np.cumsum(sums, axis=1) / np.arange(1, sums.shape[1] + 1)
-    return sums + EARLIER * average
+    bits = np.arange(2**listed) >> np.arange(listed)[:, None] & 1
+    drawn = np.random.default_rng(0).integers(0, 2, (max(0, seeds - ENUMERATED), bits.shape[1]))
+    return np.vstack([np.ones((1, bits.shape[1])), 2.0 * bits - 1, 2.0 * drawn - 1])
 
 
 def _above(sums: FloatArray, room: int) -> float:
