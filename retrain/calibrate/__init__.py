@@ -27,6 +27,7 @@ from retrain.campaign.orchestrate import CampaignRun
 from retrain.campaign.run import start
 from retrain.config.load import load_config, load_tables, parse
 from retrain.config.reference import DIRECTIVE
+from retrain.config.sweep import expanded
 from retrain.errors import ConfigError, LaunchError, RecordsError
 from retrain.plan.estimate.history import write_crowding
 from retrain.plan.estimate.measured import MeasuredRun
@@ -53,6 +54,7 @@ class Calibrator:
         self._effort = effort
         self._tables: Mapping[str, Any] = load_tables(path, overrides)
         self.plan = self._plan_of(self._tables)
+        self._with_points = expanded(self._tables)  # trials take a condition out by its number
         self._longest_answers = preflight(self.plan, path.name).longest_answers
         self._cores = cpu_capacity()
         self._current: CampaignRun | None = None  # of the trial that runs
@@ -67,19 +69,19 @@ class Calibrator:
                 took no steps is not tried again.
         """
         effort, runs = self._effort, len(self.plan.runs)
-        yield trials.pilot(self._tables, effort, len(self.plan.conditions), log_dir)
+        yield trials.pilot(self._with_points, effort, len(self.plan.conditions), log_dir)
         pilot = done["pilot"].measured if done and "pilot" in done else []
         names = self.plan.conditions
         condition = min((names.index(run.condition) for run in pilot if run.condition in names), default=0)
         config = self.plan.runs[0].config
         if config.rate_limiter.max_staleness > 0:
-            yield trials.unlimited(self._tables, condition, effort.steps, log_dir)
+            yield trials.unlimited(self._with_points, condition, effort.steps, log_dir)
         if self.plan.campaign.launcher == "local" and runs > 1:
             steps = _enough_steps(effort, pilot)
             for count in trials.worker_counts(self.plan.workers, self._cores, runs, effort.most_workers):
-                yield trials.concurrent(self._tables, condition, count, steps, log_dir, effort.probe_s)
+                yield trials.concurrent(self._with_points, condition, count, steps, log_dir, effort.probe_s)
         if not config.backpressure.enabled:
-            yield trials.seeking_batch(self._tables, condition, effort.batch_steps, log_dir)
+            yield trials.seeking_batch(self._with_points, condition, effort.batch_steps, log_dir)
 
     def run(
         self,
@@ -115,7 +117,9 @@ class Calibrator:
                 if not done:
                     raise
                 left_out.append(f"{trial.name}: {str(error).splitlines()[0]}")
-        evidence = Evidence(self.plan, self._tables, self._longest_answers, done, self._cores, self._plan_of)
+        evidence = Evidence(
+            self.plan, self._with_points, self._longest_answers, done, self._cores, self._plan_of
+        )
         if evidence.crowding is not None:
             write_crowding(directory, evidence.crowding)
         return evidence.conclusion(

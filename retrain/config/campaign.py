@@ -114,6 +114,9 @@ class Campaign(Section, affects="schedule"):
     conditions: list[Condition] | None = key(
         None, "the conditions; default: one, the file itself", affects="result", min_length=1, because=NO_RUNS
     )
+    sweep: Table = key(
+        dict, 'values by key, such as "training.lr": each condition with each; see Sweeps', affects="result"
+    )
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,24 @@ from retrain.config.checks import (
     check_run,
     with_launcher_options,
 )
-from retrain.config.drafts import Location, Problem, Trials, draft_of, place
+from retrain.config.drafts import Draft, Location, Problem, Trials, draft_of, place
 from retrain.config.evals import check_eval_tables, with_eval_tables
 from retrain.config.files import found_below
 from retrain.config.keys import quote
 from retrain.config.prices import check_prices
 from retrain.config.resolve import DECIDED_BY_CAMPAIGN, merge, overrides_of, with_default_plugins
 from retrain.config.schema import Config
+from retrain.config.sweep import (
+    Variant,
+    conditions,
+    expanded,
+    stands_in,
+    swept_keys,
+    table_of,
+    variants,
+    with_plain_keys,
+)
+from retrain.config.sweep_checks import check_sweep
 from retrain.config.versions import CURRENT, as_meant
 from retrain.errors import ConfigError
 
@@ -56,7 +69,7 @@ def load_config(
         ConfigError: every problem of the file and the overrides, one line each.
     """
     path = Path(path)
-    raw = read_toml(path)
+    raw = with_plain_keys(read_toml(path))
     overridden = _apply_overrides(raw, overrides)
     run = raw.get("run")
     if beside is None and isinstance(run, dict) and (origin := run.get("origin")):
@@ -68,7 +81,7 @@ def load_config(
 
 def load_types(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a file and check only types: for readers of a campaign that already runs from it."""
-    draft = draft_of(with_eval_tables(with_launcher_options(load_tables(path, overrides))))
+    draft = draft_of(with_eval_tables(with_launcher_options(expanded(load_tables(path, overrides)))))
     if draft.mistakes:
         raise ConfigError([f"{path} {place(location)}: {what}" for location, what in draft.mistakes])
     return draft.config
@@ -76,15 +89,15 @@ def load_types(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 def load_tables(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Read a file's tables as they are, with overrides applied; `load_config` checks them."""
-    raw = read_toml(path)
+    raw = with_plain_keys(read_toml(path))
     _apply_overrides(raw, overrides)
     return raw
 
 
 def sets_key(path: Path, overrides: Sequence[str], section: str, key: str) -> bool:
     """Whether a file, one of its conditions or an override sets a key explicitly."""
-    raw = load_tables(path, overrides)
-    return any(key in table.get(section, {}) for table in (raw, *_conditions(raw)))
+    raw = expanded(load_tables(path, overrides))
+    return any(key in table.get(section, {}) for table in (raw, *conditions(raw)))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -124,61 +137,72 @@ def parse(
         return f"--set {'.'.join(map(str, location))}" if is_set else f"{source} {place(location)}"
 
     launcher = list(check_launcher_tables(raw))
-    raw = with_eval_tables(with_launcher_options(raw))
+    raw = with_eval_tables(with_launcher_options(with_plain_keys(raw)))
     trials: Trials | None = {} if try_plugins else None
     file = draft_of(raw, trials)
-    conditions = _conditions(raw)
-    unread = [*launcher, *check_environment_is_named(file, conditions), *check_eval_tables(file)]
+    sweep, own = list(check_sweep(raw)), conditions(raw)
+    various = [] if sweep else variants(raw)
+    unread = [*launcher, *check_environment_is_named(file, own), *check_eval_tables(file), *sweep]
     found = [*file.mistakes, *unread, *check_campaign(file), *check_logging(file), *check_prices(file)]
     # what every condition replaces must still be right
-    found += check_plugins(file, by_name=True) if conditions else check_run(file)
-    lines = [f"{where(location)}: {what}" for location, what in (*found, *_without_effect(raw, overridden))]
+    found += check_plugins(file, by_name=True) if various else check_run(file)
+    lines = [
+        f"{where(location)}: {what}"
+        for location, what in (*found, *_without_effect(raw, various, overridden))
+    ]
     base = with_default_plugins(raw)
-    drafts = [draft_of(merge(base, overrides_of(condition)), trials) for condition in conditions]
-    for number, (condition, draft) in enumerate(zip(conditions, drafts, strict=True), start=1):
-        start, own = f"{source} [[campaign.conditions]] {_called(condition, number)}", overrides_of(condition)
-        for location, what in (*draft.mistakes, *check_run(draft)):
-            at = f"{start} {place(location)}" if _stands_in(own, location) else where(location)
-            lines.append(f"{at}: {what}")
-    names = [str(condition.get("name") or "") for condition in conditions]
+    drafts = [draft_of(merge(base, overrides_of(variant.table)), trials) for variant in various]
+    lines += chain.from_iterable(
+        _problems_of(variant, draft, source, where) for variant, draft in zip(various, drafts, strict=True)
+    )
+    names = [str(variant.table.get("name") or "") for variant in various]
     matrix = check_matrix(list(zip(names, drafts, strict=True)))
     lines += [f"{where(location)}: {what}" for location, what in matrix]
     if lines:
         raise ConfigError(list(dict.fromkeys(lines)))
-    return file.config
+    return _with_conditions(file.config, draft_of(expanded(raw)).config) if table_of(raw) else file.config
 
 
-def _without_effect(raw: Mapping[str, Any], overridden: frozenset[Location]) -> Iterator[Problem]:
+def _problems_of(
+    variant: Variant, draft: Draft, source: str, where: Callable[[Location], str]
+) -> Iterator[str]:
+    """Iterate over what is wrong with a condition at one point of the sweep, and where that is written."""
+    start = f"{source} [[campaign.conditions]] {_called(variant.own, variant.number)}"
+    for location, what in (*draft.mistakes, *check_run(draft)):
+        is_own = stands_in(overrides_of(variant.own), location)
+        at = f"{start} {place(location)}" if is_own else where(variant.swept(location) or location)
+        yield f"{at}: {what}"
+
+
+def _with_conditions(file: Config, whole: Config) -> Config:
+    """Return a file's configuration with the conditions of another."""
+    if file.campaign is None or whole.campaign is None:
+        return whole
+    return replace(file, campaign=replace(file.campaign, conditions=whole.campaign.conditions))
+
+
+def _without_effect(
+    raw: Mapping[str, Any], various: Sequence[Variant], overridden: frozenset[Location]
+) -> Iterator[Problem]:
     """Iterate over overrides that have no effect because another key takes precedence."""
-    campaign, conditions = raw.get("campaign"), _conditions(raw)
+    campaign, own = raw.get("campaign"), [variant.table for variant in various]
     for location in sorted(overridden, key=str):
         key = DECIDED_BY_CAMPAIGN.get(".".join(map(str, location)), "")
         if key and isinstance(campaign, dict) and campaign.get(key):
             rule = f"campaign.{key} = {quote(campaign[key])}"
             yield location, f"has no effect, because {rule} decides; set that"
             continue
+        if ".".join(map(str, location)) in swept_keys(table_of(raw)):
+            what = f"[campaign.sweep] gives its values; set campaign.sweep.{'.'.join(map(str, location))}"
+            yield location, f"has no effect, because {what}"
+            continue
         inside = ("training", "max_steps") if location == ("campaign", "max_steps") else location
-        if conditions and all(_stands_in(overrides_of(one), inside) for one in conditions):
+        if own and all(stands_in(overrides_of(one), inside) for one in own):
             yield location, f"has no effect, because every condition gives its own {place(inside)}"
-
-
-def _conditions(raw: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    campaign = raw.get("campaign")
-    conditions = campaign.get("conditions") if isinstance(campaign, dict) else None
-    return [c for c in conditions if isinstance(c, dict)] if isinstance(conditions, list) else []
 
 
 def _called(condition: Mapping[str, Any], number: int) -> str:
     return quote(condition["name"]) if condition.get("name") else f"#{number}"
-
-
-def _stands_in(table: Mapping[str, Any], location: Iterable[str | int]) -> bool:
-    here: Any = table
-    for part in location:
-        if not isinstance(here, dict) or part not in here:
-            return False
-        here = here[part]
-    return True
 
 
 def _apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> frozenset[Location]:

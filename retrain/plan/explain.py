@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retrain.config.keys import quote
 from retrain.config.resolve import RUN_SECTIONS
+from retrain.config.sweep import swept_keys
 from retrain.plan.checklist import ChecklistLine, Decisions, warnings_of
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.preflight import Checked, sandbox_warnings, sandboxes_of
@@ -188,13 +189,16 @@ def _condition(run: RunPlan, plan: Plan, base: RunPlan) -> ConditionPlan:
         max_tokens=training.max_tokens,
         backend=run.config.backend.backend,
         task=run.config.data.task,
-        differs=tuple(_differences(run, base)),
+        differs=tuple(_differences(run, base, swept_keys(plan.campaign.sweep))),
     )
 
 
-def _differences(run: RunPlan, base: RunPlan) -> Iterator[str]:
+def _differences(run: RunPlan, base: RunPlan, told: Collection[str]) -> Iterator[str]:
+    """Iterate over keys that differ from the first condition's, without those that the name tells."""
     for section in RUN_SECTIONS:
         ours, theirs = vars(getattr(run.config, section)), vars(getattr(base.config, section))
         yield from (
-            f"{section}.{key} = {quote(value)}" for key, value in ours.items() if value != theirs[key]
+            f"{section}.{key} = {quote(value)}"
+            for key, value in ours.items()
+            if value != theirs[key] and f"{section}.{key}" not in told
         )

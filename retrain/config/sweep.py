@@ -1,0 +1,235 @@
+"""`[campaign.sweep]`: every condition of a file is multiplied with the values of some keys.
+
+Lists multiply with each other; ranges are drawn together, so many points of a low-discrepancy sequence. What
+follows is as if the file had listed all conditions that come of it.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from retrain.config.keys import keys_of
+from retrain.config.resolve import (
+    SECTIONS,
+    label_of_modes,
+    overrides_of,
+    with_default_plugins,
+)
+from retrain.config.sobol import sobol
+
+if TYPE_CHECKING:
+    from retrain.config.drafts import Location
+
+AT: Location = ("campaign", "sweep")
+SCALES = ("uniform", "log_uniform")
+RANGE_KEYS = (*SCALES, "samples")
+SEED = "seed"  # beside the swept keys: draws other points
+FINENESS = 250  # drawn values are rounded to about this fraction of their range, so that names are short
+MODES = ("algorithm.advantage_mode", "algorithm.transform_mode")
+LONG = 24  # characters of a text, of which a name shows only what follows the last slash
+Point: TypeAlias = dict[str, Any]  # values by dotted key
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A condition, or the file itself, with one point of the sweep."""
+
+    number: int  # of the condition in the file, from 1
+    own: Mapping[str, Any]  # the condition as it is in the file
+    table: Mapping[str, Any]  # with the point and a name of its own
+    point: Point = field(default_factory=dict)
+
+    def swept(self, location: Location) -> Location | None:
+        """Return where the sweep sets what is at a location of the condition; None if it does not."""
+        key = next((key for key in self.point if tuple(key.split(".")) == location[: key.count(".") + 1]), "")
+        return (*AT, key) if key else None
+
+
+def with_plain_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tables in which keys of the sweep in quotes, as `"training.lr"`, are tables, as without quotes.
+
+    So that `--set campaign.sweep.training.lr=...` replaces either.
+    """
+    sweep = table_of(raw)
+    if not sweep or any(part == "" for key in sweep for part in key.split(".")):
+        return dict(raw)
+    plain: dict[str, Any] = {}
+    for key, value in sorted(sweep.items(), key=lambda item: "." in item[0]):
+        if not _put(plain, key, copy.deepcopy(value)):
+            plain[key] = value  # given twice, which the check reports
+    ordered = {key.partition(".")[0]: None for key in sweep} | dict.fromkeys(plain)
+    return {**raw, "campaign": {**raw["campaign"], "sweep": {key: plain[key] for key in ordered}}}
+
+
+def swept_keys(sweep: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `[campaign.sweep]` has by dotted key: a list, or the table of a range."""
+    return {key: value for key, value in _flat(sweep) if key != SEED}
+
+
+def variants(raw: Mapping[str, Any]) -> list[Variant]:
+    """Return the conditions of a file, multiplied with its sweep; none for a file with neither.
+
+    The sweep must have no problems.
+    """
+    own, found = conditions(raw), swept_keys(table_of(raw))
+    if not found:
+        return [Variant(number, table, table) for number, table in enumerate(own, start=1)]
+    points, defaults = _points(raw), with_default_plugins(raw)
+    shown = {key: _short(key, found) for key in found}
+    return [
+        Variant(number, table, _applied(table, point, shown, defaults), point)
+        for number, table in enumerate(own or [{}], start=1)
+        for point in points
+    ]
+
+
+def expanded(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return tables with a condition for each point of their sweep, which must have no problems."""
+    if not swept_keys(table_of(raw)):
+        return raw
+    campaign = {key: value for key, value in raw["campaign"].items() if key != "sweep"}
+    return {**raw, "campaign": {**campaign, "conditions": [one.table for one in variants(raw)]}}
+
+
+def conditions(raw: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the tables `[[campaign.conditions]]` of a file."""
+    campaign = raw.get("campaign")
+    found = campaign.get("conditions") if isinstance(campaign, dict) else None
+    return [c for c in found if isinstance(c, dict)] if isinstance(found, list) else []
+
+
+def stands_in(table: Mapping[str, Any], location: Sequence[str | int]) -> bool:
+    """Whether tables have a value at a location."""
+    here: Any = table
+    for part in location:
+        if not isinstance(here, dict) or part not in here:
+            return False
+        here = here[part]
+    return True
+
+
+def table_of(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file's `[campaign.sweep]`; empty if it has none."""
+    campaign = raw.get("campaign")
+    found = campaign.get("sweep") if isinstance(campaign, Mapping) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        name = f"{above}{key}"
+        if isinstance(value, Mapping) and not _is_range(value):
+            yield from _flat(value, f"{name}.")
+        else:
+            yield name, value
+
+
+def _is_range(table: Mapping[str, Any]) -> bool:
+    samples = table.get("samples")
+    has_count = samples is not None and not isinstance(samples, list | Mapping)
+    return has_count or any(scale in table for scale in SCALES) or not table
+
+
+def _bounds(key: str, table: Mapping[str, Any]) -> tuple[bool, float, float, bool]:
+    """Return whether a range is of whole numbers, its bounds, and whether it is logarithmic."""
+    scale = next(scale for scale in SCALES if scale in table)
+    low, high = table[scale]
+    section, _, name = key.partition(".")
+    declared = keys_of(SECTIONS[section]).get(name)
+    is_float = declared is not None and declared.annotation.startswith("float")
+    is_whole = isinstance(low, int) and isinstance(high, int) and not is_float
+    return is_whole, low, high, scale == "log_uniform"
+
+
+def ranges_of(raw: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the ranges of a sweep by dotted key."""
+    return {key: value for key, value in swept_keys(table_of(raw)).items() if isinstance(value, Mapping)}
+
+
+def _points(raw: Mapping[str, Any]) -> list[Point]:
+    found, ranges = swept_keys(table_of(raw)), ranges_of(raw)
+    lists = {key: value for key, value in found.items() if key not in ranges}
+    together = [
+        dict(zip((*lists, *ranges), (*listed, *values), strict=True))
+        for listed in product(*lists.values())
+        for values in drawn(raw)
+    ]
+    return [{key: point[key] for key in found} for point in together]
+
+
+def drawn(raw: Mapping[str, Any]) -> list[tuple[float, ...]]:
+    """Return the points of the ranges, drawn together; one of no values without ranges."""
+    ranges = ranges_of(raw)
+    count = next((table["samples"] for table in ranges.values() if "samples" in table), 1)
+    if not ranges:
+        return [()]
+    return [
+        tuple(_value(*one, unit, count) for one, unit in zip(ranges.items(), units, strict=True))
+        for units in sobol(count, len(ranges), table_of(raw).get(SEED, 0))
+    ]
+
+
+def _value(key: str, table: Mapping[str, Any], unit: float, count: int) -> float:
+    """Return the value at a fraction of a range: rounded, so that a name tells all of it."""
+    is_whole, low, high, is_log = _bounds(key, table)
+    if is_whole:
+        high += 1
+    value = low * (high / low) ** unit if is_log else low + (high - low) * unit
+    if is_whole:
+        return min(int(value), int(high) - 1)
+    width = value * math.log(high / low) if is_log else high - low
+    places = math.ceil(-math.log10(width / max(FINENESS, 2 * count)))  # still all different
+    return min(max(round(value, places), float(low)), float(high))
+
+
+def _applied(
+    condition: Mapping[str, Any], point: Point, shown: Mapping[str, str], defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a condition with the values of a point, and a name that tells them."""
+    table = copy.deepcopy(dict(condition))
+    for key, value in point.items():
+        _put(table, key, value)
+    name, told = condition.get("name"), list(point)
+    if not name:
+        algorithm = {**defaults.get("algorithm", {}), **overrides_of(table).get("algorithm", {})}
+        name = label_of_modes(*(str(algorithm[mode.partition(".")[2]]) for mode in MODES))
+        told = [key for key in told if key not in MODES]
+    return {**table, "name": " ".join([str(name), *(f"{shown[key]}={text_of(point[key])}" for key in told)])}
+
+
+def _put(table: dict[str, Any], key: str, value: Any) -> bool:
+    """Set a dotted key in tables; False if something else is there."""
+    *tables, last = key.split(".")
+    for part in tables:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            return False
+    if last in table:
+        return False
+    table[last] = value
+    return True
+
+
+def _short(key: str, keys: Mapping[str, Any]) -> str:
+    """Return as many of a key's last parts as distinguish it from the other keys."""
+    parts = key.split(".")
+    for count in range(1, len(parts)):
+        ending = "." + ".".join(parts[-count:])
+        if sum(f".{other}".endswith(ending) for other in keys) == 1:
+            return ending[1:]
+    return key
+
+
+def text_of(value: Any) -> str:
+    """Return a value as names show it."""
+    if isinstance(value, str):
+        return value.rpartition("/")[2] if len(value) > LONG else value
+    if isinstance(value, bool):
+        return str(value).lower()
+    mantissa, e, exponent = repr(value).partition("e")
+    return f"{mantissa.removesuffix('.0')}e{int(exponent)}" if e else repr(value)

@@ -1,0 +1,141 @@
+"""Checks of `[campaign.sweep]`; values are checked as those of the conditions that come of it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from retrain.config.drafts import Problem
+from retrain.config.keys import quote
+from retrain.config.resolve import RUN_SECTIONS, SECTIONS, overrides_of
+from retrain.config.sobol import MOST_DIMENSIONS
+from retrain.config.sweep import (
+    AT,
+    RANGE_KEYS,
+    SCALES,
+    SEED,
+    conditions,
+    drawn,
+    ranges_of,
+    stands_in,
+    swept_keys,
+    table_of,
+    text_of,
+)
+from retrain.registry import hint
+
+MOST_RUNS = 1_000_000
+MOST_SAMPLES = 100_000
+
+
+def check_sweep(raw: Mapping[str, Any]) -> Iterator[Problem]:
+    """Check the sweep by itself and against the conditions."""
+    campaign = raw.get("campaign")
+    if not isinstance(campaign, Mapping) or not isinstance(campaign.get("sweep", {}), Mapping):
+        return
+    seed = table_of(raw).get(SEED, 0)
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        yield (*AT, SEED), f"got {quote(seed)}; needs a whole number from 0 on"
+        return
+    found = swept_keys(table_of(raw))
+    wrong = [
+        (key, what) for key in found for what in (*_key_problems(key, raw), *_value_problems(found[key]))
+    ]
+    yield from (((*AT, key), what) for key, what in wrong)
+    if not wrong and (runs := _count(raw)) > MOST_RUNS:
+        what = f"would be {runs:,} runs; at most {MOST_RUNS:,} can be planned: sweep fewer keys or values"
+        yield AT, what
+    elif not wrong:
+        yield from _range_problems(raw)
+
+
+def _key_problems(key: str, raw: Mapping[str, Any]) -> Iterator[str]:
+    section, _, inside = key.partition(".")
+    if section not in RUN_SECTIONS or not all(key.split(".")) or not inside:
+        if section in SECTIONS and section not in RUN_SECTIONS:
+            yield f"is the same for all runs of a campaign; sections that differ: {', '.join(RUN_SECTIONS)}"
+        else:
+            others = hint(section, RUN_SECTIONS, f"sections: {', '.join(RUN_SECTIONS)}")
+            yield f"needs section.key, such as training.lr; {others}"
+        return
+    if key == "training.seed":
+        yield "every condition runs with every seed of the campaign; list seeds in campaign.seeds"
+    if key in table_of(raw) and "." in key:
+        yield "is given twice, with and without quotes; keep one"
+    for number, condition in enumerate(conditions(raw), start=1):
+        if stands_in(overrides_of(condition), key.split(".")):
+            name = quote(condition["name"]) if condition.get("name") else f"#{number}"
+            yield f"condition {name} sets it; a key is either swept or set by conditions"
+
+
+def _value_problems(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        yield from _one_range(value)
+    elif not isinstance(value, list):
+        yield f"got {quote(value)}; needs a list, or {{ uniform = [low, high], samples = n }}"
+    elif not value:
+        yield "got []; needs at least one value"
+    else:
+        for one in value:
+            if not isinstance(one, str | int | float) or (isinstance(one, float) and not math.isfinite(one)):
+                yield f"got {quote(one)}; needs numbers, strings, or true and false"
+                return
+        for (_, one), times in Counter((isinstance(one, bool), one) for one in value).items():
+            if times > 1:
+                yield f"lists {text_of(one)} {times} times, which would repeat the same runs; list it once"
+
+
+def _one_range(table: Mapping[str, Any]) -> Iterator[str]:
+    for key in table:
+        if key not in RANGE_KEYS:
+            yield f"unknown key {quote(key)}; {hint(key, RANGE_KEYS, 'known: ' + ', '.join(RANGE_KEYS))}"
+    scales = [scale for scale in SCALES if scale in table]
+    if len(scales) != 1:
+        yield "needs one of uniform = [low, high] and log_uniform = [low, high]"
+        return
+    bounds, samples = table[scales[0]], table.get("samples", 1)
+    if not isinstance(bounds, list) or len(bounds) != 2 or not all(map(_is_number, bounds)):
+        yield f"{scales[0]}: got {quote(bounds)}; needs [low, high], two numbers"
+    elif bounds[0] >= bounds[1]:
+        yield f"{scales[0]}: got {quote(bounds)}; needs low below high"
+    elif scales[0] == "log_uniform" and bounds[0] <= 0:
+        yield f"log_uniform: got {quote(bounds)}; needs bounds above 0, which have a logarithm"
+    if isinstance(samples, bool) or not isinstance(samples, int) or not 1 <= samples <= MOST_SAMPLES:
+        yield f"samples: got {quote(samples)}; needs a whole number from 1 to {MOST_SAMPLES}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _range_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
+    """Check ranges, each of them right by itself, against each other."""
+    ranges = ranges_of(raw)
+    counts = [table["samples"] for table in ranges.values() if "samples" in table]
+    last = next(reversed(ranges), "")
+    if len(set(counts)) > 1:
+        what = " and ".join(map(str, dict.fromkeys(counts)))
+        yield (*AT, last), f"ranges are drawn together, but samples are {what}; give all the same number"
+    elif ranges and not counts:
+        yield (*AT, last), "needs samples, how many points are drawn"
+    elif len(ranges) > MOST_DIMENSIONS:
+        yield AT, f"draws {len(ranges)} ranges together; at most {MOST_DIMENSIONS} are spread evenly"
+    elif repeated := sum(times - 1 for times in Counter(drawn(raw)).values()):
+        what = f"of {counts[0]} samples {repeated} would repeat others; draw fewer, or list the values"
+        yield (*AT, last), what
+
+
+def _count(raw: Mapping[str, Any]) -> int:
+    """Return how many runs there would be, with those that `[decision]` may add."""
+    found, campaign = swept_keys(table_of(raw)), raw["campaign"]
+    lengths = [len(value) for value in found.values() if isinstance(value, list)]
+    samples = [
+        value["samples"] for value in found.values() if isinstance(value, Mapping) and "samples" in value
+    ]
+    seeds = campaign.get("seeds")
+    decision = raw.get("decision")
+    most = decision.get("max_seeds", 12) if isinstance(decision, Mapping) else 1
+    count = max(len(seeds) if isinstance(seeds, list) else 1, most if isinstance(most, int) else 1)
+    return math.prod([*lengths, *samples[:1], count, len(conditions(raw)) or 1])
