@@ -43,6 +43,7 @@ class Variant:
     own: Mapping[str, Any]  # the condition as it is in the file
     table: Mapping[str, Any]  # with the point and a name of its own
     point: Point = field(default_factory=dict)
+    stem: str = ""  # the condition's name without the point
 
     def swept(self, location: Location) -> Location | None:
         """Return where the sweep sets what is at a location of the condition; None if it does not."""
@@ -82,7 +83,7 @@ def variants(raw: Mapping[str, Any]) -> list[Variant]:
     points, defaults = _points(raw), with_default_plugins(raw)
     shown = {key: _short(key, found) for key in found}
     return [
-        Variant(number, table, _applied(table, point, shown, defaults), point)
+        _variant(number, table, point, shown, defaults)
         for number, table in enumerate(own or [{}], start=1)
         for point in points
     ]
@@ -187,19 +188,24 @@ def _value(key: str, table: Mapping[str, Any], unit: float, count: int) -> float
     return min(max(round(value, places), float(low)), float(high))
 
 
-def _applied(
-    condition: Mapping[str, Any], point: Point, shown: Mapping[str, str], defaults: Mapping[str, Any]
-) -> dict[str, Any]:
+def _variant(
+    number: int,
+    condition: Mapping[str, Any],
+    point: Point,
+    shown: Mapping[str, str],
+    defaults: Mapping[str, Any],
+) -> Variant:
     """Return a condition with the values of a point, and a name that tells them."""
     table = copy.deepcopy(dict(condition))
     for key, value in point.items():
         _put(table, key, value)
-    name, told = condition.get("name"), list(point)
-    if not name:
+    stem, told = str(condition.get("name") or ""), list(point)
+    if not stem:
         algorithm = {**defaults.get("algorithm", {}), **overrides_of(table).get("algorithm", {})}
-        name = label_of_modes(*(str(algorithm[mode.partition(".")[2]]) for mode in MODES))
+        stem = label_of_modes(*(str(algorithm[mode.partition(".")[2]]) for mode in MODES))
         told = [key for key in told if key not in MODES]
-    return {**table, "name": " ".join([str(name), *(f"{shown[key]}={text_of(point[key])}" for key in told)])}
+    name = " ".join([stem, *(f"{shown[key]}={text_of(point[key])}" for key in told)])
+    return Variant(number, condition, {**table, "name": name}, point, stem)
 
 
 def _put(table: dict[str, Any], key: str, value: Any) -> bool:

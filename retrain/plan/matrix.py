@@ -236,14 +236,14 @@ def _run_id(condition: str, seed: int) -> str:
 
 def _name(condition: Condition | None, config: Config) -> str:
     if condition is not None and condition.name:
-        return _shown(condition.name)
+        return shown_name(condition.name)
     if condition is None and config.run is not None:
-        return _shown(config.run.condition)
+        return shown_name(config.run.condition)
     algorithm = resolve(config, condition, seed=0).algorithm
     return label_of_modes(algorithm.advantage_mode, algorithm.transform_mode)
 
 
-def _shown(name: str) -> str:
+def shown_name(name: str) -> str:
     """Return a name if it is short and safe to print on a terminal, else its label."""
     return name if name == plain(name, LONGEST_NAME) != "" else label_of(name)
 

@@ -24,13 +24,15 @@ from retrain.report.back_pressure import (
     usl_chart,
 )
 from retrain.report.charts import Chart, axis_title, final_chart
-from retrain.report.compare import Comparison, compare, usual_metrics
+from retrain.report.compare import Comparison, MetricComparison, compare, usual_metrics
 from retrain.report.conversations import Talk, conversations
 from retrain.report.curves import curve_chart
 from retrain.report.engines import Crash, Server, crashes_to_read, first_start_s, load_charts, servers
 from retrain.report.gather import NO_ROWS, CampaignRecord, FloatArray, RunHistory, read_columns
 from retrain.report.series import Curve, Shown, bins_for, curves
 from retrain.report.sides import Match, Side, conditions, known_metrics
+from retrain.report.sweeps import Sensitivity, sensitivities, swept_of
+from retrain.report.sweeps import charts as sweep_charts
 from retrain.report.timeline import split_chart, step_split, timeline, timeline_chart
 
 MOST_CONDITIONS = 100  # drawn; tables list all
@@ -60,6 +62,7 @@ class Contents:
     talks: tuple[Talk, ...]  # episodes, if there are any
     servers: tuple[Server, ...]  # that sampled, if any say their load
     crashes: tuple[Crash, ...]  # of these servers
+    sensitivities: tuple[Sensitivity, ...]  # of the first reward to what was swept
     sections: dict[str, tuple[Chart, ...]]  # the charts of those sections of the page that have any
 
     @property
@@ -77,6 +80,7 @@ def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
     )
     fitted = tuple(fit for side in shown.sides if (fit := scalability(side)))
     found = {name: curves(shown.sides, name, shown.bins) for name in known}
+    swept, reward = swept_of(campaign), next(iter(_rewards(comparison)), None)
     used, began_s = servers(campaign.runs), first_start_s(campaign.runs)
     return Contents(
         campaign=campaign,
@@ -89,9 +93,11 @@ def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
         talks=conversations(sides),
         servers=used,
         crashes=tuple(crashes_to_read(used, began_s)),
+        sensitivities=sensitivities(reward, swept) if swept and reward else (),
         sections={
             "learning": _warm_up(shown) + _learning(shown, metrics),
             "comparison": _final(comparison),
+            "sweep": tuple(sweep_charts(reward, swept)) if swept and reward else (),
             "back-pressure": _back_pressure(campaign.runs, fitted, shown),
             "time": _time(campaign, shown),
             "rate-limiter": _rate(shown),
@@ -102,9 +108,12 @@ def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
 
 def _final(comparison: Comparison) -> tuple[Chart, ...]:
     """Draw the final values of the first reward that has any, with as many sides as are drawn."""
-    rewards = [one for one in comparison.metrics if one.metric.endswith("reward")][:1]
-    drawn = [replace(one, sides=one.sides[:MOST_CONDITIONS]) for one in rewards]
+    drawn = [replace(one, sides=one.sides[:MOST_CONDITIONS]) for one in _rewards(comparison)[:1]]
     return tuple(final_chart(one) for one in drawn if any(side.values for side in one.sides))
+
+
+def _rewards(comparison: Comparison) -> list[MetricComparison]:
+    return [one for one in comparison.metrics if one.metric.endswith("reward")]
 
 
 def _warm_up(shown: Shown) -> tuple[Chart, ...]:

@@ -23,11 +23,12 @@ from retrain.report.charts import STYLE, VEGA_LITE, Spec, axis_title, converter
 from retrain.report.contents import Contents
 from retrain.report.curves import curve_chart
 from retrain.report.engines import table_of_servers
+from retrain.report.sweeps import table_of_keys
 
 MARK = "retrain report"  # by which retrain recognizes its own file
 SHOWN_FIRST = ("entropy", "tokens_per_second")
 SECTIONS = (
-    "summary", "learning", "episodes", "comparison", "back-pressure", "time", "rate-limiter",
+    "summary", "learning", "episodes", "comparison", "sweep", "back-pressure", "time", "rate-limiter",
     "sampling-servers", "failures", "configuration", "provenance",
 )  # fmt: skip
 BUNDLE = """
@@ -38,6 +39,11 @@ sys.stdout.buffer.write(vl_convert.javascript_bundle(vl_version=sys.argv[1]).enc
 
 def page(contents: Contents) -> str:
     """Return the page."""
+    optional = {
+        "episodes": contents.talks,
+        "sampling-servers": contents.servers,
+        "sweep": contents.sensitivities,
+    }
     library, script = _inline(_bundle()), _inline(_file("page.js"))
     return str(
         template(_file("page.html.jinja")).render(
@@ -56,12 +62,11 @@ def page(contents: Contents) -> str:
             script=script,
             style=_file("page.css"),
             vega_style=STYLE,
+            table_of_keys=table_of_keys,
             table_of_servers=table_of_servers,
             tables=tables,
             titles={
-                name: name.replace("-", " ").capitalize()
-                for name in SECTIONS
-                if {"episodes": contents.talks, "sampling-servers": contents.servers}.get(name, True)
+                name: name.replace("-", " ").capitalize() for name in SECTIONS if optional.get(name, True)
             },
         )
     )

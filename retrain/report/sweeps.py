@@ -1,0 +1,216 @@
+"""What a sweep found: a metric against each key and each pair of keys, and how much of it each key explains.
+
+Shares are of the variance between conditions, whose values are means over their seeds: of a list the share of
+its values (one-way analysis of variance), of a range that of a parabola in it. Both are adjusted for the
+number of parameters, so a key without effect gets 0 on average; what is left over is noise of the seeds and
+keys that matter together only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, islice
+from typing import Any
+
+import numpy as np
+
+from retrain.config.keys import as_toml
+from retrain.config.sweep import Variant, swept_keys, table_of, variants
+from retrain.errors import ConfigError, RecordsError
+from retrain.plan.matrix import shown_name
+from retrain.plan.provenance import known_origin
+from retrain.records.layout import CampaignFiles
+from retrain.records.text import MISSING, plain
+from retrain.report.charts import (
+    COLOURS,
+    INK,
+    Chart,
+    Spec,
+    axis_title,
+    chart,
+    hints,
+    layer,
+    quantity,
+    rounded,
+)
+from retrain.report.compare import MetricComparison
+from retrain.report.gather import CampaignRecord, FloatArray
+from retrain.report.tables import Table, significant
+
+MOST_PAIRS = 6
+NAME = 60  # characters of a condition
+WIDE = 10.0  # times the smallest value of a list is the largest: its axis is logarithmic
+FEWEST_LEFT = 2  # conditions more than parameters, to tell a share from chance
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What was swept, and where each condition of a campaign is in it."""
+
+    keys: Mapping[str, Any]  # lists, and tables of ranges
+    points: Mapping[str, Variant]  # by name of the condition
+
+    def is_listed(self, key: str) -> bool:
+        return isinstance(self.keys[key], list)
+
+    def values(self, key: str, names: Sequence[str]) -> list[Any]:
+        return [self.points[name].point[key] for name in names]
+
+    def scale(self, key: str) -> str:
+        """Return the scale of a key's axis: log, linear, or ordinal if its values are no numbers."""
+        values = self.keys[key]
+        if isinstance(values, Mapping):
+            return "log" if "log_uniform" in values else "linear"
+        if not all(isinstance(one, int | float) and not isinstance(one, bool) for one in values):
+            return "ordinal"
+        return "log" if min(values) > 0 and max(values) >= WIDE * min(values) else "linear"
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """How much of a metric a key explains by itself."""
+
+    key: str
+    share: float | None  # of the variance between conditions; None with too few conditions
+    best: Any  # the value that is best by itself
+    expected: float  # the metric there
+
+
+def swept_of(campaign: CampaignRecord) -> Swept | None:
+    """Return what a campaign swept; None if nothing, or its file is unreadable."""
+    from retrain.config.load import load_tables  # imports pydantic, and few campaigns have a sweep
+
+    files = CampaignFiles(campaign.directory)
+    if "sweep" not in campaign.toml:
+        return None
+    try:
+        raw = load_tables(files.campaign_toml, known_origin(files)[0].overrides)
+        keys = swept_keys(table_of(raw))
+        points = {shown_name(str(one.table.get("name"))): one for one in variants(raw)}
+    except (ConfigError, RecordsError, ValueError, TypeError, LookupError):  # the file was edited since
+        return None
+    known = {name: points[name] for name in campaign.conditions if name in points}
+    return Swept(keys, known) if keys and known else None
+
+
+def sensitivities(found: MetricComparison, swept: Swept) -> tuple[Sensitivity, ...]:
+    """Return what each key explains, the most important first."""
+    sides = [side for side in found.sides if side.values and side.label in swept.points]
+    if not sides:
+        return ()
+    names, means = [side.label for side in sides], np.array([side.sample.mean for side in sides])
+    is_better = np.argmin if found.higher_is_better is False else np.argmax
+    made = [_sensitivity(key, swept, names, means, is_better) for key in swept.keys]
+    return tuple(sorted(made, key=lambda one: -1.0 if one.share is None else -one.share))
+
+
+def _sensitivity(
+    key: str, swept: Swept, names: Sequence[str], means: FloatArray, best_of: Callable[[FloatArray], Any]
+) -> Sensitivity:
+    values = swept.values(key, names)
+    if swept.is_listed(key):
+        groups = {value: means[[one == value for one in values]] for value in dict.fromkeys(values)}
+        fitted = np.array([groups[value].mean() for value in values])
+        parameters = len(groups)
+    else:
+        at = np.log(values) if swept.scale(key) == "log" else np.array(values, dtype=float)
+        parameters = min(3, len(set(values)))
+        centred = at - at.mean()
+        fitted = np.polyval(np.polyfit(centred, means, parameters - 1), centred)
+    best = int(best_of(fitted))
+    return Sensitivity(key, _share(means, fitted, parameters), values[best], float(fitted[best]))
+
+
+def _share(values: FloatArray, fitted: FloatArray, parameters: int) -> float | None:
+    left, total = float(np.square(values - fitted).sum()), float(np.square(values - values.mean()).sum())
+    if len(values) < parameters + FEWEST_LEFT or total == 0:
+        return None
+    return max(0.0, 1 - left / (len(values) - parameters) / (total / (len(values) - 1)))
+
+
+def charts(found: MetricComparison, swept: Swept) -> Iterator[Chart]:
+    """Iterate over charts of a metric against each key, and against pairs of them."""
+    rows = list(_rows(found, swept))
+    if rows:
+        yield from (_against(key, rows, found, swept) for key in swept.keys)
+        pairs = islice(combinations(swept.keys, 2), MOST_PAIRS)
+        yield from (_pair(first, second, rows, found, swept) for first, second in pairs)
+
+
+def _rows(found: MetricComparison, swept: Swept) -> Iterator[Spec]:
+    for side in found.sides:
+        if (one := swept.points.get(side.label)) is not None:
+            numbers = {f"k{n}": one.point[key] for n, key in enumerate(swept.keys)}
+            for seed, value in side.values:
+                yield {
+                    "c": side.label,
+                    "b": plain(one.stem, NAME),
+                    "v": rounded(value),
+                    "seed": str(seed),
+                    **numbers,
+                }
+
+
+def _against(key: str, rows: Sequence[Spec], found: MetricComparison, swept: Swept) -> Chart:
+    stems, label, x = (
+        list(dict.fromkeys(row["b"] for row in rows)),
+        axis_title(found.metric),
+        _axis(key, swept),
+    )
+    scale = {"domain": stems, "range": [COLOURS[n % len(COLOURS)] for n in range(len(stems))]}
+    legend = None if len(stems) == 1 else {"symbolOpacity": 1}
+    color = {"field": "b", "type": "nominal", "scale": scale, "legend": legend}
+    y = quantity("v", label, scale={"zero": False})
+    circle = {"type": "point", "filled": False, "size": 50, "strokeWidth": 1.6, "opacity": 0.8}
+    hint = hints(c="condition", seed="seed", v=(label, ".4~g"))
+    mean = y | {"aggregate": "mean"}
+    line = {"type": "line", "point": {"shape": "diamond", "size": 60}, "strokeWidth": 1.5}
+    means = [layer(rows, line, x=x, y=mean, color=color)] if swept.is_listed(key) else []
+    line_said = " Lines: means over all seeds and the other keys." if means else ""
+    return chart(
+        f"sweep-{_slug(key)}",
+        f"Final {label} against {key}",
+        f"{found.how[0].upper()}{found.how[1:]}. Circles: runs.{line_said}",
+        layer=[layer(rows, circle, x=x, y=y, color=color, tooltip=hint), *means],
+    )
+
+
+def _pair(first: str, second: str, rows: Sequence[Spec], found: MetricComparison, swept: Swept) -> Chart:
+    label = axis_title(found.metric)
+    scale = {"scheme": "viridis", "reverse": found.higher_is_better is False}
+    color = quantity("v", label, aggregate="mean", scale=scale, legend={"orient": "right", "title": label})
+    square = {"type": "square", "size": 300, "stroke": INK, "strokeWidth": 0.5}
+    hint = [{"field": "v", "aggregate": "mean", "title": label, "type": "quantitative", "format": ".4~g"}]
+    x, y = _axis(first, swept), _axis(second, swept)
+    return chart(
+        f"sweep-{_slug(first)}-{_slug(second)}",
+        f"Final {label} against {first} and {second}",
+        "Colors: means over seeds, and over the other keys where points coincide.",
+        layer=[layer(rows, square, x=x, y=y, color=color, tooltip=hint)],
+    )
+
+
+def _axis(key: str, swept: Swept) -> Spec:
+    field, scale = f"k{list(swept.keys).index(key)}", swept.scale(key)
+    if scale == "ordinal":
+        return {"field": field, "type": "ordinal", "title": key, "sort": swept.keys[key]}
+    return quantity(field, key, scale={"type": scale, "zero": False, "nice": False, "padding": 12})
+
+
+def _slug(key: str) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in key.lower())
+
+
+def table_of_keys(found: Sequence[Sensitivity], metric: str) -> Table:
+    """Return one row per key: the share that it explains, and its best value."""
+    rows = [
+        (
+            one.key,
+            MISSING if one.share is None else f"{one.share:.0%}",
+            as_toml(one.best),
+            significant(one.expected),
+        )
+        for one in found
+    ]
+    return ("key", ">of the variance", ">best by itself", f">{metric} there"), rows
