@@ -115,6 +115,16 @@ def test_what_is_left_is_foretold_as_well_as_the_machine_is_steady() -> None:
     assert statistics.fmean(kept) == pytest.approx(0.9, abs=0.06)
 
 
+@pytest.mark.parametrize("number", range(3))
+def test_the_end_of_a_campaign_is_foretold_to_a_twentieth_of_its_length(number: int) -> None:
+    campaign = recorded(number)
+    moments = [share / 100 * campaign.took_s for share in range(10, 95, 5)]
+    ends = [now_s + campaign.left(now_s).p50_s for now_s in moments]
+    errors = [abs(end / campaign.took_s - 1) for end in ends]
+    assert statistics.median(errors) < 0.02
+    assert sum(error <= 0.05 for error in errors) >= 0.75 * len(errors)
+
+
 def slowing(run: int, now_s: float, factor: float) -> RunRow:
     """Return a run whose steps took a second until step 50, and `factor` seconds from then on."""
     times = np.cumsum([1.0] * 50 + [factor] * 750).tolist()
