@@ -54,14 +54,12 @@ def command(
     original = read_adapter(found)
     spectrum = analyse(original)
     recommended = spectrum.recommended(keep)
-    halves = {max(1, spectrum.rank >> shift) for shift in range(spectrum.rank.bit_length())}
-    asked = {min(rank, spectrum.rank)} if rank else set()
     result = Squeezed(
         adapter=str(found),
         layers=len(spectrum.layers),
         untrained_layers=len(spectrum.layers) - len(spectrum.trained),
         size_bytes=original.size_bytes,
-        ranks=[spectrum.at(one) for one in sorted({*halves, *asked, recommended.rank})],
+        ranks=[spectrum.at(one) for one in _shown_ranks(spectrum.rank, rank, recommended.rank)],
         recommended=recommended,
     )
     if output is not None:
@@ -74,6 +72,12 @@ def command(
         print_json(result)
     else:
         _show(result, keep)
+
+
+def _shown_ranks(largest: int, asked: int | None, recommended: int) -> list[int]:
+    """Return the ranks of the table: halves of the largest, the one asked for, the recommended one."""
+    halves = {max(1, largest >> shift) for shift in range(largest.bit_length())}
+    return sorted(halves | {min(asked or largest, largest), recommended})
 
 
 def _adapter_in(directory: Path) -> Path:

@@ -88,14 +88,12 @@ def vllm_server(
     if lora_rank > RANKS[-1]:
         raise ConfigError(f"[model].lora_rank: got {lora_rank}; vLLM serves at most {RANKS[-1]}")
     rank = next(r for r in RANKS if r >= max(lora_rank, SHARED_RANK))
-    share = _cpu_cache if gpu is None else _gpu_share
-    memory = share(memory_bytes, left_bytes)
-    stated = (
-        "{memory}" if memory_bytes is None else memory
-    )  # one that is chosen decides nothing about sharing
-    environment = (
-        ENVIRONMENT | (_on_cpu(stated) if gpu is None else _on_gpu(gpu)) | (DEVELOPER if sleeps else {})
-    )
+    memory = (_cpu_cache if gpu is None else _gpu_share)(memory_bytes, left_bytes)
+    stated = "{memory}" if memory_bytes is None else memory  # a chosen one decides nothing about sharing
+    if gpu is None:
+        environment, device = _on_cpu(stated), ["--enforce-eager"]
+    else:
+        environment, device = _on_gpu(gpu), ["--gpu-memory-utilization", stated]
     line = [
         _executable(command[0]) or command[0], *command[1:], "serve", model,
         "--host", "127.0.0.1", "--port", "{port}",
@@ -106,11 +104,12 @@ def vllm_server(
         "--logprobs-mode", "processed_logprobs",  # of the distribution that is sampled from
         "--generation-config", "vllm",  # the model's own would add top_k and penalties
         "--disable-uvicorn-access-log",  # so that its last lines say why it crashed
-        *(["--enforce-eager"] if gpu is None else ["--gpu-memory-utilization", stated]),
+        *device,
         *(["--enable-sleep-mode"] if sleeps else []),
         *arguments,
     ]  # fmt: skip
-    return SharedServer(line, environment, "vLLM", memory=memory)
+    developer = DEVELOPER if sleeps else {}
+    return SharedServer(line, {**ENVIRONMENT, **environment, **developer}, "vLLM", memory=memory)
 
 
 def _executable(name: str) -> str | None:

@@ -103,15 +103,18 @@ def _has_copies(files: CampaignFiles, origin: Provenance, near: Path) -> bool:
     if not near.is_dir() or near.samefile(where):
         return False
     first = next(iter(files_of_runs(files).values()), None)
-    if first is None:
-        return False
-    tables, keys = dict(recorded_tables(first)), recorded_table(first, "run").get("files", {})
+    used = _used_in(where, first, origin.beside) if first else set()
+    return bool(used) and all((near / path).exists() for path in used)
+
+
+def _used_in(where: Path, run: RunFiles, beside: str) -> set[Path]:
+    """Return the files and plugins of a directory that a run uses, relative to it."""
+    tables, keys = dict(recorded_tables(run)), recorded_table(run, "run").get("files", {})
     tables.pop("run", None)
     named = [Path(found) for key in keys if isinstance(found := _value(tables, key), str)]
-    inside = {path.relative_to(where) for path in named if path.is_relative_to(where)}
-    code = {Path(origin.beside, name) for text in _texts(tables) for name in _modules(text)}
-    inside |= {path for path in code if (where / path).exists()}
-    return bool(inside) and all((near / path).exists() for path in inside)
+    data = {path.relative_to(where) for path in named if path.is_relative_to(where)}
+    code = {Path(beside, name) for text in _texts(tables) for name in _modules(text)}
+    return data | {path for path in code if (where / path).exists()}
 
 
 def _modules(text: str) -> tuple[str, ...]:

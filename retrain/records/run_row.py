@@ -131,6 +131,7 @@ class RunRow:
 _OF_LAST_STEP = {
     column.name: str(column.type) for column in fields(RunRow) if "is_of_last_step" in column.metadata
 }
+_OF_NOW = ("phase", "detail", "engine", "engine_server")  # of status.json, while the run goes on
 KEYS = (*PACE_KEYS, "mean_reward", "eval_reward", "eval_falling", *_OF_LAST_STEP)  # of metrics.jsonl
 _TEXTS = [c.name for c in fields(RunRow) if c.type == "str" and c.name != "message"]
 
@@ -174,14 +175,11 @@ def row_of_parts(
 ) -> RunRow:
     """Return the row of a run from its parts; the rows of `ends` hold `KEYS`."""
     last = ends.last[-1] if ends.last else {}
-    running = progress if seen.state == RunState.RUNNING else None
     rewards = _numbers(ends.last, "mean_reward")
+    running = progress if seen.state == RunState.RUNNING else None
+    now = {name: getattr(running, name) for name in _OF_NOW} if running else {}
     found = {
         "state": str(seen.state),
-        "phase": running.phase if running else "",
-        "detail": running.detail if running else "",
-        "engine": running.engine if running else "",
-        "engine_server": running.engine_server if running else "",
         "step": max(progress.step if progress else 0, last.get("step", 0)),
         "max_steps": progress.max_steps if progress else None,
         "attempt": seen.attempts[-1].number if seen.attempts else 0,
@@ -196,7 +194,8 @@ def row_of_parts(
     }
     if spending is not None:
         found |= columns_of(spending, is_alive=seen.state == RunState.RUNNING)
-    return row_of(planned, found | {name: _value(last, name, kind) for name, kind in _OF_LAST_STEP.items()})
+    of_last = {name: _value(last, name, kind) for name, kind in _OF_LAST_STEP.items()}
+    return row_of(planned, found | now | of_last)
 
 
 def progress_of(status: Path) -> tuple[Progress | None, str]:

@@ -129,22 +129,17 @@ def _metric(name: str, sides: Sequence[Side], moment: Moment, *, paired: bool) -
     gaps = [difference_of(found[0], other, paired=paired) for other in found[1:]]
     are_alike = [_are_alike(name, results[0], other) for other in results[1:]]
     adjusted = holm([gap.p if alike else None for gap, alike in zip(gaps, are_alike, strict=True)])
-    judged = zip(sides[1:], gaps, adjusted, are_alike, strict=True)
+    judged = []
+    for side, gap, p, alike in zip(sides[1:], gaps, adjusted, are_alike, strict=True):
+        verdict = _verdict(gap, p) if alike else Verdict.OTHER_STEPS
+        questions = by_question(sides[0], side, name, moment) if alike and paired else None
+        judged.append(Judged(side.label, gap, p, verdict, questions))
     return MetricComparison(
         metric=name,
         how=describe(name, moment),
         higher_is_better=is_higher_better(name),
         sides=results,
-        differences=tuple(
-            Judged(
-                side.label,
-                gap,
-                p,
-                _verdict(gap, p) if alike else Verdict.OTHER_STEPS,
-                by_question(sides[0], side, name, moment) if alike and paired else None,
-            )
-            for side, gap, p, alike in judged
-        ),
+        differences=tuple(judged),
     )
 
 

@@ -46,12 +46,7 @@ def curve_chart(
     is_labelled = len(vl.COLOURS) < len(found) <= vl.LEGEND_CONDITIONS
     height = max(height, LABEL_GAP * len(labels)) if is_labelled else height
     rows = list(chain(*map(points, found)))
-    layers = [_seeds(label, found)]
-    if rows:
-        layers += [_band(label)] if has_band(found) else []
-        layers += [_line(label, found, limits), _hover(label)]
-    if target is not None:
-        layers.append(_target(target))
+    layers = _curve_layers(label, found, limits, has_means=bool(rows), target=target)
     if is_labelled:
         layers.append(_names(line_ends(found, limits, height), label, last_step))
     steps = {"nice": False, "domainMin": 0, **({"domainMax": last_step} if last_step else {})}
@@ -68,6 +63,16 @@ def curve_chart(
         layer=layers,
     )
     return (drawn,)
+
+
+def _curve_layers(
+    label: str, found: Sequence[Curve], limits: list[float], *, has_means: bool, target: float | None
+) -> list[Spec]:
+    layers = [_seeds(label, found)]
+    if has_means:
+        layers += [_band(label)] if has_band(found) else []
+        layers += [_line(label, found, limits), _hover(label)]
+    return layers if target is None else [*layers, _target(target)]
 
 
 def line_ends(found: Sequence[Curve], limits: Sequence[float], height: int = vl.HEIGHT) -> list[Spec]:

@@ -49,20 +49,28 @@ class ByQuestion:
 
 def by_question(first: Side, second: Side, metric: str, moment: Moment) -> ByQuestion | None:
     """Return what the questions tell; None unless most seeds are paired, and all runs have the outcomes."""
-    measure = next((end for end in MEASURES if metric.endswith(end)), "")
-    name = metric.removeprefix(HELD_OUT).removesuffix(measure)
-    if not (measure and metric.startswith(HELD_OUT) and name):
-        return None
-    runs = [{run.seed: run for run in side.runs if moment.has(run)} for side in (first, second)]
-    seeds = [seed for seed in runs[0] if seed is not None and seed in runs[1]]
-    pairs = [[side[seed] for side in runs] for seed in seeds]
-    asked = [_asked(run, name) for pair in pairs for run in pair]
-    if 2 * len(seeds) <= max(map(len, runs)) or not all(asked) or any(one != asked[0] for one in asked):
+    name, measure = _evaluation_of(metric)
+    pairs = _pairs(first, second, moment) if name else []
+    if len(pairs) < FEWEST or not _were_asked_alike(pairs, name):
         return None
     found = [[_values(run, name, measure, moment) for run in pair] for pair in pairs]
     common = set.intersection(*(set(values) for pair in found for values in pair))
     gains = [[after[q] - before[q] for q in sorted(common)] for before, after in found]
-    return summarize(np.array(gains)) if min(len(seeds), len(common)) >= FEWEST else None
+    return summarize(np.array(gains)) if len(common) >= FEWEST else None
+
+
+def _evaluation_of(metric: str) -> tuple[str, str]:
+    """Return the evaluation that a metric is of, and its measure; the name is empty if it is of none."""
+    measure = next((end for end in MEASURES if metric.endswith(end)), "")
+    is_held_out = measure and metric.startswith(HELD_OUT)
+    return (metric.removeprefix(HELD_OUT).removesuffix(measure) if is_held_out else ""), measure
+
+
+def _pairs(first: Side, second: Side, moment: Moment) -> list[tuple[RunHistory, RunHistory]]:
+    """Return the runs of the two conditions seed by seed; none unless most seeds have both."""
+    before, after = ({run.seed: run for run in side.runs if moment.has(run)} for side in (first, second))
+    pairs = [(run, after[seed]) for seed, run in before.items() if seed is not None and seed in after]
+    return pairs if 2 * len(pairs) > max(len(before), len(after)) else []
 
 
 def summarize(gains: FloatArray) -> ByQuestion | None:
@@ -112,6 +120,12 @@ def _t(squares: Mapping[str, float], seeds: int, questions: int) -> float:
     total = sum(square for square, _ in counted)
     freedom = total**2 / sum(square**2 / freedom for square, freedom in counted)
     return float(scipy_stats().t.ppf((1 + LEVEL) / 2, freedom))
+
+
+def _were_asked_alike(pairs: Sequence[Sequence[RunHistory]], name: str) -> bool:
+    """Whether an evaluation of this name asked the same questions in all runs."""
+    first, *others = (_asked(run, name) for pair in pairs for run in pair)
+    return bool(first) and all(one == first for one in others)
 
 
 def _asked(run: RunHistory, name: str) -> tuple[Any, ...]:

@@ -125,11 +125,7 @@ def campaign_row(
     files: CampaignFiles, manifest: Manifest | None, runs: tuple[RunRow, ...], problems: list[str]
 ) -> CampaignStatus:
     """Return a campaign's row from those of its runs, and from its lock and permits as they are now."""
-    directory, is_supervised = files.directory, False
-    try:
-        is_supervised = is_held(files.lock)
-    except RecordsError as error:
-        problems.append(str(error))
+    directory, is_supervised = files.directory, _is_supervised(files, problems)
     state = campaign_state(runs, is_supervised=is_supervised)
     decision = manifest.decision if manifest else None
     if state == "done" and decision is not None and not decision.ended:
@@ -137,18 +133,13 @@ def campaign_row(
     left = _remaining(runs, manifest, is_supervised=is_supervised)
     steps = [run.max_steps for run in runs if run.max_steps is not None]
     permits = _permits(directory, manifest, problems)
-    known = (
-        (manifest.name, manifest.started_at, manifest.ended_at)
-        if manifest
-        else (directory.resolve().name, "", "")
-    )
-    name, started_at, ended_at = (plain(text, _NAME_LIMIT) for text in known)
+    name = directory.resolve().name
     return CampaignStatus(
-        id=plain(directory.resolve().name, _NAME_LIMIT),
-        name=name,
+        id=plain(name, _NAME_LIMIT),
+        name=plain(manifest.name if manifest else name, _NAME_LIMIT),
         state=state,
-        started_at=started_at,
-        ended_at=ended_at,
+        started_at=plain(manifest.started_at, _NAME_LIMIT) if manifest else "",
+        ended_at=plain(manifest.ended_at, _NAME_LIMIT) if manifest else "",
         conditions=summarize(runs),
         seeds=tuple(dict.fromkeys(run.seed for run in runs)),
         runs=runs,
@@ -167,6 +158,15 @@ def campaign_row(
         stopped="" if is_supervised or state == "done" else why_stopped(files),
         resume_with=_resume_with(directory, state) if not is_supervised else "",
     )
+
+
+def _is_supervised(files: CampaignFiles, problems: list[str]) -> bool:
+    """Whether a campaign's orchestrator lives; if its lock cannot be read, a problem says so."""
+    try:
+        return is_held(files.lock)
+    except RecordsError as error:
+        problems.append(str(error))
+        return False
 
 
 def _resume_with(directory: Path, state: str) -> str:

@@ -179,21 +179,17 @@ def _sample(row: Mapping[str, Any]) -> ShownSample | None:
     reward = number_in(row, "reward")
     if reward is None and row.get("reward", "") is not None:
         return None
-    prompt_id, tokens = (
-        value if isinstance(value, int) and not isinstance(value, bool) else None
-        for value in (row.get("prompt_id"), row.get("tokens"))
-    )
     turns = row["turns"] if isinstance(row.get("turns"), list) else []
     return ShownSample(
         step=row["step"],
-        prompt_id=prompt_id,
+        prompt_id=_whole(row.get("prompt_id")),
         prompt=str(row.get("prompt", "")),
         answer=str(row.get("answer", "")),
         completion=str(row.get("completion", "")),
         reward=reward,
         advantage=number_in(row, "advantage"),
         tie=row.get("tie") is True,
-        tokens=tokens,
+        tokens=_whole(row.get("tokens")),
         truncated=row.get("truncated") is True,
         turns=tuple(_turn(turn) for turn in turns if isinstance(turn, dict)),
         error=str(row.get("error") or ""),
@@ -201,6 +197,10 @@ def _sample(row: Mapping[str, Any]) -> ShownSample | None:
         tool_errors=int(number_in(row, "tool_errors") or 0),
         other_conversations=int(number_in(row, "other_conversations") or 0),
     )
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _turn(turn: Mapping[str, Any]) -> ShownTurn:

@@ -102,12 +102,16 @@ class RunTracker:
         before, self._seen = self._seen, inspect_run(self._files, planned.config_hash)
         events += _of_attempts(before.attempts, self._seen.attempts)
         if self._seen.state is RunState.DIED and before.state is not RunState.DIED:
-            last, progress = self._seen.attempts[-1], progress_of(self._status)[0]
-            at = progress.updated_at if progress and progress.attempt == last.number else last.started_at
-            message = plain(why(self._files, self._seen))
-            events.append(WatchEvent(at, RunState.DIED, message or "killed without a message"))
+            events.append(self._death())
         self._marks = marks
         return True
+
+    def _death(self) -> WatchEvent:
+        """Return the event of a worker's death, at the last sign of life of its attempt."""
+        last, progress = self._seen.attempts[-1], progress_of(self._status)[0]
+        at = progress.updated_at if progress and progress.attempt == last.number else last.started_at
+        message = plain(why(self._files, self._seen))
+        return WatchEvent(at, RunState.DIED, message or "killed without a message")
 
     def _look_at_progress(self, events: list[WatchEvent]) -> bool:
         mark = mark_of(self._status_name)
@@ -181,21 +185,30 @@ class _MetricsTracker:
 
 def _of_attempts(before: Sequence[Attempt], now: Sequence[Attempt]) -> Iterator[WatchEvent]:
     """Iterate over starts, retries and endings that are in `now` and were not in `before`."""
-    known = {attempt.number: attempt for attempt in before}
+    known = {attempt.number for attempt in before}
+    known_endings = {attempt.number for attempt in before if attempt.ending is not None}
     previous = ""
     for attempt in now:
-        was = known.get(attempt.number)
-        if was is None and attempt.number == 1:
-            yield WatchEvent(attempt.started_at, "started")
-        elif was is None:
-            kind = "resumed" if previous in _CALM else "retried"
-            text = f"attempt {attempt.number}, from step {attempt.resumed_from_step}"
-            yield WatchEvent(attempt.started_at, kind, text)
-        if attempt.ending is not None and (was is None or was.ending is None):
-            reason = "" if attempt.ending == RunState.DONE else attempt.message.strip()
-            last_line = reason.splitlines()[-1] if reason else ""
-            yield WatchEvent(attempt.ended_at or "", plain(attempt.ending, 20), last_line)
+        if attempt.number not in known:
+            yield _begun(attempt, previous)
+        if attempt.ending is not None and attempt.number not in known_endings:
+            yield _ended(attempt, attempt.ending)
         previous = attempt.ending or RunState.DIED
+
+
+def _begun(attempt: Attempt, previous: str) -> WatchEvent:
+    """Return the event of an attempt's start; `previous` is how the one before it ended."""
+    if attempt.number == 1:
+        return WatchEvent(attempt.started_at, "started")
+    kind = "resumed" if previous in _CALM else "retried"
+    text = f"attempt {attempt.number}, from step {attempt.resumed_from_step}"
+    return WatchEvent(attempt.started_at, kind, text)
+
+
+def _ended(attempt: Attempt, ending: str) -> WatchEvent:
+    reason = "" if ending == RunState.DONE else attempt.message.strip()
+    last_line = reason.splitlines()[-1] if reason else ""
+    return WatchEvent(attempt.ended_at or "", plain(ending, 20), last_line)
 
 
 def _of_rows(before: Row | None, rows: Sequence[Row]) -> Iterator[WatchEvent]:

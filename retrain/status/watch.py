@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -114,15 +114,8 @@ class _CampaignTracker:
         problems: list[str] = []
         seen: list[WatchedRun] = []
         try:
-            mark = mark_of(str(self._files.manifest))
-            if mark != self._manifest_mark:
-                self._manifest_problems = []
-                self._manifest, self._manifest_mark = manifest_of(self._files, self._manifest_problems), mark
-            growth = self._notices.look()
-            notices = map(parse_notice, growth.lines if growth else ())
-            events += [
-                WatchEvent(plain(one.at), "notice", plain(one.text)) for one in notices if one is not None
-            ]
+            self._look_at_manifest()
+            events += self._new_notices()
             problems += self._manifest_problems
             for files, entry in runs_of(self._files, self._manifest, problems):
                 if entry.run_id not in self._trackers:
@@ -135,3 +128,15 @@ class _CampaignTracker:
         if self._now is not None and self._now.status == status and self._now.runs == runs:
             return self._now
         return WatchedCampaign(status, runs)
+
+    def _look_at_manifest(self) -> None:
+        mark = mark_of(str(self._files.manifest))
+        if mark != self._manifest_mark:
+            self._manifest_problems = []
+            self._manifest, self._manifest_mark = manifest_of(self._files, self._manifest_problems), mark
+
+    def _new_notices(self) -> Iterator[WatchEvent]:
+        growth = self._notices.look()
+        for notice in map(parse_notice, growth.lines if growth else ()):
+            if notice is not None:
+                yield WatchEvent(plain(notice.at), "notice", plain(notice.text))

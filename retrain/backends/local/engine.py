@@ -104,10 +104,7 @@ class EngineSampler:
 
         Prompts near the end of the context are in calls of their own, because a call has one limit of tokens.
         """
-        numbers: dict[int, list[int]] = {}  # of the prompts, by their limit
-        for number, ids in enumerate(prompts):
-            limit = min(sampling.max_tokens, self._policy.context - len(ids))
-            numbers.setdefault(limit, []).append(number)
+        numbers = self._by_limit(prompts, sampling.max_tokens)
         if len(numbers) > 1 and sampling.enough:  # calls do not know what others have: take the first
             kept, how = prompts[: sampling.enough], replace(sampling, enough=0, due=0)
             return self.complete(kept, how)
@@ -120,6 +117,14 @@ class EngineSampler:
             self._check(served, [prompts[n] for n in of], groups, sampling.temperature)
             found |= {of[place]: group for place, group in groups.items()}
         return dict(sorted(found.items())), min(served.snapshot.version for served, _ in answers)
+
+    def _by_limit(self, prompts: Sequence[Ids], max_tokens: int) -> dict[int, list[int]]:
+        """Return the numbers of the prompts by how many tokens each may be completed by."""
+        numbers: dict[int, list[int]] = {}
+        for number, ids in enumerate(prompts):
+            limit = min(max_tokens, self._policy.context - len(ids))
+            numbers.setdefault(limit, []).append(number)
+        return numbers
 
     def _call(
         self, sampling: Sampling, prompts: Sequence[Ids], limit: int

@@ -180,22 +180,27 @@ class _Batch:
 
     def _refill(self) -> list[int]:
         """Admit the rows that fit; return the lengths of the sequences that were run."""
-        fits: list[Row] = []
         is_passing = self._sampler.windows is None and bool(self.running)
         if not self._waiting or not self._is_open or is_passing:
-            return self._cache.admit(fits, None)
-        room = self._cells - self.demand
-        for row in self._waiting:
-            room -= self._demand(row)
-            if room < 0 and (fits or self.running):
-                break
-            fits.append(row)
+            return self._cache.admit([], None)
+        fits = self._fitting()
         if len(fits) < min(len(self._waiting), len(self.running) * FRESH_SHARE):
             return self._cache.admit([], None)
         for _ in fits:
             self._waiting.popleft()
         self.running += fits
         return self._cache.admit(fits, self._waiting[0].ids if self._waiting else None)
+
+    def _fitting(self) -> list[Row]:
+        """Return the next rows for which there is room; at least one if none runs."""
+        fits: list[Row] = []
+        room = self._cells - self.demand
+        for row in self._waiting:
+            room -= self._demand(row)
+            if room < 0 and (fits or self.running):
+                break
+            fits.append(row)
+        return fits
 
     def _look(self) -> int:
         """Draw a few tokens of every row, and drop the rows that end; return the number of steps."""

@@ -147,10 +147,6 @@ def _measured(run: RunPlan, runs: Sequence[MeasuredRun]) -> Measured:
     chosen, differs = zip(*compared, strict=True)
     chosen = tuple(r.trained_for(run.config.training.updates_per_batch) for r in chosen)
     times = tuple(itertools.chain.from_iterable(r.step_times_s for r in chosen))
-    training = run.config.training
-    beside_s = statistics.fmean(r.between_s for r in chosen)
-    beside_s += statistics.fmean(r.evaluation_s for r in chosen) * _share(training.eval_every, run.max_steps)
-    beside_s += statistics.fmean(r.checkpoint_s for r in chosen) * _share(training.save_every, run.max_steps)
     return Measured(
         condition=run.condition,
         match=match,
@@ -160,13 +156,21 @@ def _measured(run: RunPlan, runs: Sequence[MeasuredRun]) -> Measured:
         steps=len(times),
         is_finished=any(r.is_finished and _is_named(r, run.condition) for r in runs),
         median_step_time_s=statistics.median(times),
-        mean_step_time_s=math.fsum(times) / len(times) + beside_s,
+        mean_step_time_s=math.fsum(times) / len(times) + _beside_s(run, chosen),
         permit_held_s=statistics.fmean(r.parts.permit_held_s for r in chosen),
         max_token_hit_rate=mean(r.max_token_hit_rate for r in chosen),
         step_times_s=times,
         run_means_s=tuple(statistics.fmean(r.step_times_s) for r in chosen),
         calls_at_once=round(statistics.median(r.parts.calls_at_once for r in chosen)),
     )
+
+
+def _beside_s(run: RunPlan, runs: Sequence[MeasuredRun]) -> float:
+    """Return the time beside a step: between two steps, and its share of evaluations and checkpoints."""
+    training, steps = run.config.training, run.max_steps
+    evaluation_s = statistics.fmean(r.evaluation_s for r in runs) * _share(training.eval_every, steps)
+    checkpoint_s = statistics.fmean(r.checkpoint_s for r in runs) * _share(training.save_every, steps)
+    return statistics.fmean(r.between_s for r in runs) + evaluation_s + checkpoint_s
 
 
 def _most_alike(condition: str, runs: Sequence[Compared]) -> tuple[MatchedBy, Sequence[Compared]]:

@@ -117,10 +117,7 @@ def measure_run(directory: Path) -> MeasuredRun | None:
     parts, last, done = _parts(steady), whole.last[-1], read_done(files.done)
     times = tuple(_alone_s(row, parts.calls_at_once) for row in steady)
     is_finished = attempt.ending == RunState.DONE and done is not None
-    until_first_s = seconds_between(attempt.started_at, (whole.first or {}).get("timestamp"))
-    tables = {name: table for name, table in recorded_tables(files).items() if isinstance(table, dict)}
-    if not tables:
-        raise RecordsError(f"{files.run_toml}: cannot be read")
+    tables = _tables(files)
     return MeasuredRun(
         condition=str(tables.get("run", {}).get("condition", "")),
         tables=tables,
@@ -128,7 +125,7 @@ def measure_run(directory: Path) -> MeasuredRun | None:
         whole_step_times_s=tuple(_seconds(row, "step_time_s") for row in steady),
         parts=parts,
         between_s=_between_s(whole.last),
-        startup_s=None if until_first_s is None else max(0.0, until_first_s - statistics.median(times)),
+        startup_s=_startup_s(attempt, whole.first, times),
         closing_s=seconds_between(last.get("timestamp"), attempt.ended_at) if is_finished else None,
         evaluation_s=_evaluation_s(whole.last, done),
         max_token_hit_rate=mean(number_in(row, "max_token_hit_rate") for row in steady),
@@ -137,6 +134,19 @@ def measure_run(directory: Path) -> MeasuredRun | None:
         active_s=math.fsum(times) / len(times) * int(ends.last[-1]["step"]),
         span=_span(attempt, last),
     )
+
+
+def _tables(files: RunFiles) -> dict[str, Any]:
+    """Return a run's configuration; RecordsError without one."""
+    if tables := {name: table for name, table in recorded_tables(files).items() if isinstance(table, dict)}:
+        return tables
+    raise RecordsError(f"{files.run_toml}: cannot be read")
+
+
+def _startup_s(attempt: Attempt, first: Row | None, times_s: Sequence[float]) -> float | None:
+    """Return the time from an attempt's start to its first row, beyond that of a usual step."""
+    until_first_s = seconds_between(attempt.started_at, (first or {}).get("timestamp"))
+    return None if until_first_s is None else max(0.0, until_first_s - statistics.median(times_s))
 
 
 def _steps_of(ends: MetricsEnds, attempt: object) -> MetricsEnds:
