@@ -63,6 +63,7 @@ ENDINGS = {
     EXIT_INFRASTRUCTURE: RunState.INFRASTRUCTURE,
     EXIT_INTERRUPTED: RunState.INTERRUPTED,
 }
+_TOLD = (ConfigError, RunFailedError, RecordsError)  # their messages are complete: a traceback would not help
 
 
 @dataclass(frozen=True)
@@ -211,8 +212,7 @@ def _train(
         code = exit_code_of(error)
         message = str(error) if isinstance(error, RetrainError) else _message(error)
         if code != EXIT_INTERRUPTED:
-            # these messages are complete; a traceback would not help
-            is_told = isinstance(error, ConfigError | RunFailedError) or registry.names_place(message)
+            is_told = isinstance(error, _TOLD) or registry.names_place(message)
             _say(message if is_told else traceback.format_exc().rstrip(), code)
         journal.ended(ENDINGS.get(code, RunState.FAILED), {})
         with contextlib.suppress(RecordsError):  # for display only: must not hide the error

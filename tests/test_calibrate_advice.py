@@ -122,7 +122,7 @@ def test_completions_that_are_cut_off_ask_for_more_tokens() -> None:
         ({"has_signal": False}, "no completion was rewarded"),
         ({"enough": 12}, "no answer needs more than 12"),
         ({"late_hit_fraction": 0.01}, "only 1.0% in the last third of the steps"),
-        ({"longest": 60}, "none had so many tokens: episodes ended for want of turns"),
+        ({"longest": 60}, "none had so many tokens: episodes ran out of turns"),
     ],
 )
 def test_rambling_is_no_cause_for_more_tokens(found: dict, why: str) -> None:

@@ -131,7 +131,7 @@ def test_an_expectation_that_is_no_time_makes_the_manifest_unreadable(tmp_path: 
     write_manifest(path, manifest)
     found = json.loads(path.read_text())
     path.write_text(json.dumps({**found, "expected": {**found["expected"], **damage}}))
-    with pytest.raises(RecordsError, match="is no manifest"):
+    with pytest.raises(RecordsError, match="is not a manifest"):
         read_manifest(path)
 
 

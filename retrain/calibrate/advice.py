@@ -96,7 +96,7 @@ def max_tokens(key: str, found: Lengths, split: Sequence[StepSplit]) -> Advice:
 def _why_no_more(found: Lengths) -> str:
     """Return why more tokens would not help completions that are cut off; "" if they may."""
     if found.longest < found.allowed:
-        return "none had so many tokens: episodes ended for want of turns or of context"
+        return "none had so many tokens: episodes ran out of turns or context"
     if 0 < found.enough <= found.allowed:
         return f"no answer needs more than {found.enough} tokens: the policy has not yet learned to stop"
     if not found.has_signal:

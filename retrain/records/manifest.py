@@ -160,7 +160,7 @@ def read_manifest(path: Path) -> Manifest | None:
     try:
         return _parse(found)
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-        raise DamagedRecordError(f"{path}: is no manifest ({error!r}); move it away and resume") from error
+        raise DamagedRecordError(f"{path}: is not a manifest ({error!r}); move it away and resume") from error
 
 
 def _line(run: RunEntry) -> str:

@@ -23,7 +23,7 @@ from typing import Any, TypeGuard
 
 from retrain.errors import DamagedRecordError, RecordsError
 from retrain.records.files import opened
-from retrain.records.layout import RunFiles
+from retrain.records.layout import RunFiles, campaign_of
 from retrain.records.lines import (
     LineAppender,
     Row,
@@ -33,6 +33,7 @@ from retrain.records.lines import (
     read_lines,
     read_tail,
 )
+from retrain.records.text import as_typed
 
 _MOST_STEPS = 2**53  # the largest exact float integer; a larger number is damage
 _HEAD_BYTES = 2**15  # more than one row; a longer first row is ignored
@@ -195,9 +196,10 @@ def require_sealed(path: Path, seal: Seal) -> None:
         return
     rows = len(_kept_lines(path)[0])
     lost = f"{rows} of {seal.rows} rows are left" if rows != seal.rows else "rows differ"
+    campaign = campaign_of(path.parent).directory
     raise DamagedRecordError(
         f"{path}: changed after the run finished ({lost}), so the run is left out of all results; "
-        "restore the file, or repeat the run with `retrain resume DIR --failed`"
+        f"restore the file, or repeat the run with `retrain resume {as_typed(campaign)} --failed`"
     )
 
 

@@ -185,6 +185,7 @@ def test_a_run_whose_rows_are_gone_stops_instead_of_going_on_without_them(damage
     run.metrics.write_bytes(damage)
     assert reopen(half).execute().states["grpo_s0"] is RunState.FAILED
     assert "metrics.jsonl: lacks " in read_attempts(run.attempts)[-1].message
+    assert "Traceback" not in run.output_log.read_text()
     run.metrics.write_bytes(rows)
     assert reopen(half).execute(retry_failed=True).states["grpo_s0"] is RunState.DONE
     assert [row["step"] for row in read_metrics(run.directory)] == [1, 2, 3, 4]

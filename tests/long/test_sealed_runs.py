@@ -78,7 +78,7 @@ def test_a_finished_run_whose_rows_changed_counts_nowhere_and_is_named(
     for said in (table.stderr, compared.stderr):
         assert "grpo_s0 is left out" in said
         assert "metrics.jsonl: changed after the run finished" in said
-        assert "`retrain resume DIR --failed`" in said
+        assert f"`retrain resume {campaign} --failed`" in said
 
 
 def test_resume_names_a_changed_run_and_runs_it_again_only_if_asked(campaign: Path, retrain: Call) -> None:

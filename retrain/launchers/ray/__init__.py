@@ -137,7 +137,8 @@ def check_campaign(assignment: Assignment) -> list[str]:
         if isinstance(need, bool) or not isinstance(need, int | float) or not 0 < need <= LARGEST_COUNT:
             problems.append(f"{where}.resources.{name}: got {need!r}; needs a number above 0")
         if name in OWN_KEYS:
-            problems.append(f"{where}.resources.{name}: is no custom resource; use the key {OWN_KEYS[name]}")
+            key = OWN_KEYS[name]
+            problems.append(f"{where}.resources.{name}: is not a custom resource; use the key {key}")
     if not any(wanted_of(table).values()):
         problems.append(
             f"{where}.cpus: got 0; ask for something, because Ray does not limit tasks that ask for nothing"
