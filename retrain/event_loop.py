@@ -39,7 +39,9 @@ class EventLoopThread:
         """Begin to await something in the loop; return its result to come."""
         import asyncio
 
-        return asyncio.run_coroutine_threadsafe(_wait_for(awaitable), self._running_loop())
+        # a coroutine is begun itself, so that a cancellation before its first step ends it
+        begun = awaitable if inspect.iscoroutine(awaitable) else _wait_for(awaitable)
+        return asyncio.run_coroutine_threadsafe(begun, self._running_loop())
 
     def answers_within(self, limit_s: float) -> bool:
         """Whether the loop runs tasks, and none blocks it."""

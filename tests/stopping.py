@@ -17,3 +17,15 @@ class StopAfterStep(threading.Event):
 
     def is_set(self) -> bool:
         return len(read_metrics(self._files.directory)) >= self._step
+
+
+class StopAtLook(threading.Event):
+    """Asks to stop when it is looked at so many times."""
+
+    def __init__(self, look: int) -> None:
+        super().__init__()
+        self._left = look
+
+    def is_set(self) -> bool:
+        self._left -= 1
+        return self._left <= 0

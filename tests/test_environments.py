@@ -32,7 +32,7 @@ from retrain.records.samples import read_samples
 from retrain.rollouts import Given, Group, NextTurn, Prompt, Rollout
 from retrain.trainer.episodes import Episodes, SampleTurns, TurnSampler, summary_of
 from tests.semaphore_processes import wait_until
-from tests.stopping import StopAfterStep
+from tests.stopping import StopAfterStep, StopAtLook
 from tests.test_trainer import make_run, without_times
 
 HOW = Sampling(group_size=2, max_tokens=100, temperature=1.0)
@@ -509,6 +509,26 @@ def test_a_resumed_run_of_episodes_is_the_undisturbed_one(tmp_path: Path) -> Non
     assert all(row["turns"] for row in read_samples(whole.samples))
 
 
+def test_a_stop_within_episodes_changes_nothing_of_the_run(own: str, tmp_path: Path) -> None:
+    """A play that it interrupts is repeated; that of an evaluation completes the newest row."""
+    tables = with_environment(f"{own}.Twice", max_turn_tokens=2)
+    tables["data"] = {"task": "successor", "eval_prompts": 2}
+    tables["training"] = {**GUESS["training"], "max_steps": 2, "eval_every": 1, "save_every": 100}
+    whole = make_run(tmp_path / "whole", tables)
+    assert worker.run(whole.directory, threading.Event()) == 0
+    rows, lacking = read_metrics(whole.directory), 0
+    for look in range(3, 1000, 3):
+        stopped = make_run(tmp_path / f"stopped{look}", tables)
+        if worker.run(stopped.directory, StopAtLook(look)) == 0:
+            break
+        so_far = read_metrics(stopped.directory)
+        lacking += [set(row) < set(full) for row, full in zip(so_far, rows, strict=False)].count(True)
+        assert worker.run(stopped.directory, threading.Event()) == 0
+        assert without_times(read_metrics(stopped.directory)) == without_times(rows)
+    assert look > 6
+    assert lacking > 1
+
+
 OWN = '''
 import gc
 import io
@@ -525,6 +545,18 @@ number_of = Counter()
 
 def solve(prompt, base_url, api_key, board=None, *, size):
     """A program."""
+
+
+class Twice:
+    """Tells the answer after the first turn."""
+
+    def start(self, prompt):
+        self.answer, self.told = prompt.answer, False
+        return prompt.text
+
+    def step(self, completion):
+        is_over, self.told = self.told, True
+        return self.answer, float(completion == self.answer), is_over
 
 
 class Once:

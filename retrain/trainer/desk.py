@@ -44,7 +44,7 @@ class Desk:
             patience_s: time without a request after which the event loop is looked after.
             calls: returns how many calls of the environment have begun, in all plays.
             answers_within: whether the event loop still runs tasks, asked with a time.
-            is_leaving: whether the run is to stop: then nothing waits for environments.
+            is_leaving: whether the run is to stop: then no further turn is sampled.
         """
         self._patience_s, self._calls, self._answers_within = patience_s, calls, answers_within
         self._is_leaving = is_leaving
@@ -90,18 +90,22 @@ class Desk:
 
     def _next(self) -> list[Request]:
         while True:
+            self._check_stop()
             before, ends_s = self._calls(), time.monotonic() + self._patience_s
             while (left_s := ends_s - time.monotonic()) > 0:
                 with suppress(queue.Empty):
                     return self._batches.get(timeout=min(left_s, LOOK_S))
-                if self._is_leaving():
-                    raise InterruptedRunError("a stop was requested while episodes waited")
+                self._check_stop()
             if self._calls() == before and not self._answers_within(GRACE_S):
                 raise RunFailedError(
                     f"a coroutine of the environment has not returned or waited for {self._patience_s:g} s, "
                     "and no other episode can continue; let it await what it waits for, or make it a "
                     "plain function"
                 )
+
+    def _check_stop(self) -> None:
+        if self._is_leaving():
+            raise InterruptedRunError("a stop was requested while episodes were played")
 
     def _pass_on_soon(self) -> None:
         if not (self._is_due or self._held):

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +16,9 @@ import numpy as np
 from retrain.backends import BackendProgress, EpisodeProgress, SamplingProgress, StartProgress
 from retrain.errors import NonFiniteError, RecordsError
 from retrain.records.layout import RunFiles
-from retrain.records.metrics import MetricsWriter
+from retrain.records.metrics import MetricsWriter, read_metrics
 from retrain.records.outcomes import OutcomesWriter, Rewards
+from retrain.records.row_parts import columns
 from retrain.records.run_state import Progress, RunState, write_progress
 from retrain.records.samples import SamplesWriter, shortened
 from retrain.records.step_row import EngineUse, StepRow
@@ -45,6 +46,7 @@ class Journal:
         self._metrics = MetricsWriter(files.metrics, attempt)
         if loggers is not None:
             loggers.begin()
+        self._directory = files.directory
         self._warmup_file = files.warmup
         self._samples = SamplesWriter(files.samples, attempt)
         self._outcomes = OutcomesWriter(files.evals, attempt)
@@ -70,6 +72,11 @@ class Journal:
             raise NonFiniteError(f"step {row.identity.step}: {error}") from error
         if self._loggers is not None:
             self._loggers.recorded(row.identity.step)
+
+    def complete(self, step: int, parts: Mapping[str, Any]) -> None:
+        """Write the newest row, of an earlier attempt, again, with parts that it lacks."""
+        (newest,) = (row for row in read_metrics(self._directory) if row["step"] == step)
+        self._metrics.append(dict(chain(newest.items(), *(columns(part).items() for part in parts.values()))))
 
     def warm_up_writer(self) -> MetricsWriter:
         """Open warmup.jsonl, which has one row per supervised update."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from retrain.backends import Backend, Sampling
 from retrain.clock import utc_now
@@ -28,6 +28,7 @@ from retrain.trainer.evals import Evals, OpenEval
 from retrain.trainer.evaluation import HeldOut
 from retrain.trainer.journal import Journal, ShownRollout, choose
 from retrain.trainer.permits import RunPermits
+from retrain.trainer.play_seeds import PlaySeeds
 from retrain.trainer.source import open_source
 from retrain.trainer.step_meter import StepMeter
 from retrain.trainer.updates import Updates
@@ -66,6 +67,8 @@ class Trainer:
         self._throttle = open_throttle(self.config, self.files.directory)
         self._warmed = 0  # complete supervised updates before them
         self._saved = (0, 0)
+        self._seeds = PlaySeeds(self.config, self.backend.info)
+        self._owes_evaluation = False  # a stop came before the newest row was complete
 
     def train(self) -> dict[str, Value]:
         """Train until max_steps; return the final evaluations, as rows have them.
@@ -75,6 +78,9 @@ class Trainer:
             NonFiniteError: a loss, gradient or metric is not finite; the last checkpoint is intact.
         """
         self._warm_up()
+        if self._owes_evaluation:
+            self.journal.complete(self.step, self._evaluated())
+            self._owes_evaluation = False
         while self.step < self._training.max_steps:
             load = self._wait_for_machine()
             self._stop_if_asked()
@@ -85,18 +91,33 @@ class Trainer:
                 self._stop_if_asked()
                 raise
             self.step += 1
-            evaluation = self.evaluate() if self._is_due(self._training.eval_every, self.step) else None
-            self._evals.watch(row.rollouts.mean_reward)
-            evals = self._evals.evaluate(self.step, self._is_due)
-            watch = self._evals.watch()
-            self.journal.row(replace(row, evaluation=evaluation, evals=evals, eval_watch=watch))
-            self.journal.samples(self.step, shown)
+            self._record(row, shown)
             if self._is_due(self._training.save_every, self.step):
                 self.save()
         self.save()
         self._stop_if_spent()
         evals = self._evals.evaluate(self.step)
         return columns(self.evaluate()) | columns(evals) | columns(self._evals.watch())
+
+    def _record(self, row: StepRow, shown: list[ShownRollout]) -> None:
+        """Write a step's row with the evaluations that are due; after a stop, the next attempt adds them."""
+        self._evals.watch(row.rollouts.mean_reward)
+        stopped: InterruptedRunError | None = None
+        try:
+            row = replace(row, **self._evaluated())
+        except InterruptedRunError as error:
+            self._owes_evaluation, stopped = True, error
+        self.journal.row(row)
+        self.journal.samples(self.step, shown)
+        if stopped is not None:
+            self._stop_if_asked()
+            raise stopped
+
+    def _evaluated(self) -> dict[str, Any]:
+        """Return the parts of the step's row that are due after it."""
+        is_due = self._is_due(self._training.eval_every, self.step)
+        evaluation, evals = self.evaluate() if is_due else None, self._evals.evaluate(self.step, self._is_due)
+        return {"evaluation": evaluation, "evals": evals, "eval_watch": self._evals.watch()}
 
     def _next_step(self, load: ThrottleState | None) -> TakenStep:
         """Take one step; retry it with a smaller size if it does not fit in memory."""
@@ -112,6 +133,7 @@ class Trainer:
     def _take_step(self, size: StepSize) -> TakenStep:
         """Sample, reward, estimate advantages, transform them, update, observe; return what to record."""
         algorithm, progress = self.algorithm, self.step / self._training.max_steps
+        self._seeds.begin(self.step)
         meter = self._meter.begin(self.step)
         with meter.part("sample"):
             groups = self._source.next_groups(size.batch_size, size.at_a_time, self.step)
@@ -136,6 +158,7 @@ class Trainer:
         self._control.load_state_dict(found.state["steering"])
         self._held_out.load_state_dict(found.state.get("evaluation", {}))
         self._evals.load_state_dict(found.state.get("evals", {}))
+        self._owes_evaluation = found.state.get("owes_evaluation", False)
         if self._throttle is not None and found.state["machine"] is not None:
             self._throttle.load_state_dict(found.state["machine"])
         self.step, self._warmed = self._saved = (found.step, found.state.get("warmup", 0))
@@ -155,6 +178,7 @@ class Trainer:
                 "warmup": self._warmed,
                 "evaluation": self._held_out.state_dict(),
                 "evals": self._evals.state_dict(),
+                "owes_evaluation": self._owes_evaluation,
             }
             checkpoint.save(
                 self.files.checkpoints,
@@ -248,7 +272,7 @@ class Trainer:
 
     def _sample_to_train(self, prompts: Sequence[Prompt], enough: int = 0, due: int = 0) -> list[Group]:
         table = self._training
-        how = Sampling(table.group_size, table.max_tokens, table.temperature, enough=enough, due=due)
+        how = Sampling(table.group_size, table.max_tokens, table.temperature, self._seeds.next(), enough, due)
         return self.sample(prompts, how)
 
     def _wait_for_machine(self) -> ThrottleState | None:
