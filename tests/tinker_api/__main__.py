@@ -86,6 +86,7 @@ class Handler(BaseHTTPRequestHandler):
             "updates": service.updates,
             "sessions": len(service.sessions),
             "models": len(service.models),
+            "billed": service.bill.tokens,
         }
         self._answer(200, {**stats, **counts, "stops": sorted(service.stops)})
 

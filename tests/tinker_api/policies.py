@@ -80,12 +80,14 @@ class Sampler:
     weights: Weights
     random: np.random.Generator
 
-    def sample(self, prompt: list[int], count: int, params: Mapping[str, float]) -> bytes:
+    def sample(self, prompt: list[int], count: int, params: Mapping[str, float]) -> tuple[bytes, int]:
+        """Return a response, and how many tokens it has."""
         trace = unroll_prompts(self.weights, [prompt])
         states = trace.states[trace.packed.last()].repeat(count, axis=0)
         limits = np.full(count, int(params["max_tokens"]))
         drawn = complete(self.weights, states, params["temperature"], limits, self.random)
-        return write_samples([(list(one.tokens), one.logprobs, one.ended) for one in drawn])
+        response = write_samples([(list(one.tokens), one.logprobs, one.ended) for one in drawn])
+        return response, sum(len(one.tokens) for one in drawn)
 
 
 def _loss(request: ForwardBackward) -> partial[LossTerms]:

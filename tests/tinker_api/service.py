@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import shutil
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +34,22 @@ class Future:
 
     done: threading.Event = field(default_factory=threading.Event)
     result: Json | bytes = b""
+
+
+class Bill:
+    """Tokens as the API bills them, each request once; survives the server."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._lock = path, threading.Lock()
+        self.tokens = Counter(json.loads(path.read_text()) if path.exists() else {})
+        self._charged: set[str] = set()
+
+    def charge(self, request: str, **tokens: int) -> None:
+        with self._lock:
+            if request not in self._charged:
+                self._charged.add(request)
+                self.tokens.update(tokens)
+                self._path.write_text(json.dumps(self.tokens))
 
 
 @dataclass
@@ -72,6 +90,7 @@ class Service:
         self._boot = f"{len(list(state.glob('boot-*')))}"  # ids of a restarted server are others
         (state / f"boot-{self._boot}").touch()
         self.updates = 0
+        self.bill = Bill(state / "bill.json")
         self.stops: set[str] = set()
         self.forget()
 
@@ -115,6 +134,7 @@ class Service:
 
     def forward_backward(self, request: ForwardBackward) -> Json:
         model = self._find(request.model_id)
+        self.bill.charge(f"{model.id}:{request.seq}", train=sum(len(datum.tokens) for datum in request.data))
         return self._in_turn(model, request.seq, lambda: model.policy.forward_backward(request))
 
     def optim_step(self, request: Json) -> Json:
@@ -170,7 +190,9 @@ class Service:
         prompt = [token for chunk in request["prompt"]["chunks"] for token in chunk["tokens"]]
         name = f"{request['sampling_session_id']}:{request['seq_id']}"
         with self._lock:  # a sampler has one random generator
-            answer = self._promise(name, sampler.sample(prompt, count, params))
+            response, sampled = sampler.sample(prompt, count, params)
+            self.bill.charge(name, prefill=len(prompt), cached=(count - 1) * len(prompt), sample=sampled)
+            answer = self._promise(name, response)
         return {**answer, "sample_sequence_ids": [f"{name}:{number}" for number in range(count)]}
 
     def future(self, request_id: str) -> Future:

@@ -19,6 +19,7 @@ from retrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from retrain.backends.tinker.policy import TinkerBackend
+    from retrain.config.prices import Price
     from retrain.config.schema import Config
 
 EXTRA = "tinker"
@@ -92,6 +93,13 @@ def servers(config: Config) -> dict[str, str]:
         return {config.model.base_url: "[model].base_url"}
     named = os.environ.get("TINKER_BASE_URL")
     return {named: "[model].base_url (TINKER_BASE_URL)"} if named else {}
+
+
+def price(config: Config) -> Price | None:
+    """Return what the tokens of a run's model cost at the API itself; None if that is not known."""
+    from retrain.backends.tinker.prices import PRICES
+
+    return None if servers(config) else PRICES.get(config.model.model)
 
 
 def advise_run(config: Config) -> list[str]:

@@ -23,6 +23,9 @@ FAULTS: tuple[type[Exception], ...] = (
 )
 
 
+REFUSALS = (400, 401, 402, 403, 422, 429)
+
+
 class Fault(Enum):
     """Six kinds of failure."""
 
@@ -68,6 +71,11 @@ def classify(error: Exception) -> Fault:
 def is_overload(error: Exception) -> bool:
     """Whether the API reported overload."""
     return _status(error) in OVERLOAD
+
+
+def is_refused_unbilled(error: Exception) -> bool:
+    """Whether the API refused a request before it did anything; after other errors it may have done it."""
+    return _status(error) in REFUSALS
 
 
 def is_full(error: Exception) -> bool:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from tinker.types import AdamParams, ModelInput, SampleResponse, SamplingParams
 
 from retrain.backends import BackendInfo, BackendSpec, Optimization, Sampling, UpdateStats
 from retrain.backends.text import Text, to_groups
-from retrain.backends.tinker import TinkerOptions
+from retrain.backends.tinker import TinkerOptions, billing
+from retrain.backends.tinker.billing import billed, sampled
 from retrain.backends.tinker.calls import Calls
 from retrain.backends.tinker.session import Session
 from retrain.backends.tinker.state import Sampler, Update, read_state, write_state
@@ -54,7 +56,7 @@ class TinkerBackend:
         self._text: Text | None = None
         self._loading = asyncio.Lock()  # held while the tokenizer is loaded
         self._auditor = Auditor()
-        self.info = BackendInfo(parameters=0, remote=True)  # the API does not report the number
+        self.info = BackendInfo(parameters=0, remote=True, bills=True)  # the API does not report the number
 
     @classmethod
     async def opened(cls, spec: BackendSpec, options: TinkerOptions) -> TinkerBackend:
@@ -173,6 +175,8 @@ class TinkerBackend:
         tokens = ModelInput.from_ints(list(text.encode(prompt)))
         ends = list(text.end_ids)
         how = SamplingParams(max_tokens=sampling.max_tokens, temperature=sampling.temperature, stop=ends)
+        length = int(tokens.length)
+        most = billing.sampling(length, sampling.group_size, sampling.max_tokens)
         used: Sampler | None = None
         failures = generation = 0
 
@@ -180,8 +184,13 @@ class TinkerBackend:
             nonlocal used, generation
             used, generation = None, self.session.generation
             used = sampler = await self.session.sampler()
+
+            def call() -> Awaitable[SampleResponse]:
+                made: Awaitable[SampleResponse] = sampler.client.sample(tokens, sampling.group_size, how)
+                return made
+
             return sampler.version, await self._calls.once(
-                "sample", lambda: sampler.client.sample(tokens, sampling.group_size, how)
+                "sample", lambda: billed(self._spec.meter, most, call, partial(sampled, length))
             )
 
         async def repair(lost: bool) -> None:

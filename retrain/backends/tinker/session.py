@@ -20,6 +20,7 @@ from tinker import types
 
 from retrain.backends import BackendSpec, StartProgress
 from retrain.backends.tinker import DAY_S, TinkerOptions
+from retrain.backends.tinker.billing import billed, trained
 from retrain.backends.tinker.calls import Calls
 from retrain.backends.tinker.connection import Connection
 from retrain.backends.tinker.faults import FAULTS, describe, is_full, is_refusal, lacks_route
@@ -241,10 +242,14 @@ class Session:
         *before, last = update.parts(limits.fwdbwd_max_chunk_len, limits.fwdbwd_max_chunk_bytes_count)
 
         def differentiate(part: list[types.Datum]) -> Awaitable[types.ForwardBackwardOutput]:
-            future: Awaitable[types.ForwardBackwardOutput] = training.forward_backward(
-                part, update.loss.name, update.loss.config or None
-            )
-            return future
+            def call() -> Awaitable[types.ForwardBackwardOutput]:
+                future: Awaitable[types.ForwardBackwardOutput] = training.forward_backward(
+                    part, update.loss.name, update.loss.config or None
+                )
+                return future
+
+            tokens = trained(part)
+            return billed(self._spec.meter, tokens, call, lambda _: tokens)
 
         passes = [await self._calls.once("update", partial(differentiate, part)) for part in before]
         end, step = await self._calls.pair(

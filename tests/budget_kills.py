@@ -1,0 +1,180 @@
+"""Kills workers at random moments while a server meters them, and compares its bill with the budget."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from retrain import worker
+from retrain.campaign.run import reopen, start
+from retrain.config.prices import Price
+from retrain.records.campaign_state import asked_to_stop
+from retrain.records.layout import CampaignFiles
+from retrain.records.spending import Spending, Tokens, read_spending
+from tests.tinker_api.running import MODEL, RunningServer, write_tokenizer
+
+ALPHABET = "01234="
+RUNS, BATCH, GROUP, LONGEST, PROMPT = 3, 2, 4, 3, 2  # tokens of a completion and of a prompt, at most
+PRICE = Price(prefill=10.0, cached=2.0, sample=30.0, train=20.0)
+STEP_USD = Tokens(
+    BATCH * PROMPT, BATCH * (GROUP - 1) * PROMPT, BATCH * GROUP * LONGEST, BATCH * GROUP * (PROMPT + LONGEST)
+).usd(PRICE)  # the most that a step can cost
+CAMPAIGN = f"""
+[model]
+model = "{MODEL}"
+base_url = "{{url}}"
+
+[training]
+batch_size = {BATCH}
+group_size = {GROUP}
+max_tokens = {LONGEST}
+max_steps = 1000000
+temperature = 1.0
+lr = 1e-3
+save_every = 3
+
+[data]
+task = "successor"
+options = {{{{ digits = 1, base = 5, held_out = 0.0 }}}}
+
+[reward]
+reward = "partial"
+
+[backend]
+backend = "tinker"
+max_concurrent = 3
+options = {{{{ tokenizer = "{{tokenizer}}", first_retry_s = 0.05 }}}}
+
+[budget.prices."{MODEL}"]
+prefill = {PRICE.prefill}
+cached = {PRICE.cached}
+sample = {PRICE.sample}
+train = {PRICE.train}
+
+[campaign]
+seeds = {list(range(RUNS))}
+"""
+
+
+@dataclass
+class Stop:
+    """A campaign that its budget stopped."""
+
+    budget_usd: float
+    billed_usd: float
+    known_usd: float  # what the runs know to be billed
+    at_most_usd: float  # what they count
+
+    @property
+    def steps_over(self) -> float:
+        """By how many of the most expensive steps the budget was exceeded."""
+        return (self.billed_usd - self.budget_usd) / STEP_USD
+
+
+@dataclass
+class Found:
+    """What happened."""
+
+    kills: int = 0
+    stops: list[Stop] = field(default_factory=list)
+
+
+class Workers:
+    """The campaign's workers: forks of this process, which has imported everything."""
+
+    def __init__(self, campaign: CampaignFiles) -> None:
+        self._campaign = campaign
+        self._alive: dict[int, str] = {}
+
+    def start_missing(self) -> None:
+        for number in range(RUNS):
+            if (run_id := f"maxrl_s{number}") not in self._alive.values():
+                self._alive[self._fork(run_id)] = run_id
+
+    def reap(self) -> int:
+        """Return how many are alive."""
+        for pid in list(self._alive):
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                del self._alive[pid]
+        return len(self._alive)
+
+    def kill(self, chosen: random.Random) -> bool:
+        if not self.reap():
+            return False
+        pid = chosen.choice(list(self._alive))
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        del self._alive[pid]
+        return True
+
+    def _fork(self, run_id: str) -> int:
+        if pid := os.fork():
+            return pid
+        code = 1
+        try:
+            run = self._campaign.run(run_id)
+            log = os.open(run.output_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(log, sys.stdout.fileno())
+            os.dup2(log, sys.stderr.fileno())
+            code = worker.run(run.directory, threading.Event())
+        except BaseException:  # noqa: BLE001 - a child must not return into the tests
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+
+
+def kill_with_budget(root: Path, kills: int, seed: int, kills_per_stop: int = 10) -> Found:
+    """Kill workers so often; the budget is raised whenever it has stopped the campaign."""
+    found, chosen = Found(), random.Random(seed)
+    server = RunningServer(root, ALPHABET)
+    try:
+        file = root / "campaign.toml"
+        file.write_text(
+            CAMPAIGN.format(url=server.url, tokenizer=write_tokenizer(root / "tokenizer", ALPHABET))
+        )
+        budget_usd = _more(kills_per_stop, chosen)
+        campaign = start(file, [f"budget.usd={budget_usd}", f"logging.log_dir={root / 'logs'}"])
+        files = CampaignFiles(campaign.directory)
+        while found.kills < kills:
+            found.kills += _until_stopped(files, chosen, kills_per_stop)
+            found.stops.append(_stop(server, files, budget_usd))
+            budget_usd = found.stops[-1].at_most_usd + _more(kills_per_stop, chosen)
+            reopen(files.directory, budget_usd=budget_usd).catch_up()
+    finally:
+        server.end()
+    return found
+
+
+def _more(kills: int, chosen: random.Random) -> float:
+    """Return money for so many kills, and some steps between them."""
+    return STEP_USD * (RUNS + kills * chosen.uniform(1.0, 3.0))
+
+
+def _until_stopped(files: CampaignFiles, chosen: random.Random, most_kills: int) -> int:
+    """Kill workers until the budget stops the campaign; return how often."""
+    workers, kills = Workers(files), 0
+    while True:
+        if not asked_to_stop(files):
+            workers.start_missing()
+        elif not workers.reap():
+            return kills
+        time.sleep(chosen.expovariate(1.0))
+        kills += kills < most_kills and workers.kill(chosen)
+        workers.reap()
+
+
+def _stop(server: RunningServer, files: CampaignFiles, budget_usd: float) -> Stop:
+    spent = [read_spending(files.run(f"maxrl_s{number}")) or Spending() for number in range(RUNS)]
+    return Stop(
+        budget_usd,
+        Tokens(**server.stats()["billed"]).usd(PRICE),
+        known_usd=sum(one.usd or 0.0 for one in spent),
+        at_most_usd=sum((one.spent_usd or 0.0) + (one.open_usd or 0.0) for one in spent),
+    )
