@@ -14,7 +14,6 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from retrain.extras import load
@@ -28,7 +27,6 @@ EXCERPT = 500  # characters of an error response that are shown
 LONGEST_REFUSAL = 1 << 16  # bytes of it that are read
 JITTER = random.Random()  # separate generator, so that waiting does not affect seeded ones
 HEADER_VALUE = re.compile(r"[!-~]+")
-CALLING = ContextVar("CALLING", default=False)  # whether httpx is currently logging one of our calls
 
 
 class CallError(Exception):
@@ -144,7 +142,6 @@ class HttpClient(Client):
     def post(self, path: str, body: Mapping[str, Any]) -> bytes:
         """Make one call and return the response; a CallError if it is refused, slow, too long, or cut off."""
         httpx, deadline = self._httpx, time.monotonic() + self._timeout_s
-        before = CALLING.set(True)
         try:
             with self._client.stream("POST", self._url + path, json=dict(body)) as answer:
                 if not answer.is_success:
@@ -154,8 +151,6 @@ class HttpClient(Client):
             raise self._too_slow() from error
         except (httpx.HTTPError, httpx.InvalidURL, OSError, RuntimeError) as error:
             raise CallError(self.masked(str(error) or type(error).__name__)) from error
-        finally:
-            CALLING.reset(before)
 
     def close(self) -> None:
         """Close the connections; safe to call twice."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from retrain.campaign.endings import LOOKS, Patience
 from retrain.config.campaign import Campaign
 from retrain.records.layout import RunFiles
@@ -39,9 +41,10 @@ def test_no_step_for_the_timeout_is_a_stall_noticed_soon(tmp_path: Path) -> None
     assert 80.0 <= seen[-1][0] <= 80.0 * (1 + 2 / LOOKS)
 
 
-def test_a_worker_that_yields_to_other_work_is_not_stalled(tmp_path: Path) -> None:
+@pytest.mark.parametrize("phase", ["paused: processors are busy", "API paused"])
+def test_a_worker_that_yields_to_other_work_is_not_stalled(tmp_path: Path, phase: str) -> None:
     watched, files = patience(tmp_path, stall_timeout=1.0)
-    write_progress(files.status, Progress("running", "paused: processors are busy", 3, 10, 1))
+    write_progress(files.status, Progress("running", phase, 3, 10, 1))
     assert all(watched.ended_by(float(now_s)) is None for now_s in range(20))
 
 

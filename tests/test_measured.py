@@ -47,6 +47,20 @@ def test_no_call_is_made_while_environments_are_waited_for(tmp_path: Path) -> No
     assert found.step_times_s == (10.0 - 2.0 / 4,) * 4
 
 
+def test_what_an_api_paused_is_no_time_of_a_step(tmp_path: Path) -> None:
+    run = plan_of(tmp_path).runs[0]
+    files = RunFiles(tmp_path / "run")
+    record_run(files, run, [2.0, 2.0, 2.0, 92.0, 2.0], permit_held_s=4.0, api_pause_s=0.0, api_pauses_s=0.0)
+    rows = [json.loads(line) for line in files.metrics.read_text().splitlines()]
+    rows[3] |= {"permit_held_s": 4.0 * 46, "api_pause_s": 90.0, "api_pauses_s": 90.0}
+    rows[4] |= {"api_pauses_s": 90.0}
+    files.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = measure_run(files.directory)
+    assert found is not None
+    assert found.step_times_s == pytest.approx((2.0,) * 4)
+    assert found.parts.permit_held_s == pytest.approx(4.0)
+
+
 def test_a_run_that_took_one_step_tells_nothing(tmp_path: Path) -> None:
     run = plan_of(tmp_path).runs[0]
     record_run(RunFiles(tmp_path / "run"), run, [10.0])

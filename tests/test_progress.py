@@ -2,13 +2,20 @@
 
 import re
 import threading
+import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from retrain import worker
-from retrain.backends import BackendProgress, SamplingProgress, StartProgress, TrainingProgress
+from retrain.backends import (
+    BackendProgress,
+    OutageProgress,
+    SamplingProgress,
+    StartProgress,
+    TrainingProgress,
+)
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import RunState, read_progress
 from retrain.records.step_row import EngineUse
@@ -67,6 +74,21 @@ def test_a_worker_that_waits_for_its_engine_has_a_phase_for_that(tmp_path: Path)
     journal = Journal(files, attempt=1, max_steps=3)
     journal.phase("load", 0)
     assert told(journal, files, StartProgress("starting vLLM", 40.2)) == ("starting vLLM", "40 s")
+    journal.close()
+
+
+def test_an_outage_is_shown_while_it_lasts(tmp_path: Path) -> None:
+    files = RunFiles(tmp_path)
+    journal = Journal(files, attempt=1, max_steps=3)
+    journal.watch({})
+    journal.phase("sample", 1)
+    journal.detail(OutageProgress("API paused", "capacity", time.monotonic() - 240))
+    wait_until(lambda: phase_in(files) == "API paused")
+    assert re.fullmatch(r"capacity, 4 min( \d+ s)?", detail_in(files))
+    journal.phase("train", 1)
+    wait_until(lambda: phase_in(files) == "API paused")
+    journal.detail(OutageProgress())
+    wait_until(lambda: phase_in(files) == "train")
     journal.close()
 
 

@@ -85,6 +85,18 @@ def test_a_pause_before_a_resume_is_no_pace() -> None:
     assert pace.step_s == 2.0
 
 
+def test_what_an_api_paused_is_no_pace() -> None:
+    rows = [
+        {"step": n, "attempt": 1, "timestamp": at(2 * n + (60 if n > 3 else 0)), "step_time_s": 2.0}
+        | {"api_pause_s": 60.0 if n == 4 else 0.0, "api_pauses_s": 60.0 if n > 3 else 0.0}
+        for n in range(1, 7)
+    ]
+    rows[3]["step_time_s"] = 62.0
+    pace = pace_of(MetricsEnds(rows[0], rows[1:], rows[2]), ())
+    assert pace is not None
+    assert (pace.step_s, pace.late_s, pace.recent_s) == (2.0, 2.0, (2.0,) * 5)
+
+
 @pytest.mark.parametrize("crowding", [ALONE, on_cores(1.0)], ids=["alone", "on one core"])
 def test_a_resumed_run_goes_on_at_the_pace_since_then(crowding: Crowding) -> None:
     rows = [{"step": n, "attempt": 1, "timestamp": at(n), "step_time_s": 1.0} for n in range(1, 11)]

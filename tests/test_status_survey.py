@@ -9,6 +9,7 @@ from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import PlannedRun, new_manifest, write_manifest
 from retrain.records.metrics import MetricsWriter
 from retrain.records.run_state import Progress, begin_attempt, end_attempt, write_done, write_progress
+from retrain.render.status import time_left
 from retrain.semaphore import FileSemaphore
 from retrain.semaphore.adaptive import SharedPermits
 from retrain.status import survey
@@ -82,6 +83,15 @@ def test_the_time_left_is_shared_among_the_runs_that_go_on(campaign):
         for run_id in running:
             _rows(campaign.run(run_id), range(1, 6))
         assert _only(campaign).eta_s == 2.0 * (5 + 5 + 10 + 10) / 2
+
+
+def test_the_time_left_does_not_count_the_wait_for_an_api_that_is_out(campaign):
+    run = campaign.run("grpo_s1")
+    write_progress(run.status, Progress("running", "API paused", 5, 10, 1, detail="capacity, 4 min"))
+    with hold(campaign.lock), hold(run.lock):
+        begin_attempt(run.attempts)
+        _rows(run, range(1, 6))
+        assert time_left(_only(campaign)).endswith(", not counting this wait (API paused: capacity, 4 min)")
 
 
 def test_nobody_is_said_to_supervise_a_campaign_whose_orchestrator_died(campaign):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from retrain.backends.metering import Meter
 from retrain.backends.progress import BackendProgress as BackendProgress
 from retrain.backends.progress import EpisodeProgress as EpisodeProgress
+from retrain.backends.progress import OutageProgress as OutageProgress
 from retrain.backends.progress import SamplingProgress as SamplingProgress
 from retrain.backends.progress import StartProgress as StartProgress
 from retrain.backends.progress import TrainingProgress as TrainingProgress
@@ -244,19 +245,19 @@ class BackendInfo:
 class Backend(Protocol):
     """A policy that samples and trains. One object per run, used by one thread at a time.
 
-    Optional methods: `check_prompts(prompts)` rejects, before the first step, prompts that leave no room
-    for a completion; `take_sampling_work() -> SamplingWork` returns the cost of sampling since the last
-    call (from any thread), for roofline hints, and `take_engine_use()` the load of a
-    server. `[warmup]` needs two more methods: `written(demonstrations) -> list[Rollout]` returns written
-    completions as rollouts, with the end token and log-probabilities 0, and `reset_optimizer()` clears its
-    moments and step count. An `[environment]` of several turns needs
-    `extend(turns, sampling) -> list[Rollout | None]`: it samples another turn for each
-    `retrain.rollouts.NextTurn`, whose rollout keeps its tokens and gets those of the messages as `given`
-    (see `retrain.backends.text.extended`); None where the model's context leaves no room for one.
-    `read(rollout)` returns the token ids of a rollout with its prompt, for programs that ask for them.
-    `call_form(schemas)` returns the same as `offer_tools` for functions that a prompt shows in `tools`.
-    Functions that the policy may call need `offer_tools(schemas) -> retrain.rollouts.CallForm`, called before
-    anything is sampled: it shows them in the chat template, and returns how the template writes calls.
+    Optional methods: `check_prompts(prompts)` rejects, before the first step, prompts that leave no room for
+    a completion; `take_sampling_work() -> SamplingWork` returns the cost of sampling since the last call
+    (from any thread), for roofline hints, and `take_engine_use()` the load of a server. `out_s()` returns how
+    long so far an API had paused the run's calls or was down. `[warmup]` needs two more methods:
+    `written(demonstrations) -> list[Rollout]` returns written completions as rollouts, with the end token and
+    log-probabilities 0, and `reset_optimizer()` clears its moments and step count. An `[environment]` of
+    several turns needs `extend(turns, sampling) -> list[Rollout | None]`: it samples another turn for each
+    `retrain.rollouts.NextTurn`, whose rollout keeps its tokens and gets those of the messages as `given` (see
+    `retrain.backends.text.extended`); None where the model's context leaves no room for one. `read(rollout)`
+    returns the token ids of a rollout with its prompt, for programs that ask for them. `call_form(schemas)`
+    returns the same as `offer_tools` for functions that a prompt shows in `tools`. Functions that the policy
+    may call need `offer_tools(schemas) -> retrain.rollouts.CallForm`, called before anything is sampled: it
+    shows them in the chat template, and returns how the template writes calls.
     """
 
     info: BackendInfo

@@ -67,8 +67,17 @@ class StartProgress:
         return f"{self.time_s:.0f} s"
 
 
+@dataclass(frozen=True, slots=True)
+class OutageProgress:
+    """A service that works on none of the run's calls; without a phase, it does again."""
+
+    phase: str = ""  # such as `API paused`
+    why: str = ""
+    since_s: float = 0.0  # by `time.monotonic`
+
+
 BackendProgress: TypeAlias = (
-    "SamplingProgress | EpisodeProgress | TrainingProgress | StartProgress | EngineUse"
+    "SamplingProgress | EpisodeProgress | TrainingProgress | StartProgress | OutageProgress | EngineUse"
 )
 
 

@@ -19,7 +19,15 @@ from retrain.plan.matrix import RunPlan
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles
 from retrain.records.run_row import last_output
-from retrain.records.run_state import Attempt, RunState, end_attempt, read_attempts, read_done, read_progress
+from retrain.records.run_state import (
+    PAUSED,
+    Attempt,
+    RunState,
+    end_attempt,
+    read_attempts,
+    read_done,
+    read_progress,
+)
 from retrain.records.text import plain
 
 TAIL_LINES = 12
@@ -114,7 +122,6 @@ def _unrecorded(files: RunFiles, exit_code: int | None, cancelled: RunState | No
 
 GRACE_S = 30.0  # to save a checkpoint after a timeout, before the worker is killed
 LOOKS = 8  # per stall_timeout: a stall is noticed at most an eighth late
-PAUSED = "paused"  # the phase in status.json while a worker yields to other load
 
 
 @dataclass

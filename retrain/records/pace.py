@@ -11,7 +11,8 @@ from retrain.records.lines import Row, number_in
 from retrain.records.metrics import MetricsEnds
 from retrain.records.run_state import Attempt
 
-PACE_KEYS = ("attempt", "timestamp", "step_time_s")  # of the rows that `pace_of` reads
+PAUSES = ("api_pause_s", "api_pauses_s")
+PACE_KEYS = ("attempt", "timestamp", "step_time_s", *PAUSES)  # of the rows that `pace_of` reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Pace:
 
 def pace_of(ends: MetricsEnds, attempts: Sequence[Attempt]) -> Pace | None:
     """Return a run's pace from the first and the last rows (with `PACE_KEYS`); None before a whole step."""
-    recent = tuple(s for row in ends.last if (s := number_in(row, "step_time_s")) is not None and s >= 0)
+    recent = tuple(s for row in ends.last if (s := active_s(row)) is not None and s >= 0)
     first = ends.first
     if not recent or first is None:
         return None
@@ -47,7 +48,7 @@ def pace_of(ends: MetricsEnds, attempts: Sequence[Attempt]) -> Pace | None:
     since = int(last["step"]) - int(number_in(first, "step") or 0)
     whole_s = seconds_between(first.get("timestamp"), last.get("timestamp"))
     if since > 0 and whole_s is not None and first.get("attempt") == last.get("attempt"):
-        steps, took_s = since, whole_s  # including the time between steps
+        steps, took_s = since, whole_s - paused_between_s(first, last)  # with the time between steps
     since_s = until_s - took_s if until_s is not None else None
     startup_s = _startup_s(first, attempts, recent)
     return Pace(steps, took_s / steps, recent, startup_s, since_s, until_s, *_late(ends))
@@ -58,7 +59,8 @@ def _late(ends: MetricsEnds) -> tuple[float, float] | tuple[None, None]:
     middle, last = ends.middle, ends.last[-1]
     if middle is None or middle.get("attempt") != last.get("attempt"):
         return None, None
-    took_s = seconds_between(middle.get("timestamp"), last.get("timestamp"))
+    whole_s = seconds_between(middle.get("timestamp"), last.get("timestamp"))
+    took_s = whole_s and whole_s - paused_between_s(middle, last)
     middle_s, steps = posix_s(middle.get("timestamp")), int(last["step"]) - int(middle["step"])
     if took_s is None or took_s <= 0 or middle_s is None or not 0 < steps < int(last["step"]):
         return None, None
@@ -69,4 +71,18 @@ def _startup_s(first: Row, attempts: Sequence[Attempt], recent_s: Sequence[float
     if not attempts or first.get("attempt") != attempts[0].number:
         return None
     whole_s = seconds_between(attempts[0].started_at, first.get("timestamp"))
-    return max(0.0, whole_s - sorted(recent_s)[len(recent_s) // 2]) if whole_s is not None else None
+    if whole_s is None:
+        return None
+    return max(0.0, whole_s - (number_in(first, PAUSES[1]) or 0.0) - sorted(recent_s)[len(recent_s) // 2])
+
+
+def active_s(row: Row) -> float | None:
+    """Return a step's time without pauses of its API; None if it is not known."""
+    step_s = number_in(row, "step_time_s")
+    return step_s and max(step_s - max(0.0, number_in(row, PAUSES[0]) or 0.0), 0.01 * step_s)
+
+
+def paused_between_s(first: Row, last: Row) -> float:
+    """Return the pauses of the API between the ends of two steps of an attempt."""
+    ends = number_in(first, PAUSES[1]), number_in(last, PAUSES[1])
+    return max(0.0, (ends[1] or 0.0) - (ends[0] or 0.0))

@@ -19,6 +19,7 @@ from retrain.records.lines import Row, number_in, read_tail
 from retrain.records.metrics import MetricsEnds, mean, median, read_ends
 from retrain.records.pace import PACE_KEYS, Pace, pace_of
 from retrain.records.run_state import (
+    API_OUT,
     UNREADABLE,
     Done,
     Inspection,
@@ -121,6 +122,11 @@ class RunRow:
     @property
     def is_done(self) -> bool:
         return self.state == RunState.DONE
+
+    @property
+    def waits_for_api(self) -> bool:
+        """Whether the API that it calls has paused its calls, or is down."""
+        return self.state == RunState.RUNNING and self.phase.startswith(API_OUT)
 
     @property
     def ended_badly(self) -> bool:

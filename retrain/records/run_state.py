@@ -45,6 +45,8 @@ class RunState(StrEnum):
     INTERRUPTED = "interrupted"  # by a user or the system
 
 
+# beginnings of phases: a worker waits, and all is well; the API that it calls works on none of its calls
+PAUSED, API_OUT = ("paused", "API paused"), ("API paused", "API down")
 UNREADABLE = "unreadable"  # instead of a run's state: its files exist and cannot be read
 ENDINGS = frozenset(RunState) - {RunState.PENDING, RunState.RUNNING}
 

@@ -63,6 +63,15 @@ class CostSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ApiPause:
+    """Times in which the API had paused all calls of the run, or was down; estimates leave them out."""
+
+    PREFIX: ClassVar[str] = "api_"
+    pause_s: float = measured("s", "part of `step_time_s` in which no call went on")
+    pauses_s: float = measured("s", "the same in this attempt so far, evaluations and checkpoints included")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSummary:
     """The rollouts of the step and their rewards."""
 
@@ -256,6 +265,9 @@ class StepRow:
     permits: PermitUse = field(metadata=_by("trainer/permits.py"))
     cost: CostSummary | None = field(
         metadata=_by("trainer/budget.py", "where the API bills tokens, or they have a price")
+    )
+    api: ApiPause | None = field(
+        metadata=_by("trainer/step_meter.py", "where the API says why it waits (`tinker`)"), default=None
     )
     rollouts: RolloutSummary = field(metadata=_by("trainer/batch.py"))
     episodes: EpisodeSummary | None = field(metadata=_by("trainer/episodes.py", "with `[environment]`"))

@@ -178,7 +178,13 @@ def time_left(campaign: CampaignStatus) -> str:
     if campaign.eta_s is None:
         return ""
     p90 = f" (P90 {about(campaign.eta_p90_s)})" if campaign.eta_p90_s is not None else ""
-    return f"about {about(campaign.eta_s)} left{p90}"
+    return f"about {about(campaign.eta_s)} left{p90}{_outage(campaign.runs)}"
+
+
+def _outage(runs: Sequence[RunRow]) -> str:
+    """Return why the time left is not passing for some runs; "" if it is for all."""
+    waiting = [run for run in runs if run.waits_for_api]
+    return f", not counting this wait ({doing(waiting[0])})" if waiting else ""
 
 
 def expectation(expected: Expectation) -> str:

@@ -23,7 +23,7 @@ from retrain.records.run_row import (
     unreadable_row,
     why,
 )
-from retrain.records.run_state import Attempt, Inspection, Progress, RunState, inspect_run
+from retrain.records.run_state import PAUSED, Attempt, Inspection, Progress, RunState, inspect_run
 from retrain.records.spending import read_spending
 from retrain.records.text import plain
 
@@ -119,9 +119,10 @@ class RunTracker:
             return False
         before, (now, problem) = self._progress[0], progress_of(self._status)
         self._progress, self._status_mark = (now, problem), mark
-        was_paused = before is not None and before.phase.startswith("paused")
-        if now is not None and now.phase.startswith("paused") and not was_paused:
-            events.append(WatchEvent(now.updated_at, "paused", now.phase.removeprefix("paused").lstrip(": ")))
+        was_paused = before is not None and before.phase.startswith(PAUSED)
+        if now is not None and now.phase.startswith(PAUSED) and not was_paused:
+            why = now.phase.removeprefix("paused").lstrip(": ")
+            events.append(WatchEvent(now.updated_at, "paused", f"{why}: {now.detail}".removesuffix(": ")))
         return True
 
 

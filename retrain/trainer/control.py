@@ -27,6 +27,7 @@ from retrain.controllers.scaling.rules import (
 from retrain.controllers.throttle import ThrottleState
 from retrain.records.run_state import worker_pids
 from retrain.records.step_row import (
+    ApiPause,
     BackPressureSummary,
     ControlSummary,
     EpisodeSummary,
@@ -65,6 +66,13 @@ class StepFacts:
     stats: UpdateStats
     trained_groups: int  # with a gradient; with a KL term or an entropy bonus, tied groups too
     episodes: EpisodeSummary | None = None
+    pause: ApiPause | None = None
+
+    @property
+    def active_s(self) -> float:
+        """The step's time without the pauses of an API, which say nothing about its size."""
+        paused_s = self.pause.pause_s if self.pause else 0.0
+        return max(self.timing.step_time_s - paused_s, 0.01 * self.timing.step_time_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +198,7 @@ class Control:
                 batch_size=size.at_a_time,
                 group_size=self._group_size,
                 tokens=facts.rollouts.tokens_per_step,
-                step_time_s=facts.timing.step_time_s,
+                step_time_s=facts.active_s,
                 memory_fraction=facts.stats.memory_fraction,
                 noise_scale=_finite(noise_scale),
             )

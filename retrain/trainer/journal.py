@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from retrain.backends import BackendProgress, EpisodeProgress, SamplingProgress, StartProgress
+from retrain.backends import (
+    BackendProgress,
+    EpisodeProgress,
+    OutageProgress,
+    SamplingProgress,
+    StartProgress,
+)
 from retrain.errors import NonFiniteError, RecordsError
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import MetricsWriter, read_metrics
@@ -22,6 +28,7 @@ from retrain.records.row_parts import columns
 from retrain.records.run_state import Progress, RunState, write_progress
 from retrain.records.samples import SamplesWriter, shortened
 from retrain.records.step_row import EngineUse, StepRow
+from retrain.records.text import about
 from retrain.rollouts import Episode, Floats, Rollout
 from retrain.trainer.batch import ScoredBatch
 
@@ -62,6 +69,8 @@ class Journal:
         )
         self._began_s = 0.0  # the current phase
         self._is_told = False  # whether it has said how far it is
+        self._outage = OutageProgress()  # of the service that the backend calls
+        self._is_out = False  # whether status.json shows it
         self._is_closed = threading.Event()
 
     def row(self, row: StepRow) -> None:
@@ -93,7 +102,6 @@ class Journal:
         """Write the current phase to status.json; at most every `PROGRESS_EVERY_S` while running."""
         progress = Progress(state, phase, step, self._max_steps, self.attempt, message=message)
         with self._lock:
-            progress = self._with_engine(progress)
             self._began_s, self._is_told = time.monotonic(), False
             self._current = progress if state == RunState.RUNNING else None
             early_s = self._written_at + PROGRESS_EVERY_S - time.monotonic()
@@ -104,8 +112,7 @@ class Journal:
                     later.start()
                 self._latest = progress
                 return
-            self._latest, self._written_at = None, time.monotonic()
-            write_progress(self._status, progress)
+            self._write(progress)
 
     def detail(self, detail: BackendProgress) -> None:
         """Add to the current phase how far it is; at most every `DETAIL_EVERY_S`, from any thread."""
@@ -114,6 +121,9 @@ class Journal:
                 self._engine, self._engine_server = str(detail), detail.server  # shown by the next write
                 return
             current = self._current
+            if isinstance(detail, OutageProgress):
+                self._outage = detail  # shown by the next look
+                return
             if current is None or time.monotonic() - self._written_at < DETAIL_EVERY_S:
                 return
             if current.phase == TRAINING and isinstance(detail, SamplingProgress | EpisodeProgress):
@@ -133,7 +143,8 @@ class Journal:
             said = probe() if probe is not None else ""
             with self._lock, contextlib.suppress(RecordsError):  # the next write says so
                 taken_s = time.monotonic() - self._began_s
-                if self._current is current and taken_s >= DETAIL_EVERY_S and (said or not self._is_told):
+                is_due = taken_s >= DETAIL_EVERY_S and (said or not self._is_told)
+                if self._current is current and (is_due or self._outage.phase or self._is_out):
                     self._write(replace(current, detail=f"{said}, {taken_s:.0f} s".removeprefix(", ")))
 
     def _tell(self, current: Progress, detail: str) -> None:
@@ -142,17 +153,17 @@ class Journal:
 
     def _write(self, told: Progress) -> None:
         self._latest, self._written_at = None, time.monotonic()
-        write_progress(self._status, self._with_engine(told))
-
-    def _with_engine(self, progress: Progress) -> Progress:
-        return replace(progress, engine=self._engine, engine_server=self._engine_server)
+        told = replace(told, engine=self._engine, engine_server=self._engine_server)
+        out_s, out = time.monotonic() - self._outage.since_s, self._outage
+        self._is_out = told.state == RunState.RUNNING and bool(out.phase) and out_s >= DETAIL_EVERY_S
+        if self._is_out:
+            told = replace(told, phase=out.phase, detail=f"{out.why}, {about(out_s)}")
+        write_progress(self._status, told)
 
     def _write_latest(self) -> None:
         with self._lock, contextlib.suppress(RecordsError):  # the next write says so
             if self._latest is not None:
-                self._written_at = time.monotonic()
-                write_progress(self._status, self._latest)
-                self._latest = None
+                self._write(self._latest)
 
     def sync(self) -> None:
         """Sync every row and sample so far to disk, and flush the loggers."""

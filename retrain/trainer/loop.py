@@ -146,7 +146,7 @@ class Trainer:
                 stats = self._updates.take(samples, size, self.step + 1)
         timing, trained_groups = meter.timing(), len({sample.group for sample in samples})
         rollouts = batch.summary(advantages, timing.step_time_s)
-        facts = StepFacts(timing, rollouts, stats, trained_groups, summary_of(batch.rollouts))
+        facts = StepFacts(timing, rollouts, stats, trained_groups, summary_of(batch.rollouts), meter.pause())
         observed = self._control.observe(size, facts)
         shown = choose(batch, advantages, self.config.logging.samples_per_step)
         return self._row(size, facts, entropy_of(batch, stats), observed), shown
@@ -235,6 +235,7 @@ class Trainer:
             timing=facts.timing,
             permits=self.permits.take_use(),
             cost=self.budget.take(),
+            api=facts.pause,
             rollouts=facts.rollouts,
             episodes=facts.episodes,
             update=UpdateSummary(

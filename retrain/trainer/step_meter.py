@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from retrain.backends import Backend, SamplingWork, Work
 from retrain.config.schema import BackPressure
 from retrain.controllers.roofline import Phase, PhaseHint, classify
-from retrain.records.step_row import EngineUse, RooflineSummary, Timing
+from retrain.records.step_row import ApiPause, EngineUse, RooflineSummary, Timing
 from retrain.trainer.journal import Journal
 
 
@@ -27,6 +27,7 @@ class StepMeter:
         self._step = step
         self._parts_s: dict[str, float] = {}
         self._take_sampling_work()
+        self._out_s = self._out_so_far_s()
         self._started = time.perf_counter()
         return self
 
@@ -50,6 +51,17 @@ class StepMeter:
         """Return the load of the server that samples, if there is one that says it."""
         take = getattr(self._backend, "take_engine_use", None)
         return take() if take is not None else None
+
+    def pause(self) -> ApiPause | None:
+        """Return how long the API worked on none of the run's calls; None for backends that do not say it."""
+        now_s = self._out_so_far_s()
+        if now_s is None or self._out_s is None:
+            return None
+        return ApiPause(pause_s=now_s - self._out_s, pauses_s=now_s)
+
+    def _out_so_far_s(self) -> float | None:
+        out_s = getattr(self._backend, "out_s", None)
+        return out_s() if out_s is not None else None
 
     def _take_sampling_work(self) -> SamplingWork | None:
         take = getattr(self._backend, "take_sampling_work", None)

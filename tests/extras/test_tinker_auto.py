@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from retrain.backends.tinker.calls import Answers
 from retrain.campaign.run import run_campaign
 from retrain.records.metrics import read_metrics
 from retrain.status import survey
-from tests.test_rewards_judge import JudgeServer, ask, refused
 from tests.tinker_api.running import MODEL, RunningServer, serve, write_tokenizer
 
 pytestmark = [pytest.mark.extras, pytest.mark.timeout(300)]
@@ -75,17 +72,3 @@ def test_permits_settle_near_what_the_api_bears_and_every_run_finishes(
     assert status.permits is not None
     assert status.permits.permits == changes[-1]["permits"]
     assert changes[-1]["reason"] in status.permits.change
-
-
-def test_a_judge_s_refusals_do_not_count_as_the_api_s() -> None:
-    answers = Answers()
-    with JudgeServer() as judging:
-        judging.reply = lambda body: refused(503)
-        thread = threading.Thread(target=judging.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        answers.open()
-        ask(judging, "blue", retries=1)
-        answers.close()
-        judging.shutdown()
-        thread.join()
-    assert (answers.take(), len(judging.asked)) == (0, 2)

@@ -16,6 +16,7 @@ from tests.tinker_api.service import RefusalError, Service, routes
 from tests.tinker_api.wire import read_forward_backward
 
 LONG_POLL_S = 2.0
+PAUSED_POLL_S = 0.05  # of a call that is paused
 HOUSEKEEPING = ("client/dynamic_config", "telemetry", "session_heartbeat")  # what the SDK sends unasked
 PREFIX = "/api/v1/"
 
@@ -109,6 +110,8 @@ class Handler(BaseHTTPRequestHandler):
     def _administer(self, what: str, request: dict[str, Any]) -> None:
         if what == "faults":
             self.server.traffic.inject(request)
+        elif what == "pause":
+            self.server.paused = request["state"]
         else:
             self.server.service.forget(**request)
         self._answer(200, {})
@@ -133,6 +136,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _poll(self, request_id: str) -> tuple[int, dict[str, Any] | bytes]:
         future = self.server.service.future(request_id)
+        if state := self.server.paused:
+            time.sleep(PAUSED_POLL_S)
+            return 408, {"type": "try_again", "request_id": request_id, "queue_state": state}
         if not future.done.wait(LONG_POLL_S):
             return 408, {"type": "try_again", "request_id": request_id, "queue_state": "active"}
         if self.server.service.dialect == "json" and isinstance(future.result, bytes):
@@ -157,6 +163,7 @@ class ApiServer(ThreadingHTTPServer):
     def __init__(self, port: int, service: Service, latency_s: float, key: str, capacity: int) -> None:
         super().__init__(("127.0.0.1", port), Handler)
         self.service, self.routes = service, routes(service)
+        self.paused = ""  # the state of its queue that every poll is told, "" if it works
         self.traffic, self.latency_s, self.key = Traffic(capacity), latency_s, key
 
 

@@ -69,6 +69,10 @@ class RunningServer:
         fault = {"path": path, "times": times, "status": status, "hang_s": hang_s, "content": content}
         self._post("faults", fault)
 
+    def pause(self, state: str = "") -> None:
+        """Answer every poll for a result with a state of the queue, until one without a state."""
+        self._post("pause", {"state": state})
+
     def forget(self, **said: object) -> None:
         """Lose every session, model and sampler, as when they expire; `said` is the answer about a model."""
         self._post("forget", said)

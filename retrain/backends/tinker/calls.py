@@ -10,56 +10,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
+from retrain.backends.progress import BackendProgress, ignore_progress
 from retrain.backends.tinker import TinkerOptions
 from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe, is_overload
-from retrain.controllers.permits import OVERLOAD, WAITED_S, CallFacts
+from retrain.backends.tinker.outages import Outages
+from retrain.controllers.permits import WAITED_S, CallFacts
 from retrain.errors import ConfigError, InfrastructureError, RunFailedError
-from retrain.http_client import CALLING
 
 T = TypeVar("T")
 A = TypeVar("A")
 B = TypeVar("B")
 
 LONGEST_RETRY_S = 60.0
+SHORTEST_WAIT_S = 0.05  # the time left for a call stays the same during a pause
 MOST_LOSSES = 3  # of one operation: of its sampler, its model and its session
 log = logging.getLogger(__name__)
-
-
-class Answers(logging.Filter):
-    """Counts the API's overload responses between `open` and `close`, which the SDK's own retries hide.
-
-    httpx logs every response; a filter on its logger sees them without changing the SDK. If a future
-    httpx logs differently, nothing is counted and only latency indicates overload.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._refusals = 0
-        self._level = self._shown_from = logging.WARNING
-
-    def open(self) -> None:
-        logger = logging.getLogger("httpx")
-        self._level, self._shown_from = logger.level, logger.getEffectiveLevel()
-        logger.addFilter(self)
-        logger.setLevel(min(self._shown_from, logging.INFO))  # the level at which httpx logs a response
-
-    def close(self) -> None:
-        logger = logging.getLogger("httpx")
-        if self in logger.filters:
-            logger.removeFilter(self)
-            logger.setLevel(self._level)
-
-    def take(self) -> int:
-        """Return the number of overload responses since the last call."""
-        count, self._refusals = self._refusals, 0
-        return count
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Count a record; return whether the original log level shows it."""
-        statuses = record.args if isinstance(record.args, tuple) and not CALLING.get() else ()
-        if any(isinstance(status, int) and status in OVERLOAD for status in statuses):
-            self._refusals += 1
-        return record.levelno >= self._shown_from
 
 
 class Calls:
@@ -70,19 +35,14 @@ class Calls:
         permit: Callable[[], AbstractAsyncContextManager[object]],
         options: TinkerOptions,
         observe_call: Callable[[CallFacts], None] | None = None,
+        observe: Callable[[BackendProgress], None] = ignore_progress,
     ) -> None:
-        """Take permits from `permit`; count overload responses if there is an `observe_call`."""
+        """Take permits from `permit`; report finished and refused calls to `observe_call`."""
+        self.outages = Outages(observe, observe_call)
         self._permit = permit
         self._options = options
         self._observe_call = observe_call
-        self._answers = Answers()
         self._in_flight: set[asyncio.Event] = set()  # set at the end of a call
-        if observe_call is not None:
-            self._answers.open()
-
-    def close(self) -> None:
-        """Stop counting overload responses."""
-        self._answers.close()
 
     def in_flight(self) -> frozenset[asyncio.Event]:
         """Return the ends of all calls that hold or wait for a permit."""
@@ -177,21 +137,38 @@ class Calls:
             ended.set()
 
     async def _observed(self, kind: str, operation: Callable[[], Awaitable[T]], waited_s: float) -> T:
-        """Run an operation with the timeout, and report its outcome."""
-        started, worked, refused = time.monotonic(), False, False
-        try:
-            async with asyncio.timeout(self._options.call_timeout_s):
-                result = await operation()
-            worked = True
+        """Run an operation with the timeout, and report its outcome.
+
+        A refusal was reported when the API sent it. How long a refused or paused call took says nothing.
+        """
+        with self.outages.call(kind) as call:
+            try:
+                result = await self._in_time(operation)
+            except FAULTS as error:
+                if isinstance(error, TimeoutError) or (is_overload(error) and not call.is_disturbed):
+                    self._report(call.facts(overloaded=True))
+                raise
+            if not call.is_disturbed:
+                self._report(call.facts(waited=waited_s > WAITED_S))
             return result
-        except FAULTS as error:
-            refused = is_overload(error) or isinstance(error, TimeoutError)
-            raise
+
+    def _report(self, facts: CallFacts) -> None:
+        if self._observe_call is not None:
+            self._observe_call(facts)
+
+    async def _in_time(self, operation: Callable[[], Awaitable[T]]) -> T:
+        """Run an operation with the timeout, which stands still while the API has paused all calls."""
+        call = asyncio.ensure_future(operation())
+        give_up_s = time.monotonic() - self.outages.paused_s() + self._options.call_timeout_s
+        try:
+            while not call.done():
+                left_s = give_up_s + self.outages.paused_s() - time.monotonic()
+                if left_s <= 0:
+                    raise TimeoutError
+                await asyncio.wait([call], timeout=max(left_s, SHORTEST_WAIT_S))
+            return call.result()
         finally:
-            overloaded = self._answers.take() > 0 or refused
-            if self._observe_call is not None and (worked or overloaded):
-                latency_s = time.monotonic() - started
-                self._observe_call(CallFacts(kind, latency_s, overloaded, waited_s > WAITED_S))
+            await _finish([call])
 
 
 def _raise_if_final(what: str, error: Exception, fault: Fault) -> None:

@@ -11,8 +11,8 @@ import contextlib
 import json
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal
@@ -26,12 +26,14 @@ from retrain.backends import BackendSpec
 from retrain.backends.tinker import TinkerOptions
 from retrain.backends.tinker.calls import Calls
 from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe
+from retrain.backends.tinker.outages import Outages
 from retrain.errors import ConfigError, InfrastructureError
 from retrain.event_loop import in_thread
 
 LEAVING: tuple[type[Exception], ...] = (*FAULTS, InfrastructureError)
 GOODBYE_S = 5.0  # timeout of closing; the API also ends a session without heartbeat
 NOTE = "tinker-session.json"  # in the run's directory, while a session is open
+SLOW_S = 2.0  # without a session, until the API is considered to be down
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0  # between polls for results that the API answers with errors
 log = logging.getLogger(__name__)
 
@@ -72,12 +74,18 @@ class Connection:
             )
 
             async def connect() -> None:
-                async with asyncio.timeout(self._options.connect_timeout_s):
-                    # in a thread, because the SDK blocks until the session is open
-                    await in_thread(lambda: service.holder, unwanted=lambda holder: holder.close())
+                outages, loop = self.calls.outages, asyncio.get_running_loop()
+                late = loop.call_later(SLOW_S, outages.failed, "it opens no session", time.monotonic())
+                try:
+                    async with asyncio.timeout(self._options.connect_timeout_s):
+                        with outages.request(is_poll=False):
+                            # in a thread, because the SDK blocks until the session is open
+                            await in_thread(lambda: service.holder, unwanted=lambda holder: holder.close())
+                finally:
+                    late.cancel()
 
             await self.calls.once("session", connect)
-            _pause_between_polls(service.holder)
+            _watch_requests(service.holder, self.calls.outages)
             await self._end_abandoned(service.holder)
             self._service = service
         return self._service
@@ -154,9 +162,12 @@ def _finish(holder: InternalClientHolder, session: str) -> Awaitable[None]:
     return done
 
 
-def _pause_between_polls(holder: InternalClientHolder) -> None:
-    """Have the SDK pause between polls for results while the API fails; by itself it polls at once."""
+def _watch_requests(holder: InternalClientHolder, outages: Outages) -> None:
+    """Note what the API answers, and pause between polls for results while it fails: the SDK does neither."""
     own, failures = holder.aclient, 0
+
+    async def note(response: httpx.Response) -> None:
+        outages.answered(response.status_code)
 
     async def pause(response: httpx.Response) -> None:
         nonlocal failures
@@ -166,14 +177,12 @@ def _pause_between_polls(holder: InternalClientHolder) -> None:
             await asyncio.sleep(longest_s * random.uniform(0.5, 1.0))
 
     @contextlib.contextmanager
-    def pausing(given: AbstractContextManager[tinker.AsyncTinker]) -> Iterator[tinker.AsyncTinker]:
-        with given as client:
+    def aclient(kind: ClientConnectionPoolType) -> Iterator[tinker.AsyncTinker]:
+        is_poll = kind is ClientConnectionPoolType.RETRIEVE_PROMISE
+        with outages.request(is_poll=is_poll), own(kind) as client:
             hooks = client._client.event_hooks["response"]  # httpx's: there is no other place between polls
-            if pause not in hooks:
-                hooks.append(pause)
+            if note not in hooks:
+                hooks += [note, pause] if is_poll else [note]
             yield client
-
-    def aclient(kind: ClientConnectionPoolType) -> AbstractContextManager[tinker.AsyncTinker]:
-        return pausing(own(kind)) if kind is ClientConnectionPoolType.RETRIEVE_PROMISE else own(kind)
 
     holder.aclient = aclient

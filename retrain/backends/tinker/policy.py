@@ -50,7 +50,7 @@ class TinkerBackend:
         seed = spec.seed if spec.seed >= 0 else secrets.randbelow(2**31)
         self._spec = spec
         self._options = options
-        self._calls = Calls(spec.permit, options, spec.observe_call)
+        self._calls = Calls(spec.permit, options, spec.observe_call, spec.observe)
         spec = replace(spec, seed=seed, run_name=spec.run_name or "run")
         self.session = Session(spec, options, self._calls)
         self._text: Text | None = None
@@ -126,9 +126,11 @@ class TinkerBackend:
     async def load(self, directory: Path) -> None:
         await self.session.resume(read_state(directory, self._spec.model, self._spec.lora_rank))
 
+    def out_s(self) -> float:
+        return self._calls.outages.out_s()
+
     async def close(self) -> None:
         await self.session.close()
-        self._calls.close()
 
     async def _tokenizer(self) -> Text:
         """Return the tokenizer, loaded on first use."""

@@ -16,12 +16,14 @@ from retrain.plan.estimate.workload import AliveSpan, Crowding
 from retrain.records.layout import RunFiles, recorded_tables
 from retrain.records.lines import Row, number_in
 from retrain.records.metrics import MetricsEnds, mean, median, read_ends
+from retrain.records.pace import PAUSES, active_s, paused_between_s
 from retrain.records.run_state import Attempt, Done, RunState, read_attempts, read_done
 
 MOST_ROWS = 500  # the last ones of a run, so that a long run costs no more than a short one
 TIMES = ("step_time_s", "sample_time_s", "reward_time_s", "train_time_s", "permit_wait_s", "permit_held_s")
+CALLING = ("step_time_s", "sample_time_s", "train_time_s", "permit_wait_s", "permit_held_s")
 WAITING = "environment_wait_s"
-KEYS = ("attempt", "timestamp", *TIMES, WAITING, "permits", "max_token_hit_rate", "eval_time_s")
+KEYS = ("attempt", "timestamp", *TIMES, *PAUSES, WAITING, "permits", "max_token_hit_rate", "eval_time_s")
 RETRIED = (RunState.INFRASTRUCTURE, RunState.STALLED)
 
 
@@ -150,10 +152,19 @@ def _startup_s(attempt: Attempt, first: Row | None, times_s: Sequence[float]) ->
 
 
 def _steps_of(ends: MetricsEnds, attempt: object) -> MetricsEnds:
-    """Keep the rows of one attempt; of its last rows, those with a measured step time."""
+    """Keep the rows of one attempt, without pauses; of its last rows, those with a measured step time."""
     first = ends.first if ends.first and ends.first.get("attempt") == attempt else None
     rows = [row for row in ends.last if row.get("attempt") == attempt and _seconds(row, "step_time_s")]
-    return MetricsEnds(first, rows)
+    return MetricsEnds(first, [_without_pauses(row) for row in rows])
+
+
+def _without_pauses(row: Row) -> Row:
+    """Return a step's row with the times of its calls as they are without pauses of the API."""
+    working_s = active_s(row)
+    if not working_s or not _seconds(row, "api_pause_s"):
+        return row
+    share = working_s / _seconds(row, "step_time_s")
+    return {**row, **{key: share * _seconds(row, key) for key in CALLING}}
 
 
 def _span(attempt: Attempt, last: Row) -> tuple[float, float] | None:
@@ -201,7 +212,7 @@ def _permits_borne(rows: Sequence[Row]) -> float | None:
 def _between_s(rows: Sequence[Row]) -> float:
     """Return the median gap: checkpoints and evaluations fall into a few gaps and are counted separately."""
     gaps = (
-        max(0.0, whole_s - _seconds(row, "step_time_s"))
+        max(0.0, whole_s - paused_between_s(before, row) - _seconds(row, "step_time_s"))
         for before, row in itertools.pairwise(rows)
         if (whole_s := seconds_between(before.get("timestamp"), row.get("timestamp"))) is not None
     )

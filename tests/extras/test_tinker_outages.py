@@ -1,0 +1,258 @@
+"""The API pauses, or is down: both are told at once, and count neither as failures nor as load."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tinker import APIStatusError
+
+from retrain.backends import BackendProgress, BackendSpec, OutageProgress, Sampling
+from retrain.backends.tinker import TinkerOptions, connect
+from retrain.backends.tinker import outages as watching
+from retrain.backends.tinker.calls import Calls
+from retrain.backends.tinker.outages import Outages
+from retrain.backends.tinker.policy import TinkerBackend
+from retrain.campaign.run import run_campaign
+from retrain.controllers.permits import CallFacts
+from retrain.plan.estimate.measured import measure_run
+from retrain.records.metrics import read_metrics
+from retrain.records.run_state import read_attempts
+from retrain.rollouts import Prompt
+from retrain.semaphore import FileSemaphore
+from retrain.status import survey
+from tests.extras.test_tinker_auto import CAMPAIGN
+from tests.tinker_api.running import MODEL, RunningServer, serve, write_tokenizer
+
+pytestmark = [
+    pytest.mark.extras,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+ALPHABET = "01234="
+PROMPTS = [Prompt(n, f"{n}=", str((n + 1) % 5)) for n in range(4)]
+HOW = Sampling(group_size=2, max_tokens=3, temperature=1.0)
+
+
+@pytest.fixture
+def server(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningServer]:
+    yield from serve(here, monkeypatch, ALPHABET, "--latency", "0.01")
+
+
+class Told:
+    """What a backend reports of its API."""
+
+    def __init__(self) -> None:
+        self.outages: list[OutageProgress] = []
+        self.calls: list[CallFacts] = []
+
+    def observe(self, progress: BackendProgress) -> None:
+        if isinstance(progress, OutageProgress):
+            self.outages.append(progress)
+
+    def of(self, kind: str) -> list[bool]:
+        """Return whether calls of a kind were signs of overload."""
+        return [call.overloaded for call in self.calls if call.kind == kind]
+
+    async def until(self, phase: str) -> None:
+        while not self.outages or self.outages[-1].phase != phase:
+            await asyncio.sleep(0.01)
+
+
+def story_of(
+    server: RunningServer,
+    directory: Path,
+    told: Told,
+    tell: Callable[[TinkerBackend], Coroutine[Any, Any, None]],
+    **options: object,
+) -> None:
+    """Run a coroutine with a connected backend whose first sampler is there."""
+    tokenizer = write_tokenizer(directory / "tokenizer", ALPHABET)
+    semaphore = FileSemaphore(directory / "permits", 6)
+    spec = BackendSpec(
+        seed=1,
+        model=MODEL,
+        base_url=server.url,
+        options={"tokenizer": str(tokenizer), "first_retry_s": 0.01, **options},
+        permit=lambda: semaphore,
+        observe=told.observe,
+        observe_call=told.calls.append,
+    )
+
+    async def whole() -> None:
+        backend = await connect(spec)
+        try:
+            await backend.sample(PROMPTS, HOW)
+            await tell(backend)
+        finally:
+            await backend.close()
+
+    try:
+        asyncio.run(whole())
+    finally:
+        gc.collect()
+
+
+def test_a_pause_for_capacity_is_told_and_is_neither_a_failure_nor_load(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    told = Told()
+
+    async def tell(backend: TinkerBackend) -> None:
+        told.calls.clear()
+        server.pause("paused_capacity")
+        sampling = asyncio.ensure_future(backend.sample(PROMPTS, HOW))
+        await told.until("API paused")
+        assert not sampling.done()
+        server.pause()
+        assert len(await sampling) == len(PROMPTS)
+        out_s = backend.out_s()
+        assert out_s > 0
+        await backend.sample(PROMPTS, HOW)
+        assert backend.out_s() == out_s
+
+    story_of(server, tmp_path, told, tell)
+    assert {(one.phase, one.why) for one in told.outages} == {("API paused", "capacity"), ("", "")}
+    assert told.outages[-1].phase == ""
+    assert told.of("sample") == [False] * len(PROMPTS)  # those after the pause
+
+
+def poll_answer(state: str) -> APIStatusError:
+    """Return what the SDK raises when the API answers a poll with the state of its queue."""
+    asked = httpx.Request("POST", "http://127.0.0.1/api/v1/retrieve_future")
+    answer = httpx.Response(408, json={"type": "try_again", "queue_state": state}, request=asked)
+    return APIStatusError("try again", response=answer, body=None)
+
+
+async def poll(outages: Outages, state: str) -> None:
+    with contextlib.suppress(APIStatusError), outages.request(is_poll=True):
+        raise poll_answer(state)
+
+
+def test_a_call_has_as_much_time_as_without_a_pause() -> None:
+    calls = Calls(contextlib.AsyncExitStack, TinkerOptions(call_timeout_s=0.2))
+
+    async def paused() -> str:
+        await poll(calls.outages, "paused_capacity")
+        while calls.outages.paused_s() < 0.5:
+            await asyncio.sleep(0.01)
+        return "done"
+
+    async def endless() -> None:
+        await poll(calls.outages, "active")
+        await asyncio.Event().wait()
+
+    assert asyncio.run(calls.once("sample", paused)) == "done"
+    with pytest.raises(TimeoutError):
+        asyncio.run(calls.once("sample", endless))
+
+
+def test_calls_are_paused_while_none_of_them_goes_on() -> None:
+    told = Told()
+    outages = Outages(told.observe)
+
+    async def tell() -> None:
+        goes_on, ends = asyncio.Event(), asyncio.Event()
+
+        async def other() -> None:
+            await poll(outages, "active")
+            await goes_on.wait()
+            await poll(outages, "paused_capacity")
+            ends.set()
+            await asyncio.Event().wait()
+
+        running = asyncio.ensure_future(other())
+        await asyncio.sleep(0)
+        await poll(outages, "paused_capacity")
+        assert not told.outages
+        goes_on.set()
+        await ends.wait()
+        assert told.outages[-1].why == "capacity"
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(tell())
+    assert told.outages[-1].phase == ""
+    assert outages.paused_s() > 0
+    assert outages.out_s() > 0
+
+
+def test_a_pause_for_our_rate_limit_is_load(server: RunningServer, tmp_path: Path) -> None:
+    told = Told()
+
+    async def tell(backend: TinkerBackend) -> None:
+        told.calls.clear()
+        server.pause("paused_rate_limit")
+        sampling = asyncio.ensure_future(backend.sample(PROMPTS[:1], HOW))
+        await told.until("API paused")
+        while not told.calls:
+            await asyncio.sleep(0.01)
+        server.pause()
+        await sampling
+
+    story_of(server, tmp_path, told, tell)
+    assert told.outages[0].why == "rate limit"
+    assert told.of("sample") == [True]
+
+
+def test_a_server_that_is_down_is_told_with_how_long(
+    server: RunningServer, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "LOGGED_AFTER_S", 0.5)
+    told = Told()
+
+    async def tell(backend: TinkerBackend) -> None:
+        server.kill()
+        sampling = asyncio.ensure_future(backend.sample(PROMPTS[:1], HOW))
+        await told.until("API down")
+        while not re.search(r"API has been down for \d+ s \(ConnectError\)", caplog.text):
+            await asyncio.sleep(0.01)
+        server.start()
+        assert len(await sampling) == 1
+
+    with caplog.at_level(logging.WARNING):
+        story_of(server, tmp_path, told, tell)
+    assert told.outages[-1].phase == ""
+    assert "the API answers again" in caplog.text
+
+
+def test_a_campaign_shows_a_pause_and_leaves_it_out_of_its_times(here: Path, server: RunningServer) -> None:
+    tokenizer = write_tokenizer(here / "tokenizer", ALPHABET)
+    file = here / "campaign.toml"
+    file.write_text(CAMPAIGN.format(model=MODEL, url=server.url, tokenizer=tokenizer, steps=6))
+    said: list[str] = []
+
+    def pause() -> None:
+        while server.stats()["updates"] < 4:
+            time.sleep(0.02)
+        server.pause("paused_capacity")
+        while not said:
+            (campaign,) = survey(here / "logs")
+            said.extend(run.detail for run in campaign.runs if run.phase == "API paused")
+            time.sleep(0.1)
+        server.pause()
+
+    thread = threading.Thread(target=pause)
+    thread.start()
+    outcome = run_campaign(file, ["campaign.seeds=[0, 1]"])
+    thread.join()
+    assert outcome.exit_code == 0
+    runs = sorted((outcome.directory / "runs").iterdir())
+    assert [len(read_attempts(run / "attempts.jsonl")) for run in runs] == [1, 1]
+    assert any(re.match(r"capacity, \d", text) for text in said)
+    for run in runs:
+        rows = read_metrics(run)
+        assert rows[-1]["api_pauses_s"] >= sum(row["api_pause_s"] for row in rows) - 1e-6 > 0
+        assert all(0 <= row["api_pause_s"] <= row["step_time_s"] for row in rows)
+        assert 0 < sum(measure_run(run).step_times_s) < sum(row["step_time_s"] for row in rows)
