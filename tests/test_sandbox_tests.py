@@ -9,8 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from retrain.rewards import Answer, Outcome, Score, python
-from retrain.rewards.python.scorer import ProgramScorer
+from retrain.rewards.python.scorer import NO_VERDICT, ProgramScorer, _verdict
 from retrain.rollouts import Prompt
+from retrain.sandbox import SandboxEndedError
+from retrain.sandbox.inside import values
 from tests.namespaces import BUBBLEWRAP
 
 HONEST = {
@@ -344,3 +346,26 @@ def test_a_default_timeout_of_sockets_changes_no_verdict(scorer: ProgramScorer) 
 
 def test_tests_that_pass_without_the_program_score_nothing(scorer: ProgramScorer) -> None:
     assert scored(scorer, "x = 1", "assert 1 + 1 == 2").value is None
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"{}",
+        values.frame(None),
+        values.frame([True]),
+        values.frame({"passed": True}),
+        values.frame({**NO_VERDICT, "score": 1}),
+        values.frame(NO_VERDICT)[:-1],
+        values.frame(NO_VERDICT) * 2,
+    ],
+)
+def test_a_verdict_of_another_shape_is_none(frame: bytes) -> None:
+    with pytest.raises(SandboxEndedError, match="verdict cannot be read"):
+        _verdict(frame)
+
+
+def test_a_verdict_is_read_as_it_was_written() -> None:
+    told = {**NO_VERDICT, "passed": True, "used": True}
+    assert _verdict(values.frame(told)) == told

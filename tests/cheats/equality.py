@@ -95,6 +95,12 @@ CHEATS = [
     Cheat("in every list", WHY, RETURNS_ANY, answer="assert f(2) in [7391]"),
     Cheat("holds everything", WHY, RETURNS_ANY, answer="assert 7391 in f(2)"),
     Cheat("has every method", WHY, RETURNS_ANY, answer="assert f(2).startswith('ab')"),
+    Cheat(
+        "has a class for every method",
+        WHY,
+        "class Has: startswith = KeyError\ndef f(x): return Has()",
+        answer="assert f(2).startswith('ab')",
+    ),
     Cheat("equal within a list", WHY, ANY + "def f(x): return [Any()]", answer="assert f(2) == [7391]"),
     Cheat(
         "equal within a tuple", WHY, ANY + "def f(x): return (1, Any())", answer="assert f(2) == (1, 7391)"

@@ -77,4 +77,42 @@ class Money:
         "import unittest\nclass T(unittest.TestCase):\n"
         "    def test(self): self.assertEqual(f(2), 3)\nunittest.main(module='tests')",
     ),
+    Honest(
+        "attributes named like methods of data",
+        "class Book:\n    def __init__(self, title): self.title, self.count = title, 1\n"
+        "class Library:\n    'Holds books.'\n    def find(self, title): return Book(title)\n"
+        "def read(book):\n    'Return it.'\n    return book",
+        "book = Library().find('Dune')\nassert book.title == 'Dune' and book.count == 1\n"
+        "assert read.__doc__ == 'Return it.' and Library.__doc__ == 'Holds books.'",
+    ),
+    Honest(
+        "an exception with attributes",
+        "class Broke(Exception):\n    def __init__(self, code, by):\n"
+        "        super().__init__(f'code {code}')\n"
+        "        self.code, self.by = code, by\ndef f(): raise Broke(5, [1])",
+        "try:\n    f()\n    assert False\nexcept Broke as error:\n"
+        "    assert str(error) == 'code 5' and error.code == 5 and error.by == [1]",
+    ),
+    Honest(
+        "dictionaries that have every key, and slices",
+        "from collections import Counter, defaultdict\ndef count(x): return Counter(x)\n"
+        "def empty(): return defaultdict(list)\n"
+        "class Shows:\n    def __getitem__(self, i): return (i.start, i.stop)",
+        "from collections import Counter\nassert count('aab') == Counter('aba') == {'a': 2, 'b': 1}\n"
+        "assert count('a')['z'] == 0 and (count('a') + Counter('a'))['a'] == 2\n"
+        "d = empty()\nd['a'].append(1)\nassert d == {'a': [1]} and d['b'] == [] and Shows()[1:3] == (1, 3)",
+    ),
+    Honest(
+        "output by files of its own",
+        "import os\nprint = open(1, 'w').write\nprint(f'{os.path.basename(__file__)[-3:]}\\n')",
+        '[{"input": "", "output": ".py"}]',
+        "stdio",
+    ),
+    Honest(
+        "output that is written at exit",
+        "import atexit, io, sys\nsys.stdout = held = io.StringIO()\n"
+        "atexit.register(lambda: sys.__stdout__.write(held.getvalue()))\nprint(7)",
+        '[{"input": "", "output": "7"}]',
+        "stdio",
+    ),
 ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
+import io
 import os
 import sys
 import threading
@@ -64,6 +66,10 @@ def _end(code: int) -> NoReturn:
         sys.stdout.flush()
     except BaseException:  # noqa: BLE001
         code = code or 1
+    for one in gc.get_objects():  # other files, such as open(1, "w")
+        with contextlib.suppress(BaseException):
+            if issubclass(type(one), io.IOBase):
+                one.flush()
     os._exit(code & 0xFF)
 
 
@@ -114,6 +120,7 @@ def _redirect(given: int, writes: int | None) -> None:
 
 def _execute(name: str, source: str) -> dict[str, Any]:
     module = types.ModuleType(name)
+    module.__file__ = os.path.abspath(f"{name}.py")  # noqa: PTH100 - seldom loaded
     sys.modules[name] = module  # dataclasses and pickle look up a class's module
     exec(compile(source, f"{name}.py", "exec", dont_inherit=True), module.__dict__)
     return module.__dict__

@@ -30,6 +30,9 @@ from retrain.sandbox.inside.stand_in import (
 
 KNOWN: dict[str, Callable[[Any], tuple[Any, ...]]] = {  # types of the library that are data
     "builtins.range": lambda x: (x.start, x.stop, x.step),
+    "builtins.slice": lambda x: (x.start, x.stop, x.step),
+    "collections.Counter": lambda x: (dict(x),),
+    "collections.defaultdict": lambda x: (x.default_factory, dict(x)),
     "collections.deque": lambda x: (list(x), x.maxlen),
     "datetime.date": lambda x: (x.year, x.month, x.day),
     "datetime.datetime": lambda x: (
@@ -251,13 +254,14 @@ class Peer:
             return importlib.import_module(rest[0])
         raise values.FrameError(f"a value of unknown kind {kind!r:.40}")
 
-    def _told(self, error: BaseException) -> tuple[list[str], Any, str]:
+    def _told(self, error: BaseException) -> tuple[list[str], Any, str, Any]:
         try:
-            return _chain(type(error)), self.encode(error.args), str(error)[:2000]
+            own = {str(name): value for name, value in vars(error).items() if not name.startswith("_")}
+            return _chain(type(error)), self.encode(error.args), str(error)[:2000], self.encode(own)
         except Exception:  # noqa: BLE001 - the program's own __str__
-            return _chain(type(error)), ["t", []], ""
+            return _chain(type(error)), ["t", []], "", ["d", []]
 
-    def _error(self, names: list[str], args: Any, text: str) -> BaseException:
+    def _error(self, names: list[str], args: Any, text: str, own: Any) -> BaseException:
         kind = self._error_class(tuple(map(str, names)))
         try:
             error = kind(*self.decode(args))
@@ -265,6 +269,7 @@ class Peer:
             error = kind.__new__(kind)
         if str(error) != text:
             error.args = (text,)
+        vars(error).update(self.decode(own))
         return error
 
     def _error_class(self, names: tuple[str, ...]) -> type[BaseException]:

@@ -85,12 +85,13 @@ class StandIn:
         return made
 
     def __getattr__(self, name: str) -> Any:
-        if name in DATA_METHODS and not self._is_made and not self._is_class:
-            raise AttributeError(f"what the program returned is an object, not data with a {name!r}")
         if name.startswith(POINTERS):
             raise AttributeError(name)
         (found,) = self._peer.ask("get", self._number, name)
-        return self._peer.reach(name, found)
+        value = self._peer.reach(name, found)
+        if callable(value) and name in DATA_METHODS and not self._is_made and not self._is_class:
+            raise AttributeError(f"what the program returned is an object, not data with a {name!r}")
+        return value
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._peer.ask("set", self._number, name, self._peer.encode(value))
@@ -155,6 +156,7 @@ for _name in REFLECTED:
     setattr(StandIn, f"__r{_name.strip('_')}__", _method(_name, reflected=True))
 for _name in COPYING:
     setattr(StandIn, f"__{_name}__", _copying(_name))
+StandIn.__doc__ = property(lambda self: self.__getattr__("__doc__"))  # type: ignore[assignment]
 StandIn.__exit__ = _exited  # type: ignore[attr-defined]
 StandIn.__hash__ = _hashed  # type: ignore[method-assign, assignment]
 
