@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -98,19 +99,51 @@ def test_it_settles_near_what_an_api_bears() -> None:
         in_flight = controller.permits
         controller.observe(float(t), CallFacts("sample", 1.0, overloaded=in_flight > 10, waited=True))
         seen.append(controller.permits)
-    assert 6 <= sum(seen[500:]) / len(seen[500:]) <= 10
+    assert 9.8 <= sum(seen[500:]) / len(seen[500:]) < 10.1
     assert max(seen) == 11
 
 
-def test_it_grows_slowly_near_the_last_refusal_and_fast_beyond() -> None:
-    controller = AdaptivePermits(8)
-    controller.observe(0, REFUSED)  # 4 are left; from 6 on a further one needs four rounds
-    needed = []
-    for permits in (4, 5, 6, 7, 8, 9):
-        before = controller.permits
-        assert before == permits
-        needed.append(next(n for n in range(1, 99) if controller.observe(10 + n, WANTED).permits > before))
-    assert needed == [4, 5, 24, 28, 32, 9]
+def grown_to(permits: int) -> AdaptivePermits:
+    """Return a controller that grew to a number of permits until second 0, and just then to it."""
+    controller = AdaptivePermits(permits - 1)
+    for _ in range(permits - 1):
+        controller.observe(0, WANTED)
+    assert controller.permits == permits
+    return controller
+
+
+def test_a_refusal_just_above_what_works_takes_one_permit_and_further_ones_more() -> None:
+    controller = grown_to(20)
+    assert [controller.observe(2.0 * n, REFUSED).permits for n in range(1, 5)] == [19, 14, 7, 3]
+
+
+def test_a_limit_that_stays_is_tried_ever_more_rarely() -> None:
+    controller, refused_s = grown_to(7), []
+    for t in range(1100):
+        if controller.observe(float(t), REFUSED if controller.permits > 6 else WANTED).changed:
+            refused_s.append(t)
+    raised_s = refused_s[1::2]  # a permit is taken, then given on trial
+    assert [round(later - sooner) for sooner, later in pairwise([0, *raised_s])] == [
+        30,
+        61,
+        121,
+        241,
+        241,
+        241,
+    ]
+
+
+def test_a_limit_that_has_risen_is_forgotten_and_growth_is_fast_again() -> None:
+    controller = grown_to(7)
+    controller.observe(0, REFUSED)
+    at = [next(t for t in range(999) if controller.observe(100 + t, WANTED).changed) for _ in range(3)]
+    assert at == [5, 4 * 7 - 1, 8 - 1]  # six have worked; four rounds of the trial; a round
+
+
+def test_permits_that_wait_below_a_limit_are_said_to() -> None:
+    controller = grown_to(7)
+    controller.observe(0, REFUSED)
+    assert [controller.observe(1, WANTED).reason for _ in range(6)][-1] == "held below what the API refused"
 
 
 @pytest.mark.parametrize("wrong", [{"permits": 0}, {"highest": 0}, {"latency_factor": 1.0}, {"lowest": 0}])

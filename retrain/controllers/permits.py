@@ -2,11 +2,15 @@
 
 AIMD lets many senders share a link without coordination. There are two signs of overload: the API refused
 a call (429, 502, 503, 504), or calls of a kind take much longer than usual. The number grows only while
-callers wait for a permit, since unused permits prove nothing. It grows more slowly near the number at which
-the API last refused, so that most of the time is spent just below the limit.
+callers wait for a permit, since unused permits prove nothing.
 
-Source: Chiu and Jain, Analysis of the increase and decrease algorithms for congestion avoidance
-in computer networks (1989); the slow growth near the last refusal as in CUBIC, Ha, Rhee and Xu (2008).
+The number at which the API refused is remembered as its ceiling, and growth ends one below it. The ceiling is
+tried again after a hold that doubles with each refusal, so a limit that stays costs ever fewer refusals, and
+one that rises is found. A refusal one above a number that has just worked takes one permit; if that does not
+help, a quarter, then halves.
+
+Source: Chiu and Jain, Analysis of the increase and decrease algorithms for congestion avoidance in computer
+networks (1989); remembering the number at the last refusal as in CUBIC, Ha, Rhee and Xu (2008).
 """
 
 from __future__ import annotations
@@ -19,10 +23,10 @@ from retrain.controllers import require
 
 OVERLOAD = (429, 502, 503, 504)  # HTTP statuses that mean overload
 WAITED_S = 0.05  # a call that got its permit later than this had to wait
-AFTER_OVERLOAD = 0.5  # of the permits are kept: the usual halving
+AFTER_OVERLOAD = (1.0, 0.75, 0.5)  # kept, less at least one; by the refusals since a number has worked
 AFTER_SLOWNESS = 0.75  # high latency is a weaker sign than a refusal
-NEAR_REFUSAL = 0.75  # of the number at the last refusal; from here on growth is slow
-SLOW_ROUNDS = 4  # rounds of successful calls per additional permit there; elsewhere one
+TRIAL_ROUNDS = 4  # rounds of successful calls until a ceiling is forgotten; one adds a permit elsewhere
+FIRST_HOLD_S, LONGEST_HOLD_S = 30.0, 240.0  # below a ceiling, until it is tried again
 SMOOTHING = 0.8  # of a kind's recent latency, over about five calls
 RELAX = 1.02  # fastest growth of the usual latency per call, so that a lasting change is accepted
 CALLS_TO_JUDGE = 10  # of a kind, before its latency is judged
@@ -83,7 +87,10 @@ class AdaptivePermits:
         self._good_calls = 0  # since the last change or sign of overload
         self._was_wanted = False  # a caller has waited for a permit since then
         self._decreased_at_s: float | None = None
-        self._refused: int | None = None  # number of permits at the last refusal
+        self._refusals = len(AFTER_OVERLOAD) - 1  # in a row, since a number of permits has worked
+        self._ceiling: int | None = None  # the lowest number at which the API refused
+        self._hold_s = FIRST_HOLD_S
+        self._held_since_s = 0.0
 
     def observe(self, now_s: float, call: CallFacts) -> PermitDecision:
         """Record a finished call and decide the number of permits.
@@ -97,14 +104,19 @@ class AdaptivePermits:
             return self._decrease(now_s, call)
         self._good_calls += 1
         self._was_wanted |= call.waited
-        is_near = self._refused is not None and self.permits >= NEAR_REFUSAL * self._refused
-        is_proven = self._good_calls >= self.permits * (SLOW_ROUNDS if is_near else 1)
-        if not is_proven or not self._was_wanted or self.permits == self._highest:
+        is_trial = self.permits == self._ceiling
+        if self._good_calls < self.permits * (TRIAL_ROUNDS if is_trial else 1) or not self._was_wanted:
             return PermitDecision(self.permits, False, "steady")
+        self._refusals = 0
+        if is_trial:
+            self._ceiling, self._hold_s = None, FIRST_HOLD_S  # it has risen
+        holds = self.permits + 1 == self._ceiling and abs(now_s - self._held_since_s) < self._hold_s
+        if holds or self.permits == self._highest:
+            return PermitDecision(
+                self.permits, False, "held below what the API refused" if holds else "steady"
+            )
         self._good_calls, self._was_wanted = 0, False
         self.permits += 1
-        if self._refused is not None and self.permits > self._refused:
-            self._refused = None  # the API's limit has risen
         return PermitDecision(self.permits, True, "calls succeed and others wait")
 
     def state_dict(self) -> dict[str, Any]:
@@ -114,7 +126,10 @@ class AdaptivePermits:
             "good_calls": self._good_calls,
             "was_wanted": self._was_wanted,
             "decreased_at_s": self._decreased_at_s,
-            "refused": self._refused,
+            "refusals": self._refusals,
+            "ceiling": self._ceiling,
+            "hold_s": self._hold_s,
+            "held_since_s": self._held_since_s,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -122,7 +137,9 @@ class AdaptivePermits:
         self.permits = min(max(int(state["permits"]), self._lowest), self._highest)
         self._latencies = {kind: _Latency(**latency) for kind, latency in state["latencies"].items()}
         self._good_calls, self._was_wanted = int(state["good_calls"]), bool(state["was_wanted"])
-        self._decreased_at_s, self._refused = state["decreased_at_s"], state["refused"]
+        self._decreased_at_s, self._ceiling = state["decreased_at_s"], state["ceiling"]
+        self._refusals = min(int(state["refusals"]), len(AFTER_OVERLOAD) - 1)
+        self._hold_s, self._held_since_s = float(state["hold_s"]), float(state["held_since_s"])
 
     def _is_slow(self, call: CallFacts) -> bool:
         """Record the latency of a call that was not refused, and return whether its kind has become slow."""
@@ -141,11 +158,21 @@ class AdaptivePermits:
         since = self._decreased_at_s
         if since is not None and abs(now_s - since) < pause_s:  # a clock adjustment ends the pause
             return PermitDecision(self.permits, False, "the call began before the last decrease")
-        self._refused = self.permits if call.overloaded else self._refused
-        share = AFTER_OVERLOAD if call.overloaded else AFTER_SLOWNESS
-        self.permits = max(self._lowest, int(self.permits * share))
-        self._decreased_at_s = now_s
+        before, self._decreased_at_s = self.permits, now_s
+        if call.overloaded:
+            self._lower_ceiling(now_s)
+            share = AFTER_OVERLOAD[self._refusals]
+            self._refusals = min(self._refusals + 1, len(AFTER_OVERLOAD) - 1)
+        else:
+            share = AFTER_SLOWNESS
+        self.permits = max(self._lowest, min(int(before * share), before - 1))
         if known is None or call.overloaded:
             return PermitDecision(self.permits, True, "the API said that it is overloaded")
         reason = f"{call.kind} takes {known.recent_s:.3g} s, usually {known.usual_s:.3g} s"
         return PermitDecision(self.permits, True, reason)
+
+    def _lower_ceiling(self, now_s: float) -> None:
+        """Remember a refusal; another one at the same number doubles the time until it is tried again."""
+        is_known = self.permits == self._ceiling
+        self._hold_s = min(2 * self._hold_s, LONGEST_HOLD_S) if is_known else FIRST_HOLD_S
+        self._ceiling, self._held_since_s = self.permits, now_s
