@@ -109,10 +109,12 @@ def _scores(name: str, table: Table) -> str:
     prompts = [replace(prompt, row=dict.fromkeys(columns, prompt.answer)) for prompt in PROMPTS]
     answers = [Answer(text, prompt) for prompt in prompts for text in COMPLETIONS]
     with contextlib.closing(scorer), contextlib.closing(calls):
-        scores = range_of(name).keep(calls.wait_for(scorer.score_all(answers)))
-    known = [score.value for score in scores if score.value is not None]
-    if odd := [value for value in known if not np.isfinite(value)]:
+        scores = calls.wait_for(scorer.score_all(answers))
+    known = [score for score in scores if score.value is not None]
+    if odd := [score.value for score in known if not np.isfinite(score.value or 0.0)]:
         return f"returned {odd[0]}; a reward is a finite number"
+    if refused := [score.message for score in range_of(name).keep(known) if score.value is None]:
+        return refused[0]
     return "" if known else f"scored none of {len(answers)} completions"
 
 

@@ -31,6 +31,11 @@ def test_built_in_plugins_pass(kind: str, name: str, here: Path) -> None:
             "own.estimate",
             "got a smaller advantage",
         ),
+        (
+            "RANGE = (0.0, 1.0)\ndef score(c, p): return 0.5 if c else 7.0",
+            "own.score",
+            "the reward 'own.score' returned 7, outside its range 0 to 1",
+        ),
         ("def score(c): return 0.0", "own.score", "is called with (completion, prompt)"),
         ("def score(c, p): return {}['b']", "own.score", "own.py:1: KeyError: 'b'"),
     ],
