@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 _NAME_LIMIT = 120
 _LONGEST_COMMAND = 4000
+_UNKNOWN = Manifest(0, "", "", "", None, "", "", "", "", ())  # of a campaign without a manifest
 
 
 @dataclass(frozen=True)
@@ -127,19 +128,18 @@ def campaign_row(
     """Return a campaign's row from those of its runs, and from its lock and permits as they are now."""
     directory, is_supervised = files.directory, _is_supervised(files, problems)
     state = campaign_state(runs, is_supervised=is_supervised)
-    decision = manifest.decision if manifest else None
-    if state == "done" and decision is not None and not decision.ended:
+    known, name = manifest or _UNKNOWN, directory.resolve().name
+    if state == "done" and known.decision is not None and not known.decision.ended:
         state = "interrupted"  # between two rounds
-    left = _remaining(runs, manifest, is_supervised=is_supervised)
+    left = _remaining(runs, known, is_supervised=is_supervised)
     steps = [run.max_steps for run in runs if run.max_steps is not None]
-    permits = _permits(directory, manifest, problems)
-    name = directory.resolve().name
+    permits = _permits(directory, known.shared_permits, problems)
     return CampaignStatus(
         id=plain(name, _NAME_LIMIT),
-        name=plain(manifest.name if manifest else name, _NAME_LIMIT),
+        name=plain(known.name or name, _NAME_LIMIT),
         state=state,
-        started_at=plain(manifest.started_at, _NAME_LIMIT) if manifest else "",
-        ended_at=plain(manifest.ended_at, _NAME_LIMIT) if manifest else "",
+        started_at=plain(known.started_at, _NAME_LIMIT),
+        ended_at=plain(known.ended_at, _NAME_LIMIT),
         conditions=summarize(runs),
         seeds=tuple(dict.fromkeys(run.seed for run in runs)),
         runs=runs,
@@ -148,13 +148,13 @@ def campaign_row(
         steps_total=sum(steps) if len(steps) == len(runs) else None,
         eta_s=left.p50_s if left else None,
         eta_p90_s=left.p90_s if left else None,
-        decision=decision,
-        expected=manifest.expected if manifest else None,
+        decision=known.decision,
+        expected=known.expected,
         permits=permits,
         problem=plain("; ".join(problems), 500),
         is_supervised=is_supervised,
         cost_usd=cost_of(runs),
-        budget_usd=manifest.budget_usd if manifest else None,
+        budget_usd=known.budget_usd,
         stopped="" if is_supervised or state == "done" else why_stopped(files),
         resume_with=_resume_with(directory, state) if not is_supervised else "",
     )
@@ -215,8 +215,7 @@ def runs_of(
     return [(RunFiles(files.directory), own)]
 
 
-def _permits(directory: Path, manifest: Manifest | None, problems: list[str]) -> PermitStatus | None:
-    shared = manifest.shared_permits if manifest else ()
+def _permits(directory: Path, shared: Sequence[str], problems: list[str]) -> PermitStatus | None:
     path = Path(shared[0]) if shared else campaign_of(directory).permits
     if not path.is_dir():
         return None
@@ -266,15 +265,13 @@ def cost_of(runs: Sequence[RunRow]) -> float | None:
     return math.fsum(known) if known else None
 
 
-def _remaining(runs: Sequence[RunRow], manifest: Manifest | None, *, is_supervised: bool) -> Remaining | None:
+def _remaining(runs: Sequence[RunRow], manifest: Manifest, *, is_supervised: bool) -> Remaining | None:
     """Estimate when the last run ends, from the pace so far; None if nothing runs or no pace is known."""
     if not any(run.state == RunState.RUNNING for run in runs):
         return None
     from retrain.plan.estimate.remaining import remaining  # here: only a live campaign needs these
     from retrain.plan.estimate.workload import ALONE, on_cores
 
-    if manifest is None:
-        return remaining(runs, 0, is_supervised=is_supervised)
     crowding = on_cores(manifest.shared_cores) if manifest.shared_cores else ALONE
     return remaining(runs, manifest.workers, manifest.stagger_s, crowding, is_supervised=is_supervised)
 
