@@ -79,18 +79,22 @@ def remaining(
     left = [row for row in rows if row.steps_left and (is_supervised or _is_running(row))]
     if not speeds or not any(map(_is_running, left)):
         return None
+    startup_s = median(speed.startup_s for speed in speeds) or 0.0
+    launching = Launching(max(workers, active), stagger_s, startup_s, crowding=crowding)
+    simulation = Simulation(*_rest(left, speeds, launching), seed=0)
+    times = simulation.sample(max(FEWEST_DRAWS, min(QUICK_DRAWS, QUICK_RUNS // len(left))))
+    p50_s, p90_s = quantile(times, 0.5), quantile(times, 0.9)
+    return Remaining(p50_s, widened(p50_s, p90_s, drift(speeds, crowding.drift)))
+
+
+def _rest(left: list[RunRow], speeds: Sequence[Speed], launching: Launching) -> tuple[Workload, Pilot]:
+    """Return what is left as a workload, and what its runs have shown so far."""
     left.sort(key=_is_running, reverse=True)  # stable: launch order within each
     known = _costs(speeds)
     works = tuple(RunWork(_kind(row, known), row.steps_left, _is_running(row)) for row in left)
     costs = {work.condition: StepCost(known[work.condition][0]) for work in works}
-    startup_s = median(speed.startup_s for speed in speeds) or 0.0
-    launching = Launching(max(workers, active), stagger_s, startup_s, crowding=crowding)
     recent = {speed.run: speed.recent_s for speed in speeds if len(speed.recent_s) > 1}
-    pilot = Pilot(recent, {kind: round(known[kind][1]) for kind in costs})
-    simulation = Simulation(Workload(works, costs, launching), pilot, seed=0)
-    times = simulation.sample(max(FEWEST_DRAWS, min(QUICK_DRAWS, QUICK_RUNS // len(left))))
-    p50_s, p90_s = quantile(times, 0.5), quantile(times, 0.9)
-    return Remaining(p50_s, widened(p50_s, p90_s, drift(speeds, crowding.drift)))
+    return Workload(works, costs, launching), Pilot(recent, {kind: round(known[kind][1]) for kind in costs})
 
 
 def drift(speeds: Sequence[Speed], guess: float) -> float:
