@@ -43,11 +43,11 @@ class EventLoopThread:
         begun = awaitable if inspect.iscoroutine(awaitable) else _wait_for(awaitable)
         return asyncio.run_coroutine_threadsafe(begun, self._running_loop())
 
-    def answers_within(self, limit_s: float) -> bool:
-        """Whether the loop runs tasks, and none blocks it."""
-        answered = threading.Event()
-        self._running_loop().call_soon_threadsafe(answered.set)
-        return answered.wait(limit_s)
+    def running_task(self) -> asyncio.Task[object] | None:
+        """Return the task that the loop runs at this moment."""
+        import asyncio
+
+        return None if self._loop is None else asyncio.current_task(self._loop)
 
     def close(self) -> None:
         """Cancel running tasks and end the loop and its thread; safe to call twice."""

@@ -361,25 +361,16 @@ def test_an_episode_that_opens_too_late_is_closed(is_async: bool) -> None:
     assert closed.wait(60)
 
 
-def test_a_play_waits_while_functions_of_another_fill_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retrain.trainer.desk.GRACE_S", 1.0)
-    monkeypatch.setattr("retrain.trainer.episodes.GRACE_S", 1.0)
-    is_busy = threading.Event()
+def test_coroutines_that_fill_the_loop_together_do_not_block_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retrain.environments.own_loop.GRACE_S", 1.0)
 
     class Crowd(Count):
-        async def step(self, completion: str) -> tuple[str, float, bool]:
-            is_busy.set()
+        async def step(self, completion: str) -> tuple[str, float, bool]:  # type: ignore[override]
             time.sleep(0.05)  # 40 of them in one iteration of the loop
             return "", 1.0, True
 
-    episodes = Episodes(Environment(time_limit_s=0.01), Crowd, write("x"))
-    crowd = threading.Thread(target=episodes.play, args=([Prompt(0, "p", "")], replace(HOW, group_size=40)))
-    crowd.start()
-    is_busy.wait()
-    (group,) = episodes.play([Prompt(1, "p", "")], replace(HOW, group_size=1))
-    crowd.join()
-    episodes.close()
-    assert group.rollouts[0].text == "x"
+    episodes = play(Crowd, how=replace(HOW, group_size=40), time_limit_s=0.01)
+    assert {one.episode.error for one in episodes if one.episode} == {""}
 
 
 def first_of(kind: type[Count]) -> Callable[[], Count]:
@@ -402,6 +393,31 @@ def test_a_plain_function_that_blocks_costs_its_episode() -> None:
     assert (stuck.timed_out, stuck.reward) == (True, None)
     assert stuck.error == "prompt 0: step took longer than 0.2 s"
     assert [(one.error, one.reward) for one in fine] == [("", 3.0)] * 3
+
+
+def test_a_coroutine_that_blocks_costs_its_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others in its event loop are played again, in another one."""
+    monkeypatch.setattr("retrain.environments.own_loop.GRACE_S", 0.5)
+    over = threading.Event()
+
+    class Awaits(Count):
+        async def step(self, completion: str) -> tuple[str, float, bool]:  # type: ignore[override]
+            await asyncio.sleep(0.01)
+            return super().step(completion)
+
+    class Stuck(Awaits):
+        async def step(self, completion: str) -> tuple[str, float, bool]:  # type: ignore[override]
+            over.wait()
+            return "", 1.0, True
+
+    kinds = iter([Stuck])
+    rollouts = play(lambda: next(kinds, Awaits)(), prompts=2, time_limit_s=0.2)
+    over.set()
+    stuck, *fine = [rollout.episode for rollout in rollouts if rollout.episode]
+    assert (stuck.timed_out, stuck.reward) == (True, None)
+    assert stuck.error == "prompt 0: a coroutine neither returned nor awaited anything for 0.2 s"
+    assert [(one.error, one.reward) for one in fine] == [("", 3.0)] * 3
+    assert {one.retries for one in fine} <= {0, 1}
 
 
 @pytest.mark.parametrize("threads", [False, True])

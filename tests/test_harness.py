@@ -326,6 +326,15 @@ async def silent(prompt: Prompt, base_url: str, api_key: str) -> float:
     return 0.0
 
 
+async def blocking(prompt: Prompt, base_url: str, api_key: str) -> float:
+    return converse(2, [])(prompt, base_url, api_key)
+
+
+def test_a_coroutine_may_block_while_it_asks_for_turns() -> None:
+    rollouts = play(blocking, prompts=3)
+    assert [(one.episode.reward, len(one.turns)) for one in rollouts if one.episode] == [(0.5, 2)] * 3
+
+
 def exiting(prompt: Prompt, base_url: str, api_key: str) -> float:
     raise SystemExit(1)
 

@@ -391,10 +391,10 @@ def test_a_function_that_cannot_be_a_tool_is_an_error_before_the_run(
     assert said.replace("OWN", own) in str(caught.value)
 
 
-def test_with_threads_the_calls_of_different_episodes_run_at_the_same_time(own: str) -> None:
+def test_the_calls_of_different_episodes_run_at_the_same_time(own: str) -> None:
     options = {"tools": [f"{own}.meet"], "calls": "python"}
     with opened("tools", options) as open_one:
-        table = Environment("tools", options, max_turns=1, threads=True)
+        table = Environment("tools", options, max_turns=1)
         episodes = Episodes(table, open_one, write("meet()"))
         (group,) = episodes.play([Prompt(0, "?", "")], type(HOW)(2, 100, 1.0))
         episodes.close()
@@ -432,7 +432,7 @@ def test_programs_run_in_a_sandbox() -> None:
     episode = open_episode(box)
     programs = ["print(6 * 7)", "1 / 0"]
     written = (json.dumps({"name": "python", "arguments": {"program": one}}) for one in programs)
-    observation, _, _ = episode.step("".join(f"<tool_call>{one}</tool_call>" for one in written))
+    observation, _, _ = _waited(episode.step("".join(f"<tool_call>{one}</tool_call>" for one in written)))
     assert observation[0]["content"] == "42\n"
     assert observation[1]["content"].endswith(
         '"program.py", line 1, in <module>\nZeroDivisionError: division by zero\n'

@@ -21,9 +21,11 @@ from retrain.registry.code import located
 from retrain.rollouts import Messages, Prompt
 
 LARGEST_REWARD = 1e15  # beyond it float64 loses differences of 0.1, and sums of squares may overflow
+MOST_RETRIES = 3  # of an episode that was lost because of others
 RESULT = "(observation, reward, done)"
 FIELDS = RESULT.count(",") + 1
 # (function, what takes its result if nobody waits for it) -> its result; the function raises nothing
+CallAsync: TypeAlias = Callable[[Callable[[], Awaitable[Any]], "float | None"], Awaitable[Any]]
 CallPlain: TypeAlias = Callable[[Callable[[], Any], Callable[[Any], object]], Awaitable[Any]]
 
 
@@ -33,6 +35,10 @@ class EpisodeError(Exception):
 
 class EpisodeTimeoutError(EpisodeError):
     """The environment took too long."""
+
+
+class EpisodeLostError(EpisodeError):
+    """What the episode ran in ended because of another one; it is played again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,7 @@ class Conversation:
         open_episode: Callable[[], Any],
         limit_s: float | None,
         call_plain: CallPlain,
-        observe: Callable[[], object] = lambda: None,
+        call_async: CallAsync,
     ) -> None:
         """Prepare.
 
@@ -60,10 +66,10 @@ class Conversation:
             open_episode: returns the episode.
             limit_s: time that a call may take; None: what is called limits it.
             call_plain: calls a plain function, within the limit; raises LeftBehindError.
-            observe: called before each call.
+            call_async: awaits what a function returns, within a limit: `within`, or in another loop.
         """
         self._open, self._limit_s, self._call_plain = open_episode, limit_s, call_plain
-        self._observe = observe
+        self._call_async = call_async
         self._episode: Any = None
         self._step_is_async = False
         self.time_s = 0.0  # spent in the environment
@@ -117,13 +123,13 @@ class Conversation:
         is_async: bool = False,
     ) -> Any:
         began_s = time.perf_counter()
-        self._observe()
         try:
             if is_async:
-                with copies_ended():
-                    return _sound(await self._limited(self._begun(function)))
+                return _sound(await self._call_async(function, self._limit_s))
             result = await self._call_plain(partial(outcome, function), unwanted)
-            return _sound(await self._limited(result) if inspect.isawaitable(result) else result)
+            if inspect.isawaitable(result):
+                result = await self._call_async(lambda: result, self._limit_s)
+            return _sound(result)
         except EpisodeError:
             raise
         except LeftBehindError as error:
@@ -135,18 +141,16 @@ class Conversation:
         finally:
             self.time_s += time.perf_counter() - began_s
 
-    async def _begun(self, function: Callable[[], Any]) -> Any:
-        self._observe()  # here, too: many may begin in one iteration of the loop
-        return await function()
 
-    async def _limited(self, result: Awaitable[Any]) -> Any:
-        try:
-            async with asyncio.timeout(self._limit_s) as limit:
-                return await asyncio.ensure_future(awaited(result))  # a task that may cancel itself
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            raise LeftBehindError from error
+async def within(function: Callable[[], Awaitable[Any]], limit_s: float | None) -> Any:
+    """Return what awaiting gives, or the error of an episode; LeftBehindError if it takes too long."""
+    try:
+        async with asyncio.timeout(limit_s) as limit:
+            return await asyncio.ensure_future(awaited(function))  # a task that may cancel itself
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise LeftBehindError from error
 
 
 def counts_of(episode: object) -> tuple[int, int]:
@@ -188,10 +192,11 @@ def outcome(function: Callable[[], Any]) -> Any:
         return EpisodeError(located(error))
 
 
-async def awaited(result: Any) -> Any:
+async def awaited(function: Callable[[], Any]) -> Any:
     """Return what awaiting gives, or the error of an episode; a cancellation by others is raised."""
     try:
         with copies_ended():
+            result = function()
             while inspect.isawaitable(result):
                 result = await result
             return result

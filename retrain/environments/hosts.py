@@ -16,17 +16,13 @@ from dataclasses import asdict
 from typing import Any
 
 from retrain.config.schema import Environment
-from retrain.environments.episode import EpisodeError, EpisodeTimeoutError
+from retrain.environments.episode import EpisodeError, EpisodeLostError, EpisodeTimeoutError
 from retrain.line_process import command_of, variables
 from retrain.rollouts import CallForm, Prompt
 
 STARTUP_S = 120.0  # imports on a cold network disk; only a broken machine takes longer
 LONGEST_LINE = 1 << 26  # bytes of a reply
 RETIRES_AFTER = 1000  # episodes of a process, so that what they leak does not add up
-
-
-class EpisodeLostError(EpisodeError):
-    """The process ended because of another episode."""
 
 
 class _Host:

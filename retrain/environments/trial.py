@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from retrain.environments.episode import Conversation, EpisodeError, in_own_thread
+from retrain.environments.episode import Conversation, EpisodeError, in_own_thread, within
 from retrain.rollouts import Prompt
 
 LIMIT_S = 60.0  # of one call; the default of [environment].time_limit_s
@@ -15,9 +15,8 @@ LIMIT_S = 60.0  # of one call; the default of [environment].time_limit_s
 
 def try_out(open_episode: Callable[[], Any], prompt: Prompt, completions: Sequence[str]) -> str:
     """Play until the episode ends or no completion is left; return what is wrong, "" if nothing."""
-    return asyncio.run(
-        _played(Conversation(open_episode, LIMIT_S, partial(in_own_thread, LIMIT_S)), prompt, completions)
-    )
+    talk = Conversation(open_episode, LIMIT_S, partial(in_own_thread, LIMIT_S), within)
+    return asyncio.run(_played(talk, prompt, completions))
 
 
 async def _played(talk: Conversation, prompt: Prompt, completions: Sequence[str]) -> str:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from retrain.environments.episode import CallPlain, EpisodeError
-from retrain.errors import InterruptedRunError, PromptError, RunFailedError
+from retrain.errors import InterruptedRunError, PromptError
 from retrain.rollouts import FirstTurn, NextTurn, Prompt, Rollout
 
 Asked: TypeAlias = Prompt | FirstTurn | NextTurn
 Taken: TypeAlias = Rollout | PromptError | None
 LOOK_S = 1.0  # between looks at whether the run is to stop
-GRACE_S = 2.0  # for a busy machine
 
 
 @dataclass(slots=True, eq=False)
@@ -31,22 +29,8 @@ class Request:
 class Desk:
     """The requests of the episodes that are played together."""
 
-    def __init__(
-        self,
-        patience_s: float,
-        calls: Callable[[], int],
-        answers_within: Callable[[float], bool],
-        is_leaving: Callable[[], bool],
-    ) -> None:
-        """Open.
-
-        Args:
-            patience_s: time without a request after which the event loop is looked after.
-            calls: returns how many calls of the environment have begun, in all plays.
-            answers_within: whether the event loop still runs tasks, asked with a time.
-            is_leaving: whether the run is to stop: then no further turn is sampled.
-        """
-        self._patience_s, self._calls, self._answers_within = patience_s, calls, answers_within
+    def __init__(self, is_leaving: Callable[[], bool]) -> None:
+        """Open; no further turn is sampled once the run is to stop."""
         self._is_leaving = is_leaving
         self._asked: list[Request] = []
         self._held = 0  # calls that requests wait for
@@ -91,17 +75,8 @@ class Desk:
     def _next(self) -> list[Request]:
         while True:
             self._check_stop()
-            before, ends_s = self._calls(), time.monotonic() + self._patience_s
-            while (left_s := ends_s - time.monotonic()) > 0:
-                with suppress(queue.Empty):
-                    return self._batches.get(timeout=min(left_s, LOOK_S))
-                self._check_stop()
-            if self._calls() == before and not self._answers_within(GRACE_S):
-                raise RunFailedError(
-                    f"a coroutine of the environment has not returned or waited for {self._patience_s:g} s, "
-                    "and no other episode can continue; let it await what it waits for, or make it a "
-                    "plain function"
-                )
+            with suppress(queue.Empty):
+                return self._batches.get(timeout=LOOK_S)
 
     def _check_stop(self) -> None:
         if self._is_leaving():

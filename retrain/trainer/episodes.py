@@ -19,19 +19,23 @@ import numpy as np
 from retrain.backends import EpisodeProgress, Sampling, ignore_progress, never
 from retrain.config.schema import Environment
 from retrain.environments.episode import (
+    MOST_RETRIES,
     Conversation,
     EpisodeError,
+    EpisodeLostError,
     EpisodeTimeoutError,
     finite,
     in_own_thread,
+    within,
 )
-from retrain.environments.hosts import EpisodeLostError, Hosts, at_once
+from retrain.environments.hosts import Hosts, at_once
 from retrain.environments.in_turn import InTurn
+from retrain.environments.own_loop import OwnLoop
 from retrain.errors import PromptError
 from retrain.event_loop import EventLoopThread
 from retrain.records.step_row import EpisodeSummary
 from retrain.rollouts import CallForm, Episode, FirstTurn, Group, NextTurn, Prompt, Rollout
-from retrain.trainer.desk import GRACE_S, Asked, Desk, Taken
+from retrain.trainer.desk import Asked, Desk, Taken
 from retrain.trainer.turn_calls import TurnCalls
 
 if TYPE_CHECKING:
@@ -39,7 +43,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 SampleTurns: TypeAlias = Callable[[Sequence[Asked], Sampling], Sequence[Taken]]
-MOST_RETRIES = 3  # of an episode whose process ended because of others
 SampleGroups: TypeAlias = Callable[[Sequence[Prompt], Sampling], list[Group]]
 
 
@@ -130,13 +133,12 @@ class Episodes:
         self._is_leaving = is_leaving
         self._loop = EventLoopThread()
         self._in_turn = InTurn(table.time_limit_s)
+        self._own_loop = OwnLoop(table.time_limit_s)
         self._hosts = Hosts(table, form) if table.processes else None
-        self._calls = 0  # of the environment, by all plays, which share the loop
 
     def play(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
         """Play `how.group_size` episodes of each prompt; callable from several threads."""
-        patience_s, answers = self._table.time_limit_s + GRACE_S, self._loop.answers_within
-        desk = Desk(patience_s, lambda: self._calls, answers, self._is_leaving)
+        desk = Desk(self._is_leaving)
         single, episodes = replace(how, group_size=1), len(prompts) * how.group_size
         calls = TurnCalls(
             desk, lambda asked, call: self._sample(asked, _of_its_own(single, call)), episodes, self._observe
@@ -154,12 +156,10 @@ class Episodes:
         if self._hosts is not None:
             self._loop.begin(self._hosts.close()).result()
         self._loop.close()
+        self._own_loop.close()
         self._in_turn.close()
         if self._programs is not None:
             self._programs.close()
-
-    def _environment_called(self) -> None:
-        self._calls += 1
 
     async def _all(
         self, desk: Desk, calls: TurnCalls, prompts: Sequence[Prompt], how: Sampling
@@ -178,7 +178,7 @@ class Episodes:
 
     async def _one(self, desk: Desk, prompt: Prompt, how: Sampling) -> Rollout:
         if self._programs is not None:
-            return await self._programs.play(desk.ask, prompt, how)
+            return await self._programs.play(desk.ask, prompt, how, self._own_loop.call)
         began_s = time.perf_counter()
         for retries in count():
             talk = self._conversation(desk)
@@ -212,13 +212,13 @@ class Episodes:
         return replace(played.rollout, truncated=not (is_whole or error), episode=episode)
 
     def _conversation(self, desk: Desk) -> Conversation:
-        limit_s, observe = self._table.time_limit_s, self._environment_called
+        limit_s = self._table.time_limit_s
         if self._hosts is not None:  # a process counts the time of each of its calls
-            return Conversation(self._hosts.open, None, at_once, observe)
+            return Conversation(self._hosts.open, None, at_once, within)
         plain = partial(in_own_thread, limit_s)
         if not self._table.threads:
             plain = partial(desk.held, self._in_turn.call)
-        return Conversation(self._open, limit_s, plain, observe)
+        return Conversation(self._open, limit_s, plain, self._own_loop.call)
 
     async def _take_turns(self, desk: Desk, talk: Conversation, played: _Played, how: Sampling) -> None:
         """Take turns until the environment, `max_turns` or a number of tokens ends the episode."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,14 @@ from retrain.backends import Sampling
 from retrain.config.schema import Environment
 from retrain.environments.endpoint.server import Endpoint
 from retrain.environments.endpoint.session import Ask, Limits, Read, Session, run_program
-from retrain.environments.episode import EpisodeError, EpisodeTimeoutError, finite
+from retrain.environments.episode import (
+    MOST_RETRIES,
+    CallAsync,
+    EpisodeError,
+    EpisodeLostError,
+    EpisodeTimeoutError,
+    finite,
+)
 from retrain.rollouts import CallForm, Episode, Prompt, Rollout
 
 
@@ -40,30 +48,14 @@ class Programs:
         self._has_template, self._read = has_template, read
         self._endpoint = Endpoint()
 
-    async def play(self, ask: Ask, prompt: Prompt, how: Sampling) -> Rollout:
+    async def play(self, ask: Ask, prompt: Prompt, how: Sampling, call_async: CallAsync) -> Rollout:
         """Run a program for a prompt; return its last conversation, with the others in its episode."""
-        table, began_s = self._table, time.perf_counter()
-        limits = Limits(table.max_turns, how.max_tokens, table.max_turn_tokens or how.max_tokens)
-        session = Session(
-            prompt,
-            ask,
-            limits,
-            has_template=self._has_template,
-            read=self._read,
-            form_of=self._form_of,
-        )
-        reward: float | None = None
-        error: EpisodeError | None = None
-        try:
-            with self._endpoint.serving(session) as key:
-                arguments = prompt, self._endpoint.url, key
-                given = await run_program(self._open, session, arguments, table.time_limit_s)
-                reward = None if given is None else finite("run", given)
-        except EpisodeError as failure:
-            error = None if session.is_cut else failure
-            reward = 0.0 if session.is_cut else table.error_reward
-        if session.is_cut and table.truncated_reward is not None:
-            reward = table.truncated_reward
+        began_s = time.perf_counter()
+        for retries in count():
+            session = self._session(ask, prompt, how)
+            reward, error = await self._run(session, prompt, call_async)
+            if not isinstance(error, EpisodeLostError) or retries == MOST_RETRIES:
+                break
         time_s = time.perf_counter() - began_s
         *others, last = [one.rollout for one in session.conversations] or [_unasked(prompt)]
         episode = Episode(
@@ -71,12 +63,41 @@ class Programs:
             reward=reward,
             error="" if error is None else f"prompt {prompt.id}: {error}",
             timed_out=isinstance(error, EpisodeTimeoutError),
+            retries=retries,
             time_s=time_s,
             environment_s=time_s - session.waited_s,
             others=tuple(others),
             tool_calls=session.calling.count,
         )
         return replace(last, truncated=session.is_cut, episode=episode)
+
+    async def _run(
+        self, session: Session, prompt: Prompt, call_async: CallAsync
+    ) -> tuple[float | None, EpisodeError | None]:
+        """Return an episode's reward, and why it failed."""
+        table = self._table
+        try:
+            with self._endpoint.serving(session) as key:
+                arguments = prompt, self._endpoint.url, key
+                given = await run_program(self._open, session, arguments, table.time_limit_s, call_async)
+            reward, error = None if given is None else finite("run", given), None
+        except EpisodeError as failure:
+            error = None if session.is_cut else failure
+            reward = 0.0 if session.is_cut else table.error_reward
+        if session.is_cut and table.truncated_reward is not None:
+            reward = table.truncated_reward
+        return reward, error
+
+    def _session(self, ask: Ask, prompt: Prompt, how: Sampling) -> Session:
+        turn_tokens = self._table.max_turn_tokens or how.max_tokens
+        return Session(
+            prompt,
+            ask,
+            Limits(self._table.max_turns, how.max_tokens, turn_tokens),
+            has_template=self._has_template,
+            read=self._read,
+            form_of=self._form_of,
+        )
 
     def close(self) -> None:
         """Stop to serve."""

@@ -8,10 +8,11 @@ request begins a conversation, which is a sample of its own.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +23,8 @@ import numpy as np
 from retrain.demonstrations import as_prompt
 from retrain.environments.endpoint.calling import Calling, FormOf
 from retrain.environments.endpoint.chat import ChatRequest, Refusal, Turn
-from retrain.environments.episode import EpisodeError, EpisodeTimeoutError, awaited, outcome
+from retrain.environments.episode import CallAsync, EpisodeError, EpisodeTimeoutError, outcome
+from retrain.environments.in_turn import LeftBehindError
 from retrain.event_loop import in_thread
 from retrain.rollouts import FirstTurn, Messages, NextTurn, Prompt, Rollout
 
@@ -199,7 +201,11 @@ class Session:
 
 
 async def run_program(
-    open_episode: Callable[[], Any], session: Session, arguments: tuple[Prompt, str, str], limit_s: float
+    open_episode: Callable[[], Any],
+    session: Session,
+    arguments: tuple[Prompt, str, str],
+    limit_s: float,
+    call_async: CallAsync,
 ) -> object:
     """Open an episode, run its program to the end, and return its reward; plain functions run in a thread.
 
@@ -212,7 +218,7 @@ async def run_program(
         opened.append(open_episode())
         return opened[0].run(*arguments)
 
-    task = asyncio.ensure_future(awaited(in_thread(partial(outcome, begin))))
+    task = asyncio.ensure_future(_outcome(begin, None, call_async))
     try:
         while not task.done():
             left_s = limit_s - session.idle_s()
@@ -227,12 +233,12 @@ async def run_program(
         return found
     finally:
         task.cancel()
-        await _closed(opened, limit_s)
+        for close in [one.close for one in opened if hasattr(one, "close")]:
+            with suppress(TimeoutError, LeftBehindError, EpisodeError):  # ignored: the result is known
+                await asyncio.wait_for(_outcome(close, limit_s, call_async), limit_s)
 
 
-async def _closed(opened: Sequence[Any], limit_s: float) -> None:
-    """Close what was opened; an error of it is ignored, because the result is known."""
-    for episode in opened:
-        if close := getattr(episode, "close", None):
-            with suppress(TimeoutError):
-                await asyncio.wait_for(awaited(in_thread(partial(outcome, close))), limit_s)
+async def _outcome(function: Callable[[], Any], limit_s: float | None, call_async: CallAsync) -> Any:
+    """Return what a function gives, called in a thread and awaited if need be, or the error of an episode."""
+    result = await in_thread(partial(outcome, function))
+    return await call_async(lambda: result, limit_s) if inspect.isawaitable(result) else result

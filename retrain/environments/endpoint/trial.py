@@ -12,7 +12,7 @@ import numpy as np
 
 from retrain.environments.endpoint.server import Endpoint
 from retrain.environments.endpoint.session import Limits, Session, run_program
-from retrain.environments.episode import EpisodeError
+from retrain.environments.episode import EpisodeError, within
 from retrain.environments.trial import LIMIT_S
 from retrain.rollouts import FirstTurn, NextTurn, Prompt, Rollout
 
@@ -33,7 +33,7 @@ async def _ran(open_episode: Callable[[], Any], prompt: Prompt, completions: Seq
     session = Session(prompt, ask, Limits(len(completions), TOKENS, TOKENS), has_template=False)
     with closing(Endpoint()) as endpoint, endpoint.serving(session) as key:
         try:
-            await run_program(open_episode, session, (prompt, endpoint.url, key), LIMIT_S)
+            await run_program(open_episode, session, (prompt, endpoint.url, key), LIMIT_S, within)
         except EpisodeError as error:
             return "" if session.is_cut else str(error)
     return ""

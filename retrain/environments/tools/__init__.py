@@ -116,7 +116,6 @@ class ToolBox:
         problems = [wrong for path in options.get("tools", (PYTHON,)) if (wrong := self._add(path))]
         if problems:
             raise ConfigError(problems)
-        self.waits = any(tool.is_async for tool in self.tools.values())
 
     def close(self) -> None:
         self.programs.close()
@@ -228,14 +227,14 @@ class ToolUse:
     def start(self, prompt: Prompt) -> str | list[dict[str, str]]:
         return spoken(prompt.messages) or prompt.text
 
-    def step(self, completion: str) -> Any:
+    async def step(self, completion: str) -> tuple[str | list[dict[str, str]], None, bool]:
         calls = calls_in(completion, self._box.form)
         if not calls:
             return "", None, True
         if len(calls) > MOST_CALLS:
             why = f"only the first {MOST_CALLS} of the turn's {len(calls)} calls were made"
             calls = [*calls[:MOST_CALLS], Call("", {}, problem=why)]
-        return self._answered(calls) if self._box.waits else asyncio.run(self._answered(calls))
+        return await self._answered(calls)
 
     def close(self) -> None:
         if self._closes:

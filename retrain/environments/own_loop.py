@@ -1,0 +1,113 @@
+"""The event loop of environments' coroutines, which is left behind if one of them blocks it.
+
+Episodes are played in another loop, which goes on meanwhile. The one whose coroutine blocks has failed; the
+others that were in the loop are lost, and are played again in a new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from retrain.environments.episode import EpisodeLostError, EpisodeTimeoutError, within
+from retrain.event_loop import EventLoopThread
+
+GRACE_S = 2.0  # for a busy machine
+LOOK_S, SLICE_S = 1.0, 0.1  # between looks at the loop, and at one that does not answer
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A coroutine of an environment, and where its result goes."""
+
+    loop: EventLoopThread
+    answer: asyncio.Future[Any]
+    task: asyncio.Task[Any] | None = None  # that runs it
+
+    def deliver(self, result: Future[Any]) -> None:
+        if self.answer.done():
+            return
+        if result.cancelled():
+            self.answer.cancel()
+        elif error := result.exception():
+            self.answer.set_exception(error)
+        else:
+            self.answer.set_result(result.result())
+
+
+class OwnLoop:
+    """The loop of a run's environments; used within another event loop."""
+
+    def __init__(self, limit_s: float) -> None:
+        """`limit_s` is how long a coroutine may run before it waits."""
+        self._limit_s = limit_s
+        self._loop = EventLoopThread()
+        self._calls: set[_Call] = set()
+        self._watching: asyncio.Task[None] | None = None
+
+    async def call(self, function: Callable[[], Awaitable[Any]], limit_s: float | None) -> Any:
+        """Return what an awaitable gives, within a time limit, if there is one.
+
+        Raises:
+            LeftBehindError: it took too long.
+            EpisodeTimeoutError: it blocked the loop.
+            EpisodeLostError: another one did.
+        """
+        here = asyncio.get_running_loop()
+        call = _Call(self._loop, here.create_future())
+        begun = self._loop.begin(within(partial(_registered, call, function), limit_s))
+        begun.add_done_callback(partial(_deliver, here, call))
+        self._calls.add(call)
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.ensure_future(self._watch())
+        try:
+            return await call.answer
+        finally:
+            begun.cancel()  # has no effect unless the wait was cancelled
+            self._calls.discard(call)
+
+    def close(self) -> None:
+        """Cancel what still runs."""
+        self._loop.close()
+
+    async def _watch(self) -> None:
+        """Leave the loop behind once a task has blocked it for too long; end with the last call."""
+        while self._calls:
+            beat = asyncio.wrap_future(self._loop.begin(asyncio.sleep(0)))
+            blocking, since_s = self._loop.running_task(), time.monotonic()
+            while not (await asyncio.wait({beat}, timeout=SLICE_S))[0]:
+                if (running := self._loop.running_task()) is not blocking:  # many fill one iteration
+                    blocking, since_s = running, time.monotonic()
+                elif time.monotonic() - since_s > self._limit_s + GRACE_S:
+                    self._leave(running)
+                    break
+            await asyncio.sleep(LOOK_S)
+
+    def _leave(self, blocking: asyncio.Task[Any] | None) -> None:
+        left, self._loop = self._loop, EventLoopThread()
+        for call in [one for one in self._calls if one.loop is left and not one.answer.done()]:
+            if blocking is not None and call.task is blocking:
+                why = f"a coroutine neither returned nor awaited anything for {self._limit_s:g} s"
+                call.answer.set_exception(EpisodeTimeoutError(why))
+            else:
+                why = "coroutines of other episodes blocked its event loop, again and again"
+                call.answer.set_exception(EpisodeLostError(why))
+        threading.Thread(target=left.close, name="left-loop", daemon=True).start()
+
+
+async def _registered(call: _Call, function: Callable[[], Awaitable[Any]]) -> Any:
+    call.task = asyncio.current_task()
+    return await function()
+
+
+def _deliver(loop: asyncio.AbstractEventLoop, call: _Call, result: Future[Any]) -> None:
+    try:
+        loop.call_soon_threadsafe(call.deliver, result)
+    except RuntimeError:  # it is closed
+        return
