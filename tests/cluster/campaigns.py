@@ -39,7 +39,10 @@ max_steps = {STEPS}
 parallel = true
 max_workers = {WORKERS}
 """
-CONDITIONS = "".join(f'[[campaign.conditions]]\nname = "c{n}"\ntraining.lr = {n + 1}e-3\n' for n in range(11))
+NAMES = ("c0", "c1", "c2", "c3")
+CONDITIONS = "".join(
+    f'[[campaign.conditions]]\nname = "{name}"\ntraining.lr = {n + 1}e-3\n' for n, name in enumerate(NAMES)
+)
 BROKEN = '[[campaign.conditions]]\nname = "broken"\nreward.reward = "tests.plugins.broken"\n'
 
 

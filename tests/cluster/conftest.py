@@ -23,7 +23,7 @@ def slurm_daemons() -> Iterator[Cluster]:
     """One cluster for the whole session; not being able to start it is a failure, never a skip."""
     home = Path(tempfile.mkdtemp(prefix="retrain-slurm-"))  # short: a socket's path has its limits
     home.chmod(0o755)
-    cluster = Cluster(home, array_size=11)
+    cluster = Cluster(home, array_size=5)
     try:
         cluster.start()
         yield cluster

@@ -28,6 +28,7 @@ ADDRESSES = ("127.0.0.3", "127.0.0.4", "127.0.0.5", "127.0.0.6")  # of them, and
 STRANGER = "127.0.0.7"
 ALL = (*ADDRESSES, STRANGER, HEAD)
 MARK = "RAY_TEST_NODE"
+QUIET = {"RAY_DISABLE_IMPORT_WARNING": "1", "REPORTER_UPDATE_INTERVAL_MS": "60000"}  # looks at all processes
 ASK_S = 0.5  # a head that starts has other things to do than to answer
 # How a node may see a directory of the others: nothing in it, or its files, but not its locks.
 HIDDEN = 'mount -t tmpfs none "$0" && exec "$@"'
@@ -87,9 +88,8 @@ class Cluster:
         self._forgotten = set(self._nodes)
         ports = dict(zip(("port", "dashboard-port", "ray-client-server-port"), self._ports, strict=True))
         options = [f"--{name}={port}" for name, port in ports.items()]
-        self._spawn(
-            HEAD, "--head", "--num-cpus=0", "--dashboard-host=127.0.0.1", f"--temp-dir={self.home}", *options
-        )
+        options += ["--head", "--num-cpus=0", "--dashboard-host=127.0.0.1", f"--temp-dir={self.home}"]
+        self._spawn(HEAD, *options, "--no-monitor")  # which would scale a cluster of a cloud
         await_that("the head", lambda: self._is_there(HEAD), every_s=ASK_S)
 
     def stop(self) -> None:
@@ -145,9 +145,10 @@ class Cluster:
             "--dashboard-agent-listen-port=0",
             "--min-worker-port=0",
             "--max-worker-port=0",
+            "--include-log-monitor=False",  # of which a machine needs no more than one
             *arguments,
         ]
-        variables = {**os.environ, MARK: str(self.home / node), "RAY_DISABLE_IMPORT_WARNING": "1"}
+        variables = {**os.environ, MARK: str(self.home / node), **QUIET}
         with (self.home / f"{node}.out").open("ab") as log:
             self._nodes[node] = subprocess.Popen(
                 command,

@@ -16,6 +16,7 @@ from retrain.locks.held import is_held
 from tests.cluster.campaigns import (
     BROKEN,
     CONDITIONS,
+    NAMES,
     STEPS,
     TOML,
     Start,
@@ -103,7 +104,7 @@ def test_a_harmed_cluster_gives_what_one_machine_gives(ray: Cluster, retrain: St
     on_ray, alone = results(campaign), results(only_campaign(tmp_path / "alone"))
     assert {run_id: state for run_id, (state, _) in on_ray.items()} == {
         f"{name}_s{seed}": "failed" if name == "broken" else "done"
-        for name in [*(f"c{n}" for n in range(11)), "broken"]
+        for name in [*NAMES, "broken"]
         for seed in (0, 1)
     }
     assert on_ray == alone

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.records.layout import RunFiles
@@ -178,6 +178,7 @@ def test_any_metric_can_be_chosen(shown, browser):
     assert browser.complaints() == []
 
 
+@settings(max_examples=30)
 @given(st.text())
 def test_text_never_becomes_markup(value):
     shown = template("{{ value }}").render(value=value)
@@ -193,7 +194,7 @@ def test_text_never_becomes_markup(value):
         {("grpo", 0): flat(0.5, more=on_a_server)},
         {("grpo", s): Simulated([], ending="") for s in range(2)},
         {("grpo", 0): flat(0.5, 1, ending="")},
-        {(f"c{i}", 0): flat(i / 40) for i in range(40)},
+        {(f"c{i}", 0): flat(i / 40, 2) for i in range(40)},
         {},
     ],
     ids=["one run", "on a server", "no rows", "one row", "forty conditions", "no runs"],

