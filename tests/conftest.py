@@ -46,6 +46,7 @@ advantage_mode = "grpo"
 [[campaign.conditions]]
 name = "maxrl"
 """
+ONE_RUN = ("campaign.seeds=[0]", 'campaign.conditions=[{name="grpo", advantage_mode="grpo"}]')  # of TINY's
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from retrain.campaign.run import reopen, start
 from retrain.errors import EXIT_CONFIG, ConfigError
 from retrain.records.metrics import read_metrics
-from tests.conftest import TINY
+from tests.conftest import ONE_RUN, TINY
 
 ROOT = Path(__file__).parents[2]
 REWARD = """
@@ -27,7 +27,7 @@ import sys
 from pathlib import Path
 from retrain.campaign.run import reopen, start
 sys.path.append(str(Path.cwd()))  # as the command does
-start(Path(sys.argv[1]))
+start(Path(sys.argv[1]), sys.argv[2:])
 """
 WITHOUT_DIRECTORY = """
 import os, sys
@@ -63,7 +63,7 @@ def test_your_own_reward_is_found_beside_the_campaign_wherever_it_is_resumed(
     (here / "beside.txt").write_text("0.5")
     with campaign_file.open("a") as file:
         file.write('[reward]\nreward = "reward_beside_it.score"\n')
-    python("-c", START, campaign_file, where=here)
+    python("-c", START, campaign_file, *ONE_RUN, where=here)
     (directory,) = (here / "logs").iterdir()
     resumed = python("-m", "retrain", "resume", directory, where=Path("/"))
     assert resumed.returncode == 0, resumed.stderr
@@ -127,7 +127,7 @@ def test_a_copied_project_uses_its_own_plugins(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(project)
     Path("copied_reward.py").write_text("def score(completion, prompt):\n    return 0.5\n")
     Path("tiny.toml").write_text(TINY + '[reward]\nreward = "copied_reward.score"\n')
-    directory = start(Path("tiny.toml")).directory
+    directory = start(Path("tiny.toml"), ONE_RUN).directory
     shutil.copytree(project, copy)
     (copy / "copied_reward.py").write_text("def score(completion, prompt):\n    return 0.25\n")
     resumed = python("-m", "retrain", "resume", copy / directory, where=Path("/"))

@@ -23,11 +23,12 @@ from retrain.records.layout import RunFiles
 from retrain.records.manifest import read_manifest
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import RunState, begin_attempt, end_attempt, read_attempts
+from tests.conftest import ONE_RUN
 from tests.orchestrators import race
 
 ROOT = Path(__file__).parents[2]
 INLINE = ["campaign.launcher=inline"]
-ONE_RUN = ("--set", "campaign.seeds=[0]", "--set", 'campaign.conditions=[{name="one"}]')
+SET_ONE_RUN = [word for setting in ONE_RUN for word in ("--set", setting)]
 
 
 @pytest.fixture(autouse=True)
@@ -261,7 +262,7 @@ def test_a_single_runs_change_is_found_without_a_manifest(campaign_file: Path) -
 
 @pytest.mark.parametrize("end", ["a full disk", "a reader that left"])
 def test_messages_that_cannot_be_written_end_no_campaign(end: str, campaign_file: Path, here: Path) -> None:
-    command = [sys.executable, "-m", "retrain", "run", campaign_file.name, *ONE_RUN]
+    command = [sys.executable, "-m", "retrain", "run", campaign_file.name, *SET_ONE_RUN]
     if end == "a full disk":
         with Path("/dev/full").open("wb") as full:
             code = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=full).returncode
@@ -277,7 +278,7 @@ def test_messages_that_cannot_be_written_end_no_campaign(end: str, campaign_file
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-", ">/dev/full"])
 def test_a_campaign_does_not_need_its_standard_streams(closed: str, campaign_file: Path, here: Path) -> None:
-    command = shlex.join([sys.executable, "-m", "retrain", "run", campaign_file.name, *ONE_RUN])
+    command = shlex.join([sys.executable, "-m", "retrain", "run", campaign_file.name, *SET_ONE_RUN])
     done = subprocess.run(["bash", "-c", f"{command} {closed}"], capture_output=True, text=True)
     (directory,) = (here / "logs").iterdir()
     states = [RunFiles(run).done.exists() for run in (directory / "runs").iterdir()]

@@ -19,11 +19,11 @@ def scratch(tmp_path: Path) -> Iterator[Path]:
         yield Path(directory)
 
 
-def test_four_thousand_plans_of_simulated_kills_cost_nothing(scratch: Path) -> None:
-    verdict = random_kills(scratch, plans=4000, seed=21)
+def test_a_thousand_plans_of_simulated_kills_cost_nothing(scratch: Path) -> None:
+    verdict = random_kills(scratch, plans=1000, seed=21)
     assert verdict.problems == []
-    assert verdict.kills > 4000
+    assert verdict.kills > 1000
 
 
-def test_a_thousand_power_losses_cost_nothing_that_was_synced(scratch: Path) -> None:
-    assert power_losses(scratch, plans=1000, seed=22).problems == []
+def test_three_hundred_power_losses_cost_nothing_that_was_synced(scratch: Path) -> None:
+    assert power_losses(scratch, plans=300, seed=22).problems == []

@@ -35,14 +35,6 @@ def test_a_death_at_any_operation_loses_doubles_and_spoils_nothing(scratch: Path
     assert verdict.problems == []
 
 
-def test_deaths_in_a_row_at_random_operations_lose_double_and_spoil_nothing(scratch: Path) -> None:
-    assert random_kills(scratch, plans=200, seed=1).problems == []
-
-
-def test_losing_power_costs_nothing_that_was_synced(scratch: Path) -> None:
-    assert power_losses(scratch, plans=100, seed=2).problems == []
-
-
 def test_a_loss_of_power_soon_after_a_kill_costs_no_checkpoint_that_was_saved(scratch: Path) -> None:
     verdict = losses_after_kills(scratch)
     assert verdict.plans > 200
