@@ -121,8 +121,9 @@ for kind, error in [("own", Empty), ("own", LookupError), ("index", IndexError),
     ),
     "arguments changed in place": (
         "def order(x): x.sort()\ndef rotate(m): m[:] = [list(r) for r in zip(*m[::-1])]\n"
-        "def zero(m):\n    for row in m: row[0] = 0",
-        "x = [3, 1, 2]; order(x); assert x == [1, 2, 3]\n"
+        "def zero(m):\n    for row in m: row[0] = 0\ndef count(c): c.update('ab')",
+        "from collections import Counter\nx = [3, 1, 2]; order(x); assert x == [1, 2, 3]\n"
+        "c = Counter('ab'); count(c); assert c == Counter('aabb')\n"
         "m = [[1, 2], [3, 4]]; rotate(m); assert m == [[3, 1], [4, 2]]\n"
         "row = [1, 2]; m = [row]; zero(m); assert m == [[0, 2]] and row == [0, 2]",
     ),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import gc
 import io
 import os
 import sys
@@ -66,10 +65,11 @@ def _end(code: int) -> NoReturn:
         sys.stdout.flush()
     except BaseException:  # noqa: BLE001
         code = code or 1
-    for one in gc.get_objects():  # other files, such as open(1, "w")
+    for one in [sys.__stdout__, *vars(sys.modules["__main__"]).values()]:  # or open(1, "w"), or its `write`
         with contextlib.suppress(BaseException):
-            if issubclass(type(one), io.IOBase):
-                one.flush()
+            file = one if isinstance(one, io.IOBase) else getattr(one, "__self__", None)
+            if isinstance(file, io.IOBase):
+                file.flush()
     os._exit(code & 0xFF)
 
 

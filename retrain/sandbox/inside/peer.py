@@ -269,7 +269,7 @@ class Peer:
             error = kind.__new__(kind)
         if str(error) != text:
             error.args = (text,)
-        vars(error).update(self.decode(own))
+        vars(error).update({name: one for name, one in self.decode(own).items() if not hasattr(kind, name)})
         return error
 
     def _error_class(self, names: tuple[str, ...]) -> type[BaseException]:

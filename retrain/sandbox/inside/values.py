@@ -136,7 +136,8 @@ def merged(old: Any, new: Any) -> Any:
     elif isinstance(new, dict):
         items = [(key, merged(old[key], value) if key in old else value) for key, value in new.items()]
         old.clear()
-        old.update(items)
+        for key, value in items:  # a Counter's `update` would count
+            old[key] = value
     elif isinstance(new, set):
         old.intersection_update(new)
         old.update(new)
