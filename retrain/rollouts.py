@@ -201,6 +201,11 @@ class LossTerms:
     clipped: NDArray[np.bool_]
 
 
+if TYPE_CHECKING:
+    Evaluate: TypeAlias = Callable[[Floats, Floats, Floats, NDArray[np.int64]], LossTerms]
+else:
+    Evaluate = Any
+
 SUPERVISED = "supervised"  # name of the warm-up's loss, the cross-entropy
 
 
@@ -209,5 +214,6 @@ class Loss:
     """A loss by name with its parameters, and the function that evaluates it (see `retrain.losses`)."""
 
     name: str
-    evaluate: Callable[[Floats, Floats, Floats, NDArray[np.int64]], LossTerms]  # parameters already bound
+    evaluate: Evaluate  # parameters already bound
     params: Mapping[str, Any] = field(default_factory=dict)
+    is_capped: bool = False  # importance ratios are limited by `evaluate`

@@ -7,11 +7,12 @@ import re
 from pathlib import Path
 
 import retrain
+from retrain.records.api_row import PermitUse
 from retrain.records.evaluation_row import Evaluation
 from retrain.records.metrics import read_metrics
 from retrain.records.metrics_page import markdown
 from retrain.records.row_parts import columns
-from retrain.records.step_row import EpisodeSummary, PermitUse, StepRow
+from retrain.records.step_row import EpisodeSummary, StepRow
 from tests.test_trainer import SMALL, train
 
 EVERYTHING_ON = {

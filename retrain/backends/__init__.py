@@ -30,6 +30,7 @@ from retrain.rollouts import Floats, Group, Loss, Prompt, TrainingSample
 
 if TYPE_CHECKING:
     from retrain.controllers.permits import CallFacts
+    from retrain.records.step_row import Mismatch
 
 SPEC = PluginSpec(
     "backend",
@@ -226,6 +227,7 @@ class UpdateStats:
     moments: GradientMoments | None = None  # None: not requested, or not known yet
     reference_kl: float | None = None  # nats per token from the policy before training; None: not requested
     approx_kl: float | None = None  # nats per token from the sampler's policy to this one; None if unknown
+    mismatch: Mismatch | None = None  # before the update; None if unknown
     memory_fraction: float | None = None  # peak share of the device's memory; None if unknown
     work: Work | None = None  # None if unknown (remote)
 

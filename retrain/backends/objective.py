@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrain.backends import GradientMoments, Optimization, UpdateStats
+from retrain.records.step_row import Mismatch
 from retrain.rollouts import Floats, Loss, LossTerms, TrainingSample
 
 
@@ -27,10 +28,13 @@ class Totals:
     tokens: int
     reference_kl: float
     sampler_kl: float
+    sampler_gap: float  # absolute differences of log-probabilities
+    largest_gap: float  # the largest of them
 
     @staticmethod
     def sum(parts: Sequence[Totals]) -> Totals:
-        return Totals(*map(sum, zip(*map(astuple, parts), strict=True)))
+        total = Totals(*map(sum, zip(*map(astuple, parts), strict=True)))
+        return replace(total, largest_gap=max(part.largest_gap for part in parts))
 
     def stats(
         self, grad_norm: float, moments: GradientMoments | None, optimization: Optimization
@@ -44,6 +48,11 @@ class Totals:
             moments=moments,
             reference_kl=self.reference_kl / self.tokens if optimization.kl_coef else None,
             approx_kl=self.sampler_kl / self.tokens,
+            mismatch=Mismatch(
+                kl=self.sampler_kl / self.tokens,
+                mean=self.sampler_gap / self.tokens,
+                max=self.largest_gap,
+            ),
         )
 
 
@@ -88,6 +97,7 @@ class TokenData:
         terms, apart = loss.evaluate(logprobs, self.sampler_logprobs, self.advantages, self.sequence), 0.0
         if reference is not None:
             terms, apart = with_kl(terms, logprobs, reference, optimization.kl_coef)
+        gaps = np.abs(logprobs - self.sampler_logprobs)
         bonus = optimization.entropy_bonus * float(np.dot(self.bonus_weights, entropies))
         return terms, Totals(
             loss=float(np.dot(self.weights, terms.value)) - bonus,
@@ -96,6 +106,8 @@ class TokenData:
             tokens=len(logprobs),
             reference_kl=apart,
             sampler_kl=self.sampler_kl(logprobs),
+            sampler_gap=float(np.sum(gaps)),
+            largest_gap=float(np.max(gaps, initial=0.0)),
         )
 
     def sampler_kl(self, logprobs: Floats) -> float:

@@ -27,6 +27,7 @@ def check_run(draft: Draft) -> Iterator[Problem]:
     """Check what one run would use, section by section."""
     yield from check_plugins(draft)
     yield from _check_minibatches(draft)
+    yield from _check_ratio_cap(draft)
     yield from _check_back_pressure(draft)
     yield from _check_warm_up(draft)
     yield from _check_environment(draft)
@@ -217,6 +218,18 @@ def _check_minibatches(draft: Draft) -> Iterator[Problem]:
     if draft.is_sound("training.minibatches", "training.batch_size") and parts > batch:
         what = f"got {parts}; needs at most batch_size = {batch}, because a minibatch has whole groups"
         yield ("training", "minibatches"), what
+
+
+def _check_ratio_cap(draft: Draft) -> Iterator[Problem]:
+    table = draft.config.algorithm
+    if not draft.is_sound("algorithm.ratio_cap"):
+        return
+    if 0 < table.ratio_cap < 1:
+        what = f"got {table.ratio_cap:g}; needs 0 (no limit) or at least 1, the ratio of equal policies"
+        yield ("algorithm", "ratio_cap"), what
+    if table.ratio_cap and table.loss_mode == "gspo" and table.ratio_cap_scope == "token":
+        what = 'got "token"; "gspo" has one ratio per rollout, needs "sequence"'
+        yield ("algorithm", "ratio_cap_scope"), what
 
 
 def _check_back_pressure(draft: Draft) -> Iterator[Problem]:

@@ -58,14 +58,15 @@ class Algorithm(Section):
 
     advantage_mode: str = plugin("maxrl", "advantages", "advantage_params", "grpo, rloo, maxrl, reinforce_pp")
     advantage_params: Table = key(dict, "parameters of the advantage plugin")
-    transform_mode: str = plugin(
-        "none", "transforms", "transform_params", "none, gtpo, gtpo_sepa, gtpo_hicra"
-    )
+    transform_mode: str = plugin("none", "transforms", "transform_params", "gtpo, gtpo_sepa, gtpo_hicra")
     transform_params: Table = key(dict, "parameters of the transform plugin")
     loss_mode: str = plugin("ppo", "losses", "loss_params", "importance_sampling, ppo, cispo, gspo")
     loss_params: Table = key(dict, "parameters of the loss plugin")
     loss_normalization: Normalization = key("token", "what the loss is divided by; see Algorithm")
     kl_coef: float = key(0.0, "weight of the KL divergence to the policy before training", ge=0, le=100)
+    ratio_cap: float = key(0.0, "highest importance ratio, trainer's to sampler's; 0: no limit", ge=0)
+    ratio_cap_scope: Literal["token", "sequence"] = key("token", "of a token, or of a whole rollout")
+    ratio_cap_mode: Literal["truncate", "mask"] = key("truncate", "lower what exceeds it, or leave it out")
     mask_truncated: bool = key(False, "leave completions that max_tokens cut off out of the loss")
 
 
@@ -77,9 +78,7 @@ class Data(Section):
     options: Table = key(dict, "options of the task plugin")
     seed: int = key(0, "seed of prompts and held-out split, the same for every run", ge=0, le=LARGEST_SEED)
     eval_prompts: int = count(256, "maximum number of held-out prompts to evaluate")
-    eval_samples: int = count(
-        1, "answers sampled per held-out prompt for pass@k, in addition to the greedy one; 1 = none"
-    )
+    eval_samples: int = count(1, "answers per held-out prompt for pass@k, besides the greedy one; 1 = none")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from retrain.records.api_row import ApiPause, CostSummary, PermitUse
 from retrain.records.evaluation_row import Evaluation, EvalWatch, NamedEvaluation
 from retrain.records.row_parts import Value, columns, measured
 from retrain.records.text import count_of
@@ -36,39 +37,6 @@ class Timing:
     sample_time_s: float = measured("s", "sampling, or waiting for samples where `[rate_limiter]` is on")
     reward_time_s: float = measured("s", "scoring completions")
     train_time_s: float = measured("s", "advantages, transform and the optimizer's update")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PermitUse:
-    """Waiting for and holding permits, summed over concurrent calls."""
-
-    wait_s: float = measured("s", "waiting for permits", key="permit_wait_s")
-    held_s: float = measured("s", "holding permits, of calls that ended in this step", key="permit_held_s")
-    permits: int | None = measured(
-        "permits", 'how many there are; with `max_concurrent = "auto"`', is_optional=True
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostSummary:
-    """What was billed since the row before: evaluations too, and steps that were repeated after a failure."""
-
-    prefill_tokens: int = measured("tokens", "of prompts that were read in full")
-    cached_tokens: int = measured(
-        "tokens", "of prompts that were read before, as for a group's other rollouts"
-    )
-    sampled_tokens: int = measured("tokens", "sampled")
-    trained_tokens: int = measured("tokens", "of prompts and completions, in each pass that trains on them")
-    cost_usd: float | None = measured("$", "what they cost; null where their price is not known")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiPause:
-    """Times in which the API had paused all calls of the run, or was down; estimates leave them out."""
-
-    PREFIX: ClassVar[str] = "api_"
-    pause_s: float = measured("s", "part of `step_time_s` in which no call went on")
-    pauses_s: float = measured("s", "the same in this attempt so far, evaluations and checkpoints included")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +105,19 @@ class UpdateSummary:
     reference_kl: float | None = measured(
         "nats/token", "distance from the policy before training; with `kl_coef`", is_optional=True
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mismatch:
+    """The policy's log-probabilities of the sampled tokens, before the first update, beside the sampler's.
+
+    They differ where sampler and trainer compute differently, and where samples are stale.
+    """
+
+    PREFIX: ClassVar[str] = "mismatch_"
+    kl: float = measured("nats/token", "distance, estimated as `approx_kl`")
+    mean: float = measured("nats", "mean absolute difference")
+    max: float = measured("nats", "the largest one")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,6 +253,9 @@ class StepRow:
     rollouts: RolloutSummary = field(metadata=_by("trainer/batch.py"))
     episodes: EpisodeSummary | None = field(metadata=_by("trainer/episodes.py", "with `[environment]`"))
     update: UpdateSummary = field(metadata=_by("trainer/loop.py"))
+    mismatch: Mismatch | None = field(
+        metadata=_by("backends/objective.py", "in steps with an update"), default=None
+    )
     control: ControlSummary = field(metadata=_by("trainer/control.py"))
     back_pressure: BackPressureSummary | None = field(
         metadata=_by("trainer/control.py", "with `[backpressure]`")

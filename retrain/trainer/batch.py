@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from retrain import registry
 from retrain.advantages import OVER_BATCH
 from retrain.backends import UpdateStats
+from retrain.backends.ratio_cap import RatioCap
 from retrain.config.schema import Config
 from retrain.errors import RunFailedError
 from retrain.records.step_row import RolloutSummary
-from retrain.rollouts import Floats, Group, Loss, Rollout, TrainingSample
+from retrain.rollouts import Evaluate, Floats, Group, Loss, Rollout, TrainingSample
 
 CORRECT = 1.0 - 1e-9  # a reward of 1, up to rounding
 Estimate = Callable[[Floats], Floats]  # rewards of shape (prompts, rollouts) -> advantages
@@ -117,12 +118,14 @@ class Algorithm:
     def of(cls, config: Config, reward: Callable[[Sequence[Group], int], ScoredBatch]) -> Algorithm:
         """Find the plugins that a configuration names, for a reward that is already open."""
         table = config.algorithm
-        evaluate = registry.find("losses", table.loss_mode)
+        evaluate: Evaluate = partial(registry.find("losses", table.loss_mode), **table.loss_params)
+        if table.ratio_cap:
+            evaluate = RatioCap(table.ratio_cap, table.ratio_cap_scope, table.ratio_cap_mode).limit(evaluate)
         return cls(
             reward=reward,
             estimate=open_advantage(table.advantage_mode, table.advantage_params),
             reweigh=partial(registry.find("transforms", table.transform_mode), **table.transform_params),
-            loss=Loss(table.loss_mode, partial(evaluate, **table.loss_params), table.loss_params),
+            loss=Loss(table.loss_mode, evaluate, table.loss_params, is_capped=table.ratio_cap > 0),
             normalization=table.loss_normalization,
             max_tokens=config.training.max_tokens,
             regularized=table.kl_coef > 0 or config.training.entropy_bonus > 0,

@@ -15,10 +15,10 @@ from dataclasses import replace
 from retrain.backends.metering import NOTHING, Meter
 from retrain.config.prices import price_of
 from retrain.config.schema import Config
+from retrain.records.api_row import CostSummary
 from retrain.records.campaign_state import ask_to_stop
 from retrain.records.layout import RunFiles, campaign_of, files_of_runs, recorded_table
 from retrain.records.spending import Spending, read_spending, write_spending
-from retrain.records.step_row import CostSummary
 from retrain.records.text import dollars
 
 

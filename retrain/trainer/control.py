@@ -6,6 +6,7 @@ Their order: configured batch -> back pressure -> load throttle -> learning rate
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from retrain.backends import UpdateStats
 from retrain.config.schema import Config
 from retrain.controllers.backpressure import BackPressure
 from retrain.controllers.backpressure.step import Decision, StepObservation
+from retrain.controllers.mismatch import MismatchTrend
 from retrain.controllers.scaling.rules import (
     RULES,
     LearningRateScaling,
@@ -25,9 +27,9 @@ from retrain.controllers.scaling.rules import (
     schedule_factor,
 )
 from retrain.controllers.throttle import ThrottleState
+from retrain.records.api_row import ApiPause
 from retrain.records.run_state import worker_pids
 from retrain.records.step_row import (
-    ApiPause,
     BackPressureSummary,
     ControlSummary,
     EpisodeSummary,
@@ -40,6 +42,7 @@ from retrain.records.step_row import (
 if TYPE_CHECKING:
     from retrain.system.throttle import TrainingThrottle
 
+log = logging.getLogger(__name__)
 MOMENT_PARTS = 4  # micro-batches whose gradients are compared to estimate the noise scale
 
 
@@ -96,6 +99,7 @@ class Control:
         self._wants_noise = seeks_goodput or config.scaling.rule in ("adascale", "adamscale")
         self._back_pressure = _back_pressure(config)
         self._scaling = _scaling(config, data_size)
+        self._mismatch = MismatchTrend()
         self._too_large: list[int] = []  # sizes that did not fit since the last finished step
         self._largest = (
             config.training.batch_size if self._keeps_batch else config.backpressure.max_batch_size
@@ -141,6 +145,8 @@ class Control:
         )
         self._too_large.clear()
         self._scaling.count_groups(facts.trained_groups, size.batch_size)
+        if (mismatch := facts.stats.mismatch) and (said := self._mismatch.observe(mismatch.kl)):
+            log.warning("%s; algorithm.ratio_cap limits what that does to the gradient", said)
         learned = facts.trained_groups > 0 and self._learn_noise(size, facts)
         pressure, load = self._back_pressure, size.load
         decided = self._decision(pressure, size, facts, learned) if pressure else None
@@ -169,6 +175,7 @@ class Control:
             "back_pressure": self._back_pressure.state_dict() if self._back_pressure else None,
             "scaling": self._scaling.state_dict(),
             "largest": self._largest,
+            "mismatch": self._mismatch.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -176,6 +183,8 @@ class Control:
             self._back_pressure.load_state_dict(state["back_pressure"])
         self._scaling.load_state_dict(state["scaling"])
         self._largest = int(state["largest"])
+        if "mismatch" in state:  # not in checkpoints of earlier versions
+            self._mismatch.load_state_dict(state["mismatch"])
 
     def _learn_noise(self, size: StepSize, facts: StepFacts) -> bool:
         moments = facts.stats.moments

@@ -65,8 +65,7 @@ class Trainer:
         self._meter = StepMeter(self.backend, self.config.backpressure, self.journal)
         self._updates = Updates(self.config, self.backend, self.algorithm.loss, self.calls.wait_for)
         self._throttle = open_throttle(self.config, self.files.directory)
-        self._warmed = 0  # complete supervised updates before them
-        self._saved = (0, 0)
+        self._warmed, self._saved = 0, (0, 0)  # complete supervised updates before the steps
         self._seeds = PlaySeeds(self.config, self.backend.info)
         self._owes_evaluation = False  # a stop came before the newest row was complete
 
@@ -249,6 +248,7 @@ class Trainer:
                 update_entropy=stats.entropy if self._updates.are_several else None,
                 reference_kl=stats.reference_kl,
             ),
+            mismatch=stats.mismatch,
             control=observed.control,
             back_pressure=observed.back_pressure,
             throttle=observed.throttle,

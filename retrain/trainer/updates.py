@@ -148,6 +148,7 @@ def combined(stats: Sequence[UpdateStats], tokens: Sequence[int]) -> UpdateStats
         moments=stats[0].moments,
         reference_kl=mean_if_known("reference_kl"),
         approx_kl=mean_if_known("approx_kl"),
+        mismatch=stats[0].mismatch,
         memory_fraction=max(known("memory_fraction"), default=None),
         work=reduce(add, work) if work else None,
     )

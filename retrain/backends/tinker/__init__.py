@@ -84,6 +84,8 @@ def check_run(config: Config) -> list[str]:
         problems.append("[training].entropy_bonus: the Tinker API has none; needs 0")
     if config.algorithm.kl_coef:
         problems.append("[algorithm].kl_coef: the Tinker API has no KL term; needs 0")
+    if config.algorithm.ratio_cap:
+        problems.append("[algorithm].ratio_cap: the Tinker API has none; needs 0")
     return problems
 
 

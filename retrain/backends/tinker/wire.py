@@ -30,6 +30,7 @@ from retrain.backends import UpdateStats
 from retrain.backends.objective import TokenData
 from retrain.engines import Drawn, Ids
 from retrain.errors import ConfigError, NonFiniteError, RunFailedError
+from retrain.records.step_row import Mismatch
 from retrain.rollouts import SUPERVISED, Floats, Loss, Prompt, TrainingSample
 
 if TYPE_CHECKING:
@@ -207,18 +208,21 @@ class Auditor:
         if scored is not None and abs(theirs - ours) > tolerance:
             ours_is = f"ours of the same log-probabilities {ours:.4g}"
             self._warn(f"the API's {loss.name} loss is {theirs:.4g}, {ours_is}")
-        gap = float(np.mean(np.abs(logprobs - sampled)))
+        gaps = np.abs(logprobs - sampled)
+        gap = float(np.mean(gaps))
         if on_policy and gap > GAP_NATS:
             self._warn(
                 f"the API scores its own samples {gap:.2f} nats per token away from its sampler; "
                 "ratios are off, use temperature = 1.0"
             )
+        kl = None if scored is None else data.sampler_kl(logprobs) / len(logprobs)
         return UpdateStats(
             loss=ours if np.isfinite(theirs) else theirs,
             grad_norm=self._grad_norm(outcome.metrics),
             entropy=float(-logprobs.mean()),
             clip_fraction=float(terms.clipped.mean()),
-            approx_kl=None if scored is None else data.sampler_kl(logprobs) / len(logprobs),
+            approx_kl=kl,
+            mismatch=None if kl is None else Mismatch(kl=kl, mean=gap, max=float(np.max(gaps))),
         )
 
     def _grad_norm(self, metrics: Mapping[str, float]) -> float:

@@ -1,0 +1,110 @@
+"""How far trainer and sampler are apart, limits of importance ratios, and a warning when both drift."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrain import registry
+from retrain.backends import Optimization
+from retrain.backends.objective import TokenData, Totals
+from retrain.backends.ratio_cap import RatioCap
+from retrain.config.load import load_config
+from retrain.controllers.mismatch import MismatchTrend
+from retrain.errors import ConfigError
+from retrain.records.metrics import read_metrics
+from retrain.rollouts import Loss
+from tests.test_trainer import SMALL, train
+
+SAMPLED = np.log([0.5, 0.4, 0.2, 0.1])
+NOW = np.log([0.5, 0.8, 0.8, 0.05])  # ratios 1, 2, 4 and 0.5; 2 for the first rollout, 2 for the second
+ADVANTAGES = np.array([1.0, -1.0, 1.0, 1.0])
+ROLLOUT = np.array([0, 0, 1, 1])
+REINFORCE = registry.find("losses", "importance_sampling")
+
+
+def data() -> TokenData:
+    return TokenData(SAMPLED, ADVANTAGES, np.ones(4), np.ones(4), ROLLOUT)
+
+
+def test_the_mismatch_is_measured_over_all_micro_batches() -> None:
+    _, totals = data().evaluate(Loss("", REINFORCE), NOW, np.zeros(4), None, Optimization(0.1))
+    found = Totals.sum([totals, totals]).stats(1.0, None, Optimization(0.1)).mismatch
+    assert found is not None
+    assert found.mean == pytest.approx(np.log([1, 2, 4, 2]).mean())
+    assert found.max == pytest.approx(np.log(4))
+    assert found.kl == pytest.approx(np.mean([r - 1 - np.log(r) for r in (1, 2, 4, 0.5)]))
+
+
+@pytest.mark.parametrize(
+    ("cap", "ratios"),
+    [
+        (RatioCap(3.0), [1, 2, 3, 0.5]),
+        (RatioCap(1.0), [1, 1, 1, 0.5]),
+        (RatioCap(3.0, mode="mask"), [1, 2, 0, 0.5]),
+        (RatioCap(1.5, "sequence"), [0.75, 1.5, 3, 0.375]),  # both rollouts have a ratio of 2
+        (RatioCap(1.5, "sequence", "mask"), [0, 0, 0, 0]),
+    ],
+)
+def test_ratios_above_the_cap_are_truncated_or_masked(cap: RatioCap, ratios: list[float]) -> None:
+    terms = cap.limit(REINFORCE)(NOW, SAMPLED, ADVANTAGES, ROLLOUT)
+    assert terms.slope == pytest.approx(-np.array(ratios) * ADVANTAGES)
+    plain = REINFORCE(NOW, SAMPLED, ADVANTAGES, ROLLOUT)
+    assert np.array_equal(terms.clipped, ~np.isclose(terms.slope, plain.slope))
+
+
+@pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo", "gspo"])
+def test_a_cap_that_nothing_exceeds_changes_no_loss(name: str) -> None:
+    evaluate = registry.find("losses", name)
+    plain, capped = (f(NOW, SAMPLED, ADVANTAGES, ROLLOUT) for f in (evaluate, RatioCap(5.0).limit(evaluate)))
+    assert np.array_equal(plain.slope, capped.slope)
+    assert np.array_equal(plain.value, capped.value)
+
+
+@pytest.mark.parametrize("name", ["importance_sampling", "cispo"])
+def test_a_run_records_its_mismatch_and_may_cap_ratios(tmp_path: Path, name: str) -> None:
+    capped = {"loss_mode": name, "ratio_cap": 1.0, "ratio_cap_mode": "mask"}
+    raw = {**SMALL, "algorithm": capped, "reward": {"reward": "partial"}}
+    rows = [row for row in read_metrics(train(tmp_path / "r", raw).directory) if "mismatch_kl" in row]
+    assert rows
+    assert all(0 <= row["mismatch_kl"] < 1e-3 and row["mismatch_max"] < 0.1 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ("ratio_cap = 0.5", r"ratio_cap: got 0\.5; needs 0 \(no limit\) or at least 1"),
+        ('ratio_cap = 2.0\nloss_mode = "gspo"', r"ratio_cap_scope: .*one ratio per rollout"),
+        ('ratio_cap_scope = "turn"', "ratio_cap_scope"),
+    ],
+)
+def test_caps_that_make_no_sense_are_refused(tmp_path: Path, keys: str, said: str) -> None:
+    (tmp_path / "c.toml").write_text(f"[algorithm]\n{keys}\n")
+    with pytest.raises(ConfigError, match=said):
+        load_config(tmp_path / "c.toml")
+
+
+def test_a_mismatch_that_grows_steadily_is_warned_of_once_per_multiple() -> None:
+    trend = MismatchTrend()
+    said = [(step, trend.observe(1e-3 * 1.05**step)) for step in range(200)]
+    warned = [step for step, text in said if text]
+    assert warned[:3] == [39, 69, 99]
+    assert said[39][1] == "mismatch_kl rose steadily from 0.0013 to 0.0054 nats per token in 40 steps"
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_a_mismatch_that_varies_by_a_tenth_is_not_warned_of(seed: int) -> None:
+    random, trend = np.random.default_rng(seed), MismatchTrend()
+    assert not any(trend.observe(0.01 * random.lognormal(0, 0.1)) for _ in range(300))
+
+
+def test_a_trend_survives_json_and_goes_on_alike() -> None:
+    trend, copy = MismatchTrend(), MismatchTrend()
+    for step in range(90):
+        copy.load_state_dict(json.loads(json.dumps(trend.state_dict())))
+        assert copy.observe(1e-3 * 1.05**step) == trend.observe(1e-3 * 1.05**step)
