@@ -36,6 +36,7 @@ DOCUMENTED = {
     "ExpectedSeeds": expected_seeds.ExpectedSeeds,
     "MemoryUse": explain.MemoryUse,
     "KeyDifference": compare.KeyDifference,
+    "Cost": compare.Cost,
     "ChecklistLine": checklist.ChecklistLine,
     "Check": doctor.Check,
 }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from retrain.campaign.forecast import busy_s
 from retrain.campaign.rollup import RollUp
+from retrain.config.campaign import Decide
 from retrain.errors import RecordsError
 from retrain.plan.decidable import undecidable
 from retrain.plan.matrix import Plan
@@ -15,6 +17,7 @@ from retrain.records.layout import RunFiles
 from retrain.records.looks import append_round, begin_design, read_looks
 from retrain.records.manifest import RunEntry
 from retrain.records.run_state import RunState
+from retrain.records.spending import read_spending
 from retrain.records.text import count_of, parse_duration
 
 
@@ -57,7 +60,7 @@ class Rounds:
         ended |= {run_id: None for run_id in over if run_id not in ended}
         begun = {run.run_id for run in entries if run.attempts}
         by_hand = {run.run_id for run in self._plan.runs if run.seed in self._plan.added_seeds}
-        is_spent = bool(table.budget) and self._busy_s(begun - by_hand) >= parse_duration(table.budget)
+        is_spent = self._is_spent(table, begun - by_hand)
         found = decide(self._plan, table, ended, begun, is_spent=is_spent, known=known)
         if found.rounds and not known.design:
             begin_design(self._looks, self._plan.design, ())
@@ -85,6 +88,16 @@ class Rounds:
                 self._notice(f"{run.run_id} has no {metric}: its seed is left out of the comparison")
             self._values[run.run_id] = value
         return self._values[run.run_id]
+
+    def _is_spent(self, table: Decide, begun: Collection[str]) -> bool:
+        """Whether runs have used up the time or the money of the decision."""
+        if table.budget_usd is not None and self._cost_usd(begun) >= table.budget_usd:
+            return True
+        return bool(table.budget) and self._busy_s(begun) >= parse_duration(table.budget)
+
+    def _cost_usd(self, begun: Collection[str]) -> float:
+        found = (read_spending(self._files_of(run_id)) for run_id in begun)
+        return math.fsum((one.spent_usd or 0.0) + (one.open_usd or 0.0) for one in found if one is not None)
 
     def _busy_s(self, begun: Collection[str]) -> float:
         return busy_s(map(self._files_of, begun))

@@ -73,10 +73,16 @@ def _show(found: Sequence[Comparison]) -> None:
 
 
 def _comparison(comparison: Comparison, width: int) -> Iterator[str | Text | Table]:
+    from retrain.report.compare import cost_lines
+
     if comparison.title:
         yield Text(comparison.title, style="bold underline")
     for metric in comparison.metrics:
         yield from _metric(metric, width)
+    if comparison.costs:
+        yield Text("cost of a run", style="bold")
+        yield from (f"  {line}" for line in cost_lines(comparison))
+        yield ""
     if comparison.decision:
         yield Text("decision", style="bold")
         yield from (f"  {line}" for line in lines_of(comparison.decision))

@@ -133,6 +133,9 @@ class Decide(Section, affects="schedule"):
     budget: str = key(
         "", "no seeds are added after this much running time, as 8h or 1h30m; default: no limit"
     )
+    budget_usd: float | None = key(
+        None, "no seeds are added once the runs have cost so many dollars; default: no limit", gt=0, le=1e9
+    )
 
 
 @dataclass(frozen=True)

@@ -68,10 +68,14 @@ def missing_price(config: Config) -> str:
     """Return that a run's budget cannot be kept, as its price is not known; "" if it can."""
     if config.budget.usd is None or price_of(config) is not None:
         return ""
-    name = priced_as(config)
+    return f"[budget].usd: {unpriced(priced_as(config))}"
+
+
+def unpriced(name: str) -> str:
+    """Return that a price is not known, and where to give it."""
     return (
-        f"[budget].usd: the price of {quote(name)} is not known; give it in "
-        f"[budget.prices.{as_key(name)}], in dollars per million tokens, as sample = 0.6"
+        f"the price of {quote(name)} is not known; give it in [budget.prices.{as_key(name)}], "
+        "in dollars per million tokens, as sample = 0.6"
     )
 
 

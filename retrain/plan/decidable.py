@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from retrain.config.campaign import Decide
 from retrain.config.keys import quote
+from retrain.config.prices import price_of, priced_as, unpriced
 from retrain.config.resolve import label_of
 from retrain.config.schema import Config
 from retrain.errors import ConfigError
@@ -50,6 +51,9 @@ def _problems(table: Decide, configs: Mapping[str, Config], given: int) -> Itera
             parse_duration(table.budget)
         except ValueError as error:
             yield f".budget: {error}"
+    if table.budget_usd is not None:
+        unknown = {priced_as(config) for config in configs.values() if price_of(config) is None}
+        yield from (f".budget_usd: {unpriced(name)}" for name in sorted(unknown))
 
 
 def undecidable(plan: Plan) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,7 +13,7 @@ from retrain.config.digest import BESIDE_RESULTS
 from retrain.config.keys import as_toml
 from retrain.config.resolve import flatten
 from retrain.records.decision import Decision, is_higher_better
-from retrain.records.text import plain
+from retrain.records.text import dollars, plain
 from retrain.report.gather import RunHistory
 from retrain.report.questions import ByQuestion, by_question, sentences
 from retrain.report.sides import Match, Moment, Side, describe, final_value, known_metrics
@@ -78,6 +79,16 @@ class MetricComparison:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """What one side's runs cost; of those that are compared, those with a price."""
+
+    label: str
+    runs: int
+    cost_usd: float | None  # mean of a run; None where no price is known
+    dearer_usd: float | None  # than a run of the first side
+
+
+@dataclass(frozen=True)
 class KeyDifference:
     """A key, and its value on each side; several values if runs of one side differ."""
 
@@ -93,6 +104,7 @@ class Comparison:
     level: float
     metrics: tuple[MetricComparison, ...]
     config: tuple[KeyDifference, ...]
+    costs: tuple[Cost, ...] = ()  # none if no run has a price
     decision: Decision | None = None  # what the campaign's `[decision]` has found
     added_seeds: int = 0  # added to the campaign by hand, after it had begun
 
@@ -112,6 +124,7 @@ def compare(
         level=LEVEL,
         metrics=tuple(_metric(name, match.sides, at, paired=paired) for name in chosen),
         config=_differences(match.sides),
+        costs=_costs(match.sides, at),
         decision=manifest.decision if manifest else None,
         added_seeds=manifest.added_seeds if manifest else 0,
     )
@@ -183,6 +196,33 @@ def _verdict(gap: Difference, p: float | None) -> Verdict:
     if p > 1 - LEVEL:
         return Verdict.NOT_ENOUGH
     return Verdict.HIGHER if gap.difference > 0 else Verdict.LOWER
+
+
+def _costs(sides: Sequence[Side], moment: Moment) -> tuple[Cost, ...]:
+    """Return what a run of each side cost; none if no price is known."""
+    counted = [[run.cost_usd for run in side.runs if moment.has(run)] for side in sides]
+    known = [[cost for cost in costs if cost is not None] for costs in counted]
+    means = [math.fsum(costs) / len(costs) if costs else None for costs in known]
+    first = means[0]
+    dearer = [None if mean is None or first is None else mean - first for mean in means]
+    found = zip(sides, known, means, dearer, strict=True)
+    return tuple(Cost(side.label, len(costs), mean, more) for side, costs, mean, more in found) * any(known)
+
+
+def cost_lines(comparison: Comparison) -> Iterator[str]:
+    """Iterate over what a run of each side cost, and what its differences cost, a line each."""
+    for one in comparison.costs:
+        said, more = [dollars(one.cost_usd)], one.dearer_usd or 0.0
+        if more:
+            said.append(f"{dollars(abs(more))} {'more' if more > 0 else 'less'}")
+        for metric in comparison.metrics if more > 0 else ():
+            gaps = (
+                judged.difference.difference for judged in metric.differences if judged.label == one.label
+            )
+            said += [
+                f"{metric.metric} {gap / more:+.3g} per further dollar" for gap in gaps if gap is not None
+            ]
+        yield f"{one.label}: {'; '.join(said)}"
 
 
 def _differences(sides: Sequence[Side]) -> tuple[KeyDifference, ...]:

@@ -20,6 +20,7 @@ from retrain.records.layout import RunFiles
 from retrain.records.run_row import last_output
 from retrain.records.text import MISSING, count_of, counts_of, first_of, format_duration, plain, plain_lines
 from retrain.report.compare import Comparison, Judged, MetricComparison, SideResult, Verdict
+from retrain.report.compare import cost_lines as cost_lines
 from retrain.report.gather import CampaignRecord, RunHistory
 from retrain.report.sides import Side
 from retrain.report.statistics import FEWEST_SEEDS, describe_sample

@@ -279,6 +279,20 @@ def test_seeds_that_are_added_use_up_no_budget(decision_file: Path) -> None:
     assert decision_of(directory).ended == "decided"
 
 
+def test_no_round_begins_once_the_runs_have_cost_too_much(decision_file: Path) -> None:
+    prices = "[budget.prices.numpy]\nsample = 1000\n"
+    decision_file.write_text(prices + DECISION.replace("max_seeds = 8", "max_seeds = 8\nbudget_usd = 0.01"))
+    directory = start(decision_file).execute().directory
+    found = decision_of(directory)
+    assert (found.ended, found.runs) == ("budget", 9)  # three seeds of each condition had begun
+    [seen] = survey(directory)
+    assert seen.cost_usd is not None
+    assert seen.cost_usd > 0.01
+    decision_file.write_text(DECISION.replace("max_seeds = 8", "max_seeds = 8\nbudget_usd = 5"))
+    with pytest.raises(ConfigError, match=r'\[decision\]\.budget_usd: the price of "numpy" is not known'):
+        planned(decision_file)
+
+
 def test_a_campaign_without_a_decision_gets_more_seeds(campaign_file: Path) -> None:
     directory = start(campaign_file, ["campaign.launcher=inline"]).execute().directory
     outcome = reopen(directory, more_seeds=1).execute()
