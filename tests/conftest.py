@@ -46,6 +46,7 @@ advantage_mode = "grpo"
 [[campaign.conditions]]
 name = "maxrl"
 """
+LIMIT_S = 500.0  # of a command; that of a test is shorter in the core
 ONE_RUN = ("campaign.seeds=[0]", 'campaign.conditions=[{name="grpo", advantage_mode="grpo"}]')  # of TINY's
 
 
@@ -81,8 +82,8 @@ def retrain(here: Path, warm: WarmCommandLine) -> Callable[..., subprocess.Compl
     ) -> subprocess.CompletedProcess[str]:
         words = [str(argument) for argument in arguments]
         if starts_alike(env):
-            return warm.run(words, cwd, env, timeout_s=100)
+            return warm.run(words, cwd, env, timeout_s=LIMIT_S)
         command = [sys.executable, "-m", "retrain", *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=cwd, env=env)
+        return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=cwd, env=env)
 
     return call

@@ -14,6 +14,7 @@ from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_attempts
 from retrain.status import survey
+from tests.cluster.waiting import PATIENCE_S
 
 Start = Callable[..., subprocess.Popen[str]]  # starts the command line
 WORKERS = 5
@@ -64,7 +65,7 @@ def only_campaign(log_dir: Path) -> Path:
     return found
 
 
-def finish(process: subprocess.Popen[str], seconds: float = 400) -> tuple[int, str]:
+def finish(process: subprocess.Popen[str], seconds: float = PATIENCE_S) -> tuple[int, str]:
     """Wait for a command's end; gives its exit code and what it said."""
     _, said = process.communicate(timeout=seconds)
     return process.returncode, said

@@ -15,7 +15,7 @@ from retrain.locks.held import is_held
 from tests.cluster.campaigns import Start, attempts_of, finish, most_at_once, only_campaign, results
 from tests.cluster.ray_cluster import NODES, Cluster
 from tests.cluster.test_ray_campaign import RAY_TOML, on
-from tests.cluster.waiting import await_that
+from tests.cluster.waiting import PATIENCE_S, await_that
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_a_cluster_that_goes_away_is_waited_for(ray: Cluster, retrain: Start, fi
     told = directory / "campaign.log"
     await_that("the notice", lambda: "no Ray cluster answers" in told.read_text())
     ray.start()
-    await_that("the end", lambda: not is_held(directory / "campaign.lock"), 200)
+    await_that("the end", lambda: not is_held(directory / "campaign.lock"))
     assert "Ray answers again" in told.read_text()
     assert states(directory) == {"done"}
 
@@ -119,7 +119,7 @@ def test_a_python_that_nodes_do_not_have_is_found_in_the_logs(
     assert code == EXIT_RUN_FAILED
     assert "before its worker wrote anything" in said
     shown = retrain("logs", only_campaign(file.parent / "logs"), "maxrl_s0")
-    out, _ = shown.communicate(timeout=60)
+    out, _ = shown.communicate(timeout=PATIENCE_S)
     assert "/nowhere/python" in out
 
 
@@ -153,7 +153,7 @@ def test_a_cluster_of_this_machine_is_started_and_ended(
     assert "starting a Ray cluster on this machine" in said
     directory = only_campaign(file.parent / "logs")
     assert states(directory) == {"done"}
-    await_that("its end", lambda: not is_held(directory / "ray" / "local.lock"), 150)
+    await_that("its end", lambda: not is_held(directory / "ray" / "local.lock"))
     assert not (file.parent / ".ray").exists()  # a token there would shut the user out of other clusters
 
 

@@ -25,7 +25,7 @@ from tests.cluster.campaigns import (
     results,
 )
 from tests.cluster.slurm_cluster import Cluster
-from tests.cluster.waiting import await_that
+from tests.cluster.waiting import PATIENCE_S, await_that
 
 SLURM = ("--set", 'campaign.launcher="slurm"')
 LONG = 240  # steps: more than fit before Slurm's signal, which comes 5 to 35 s after the start
@@ -83,7 +83,7 @@ def test_a_campaign_goes_on_without_the_machine_that_submitted_it(
     submitting.send_signal(signal.SIGKILL)
     finish(submitting)
     campaign = only_campaign(tmp_path / "logs")
-    await_that("all runs without anybody", lambda: len(list(campaign.glob("runs/*/done.json"))) == 8, 120)
+    await_that("all runs without anybody", lambda: len(list(campaign.glob("runs/*/done.json"))) == 8)
     code, said = finish(retrain("resume", campaign))
     assert code == 0, said
     assert set(attempts_of(campaign)) == {1}
@@ -132,7 +132,7 @@ def test_a_run_that_is_longer_than_its_time_limit_goes_on_in_new_jobs(
     )
     text = text.replace('["--cpus-per-task=1"]', '["--signal=B:TERM@25"]\ntime = "1"')
     (tmp_path / "long.toml").write_text(text.replace("save_every = 3", "save_every = 0"))
-    code, said = finish(retrain("run", "long.toml", *SLURM, "--set", "campaign.retries=0"), 400)
+    code, said = finish(retrain("run", "long.toml", *SLURM, "--set", "campaign.retries=0"))
     assert code == 0, said
     (run,) = only_campaign(tmp_path / "logs").glob("runs/*")
     attempts = read_attempts(RunFiles(run).attempts)
@@ -147,5 +147,5 @@ def test_status_and_logs_need_no_slurm(slurm: Cluster, retrain: Start, tmp_path:
     campaign = only_campaign(tmp_path / "logs")
     slurm.kill_controller()
     shown = retrain("status", campaign, "--json")
-    out, _ = shown.communicate(timeout=60)
+    out, _ = shown.communicate(timeout=PATIENCE_S)
     assert {run["state"] for run in json.loads(out)["campaigns"][0]["runs"]} == {"done"}

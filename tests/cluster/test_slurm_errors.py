@@ -13,7 +13,7 @@ from retrain.locks.held import holder, is_held
 from tests.cluster.campaigns import Start, attempts_of, finish, most_at_once, only_campaign, results
 from tests.cluster.slurm_cluster import Cluster
 from tests.cluster.test_slurm_campaign import SLURM, SLURM_TOML
-from tests.cluster.waiting import await_that
+from tests.cluster.waiting import PATIENCE_S, await_that
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_a_python_that_nodes_do_not_have_is_found_in_the_logs(
     assert code == EXIT_RUN_FAILED, said
     assert "before its worker wrote anything" in said
     shown = retrain("logs", only_campaign(file.parent / "logs"), "maxrl_s0")
-    out, _ = shown.communicate(timeout=60)
+    out, _ = shown.communicate(timeout=PATIENCE_S)
     assert "/nowhere/python" in out
 
 
@@ -117,7 +117,7 @@ def test_what_slurm_itself_said_of_a_task_is_in_the_logs(slurm: Cluster, retrain
     slurm.run("scancel", "--user=root")
     assert finish(campaign)[0] == EXIT_INTERRUPTED
     shown = retrain("logs", only_campaign(file.parent / "logs"), "maxrl_s0")
-    out, _ = shown.communicate(timeout=60)
+    out, _ = shown.communicate(timeout=PATIENCE_S)
     assert "CANCELLED" in out
 
 

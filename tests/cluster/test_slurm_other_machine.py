@@ -14,7 +14,7 @@ from retrain.launchers.shared_permits import read_verdict
 from tests.cluster.campaigns import STEPS, Start, attempts_of, finish, most_at_once, numbers, only_campaign
 from tests.cluster.slurm_cluster import Cluster
 from tests.cluster.test_slurm_campaign import SLURM, SLURM_TOML, states
-from tests.cluster.waiting import await_that
+from tests.cluster.waiting import PATIENCE_S, await_that
 
 LONG = ("--set", "campaign.seeds=[0]", "--set", "campaign.max_steps=400")
 PERMITS = ("--set", "backend.max_concurrent=2", "--set", "backend.options.api_latency_s=0.05")
@@ -33,7 +33,7 @@ def there(stranger: Cluster, *arguments: object) -> subprocess.Popen[str]:
 
 
 def state_there(stranger: Cluster, campaign: Path) -> str:
-    shown, _ = there(stranger, "status", campaign, "--json").communicate(timeout=60)
+    shown, _ = there(stranger, "status", campaign, "--json").communicate(timeout=PATIENCE_S)
     return str(json.loads(shown)["campaigns"][0]["runs"][0]["state"])
 
 
@@ -52,7 +52,7 @@ def test_where_locks_are_not_shared_a_lease_keeps_a_second_worker_and_orchestrat
     ).stdout.strip()
     second = there(stranger, "resume", campaign)
     assert state_there(stranger, campaign) == "running"
-    await_that("the twin's end", lambda: "FAILED" in states(stranger, twin), 60)
+    await_that("the twin's end", lambda: "FAILED" in states(stranger, twin))
     assert "left alone" in (run / "output.log").read_text()
     assert attempts_of(campaign) == [1]
     code, said = finish(second)

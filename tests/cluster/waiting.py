@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-PATIENCE_S = 400.0  # a busy machine starts a Ray in more than a minute, and runs take as long
+PATIENCE_S = 900.0  # a busy machine starts a Ray in more than a minute, and runs take as long
 
 
 def await_that(

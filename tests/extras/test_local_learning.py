@@ -94,7 +94,6 @@ def test_a_campaign_runs_from_its_file_to_done(model, tmp_path: Path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=100,
         check=False,
     )
     assert done.returncode == 0, done.stderr

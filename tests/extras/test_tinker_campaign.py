@@ -1,4 +1,4 @@
-"""A campaign of eight workers at an API with three permits learns, while the API has a bad day."""
+"""A campaign of four workers at an API with three permits learns, while the API has a bad day."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.tinker_api.running import KEY, MODEL, RunningServer, serve, write_tok
 
 pytestmark = pytest.mark.extras
 ALPHABET = "01234="
-STEPS, RUNS = 15, 8
-FIRST_BURST, RESTART = 20, 60  # updates of all runs together, of 120
+STEPS, RUNS = 15, 4
+FIRST_BURST, RESTART = 10, 30  # updates of all runs together, of 60
 
 CAMPAIGN = """
 [model]
@@ -49,10 +49,10 @@ max_concurrent = 3
 options = {{ tokenizer = "{tokenizer}", first_retry_s = 0.1 }}
 
 [campaign]
-seeds = [0, 1, 2, 3]
+seeds = [0, 1]
 max_steps = {steps}
 parallel = true
-max_workers = 8
+max_workers = 4
 
 [[campaign.conditions]]
 name = "grpo"
@@ -117,7 +117,7 @@ def test_a_campaign_learns_through_a_bad_day_and_keeps_to_its_permits(
     assert [[row["step"] for row in steps] for steps in rows] == [list(range(1, STEPS + 1))] * RUNS
     rewards = np.array([[row["mean_reward"] for row in steps] for steps in rows])
     assert rewards[:, :4].mean() < 0.2
-    assert rewards[:, -4:].mean() > 0.4
+    assert rewards[:, -4:].mean() > 0.3
     assert sum(row["permit_wait_s"] for steps in rows for row in steps) > 0
     most = [stats["most_in_flight"] for stats in day.stats]
     assert max(most) == most[0] == 3  # after the restart there may be less to do

@@ -188,7 +188,7 @@ def test_results_are_polled_ever_more_rarely_while_the_server_fails(
     def polls(running: RunningServer) -> int:
         return int(running.stats()["requests"]["retrieve_future"])
 
-    with another(tmp_path, with_options(spec, call_timeout_s=3.0, retry_budget_s=0.0)) as (own, running):
+    with another(tmp_path, with_options(spec, call_timeout_s=10.0, retry_budget_s=0.0)) as (own, running):
 
         async def story(backend: TinkerBackend) -> int:
             groups = await one_group(backend)

@@ -323,7 +323,7 @@ def replicas(tmp_path_factory):
     for rank, output in enumerate(outputs):
         with (folder / "plans.json").open() as plans:
             workers.append(subprocess.Popen([*command, str(rank), str(output)], stdin=plans))
-    assert [worker.wait(timeout=100) for worker in workers] == [0, 0]
+    assert [worker.wait() for worker in workers] == [0, 0]
     return [dict(zip(PLANS, json.loads(output.read_text()), strict=True)) for output in outputs]
 
 

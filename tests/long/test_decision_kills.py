@@ -10,13 +10,12 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from retrain.campaign.run import start
 from retrain.records.layout import find_campaigns
 from tests.long.test_decision import DECISION, decision_of
 
 PARALLEL = ("campaign.launcher=local", "campaign.parallel=true", "campaign.max_workers=2")
+KILL_AT = (2, 6, 9, 11)  # runs that are done
 GIVE_UP_S = 300.0
 
 
@@ -24,8 +23,7 @@ def done_runs(directory: Path) -> int:
     return len(list(directory.glob("logs/*/runs/*/done.json")))
 
 
-@pytest.mark.parametrize("kill_at", [[2], [6], [5, 9, 11]])
-def test_kills_change_no_verdict(here: Path, kill_at: list[int]) -> None:
+def test_kills_change_no_verdict(here: Path) -> None:
     path = here / "decision.toml"
     path.write_text(DECISION.partition('[[campaign.conditions]]\nname = "alike"')[0])
     expected = decision_of(start(path).execute().directory)
@@ -33,7 +31,7 @@ def test_kills_change_no_verdict(here: Path, kill_at: list[int]) -> None:
     own.mkdir()
     command = [sys.executable, "-m", "retrain", "run", str(path)]
     command += [word for one in PARALLEL for word in ("--set", one)]
-    for runs in kill_at:
+    for runs in KILL_AT:
         process = subprocess.Popen(command, cwd=own, start_new_session=True, stderr=subprocess.DEVNULL)
         until = time.monotonic() + GIVE_UP_S
         while done_runs(own) < runs and time.monotonic() < until:
