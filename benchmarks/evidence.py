@@ -1,6 +1,6 @@
 """Errors, power and seeds of the sequential comparison, beside one t test with all seeds.
 
-    python -m benchmarks.evidence                     2,000 campaigns per row (4 min)
+    python -m benchmarks.evidence                     2,000 campaigns per row (1 min)
     python -m benchmarks.evidence --campaigns 200     fewer
 
 A campaign adds pairs of seeds, at most 12, and looks after each. Differences are given in standard deviations
@@ -46,15 +46,6 @@ METRICS: dict[str, tuple[Draw, float]] = {
 }
 
 
-def decided(comparison: SequentialComparison, d: FloatArray) -> tuple[str, int]:
-    """Return the verdict that ends the comparison of these differences, and the seeds it took."""
-    for k in range(2, len(d) + 1):
-        look = comparison.look(d[:k], np.zeros(k))
-        if look.verdict != "continue":
-            break
-    return look.verdict, look.seeds
-
-
 @dataclass(frozen=True)
 class Row:
     """One metric and difference; shares in percent."""
@@ -71,15 +62,15 @@ def row_of(name: str, difference: float, rng: np.random.Generator, campaigns: in
     draw, variance = METRICS[name]
     gap, comparison = difference * sqrt(2 * variance), SequentialComparison(SEEDS)
     d = draw(rng, (campaigns, SEEDS)) - draw(rng, (campaigns, SEEDS)) + gap
-    ends = [decided(comparison, one) for one in d]
+    ends = [comparison.end_of(one, np.zeros(SEEDS)) for one in d]
     with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):  # of equal differences
         fixed = ttest_1samp(d, 0, axis=1).pvalue < 0.05
     some = list(zip(d, ends, strict=True))[: max(50, campaigns // 10)]  # intervals take longer
-    intervals = [comparison.look(one[:k], np.zeros(k)).interval for one, (_, k) in some]
+    intervals = [comparison.look(one[:k], np.zeros(k)).interval for one, (k, _) in some]
     shares = (
-        [verdict in FOUND for verdict, _ in ends],
+        [verdict in FOUND for _, verdict in ends],
         fixed,
-        [k / SEEDS for _, k in ends],
+        [k / SEEDS for k, _ in ends],
         [low <= gap <= high for low, high in intervals],
     )
     return Row(name, difference, *(100 * float(np.mean(share)) for share in shares))
@@ -89,9 +80,7 @@ def false_in_family(rng: np.random.Generator, campaigns: int) -> float:
     """Return the share in percent of campaigns of equal conditions with any difference found."""
     comparison = SequentialComparison(SEEDS, comparisons=FAMILY)
     runs = rng.normal(size=(campaigns, FAMILY + 1, SEEDS))
-    found = [
-        any(decided(comparison, one - reference)[0] in FOUND for one in rest) for reference, *rest in runs
-    ]
+    found = [any(comparison.end_of(one, reference)[1] in FOUND for one in rest) for reference, *rest in runs]
     return 100 * float(np.mean(found))
 
 

@@ -157,6 +157,17 @@ def test_each_problem_says_where_what_and_how_to_fix(table: dict, says: str) -> 
     assert f"c.toml {says}" in str(caught.value)
 
 
+def test_no_evaluation_samples_more_tokens_than_a_condition() -> None:
+    conditions = [{"name": "long"}, {"name": "short", "training": {"max_tokens": 2}}]
+    file = with_evals({"name": "hard", "max_tokens": 3}, campaign={"seeds": [0], "conditions": conditions})
+    with pytest.raises(
+        ConfigError, match=r"got 3; needs at most training\.max_tokens = 2, the least of the cond"
+    ):
+        parse(file, "c.toml")
+    file["campaign"]["conditions"][1]["training"]["max_tokens"] = 3
+    parse(file, "c.toml")
+
+
 def test_two_evaluations_of_one_name_and_a_single_bracket_are_refused() -> None:
     with pytest.raises(ConfigError, match='"hard" names 2 evaluations'):
         parse(with_evals(HARD, HARD), "c.toml")

@@ -61,7 +61,8 @@ class Rounds:
         begun = {run.run_id for run in entries if run.attempts}
         by_hand = {run.run_id for run in self._plan.runs if run.seed in self._plan.added_seeds}
         is_spent = self._is_spent(table, begun - by_hand)
-        found = decide(self._plan, table, ended, begun, is_spent=is_spent, known=known)
+        seconds = self._seconds(entries) if table.allocate == "auto" else {}
+        found = decide(self._plan, table, ended, begun, is_spent=is_spent, known=known, seconds=seconds)
         if found.rounds and not known.design:
             begin_design(self._looks, self._plan.design, ())
         for one in found.rounds:
@@ -101,6 +102,14 @@ class Rounds:
 
     def _busy_s(self, begun: Collection[str]) -> float:
         return busy_s(map(self._files_of, begun))
+
+    def _seconds(self, entries: Sequence[RunEntry]) -> dict[str, float]:
+        """Return how long a finished run of each condition was alive on average."""
+        took: dict[str, list[float]] = {}
+        for run in entries:
+            if run.state == RunState.DONE:
+                took.setdefault(run.condition, []).append(busy_s([self._files_of(run.run_id)]))
+        return {name: mean for name, each in took.items() if (mean := sum(each) / len(each)) > 0}
 
     def _tell(self, decision: Decision) -> None:
         """Notice verdicts that are new, and the end."""

@@ -136,6 +136,11 @@ class Decide(Section, affects="schedule"):
     budget_usd: float | None = key(
         None, "no seeds are added once the runs have cost so many dollars; default: no limit", gt=0, le=1e9
     )
+    allocate: Literal["equal", "auto"] = key(
+        "equal",
+        "equal: each round adds a seed to every open condition; auto: where a difference is likeliest to be "
+        "found per second",
+    )
 
 
 @dataclass(frozen=True)

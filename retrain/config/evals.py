@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from retrain.config.checks import plugin_problems
@@ -34,14 +34,27 @@ def check_eval_tables(draft: Draft) -> Iterator[Problem]:
         at = (*TABLES, number)
         if not draft.is_sound(".".join(map(str, at))):
             continue
-        yield from (((*at, key), what) for key, what in _problems(table, names, draft))
+        yield from (((*at, key), what) for key, what in _problems(table, names))
         for key in keys_of(Eval).values():
             if key.plugin and (name := getattr(table, key.name)):
                 params, where = getattr(table, key.params), (*at, key.params)
                 yield from plugin_problems(draft, key.plugin, name, params, (*at, key.name), where)
 
 
-def _problems(table: Eval, names: Mapping[str, int], draft: Draft) -> Iterator[tuple[str, str]]:
+def check_eval_tokens(file: Draft, runs: Sequence[Draft]) -> Iterator[Problem]:
+    """Check that no evaluation samples more tokens than a condition does, whose limit is the backend's."""
+    limits = [run.config.training.max_tokens for run in runs if run.is_sound("training.max_tokens")]
+    for number, table in enumerate(file.config.eval.tables if limits else ()):
+        at, most = (*TABLES, number), min(limits)
+        if file.is_sound(".".join(map(str, at))) and table.max_tokens and table.max_tokens > most:
+            least = ", the least of the conditions" if len(set(limits)) > 1 else ""
+            yield (
+                (*at, "max_tokens"),
+                f"got {table.max_tokens}; needs at most training.max_tokens = {most}{least}",
+            )
+
+
+def _problems(table: Eval, names: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     if not NAME.fullmatch(table.name):
         yield "name", f'got "{table.name}"; needs lower-case letters, digits, _ or -, such as "hard"'
     elif names[table.name] > 1:
@@ -50,9 +63,6 @@ def _problems(table: Eval, names: Mapping[str, int], draft: Draft) -> Iterator[t
     if table.samples > 1 and not table.temperature:
         what = f"got {table.samples}, which would all be the same; set temperature, or samples = 1"
         yield "samples", what
-    most = draft.config.training.max_tokens
-    if table.max_tokens is not None and table.max_tokens > most and draft.is_sound("training.max_tokens"):
-        yield "max_tokens", f"got {table.max_tokens}; needs at most training.max_tokens = {most}"
 
 
 def _unread(table: Eval) -> Iterator[tuple[str, str]]:

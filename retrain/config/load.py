@@ -21,7 +21,7 @@ from retrain.config.checks import (
     with_launcher_options,
 )
 from retrain.config.drafts import Draft, Location, Problem, Trials, draft_of, place
-from retrain.config.evals import check_eval_tables, with_eval_tables
+from retrain.config.evals import check_eval_tables, check_eval_tokens, with_eval_tables
 from retrain.config.files import found_below
 from retrain.config.keys import quote
 from retrain.config.prices import check_prices
@@ -156,7 +156,10 @@ def parse(
         _problems_of(variant, draft, source, where) for variant, draft in zip(various, drafts, strict=True)
     )
     names = [str(variant.table.get("name") or "") for variant in various]
-    matrix = check_matrix(list(zip(names, drafts, strict=True)))
+    matrix = [
+        *check_matrix(list(zip(names, drafts, strict=True))),
+        *check_eval_tokens(file, drafts or [file]),
+    ]
     lines += [f"{where(location)}: {what}" for location, what in matrix]
     if lines:
         raise ConfigError(list(dict.fromkeys(lines)))

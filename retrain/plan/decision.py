@@ -9,19 +9,21 @@ ended, so that a campaign that was killed decides as if it had not been.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from retrain.config.campaign import Decide
 from retrain.controllers.sequential import Look, SequentialComparison
+from retrain.controllers.sequential.allocation import found_per_cost
 from retrain.plan.matrix import Plan
 from retrain.records.decision import ConditionDecision, Decision, is_higher_better
 from retrain.records.looks import Looks, Round
 
 OPEN = "continue"
 BUDGET = "budget"
+FOUND = ("better", "worse")
 FEWEST_PAIRS = 2  # of values that are compared
 
 
@@ -49,6 +51,7 @@ def decide(
     *,
     is_spent: bool,
     known: Looks | None = None,
+    seconds: Mapping[str, float] | None = None,
 ) -> Progress:
     """Return what a campaign needs next and what it has found.
 
@@ -57,51 +60,109 @@ def decide(
         begun: runs that were started.
         is_spent: whether the budget is used up, so that no further round begins.
         known: what was looked at before, which stands.
+        seconds: how long a run of each condition takes, where that is known; for `allocate = "auto"`.
     """
-    walk, looked = _Walk(plan, table), []
+    walk, looked = Walk(plan, table, seconds or {}), []
+    described: dict[str, ConditionDecision] = {}
     for one in known.rounds if known else ():
         walk.take(one)
-    while not walk.ended and (asked := walk.next_round()):
+        described |= {found.condition: found for found in one.decided}
+    while not walk.is_over and (asked := walk.next_round(begun)):
         batch = walk.runs_of(asked)
-        if is_spent and not batch & set(begun):
-            looked.append(walk.close())
-            break
-        walk.wanted |= batch
-        if not batch <= ended.keys():
-            break
-        looked.append(walk.look(asked, {run_id: ended[run_id] for run_id in sorted(batch)}))
+        stops = is_spent and not batch & set(begun)
+        if not stops:
+            walk.wanted |= batch
+            if not batch <= ended.keys():
+                break
+        values = {} if stops else {run_id: ended[run_id] for run_id in sorted(batch)}
+        closed = [found.described() for found in (walk.close() if stops else walk.look(asked, values))]
+        looked.append(Round({} if stops else asked, values, tuple(closed), BUDGET if stops else ""))
+        described |= {found.condition: found for found in closed}
     by_hand = {walk.ids[name, seed] for seed in plan.added_seeds for name in plan.conditions}
-    changes = known.changes if known else ()
-    again = sorted(run for run, value in walk.values.items() if ended.get(run) not in (None, value))
-    decision = replace(walk.decision(), runs=len(walk.wanted | by_hand), changes=changes, again=tuple(again))
-    if decision.ended:
-        decision = replace(decision, saved_runs=len(plan.runs) - decision.runs)
-    return Progress(decision, frozenset(walk.wanted | by_hand), tuple(looked))
+    wanted = walk.wanted | by_hand
+    decision = Decision(
+        metric=table.metric,
+        reference=plan.reference,
+        error=table.error,
+        max_seeds=table.max_seeds,
+        runs=len(wanted),
+        saved_runs=len(plan.runs) - len(wanted) if walk.ending else 0,
+        ended=walk.ending,
+        smallest_difference=table.smallest_difference,
+        conditions=tuple(described.get(name) or walk.found(name).described() for name in walk.verdicts),
+        changes=known.changes if known else (),
+        again=tuple(sorted(r for r, value in walk.values.items() if ended.get(r) not in (None, value))),
+    )
+    return Progress(decision, frozenset(wanted), tuple(looked))
 
 
-class _Walk:
-    """Goes through the rounds of a campaign."""
+class Walk:
+    """Goes through the rounds of a campaign, and knows the verdict on each condition so far.
 
-    def __init__(self, plan: Plan, table: Decide) -> None:
-        self._plan, self._table = plan, table
+    A condition's looks are at its own seeds, in their order; when the next one comes changes no boundary. So
+    what is found under any allocation is found too when all seeds are run, and the error of the test holds
+    although the allocation looks at everything. Only a last look after fewer seeds, when the budget is used
+    up, would depend on the allocation, so there is none with `allocate = "auto"`.
+    """
+
+    def __init__(self, plan: Plan, table: Decide, seconds: Mapping[str, float]) -> None:
+        self._plan, self._table, self._seconds = plan, table, seconds
+        self._usual_s = float(np.mean(list(seconds.values()))) if seconds else 1.0
         self.ids = {(run.condition, run.seed): run.run_id for run in plan.runs}
         self._seeds = plan.planned_seeds
-        self._others = [name for name in plan.conditions if name != plan.reference]
         self._comparison = comparison_of(table, len(plan.conditions))
-        self._asked = dict.fromkeys(self._others, 0)
-        self._closed: dict[str, ConditionDecision] = {}
+        self.verdicts = dict.fromkeys((name for name in plan.conditions if name != plan.reference), OPEN)
+        self._asked = dict.fromkeys(self.verdicts, 0)
         self.values: dict[str, float | None] = {}
         self.wanted: set[str] = set()
-        self.ended = ""
+        self._is_spent = False
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_spent or not self._open
+
+    @property
+    def ending(self) -> str:
+        """Why no seeds are added any more; "" while they are."""
+        if self._is_spent:
+            return BUDGET
+        is_undecided = "undecided" in self.verdicts.values()
+        return "" if self._open else "seeds" if is_undecided else "decided"
 
     @property
     def _open(self) -> list[str]:
-        return [name for name in self._others if name not in self._closed]
+        return [name for name, verdict in self.verdicts.items() if verdict == OPEN]
 
-    def next_round(self) -> dict[str, int]:
+    def next_round(self, begun: Collection[str] = ()) -> dict[str, int]:
         """Return how many seeds the conditions of the next round will have; none if there is none."""
-        first, most = self._plan.first_seeds, len(self._seeds)
-        return {name: max(first, self._asked[name] + 1) for name in self._open if self._asked[name] < most}
+        first = self._plan.first_seeds
+        asked = {name: max(first, self._asked[name] + 1) for name in self._open}
+        if self._table.allocate == "equal" or not all(self._asked.values()):
+            return asked
+        each = {name: {name: count} for name, count in asked.items()}
+        if going := [name for name, one in each.items() if self.runs_of(one) & set(begun)]:
+            return {name: asked[name] for name in going}  # as before a kill
+        batch: dict[str, int] = {}
+        for name in sorted(asked, key=self._promise, reverse=True):
+            if len(self.runs_of(batch)) < self._plan.workers:
+                batch |= each[name]
+        return batch
+
+    def _promise(self, name: str) -> float:
+        """Return the chance of finding a condition to differ, per second that it takes."""
+        reference = self._plan.reference
+        costs = [
+            sum(
+                self._seconds.get(one, self._usual_s)
+                for one in pair
+                if self.ids[one, seed] not in self.wanted
+            )
+            for pair in [(name, reference)]
+            for seed in self._seeds[self._asked[name] :]
+        ]
+        pairs = self._pairs(name)
+        d = np.subtract(*np.array(pairs).T) if pairs else np.zeros(0)
+        return found_per_cost(self._comparison_now, d, costs)
 
     def runs_of(self, asked: Mapping[str, int]) -> set[str]:
         """Return the runs that a round adds: seeds of its conditions, and of the reference as many."""
@@ -114,92 +175,92 @@ class _Walk:
         self.wanted |= self.runs_of(one.asked)
         self._asked |= one.asked
         self.values |= one.values
-        self._closed |= {found.condition: found for found in one.decided}
-        self.ended = one.ended
+        self.verdicts |= {found.condition: found.verdict for found in one.decided}
+        self._is_spent = one.ended == BUDGET
 
-    def look(self, asked: Mapping[str, int], values: Mapping[str, float | None]) -> Round:
-        """Look at all open conditions after a round, and return it."""
+    def look(self, asked: Mapping[str, int], values: Mapping[str, float | None]) -> list[Found]:
+        """Look at all open conditions after a round, and return those that are decided now.
+
+        By Holm's procedure (1979): once a difference is found, the others share its error.
+        """
         self._asked |= asked
         self.values |= values
-        found = [self._found(name, final=self._asked[name] == len(self._seeds)) for name in self._open]
-        return self._taken(Round(asked, values, tuple(one.described() for one in found if not one.is_open)))
+        decided: list[Found] = []
+        while True:
+            found = [self.found(name) for name in self._open]
+            differing = [one for one in found if one.verdict in FOUND]
+            closed = differing or [one for one in found if one.verdict != OPEN]
+            self.verdicts |= {one.condition: one.verdict for one in closed}
+            decided += closed
+            if not differing:
+                return decided
 
-    def close(self) -> Round:
-        """Look a last time after fewer seeds than planned: the error that is left is for this look."""
-        found = tuple(self._found(name, final=True).described() for name in self._open)
-        return self._taken(Round({}, {}, found, BUDGET))
+    def close(self) -> list[Found]:
+        """Look a last time, as the budget is used up: the error that is left is for this look."""
+        found = [self.found(name, is_last=True) for name in self._open]
+        self.verdicts |= {one.condition: one.verdict for one in found}
+        self._is_spent = True
+        return found
 
-    def _taken(self, one: Round) -> Round:
-        self.take(one)
-        return one
+    @property
+    def _comparison_now(self) -> SequentialComparison:
+        """The comparison of a condition that is open, as those found to differ need no error any more."""
+        left = sum(verdict not in FOUND for verdict in self.verdicts.values())
+        return replace(self._comparison, comparisons=max(1, left))
 
-    def decision(self) -> Decision:
-        """Return what is known now."""
-        found = {name: self._closed.get(name) or self._found(name).described() for name in self._others}
-        verdicts = {one.verdict for one in found.values()}
-        ended = "" if OPEN in verdicts else "seeds" if "undecided" in verdicts else "decided"
-        return Decision(
-            metric=self._table.metric,
-            reference=self._plan.reference,
-            error=self._table.error,
-            max_seeds=self._table.max_seeds,
-            runs=0,
-            saved_runs=0,
-            ended=self.ended or ended,
-            smallest_difference=self._table.smallest_difference,
-            conditions=tuple(found.values()),
-        )
-
-    def _found(self, name: str, *, final: bool = False) -> _Found:
-        """Look at the pairs of a condition's and the reference's values."""
-        reference = self._plan.reference
-        pairs = [(self._value(name, seed), self._value(reference, seed)) for seed in self._seeds]
-        known = [(a, b) for a, b in pairs if a is not None and b is not None]
+    def found(self, name: str, *, is_last: bool = False) -> Found:
+        """Look at a condition."""
+        pairs, final = self._pairs(name), self._asked[name] == len(self._seeds)
         look = None
-        if len(known) >= FEWEST_PAIRS:
-            look = self._comparison.look(*np.array(known).T, final=final)
-        return _Found(name, tuple(known), self._table.metric, final, look)
+        if len(pairs) >= FEWEST_PAIRS:
+            spends = final or (is_last and self._table.allocate == "equal")
+            look = self._comparison_now.look(*np.array(pairs).T, final=spends)
+        verdict = look.verdict if look else OPEN
+        if (final or is_last) and verdict == OPEN:
+            verdict = "undecided"
+        if is_higher_better(self._table.metric) is False:
+            verdict = {"better": "worse", "worse": "better"}.get(verdict, verdict)
+        return Found(name, verdict, pairs, look, self._comparison)
 
-    def _value(self, name: str, seed: int) -> float | None:
-        return self.values.get(self.ids[name, seed])
+    def _pairs(self, name: str) -> list[tuple[float, float]]:
+        pairs = [
+            [self.values.get(self.ids[one, seed]) for one in (name, self._plan.reference)]
+            for seed in self._seeds
+        ]
+        return [(a, b) for a, b in pairs if a is not None and b is not None]
 
 
 @dataclass(frozen=True)
-class _Found:
+class Found:
     """A look at a condition; described only where it is needed, as an interval takes a hundred looks."""
 
     condition: str
-    pairs: tuple[tuple[float, float], ...]
-    metric: str
-    final: bool
+    verdict: str
+    pairs: Sequence[tuple[float, float]]
     look: Look | None  # None: too few pairs
-
-    @property
-    def verdict(self) -> str:
-        if self.look is None:
-            return "undecided" if self.final else OPEN
-        opposite = {"better": "worse", "worse": "better"} if is_higher_better(self.metric) is False else {}
-        return opposite.get(self.look.verdict, self.look.verdict)
-
-    @property
-    def is_open(self) -> bool:
-        return self.verdict == OPEN
+    planned: SequentialComparison  # with the error that is sure for each condition
 
     def described(self) -> ConditionDecision:
-        """Return the verdict with its interval."""
+        """Return the verdict with its interval.
+
+        The interval has the error that each condition has from the first: it holds for all at once. Holm's
+        procedure may find a difference whose sign that interval leaves open; the sign is certain then.
+        """
         if self.look is None:
             return ConditionDecision(self.condition, self.verdict, len(self.pairs))
         values, reference = np.array(self.pairs).T
         alone = float(values.var(ddof=1) + reference.var(ddof=1))
         removed = 1 - float((values - reference).var(ddof=1)) / alone if alone > 0 else None
-        low, high = (bound if math.isfinite(bound) else None for bound in self.look.interval)
+        low, high = replace(self.look, comparison=self.planned).interval
+        if self.look.verdict in FOUND:
+            low, high = (max(low, 0.0), high) if self.look.difference > 0 else (low, min(high, 0.0))
         return ConditionDecision(
             self.condition,
             self.verdict,
             self.look.seeds,
             self.look.difference,
-            low,
-            high,
+            low if math.isfinite(low) else None,
+            high if math.isfinite(high) else None,
             self.look.p_value,
             removed,
         )

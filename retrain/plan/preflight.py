@@ -16,6 +16,7 @@ from retrain.config.schema import Config, Eval
 from retrain.errors import ConfigError, LaunchError
 from retrain.event_loop import result_of
 from retrain.plan.matrix import Plan
+from retrain.records.decision import HELD_OUT
 
 if TYPE_CHECKING:
     from retrain.backends import MemoryEstimate
@@ -52,6 +53,7 @@ def preflight(plan: Plan, source: str) -> Checked:
             *_reward_problems(config.reward.reward, config.reward.params, prompts, "[reward].reward"),
             *_backend_problems(config, task, prompts, "[data]"),
             *_eval_problems(config, task, built),
+            *_decision_problems(plan, config, task),
         ]
         if not found and (needed := memory_of(config, task.train)):
             memory[run.condition] = needed
@@ -103,6 +105,17 @@ def _eval_problems(config: Config, task: Task, built: dict[str, Task]) -> Iterat
         yield from _reward_problems(reward.reward, reward.params, prompts, f"{where}.reward")
         found = _backend_problems(config, task, prompts, where)
         yield from (problem.replace("[data]", where, 1) for problem in found)
+
+
+def _decision_problems(plan: Plan, config: Config, task: Task) -> Iterator[str]:
+    """Iterate over why no run will have the metric that decides."""
+    metric = plan.decision.metric if plan.decision else ""
+    is_named = any(metric.startswith(f"{HELD_OUT}{table.name}_") for table in config.eval.tables)
+    if metric.startswith(HELD_OUT) and not is_named and not task.held_out:
+        yield (
+            f"[decision].metric: {metric} is measured on held-out prompts, and {config.data.task!r} holds "
+            "out none; give it some, or decide by another metric, such as mean_reward"
+        )
 
 
 def memory_of(config: Config, prompts: Sequence[Prompt] = ()) -> MemoryEstimate | None:

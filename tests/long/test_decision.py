@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -17,6 +17,7 @@ from retrain.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_RUN_FA
 from retrain.plan.decidable import undecidable
 from retrain.plan.decision import Progress, decide
 from retrain.plan.matrix import Plan, plan_runs
+from retrain.plan.preflight import preflight
 from retrain.records.decision import Decision
 from retrain.records.layout import CampaignFiles
 from retrain.records.manifest import read_manifest
@@ -58,6 +59,7 @@ reward.params.bonus = 0.5
 name = "alike"
 training.temperature = 1.001
 """
+NEARLY_ALL = [0.05, 0.04, 0.06, 0.03, 0.05, 0.02, -0.01]  # better by six of seven seeds
 SEEDS = (5, 7, 8, 9, 10, 11, 12, 13)  # those given, then counted on
 
 
@@ -73,7 +75,14 @@ def planned(path: Path, *overrides: str) -> Plan:
     return plan_runs(load_config(path, overrides), path.name)
 
 
-def progress(plan: Plan, values: Mapping[str, Sequence[float | None]], *, is_spent: bool = False) -> Progress:
+def progress(
+    plan: Plan,
+    values: Mapping[str, Sequence[float | None]],
+    *,
+    is_spent: bool = False,
+    begun: Collection[str] = (),
+    seconds: Mapping[str, float] | None = None,
+) -> Progress:
     """Return the progress after these values of each condition, in the order of the seeds."""
     runs = {(run.condition, run.seed): run.run_id for run in plan.runs}
     ended = {
@@ -82,7 +91,7 @@ def progress(plan: Plan, values: Mapping[str, Sequence[float | None]], *, is_spe
         for seed, value in zip(plan.seeds, found, strict=False)
     }
     assert plan.decision is not None
-    return decide(plan, plan.decision, ended, ended.keys(), is_spent=is_spent)
+    return decide(plan, plan.decision, ended, {*ended, *begun}, is_spent=is_spent, seconds=seconds)
 
 
 def verdicts(decision: Decision) -> dict[str, tuple[str, int]]:
@@ -148,6 +157,70 @@ def test_the_last_look_spends_the_error_that_is_left(decision_file: Path, seeds:
     found = progress(plan, values, is_spent=is_spent).decision
     assert verdicts(found)["bonus"] == ("better", 7)
     assert found.ended == ("budget" if is_spent else "decided")
+
+
+def test_a_condition_that_is_found_leaves_its_error_to_the_others(decision_file: Path) -> None:
+    """By Holm's procedure: six equal signs are too few for two comparisons, and enough for one."""
+    plan = planned(decision_file, "decision.max_seeds=7")
+    far = [0.5, 0.6, 0.55, 0.52, 0.57, 0.58, 0.51]
+    values = {"plain": [0.0] * 7, "bonus": far, "alike": NEARLY_ALL}
+    assert verdicts(progress(plan, values).decision) == {"bonus": ("better", 7), "alike": ("better", 7)}
+    alone = progress(plan, {**values, "bonus": [0.5, -0.5] * 3 + [0.5]}).decision
+    assert verdicts(alone)["alike"][0] == "undecided"
+
+
+def test_a_difference_found_with_the_others_error_has_an_interval_on_its_side(decision_file: Path) -> None:
+    plan = planned(decision_file, "decision.max_seeds=7")
+    values = {"plain": [0.0] * 7, "bonus": [0.5, 0.6, 0.55, 0.52, 0.57, 0.58, 0.51], "alike": NEARLY_ALL}
+    (_, alike) = progress(plan, values).decision.conditions
+    assert (alike.verdict, alike.low) == ("better", 0.0)
+    assert alike.high is not None
+    assert alike.high > 0.06
+
+
+def auto(path: Path, *overrides: str) -> Plan:
+    return planned(path, "decision.allocate=auto", *overrides)
+
+
+def test_the_next_seed_goes_where_a_difference_is_likely_and_cheap(decision_file: Path) -> None:
+    plan = auto(decision_file)
+    wide = [0.5, -0.3, 0.4]  # as likely either way
+    values = {"plain": [0.0] * 3, "bonus": [0.5, 0.6, 0.55], "alike": wide}
+    first = progress(plan, values, is_spent=False)
+    assert verdicts(first.decision) == {"bonus": ("continue", 3), "alike": ("continue", 3)}
+    assert first.wanted - progress(plan, {}).wanted == {"plain_s9", "bonus_s9"}
+    costly = progress(plan, values, seconds={"plain": 1.0, "bonus": 1000.0, "alike": 1.0})
+    assert costly.wanted - progress(plan, {}).wanted == {"plain_s9", "alike_s9"}
+
+
+def test_a_round_that_had_begun_is_ended_first(decision_file: Path) -> None:
+    plan = auto(decision_file)
+    values = {"plain": [0.0] * 3, "bonus": [0.5, 0.6, 0.55], "alike": [0.5, -0.3, 0.4]}
+    found = progress(plan, values, begun={"alike_s9"})
+    assert found.wanted - progress(plan, {}).wanted == {"plain_s9", "alike_s9"}
+
+
+def test_workers_that_would_idle_get_the_next_likeliest(decision_file: Path) -> None:
+    plan = auto(decision_file, "campaign.parallel=true", "campaign.max_workers=3", "campaign.launcher=local")
+    values = {"plain": [0.0] * 3, "bonus": [0.5, 0.6, 0.55], "alike": [0.5, -0.3, 0.4]}
+    assert progress(plan, values).wanted - progress(plan, {}).wanted == {"plain_s9", "bonus_s9", "alike_s9"}
+
+
+def test_a_budget_gives_no_last_look_to_what_was_allocated_by_values(decision_file: Path) -> None:
+    overrides = "decision.budget=1h", "decision.max_seeds=8"
+    values = {"plain": [0.0] * 7, "bonus": [0.9, 0.05, 0.6, 0.2, 0.5, 0.1, 0.8], "alike": [0.0] * 3}
+    equal = progress(planned(decision_file, *overrides), {**values, "alike": [0.0] * 7}, is_spent=True)
+    assert verdicts(equal.decision)["bonus"] == ("better", 7)
+    found = progress(auto(decision_file, *overrides), values, is_spent=True).decision
+    assert (found.ended, verdicts(found)["bonus"]) == ("budget", ("undecided", 7))
+
+
+def test_a_campaign_that_allocates_comes_to_verdicts(decision_file: Path) -> None:
+    outcome = start(decision_file, ["decision.allocate=auto"]).execute()
+    found = decision_of(outcome.directory)
+    assert (found.ended, verdicts(found)["bonus"]) == ("decided", ("better", 7))
+    (status,) = survey(outcome.directory)
+    assert len(status.runs) == found.runs
 
 
 def test_no_round_begins_after_the_budget(decision_file: Path) -> None:
@@ -352,6 +425,15 @@ def test_explain_and_the_campaign_tell_that_no_difference_can_be_found(
     told = "max_seeds = 3 finds no difference at error = 0.05 with 2 comparisons"
     assert told in retrain("explain", decision_file, *few).stdout
     assert told in retrain("run", decision_file, *few).stderr
+
+
+def test_a_held_out_metric_needs_held_out_prompts(decision_file: Path) -> None:
+    plan = planned(decision_file, "decision.metric=eval_reward", "data.options={held_out=0.0}")
+    with pytest.raises(
+        ConfigError, match="eval_reward is measured on held-out prompts, and 'successor' holds"
+    ):
+        preflight(plan, decision_file.name)
+    preflight(planned(decision_file, "decision.metric=eval_reward"), decision_file.name)
 
 
 def test_an_evaluation_of_its_own_may_decide(decision_file: Path) -> None:

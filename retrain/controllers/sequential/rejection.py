@@ -17,6 +17,7 @@ FEWEST = 3  # seeds before a verdict
 INTERIM = 0.09  # nominal two-sided error of an early look, as a share of the whole
 ENUMERATED = 14  # seeds whose patterns of signs are all counted; further signs are drawn
 EARLIER = 1e-7  # weight of the earlier sums, which orders sums that are equal
+REPEATED = 4096  # looks that are kept: a campaign repeats its own at each round
 NORMAL = NormalDist()
 
 
@@ -46,7 +47,11 @@ class SignFlips:
 
     def outcome(self, d: FloatArray, error: float, *, final: bool = False) -> Outcome:
         """Return where differences stand that were looked at after each seed; `final`: none will follow."""
-        last = len(d) if final else self.max_seeds
+        return self._outcome(d.tobytes(), error, len(d) if final else self.max_seeds)
+
+    @lru_cache(maxsize=REPEATED)  # noqa: B019  # of frozen values, and bounded
+    def _outcome(self, differences: bytes, error: float, last: int) -> Outcome:
+        d = np.frombuffer(differences)
         signs = _patterns(self.max_seeds)[: len(d)]
         # the first column is what was seen: where patterns are a sample, it is one of them
         signs = np.hstack([np.where(d < 0, -1.0, 1.0)[:, None], signs])
