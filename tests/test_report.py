@@ -131,6 +131,9 @@ def test_final_values_that_are_equal_have_an_axis_and_intervals_end_with_the_met
     (intervals,) = [layer for layer in found["layer"] if layer["mark"]["type"] == "rule"]
     assert [(row["l"], row["h"]) for row in intervals["data"]["values"]] == [(0, 1), (0, 1)]
     assert "clipped to the range of the metric" in " ".join(found["title"]["subtitle"])
+    two = {(c, s): flat(s / 2) for c in "ab" for s in range(2)}  # seeds; too few for an interval
+    found = contents(gather(write_campaign(tmp_path / "3", two))).sections["comparison"][0].spec
+    assert " ".join(found["title"]["subtitle"]).endswith("Circles: seeds. Bar: mean.")
 
 
 def test_ten_conditions_are_named_at_their_lines(tmp_path):

@@ -173,13 +173,14 @@ def final_chart(found: MetricComparison) -> Chart:
     intervals = [row for row in means if "l" in row]
     shown = [*values, *(row[end] for row in intervals for end in "lh")]
     cut = ", clipped to the range of the metric" if any(row.get("cut") for row in means) else ""
+    line = f" Line: its 95 % interval{cut}." if intervals else ""
     rule = {"type": "rule", "color": INK, "strokeWidth": 1.4}
     tick = {"type": "tick", "thickness": 3, "size": 20, "color": INK}
     hint = hints(c="condition", m=("mean", ".4~g"), **MEAN_HINTS)
     return chart(
         f"final-{found.metric.replace('_', '-')}",
         f"Final {label}, seed by seed",
-        f"{found.how[0].upper()}{found.how[1:]}. Circles: seeds. Bar: mean. Line: its 95 % interval{cut}.",
+        f"{found.how[0].upper()}{found.how[1:]}. Circles: seeds. Bar: mean.{line}",
         height=max(80, (ROW if len(names) <= MANY_ROWS else NARROW_ROW) * len(names)),
         encoding={"y": category("c", names, labelPadding=9)},
         layer=[
