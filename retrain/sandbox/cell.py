@@ -35,7 +35,7 @@ for name, source in setup.pop("modules").items():
     sys.modules[name] = types.ModuleType(name)
     exec(compile(source, name + ".py", "exec"), sys.modules[name].__dict__)
 sys.modules[name].main(setup)"""
-MODULES = ("values", "confine", "stand_in", "peer", "testing", "jobs", "zygote")
+MODULES = ("values", "confine", "stand_in", "peer", "changes", "testing", "jobs", "zygote")
 OURS, HIDDEN = "retrain.sandbox.inside", "retrain.hidden"
 CHUNK = 1 << 15
 LAST_WORDS = (

@@ -181,6 +181,12 @@ CHEATS = [
         answer="assert 7391 in f(2)",
     ),
     Cheat(
+        "a result that changes the expected value beside another",
+        "an argument that the tests look at is changed",
+        "def f(x):\n    x.clear()\n    return []",
+        answer="x = [2, 1]\nfound = f(x)\nassert x[:0] == [] and found == sorted(x)",
+    ),
+    Cheat(
         "a result that changes the expected value",
         "the expected value is computed from an argument after the call",
         "def f(x):\n    x.clear()\n    return []",

@@ -115,4 +115,20 @@ class Money:
         '[{"input": "", "output": "7"}]',
         "stdio",
     ),
+    Honest(
+        "an argument that is changed, and a result",
+        """
+class Solution:
+    def distinct(self, nums):
+        k = 0
+        for x in nums:
+            if k == 0 or nums[k - 1] != x: nums[k], k = x, k + 1
+        return k
+def order(xs):
+    xs.sort()
+    return xs
+""",
+        "nums = [1, 1, 2]\nwanted = [1, 2]\nk = Solution().distinct(nums)\nassert k == len(wanted)\n"
+        "assert nums[:k] == wanted\nxs = [2, 1]\nassert order(xs) == [1, 2] and xs == [1, 2]",
+    ),
 ]

@@ -76,6 +76,7 @@ class Peer:
         self.garbage = ""
         self.needs_sharing = False  # tests subclass a class of the program
         self.may_stop = names is not None  # a call may raise StopIteration
+        self._changing: dict[int, Any] = {}
         self.asserting: set[int] = set()  # lines of the tests in a `with` block that asserts something
 
     def serve(self) -> None:
@@ -144,14 +145,22 @@ class Peer:
     def call(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function of the other side; if it returns None, arguments that it changed are changed here.
 
-        One that returns something could otherwise also change what its result is compared with.
+        One that returns something changes only those that `may_change`: otherwise it could also change what
+        its result is compared with.
         """
         given = [self.encode(args), self.encode(kwargs)]
         result, changed = self.ask("call", number, *given)
         found = self.decode(result)
-        if found is None and changed is not None:
-            values.merged([args, kwargs], [self.decode(part) for part in changed])
+        if changed is not None:
+            mine = [one if found is None or id(one) in self._changing else None for one in args]
+            named = {key: one for key, one in kwargs.items() if found is None or id(one) in self._changing}
+            values.merged([tuple(mine), named], [self.decode(part) for part in changed])
         return found
+
+    def may_change(self, value: Any) -> Any:
+        """Return an argument that functions may change in place, whatever they return."""
+        self._changing[id(value)] = value
+        return value
 
     def encode(self, value: Any) -> Any:
         return values.encode(value, self._export)
@@ -226,7 +235,7 @@ class Peer:
             self._exported.append(value)
         for base in DATA:
             if isinstance(value, base):
-                return ["x", self.encode(_plain(base, value)), number, kind.__name__]
+                return ["x", self.encode(values.plain(base, value)), number, kind.__name__]
         if isinstance(value, type) and issubclass(value, BaseException):
             return ["e", _chain(value)]
         if isinstance(value, types.CoroutineType):
@@ -281,12 +290,6 @@ class Peer:
         if names not in self._errors:
             self._errors[names] = type(names[0], (self._error_class(names[1:]),), {})
         return self._errors[names]
-
-
-def _plain(base: type, value: Any) -> Any:
-    if base in (list, tuple, set, frozenset):
-        return base(iter(value))
-    return dict(value.items()) if base is dict else base(value)
 
 
 def _chain(kind: type[BaseException]) -> list[str]:

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from retrain.sandbox.inside import values
+from retrain.sandbox.inside import changes, values
 from retrain.sandbox.inside.peer import Peer
 from retrain.sandbox.inside.stand_in import StandIn
 
@@ -56,6 +56,8 @@ def run(reads: int, writes: int, source: str, tests: str) -> dict[str, Any]:
     peer = Peer(reads, writes)
     tree = ast.parse(tests)
     names = Names(peer, tests, tree)
+    names[changes.MARK] = peer.may_change
+    tree = changes.Marks(changes.Uses(tree).changeable()).visit(tree)
     # a loop of the tests, such as over map, would take it for its end and skip their assertions
     peer.may_stop = any(node.id == "StopIteration" for node in every(ast.Name, tree))
     for block in every(ast.With, tree):

@@ -124,6 +124,13 @@ def decode(message: Any, load: Callable[[list[Any]], Any], depth: int = 0) -> An
         raise FrameError(f"not a value: {error}") from None
 
 
+def plain(base: type, value: Any) -> Any:
+    """Return data of a subclass as data of its base."""
+    if base in (list, tuple, set, frozenset):
+        return base(iter(value))
+    return dict(value.items()) if base is dict else base(value)
+
+
 def merged(old: Any, new: Any) -> Any:
     """Return `new`; a list, dictionary or set of the same kind at the same place is changed in place."""
     if type(old) is not type(new):

@@ -1,0 +1,164 @@
+"""Arguments that the program may change in place by a function that returns something as well.
+
+Such a function could also change what its result is compared with. So a name counts only if tests bind it to
+data that they write out, and use it for nothing but calls of the program and comparisons with other data that
+they write out: `nums = [1, 1, 2]`, `k = f(nums)`, `assert nums[:k] == [1, 2]`.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import sys
+from collections.abc import Iterator, Sequence
+
+READS = ("len", "sorted", "list", "tuple", "set", "sum", "min", "max")
+PLAIN = (ast.Name, ast.Load, ast.Subscript, ast.Slice, ast.Constant, ast.UnaryOp, ast.USub, ast.Call)
+NOT_ITS_OWN = {*dir(builtins), *sys.stdlib_module_names, "np", "numpy"}
+DYNAMIC = ("eval", "exec", "globals", "locals", "vars")
+MARK = "__changes__"
+
+
+class Uses:
+    """How tests bind and use names."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        nodes = list(ast.walk(tree))
+        self.loads = [node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+        assigned = {id(node.targets[0]): node for node in nodes if isinstance(node, ast.Assign)}
+        self.values: dict[str, list[ast.expr]] = {}
+        for one in assigned.values():
+            if isinstance(target := one.targets[0], ast.Name) and len(one.targets) == 1:
+                self.values.setdefault(target.id, []).append(one.value)
+        plain = {key for key, one in assigned.items() if len(one.targets) == 1}
+        self.otherwise = {name for node in nodes if id(node) not in plain for name in _bound(node)}
+        written = {name for name, values in self.values.items() if all(map(_is_literal, values))}
+        self.written = written - self.otherwise
+        calls = [node for node in nodes if isinstance(node, ast.Call) and self._is_program(node.func)]
+        self.given = {one.id for call in calls for one in _names([*call.args, *call.keywords])}
+        checks = {id(one) for node in nodes if _checks(node) for one in _names([node])}
+        elsewhere = {one.id for one in self.loads if id(one) not in checks}
+        self.constant = self.written - self.given - elsewhere
+        self.fine: set[int] = set()  # uses of names
+        for node in nodes:
+            self._look_at(node)
+
+    def changeable(self) -> frozenset[str]:
+        """Return the names of arguments that may be changed."""
+        found = (self.written & self.given) - {one.id for one in self.loads if id(one) not in self.fine}
+        return frozenset(() if any(one.id in DYNAMIC for one in self.loads) else found)
+
+    def _look_at(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Assert) and node.msg:
+            self.fine.update(map(id, _names([node.msg])))
+        if isinstance(node, ast.Expr | ast.Assign):
+            self._allow_call(node.value)
+        for operands in _compared(node):
+            results = [one for one in operands if not self._is_written(one)]
+            if len(results) <= 1:
+                for one in results:
+                    self._allow_call(one)
+                    if self._only_reads(one):
+                        self.fine.update(map(id, _names([one])))
+
+    def _allow_call(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Call) and self._is_program(node.func):
+            self.fine.update(map(id, _arguments(node)))
+
+    def _is_program(self, function: ast.expr, seen: frozenset[str] = frozenset()) -> bool:
+        """Whether a function is the program's, as far as its name tells."""
+        if isinstance(function, ast.Name):
+            name, values = function.id, self.values.get(function.id, [])
+            is_other = name in seen or name in NOT_ITS_OWN or name in self.otherwise
+            made = [one.func if isinstance(one, ast.Call) else one for one in values]
+            return not is_other and all(self._is_program(one, seen | {name}) for one in made)
+        owner = function.value if isinstance(function, ast.Attribute) else None
+        owner = owner.func if isinstance(owner, ast.Call) else owner
+        return owner is not None and self._is_program(owner, seen)
+
+    def _is_written(self, node: ast.expr) -> bool:
+        """Whether a value is written out in the tests, and out of the program's reach."""
+        if _is_literal(node):
+            return True
+        if isinstance(node, ast.Call):
+            return self._reads(node) and all(map(self._is_written, node.args))
+        node = node.value if isinstance(node, ast.Subscript) else node
+        return isinstance(node, ast.Name) and node.id in self.constant
+
+    def _only_reads(self, node: ast.AST) -> bool:
+        """Whether an expression tells only what is in a value, such as `sorted(nums[:k])`."""
+        nodes = list(ast.walk(node))
+        calls = [one for one in nodes if isinstance(one, ast.Call)]
+        return all(map(self._reads, calls)) and all(isinstance(one, PLAIN) for one in nodes)
+
+    def _reads(self, call: ast.Call) -> bool:
+        name = call.func.id if isinstance(call.func, ast.Name) else ""
+        return name in READS and name not in self.otherwise and name not in self.values and not call.keywords
+
+
+class Marks(ast.NodeTransformer):
+    """Marks changeable arguments of calls: `f(x)` becomes `f(__changes__(x))`."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        self.generic_visit(node)
+        node.args = [self._marked(one) for one in node.args]
+        for keyword in node.keywords:
+            keyword.value = self._marked(keyword.value)
+        return node
+
+    def _marked(self, node: ast.expr) -> ast.expr:
+        if not (isinstance(node, ast.Name) and node.id in self._names):
+            return node
+        mark = ast.Call(ast.Name(MARK, ast.Load()), [node], [])
+        return ast.fix_missing_locations(ast.copy_location(mark, node))
+
+
+def _is_literal(node: ast.expr) -> bool:
+    try:
+        ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return False
+    return True
+
+
+def _bound(node: ast.AST) -> Iterator[str]:
+    """Iterate over the names that a node binds."""
+    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+        yield node.id
+    elif isinstance(node, ast.arg):
+        yield node.arg
+    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and node.module != "solution"):
+        yield from (one.asname or one.name for one in node.names)
+    elif isinstance(node, ast.Global | ast.Nonlocal):
+        yield from node.names
+    elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
+        yield node.name
+    elif isinstance(node, ast.MatchMapping) and node.rest:
+        yield node.rest
+
+
+def _names(nodes: Sequence[ast.AST]) -> Iterator[ast.Name]:
+    return (one for node in nodes for one in ast.walk(node) if isinstance(one, ast.Name))
+
+
+def _checks(node: ast.AST) -> bool:
+    is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    return isinstance(node, ast.Assert) or (is_method and node.func.attr.startswith("assert"))  # type: ignore[attr-defined]
+
+
+def _arguments(call: ast.Call) -> Iterator[ast.Name]:
+    values = [*call.args, *(one.value for one in call.keywords)]
+    return (one for one in values if isinstance(one, ast.Name))
+
+
+def _compared(node: ast.AST) -> Iterator[Sequence[ast.expr]]:
+    """Iterate over the values that a node compares: by operators, or a method such as `assertEqual`."""
+    if isinstance(node, ast.Compare):
+        yield [node.left, *node.comparators]
+    elif isinstance(node, ast.Call) and _checks(node):
+        yield node.args[:2]
