@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from retrain.backends import BackendSpec
+from retrain.backends.ratio_cap import RatioCap
 from retrain.backends.tinker import advise_run, check_options, check_run, connect
 from retrain.backends.tinker.state import State, read_state, write_state
-from retrain.backends.tinker.wire import ApiLoss, api_loss, check_advantages, loss_inputs
+from retrain.backends.tinker.wire import ApiLoss, api_loss, loss_inputs
 from retrain.config.schema import Algorithm, Config, Model, Training
 from retrain.distribution import install_command
 from retrain.errors import ConfigError, NonFiniteError, RecordsError, RunFailedError
@@ -93,9 +94,9 @@ def test_clip_distances_become_absolute_bounds(loss: Loss, config: dict[str, flo
     assert api_loss(loss) == ApiLoss(loss.name, pytest.approx(config))
 
 
-def test_a_loss_that_the_api_does_not_know_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"my\.loss.*importance_sampling, ppo, cispo, gspo only"):
-        api_loss(Loss("my.loss", ppo.evaluate))
+def test_the_api_computes_neither_our_own_losses_nor_capped_ratios() -> None:
+    assert api_loss(Loss("my.loss", ppo.evaluate)) is None
+    assert api_loss(Loss("ppo", RatioCap(2.0).limit(ppo.evaluate), is_capped=True)) is None
 
 
 @pytest.mark.parametrize("name", ["ppo", "importance_sampling", "cispo", "gspo"])
@@ -115,10 +116,10 @@ def test_a_weight_inside_the_advantages_is_a_weight_of_the_loss(name: str) -> No
     np.testing.assert_allclose(inside.slope, weights * outside.slope)
 
 
-def test_gspo_needs_equal_advantages_within_a_rollout() -> None:
-    check_advantages([sample(advantages=(1.0, 1.0, 1.0))], api_loss(Loss("gspo", gspo.evaluate)))
-    with pytest.raises(ConfigError, match="transform_mode"):
-        check_advantages([sample()], api_loss(Loss("gspo", gspo.evaluate)))
+def test_the_api_computes_gspo_for_equal_advantages_within_a_rollout_only() -> None:
+    loss = Loss("gspo", gspo.evaluate)
+    assert api_loss(loss, [sample(advantages=(1.0, 1.0, 1.0))]) is not None
+    assert api_loss(loss, [sample()]) is None
 
 
 def test_options_out_of_range_or_misspelt_are_named() -> None:
@@ -131,9 +132,9 @@ def test_options_out_of_range_or_misspelt_are_named() -> None:
 def test_what_would_stop_a_run_is_said_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
     monkeypatch.delenv("TINKER_CREDENTIAL_CMD", raising=False)
-    algorithm = Algorithm(loss_mode="gspo", transform_mode="gtpo", kl_coef=0.1)
+    algorithm = Algorithm(loss_mode="gspo", kl_coef=0.1)
     problems = check_run(Config(algorithm=algorithm, training=Training(entropy_bonus=0.1)))
-    for part in ("TINKER_API_KEY", "[model].model", "gspo", "entropy_bonus", "kl_coef"):
+    for part in ("TINKER_API_KEY", "[model].model", "entropy_bonus", "kl_coef"):
         assert any(part in problem for problem in problems)
 
 

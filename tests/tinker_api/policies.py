@@ -38,6 +38,11 @@ class Policy:
         self._gradient = self.weights.zeros_like()
 
     @property
+    def gradient(self) -> Weights:
+        """Summed since the last step."""
+        return self._gradient
+
+    @property
     def steps(self) -> int:
         return self._adam.steps
 
@@ -48,7 +53,8 @@ class Policy:
         totals, gradient = loss_gradient(
             self.weights, self.weights, prompts, samples, loss, Optimization(0.0)
         )
-        self._gradient.flat += gradient.flat
+        if not request.forward_only:
+            self._gradient.flat += gradient.flat
         parts = np.split(scored[0], np.cumsum([len(sample.rollout.tokens) for sample in samples])[:-1])
         shifted = [
             np.concatenate([np.zeros(len(p) - 1), part]) for p, part in zip(prompts, parts, strict=True)

@@ -134,7 +134,9 @@ class Service:
 
     def forward_backward(self, request: ForwardBackward) -> Json:
         model = self._find(request.model_id)
-        self.bill.charge(f"{model.id}:{request.seq}", train=sum(len(datum.tokens) for datum in request.data))
+        tokens = sum(len(datum.tokens) for datum in request.data)
+        kind = "prefill" if request.forward_only else "train"
+        self.bill.charge(f"{model.id}:{request.seq}", **{kind: tokens})
         return self._in_turn(model, request.seq, lambda: model.policy.forward_backward(request))
 
     def optim_step(self, request: Json) -> Json:

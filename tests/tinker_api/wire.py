@@ -26,6 +26,7 @@ class ForwardBackward:
     loss: str
     config: Mapping[str, float]
     data: list[Datum]
+    forward_only: bool = False
 
 
 def read_forward_backward(body: bytes, encoding: str) -> ForwardBackward:
@@ -37,6 +38,7 @@ def read_forward_backward(body: bytes, encoding: str) -> ForwardBackward:
         message.loss_fn,
         dict(message.loss_fn_config),
         [_datum(datum) for datum in message.data],
+        message.forward_only,
     )
 
 

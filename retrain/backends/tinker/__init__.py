@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from retrain import extras
 from retrain.backends import BackendSpec
 from retrain.backends.options import number, parsed, problems_of, table, template_problems, whole
-from retrain.backends.tinker.wire import loss_problem
 from retrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -71,21 +70,12 @@ def check_options(options: Mapping[str, object]) -> list[str]:
 def check_run(config: Config) -> list[str]:
     """Return the problems that would stop this run, each with its key; free of charge."""
     problems = _missing(config.model.model)
-    if wrong := loss_problem(config.algorithm.loss_mode):
-        problems.append(f"[algorithm].loss_mode: {wrong}")
-    if config.algorithm.loss_mode == "gspo" and config.algorithm.transform_mode != "none":
-        problems.append(
-            '[algorithm].transform_mode: the Tinker API computes "gspo" for advantages that are equal '
-            'within a rollout only; needs "none"'
-        )
     if not config.environment.is_single_turn:
         problems.append("[environment].environment: the backend samples single turns only")
     if config.training.entropy_bonus:
         problems.append("[training].entropy_bonus: the Tinker API has none; needs 0")
     if config.algorithm.kl_coef:
         problems.append("[algorithm].kl_coef: the Tinker API has no KL term; needs 0")
-    if config.algorithm.ratio_cap:
-        problems.append("[algorithm].ratio_cap: the Tinker API has none; needs 0")
     return problems
 
 

@@ -41,6 +41,11 @@ def sampled(prompt: int, response: SampleResponse) -> Tokens:
     return Tokens(prompt - hits, hits + others, sum(len(one.tokens) for one in response.sequences))
 
 
+def scored(data: Sequence[Datum]) -> Tokens:
+    """Return what a forward pass over data is billed: it is a prompt that is read."""
+    return Tokens(sum(int(datum.model_input.length) for datum in data))
+
+
 def trained(data: Sequence[Datum]) -> Tokens:
     """Return what one pass over data, forward and backward, is billed."""
     return Tokens(train=sum(int(datum.model_input.length) for datum in data))

@@ -18,24 +18,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tinker.types import AdamParams, ModelInput, SampleResponse, SamplingParams
+from tinker.types import AdamParams, Datum, ModelInput, SampleResponse, SamplingParams
 
 from retrain.backends import BackendInfo, BackendSpec, Optimization, Sampling, UpdateStats
 from retrain.backends.text import Text, to_groups
 from retrain.backends.tinker import TinkerOptions, billing
 from retrain.backends.tinker.billing import billed, sampled
 from retrain.backends.tinker.calls import Calls
+from retrain.backends.tinker.custom import Linear
 from retrain.backends.tinker.session import Session
 from retrain.backends.tinker.state import Sampler, Update, read_state, write_state
 from retrain.backends.tinker.wire import (
+    LINEAR,
+    ApiLoss,
     Auditor,
     api_loss,
-    check_advantages,
     drawn_from,
+    scored_by,
     to_datum,
 )
 from retrain.demonstrations import Demonstration
-from retrain.errors import ConfigError, NonFiniteError
+from retrain.errors import ConfigError, NonFiniteError, RunFailedError
 from retrain.event_loop import in_thread
 from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
 
@@ -86,30 +89,52 @@ class TinkerBackend:
     async def update(
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
     ) -> UpdateStats:
-        """Take one Adam step; gradient computation and step are submitted together."""
+        """Take one Adam step; gradient computation and step are submitted together.
+
+        A loss that the API does not compute takes a forward pass before them.
+        """
         if not samples:
             raise ValueError("samples: got none; a step without signal needs no update")
-        wanted = api_loss(loss)
-        check_advantages(samples, wanted)
         if optimization.entropy_bonus or optimization.kl_coef:
             raise ConfigError("entropy_bonus and kl_coef: the Tinker API has neither; both need to be 0")
-        text = await self._tokenizer()
-        data = [to_datum(text.encode(s.rollout.prompt), s, wanted) for s in samples]
+        wanted, linear = api_loss(loss, samples), None
+        if wanted is None:
+            linear = await self._linearized(samples, loss, optimization)
+            wanted, samples, loss = LINEAR, linear.samples, linear.loss
+        data = await self._data(samples, wanted)
         if len(self.session.since) >= self._options.replay_steps:
             await self.session.save()
-        on_policy = not wanted.is_supervised and all(
+        on_policy = not (wanted.is_supervised and linear is None) and all(
             s.rollout.policy_version == self.session.version for s in samples
         )
         outcome = await self.session.update(
             Update(data, wanted, self._adam(optimization), optimization.is_last)
         )
         stats = self._auditor.read(samples, loss, outcome, on_policy=on_policy)
+        if linear is not None:
+            stats = linear.stats(stats)
         if not np.isfinite([stats.loss, stats.grad_norm]).all():
             await self.session.undo()
             raise NonFiniteError(
                 f"loss {stats.loss}, gradient norm {stats.grad_norm}; the step was taken back, lower lr"
             )
         return stats
+
+    async def _linearized(
+        self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
+    ) -> Linear:
+        blank = [replace(sample, advantages=np.zeros(len(sample.advantages))) for sample in samples]
+        update = Update(await self._data(blank, LINEAR), LINEAR, self._adam(optimization))
+        logprobs = scored_by(samples, await self.session.forward(update))
+        if logprobs is None:
+            raise RunFailedError(
+                f"[algorithm].loss_mode: {loss.name!r} needs the server's log-probabilities; it returns none"
+            )
+        return Linear.of(samples, loss, optimization, logprobs, None)
+
+    async def _data(self, samples: Sequence[TrainingSample], loss: ApiLoss) -> list[Datum]:
+        text = await self._tokenizer()
+        return [to_datum(text.encode(sample.rollout.prompt), sample, loss) for sample in samples]
 
     async def written(self, demonstrations: Sequence[Demonstration]) -> list[Rollout]:
         text = await self._tokenizer()

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ from tinker import types
 
 from retrain.backends import BackendSpec, StartProgress
 from retrain.backends.tinker import DAY_S, TinkerOptions
-from retrain.backends.tinker.billing import billed, trained
+from retrain.backends.tinker.billing import billed, scored, trained
 from retrain.backends.tinker.calls import Calls
 from retrain.backends.tinker.connection import Connection
 from retrain.backends.tinker.faults import FAULTS, describe, is_full, is_refusal, lacks_route
@@ -92,6 +92,15 @@ class Session:
             return outcome
 
         return await self._persist(f"update {self.version + 1}", attempt)
+
+    async def forward(self, update: Update) -> Sequence[Mapping[str, Any]]:
+        """Return the API's output for each datum of an update, without a gradient."""
+
+        async def attempt() -> Sequence[Mapping[str, Any]]:
+            training = await self._trained()
+            return await self._certain(self._forward(training, update))
+
+        return await self._persist(f"scoring for update {self.version + 1}", attempt)
 
     async def undo(self) -> None:
         async with self._lock:
@@ -237,9 +246,25 @@ class Session:
         )
         return str(answer.path)
 
+    async def _forward(self, training: tinker.TrainingClient, update: Update) -> Sequence[Mapping[str, Any]]:
+        outputs: list[Mapping[str, Any]] = []
+        for part in update.parts_for(training):
+            passed = await self._calls.once("forward", partial(self._scored, training, part, update))
+            outputs += passed.loss_fn_outputs
+        return outputs
+
+    def _scored(
+        self, training: tinker.TrainingClient, part: list[types.Datum], update: Update
+    ) -> Awaitable[types.ForwardBackwardOutput]:
+        def call() -> Awaitable[types.ForwardBackwardOutput]:
+            future: Awaitable[types.ForwardBackwardOutput] = training.forward(part, update.loss.name)
+            return future
+
+        tokens = scored(part)
+        return billed(self._spec.meter, tokens, call, lambda _: tokens)
+
     async def _step(self, training: tinker.TrainingClient, update: Update) -> UpdateOutcome:
-        limits = training.holder.get_client_config()
-        *before, last = update.parts(limits.fwdbwd_max_chunk_len, limits.fwdbwd_max_chunk_bytes_count)
+        *before, last = update.parts_for(training)
 
         def differentiate(part: list[types.Datum]) -> Awaitable[types.ForwardBackwardOutput]:
             def call() -> Awaitable[types.ForwardBackwardOutput]:

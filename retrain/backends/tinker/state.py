@@ -14,7 +14,7 @@ from retrain.backends.tinker.wire import ApiLoss
 from retrain.errors import RecordsError
 
 if TYPE_CHECKING:
-    from tinker import SamplingClient
+    from tinker import SamplingClient, TrainingClient
     from tinker.types import AdamParams, Datum
 
 FORMAT = 1  # of the file; increment when old ones can no longer be read
@@ -39,6 +39,11 @@ class Update:
     loss: ApiLoss
     adam: AdamParams
     is_last: bool = True  # before it, sampling continues with the earlier policy
+
+    def parts_for(self, training: TrainingClient) -> list[list[Datum]]:
+        """Return the data in parts that the server takes in one request."""
+        limits = training.holder.get_client_config()
+        return self.parts(limits.fwdbwd_max_chunk_len, limits.fwdbwd_max_chunk_bytes_count)
 
     def parts(self, most_datums: int, most_bytes: int) -> list[list[Datum]]:
         """Return the data in parts of one request each."""

@@ -63,26 +63,27 @@ class ApiLoss:
         return self.name == "cross_entropy"
 
 
-def loss_problem(name: str) -> str:
-    """Return why the API cannot compute a loss; "" if it can."""
-    if name in KNOWN:
-        return ""
-    return f"got {name!r}; the Tinker API computes {', '.join(KNOWN)} only"
+LINEAR = ApiLoss("cross_entropy", {})  # minus the sum of weight x log-probability
 
 
-def api_loss(loss: Loss) -> ApiLoss:
-    """Translate a loss; missing clip bounds default to those of our own function."""
+def api_loss(loss: Loss, samples: Sequence[TrainingSample] = ()) -> ApiLoss | None:
+    """Translate a loss that the API computes itself; None if it does not.
+
+    Missing clip bounds default to those of our own function. The API's `gspo` needs advantages that are equal
+    within a rollout, because it has one ratio for each.
+    """
     if loss.name == SUPERVISED:
-        return ApiLoss("cross_entropy", {})
-    problem = loss_problem(loss.name)
-    if problem:
-        raise ConfigError(f"[algorithm].loss_mode: {problem}")
+        return LINEAR
+    if loss.name not in KNOWN or loss.is_capped:
+        return None
     name = cast(Name, loss.name)
     if name in UNCLIPPED:
         return ApiLoss(name, {})
     parameters = inspect.signature(loss.evaluate).parameters
     low, high = (float(parameters[key].default) for key in ("clip_low", "clip_high"))
-    return ApiLoss(name, {"clip_low_threshold": 1.0 - low, "clip_high_threshold": 1.0 + high})
+    found = ApiLoss(name, {"clip_low_threshold": 1.0 - low, "clip_high_threshold": 1.0 + high})
+    differ = found.is_per_rollout and any(np.ptp(s.advantages) > 0 for s in samples if len(s.advantages))
+    return None if differ else found
 
 
 def loss_inputs(prompt: Ids, sample: TrainingSample, loss: ApiLoss) -> dict[str, NDArray[Any]]:
@@ -117,15 +118,6 @@ def loss_inputs(prompt: Ids, sample: TrainingSample, loss: ApiLoss) -> dict[str,
         if not np.isfinite(inputs[name]).all():
             raise NonFiniteError(f"the {name} of a rollout of prompt {number} are not finite")
     return inputs
-
-
-def check_advantages(samples: Sequence[TrainingSample], loss: ApiLoss) -> None:
-    """Reject advantages that differ within a rollout if the loss has one ratio per rollout."""
-    if loss.is_per_rollout and any(np.ptp(s.advantages) > 0 for s in samples if len(s.advantages)):
-        raise ConfigError(
-            '[algorithm].loss_mode: the Tinker API computes "gspo" for advantages that are equal within a '
-            'rollout only; use transform_mode = "none", or another loss'
-        )
 
 
 def to_datum(prompt: Ids, sample: TrainingSample, loss: ApiLoss) -> Datum:
@@ -198,7 +190,7 @@ class Auditor:
         does not report it. If the response has no log-probabilities, the sampler's are used. `on_policy`
         samples are from the policy that was updated.
         """
-        data, scored = TokenData.of(samples), _scored(samples, outcome.outputs)
+        data, scored = TokenData.of(samples), scored_by(samples, outcome.outputs)
         sampled = data.sampler_logprobs
         logprobs = sampled if scored is None else scored
         terms = loss.evaluate(logprobs, sampled, data.advantages, data.sequence)
@@ -243,7 +235,7 @@ class Auditor:
             log.warning(text)
 
 
-def _scored(samples: Sequence[TrainingSample], outputs: Sequence[Mapping[str, Any]]) -> Floats | None:
+def scored_by(samples: Sequence[TrainingSample], outputs: Sequence[Mapping[str, Any]]) -> Floats | None:
     """Return the trainer's log-probabilities of all completion tokens; None if the API returns none."""
     if len(outputs) != len(samples):
         raise RunFailedError(f"the API returned {len(outputs)} results for {len(samples)} rollouts")
