@@ -12,9 +12,11 @@ import pytest
 from retrain import worker
 from retrain.campaign.orchestrate import CampaignOutcome
 from retrain.campaign.run import reopen, start
-from retrain.config.load import parse
+from retrain.config.load import load_config, parse
 from retrain.config.prices import Price, age_notice, price_of
 from retrain.errors import ConfigError, RecordsError
+from retrain.plan.estimate.history import learn
+from retrain.plan.explain import explain_plan
 from retrain.plan.matrix import plan_runs
 from retrain.plan.preflight import preflight
 from retrain.records.campaign_state import asked_to_stop
@@ -218,3 +220,36 @@ def test_compare_tells_what_a_difference_costs(campaign_file: Path) -> None:
         f"maxrl: {dollars(dear.cost_usd)}; {dollars(dear.dearer_usd)} more; mean_reward +"
     )
     assert said[1].endswith(" per further dollar")
+
+
+def test_explain_tells_what_a_plan_costs_from_a_pilot(campaign_file: Path) -> None:
+    text = campaign_file.read_text() + CAMPAIGN
+    campaign_file.write_text(text)
+    pilot = start(campaign_file, ["campaign.launcher=inline", "campaign.parallel=false"]).execute()
+    overrides = ["campaign.launcher=inline", "campaign.parallel=false", "campaign.max_steps=40"]
+    plan = plan_runs(load_config(campaign_file, overrides), "c")
+    explained = explain_plan(plan, preflight(plan, "c"), learn(pilot.directory), 1.0, "c.toml")
+    bill = survey(start(campaign_file, overrides).execute().directory)[0].cost_usd
+    assert explained.cost is not None
+    assert bill is not None
+    assert explained.cost.p50_usd == pytest.approx(bill, rel=0.15)  # 4 steps a run tell 40
+    assert explained.cost.p50_usd < explained.cost.p90_usd < 1.5 * explained.cost.p50_usd
+    known = [one.cost_usd for one in survey(pilot.directory)[0].conditions]
+    again = plan_runs(load_config(campaign_file), "c")
+    same = explain_plan(again, preflight(again, "c"), learn(pilot.directory), 1.0, "c.toml").cost
+    assert same is not None
+    assert [one.p50_usd for one in same.conditions] == pytest.approx(known)
+
+
+def test_explain_tells_that_a_plan_may_cost_more_than_its_budget(campaign_file: Path) -> None:
+    stopped = run_with_budget(campaign_file, 0.0005)
+    plan = plan_runs(load_config(campaign_file, ["budget.usd=0.0005"]), "c")
+    explained = explain_plan(plan, preflight(plan, "c"), learn(stopped.directory), 1.0, "c.toml")
+    assert any(
+        "more than its budget of $0.00050, at which it would stop" in one for one in explained.warnings
+    )
+    unknown = explain_plan(plan, preflight(plan, "c"), None, 1.0, "c.toml")
+    assert (unknown.cost, unknown.cost_unknown) == (
+        None,
+        "no earlier run of these conditions has counted its tokens",
+    )

@@ -13,7 +13,7 @@ import pytest
 
 from retrain.cli import doctor
 from retrain.plan import checklist, expected_seeds, explain
-from retrain.plan.estimate import Change, learned, wall_time
+from retrain.plan.estimate import Change, learned, money, wall_time
 from retrain.records import decision
 from retrain.records.manifest import Expectation
 from retrain.records.pace import Pace
@@ -37,6 +37,7 @@ DOCUMENTED = {
     "MemoryUse": explain.MemoryUse,
     "KeyDifference": compare.KeyDifference,
     "Cost": compare.Cost,
+    **{kind.__name__: kind for kind in (money.CostForecast, money.ConditionCost)},
     "ChecklistLine": checklist.ChecklistLine,
     "Check": doctor.Check,
 }

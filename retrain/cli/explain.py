@@ -13,11 +13,12 @@ from typer import Option
 
 from retrain.cli import AsJson, ConfigFile, Overrides, duration
 from retrain.errors import EXIT_CONFIG
-from retrain.records.text import about, count_of, format_duration, gib, number, plain, plain_lines
+from retrain.records.text import about, count_of, dollars, format_duration, gib, number, plain, plain_lines
 from retrain.render.tables import console, fitted, print_result
 
 if TYPE_CHECKING:
     from retrain.plan.checklist import ChecklistLine
+    from retrain.plan.estimate.money import CostForecast
     from retrain.plan.estimate.wall_time import WallTime
     from retrain.plan.expected_seeds import ExpectedSeeds
     from retrain.plan.explain import Explanation, MemoryUse
@@ -144,10 +145,24 @@ def _facts(explanation: Explanation) -> Iterator[tuple[str, str]]:
     yield from dict.fromkeys(("memory of a run", _memory(use)) for use in explanation.memory)
     if explanation.wall_time is not None:
         yield from _time(explanation.wall_time)
+        yield from _cost(explanation.cost)
     else:
         unknown = ", ".join(explanation.unknown[:-1]), *explanation.unknown[-1:]
         yield "wall time", "unknown; no earlier run has measured " + " or ".join(filter(None, unknown))
         yield "measure it with", explanation.pilot_command
+    if explanation.cost_unknown:
+        yield "cost", f"unknown; {explanation.cost_unknown}"
+
+
+def _cost(cost: CostForecast | None) -> Iterator[tuple[str, str]]:
+    if cost is None:
+        return
+    yield "cost, forecast", f"P50 {dollars(cost.p50_usd)}, P90 {dollars(cost.p90_usd)}"
+    for one in cost.conditions if len(cost.conditions) > 1 else ():
+        each = f"{dollars(one.run_usd)} a run" + ", from runs with other settings" * (
+            one.match == "other settings"
+        )
+        yield "", f"{plain(one.condition)}: P50 {dollars(one.p50_usd)}, P90 {dollars(one.p90_usd)}; {each}"
 
 
 def _expected_seeds(expected: ExpectedSeeds, most: int) -> str:

@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from retrain import registry
 from retrain.config.keys import quote
+from retrain.config.prices import price_of, priced_as, unpriced
 from retrain.config.resolve import RUN_SECTIONS
 from retrain.config.sweep import swept_keys
 from retrain.plan.checklist import ChecklistLine, Decisions, warnings_of
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.preflight import Checked, sandbox_warnings, sandboxes_of
-from retrain.records.text import count_of, gib
+from retrain.records.text import count_of, dollars, gib
 
 if TYPE_CHECKING:
     from retrain.plan.estimate.history import History
+    from retrain.plan.estimate.money import CostForecast
     from retrain.plan.estimate.wall_time import WallTime
     from retrain.plan.expected_seeds import ExpectedSeeds
 
@@ -79,6 +82,8 @@ class Explanation:
     script: str = ""  # what the launcher would submit
     sandboxes: tuple[str, ...] = ()  # where programs of the policy would run here
     memory: tuple[MemoryUse, ...] = ()  # of one run of each condition, where it is known
+    cost: CostForecast | None = None  # None while prices, or the tokens of a step, are not known
+    cost_unknown: str = ""  # why it is None, where a price is known or needed
     expected_seeds: tuple[ExpectedSeeds, ...] = ()  # with `[decision]`, for differences that may be
 
 
@@ -106,7 +111,7 @@ def explain_plan(
         free_memory: device (cpu or cuda) -> bytes that are free, None if not known.
     """
     first = plan.first_runs()
-    time = _time(plan, history, cores)
+    time, cost = _time(plan, history, cores), _cost(plan, history, cores)
     configs = [run.config for run in first.values()]
     sandboxes = sandboxes_of(configs)
     memory = tuple(_memory_uses(checked, free_memory))
@@ -115,6 +120,7 @@ def explain_plan(
         *checked.warnings,
         *sandbox_warnings(configs, sandboxes),
         *_short_of_memory(memory, plan.workers),
+        *_over_budget(plan, cost),
     )
     steps = f"{'training' if plan.is_single_run else 'campaign'}.max_steps=20"
     logs = shlex.quote(str(plan.log_dir))
@@ -138,6 +144,8 @@ def explain_plan(
         script=script,
         sandboxes=tuple(sandboxes),
         memory=memory,
+        cost=cost,
+        cost_unknown="" if cost else _cost_unknown(plan),
         expected_seeds=_expected(plan, learned_from, time.p50_s if time else None),
     )
 
@@ -148,6 +156,35 @@ def _time(plan: Plan, history: History | None, cores: float) -> WallTime | None:
     from retrain.plan.estimate.wall_time import wall_time  # a plan alone needs no estimate
 
     return wall_time(plan, history, cores)
+
+
+def _cost(plan: Plan, history: History | None, cores: float) -> CostForecast | None:
+    if history is None or all(price_of(run.config) is None for run in plan.first_runs().values()):
+        return None
+    from retrain.plan.estimate.learned import learned_for
+    from retrain.plan.estimate.money import cost_forecast
+
+    learned = learned_for(plan, history, cores)
+    return cost_forecast(plan, learned) if learned is not None else None
+
+
+def _cost_unknown(plan: Plan) -> str:
+    """Return why a plan's cost is not known; "" if nothing in it has a price or is billed by an API."""
+    configs = [run.config for run in plan.first_runs().values()]
+    is_billed = any(registry.hook("backends", config.backend.backend, "price") for config in configs)
+    unknown = sorted({priced_as(config) for config in configs if price_of(config) is None})
+    if unknown and (is_billed or len(unknown) < len({priced_as(config) for config in configs})):
+        return "; ".join(map(unpriced, unknown))
+    return "" if unknown else "no earlier run of these conditions has counted its tokens"
+
+
+def _over_budget(plan: Plan, cost: CostForecast | None) -> Iterator[str]:
+    budget_usd = plan.runs[0].config.budget.usd
+    if cost is not None and budget_usd is not None and cost.p90_usd > budget_usd:
+        yield (
+            f"the campaign may cost {dollars(cost.p90_usd)} (P90; P50 {dollars(cost.p50_usd)}), more than "
+            f"its budget of {dollars(budget_usd)}, at which it would stop"
+        )
 
 
 def _expected(plan: Plan, learned_from: str, full_s: float | None) -> tuple[ExpectedSeeds, ...]:

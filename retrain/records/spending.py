@@ -40,6 +40,20 @@ class Tokens:
         return math.fsum(count * getattr(price, kind) for kind, count in asdict(self).items()) / MILLION
 
 
+COUNTS = (
+    "prefill_tokens",
+    "cached_tokens",
+    "sampled_tokens",
+    "trained_tokens",
+)  # keys of a row, in this order
+
+
+def tokens_of(row: Mapping[str, Any]) -> Tokens | None:
+    """Return the tokens that a row of metrics.jsonl counts; None if it counts none."""
+    counts = [count for key in COUNTS if isinstance(count := row.get(key), int)]
+    return Tokens(*counts) if len(counts) == len(COUNTS) else None
+
+
 @dataclass(frozen=True, slots=True)
 class Spending:
     """What one run has spent in all of its attempts; dollars are None where the price is not known."""

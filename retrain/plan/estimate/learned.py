@@ -27,6 +27,7 @@ from retrain.plan.estimate.workload import (
 )
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.metrics import mean, median
+from retrain.records.spending import Tokens
 
 MatchedBy = Literal["same", "other condition", "other settings"]
 Compared = tuple[MeasuredRun, Sequence[str]]  # a run, and the settings in which it differs from the plan
@@ -67,6 +68,8 @@ class Measured(MeasuredCondition):
     step_times_s: tuple[float, ...]
     run_means_s: tuple[float, ...]  # mean step time of each run
     calls_at_once: int
+    step_tokens: tuple[tuple[Tokens, ...], ...] = ()  # of each run that counts them
+    closing_tokens: tuple[Tokens, ...] = ()  # after the last row, of each run where it is known
 
     @property
     def cost(self) -> StepCost:
@@ -162,6 +165,8 @@ def _measured(run: RunPlan, runs: Sequence[MeasuredRun]) -> Measured:
         step_times_s=times,
         run_means_s=tuple(statistics.fmean(r.step_times_s) for r in chosen),
         calls_at_once=round(statistics.median(r.parts.calls_at_once for r in chosen)),
+        step_tokens=tuple(r.step_tokens for r in chosen if r.step_tokens),
+        closing_tokens=tuple(r.closing_tokens for r in chosen if r.closing_tokens is not None),
     )
 
 

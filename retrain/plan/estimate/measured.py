@@ -18,12 +18,23 @@ from retrain.records.lines import Row, number_in
 from retrain.records.metrics import MetricsEnds, mean, median, read_ends
 from retrain.records.pace import PAUSES, active_s, paused_between_s
 from retrain.records.run_state import Attempt, Done, RunState, read_attempts, read_done
+from retrain.records.spending import COUNTS, Tokens, read_spending, tokens_of
 
 MOST_ROWS = 500  # the last ones of a run, so that a long run costs no more than a short one
 TIMES = ("step_time_s", "sample_time_s", "reward_time_s", "train_time_s", "permit_wait_s", "permit_held_s")
 CALLING = ("step_time_s", "sample_time_s", "train_time_s", "permit_wait_s", "permit_held_s")
 WAITING = "environment_wait_s"
-KEYS = ("attempt", "timestamp", *TIMES, *PAUSES, WAITING, "permits", "max_token_hit_rate", "eval_time_s")
+KEYS = (
+    "attempt",
+    "timestamp",
+    *TIMES,
+    *PAUSES,
+    WAITING,
+    "permits",
+    "max_token_hit_rate",
+    "eval_time_s",
+    *COUNTS,
+)
 RETRIED = (RunState.INFRASTRUCTURE, RunState.STALLED)
 
 
@@ -59,6 +70,8 @@ class MeasuredRun:
     span: tuple[float, float] | None = None  # start and end of its last attempt, in seconds since 1970
     alive: tuple[AliveSpan, ...] = ()  # runs alive in that span, itself included; empty if not known
     at_a_time: int = 0  # concurrent runs of its campaign; 0 if not known
+    step_tokens: tuple[Tokens, ...] = ()  # billed, as rows count them; empty if they do not
+    closing_tokens: Tokens | None = None  # billed after the last row; None if not known
 
     def alone(self, crowding: Crowding) -> MeasuredRun:
         """Return the run with its times converted to those of a run alone."""
@@ -135,7 +148,17 @@ def measure_run(directory: Path) -> MeasuredRun | None:
         failures=sum(a.ending in RETRIED for a in attempts),
         active_s=math.fsum(times) / len(times) * int(ends.last[-1]["step"]),
         span=_span(attempt, last),
+        step_tokens=tuple(tokens for row in ends.last if (tokens := tokens_of(row))),
+        closing_tokens=_closing_tokens(files, ends.last) if is_finished else None,
     )
+
+
+def _closing_tokens(files: RunFiles, rows: Sequence[Row]) -> Tokens | None:
+    """Return what was billed after the last row, as for the last evaluation; None if rows are missing."""
+    counted, spent = [tokens for row in rows if (tokens := tokens_of(row))], read_spending(files)
+    if spent is None or len(counted) != int(rows[-1]["step"]) or any(row["attempt"] != 1 for row in rows):
+        return None
+    return spent.tokens - sum(counted, Tokens())
 
 
 def _tables(files: RunFiles) -> dict[str, Any]:
