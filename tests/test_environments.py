@@ -420,6 +420,18 @@ def test_a_coroutine_that_blocks_costs_its_episode(monkeypatch: pytest.MonkeyPat
     assert {one.retries for one in fine} <= {0, 1}
 
 
+def test_plain_functions_that_wait_do_so_at_the_same_time() -> None:
+    everyone = threading.Barrier(6)
+
+    class Waits(Count):
+        def step(self, completion: str) -> tuple[str, float, bool]:
+            everyone.wait(30)
+            return super().step(completion)
+
+    episodes = [one.episode for one in play(Waits, prompts=3) if one.episode]
+    assert [(one.error, one.reward) for one in episodes] == [("", 3.0)] * 6
+
+
 @pytest.mark.parametrize("threads", [False, True])
 @pytest.mark.parametrize(
     "error", [SystemExit(1), KeyboardInterrupt(), StopIteration(), asyncio.CancelledError(), TimeoutError()]

@@ -1,7 +1,8 @@
-"""Calls plain functions one after another in a thread, which is left behind if a call takes too long.
+"""Calls plain functions one after another in a thread; slow ones do not hold up the others.
 
 All that are asked for before the event loop looks for events are passed on together, so that a call costs
-microseconds and the order of calls does not depend on how long they take.
+microseconds and the order in which calls begin does not depend on how long they take. A call that takes
+longer than `SLOW_S` keeps its thread, and those after it get another one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from typing import Any, TypeAlias
 
 class LeftBehindError(Exception):
     """A call took too long; its thread still runs."""
+
+
+SLOW_S = 0.05
+SLOW_ONCE_S = 0.001  # the same after a slow call, because the next ones probably are
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,10 +46,10 @@ class _Batch:
     lock: threading.Lock = field(default_factory=threading.Lock)  # guards the others
     results: list[Any] = field(default_factory=list)
     began_s: float = field(default_factory=time.monotonic)  # of the call that runs
-    is_left: bool = False
+    is_left: bool = False  # with the call that runs, because it is slow
 
     def work(self) -> bool:
-        """Make the calls; False if this thread was left behind."""
+        """Make the calls; False if this thread was left with one of them."""
         for call in self.calls:
             result = call.function()
             with self.lock:
@@ -52,7 +57,10 @@ class _Batch:
                     self.results.append(result)
                     self.began_s = time.monotonic()
                     continue
-            call.unwanted(result)
+            try:
+                self.loop.call_soon_threadsafe(call.deliver, result)
+            except RuntimeError:  # it is closed
+                call.unwanted(result)
             return False
         return True
 
@@ -65,7 +73,7 @@ class InTurn:
 
     def __init__(self, limit_s: float) -> None:
         """`limit_s` is the time that a call may take."""
-        self._limit_s = limit_s
+        self._limit_s, self._slow_s = limit_s, min(SLOW_S, limit_s)
         self._waiting: list[_Call] = []
         self._running: _Batch | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -95,11 +103,12 @@ class InTurn:
         loop = asyncio.get_running_loop()
         self._running, self._waiting = _Batch(self._waiting, loop), []
         self._batches.put((self._running, self._finish))
-        self._timer = loop.call_later(self._limit_s, self._look, self._running)
+        self._timer = loop.call_later(self._slow_s, self._look, self._running)
 
     def _finish(self, batch: _Batch) -> None:
         if batch is self._running:
             self._running = None
+            self._slow_s = min(SLOW_S, self._limit_s)
             if self._timer is not None:
                 self._timer.cancel()
             self._deliver(batch)
@@ -110,22 +119,28 @@ class InTurn:
             call.deliver(result)
 
     def _look(self, batch: _Batch) -> None:
-        """Leave the thread behind if its call has taken too long; the calls after it go to another."""
+        """Leave the thread alone with a call that is slow; the calls after it go to another."""
         if batch is not self._running:
             return
+        loop = asyncio.get_running_loop()
         with batch.lock:
-            left_s = batch.began_s + self._limit_s - time.monotonic()
+            took_s = time.monotonic() - batch.began_s
             done = len(batch.results)
-            batch.is_left = left_s <= 0 and done < len(batch.calls)
+            batch.is_left = took_s >= self._slow_s and done < len(batch.calls)
         if not batch.is_left:
-            self._timer = asyncio.get_running_loop().call_later(max(left_s, 0.001), self._look, batch)
+            self._timer = loop.call_later(max(self._slow_s - took_s, SLOW_ONCE_S), self._look, batch)
             return
+        loop.call_later(self._limit_s - took_s, _give_up, batch.calls[done])
+        self._slow_s = min(SLOW_ONCE_S, self._limit_s)
         self._running, self._batches = None, None
         self._deliver(batch)
-        if not batch.calls[done].answer.done():
-            batch.calls[done].answer.set_exception(LeftBehindError())
         self._waiting = [*batch.calls[done + 1 :], *self._waiting]
         self._pass_on()
+
+
+def _give_up(call: _Call) -> None:
+    if not call.answer.done():
+        call.answer.set_exception(LeftBehindError())
 
 
 def _work(batches: Batches) -> None:
