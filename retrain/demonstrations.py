@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from retrain.json_lines import numbered_lines, object_of, read_rows
-from retrain.rollouts import Prompt
+from retrain.rollouts import Messages, Prompt
 
 ROLES = ("system", "user", "assistant", "tool")
 FORMS = '{"prompt": ..., "completion": ...} or {"messages": [...]}'
@@ -73,6 +73,14 @@ def as_prompt(
     if len(messages) == 1 and messages[0][0] == "user":
         return messages[0][1], answer, ()
     return json.dumps(messages, ensure_ascii=False), answer, messages
+
+
+def next_prompt(prompt: Prompt, said: Messages, *, has_template: bool) -> Prompt:
+    """Return a prompt that continues a task's conversation; without a template, texts follow each other."""
+    if not has_template:
+        return replace(prompt, text="".join(content for _, content in said), messages=())
+    text, _, messages = as_prompt(said, prompt.answer)
+    return replace(prompt, text=text, messages=messages)
 
 
 def _text(row: dict[str, Any], key: str) -> str:

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrain import worker
-from retrain.backends import Sampling
+from retrain import registry, worker
+from retrain.backends import BackendSpec, Sampling
 from retrain.config.load import parse
 from retrain.config.schema import Environment
 from retrain.conformance import check_plugin
@@ -471,6 +471,28 @@ def test_episodes_of_plain_functions_are_sampled_together_and_in_order() -> None
     episodes.play([Prompt(n, "p", "") for n in range(20)], replace(HOW, group_size=1))
     episodes.close()
     assert batches == [[*range(20)]] * 3
+
+
+def test_each_turn_may_be_a_sample_of_its_own() -> None:
+    backend = registry.bound("backends", "numpy", {})(BackendSpec(seed=0, alphabet="abc?<"))
+
+    class Game(Count):
+        def step(self, completion: str) -> tuple[str, float, bool]:
+            super().step(completion)
+            return "<", float(self.turns), False
+
+    table = Environment(max_turns=3, max_turn_tokens=2, separate_turns=True)
+    episodes = Episodes(table, Game, TurnSampler(backend, EventLoopThread(), 2))
+    (group,) = episodes.play([Prompt(7, "?", "a")], replace(HOW, group_size=1, max_tokens=5))
+    episodes.close()
+    (rollout,) = group.rollouts
+    first, second, third = rollout.samples[1], rollout.samples[2], rollout
+    assert [one.prompt.text for one in (first, second)] == ["?", f"?{first.text}<"]
+    assert third.prompt.text == f"?{first.text}<{second.text}<"
+    assert {(one.prompt.id, one.prompt.answer, one.given) for one in rollout.samples} == {(7, "a", ())}
+    assert sum(len(one.tokens) for one in rollout.samples) <= 5
+    assert rollout.episode
+    assert rollout.episode.rewards == (1.0, 2.0, 3.0)
 
 
 def test_an_environment_that_never_answers_is_ended() -> None:

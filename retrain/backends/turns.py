@@ -37,16 +37,18 @@ class Turns:
         has_ended = turn.rollout.tokens[-1] in text.end_ids and tokens[0] in text.end_ids
         return Given(place, tokens[1:] if has_ended else tokens, shown)
 
-    def offer(self, schemas: Sequence[Mapping[str, Any]]) -> CallForm:
+    def offer(self, schemas: Sequence[Mapping[str, Any]], *, is_extended: bool = True) -> CallForm:
         """Show functions to the policy, and return how it writes calls.
 
         Raises:
-            ConfigError: the template does not support them, or could not be extended with their results.
+            ConfigError: the template does not support them, or, if it is to be extended with their results,
+                cannot be.
         """
         if not self._text.chat:
             raise ConfigError(NEEDS_TEMPLATE)
         self._text.offer(schemas)
-        self.check((("tool", "2"), ("tool", "3")))
+        if is_extended:
+            self.check((("tool", "2"), ("tool", "3")))
         return form_of(self._text, schemas)
 
     def check(self, asked: Messages = (("user", "2"),)) -> None:
@@ -90,5 +92,6 @@ class Turns:
 def _refused(what: str) -> PromptError:
     return PromptError(
         f"{KEY}: the tokenizer's template {what}, so turns cannot be appended token by token; "
-        "set it to false, or use another template"
+        "set [environment].separate_turns = true, which trains each turn as a sample of its own, or use "
+        "another template"
     )

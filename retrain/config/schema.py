@@ -98,9 +98,8 @@ class Environment(Section):
     environment: str = plugin(SINGLE_TURN, "environments", "options", "single_turn, guess, tools, your class")
     options: Table = key(dict, "options of the environment plugin")
     max_turns: int = count(16, "turns of an episode")
-    max_turn_tokens: int = count(
-        0, "upper bound on a turn's tokens; 0 = what is left of training.max_tokens", least=0
-    )
+    max_turn_tokens: int = count(0, "most tokens of a turn; 0 = what is left of training.max_tokens", least=0)
+    separate_turns: bool = key(False, "each turn is a sample, of the conversation as it is rendered anew")
     turn_reward: Literal["final", "sum"] = key(
         "final", "final: an episode is worth its last turn's reward; sum: that of all turns, discounted"
     )
@@ -110,9 +109,7 @@ class Environment(Section):
     )
     error_reward: float | None = key(None, "reward of an episode that fails; default: it is unscored")
     time_limit_s: float = key(60.0, "time that one call of the environment may take", gt=0, le=86400)
-    threads: bool = key(
-        False, "sample while plain functions wait (for a network, processes); each call has a thread"
-    )
+    threads: bool = key(False, "sample while plain functions wait; each call has a thread of its own")
     processes: int = count(
         0, "processes that play the episodes; for functions that compute, may crash or leak; 0: none", least=0
     )

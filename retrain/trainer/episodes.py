@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -18,6 +18,7 @@ import numpy as np
 
 from retrain.backends import EpisodeProgress, Sampling, ignore_progress, never
 from retrain.config.schema import Environment
+from retrain.demonstrations import next_prompt
 from retrain.environments.episode import (
     MOST_RETRIES,
     Conversation,
@@ -34,8 +35,9 @@ from retrain.environments.own_loop import OwnLoop
 from retrain.errors import PromptError
 from retrain.event_loop import EventLoopThread
 from retrain.records.step_row import EpisodeSummary
-from retrain.rollouts import CallForm, Episode, FirstTurn, Group, NextTurn, Prompt, Rollout
+from retrain.rollouts import CallForm, Episode, FirstTurn, Group, Messages, NextTurn, Prompt, Rollout
 from retrain.trainer.desk import Asked, Desk, Taken
+from retrain.trainer.played import Played
 from retrain.trainer.turn_calls import TurnCalls
 
 if TYPE_CHECKING:
@@ -111,6 +113,7 @@ class Episodes:
         programs: Programs | None = None,
         *,
         form: CallForm | None = None,
+        has_template: bool = False,
         calls_at_once: int = 1,
         observe: Callable[[EpisodeProgress], None] = ignore_progress,
         is_leaving: Callable[[], bool] = never,
@@ -123,12 +126,14 @@ class Episodes:
             sample: returns a rollout for each prompt, and the rollout with another turn for each NextTurn;
                 None where there is no room for one, and an error where the messages cannot be read.
             programs: of an environment that brings its own loop, which play its episodes.
+            has_template: the backend renders conversations; without, their texts follow each other.
             calls_at_once: of `sample`, by threads; more than one only if a server samples.
             observe: called with how far a play is, from any thread.
             is_leaving: whether the run is to stop, which interrupts a play that waits.
         """
         self._programs = programs
         self._table, self._open, self._sample = table, open_episode, sample
+        self._has_template = has_template
         self._calls_at_once, self._observe = calls_at_once, observe
         self._is_leaving = is_leaving
         self._loop = EventLoopThread()
@@ -182,7 +187,7 @@ class Episodes:
         began_s = time.perf_counter()
         for retries in count():
             talk = self._conversation(desk)
-            played = _Played(Rollout(prompt, "", (), np.zeros(0), (), truncated=False))
+            played = Played(Rollout(prompt, "", (), np.zeros(0), (), truncated=False))
             error: EpisodeError | None = None
             try:
                 await self._take_turns(desk, talk, played, how)
@@ -192,7 +197,7 @@ class Episodes:
                 await talk.close()
             if not isinstance(error, EpisodeLostError) or retries == MOST_RETRIES:
                 break
-        is_whole = played.done and not _is_cut(played.rollout, how)
+        is_whole = played.done and not (played.rollout.truncated and played.tokens >= how.max_tokens)
         try:
             reward = self._worth(played, is_whole, error)
         except EpisodeError as failure:
@@ -208,6 +213,7 @@ class Episodes:
             environment_s=talk.time_s,
             tool_calls=calls,
             tool_errors=errors,
+            others=tuple(played.others),
         )
         return replace(played.rollout, truncated=not (is_whole or error), episode=episode)
 
@@ -220,20 +226,29 @@ class Episodes:
             plain = partial(desk.held, self._in_turn.call)
         return Conversation(self._open, limit_s, plain, self._own_loop.call)
 
-    async def _take_turns(self, desk: Desk, talk: Conversation, played: _Played, how: Sampling) -> None:
+    async def _take_turns(self, desk: Desk, talk: Conversation, played: Played, how: Sampling) -> None:
         """Take turns until the environment, `max_turns` or a number of tokens ends the episode."""
         asked: Asked = await talk.start(played.rollout.prompt)
         while rollout := await desk.ask(asked):
-            played.rollout = rollout
+            played.take(rollout)
             answered = await talk.step(rollout.text)
             played.rewards.append(answered.reward)
             played.done = answered.done
-            left = how.max_tokens - len(rollout.tokens)
+            left = how.max_tokens - played.tokens
             if answered.done or left <= 0 or len(played.rewards) >= self._table.max_turns:
                 return
-            asked = NextTurn(rollout, answered.messages, min(left, self._table.max_turn_tokens or left))
+            limit = min(left, self._table.max_turn_tokens or left)
+            asked = NextTurn(rollout, answered.messages, limit)
+            if self._table.separate_turns:
+                asked = FirstTurn(self._anew(rollout, answered.messages), limit)
 
-    def _worth(self, played: _Played, is_whole: bool, error: EpisodeError | None) -> float | None:
+    def _anew(self, rollout: Rollout, told: Messages) -> Prompt:
+        """Return the conversation so far as a prompt."""
+        before = rollout.prompt.messages or (("user", rollout.prompt.text),)
+        said = (*before, ("assistant", rollout.text), *told)
+        return next_prompt(rollout.prompt, said, has_template=self._has_template)
+
+    def _worth(self, played: Played, is_whole: bool, error: EpisodeError | None) -> float | None:
         """Return an episode's reward; None if it failed, or `[reward]` scores it."""
         table = self._table
         if error is not None:
@@ -246,20 +261,6 @@ class Episodes:
         return finite(
             "all turns", sum(table.discount**turn * (one or 0.0) for turn, one in enumerate(played.rewards))
         )
-
-
-def _is_cut(rollout: Rollout, how: Sampling) -> bool:
-    """Whether `max_tokens` cut the last turn off."""
-    return rollout.truncated and len(rollout.tokens) >= how.max_tokens
-
-
-@dataclass(slots=True)
-class _Played:
-    """An episode so far."""
-
-    rollout: Rollout
-    rewards: list[float | None] = field(default_factory=list)
-    done: bool = False
 
 
 def _with_idle(group: Group, idle_s: float) -> Group:

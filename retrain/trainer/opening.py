@@ -132,10 +132,11 @@ def sampler_of(
     table = config.environment
     if table.is_single_turn:
         return lambda prompts, how: calls.wait_for(backend.sample(prompts, how))
-    if not hasattr(backend, "extend"):
+    has_template = config.backend.options.get("chat_template") is True
+    if not (table.separate_turns or hasattr(backend, "extend")):
         raise ConfigError(
-            f"[environment].environment: backend {config.backend.backend!r} samples single turns only; "
-            "use another one, or implement `extend` of retrain.backends.Backend"
+            f"[environment].environment: backend {config.backend.backend!r} cannot append to a turn; set "
+            "separate_turns = true, or implement `extend` of retrain.backends.Backend"
         )
     form = _offered(config, backend)
     open_episode = opened.enter_context(opened_environment(table.environment, table.options, form))
@@ -143,7 +144,6 @@ def sampler_of(
     if brings_loop(table.environment):
         from retrain.trainer.programs import Programs  # takes 30 ms, and few runs serve programs
 
-        has_template = config.backend.options.get("chat_template") is True
         read, call_form = (getattr(backend, name, None) for name in ("read", "call_form"))
         programs = Programs(table, open_episode, has_template=has_template, read=read, call_form=call_form)
     takes_several = backend.info.remote or backend.info.overlaps
@@ -153,6 +153,7 @@ def sampler_of(
         TurnSampler(backend, calls, table.max_turn_tokens),
         programs,
         form=form,
+        has_template=has_template,
         calls_at_once=config.backend.first_permits if takes_several else 1,
         observe=observe,
         is_leaving=is_leaving,
@@ -171,10 +172,11 @@ def _offered(config: Config, backend: Backend) -> CallForm | None:
     tools = registry.hook("environments", table.environment, "tools")
     schemas = tools(table.options) if tools is not None else ()
     if not schemas:
-        if check := getattr(backend, "check_turns", None):
+        check = getattr(backend, "check_turns", None)
+        if check and not table.separate_turns:
             check()
         return None
     if offer := getattr(backend, "offer_tools", None):
-        form: CallForm = offer(schemas)
+        form: CallForm = offer(schemas, is_extended=False) if table.separate_turns else offer(schemas)
         return form
     raise ConfigError(shows_no_functions(config.backend.backend))

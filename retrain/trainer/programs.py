@@ -97,6 +97,7 @@ class Programs:
             has_template=self._has_template,
             read=self._read,
             form_of=self._form_of,
+            is_stitched=not self._table.separate_turns,
         )
 
     def close(self) -> None:

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import random
+import re
 import string
+import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from retrain import worker
 from retrain.backends import Optimization, Sampling
 from retrain.backends.text import Text
 from retrain.backends.turns import Turns
 from retrain.config.schema import Environment
 from retrain.errors import ConfigError, PromptError
 from retrain.event_loop import EventLoopThread
+from retrain.records.metrics import read_metrics
+from retrain.records.samples import read_samples
 from retrain.rollouts import NextTurn, Prompt, Rollout, TrainingSample
 from retrain.trainer.episodes import Episodes, TurnSampler
 from tests.extras.local_policies import loss_named, open_backend
 from tests.extras.tiny_models import save_tiny_model
+from tests.test_trainer import make_run
 
 pytestmark = pytest.mark.extras
 SMOLLM2 = (
@@ -74,10 +81,16 @@ def said_after(text: Text, rollout: Rollout, observation: str) -> Rollout:
 
 @pytest.mark.parametrize("template", [SMOLLM2, TRIMMED])
 def test_random_turns_are_never_tokenized_again(template: str) -> None:
-    text, made, choice = text_of(template), tokenizer(template), random.Random(0)
+    """Here, with the templates of tools and with a real model's: 2,000 turns each, over 10,000."""
+    made = tokenizer(template)
+    take_random_turns(text_of(template), made, made.convert_tokens_to_ids(list("ab <|im_start")))
+
+
+def take_random_turns(text: Text, made: Any, letters: list[int], episodes: int = 500) -> None:
+    """Check that no sampled token of random episodes changes, and that the template frames what is told."""
     Turns(text).check()
-    letters = made.convert_tokens_to_ids(list("ab <|im_start"))
-    for _ in range(100):
+    choice = random.Random(0)
+    for _ in range(episodes):
         rollout = Rollout(Prompt(0, "2+3?", ""), "", (), np.zeros(0), (), truncated=False)
         for turn in range(4):
             before = rollout.placed()[0]
@@ -87,8 +100,9 @@ def test_random_turns_are_never_tokenized_again(template: str) -> None:
             rollout = said_after(text, rollout, f"no {turn}")
             after = rollout.placed()[0]
             assert after[: len(before) + len(sampled)] == before + sampled
-            assert f"<|im_start|>user\nno {turn}<|im_end|>" in made.decode(rollout.given[-1].tokens)
-            assert made.decode(after).count("<|im_start|>assistant") == turn + 1
+            told = made.decode(rollout.given[-1].tokens)
+            assert f"<|im_start|>user\nno {turn}<|im_end|>" in told
+            assert told.count("<|im_start|>assistant") == 1
 
 
 def test_a_whole_turn_is_followed_by_what_the_template_would_show() -> None:
@@ -119,6 +133,42 @@ def test_a_model_that_does_not_reason_may_have_a_template_that_drops_reasoning()
     Turns(text_of(THOUGHTLESS, template_kwargs=WITHOUT)).check()
     with pytest.raises(ConfigError, match="renders earlier turns of a conversation in another way"):
         Turns(text_of(EMPTY_THOUGHT, template_kwargs=WITHOUT)).check()
+
+
+def test_a_template_that_drops_reasoning_renders_each_turn_anew(tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path / "model", hidden=32, context=256, characters=string.printable)
+    made = AutoTokenizer.from_pretrained(model)
+    made.chat_template = THOUGHTLESS
+    made.save_pretrained(model)
+    tables = {
+        "model": {"model": model},
+        "training": {"batch_size": 2, "group_size": 2, "max_tokens": 6, "max_steps": 1, "seed": 0},
+        "data": {"task": "successor"},
+        "backend": {"backend": "local", "options": {"chat_template": True, "device": "cpu"}},
+        "environment": {"environment": "tests.extras.test_local_turns.Twice", "max_turn_tokens": 3},
+    }
+    refused = make_run(tmp_path / "refused", tables)
+    assert worker.run(refused.directory, threading.Event()) == 2
+    assert "separate_turns = true, which trains each turn" in refused.attempts.read_text()
+    tables["environment"]["separate_turns"] = True
+    run = make_run(tmp_path / "run", tables)
+    assert worker.run(run.directory, threading.Event()) == 0
+    (row,) = read_metrics(run.directory)
+    assert (row["turns_mean"], row["separate_samples"], row["episode_errors"]) == (2.0, 4, 0)
+    for sample in read_samples(run.samples):
+        assert re.fullmatch(r"(?s)user: \d+=?\nassistant: .*\nuser: again", sample["prompt"])
+
+
+class Twice:
+    """Asks a second time."""
+
+    def start(self, prompt: Prompt) -> str:
+        self.turns = 0
+        return prompt.text
+
+    def step(self, completion: str) -> tuple[str, float, bool]:
+        self.turns += 1
+        return "again", float(len(completion)), self.turns == 2
 
 
 def test_a_model_samples_turns_and_trains_on_its_own_tokens_only(tmp_path: Path) -> None:

