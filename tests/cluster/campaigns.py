@@ -59,6 +59,11 @@ def results(campaign: Path) -> dict[str, tuple[str, list[dict[str, object]]]]:
     return {run.run_id: (run.state, numbers(campaign / "runs" / run.run_id)) for run in found}
 
 
+def has_steps(directory: Path) -> bool:
+    """Whether a run somewhere below has taken a step; its file of rows is there before."""
+    return any(path.stat().st_size for path in directory.rglob("metrics.jsonl"))
+
+
 def only_campaign(log_dir: Path) -> Path:
     """Return the one campaign in a directory."""
     (found,) = log_dir.iterdir()

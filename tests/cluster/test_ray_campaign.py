@@ -23,6 +23,7 @@ from tests.cluster.campaigns import (
     attempts_of,
     counting_runs,
     finish,
+    has_steps,
     numbers,
     only_campaign,
     results,
@@ -169,7 +170,7 @@ def test_a_second_job_of_a_running_run_leaves_and_touches_nothing(
     first = retrain(
         "run", "twice.toml", *on(ray), "--set", "campaign.seeds=[0]", "--set", "campaign.max_steps=60"
     )
-    await_that("steps", lambda: any(tmp_path.glob("logs/*/runs/*/metrics.jsonl")))
+    await_that("steps", lambda: has_steps(tmp_path))
     (run,) = tmp_path.glob("logs/*/runs/*")
     campaign = run.parent.parent
     assert not ray.client.submit(f"{campaign.name}.1", "true", {}), "Ray took the same id twice"
@@ -190,7 +191,7 @@ def test_stop_saves_everything_from_another_machine_and_resume_goes_on(
 ) -> None:
     (tmp_path / "halt.toml").write_text(RAY_TOML)
     submitting = retrain("run", "halt.toml", *on(ray), "--set", "campaign.max_workers=1")
-    await_that("steps", lambda: any(tmp_path.glob("logs/*/runs/*/metrics.jsonl")))
+    await_that("steps", lambda: has_steps(tmp_path))
     submitting.send_signal(signal.SIGKILL)
     finish(submitting)
     campaign = only_campaign(tmp_path / "logs")

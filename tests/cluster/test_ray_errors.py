@@ -12,7 +12,15 @@ import pytest
 from retrain.errors import EXIT_INTERRUPTED, EXIT_LAUNCH, EXIT_RUN_FAILED, EngineDownError
 from retrain.launchers.ray.client import Client
 from retrain.locks.held import is_held
-from tests.cluster.campaigns import Start, attempts_of, finish, most_at_once, only_campaign, results
+from tests.cluster.campaigns import (
+    Start,
+    attempts_of,
+    finish,
+    has_steps,
+    most_at_once,
+    only_campaign,
+    results,
+)
 from tests.cluster.ray_cluster import NODES, Cluster
 from tests.cluster.test_ray_campaign import RAY_TOML, on
 from tests.cluster.waiting import PATIENCE_S, await_that
@@ -127,7 +135,7 @@ def test_a_job_that_somebody_stopped_is_not_submitted_again_until_resumed(
     ray: Cluster, retrain: Start, file: Path
 ) -> None:
     campaign = retrain("run", file, *on(ray), "--set", "campaign.seeds=[0]")
-    await_that("steps", lambda: any(file.parent.glob("logs/*/runs/*/metrics.jsonl")))
+    await_that("steps", lambda: has_steps(file.parent))
     (mine,) = [job for job in ray.client.jobs() if not job.is_over]
     ray.client.stop(mine.id)
     assert finish(campaign)[0] == EXIT_INTERRUPTED

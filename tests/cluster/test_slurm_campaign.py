@@ -20,6 +20,7 @@ from tests.cluster.campaigns import (
     attempts_of,
     counting_runs,
     finish,
+    has_steps,
     numbers,
     only_campaign,
     results,
@@ -94,7 +95,7 @@ def test_a_second_task_of_a_running_run_leaves_and_touches_nothing(
 ) -> None:
     (tmp_path / "twice.toml").write_text(SLURM_TOML)
     first = retrain("run", "twice.toml", *SLURM, "--set", "campaign.seeds=[0]")
-    await_that("steps", lambda: any(tmp_path.glob("logs/*/runs/*/metrics.jsonl")))
+    await_that("steps", lambda: has_steps(tmp_path))
     (run,) = tmp_path.glob("logs/*/runs/*")
     script = run.parent.parent / "slurm" / "job.sh"
     twin = slurm.run("sbatch", "--parsable", "--array=0", "-o/dev/null", str(script), "0").stdout.strip()
@@ -111,7 +112,7 @@ def test_stop_saves_everything_from_another_machine_and_resume_goes_on(
 ) -> None:
     (tmp_path / "halt.toml").write_text(SLURM_TOML)
     submitting = retrain("run", "halt.toml", *SLURM, "--set", "campaign.max_workers=1")
-    await_that("steps", lambda: any(tmp_path.glob("logs/*/runs/*/metrics.jsonl")))
+    await_that("steps", lambda: has_steps(tmp_path))
     submitting.send_signal(signal.SIGKILL)
     finish(submitting)
     campaign = only_campaign(tmp_path / "logs")

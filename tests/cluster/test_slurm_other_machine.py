@@ -11,7 +11,16 @@ from pathlib import Path
 
 from retrain.errors import EXIT_LAUNCH, EXIT_RUN_FAILED
 from retrain.launchers.shared_permits import read_verdict
-from tests.cluster.campaigns import STEPS, Start, attempts_of, finish, most_at_once, numbers, only_campaign
+from tests.cluster.campaigns import (
+    STEPS,
+    Start,
+    attempts_of,
+    finish,
+    has_steps,
+    most_at_once,
+    numbers,
+    only_campaign,
+)
 from tests.cluster.slurm_cluster import Cluster
 from tests.cluster.test_slurm_campaign import SLURM, SLURM_TOML, states
 from tests.cluster.waiting import PATIENCE_S, await_that
@@ -43,7 +52,7 @@ def test_where_locks_are_not_shared_a_lease_keeps_a_second_worker_and_orchestrat
     log_dir = stranger.home / "unlocked" / "lease"
     (tmp_path / "lease.toml").write_text(SLURM_TOML)
     first = retrain("run", "lease.toml", *SLURM, *LONG, *records_in(log_dir))
-    await_that("steps", lambda: any(log_dir.glob("*/runs/*/metrics.jsonl")))
+    await_that("steps", lambda: has_steps(log_dir))
     campaign = only_campaign(log_dir)
     (run,) = (campaign / "runs").iterdir()
     script = str(campaign / "slurm" / "job.sh")
@@ -67,7 +76,7 @@ def test_another_machine_takes_over_when_the_first_is_gone(
     log_dir = stranger.home / "unlocked" / "moved"
     (tmp_path / "moved.toml").write_text(SLURM_TOML)
     first = retrain("run", "moved.toml", *SLURM, *records_in(log_dir))
-    await_that("steps", lambda: any(log_dir.glob("*/runs/*/metrics.jsonl")))
+    await_that("steps", lambda: has_steps(log_dir))
     first.send_signal(signal.SIGKILL)
     finish(first)
     campaign = only_campaign(log_dir)
