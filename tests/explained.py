@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,16 @@ from retrain.plan.preflight import preflight
 SMOKE = {"batch_size": 2, "group_size": 8, "max_tokens": 16}
 
 
-def plan_of(logs: Path, *, steps: int = 40, training: dict[str, Any] | None = None, **campaign: Any) -> Plan:
+def plan_of(
+    logs: Path,
+    *,
+    steps: int = 40,
+    training: dict[str, Any] | None = None,
+    evals: Sequence[dict[str, Any]] = (),
+    **campaign: Any,
+) -> Plan:
     raw = {
+        "eval": list(evals),
         "training": training or SMOKE,
         "logging": {"log_dir": str(logs)},
         "campaign": {

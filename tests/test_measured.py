@@ -140,6 +140,19 @@ def test_the_evaluation_of_the_last_step_is_counted_once(tmp_path: Path, every: 
     assert took_s == pytest.approx(10 * 1.0 + between * 4.0 + 4.0)
 
 
+def test_evaluations_of_their_own_are_counted_as_often_as_they_are_due(tmp_path: Path) -> None:
+    evals = [{"name": "hard", "every": 3}, {"name": "final", "every": 0}]
+    plan = plan_of(tmp_path, steps=10, training={**SMOKE, "save_every": 5}, evals=evals)
+    closing_s = 4.0 + 2.0 + 1.0  # the last evaluations and a checkpoint
+    name = "c-20250131T120000Z-0a1b"
+    record_campaign(plan, name, closing_s=closing_s, eval_hard_time_s=4.0, eval_final_time_s=2.0)
+    learned = learned_for(plan, learn(tmp_path), cores=64.0)
+    assert learned is not None
+    assert learned.history.closing_s is not None
+    took_s = 10 * learned.conditions["a"].cost.seconds + learned.history.closing_s
+    assert took_s == pytest.approx(10 * 1.0 + 3 * 4.0 + 1.0 + closing_s)
+
+
 def record_launched(logs: Path, name: str, launcher: str, launch_s: float) -> None:
     plan = plan_of(logs, parallel=True, max_workers=2)
     runs = crowded.simulate(plan, cores=8.0, launch_s=launch_s, cv=0.0)

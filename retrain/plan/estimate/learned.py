@@ -175,6 +175,9 @@ def _beside_s(run: RunPlan, runs: Sequence[MeasuredRun]) -> float:
     training, steps = run.config.training, run.max_steps
     evaluation_s = statistics.fmean(r.evaluation_s for r in runs) * _share(training.eval_every, steps)
     checkpoint_s = statistics.fmean(r.checkpoint_s for r in runs) * _share(training.save_every, steps)
+    for table in run.config.eval.tables:
+        known = [r.evals_s[table.name] for r in runs if table.name in r.evals_s]
+        evaluation_s += statistics.fmean(known or [0.0]) * _share(table.every, steps)
     return statistics.fmean(r.between_s for r in runs) + evaluation_s + checkpoint_s
 
 

@@ -24,6 +24,7 @@ MOST_ROWS = 500  # the last ones of a run, so that a long run costs no more than
 TIMES = ("step_time_s", "sample_time_s", "reward_time_s", "train_time_s", "permit_wait_s", "permit_held_s")
 CALLING = ("step_time_s", "sample_time_s", "train_time_s", "permit_wait_s", "permit_held_s")
 WAITING = "environment_wait_s"
+OWN = "eval_time_s"  # of the evaluation by the run's own reward
 KEYS = (
     "attempt",
     "timestamp",
@@ -32,7 +33,7 @@ KEYS = (
     WAITING,
     "permits",
     "max_token_hit_rate",
-    "eval_time_s",
+    OWN,
     *COUNTS,
 )
 RETRIED = (RunState.INFRASTRUCTURE, RunState.STALLED)
@@ -63,6 +64,7 @@ class MeasuredRun:
     startup_s: float | None  # from the attempt's start to its first steady step
     closing_s: float | None  # from the last row to the attempt's end; None if it did not finish
     evaluation_s: float  # one evaluation; closing_s holds the last one and a checkpoint
+    evals_s: Mapping[str, float]  # one of each `[[eval]]`, by name; closing_s holds the last ones too
     max_token_hit_rate: float | None
     permits_borne: float | None  # if permits adapt: mean since the first decrease; None without one
     failures: int  # infrastructure failures
@@ -83,6 +85,7 @@ class MeasuredRun:
             startup_s=self.startup_s and factor * self.startup_s,
             closing_s=self.closing_s and factor * self.closing_s,
             evaluation_s=factor * self.evaluation_s,
+            evals_s={name: factor * seconds for name, seconds in self.evals_s.items()},
         )
 
     def slowed(self, factor: float) -> MeasuredRun:
@@ -105,7 +108,8 @@ class MeasuredRun:
 
     @property
     def checkpoint_s(self) -> float:
-        return max(0.0, self.closing_s - self.evaluation_s) if self.closing_s is not None else 0.0
+        evaluations_s = self.evaluation_s + sum(self.evals_s.values())
+        return max(0.0, self.closing_s - evaluations_s) if self.closing_s is not None else 0.0
 
     @property
     def is_finished(self) -> bool:
@@ -119,10 +123,14 @@ def measure_run(directory: Path) -> MeasuredRun | None:
         RecordsError: its files cannot be read.
     """
     files = RunFiles(directory)
-    ends = read_ends(files.metrics, MOST_ROWS, KEYS)
+    tables = {name: one for name, one in recorded_tables(files).items() if isinstance(one, dict)}
+    evals = {str(one.get("name")): f"eval_{one.get('name')}_time_s" for one in _eval_tables(tables)}
+    ends = read_ends(files.metrics, MOST_ROWS, (*KEYS, *evals.values()))
     attempts = read_attempts(files.attempts)
     if not ends.last or not attempts:
         return None
+    if not tables:
+        raise RecordsError(f"{files.run_toml}: cannot be read")
     number = ends.last[-1].get("attempt")
     attempt = next((a for a in attempts if a.number == number), attempts[-1])
     whole = _steps_of(ends, number)
@@ -132,7 +140,6 @@ def measure_run(directory: Path) -> MeasuredRun | None:
     parts, last, done = _parts(steady), whole.last[-1], read_done(files.done)
     times = tuple(_alone_s(row, parts.calls_at_once) for row in steady)
     is_finished = attempt.ending == RunState.DONE and done is not None
-    tables = _tables(files)
     return MeasuredRun(
         condition=str(tables.get("run", {}).get("condition", "")),
         tables=tables,
@@ -142,7 +149,8 @@ def measure_run(directory: Path) -> MeasuredRun | None:
         between_s=_between_s(whole.last),
         startup_s=_startup_s(attempt, whole.first, times),
         closing_s=seconds_between(last.get("timestamp"), attempt.ended_at) if is_finished else None,
-        evaluation_s=_evaluation_s(whole.last, done),
+        evaluation_s=_evaluation_s(whole.last, done, OWN),
+        evals_s={name: _evaluation_s(whole.last, done, key) for name, key in evals.items()},
         max_token_hit_rate=mean(number_in(row, "max_token_hit_rate") for row in steady),
         permits_borne=_permits_borne(whole.last),
         failures=sum(a.ending in RETRIED for a in attempts),
@@ -161,11 +169,10 @@ def _closing_tokens(files: RunFiles, rows: Sequence[Row]) -> Tokens | None:
     return spent.tokens - sum(counted, Tokens())
 
 
-def _tables(files: RunFiles) -> dict[str, Any]:
-    """Return a run's configuration; RecordsError without one."""
-    if tables := {name: table for name, table in recorded_tables(files).items() if isinstance(table, dict)}:
-        return tables
-    raise RecordsError(f"{files.run_toml}: cannot be read")
+def _eval_tables(tables: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the `[[eval]]` of a run.toml."""
+    found = tables.get("eval", {}).get("tables", [])
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
 def _startup_s(attempt: Attempt, first: Row | None, times_s: Sequence[float]) -> float | None:
@@ -196,10 +203,10 @@ def _span(attempt: Attempt, last: Row) -> tuple[float, float] | None:
     return (begin_s, end_s) if begin_s is not None and end_s is not None and begin_s < end_s else None
 
 
-def _evaluation_s(rows: Sequence[Row], done: Done | None) -> float:
+def _evaluation_s(rows: Sequence[Row], done: Done | None, key: str) -> float:
     """Return the time of an evaluation: of the last one, else the mean of those in the rows."""
-    last = number_in(done.result, "eval_time_s") if done else None
-    return last if last is not None else mean(number_in(row, "eval_time_s") for row in rows) or 0.0
+    last = number_in(done.result, key) if done else None
+    return last if last is not None else mean(number_in(row, key) for row in rows) or 0.0
 
 
 def _seconds(row: Row, key: str) -> float:
