@@ -14,7 +14,7 @@ import pytest
 from retrain.cli import doctor
 from retrain.plan import checklist, expected_seeds, explain
 from retrain.plan.estimate import Change, learned, money, wall_time
-from retrain.records import decision
+from retrain.records import decision, rungs
 from retrain.records.manifest import Expectation
 from retrain.records.pace import Pace
 from retrain.records.run_row import RunRow
@@ -32,6 +32,7 @@ DOCUMENTED = {
     **{kind.__name__: kind for kind in (compare.Comparison, compare.MetricComparison, compare.SideResult)},
     **{kind.__name__: kind for kind in (compare.Judged, statistics.SeedSummary, statistics.Difference)},
     **{kind.__name__: kind for kind in (decision.Decision, decision.ConditionDecision)},
+    **{kind.__name__: kind for kind in (rungs.Searched, rungs.Rung)},
     "ByQuestion": questions.ByQuestion,
     "ExpectedSeeds": expected_seeds.ExpectedSeeds,
     "MemoryUse": explain.MemoryUse,

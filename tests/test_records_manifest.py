@@ -4,10 +4,10 @@ import subprocess
 import pytest
 
 from retrain.errors import RecordsError
+from retrain.records.git_state import git_state
 from retrain.records.layout import CampaignFiles
 from retrain.records.manifest import (
     PlannedRun,
-    git_state,
     new_manifest,
     read_manifest,
     refresh,

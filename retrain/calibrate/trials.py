@@ -143,6 +143,7 @@ def _short(tables: Tables, steps: int, log_dir: Path) -> dict[str, Any]:
         "on_failure": "continue",  # other conditions are still measured
     }
     changed.pop("decision", None)  # trials measure, and run the seeds that they name
+    changed["campaign"].pop("search", None)
     changed["campaign"].pop("name", None)  # directories are named after their trials
     logging = {key: value for key, value in changed.get("logging", {}).items() if key not in SERVICES}
     changed["logging"] = {**logging, "log_dir": str(log_dir)}

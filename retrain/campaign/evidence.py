@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 
 from retrain.campaign.forecast import busy_s
 from retrain.campaign.rollup import RollUp
+from retrain.campaign.rungs import Rungs
 from retrain.config.campaign import Decide
 from retrain.errors import RecordsError
 from retrain.plan.decidable import undecidable
 from retrain.plan.matrix import Plan
 from retrain.records.decision import Decision, ending_of, final_value, verdict_of
-from retrain.records.layout import RunFiles
+from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.looks import append_round, begin_design, read_looks
 from retrain.records.manifest import RunEntry
 from retrain.records.run_state import RunState
@@ -29,11 +29,11 @@ class Rounds:
         plan: Plan,
         roll_up: RollUp,
         files_of: Callable[[str], RunFiles],
-        looks: Path,
+        files: CampaignFiles,
         notice: Callable[[str], None],
     ) -> None:
         self._plan = plan
-        self._looks = looks
+        self._looks = files.looks
         self._roll_up = roll_up
         self._files_of = files_of
         self._notice = notice
@@ -41,6 +41,9 @@ class Rounds:
         known = roll_up.manifest.decision
         self._told = {one.condition: one.verdict for one in known.conditions} if known else {}
         self._ended = known.ended if known else ""
+        search, self._rungs = plan.campaign.search, None
+        if search is not None:
+            self._rungs = Rungs(plan, search, roll_up, files_of, files.rungs, notice)
         if known is None and (hopeless := undecidable(plan)):
             notice(hopeless)
 
@@ -52,24 +55,38 @@ class Rounds:
         table = self._plan.decision
         if table is None:
             return frozenset(run.run_id for run in self._plan.runs)
-        from retrain.plan.decision import decide  # not at the top: imports numpy
+        plan, climbed = self._plan, frozenset[str]()
+        if self._rungs is not None:
+            from retrain.plan.search import fresh_plan  # not at the top: few campaigns search
+
+            climb = self._rungs.climb(over)
+            if climb.winner in ("", plan.reference):
+                return frozenset(climb.waits)
+            plan, climbed = fresh_plan(plan, climb.winner), climb.wanted
+        from retrain.plan.decision import decide  # nor this: imports numpy
 
         known = read_looks(self._looks)
-        entries = self._roll_up.entries()
-        ended = {run.run_id: self._value(run, table.metric) for run in entries if run.state == RunState.DONE}
+        entries, compared = self._roll_up.entries(), {run.run_id for run in plan.runs}
+        done = [run for run in entries if run.state == RunState.DONE and run.run_id in compared]
+        ended = {run.run_id: self._value(run, table.metric) for run in done}
         ended |= {run_id: None for run_id in over if run_id not in ended}
         begun = {run.run_id for run in entries if run.attempts}
         by_hand = {run.run_id for run in self._plan.runs if run.seed in self._plan.added_seeds}
         is_spent = self._is_spent(table, begun - by_hand)
-        seconds = self._seconds(entries) if table.allocate == "auto" else {}
-        found = decide(self._plan, table, ended, begun, is_spent=is_spent, known=known, seconds=seconds)
+        seconds = self._seconds(done) if table.allocate == "auto" else {}
+        found = decide(plan, table, ended, begun, is_spent=is_spent, known=known, seconds=seconds)
         if found.rounds and not known.design:
             begin_design(self._looks, self._plan.design, ())
         for one in found.rounds:
             append_round(self._looks, one)
-        self._roll_up.decided(found.decision, found.wanted | begun)
+        self._roll_up.decided(found.decision, found.wanted | begun | climbed)
         self._tell(found.decision)
         return found.wanted
+
+    @property
+    def promoted(self) -> Collection[str]:
+        """Runs that waited for the search and go on."""
+        return self._rungs.promoted if self._rungs else ()
 
     def begin_anew(self, changes: Sequence[str]) -> None:
         """Drop what was looked at, as the user has accepted changes; they are told with every verdict."""

@@ -109,7 +109,7 @@ class CampaignRun:
                 lock.renew()
             else:
                 open_permits(self.plan, self._files, self._observer.notice)
-            rounds = Rounds(self.plan, roll_up, self.files_of, self._files.looks, self._observer.notice)
+            rounds = Rounds(self.plan, roll_up, self.files_of, self._files, self._observer.notice)
             rounds.begin_anew(self.accepted)
             asked = rounds.asked([] if retry_failed else _failed(states))
             self._write(roll_up, ended=False)
@@ -138,7 +138,8 @@ class CampaignRun:
         asked = rounds.asked(_failed(states) if supervisor.is_stopping else [*_failed(states), *gone])
         self._write(roll_up, ended=False)
         todo, _ = self._shares(asked, states, (), retry_failed=False)
-        todo = [run for run in todo if run.run_id not in supervisor.endings and not supervisor.is_stopping]
+        known = supervisor.endings.keys() - rounds.promoted
+        todo = [run for run in todo if run.run_id not in known and not supervisor.is_stopping]
         self._observer.asked(todo)
         return todo
 

@@ -75,6 +75,9 @@ class RetryPolicy:
         is_free = cut_short and _has_progressed(ending, files)
         count.free += is_free
         attempts = _newest_known(files, count) - count.first + count.traceless - count.free
+        if ending.state is RunState.INTERRUPTED and not cut_short:
+            del self._counts[run.run_id]  # it may go on later, as a run that waits in a search
+            return None
         if not is_retried(ending, cut_short=cut_short) or (attempts > self._retries and not is_free):
             return None
         doubled = FIRST_RETRY_S * 2.0 ** max(0, attempts - 1)

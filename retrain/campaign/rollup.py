@@ -39,6 +39,7 @@ from retrain.records.manifest import (
 )
 from retrain.records.metrics import require_sealed
 from retrain.records.run_state import RunState, end_attempt, read_attempts, read_done
+from retrain.records.rungs import Searched
 from retrain.records.text import count_of
 from retrain.system import cpu_capacity
 
@@ -97,6 +98,11 @@ class RollUp:
     def expect(self, expected: Expectation) -> None:
         """Set how long the campaign is expected to take, or took."""
         self.manifest = replace(self.manifest, expected=expected)
+
+    def searched(self, found: Searched, shown: Collection[str]) -> None:
+        """Set what `[campaign.search]` has found, and which runs readers see."""
+        self.manifest = replace(self.manifest, searched=found)
+        self.shown = shown
 
     def decided(self, decision: Decision, shown: Collection[str]) -> None:
         """Set what `[decision]` has found, and which runs readers see."""

@@ -13,6 +13,7 @@ from typer import Argument, Option
 
 from retrain.cli import AsJson
 from retrain.records.decision import lines_of
+from retrain.records.rungs import lines_of_search
 from retrain.render.tables import BAD, console, fitted, print_result, table, width_of
 
 if TYPE_CHECKING:
@@ -82,6 +83,10 @@ def _comparison(comparison: Comparison, width: int) -> Iterator[str | Text | Tab
     if comparison.costs:
         yield Text("cost of a run", style="bold")
         yield from (f"  {line}" for line in cost_lines(comparison))
+        yield ""
+    if comparison.searched:
+        yield Text("search", style="bold")
+        yield from (f"  {line}" for line in lines_of_search(comparison.searched))
         yield ""
     if comparison.decision:
         yield Text("decision", style="bold")

@@ -133,6 +133,7 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 def _facts(explanation: Explanation) -> Iterator[tuple[str, str]]:
     yield "total campaign steps", str(explanation.total_campaign_steps)
+    yield from (("" if row else "search", line) for row, line in enumerate(explanation.search))
     for row, expected in enumerate(explanation.expected_seeds):
         yield "" if row else "seeds that it takes", _expected_seeds(expected, explanation.total_runs)
     yield "effective parallelism", f"{explanation.effective_parallelism} ({explanation.launcher})"

@@ -79,6 +79,17 @@ class Condition(Section):
 
 
 @dataclass(frozen=True)
+class Search(Section, affects="schedule"):
+    """Drop the worse conditions at some steps, and decide on fresh seeds whether the winner is better."""
+
+    rungs: list[int] = key(
+        list, "steps at which the better part goes on", ge=1, min_length=1, because="it drops some there"
+    )
+    keep: float = key(0.5, "fraction of the conditions that goes on at each rung", gt=0, lt=1)
+    metric: str = key("mean_reward", "metric that ranks conditions, as `retrain compare` computes it")
+
+
+@dataclass(frozen=True)
 class Campaign(Section, affects="schedule"):
     """The matrix of conditions x seeds, and how its runs are launched."""
 
@@ -117,6 +128,7 @@ class Campaign(Section, affects="schedule"):
     sweep: Table = key(
         dict, 'values by key, such as "training.lr": each condition with each; see Sweeps', affects="result"
     )
+    search: Search | None = key(None, "drop the worse conditions early; absent: run all to their ends")
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,7 @@ def _problems(table: Decide, configs: Mapping[str, Config], given: int) -> Itera
     if given > table.max_seeds:
         yield f".max_seeds: got {table.max_seeds}, but campaign.seeds has {given}; raise it, or list fewer"
     for condition, config in configs.items():
-        has_environment = config.environment.environment != "single_turn"
-        evals = {table.name: table.samples for table in config.eval.tables}
-        known = metrics_of_rows(config.data.eval_samples, evals, has_environment=has_environment)
+        known = metrics_of_config(config)
         if table.metric not in known:
             others = hint(table.metric, known, f"there are {', '.join(known)}")
             yield f".metric: no row of {condition} will have {quote(table.metric)}; {others}"
@@ -56,13 +54,20 @@ def _problems(table: Decide, configs: Mapping[str, Config], given: int) -> Itera
         yield from (f".budget_usd: {unpriced(name)}" for name in sorted(unknown))
 
 
+def metrics_of_config(config: Config) -> tuple[str, ...]:
+    """List the numbers that runs of a configuration measure and that may decide."""
+    has_environment = config.environment.environment != "single_turn"
+    evals = {table.name: table.samples for table in config.eval.tables}
+    return metrics_of_rows(config.data.eval_samples, evals, has_environment=has_environment)
+
+
 def undecidable(plan: Plan) -> str:
     """Return why `[decision]` will find no difference, whatever is measured; "" if it may."""
     if plan.decision is None:
         return ""
     from retrain.plan.decision import comparison_of  # not at the top: imports numpy
 
-    table, others = plan.decision, len(plan.conditions) - 1
+    table, others = plan.decision, 1 if plan.search_seeds else len(plan.conditions) - 1
     comparison = comparison_of(table, others + 1)
     if comparison.can_find:
         return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,6 +84,7 @@ class Explanation:
     memory: tuple[MemoryUse, ...] = ()  # of one run of each condition, where it is known
     cost: CostForecast | None = None  # None while prices, or the tokens of a step, are not known
     cost_unknown: str = ""  # why it is None, where a price is known or needed
+    search: tuple[str, ...] = ()  # with `[campaign.search]`, what runs how far
     expected_seeds: tuple[ExpectedSeeds, ...] = ()  # with `[decision]`, for differences that may be
 
 
@@ -111,7 +112,8 @@ def explain_plan(
         free_memory: device (cpu or cuda) -> bytes that are free, None if not known.
     """
     first = plan.first_runs()
-    time, cost = _time(plan, history, cores), _cost(plan, history, cores)
+    costly = _at_most(plan)
+    time, cost = _time(costly, history, cores), _cost(costly, history, cores)
     configs = [run.config for run in first.values()]
     sandboxes = sandboxes_of(configs)
     memory = tuple(_memory_uses(checked, free_memory))
@@ -129,8 +131,8 @@ def explain_plan(
     return Explanation(
         name=plan.name,
         conditions=tuple(_condition(run, plan, first[plan.conditions[0]]) for run in first.values()),
-        total_runs=len(plan.runs),
-        total_campaign_steps=plan.total_steps,
+        total_runs=len(costly.runs),
+        total_campaign_steps=costly.total_steps,
         effective_parallelism=plan.workers,
         permits=plan.permits,
         permits_adapt=plan.permits_adapt,
@@ -146,8 +148,34 @@ def explain_plan(
         memory=memory,
         cost=cost,
         cost_unknown="" if cost else _cost_unknown(plan),
+        search=_search(plan),
         expected_seeds=_expected(plan, learned_from, time.p50_s if time else None),
     )
+
+
+def _at_most(plan: Plan) -> Plan:
+    """Return a plan of the runs that may be needed, each as far as it may go."""
+    if plan.campaign.search is None:
+        return plan
+    from retrain.plan.search import most_runs  # not at the top: few campaigns search
+
+    return replace(plan, runs=most_runs(plan, plan.campaign.search))
+
+
+def _search(plan: Plan) -> tuple[str, ...]:
+    """Return what a search runs, stage by stage."""
+    if plan.campaign.search is None or plan.decision is None:
+        return ()
+    from retrain.plan.search import stages_of  # nor this
+
+    seeds = count_of(len(plan.search_seeds), "seed")
+    stages = (
+        f"{count_of(count, 'condition')} x {seeds} " + (f"to step {step}" if step else "to their ends")
+        for count, step in stages_of(plan, plan.campaign.search)
+    )
+    fresh = f"{plan.first_seeds} to {plan.decision.max_seeds} fresh seeds, which decide"
+    fresh = f"winner and {plan.reference}: {fresh}"
+    return (*stages, fresh)
 
 
 def _time(plan: Plan, history: History | None, cores: float) -> WallTime | None:
@@ -190,6 +218,8 @@ def _over_budget(plan: Plan, cost: CostForecast | None) -> Iterator[str]:
 def _expected(plan: Plan, learned_from: str, full_s: float | None) -> tuple[ExpectedSeeds, ...]:
     if plan.decision is None:
         return ()
+    if plan.search_seeds:
+        return ()  # how many fresh seeds: from the first to the most, as the search says
     from retrain.plan.expected_seeds import expected_seeds  # imports numpy, which a plan alone needs not
 
     logs = Path(shlex.split(learned_from)[0]) if learned_from else plan.log_dir
@@ -218,7 +248,7 @@ def _condition(run: RunPlan, plan: Plan, base: RunPlan) -> ConditionPlan:
     training = run.config.training
     return ConditionPlan(
         condition=run.condition,
-        seeds=tuple(r.seed for r in plan.runs if r.condition == run.condition),
+        seeds=plan.search_seeds or tuple(r.seed for r in plan.runs if r.condition == run.condition),
         max_steps=training.max_steps,
         batch_size=training.batch_size,
         group_size=training.group_size,

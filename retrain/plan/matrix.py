@@ -90,6 +90,7 @@ class Plan:
     log_dir: Path
     config_hash: str
     decision: Decide | None = None
+    search_seeds: tuple[int, ...] = ()  # that choose, with `[campaign.search]`; the others decide
     first_seeds: int = 0  # that a campaign with `[decision]` begins with
     added_seeds: tuple[int, ...] = ()  # by the user, after it had begun
 
@@ -176,16 +177,27 @@ def plan_runs(
         is_single_run=config.campaign is None,
         log_dir=Path(config.logging.log_dir),
         config_hash=hashlib.sha256("".join(r.config_hash for r in runs).encode()).hexdigest()[:16],
-        decision=config.decision,
-        first_seeds=max(FEWEST_SEEDS, len(given)),
+        decision=_decide(config),
+        search_seeds=tuple(given) if campaign.search else (),
+        first_seeds=FEWEST_SEEDS if campaign.search else max(FEWEST_SEEDS, len(given)),
         added_seeds=tuple(seeds[len(seeds) - added_seeds :]),
     )
-    if config.decision is not None:
+    if campaign.search is not None:
+        from retrain.plan.search import require_searchable  # nor this
+
+        require_searchable(plan, campaign.search, file_name)
+    if plan.decision is not None:
         from retrain.plan.decidable import require_decidable  # not at the top: few files have the table
 
         configs = {name: run.config for name, run in plan.first_runs().items()}
-        require_decidable(config.decision, configs, len(given), file_name)
+        require_decidable(plan.decision, configs, 0 if campaign.search else len(given), file_name)
     return plan
+
+
+def _decide(config: Config) -> Decide | None:
+    """Return the table by which a campaign decides; a search always does."""
+    search = config.campaign.search if config.campaign else None
+    return config.decision or (Decide(metric=search.metric) if search else None)
 
 
 def planned_runs(config: Config, drawn_seed: int | None, added_seeds: int = 0) -> list[RunEntry]:
@@ -225,7 +237,9 @@ def _seeds(config: Config, drawn_seed: int | None) -> Sequence[int]:
 
 def _with_further(config: Config, given: Sequence[int], added: int) -> list[int]:
     """Return the seeds that are given, those that `[decision]` may add, and those that the user added."""
-    most = len(given) if config.decision is None else max(len(given), config.decision.max_seeds)
+    table, is_search = _decide(config), bool(config.campaign and config.campaign.search)
+    most = len(given) * is_search + table.max_seeds if table else len(given)
+    most = max(len(given), most)
     further = (s for s in chain(range(max(given) + 1, LARGEST_SEED + 1), range(max(given))) if s not in given)
     return [*given, *islice(further, most - len(given) + added)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, get_args, get_type_hints
 
@@ -156,7 +156,20 @@ def final_value(files: RunFiles, result: Mapping[str, Any], metric: str) -> floa
     if metric.startswith(HELD_OUT):
         return _number(result.get(metric))
     rows = read_metrics(files.directory)
-    last = rows[-1]["step"] if rows else 0
+    return _late_mean(rows, rows[-1]["step"] if rows else 0, metric)
+
+
+def value_at(files: RunFiles, metric: str, step: int) -> tuple[bool, float | None]:
+    """Return whether a run has taken a step, and its value as if it had ended there."""
+    rows = [row for row in read_metrics(files.directory) if row["step"] <= step]
+    if not rows or rows[-1]["step"] < step:
+        return False, None
+    return True, _number(rows[-1].get(metric)) if metric.startswith(HELD_OUT) else _late_mean(
+        rows, step, metric
+    )
+
+
+def _late_mean(rows: Sequence[Mapping[str, Any]], last: int, metric: str) -> float | None:
     late = (row.get(metric) for row in rows if row["step"] > last - steps_averaged(last))
     return mean(value for found in late if (value := _number(found)) is not None)
 

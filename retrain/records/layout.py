@@ -54,6 +54,7 @@ class RunFiles:
     output_log = _File("output.log")
     checkpoints = _File("checkpoints")
     done = _File("done.json")
+    rung = _File("rung.json")
 
     @property
     def engine_logs(self) -> tuple[Path, ...]:
@@ -73,6 +74,7 @@ class CampaignFiles:
     log = _File("campaign.log")
     notices = _File("notices.jsonl")
     looks = _File("decision.jsonl")
+    rungs = _File("search.jsonl")
     stop_request = _File("stop.json")
     permits = _File("permits")
     runs = _File("runs")

@@ -24,15 +24,16 @@ from retrain.distribution import version
 from retrain.errors import DamagedRecordError, RecordsError
 from retrain.records.decision import Decision, decision_from
 from retrain.records.files import read_json, record_of, write_atomic
+from retrain.records.git_state import GitState, git_state
 from retrain.records.growing import mark_of
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.pace import Pace
 from retrain.records.run_row import PlannedRun as PlannedRun  # re-exported for callers that make one
 from retrain.records.run_row import RunRow, row_of, row_of_inspected
 from retrain.records.run_state import ENDINGS, UNREADABLE, Inspection, RunState, inspect_run
+from retrain.records.rungs import Searched, searched_from
 
 SCHEMA_VERSION = 2  # 1 had no `settled`
-_GIT_TIMEOUT_S = 5.0  # a huge or remote work tree must not hold up a campaign
 
 Marks = tuple[tuple[int, int] | None, ...]  # of NAMES: bytes, time of the last change in ns; None: not there
 NAMES = ("done.json", "attempts.jsonl", "metrics.jsonl")
@@ -57,14 +58,6 @@ class RunEntry(PlannedRun):
     message: str = ""
     result: Mapping[str, Any] | None = None
     summary: Summary | None = None  # which readers may use without opening the run's files
-
-
-@dataclass(frozen=True)
-class GitState:
-    """State of a work tree."""
-
-    commit: str
-    is_dirty: bool  # whether tracked files differ from it
 
 
 @dataclass(frozen=True)
@@ -96,6 +89,7 @@ class Manifest:
     workers: int = 0  # runs at a time; 0 if not known
     stagger_s: float = 0.0  # least time between two launches
     shared_cores: float = 0.0  # CPU cores shared by runs that keep one busy each; 0 if they do not
+    searched: Searched | None = None  # what `[campaign.search]` has found; None without that table
     decision: Decision | None = None  # what `[decision]` has found; None without that table
     budget_usd: float | None = None  # `[budget].usd`
     added_seeds: int = 0  # by the user, after the campaign had begun
@@ -213,6 +207,7 @@ def _parse(found: dict[str, Any]) -> Manifest:
         "workers": int(found.get("workers", 0)),
         "stagger_s": float(found.get("stagger_s", 0.0)),
         "shared_cores": float(found.get("shared_cores", 0.0)),
+        "searched": searched_from(found.get("searched")),
         "decision": decision_from(found.get("decision")),
         "budget_usd": found.get("budget_usd"),
         "added_seeds": int(found.get("added_seeds", 0)),
@@ -271,30 +266,3 @@ def _summarize(entry: RunEntry, files: RunFiles, seen: Inspection, marks: Marks)
     if before is not None and before.marks == marks and before.row.state == seen.state:
         return before
     return Summary(marks, row_of_inspected(entry, files, seen))
-
-
-def git_state(directory: Path) -> GitState | None:
-    """Return a directory's git state; None outside a repository, without git, or if git takes too long."""
-    commit = _git(directory, "rev-parse", "--verify", "HEAD")
-    changes = _git(directory, "status", "--porcelain", "--untracked-files=no") if commit else None
-    return GitState(commit.strip(), bool(changes.strip())) if commit and changes is not None else None
-
-
-def _git(directory: Path, *arguments: str) -> str | None:
-    import subprocess  # not at the top: costs 8 ms, and readers of a manifest never need it
-
-    # without optional locks, because reading a repository must not block a commit
-    command = ["git", "--no-optional-locks", "-C", str(directory), *arguments]
-    try:
-        asked = subprocess.run(
-            command,
-            capture_output=True,
-            check=False,
-            timeout=_GIT_TIMEOUT_S,
-            stdin=subprocess.DEVNULL,
-            encoding="utf-8",
-            errors="replace",
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return asked.stdout if asked.returncode == 0 else None

@@ -11,6 +11,7 @@ from rich.text import Text
 from retrain.records.decision import lines_of
 from retrain.records.manifest import Expectation
 from retrain.records.run_row import RunRow
+from retrain.records.rungs import lines_of_search
 from retrain.records.text import about, count_of, dollars, first_of, format_duration, plain
 from retrain.render.tables import BAD, fitted, spread, state, table
 from retrain.status import CampaignStatus, ConditionStatus, PermitStatus
@@ -121,6 +122,7 @@ def _remarks(campaign: CampaignStatus) -> Iterator[str | Text]:
     if campaign.stopped:
         yield Text(f"stopped by itself: {campaign.stopped}", style="yellow")
         yield f"left undone: {left_undone(campaign.runs)}"
+    yield from lines_of_search(campaign.searched)
     yield from lines_of(campaign.decision)
     if campaign.expected is not None:
         yield expectation(campaign.expected)

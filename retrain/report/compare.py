@@ -13,6 +13,7 @@ from retrain.config.digest import BESIDE_RESULTS
 from retrain.config.keys import as_toml
 from retrain.config.resolve import flatten
 from retrain.records.decision import Decision, is_higher_better
+from retrain.records.rungs import Searched
 from retrain.records.text import dollars, plain
 from retrain.report.gather import RunHistory
 from retrain.report.questions import ByQuestion, by_question, sentences
@@ -105,6 +106,7 @@ class Comparison:
     metrics: tuple[MetricComparison, ...]
     config: tuple[KeyDifference, ...]
     costs: tuple[Cost, ...] = ()  # none if no run has a price
+    searched: Searched | None = None  # what the campaign's `[campaign.search]` has found
     decision: Decision | None = None  # what the campaign's `[decision]` has found
     added_seeds: int = 0  # added to the campaign by hand, after it had begun
 
@@ -125,6 +127,7 @@ def compare(
         metrics=tuple(_metric(name, match.sides, at, paired=paired) for name in chosen),
         config=_differences(match.sides),
         costs=_costs(match.sides, at),
+        searched=manifest.searched if manifest else None,
         decision=manifest.decision if manifest else None,
         added_seeds=manifest.added_seeds if manifest else 0,
     )

@@ -30,7 +30,7 @@ from retrain.report.curves import curve_chart
 from retrain.report.engines import Crash, Server, crashes_to_read, first_start_s, load_charts, servers
 from retrain.report.gather import NO_ROWS, CampaignRecord, FloatArray, RunHistory, read_columns
 from retrain.report.series import Curve, Shown, bins_for, curves
-from retrain.report.sides import Match, Side, conditions, known_metrics
+from retrain.report.sides import Match, Moment, Side, conditions, deciding, known_metrics
 from retrain.report.sweeps import Sensitivity, sensitivities, swept_of
 from retrain.report.sweeps import charts as sweep_charts
 from retrain.report.timeline import split_chart, step_split, timeline, timeline_chart
@@ -54,6 +54,7 @@ class Contents:
 
     campaign: CampaignRecord
     sides: tuple[Side, ...]
+    compared: tuple[Side, ...]  # those of them that decide
     shown: Shown
     comparison: Comparison
     explored: dict[str, tuple[Curve, ...]]  # of the metrics that can be selected on the page
@@ -62,7 +63,8 @@ class Contents:
     talks: tuple[Talk, ...]  # episodes, if there are any
     servers: tuple[Server, ...]  # that sampled, if any say their load
     crashes: tuple[Crash, ...]  # of these servers
-    sensitivities: tuple[Sensitivity, ...]  # of the first reward to what was swept
+    swept_metric: str  # to which these refer
+    sensitivities: tuple[Sensitivity, ...]  # of a reward to what was swept
     sections: dict[str, tuple[Chart, ...]]  # the charts of those sections of the page that have any
 
     @property
@@ -72,19 +74,20 @@ class Contents:
 
 def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
     """Return what to show of a campaign; `metrics` are drawn and compared as well."""
-    sides = conditions(campaign)
+    sides, compared = conditions(campaign), deciding(campaign)
     known = known_metrics(campaign.runs)
     shown = Shown(sides[:MOST_CONDITIONS], bins_for(sides[:MOST_CONDITIONS], len(known)))
     comparison = compare(
-        Match("", sides, campaign), tuple(dict.fromkeys([*usual_metrics(campaign.runs), *metrics]))
+        Match("", compared, campaign), tuple(dict.fromkeys([*usual_metrics(campaign.runs), *metrics]))
     )
     fitted = tuple(fit for side in shown.sides if (fit := scalability(side)))
     found = {name: curves(shown.sides, name, shown.bins) for name in known}
-    swept, reward = swept_of(campaign), next(iter(_rewards(comparison)), None)
+    swept, reward = swept_of(campaign), _to_sweep(campaign, comparison)
     used, began_s = servers(campaign.runs), first_start_s(campaign.runs)
     return Contents(
         campaign=campaign,
         sides=sides,
+        compared=compared,
         shown=shown,
         comparison=comparison,
         explored={name: lines for name, lines in found.items() if lines},
@@ -93,6 +96,7 @@ def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
         talks=conversations(sides),
         servers=used,
         crashes=tuple(crashes_to_read(used, began_s)),
+        swept_metric=reward.metric if reward else "",
         sensitivities=sensitivities(reward, swept) if swept and reward else (),
         sections={
             "learning": _warm_up(shown) + _learning(shown, metrics),
@@ -114,6 +118,16 @@ def _final(comparison: Comparison) -> tuple[Chart, ...]:
 
 def _rewards(comparison: Comparison) -> list[MetricComparison]:
     return [one for one in comparison.metrics if one.metric.endswith("reward")]
+
+
+def _to_sweep(campaign: CampaignRecord, comparison: Comparison) -> MetricComparison | None:
+    """Return all conditions in the first reward; of a search where all ran, at its first rung."""
+    searched = campaign.manifest.searched if campaign.manifest else None
+    if searched is None:
+        return next(iter(_rewards(comparison)), None)
+    sides = Match("", conditions(campaign), campaign)
+    rungs = [Moment(step=one.step) for one in searched.rungs[:1]]
+    return compare(sides, (searched.metric,), rungs[0]).metrics[0] if rungs else None
 
 
 def _warm_up(shown: Shown) -> tuple[Chart, ...]:

@@ -17,6 +17,7 @@ from itertools import chain
 from typing import Any
 
 from retrain import extras
+from retrain.records.rungs import lines_of_search
 from retrain.report import tables
 from retrain.report.back_pressure import fits
 from retrain.report.charts import STYLE, VEGA_LITE, Spec, axis_title, converter
@@ -57,6 +58,7 @@ def page(contents: Contents) -> str:
             first_explored=next((name for name in SHOWN_FIRST if name in contents.explored), None),
             fits=fits,
             library=library,
+            lines_of_search=lines_of_search,
             mark=MARK,
             policy=_policy(library, script),
             script=script,

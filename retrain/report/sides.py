@@ -61,6 +61,17 @@ def conditions(campaign: CampaignRecord) -> tuple[Side, ...]:
     return tuple(side_of(campaign, label) for label in campaign.conditions)
 
 
+def deciding(campaign: CampaignRecord) -> tuple[Side, ...]:
+    """Return a campaign's conditions as sides; of a search, those that decide: on fresh seeds only."""
+    searched = campaign.manifest.searched if campaign.manifest else None
+    if searched is None or not searched.decides:
+        return conditions(campaign)
+    chosen = (side_of(campaign, name) for name in (searched.reference, searched.winner))
+    return tuple(
+        Side(side.label, tuple(run for run in side.runs if run.seed not in searched.seeds)) for side in chosen
+    )
+
+
 def _read(arguments: Sequence[str]) -> list[tuple[CampaignRecord, list[str]]]:
     """Return each directory's campaign, and the conditions or runs selected from it."""
     named: list[tuple[CampaignRecord, list[str]]] = []
@@ -83,7 +94,7 @@ def _offer(campaign: CampaignRecord) -> str:
 
 
 def _own_conditions(campaign: CampaignRecord) -> Match:
-    sides = conditions(campaign)
+    sides = deciding(campaign)
     if len(sides) < 2:
         only = sides[0].label if sides else "no run"
         raise ConfigError(

@@ -194,9 +194,9 @@ def footnotes(comparisons: Sequence[Comparison]) -> Iterator[str]:
 def conditions(sides: Sequence[Side], comparison: Comparison) -> Table:
     """Return one row per condition: runs, steps, and the final score."""
     score = comparison.metrics[0] if comparison.metrics else None
-    rows = []
-    for i, side in enumerate(sides):
-        sample = score.sides[i].sample if score else describe_sample(())
+    rows, samples = [], {one.label: one.sample for one in score.sides} if score else {}
+    for side in sides:
+        sample = samples.get(side.label) or describe_sample(())
         done = sum(run.is_done for run in side.runs)
         failed = sum(run.has_failed for run in side.runs)
         steps = sum(run.last_step for run in side.runs)

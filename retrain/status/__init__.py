@@ -35,6 +35,7 @@ from retrain.records.manifest import (
 from retrain.records.metrics import mean, median, sample_std
 from retrain.records.run_row import RunRow, read_row, unreadable_row
 from retrain.records.run_state import UNREADABLE, RunState
+from retrain.records.rungs import Searched, is_settled
 from retrain.records.text import as_typed, plain
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class CampaignStatus:
     permits: PermitStatus | None
     problem: str  # which of the campaign's own files cannot be read, and why
     eta_p90_s: float | None = None  # time left, P90
+    searched: Searched | None = None  # what `[campaign.search]` has found; None without that table
     decision: Decision | None = None  # what `[decision]` has found; None without that table
     expected: Expectation | None = None  # of the whole campaign, and the actual time
     cost_usd: float | None = None  # of all runs; None where no price is known
@@ -129,7 +131,7 @@ def campaign_row(
     directory, is_supervised = files.directory, _is_supervised(files, problems)
     state = campaign_state(runs, is_supervised=is_supervised)
     known, name = manifest or _UNKNOWN, directory.resolve().name
-    if state == "done" and known.decision is not None and not known.decision.ended:
+    if state == "done" and not is_settled(known.searched, known.decision):
         state = "interrupted"  # between two rounds
     left = _remaining(runs, known, is_supervised=is_supervised)
     steps = [run.max_steps for run in runs if run.max_steps is not None]
@@ -148,6 +150,7 @@ def campaign_row(
         steps_total=sum(steps) if len(steps) == len(runs) else None,
         eta_s=left.p50_s if left else None,
         eta_p90_s=left.p90_s if left else None,
+        searched=known.searched,
         decision=known.decision,
         expected=known.expected,
         permits=permits,

@@ -16,6 +16,7 @@ from retrain.event_loop import EventLoopThread
 from retrain.records.evaluation_row import Evaluation
 from retrain.records.layout import RunFiles
 from retrain.records.row_parts import Value, columns
+from retrain.records.rungs import why_to_wait
 from retrain.records.step_row import Identity, StepRow, UpdateSummary
 from retrain.rollouts import Group, Prompt
 from retrain.tasks import Task
@@ -280,8 +281,7 @@ class Trainer:
         """Return what the machine's load allows; wait, between two steps, while it allows nothing."""
         if self._throttle is None:
             return None
-        state = self._throttle.current()
-        if state.should_train:
+        if (state := self._throttle.current()).should_train:
             return state
         self._show_pause(state)
         return self._throttle.wait_for_idle(stop=self.stop, on_poll=self._show_pause)
@@ -295,6 +295,6 @@ class Trainer:
             raise InterruptedRunError(f"stopped after step {self.step}; a checkpoint was saved")
 
     def _stop_if_spent(self) -> None:
-        if why := self.budget.why_to_stop():
+        if why := why_to_wait(self.files.rung, self.step) or self.budget.why_to_stop():
             self.save()
             raise InterruptedRunError(f"stopped after step {self.step}: {why}; a checkpoint was saved")

@@ -1,0 +1,120 @@
+"""search.jsonl: who went on at each rung of a search, only added to; rung.json: where a run waits.
+
+A rung that was decided stands, as a look of a `[decision]` does: runs that are repaired later change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from retrain.records.decision import Decision
+from retrain.records.files import read_json, remove_file, write_json
+from retrain.records.lines import append_line, parse_line, read_lines
+from retrain.records.text import count_of, number, plain
+
+
+@dataclass(frozen=True)
+class Rung:
+    """What a search found at one step."""
+
+    step: int
+    scores: Mapping[str, float | None]  # by condition: mean over seeds; None if a run has no value
+    kept: tuple[str, ...]  # conditions that went on, the best first
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What a campaign's search has found so far."""
+
+    metric: str
+    reference: str
+    seeds: tuple[int, ...]  # that choose; others decide
+    rungs: tuple[Rung, ...] = ()
+    winner: str = ""  # "" until it is known
+
+    @property
+    def decides(self) -> bool:
+        """Whether the winner is compared with the reference, which it is not itself."""
+        return self.winner not in ("", self.reference)
+
+
+def is_settled(searched: Searched | None, decision: Decision | None) -> bool:
+    """Whether a campaign, all of whose runs so far are done, needs no further ones."""
+    if searched is not None and not searched.decides:
+        return bool(searched.winner)
+    return decision.ended != "" if decision else searched is None
+
+
+def read_rungs(path: Path) -> tuple[Rung, ...]:
+    """Read search.jsonl; lines that are no rungs are skipped."""
+    found = []
+    for line in read_lines(path):
+        row = parse_line(line) or {}
+        with suppress(LookupError, TypeError, ValueError, AttributeError):
+            found.append(_rung(row))
+    return tuple(found)
+
+
+def append_rung(path: Path, one: Rung) -> None:
+    """Write a rung."""
+    append_line(path, asdict(one))
+
+
+def searched_from(found: Mapping[str, Any] | None) -> Searched | None:
+    """Return what the manifest holds; raises LookupError, TypeError or ValueError if it is damaged."""
+    if not found:
+        return None
+    return Searched(
+        str(found["metric"]),
+        str(found["reference"]),
+        tuple(map(int, found["seeds"])),
+        tuple(map(_rung, found["rungs"])),
+        str(found["winner"]),
+    )
+
+
+def write_wait(path: Path, step: int) -> bool:
+    """Set the step after which a run waits, 0 for none; return whether that changes anything."""
+    if read_wait(path) == step:
+        return False
+    if step:
+        write_json(path, {"step": step})
+    else:
+        remove_file(path)
+    return True
+
+
+def read_wait(path: Path) -> int:
+    """Return the step after which a run waits; 0 for none."""
+    step = (read_json(path) or {}).get("step", 0)
+    return step if isinstance(step, int) else 0
+
+
+def why_to_wait(path: Path, step: int) -> str:
+    """Return why a run goes no further for now; "" if it does."""
+    return "it waits until the search knows whether it goes on" if 0 < read_wait(path) <= step else ""
+
+
+def lines_of_search(found: Searched | None) -> Iterator[str]:
+    """Iterate over what a search found, a sentence each, safe to print."""
+    for one in found.rungs if found else ():
+        best = one.scores.get(one.kept[0])
+        score = "" if best is None or found is None else f", {found.metric} {number(best)}"
+        went = f"{len(one.kept)} of {count_of(len(one.scores), 'condition')} went on"
+        yield plain(f"search, step {one.step}: {went}; best: {one.kept[0]}{score}", 500)
+    if found and found.winner:
+        seeds = f"seeds {', '.join(map(str, found.seeds))} chose it, so others decide"
+        is_better = f"compared with {found.reference} on fresh seeds" if found.decides else "the reference"
+        yield plain(f"search: {found.winner} won, {is_better} ({seeds})", 500)
+
+
+def _rung(row: Mapping[str, Any]) -> Rung:
+    scores = {str(name): None if value is None else float(value) for name, value in row["scores"].items()}
+    kept = tuple(map(str, row["kept"]))
+    if not kept:
+        raise ValueError("nothing was kept")
+    return Rung(int(row["step"]), scores, kept)

@@ -1,0 +1,199 @@
+"""Campaigns that drop the worse conditions at rungs and decide on fresh seeds, also if they are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retrain.campaign import Observer
+from retrain.campaign.endings import Ending
+from retrain.campaign.run import reopen, start
+from retrain.errors import EXIT_DONE, ConfigError
+from retrain.plan.matrix import RunPlan
+from retrain.records.decision import Decision
+from retrain.records.layout import CampaignFiles, RunFiles, find_campaigns
+from retrain.records.manifest import Manifest, read_manifest
+from retrain.records.metrics import read_metrics
+from retrain.records.run_state import RunState, read_attempts, read_done
+from retrain.report.contents import contents
+from retrain.report.gather import gather
+from retrain.report.sides import choose
+from retrain.status import survey
+from tests.long.test_decision import DECISION
+
+TABLE = """
+[decision]
+metric = "mean_reward"
+max_seeds = 6
+"""
+SEARCH = (
+    DECISION.partition("[decision]")[0]
+    + TABLE
+    + """
+[campaign]
+seeds = [5, 7]
+max_steps = 6
+launcher = "inline"
+
+[campaign.sweep]
+reward.params.bonus = [0.0, 0.1, 0.2, 0.3, 0.5]
+
+[campaign.search]
+rungs = [2, 4]
+keep = 0.7
+"""
+)
+WINNER, REFERENCE = "maxrl bonus=0.5", "maxrl bonus=0.0"
+PARALLEL = ("campaign.launcher=local", "campaign.parallel=true", "campaign.max_workers=2")
+
+
+def manifest_of(directory: Path) -> Manifest:
+    found = read_manifest(CampaignFiles(directory).manifest)
+    assert found is not None
+    return found
+
+
+def learned(files: RunFiles) -> list[dict[str, Any]]:
+    """Return what a run learned, without its times and attempts."""
+    kept = ("step", "loss", "mean_reward", "grad_norm", "entropy")
+    return [{key: row[key] for key in kept} for row in read_metrics(files.directory)]
+
+
+def test_a_search_drops_the_worse_and_decides_on_fresh_seeds(here: Path) -> None:
+    path = here / "search.toml"
+    path.write_text(SEARCH)
+    outcome = start(path).execute()
+    assert outcome.exit_code == EXIT_DONE
+    assert set(outcome.states.values()) == {RunState.DONE}
+    manifest, files = manifest_of(outcome.directory), CampaignFiles(outcome.directory)
+    searched, decision = manifest.searched, manifest.decision
+    assert searched is not None
+    assert decision is not None
+    assert (searched.winner, searched.reference, searched.seeds) == (WINNER, REFERENCE, (5, 7))
+    rungs = [(one.step, len(one.scores), len(one.kept)) for one in searched.rungs]
+    assert rungs == [
+        (2, 5, 3),
+        (4, 3, 2),
+        (6, 2, 1),
+    ]
+
+    done = {run.run_id: read_done(files.run(run.run_id).done) for run in manifest.runs}
+    steps = {run_id: one.result["steps"] for run_id, one in done.items() if one}
+    assert [steps[f"maxrl-bonus-{bonus}_s5"] for bonus in (0.0, 0.1, 0.2, 0.3, 0.5)] == [2, 2, 4, 6, 6]
+    dropped = done["maxrl-bonus-0.1_s5"]
+    assert dropped is not None
+    assert dropped.result["dropped"].startswith("dropped at step 2: mean_reward ")
+    assert read_attempts(files.run("maxrl-bonus-0.1_s5").attempts)[-1].message == dropped.result["dropped"]
+    assert list(files.run("maxrl-bonus-0.1_s5").checkpoints.iterdir())
+
+    assert [one.condition for one in decision.conditions] == [WINNER]
+    assert decision.ended
+    fresh = {run.seed for run in manifest.runs} - {5, 7}
+    assert len(fresh) == decision.conditions[0].seeds
+    (match,) = choose([str(outcome.directory)])
+    assert {side.label: {run.seed for run in side.runs} for side in match.sides} == {
+        REFERENCE: fresh,
+        WINNER: fresh,
+    }
+    (status,) = survey(outcome.directory)
+    assert (status.state, status.searched) == ("done", searched)
+    shown = contents(gather(outcome.directory))
+    assert {row["c"] for row in shown.sections["sweep"][0].spec["layer"][0]["data"]["values"]} == set(
+        searched.rungs[0].scores
+    )
+    with pytest.raises(ConfigError, match=r"raise decision\.max_seeds"):
+        reopen(outcome.directory, more_seeds=1)
+
+    whole = here / "whole.toml"  # runs that waited learned what they would have learned without a search
+    whole.write_text(SEARCH.partition("[campaign.search]")[0].replace(TABLE, ""))
+    without = CampaignFiles(start(whole).execute().directory)
+    for run_id in ("maxrl-bonus-0.5_s5", "maxrl-bonus-0.3_s7"):
+        assert learned(files.run(run_id)) == learned(without.run(run_id))
+
+
+def found_of(directory: Path) -> tuple[Any, Decision | None]:
+    manifest = manifest_of(directory)
+    return manifest.searched, manifest.decision
+
+
+class Crash(BaseException):
+    """The end of this process, as it were."""
+
+
+class Crashing(Observer):
+    """Ends the orchestrator, and what runs in its process, after so many runs have ended or waited."""
+
+    def __init__(self, after: int) -> None:
+        self._left = after
+
+    def ended(self, run: RunPlan, ending: Ending, tail: Sequence[str]) -> None:
+        del run, ending, tail
+        self._left -= 1
+        if self._left == 0:
+            raise Crash
+
+
+def test_an_orchestrator_that_dies_again_and_again_comes_to_the_same_verdict(here: Path) -> None:
+    path = here / "search.toml"
+    path.write_text(SEARCH)
+    expected = found_of(start(path).execute().directory)
+    campaign, crashes = start(path, observer=Crashing(3)), 0
+    directory = campaign.directory
+    for after in (5, 4, 3, 2, 1, 3, 6, 100):
+        try:
+            campaign.execute()
+        except Crash:
+            crashes += 1
+        campaign = reopen(directory, Crashing(after))
+    assert crashes >= 7
+    assert campaign.execute().exit_code == EXIT_DONE
+    assert found_of(directory) == expected
+
+
+@pytest.mark.timeout(600)  # processes, on machines that do other things as well
+def test_kills_of_all_processes_change_neither_the_winner_nor_the_verdict(here: Path) -> None:
+    path = here / "search.toml"
+    path.write_text(SEARCH)
+    expected = found_of(start(path).execute().directory)
+    own = here / "killed"
+    own.mkdir()
+    command = [sys.executable, "-m", "retrain", "run", str(path)]
+    command += [word for one in PARALLEL for word in ("--set", one)]
+    for attempts in (6, 14):
+        process = subprocess.Popen(command, cwd=own, start_new_session=True, stderr=subprocess.DEVNULL)
+        while begun(own) < attempts and process.poll() is None:
+            time.sleep(0.01)
+        with contextlib.suppress(ProcessLookupError):  # it may just have ended
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        (directory,) = find_campaigns(own / "logs")
+        command = [sys.executable, "-m", "retrain", "resume", str(directory)]
+    subprocess.run(command, cwd=own, check=True, stderr=subprocess.DEVNULL)
+    assert found_of(directory) == expected
+    results = [json.loads(path.read_text()) for path in directory.glob("runs/*/done.json")]
+    assert sum("dropped" in one["result"] for one in results) == 6
+
+
+def begun(directory: Path) -> int:
+    paths = directory.glob("logs/*/runs/*/attempts.jsonl")
+    return sum(path.read_text().count('"begin"') for path in paths)
+
+
+def test_a_search_goes_on_from_its_files_without_a_manifest(here: Path) -> None:
+    path = here / "search.toml"
+    path.write_text(SEARCH)
+    directory = start(path).execute().directory
+    expected = found_of(directory)
+    CampaignFiles(directory).manifest.unlink()
+    assert reopen(directory).execute().exit_code == EXIT_DONE
+    assert found_of(directory) == expected

@@ -1,0 +1,214 @@
+"""`[campaign.search]`: who goes on at which rung, what is needed next, and every mistake."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from retrain.config.campaign import Search
+from retrain.config.load import load_config
+from retrain.errors import ConfigError
+from retrain.plan.matrix import Plan, RunPlan, plan_runs
+from retrain.plan.search import WON, Climb, climb, fresh_plan, most_runs
+from retrain.records.rungs import (
+    Rung,
+    Searched,
+    append_rung,
+    is_settled,
+    read_rungs,
+    read_wait,
+    why_to_wait,
+    write_wait,
+)
+from tests.explained import explained
+
+FILE = """
+[training]
+max_steps = 30
+batch_size = 2
+group_size = 4
+max_tokens = 4
+[campaign]
+seeds = [0, 1]
+[campaign.sweep]
+training.lr = [1e-4, 1e-3, 1e-2, 1e-1]
+[campaign.search]
+rungs = [10, 20]
+[decision]
+metric = "mean_reward"
+max_seeds = 6
+"""
+LR = {f"maxrl lr={lr}": lr for lr in (0.0001, 0.001, 0.01, 0.1)}
+
+
+def planned(tmp_path: Path, text: str = FILE, *overrides: str, added_seeds: int = 0) -> Plan:
+    file = tmp_path / "c.toml"
+    file.write_text(text)
+    return plan_runs(load_config(file, overrides), "c.toml", added_seeds=added_seeds)
+
+
+def climbed(plan: Plan, at: dict[str, int], known: tuple[Rung, ...] = (), **failed: None) -> Climb:
+    """Climb with runs that are at these steps, and worth their learning rate; failed ones have no value."""
+    assert plan.campaign.search is not None
+
+    def value_at(run: RunPlan, step: int) -> tuple[bool, float | None]:
+        if run.run_id in failed:
+            return True, None
+        return at.get(run.run_id, 0) >= (step or run.max_steps), run.config.training.lr + run.seed
+
+    return climb(plan, plan.campaign.search, known, value_at)
+
+
+def test_all_run_to_the_first_rung_on_the_same_seeds(tmp_path: Path) -> None:
+    plan = planned(tmp_path)
+    there = plan.runs[0].run_id
+    found = climbed(plan, {there: 10})
+    assert found.waits == {run.run_id: 10 for run in plan.runs if run.seed < 2 and run.run_id != there}
+    assert (found.over, found.rungs, found.winner) == ({}, (), "")
+
+
+def test_the_better_part_goes_on_and_the_others_are_over_with_the_reason(tmp_path: Path) -> None:
+    plan = planned(tmp_path)
+    found = climbed(plan, {run.run_id: 10 for run in plan.runs})
+    assert found.waits == {f"maxrl-lr-{lr}_s{seed}": 20 for lr in (0.01, 0.1) for seed in (0, 1)}
+    assert found.rungs[0].kept == ("maxrl lr=0.1", "maxrl lr=0.01")
+    assert found.rungs[0].scores["maxrl lr=0.1"] == pytest.approx(0.6)
+    assert found.over["maxrl-lr-0.001_s1"] == "dropped at step 10: mean_reward 0.501; 2 of 4 went on"
+    assert set(found.over) == {f"maxrl-lr-{lr}_s{seed}" for lr in (0.0001, 0.001) for seed in (0, 1)}
+
+
+def test_a_single_condition_left_has_won_and_need_not_run_on(tmp_path: Path) -> None:
+    plan = planned(tmp_path)
+    found = climbed(plan, {run.run_id: 20 for run in plan.runs})
+    assert (found.waits, found.winner) == ({}, "maxrl lr=0.1")
+    assert found.over["maxrl-lr-0.1_s0"] == WON
+
+
+def test_several_that_are_left_run_to_their_ends(tmp_path: Path) -> None:
+    plan = planned(tmp_path, FILE, "campaign.search.rungs=[10]")
+    found = climbed(plan, {run.run_id: 10 for run in plan.runs})
+    assert set(found.waits.values()) == {0}
+    ended = climbed(plan, {run.run_id: 30 for run in plan.runs}, found.rungs)
+    assert ended.winner == "maxrl lr=0.1"
+    assert [one.step for one in ended.rungs] == [10, 30]
+    assert "maxrl-lr-0.01_s0" not in ended.over  # it is done anyway
+
+
+def test_of_times_the_lower_are_better(tmp_path: Path) -> None:
+    plan = planned(tmp_path, FILE, "campaign.search.metric=step_time_s")
+    assert climbed(plan, {run.run_id: 10 for run in plan.runs}).rungs[0].kept[0] == "maxrl lr=0.0001"
+
+
+def test_a_condition_of_which_a_run_failed_comes_last(tmp_path: Path) -> None:
+    plan = planned(tmp_path)
+    found = climbed(plan, {run.run_id: 10 for run in plan.runs}, **{"maxrl-lr-0.1_s1": None})
+    assert found.rungs[0].kept == ("maxrl lr=0.01", "maxrl lr=0.001")
+    assert found.rungs[0].scores["maxrl lr=0.1"] is None
+    assert found.over["maxrl-lr-0.1_s0"] == "dropped at step 10: no value; 2 of 4 went on"
+
+
+def test_a_rung_that_was_decided_stands(tmp_path: Path) -> None:
+    plan, scores = planned(tmp_path), dict.fromkeys(LR, 0.5)
+    known = (Rung(10, scores, ("maxrl lr=0.0001", "maxrl lr=0.001")),)
+    found = climbed(plan, {run.run_id: 20 for run in plan.runs}, known)
+    assert found.winner == "maxrl lr=0.001"
+    append_rung(tmp_path / "search.jsonl", known[0])
+    with (tmp_path / "search.jsonl").open("a") as file:
+        file.write('{"step": 20, "scores": {}, "kept": []}\n{"torn')
+    assert read_rungs(tmp_path / "search.jsonl") == known
+
+
+def test_only_seeds_that_chose_neither_decide(tmp_path: Path) -> None:
+    plan = planned(tmp_path)
+    fresh = fresh_plan(plan, "maxrl lr=0.1")
+    assert fresh.conditions == ("maxrl lr=0.0001", "maxrl lr=0.1")
+    assert (fresh.planned_seeds, plan.search_seeds) == ((2, 3, 4, 5, 6, 7), (0, 1))
+    assert (fresh.reference, fresh.first_seeds) == ("maxrl lr=0.0001", 3)
+    named = planned(tmp_path, FILE, "decision.reference=maxrl lr=0.01")
+    assert fresh_plan(named, "maxrl lr=0.1").reference == "maxrl lr=0.01"
+
+
+def test_without_a_decision_table_its_defaults_decide_in_the_metric_of_the_search(tmp_path: Path) -> None:
+    plan = planned(tmp_path, FILE.partition("[decision]")[0])
+    assert plan.decision is not None
+    assert (plan.decision.metric, plan.decision.max_seeds) == ("mean_reward", 12)
+
+
+def test_explain_counts_the_steps_that_a_search_takes(tmp_path: Path) -> None:
+    plan = planned(tmp_path)
+    found = explained(plan, None)
+    assert found.search == (
+        "4 conditions x 2 seeds to step 10",
+        "2 conditions x 2 seeds to step 20",
+        "winner and maxrl lr=0.0001: 3 to 6 fresh seeds, which decide",
+    )
+    assert found.total_campaign_steps == 2 * 2 * 10 + 2 * 2 * 20 + 2 * 6 * 30
+    assert sum(run.max_steps for run in most_runs(plan, Search(rungs=[10], keep=0.5))) == 40 + 120 + 360
+
+
+def test_a_search_changes_no_run(tmp_path: Path) -> None:
+    with_search, without = planned(tmp_path), planned(tmp_path, FILE.replace("[campaign.search]\nrungs", "#"))
+    hashes = {run.run_id: run.config_hash for run in without.runs}
+    assert {run.run_id: run.config_hash for run in with_search.runs}.items() >= hashes.items()
+
+
+def test_a_run_waits_from_its_rung_on(tmp_path: Path) -> None:
+    path = tmp_path / "rung.json"
+    assert write_wait(path, 10)
+    assert not write_wait(path, 10)
+    assert [bool(why_to_wait(path, step)) for step in (0, 9, 10, 11)] == [False, False, True, True]
+    assert write_wait(path, 0)
+    assert (read_wait(path), why_to_wait(path, 30)) == (0, "")
+
+
+def test_a_search_is_settled_when_its_winner_is_decided_about(tmp_path: Path) -> None:
+    found = Searched("mean_reward", "a", (0, 1))
+    assert not is_settled(found, None)
+    assert is_settled(replace(found, winner="a"), None)  # the reference: nothing to decide
+    assert not is_settled(replace(found, winner="b"), None)
+    assert is_settled(None, None)
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("campaign.search.rungs=[20, 10]", ".rungs: got [20, 10]; needs steps in ascending order, each once"),
+        ("campaign.search.rungs=[10, 10]", ".rungs: got [10, 10]; needs steps in ascending order, each once"),
+        ("campaign.search.rungs=[10, 30]", ".rungs: got 30; needs steps below max_steps = 30 of maxrl lr=0."),
+        ("campaign.search.metric=mean_rewad", '.metric: no row of maxrl lr=0.0001 will have "mean_rewad"'),
+        (
+            "campaign.search.metric=eval_reward",
+            '.metric: no row of maxrl lr=0.0001 at step 10 will have "eval_reward"; evaluate there',
+        ),
+        ("campaign.sweep.training.lr=[1e-4]", ": chooses among conditions, and there is one; add some"),
+    ],
+)
+def test_a_search_that_cannot_choose_is_refused(override: str, problem: str, tmp_path: Path) -> None:
+    text = FILE.partition("[decision]")[0]
+    with pytest.raises(ConfigError) as caught:
+        planned(tmp_path, text, override)
+    assert caught.value.problems[0].startswith(f"c.toml [campaign.search]{problem}")
+
+
+def test_wrong_keys_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        planned(
+            tmp_path, FILE, "campaign.search.keep=1.0", "campaign.search.rungs=[]", "campaign.search.rung=1"
+        )
+    assert caught.value.problems == (
+        "--set campaign.search.rungs: got []; needs a length of at least 1, because it drops some there",
+        "--set campaign.search.keep: got 1.0; needs less than 1",
+        "--set campaign.search.rung: unknown key; did you mean 'rungs'?",
+    )
+
+
+def test_evaluations_at_the_rungs_may_rank(tmp_path: Path) -> None:
+    plan = planned(tmp_path, FILE, "campaign.search.metric=eval_reward", "training.eval_every=5")
+    assert plan.campaign.search is not None
+
+
+def test_seeds_are_not_added_by_hand(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"raise decision\.max_seeds"):
+        planned(tmp_path, added_seeds=2)
