@@ -49,6 +49,13 @@ def test_every_module_that_a_page_names_exists(page: Path) -> None:
     assert [name for name in named if not any((place / name).is_file() for place in places)] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_block_has_an_end(page: Path) -> None:
+    fences = [line.strip() for line in page.read_text().splitlines() if "```" in line]
+    assert [fence for fence in fences[1::2] if fence != "```"] == []
+    assert [fence for fence in fences[::2] if not re.fullmatch(r"```\w+", fence)] == []
+
+
 @pytest.fixture
 def shown_files(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Write the Python files that a page shows, so that its TOML can name them."""
