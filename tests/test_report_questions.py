@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from math import comb
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +103,33 @@ def test_conditions_are_compared_question_by_question(tmp_path: Path) -> None:
     assert found is not None
     assert (found.seeds, found.questions) == (3, 30)
     assert found.difference == pytest.approx(5 / 30)
+
+
+def test_pass_at_k_has_an_interval_over_questions_and_seeds(tmp_path: Path) -> None:
+    """By the estimator of Chen et al. 2021: 1 - C(n - c, k) / C(n, k), with c of n samples right."""
+    right = {"grpo": (0, 1, 2, 0, 1, 3), "maxrl": (1, 1, 4, 0, 2, 3)}  # of 4 samples of each question
+    metric = "eval_hard_pass_at_2"
+    runs = {
+        (condition, seed): Simulated([0.5] * 20, more=lambda step: {metric: 0.5})
+        for condition in right
+        for seed in range(3)
+    }
+    directory = write_campaign(tmp_path, runs)
+    for condition, seed in runs:
+        files = CampaignFiles(directory).run(f"{condition}_s{seed}")
+        table = {"name": "hard", "task": "copy", "samples": 4}
+        raw = tomllib.loads(files.run_toml.read_text())
+        files.run_toml.write_text(tomli_w.dumps({**raw, "eval": {"tables": [table]}}))
+        writer = OutcomesWriter(files.evals, 1)
+        writer.append("hard", 20, {q: [1.0] * c + [0.0] * (4 - c) for q, c in enumerate(right[condition])})
+        writer.close()
+    found = compared(directory, metrics=[metric]).metrics[0].differences[0].by_question
+    assert found is not None
+    each = {name: [1 - comb(4 - c, 2) / comb(4, 2) for c in counts] for name, counts in right.items()}
+    gains = np.subtract(each["maxrl"], each["grpo"])
+    half = 2.571 * gains.std(ddof=1) / 6**0.5  # all noise is of the 6 questions: t with 5 degrees of freedom
+    assert (found.difference, found.questions) == (pytest.approx(gains.mean()), 6)
+    assert (found.low, found.high) == pytest.approx((gains.mean() - half, gains.mean() + half), rel=1e-3)
 
 
 def test_conditions_that_were_asked_other_questions_are_not(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ freedom.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ from retrain.report.gather import FloatArray, RunHistory
 from retrain.report.sides import Moment, Side
 from retrain.report.statistics import LEVEL, scipy_stats
 
-MEASURES = ("_correct_rate", "_reward")
+MEASURE = re.compile(r"_(?:correct_rate|reward|pass_at_(?P<k>\d+))$")
 CORRECT = 1.0 - 1e-9  # a reward of 1, up to rounding
 FEWEST = 2  # seeds and questions: one has no spread
 MOST = 10**6  # seeds or questions; more are as good as never
@@ -61,9 +62,9 @@ def by_question(first: Side, second: Side, metric: str, moment: Moment) -> ByQue
 
 def _evaluation_of(metric: str) -> tuple[str, str]:
     """Return the evaluation that a metric is of, and its measure; the name is empty if it is of none."""
-    measure = next((end for end in MEASURES if metric.endswith(end)), "")
-    is_held_out = measure and metric.startswith(HELD_OUT)
-    return (metric.removeprefix(HELD_OUT).removesuffix(measure) if is_held_out else ""), measure
+    found = MEASURE.search(metric)
+    measure = found[0] if found and metric.startswith(HELD_OUT) else ""
+    return (metric.removeprefix(HELD_OUT).removesuffix(measure) if measure else ""), measure
 
 
 def _pairs(first: Side, second: Side, moment: Moment) -> list[tuple[RunHistory, RunHistory]]:
@@ -140,19 +141,29 @@ def _asked(run: RunHistory, name: str) -> tuple[Any, ...]:
 
 
 def _values(run: RunHistory, name: str, measure: str, moment: Moment) -> dict[int, float]:
-    """Return each question's mean at a moment; empty without outcomes."""
+    """Return each question's measure at a moment; empty without outcomes."""
     try:
         found = read_outcomes(RunFiles(run.directory).evals / f"{name}.jsonl")
     except RecordsError:
         return {}
     steps = [step for step in found if moment.step is None or step <= moment.step]
     rewards: Rewards = found[max(steps)] if steps else {}
-    known = {q: [one for one in each if one is not None] for q, each in rewards.items()}
-    return {
-        question: float(np.mean([one >= CORRECT for one in each] if measure == MEASURES[0] else each))
-        for question, each in known.items()
-        if each
-    }
+    known = {q: np.array([one for one in each if one is not None]) for q, each in rewards.items()}
+    found_at = {q: _measured(each, measure) for q, each in known.items()}
+    return {question: value for question, value in found_at.items() if value is not None}
+
+
+def _measured(rewards: FloatArray, measure: str) -> float | None:
+    """Return one question's mean reward, share of right samples, or pass@k; None of too few samples."""
+    is_pass_at = MEASURE.fullmatch(measure)
+    k = int(is_pass_at["k"]) if is_pass_at and is_pass_at["k"] else 1
+    if not 1 <= k <= len(rewards):
+        return None
+    if k > 1:
+        from retrain.trainer.evaluation import pass_at_k  # not at the top: the report needs no trainer
+
+        return pass_at_k(rewards[None, :] >= CORRECT, k)
+    return float(np.mean(rewards if measure == "_reward" else rewards >= CORRECT))
 
 
 def sentences(reference: str, found: Mapping[str, ByQuestion | None]) -> Iterator[str]:
