@@ -15,7 +15,7 @@ from retrain.backends.ratio_cap import RatioCap
 from retrain.backends.tinker import advise_run, check_options, check_run, connect
 from retrain.backends.tinker.state import State, read_state, write_state
 from retrain.backends.tinker.wire import ApiLoss, api_loss, loss_inputs
-from retrain.config.schema import Algorithm, Config, Model, Training
+from retrain.config.schema import Config, Model, Training
 from retrain.distribution import install_command
 from retrain.errors import ConfigError, NonFiniteError, RecordsError, RunFailedError
 from retrain.event_loop import in_thread
@@ -132,9 +132,8 @@ def test_options_out_of_range_or_misspelt_are_named() -> None:
 def test_what_would_stop_a_run_is_said_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
     monkeypatch.delenv("TINKER_CREDENTIAL_CMD", raising=False)
-    algorithm = Algorithm(loss_mode="gspo", kl_coef=0.1)
-    problems = check_run(Config(algorithm=algorithm, training=Training(entropy_bonus=0.1)))
-    for part in ("TINKER_API_KEY", "[model].model", "entropy_bonus", "kl_coef"):
+    problems = check_run(Config(training=Training(entropy_bonus=0.1)))
+    for part in ("TINKER_API_KEY", "[model].model", "entropy_bonus"):
         assert any(part in problem for problem in problems)
 
 

@@ -25,6 +25,7 @@ from tests.extras.test_tinker_backend import spec as spec
 from tests.extras.test_tinker_backend import tokenizer as tokenizer
 from tests.test_tinker_parts import sample
 from tests.tinker_api.policies import Policy
+from tests.tinker_api.running import RunningServer
 from tests.tinker_api.wire import Datum, ForwardBackward
 
 pytestmark = [
@@ -103,3 +104,32 @@ def test_an_update_by_slopes_equals_that_of_the_built_in_loss(spec: BackendSpec,
         assert other.grad_norm == pytest.approx(one.grad_norm, rel=1e-3)
         assert other.clip_fraction == pytest.approx(one.clip_fraction, abs=0.03)
         assert other.approx_kl == pytest.approx(one.approx_kl, abs=1e-4)
+
+
+def test_the_kl_term_is_to_the_base_model(spec: BackendSpec, server: RunningServer) -> None:
+    data: list[TrainingSample] = []
+    before = server.stats()["requests"]
+    how = replace(STEP, lr=0.05, kl_coef=0.2)
+
+    async def update(backend: TinkerBackend) -> list[UpdateStats]:
+        data.extend(samples_of(await backend.sample(PROMPTS, HOW)))
+        loss = Loss("ppo", registry.find("losses", "ppo"))
+        return [await backend.update(data, loss, how) for _ in range(3)]
+
+    found = during(replace(spec, seed=0), update)  # the server's base model: a model of seed 0 begins there
+    distances = [stats.reference_kl for stats in found]
+    assert distances[0] == pytest.approx(0.0, abs=1e-5)
+    assert 1e-3 < distances[1] < distances[2]
+    asked = server.stats()["requests"]
+    assert asked["create_sampling_session"] == before.get("create_sampling_session", 0) + 1
+
+
+def test_a_base_model_that_was_lost_is_made_again(spec: BackendSpec, server: RunningServer) -> None:
+    async def update(backend: TinkerBackend) -> UpdateStats:
+        data = samples_of(await backend.sample(PROMPTS[:2], HOW))
+        loss, how = Loss("ppo", registry.find("losses", "ppo")), replace(STEP, kl_coef=0.2)
+        await backend.update(data, loss, how)
+        server.forget()
+        return await backend.update(data, loss, how)
+
+    assert during(replace(spec, seed=0), update).reference_kl > 0

@@ -86,14 +86,26 @@ class Sampler:
     weights: Weights
     random: np.random.Generator
 
-    def sample(self, prompt: list[int], count: int, params: Mapping[str, float]) -> tuple[bytes, int]:
-        """Return a response, and how many tokens it has."""
-        trace = unroll_prompts(self.weights, [prompt])
+    def sample(
+        self, prompt: list[int], count: int, params: Mapping[str, float], *, score: bool = False
+    ) -> tuple[bytes, int]:
+        """Return a response, with the prompt's log-probabilities if `score`, and how many tokens it has."""
+        # what is scored may end with the end token, which the policy does not read
+        trace = unroll_prompts(self.weights, [prompt[:1] if score else prompt])
         states = trace.states[trace.packed.last()].repeat(count, axis=0)
         limits = np.full(count, int(params["max_tokens"]))
         drawn = complete(self.weights, states, params["temperature"], limits, self.random)
-        response = write_samples([(list(one.tokens), one.logprobs, one.ended) for one in drawn])
+        sequences = [(list(one.tokens), one.logprobs, one.ended) for one in drawn]
+        response = write_samples(sequences, self._score(prompt) if score else ())
         return response, sum(len(one.tokens) for one in drawn)
+
+    def _score(self, tokens: list[int]) -> list[float]:
+        scored: list[NDArray] = []
+        targets = np.array(tokens[1:])
+        sample, start = _sample(Datum(tokens[:-1], {"target_tokens": targets}))
+        loss = Loss("", partial(_kept, scored, partial(cross_entropy)))
+        loss_gradient(self.weights, self.weights, [start], [sample], loss, Optimization(0.0))
+        return [float("nan"), *scored[0]]
 
 
 def _loss(request: ForwardBackward) -> partial[LossTerms]:
@@ -121,7 +133,7 @@ def _sample(datum: Datum) -> tuple[TrainingSample, tuple[int, ...]]:
     """Take everything after the first token as the completion, or what a ratio mask says."""
     targets, mask = datum.inputs["target_tokens"], datum.inputs.get("sequence_ratio_mask")
     first = 0 if mask is None else int(np.flatnonzero(mask)[0])
-    weights = datum.inputs.get("weights", datum.inputs.get("advantages"))
+    weights = datum.inputs.get("weights", datum.inputs.get("advantages", np.zeros(len(targets))))
     logprobs = datum.inputs.get("logprobs", np.zeros(len(targets)))
     prompt = tuple(datum.tokens[: first + 1])
     rollout = Rollout(

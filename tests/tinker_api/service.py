@@ -183,6 +183,13 @@ class Service:
 
         return self._in_turn(model, request["seq_id"], snapshot)
 
+    def create_sampling_session(self, request: Json) -> Json:
+        """Make a sampler of the base model, which is what a model of seed 0 is before it is trained."""
+        self._check_session(request["session_id"])
+        name = f"{request['session_id']}:base:{request['sampling_session_seq_id']}"
+        self.samplers[name] = Policy(self._alphabet, 0).sampler()
+        return {"sampling_session_id": name, "type": "create_sampling_session"}
+
     def sample(self, request: Json) -> Json:
         sampler = self.samplers.get(request["sampling_session_id"])
         if sampler is None:
@@ -192,7 +199,7 @@ class Service:
         prompt = [token for chunk in request["prompt"]["chunks"] for token in chunk["tokens"]]
         name = f"{request['sampling_session_id']}:{request['seq_id']}"
         with self._lock:  # a sampler has one random generator
-            response, sampled = sampler.sample(prompt, count, params)
+            response, sampled = sampler.sample(prompt, count, params, score=bool(request["prompt_logprobs"]))
             self.bill.charge(name, prefill=len(prompt), cached=(count - 1) * len(prompt), sample=sampled)
             answer = self._promise(name, response)
         return {**answer, "sample_sequence_ids": [f"{name}:{number}" for number in range(count)]}
@@ -263,5 +270,6 @@ def routes(service: Service) -> Mapping[str, Callable[[Json], Json]]:
         "save_weights": service.save_weights,
         "load_weights": service.load_weights,
         "save_weights_for_sampler": service.save_weights_for_sampler,
+        "create_sampling_session": service.create_sampling_session,
         "asample": service.sample,
     }

@@ -54,9 +54,11 @@ def write_forward_backward(logprobs: Sequence[NDArray], metrics: Mapping[str, fl
     return message.SerializeToString()
 
 
-def write_samples(samples: Sequence[tuple[Sequence[int], NDArray, bool]]) -> bytes:
+def write_samples(
+    samples: Sequence[tuple[Sequence[int], NDArray, bool]], prompt_logprobs: Sequence[float] = ()
+) -> bytes:
     """Return sequences of tokens, log-probabilities, and whether each came to an end."""
-    message = pb.SampleResponse()
+    message = pb.SampleResponse(prompt_logprobs=np.array(prompt_logprobs, np.float32).tobytes())
     for tokens, logprobs, ended in samples:
         message.sequences.add(
             stop_reason=pb.STOP_REASON_STOP if ended else pb.STOP_REASON_LENGTH,

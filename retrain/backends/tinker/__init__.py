@@ -77,8 +77,6 @@ def check_run(config: Config) -> list[str]:
         )
     if config.training.entropy_bonus:
         problems.append("[training].entropy_bonus: the Tinker API has none; needs 0")
-    if config.algorithm.kl_coef:
-        problems.append("[algorithm].kl_coef: the Tinker API has no KL term; needs 0")
     return problems
 
 

@@ -4,18 +4,18 @@ Every call holds one of the campaign's permits from submission to result, includ
 SDK's own housekeeping (a heartbeat every ten seconds, settings, telemetry) holds none.
 
 The API computes training log-probabilities at temperature 1, so sample at temperature 1. It has no
-entropy bonus and no KL term, and does its own batching: `micro_batches` is ignored.
+entropy bonus, and does its own batching: `micro_batches` is ignored.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from tinker.types import AdamParams, Datum, ModelInput, SampleResponse, SamplingParams
@@ -26,6 +26,7 @@ from retrain.backends.tinker import TinkerOptions, billing
 from retrain.backends.tinker.billing import billed, sampled
 from retrain.backends.tinker.calls import Calls
 from retrain.backends.tinker.custom import Linear
+from retrain.backends.tinker.reference import Reference
 from retrain.backends.tinker.session import Session
 from retrain.backends.tinker.state import Sampler, Update, read_state, write_state
 from retrain.backends.tinker.wire import (
@@ -40,7 +41,9 @@ from retrain.backends.tinker.wire import (
 from retrain.demonstrations import Demonstration
 from retrain.errors import ConfigError, NonFiniteError, RunFailedError
 from retrain.event_loop import in_thread
-from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
+from retrain.rollouts import Floats, Group, Loss, Prompt, Rollout, TrainingSample
+
+T = TypeVar("T")
 
 PATIENCE = 2  # failures of one call before a new session is opened
 
@@ -56,6 +59,7 @@ class TinkerBackend:
         self._calls = Calls(spec.permit, options, spec.observe_call, spec.observe)
         spec = replace(spec, seed=seed, run_name=spec.run_name or "run")
         self.session = Session(spec, options, self._calls)
+        self._reference = Reference(spec, self.session, self._calls)
         self._text: Text | None = None
         self._loading = asyncio.Lock()  # held while the tokenizer is loaded
         self._auditor = Auditor()
@@ -78,13 +82,7 @@ class TinkerBackend:
         """Sample each prompt's group with one call; if one fails, cancel the others."""
         text = await self._tokenizer()
         places = asyncio.Semaphore(self._options.requests_at_once)
-        groups = [asyncio.ensure_future(self._group(p, sampling, text, places)) for p in prompts]
-        try:
-            return await asyncio.gather(*groups)
-        finally:
-            for group in groups:
-                group.cancel()
-            await asyncio.gather(*groups, return_exceptions=True)
+        return await _all(self._group(prompt, sampling, text, places) for prompt in prompts)
 
     async def update(
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
@@ -95,9 +93,9 @@ class TinkerBackend:
         """
         if not samples:
             raise ValueError("samples: got none; a step without signal needs no update")
-        if optimization.entropy_bonus or optimization.kl_coef:
-            raise ConfigError("entropy_bonus and kl_coef: the Tinker API has neither; both need to be 0")
-        wanted, linear = api_loss(loss, samples), None
+        if optimization.entropy_bonus:
+            raise ConfigError("[training].entropy_bonus: the Tinker API has none; needs 0")
+        wanted, linear = None if optimization.kl_coef else api_loss(loss, samples), None
         if wanted is None:
             linear = await self._linearized(samples, loss, optimization)
             wanted, samples, loss = LINEAR, linear.samples, linear.loss
@@ -130,7 +128,16 @@ class TinkerBackend:
             raise RunFailedError(
                 f"[algorithm].loss_mode: {loss.name!r} needs the server's log-probabilities; it returns none"
             )
-        return Linear.of(samples, loss, optimization, logprobs, None)
+        reference = None
+        if optimization.kl_coef:
+            places = asyncio.Semaphore(self._options.requests_at_once)
+            reference = np.concatenate(await _all(self._near(one, places) for one in samples))
+        return Linear.of(samples, loss, optimization, logprobs, reference)
+
+    async def _near(self, sample: TrainingSample, places: asyncio.Semaphore) -> Floats:
+        prompt = (await self._tokenizer()).encode(sample.rollout.prompt)
+        async with places:
+            return await self._reference.logprobs(prompt, sample.rollout)
 
     async def _data(self, samples: Sequence[TrainingSample], loss: ApiLoss) -> list[Datum]:
         text = await self._tokenizer()
@@ -232,6 +239,17 @@ class TinkerBackend:
             version, response = await self._calls.persist(f"sampling prompt {prompt.id}", attempt, repair)
         drawn = drawn_from(response, prompt, sampling.group_size, ends)
         return to_groups(text, [prompt], drawn, sampling.group_size, version)[0]
+
+
+async def _all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return what all calls return; if one fails, cancel the others."""
+    running = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return await asyncio.gather(*running)
+    finally:
+        for one in running:
+            one.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 def _from_files(name: str) -> Any:

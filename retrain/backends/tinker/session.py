@@ -80,6 +80,11 @@ class Session:
                 self._sampler = Sampler(client, self.version)
             return self._sampler
 
+    async def service(self) -> tinker.ServiceClient:
+        """Return the service client with an open session. May fail like any call."""
+        async with self._lock:
+            return await self.connection.service()
+
     async def update(self, update: Update) -> UpdateOutcome:
         """Take one optimizer step, exactly once."""
 
