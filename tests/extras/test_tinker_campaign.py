@@ -13,6 +13,7 @@ import pytest
 from retrain.campaign.run import run_campaign
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_attempts
+from retrain.rollouts import Prompt
 from tests.tinker_api.running import KEY, MODEL, RunningServer, serve, write_tokenizer
 
 pytestmark = pytest.mark.extras
@@ -136,3 +137,32 @@ def test_a_killed_worker_leaves_room_for_its_next_attempt(here: Path, server: Ru
     (run,) = [path.parent for path in outcome.directory.rglob("attempts.jsonl")]
     assert [one.ending for one in read_attempts(run / "attempts.jsonl")] == ["infrastructure", "done"]
     assert server.stats()["models"] == 0
+
+
+class Twice:
+    """Asks a second time."""
+
+    def start(self, prompt: Prompt) -> str:
+        self.answer, self.turns = prompt.answer, 0
+        return prompt.text
+
+    def step(self, completion: str) -> tuple[str, float, bool]:
+        self.turns += 1
+        return "=", float(completion == self.answer), self.turns == 2
+
+
+def test_turns_are_samples_of_their_own_where_none_can_be_appended(server: RunningServer, here: Path) -> None:
+    environment = """
+[environment]
+environment = "tests.extras.test_tinker_campaign.Twice"
+max_turn_tokens = 2
+separate_turns = true
+"""
+    tokenizer = write_tokenizer(here / "tokenizer", ALPHABET)
+    file = here / "campaign.toml"
+    file.write_text(CAMPAIGN.format(model=MODEL, url=server.url, tokenizer=tokenizer, steps=2) + environment)
+    one = ["campaign.seeds=[0]", 'campaign.conditions=[{name="one"}]', "training.max_tokens=4"]
+    outcome = run_campaign(file, one)
+    (run,) = (outcome.directory / "runs").iterdir()
+    found = [(row["turns_mean"], row["separate_samples"], row["episode_errors"]) for row in read_metrics(run)]
+    assert found == [(2.0, 64, 0)] * 2
