@@ -17,7 +17,7 @@ from retrain.backends import MemoryEstimate, Trainers, local
 from retrain.backends.local import advise_run, check_run, wants_gpu
 from retrain.backends.local.sizes import Sizes, micro_batch
 from retrain.config.campaign import Campaign
-from retrain.config.schema import Algorithm, Backend, Config, Model, RateLimiter, Training
+from retrain.config.schema import Algorithm, Backend, Config, Environment, Model, RateLimiter, Training
 from retrain.rollouts import Prompt
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
@@ -183,6 +183,11 @@ def test_the_memory_of_a_run_is_estimated_from_the_sizes_of_its_model(tmp_path: 
     assert (found.held["adapters"], found.held["optimizer"]) == (adapters, 3 * adapters)
     assert found.sampling >= 6 * 20 * 2 * 2 * 8 * 4  # rows, tokens, layers, keys and values, width, bytes
     assert found.peak > found.smallest > sum(found.held.values())
+    talk = replace(config, environment=Environment("guess"))
+    talked = local.memory(talk, [Prompt(0, "x" * 30, "1")])
+    assert talked is not None
+    assert talked.sampling >= 6 * 30 * 2 * 2 * 8 * 4  # ten more, which an environment says
+    assert talked.training > found.training
     large, larger = (
         local.memory(replace(config, training=replace(config.training, batch_size=size)), [])
         for size in (30_000, 60_000)

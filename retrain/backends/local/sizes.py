@@ -86,7 +86,7 @@ class Load:
     width: int  # bytes of a weight
     rank: int  # of adapters; 0 without
     drawn: int  # tokens of a completion, at most
-    length: int  # the same with the longest prompt
+    length: int  # the same with the longest prompt and what an environment says
 
     def held(self) -> dict[str, int]:
         """Return the bytes that are taken all the time, by what takes them."""
@@ -138,6 +138,8 @@ def estimate(config: Config, options: LocalOptions, prompts: Sequence[Prompt]) -
     training = config.training
     on_gpu = bool(gpu_nodes()) if options.device == "auto" else options.device != "cpu"
     automatic = "bfloat16" if on_gpu else "float32"
+    # as many as the policy's, which nobody knows better before the first episode
+    observed = 0 if config.environment.is_single_turn else training.max_tokens
     prompt = prompt_tokens(directory, prompts, options.system_prompt)
     load = Load(
         sizes=sizes,
@@ -146,7 +148,7 @@ def estimate(config: Config, options: LocalOptions, prompts: Sequence[Prompt]) -
         width={"float32": FLOAT, "bfloat16": FLOAT // 2}[options.dtype.replace("auto", automatic)],
         rank=config.model.lora_rank * options.lora,
         drawn=training.max_tokens,
-        length=prompt + TEMPLATE_TOKENS * options.chat_template + training.max_tokens,
+        length=prompt + TEMPLATE_TOKENS * options.chat_template + training.max_tokens + observed,
     )
     rows = training.batch_size * training.group_size
     least = max(load.sampling(1), load.training(1))
