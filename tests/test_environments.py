@@ -338,7 +338,7 @@ def test_an_environment_that_opens_nothing_costs_its_episode() -> None:
     nothing, fine = (one.episode for one in play(first_of(lambda: None)))  # type: ignore[arg-type, return-value]
     assert nothing
     assert fine
-    assert nothing.error == "prompt 0: opening it returned None; needs start and step"
+    assert nothing.error == "prompt 0: opening the episode returned None; needs an object with start and step"
     assert fine.error == ""
 
 
@@ -356,7 +356,7 @@ def test_an_episode_that_opens_too_late_is_closed(is_async: bool) -> None:
 
     episode = play(Slow, time_limit_s=0.01, threads=True, how=replace(HOW, group_size=1))[0].episode
     assert episode
-    assert episode.error == "prompt 0: opening it took longer than 0.01 s"
+    assert episode.error == "prompt 0: opening the episode took longer than 0.01 s"
     may_open.set()
     assert closed.wait(60)
 

@@ -163,7 +163,7 @@ def test_all_samples_of_an_episode_are_trained_on_with_its_advantage() -> None:
             {"messages": [user("?"), {"role": "assistant", "tool_calls": [GUESSED]}]},
             400,
             "messages",
-            "tool_calls: not as the policy was answered",
+            "tool_calls: not what the policy wrote in this episode",
         ),
         ({"messages": [user("x")]}, 400, "messages", "holds 'x', which is not in the task's alphabet"),
     ],
@@ -432,7 +432,7 @@ def test_only_a_call_as_the_policy_wrote_it_continues_its_conversation() -> None
         return Message(role="assistant", tool_calls=[called])
 
     assert calling.as_written(repeated('{"b":3, "a":2}')) == ("assistant", CALL)
-    with pytest.raises(Refusal, match="not as the policy was answered"):
+    with pytest.raises(Refusal, match="not what the policy wrote in this episode"):
         calling.as_written(repeated('{"a": 2, "b": 4}'))
 
 

@@ -80,10 +80,12 @@ class Conversation:
         Raises:
             EpisodeError: the environment failed.
         """
-        self._episode = await self._call("opening it", self._open, unwanted=_discard)
+        self._episode = await self._call("opening the episode", self._open, unwanted=_discard)
         start, step = (getattr(self._episode, name, None) for name in ("start", "step"))
         if start is None or step is None:
-            raise EpisodeError(f"opening it returned {shown(self._episode)}; needs start and step")
+            raise EpisodeError(
+                f"opening the episode returned {shown(self._episode)}; needs an object with start and step"
+            )
         self._step_is_async = inspect.iscoroutinefunction(step)  # asked once: it takes 10 us
         is_async = inspect.iscoroutinefunction(start)
         given = await self._call("start", partial(start, prompt), is_async=is_async)

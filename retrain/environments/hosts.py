@@ -82,7 +82,7 @@ class _Host:
         _write(self._process, self._setup)
         reply = await self._reply(self._process, "starting its process", STARTUP_S)
         if "error" in reply:
-            raise EpisodeError(f"its process cannot open it: {reply['error']}")
+            raise EpisodeError(f"its process cannot open the environment: {reply['error']}")
         return self._process
 
     async def _reply(self, process: Process, what: str, limit_s: float) -> dict[str, Any]:

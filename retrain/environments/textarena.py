@@ -141,5 +141,6 @@ def _check_players(game: str, opponent: str, made: Game) -> None:
         made.start(Prompt(0, "", ""))
     except (AssertionError, ValueError) as error:
         fix = "leave opponent out" if opponent else "name a function that plays the second one in opponent"
-        raise ConfigError(f"game: {game!r} refuses so many players ({error}); {fix}") from error
+        players = "two players" if opponent else "one player"
+        raise ConfigError(f"game: {game!r} cannot be played by {players} ({error}); {fix}") from error
     _playable.add((game, opponent))

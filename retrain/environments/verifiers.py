@@ -82,8 +82,8 @@ class Source:
             try:
                 self._tasks.append(next(self._coming))
             except StopIteration:
-                known = f"{self._config.taskset.id!r} has {len(self._tasks)} tasks"
-                raise EpisodeError(f"{known}, from number 0; lower [data.options].count to that") from None
+                known, count = f"taskset {self._config.taskset.id!r}", len(self._tasks)
+                raise EpisodeError(f"{known} has {count} tasks; set [data.options].count = {count}") from None
         return self._tasks[number]
 
 
@@ -123,5 +123,5 @@ def _worth(episode: Any) -> float:
         raise EpisodeError(f"verifiers: {why}")
     rewards = [trace.reward for trace in episode.traces if trace.agent.trainable]
     if not rewards:
-        raise EpisodeError("verifiers: the episode has no trace of an agent that is trained")
+        raise EpisodeError("verifiers: no agent of the episode is trainable, so there is no reward")
     return float(sum(rewards) / len(rewards))

@@ -110,7 +110,10 @@ def test_a_function_plays_the_second_player(own: str) -> None:
     [
         ({"game": "Mastermnd-v0"}, "did you mean 'Mastermind-v0'?"),
         ({"game": "Wordle-v0"}, "'Wordle-v0' downloads words or asks a hosted model"),
-        ({"game": "TicTacToe-v0"}, "refuses so many players (The number of players has to be 2, received 1)"),
+        (
+            {"game": "TicTacToe-v0"},
+            "cannot be played by one player (The number of players has to be 2, received 1)",
+        ),
         ({"game": "Mastermind-v0", "config": {"pegs": 1}}, "unexpected keyword argument 'pegs'"),
         ({"game": "UsedCar-v0-balanced"}, "textarena cannot load 'UsedCar-v0-balanced' here"),
         ({"game": "Mastermind-v0", "opponent": "nobody.there"}, "nobody"),

@@ -50,7 +50,7 @@ def test_what_verifiers_refuses_is_refused(options: dict[str, Any], said: str) -
 def test_an_episode_asks_the_policy_and_is_worth_its_reward() -> None:
     assert try_out_program(opener(**SUMS), Prompt(1, "1", ""), ["1"]) == ""
     said = try_out_program(opener(**SUMS), Prompt(9, "9", ""), ["1"])
-    assert said.endswith("'sums-v1' has 9 tasks, from number 0; lower [data.options].count to that")
+    assert said.endswith("taskset 'sums-v1' has 9 tasks; set [data.options].count = 9")
 
 
 def test_a_run_trains_on_what_its_agents_asked(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ class Calling:
             return role, content
         written = self._written.get((content, *(call.key for call in message.tool_calls)))
         if written is None:
-            why = "tool_calls: not as the policy was answered in this episode, so it cannot be shown them"
+            why = "tool_calls: not what the policy wrote in this episode; repeat its messages as you got them"
             raise Refusal(why, param="messages")
         return role, written
 

@@ -141,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
         key = self.headers.get("Authorization", "").removeprefix("Bearer ").strip()
         found = self.server.served.get(key)
         if found is None:
-            what = "the key is of no episode that is under way"
+            what = "the API key belongs to no running episode; each episode has a key of its own"
             raise Refusal(what, status=401, kind="authentication_error", code="invalid_api_key")
         return found
 

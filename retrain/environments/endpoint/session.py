@@ -106,7 +106,8 @@ class Session:
         if self._is_over:
             raise asyncio.CancelledError
         if self.turns + len(self._tasks) >= self._limits.turns:
-            raise self._cut(f"the episode has had its {self._limits.turns} turns", "max_turns")
+            why = f"the episode has had its {self._limits.turns} turns ([environment].max_turns)"
+            raise self._cut(why, "max_turns")
         asked, schemas = tuple(map(self.calling.as_written, request.messages)), request.schemas
         self.calling.check(schemas)
         earlier = self._continued(asked, schemas) if self._is_stitched else None
@@ -141,7 +142,8 @@ class Session:
     async def _sampled(self, begun: Conversation, new: Messages, limit: int | None) -> Rollout:
         left = self._limits.tokens - len(begun.rollout.tokens)
         if left <= 0:
-            raise self._cut(f"the conversation has had its {self._limits.tokens} tokens", "max_tokens")
+            why = f"the conversation has had its {self._limits.tokens} tokens ([training].max_tokens)"
+            raise self._cut(why, "max_tokens")
         limit = min(left, self._limits.turn_tokens, limit or left)
         begun.is_continued = True
         is_first = not begun.rollout.tokens
