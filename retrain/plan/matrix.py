@@ -220,6 +220,8 @@ def planned_runs(config: Config, drawn_seed: int | None, added_seeds: int = 0) -
 def _conditions(config: Config) -> list[tuple[str, Config]]:
     """Resolve every condition, except for its seed, by name."""
     found: Sequence[Condition | None] = (config.campaign and config.campaign.conditions) or [None]
+    if config.campaign is not None:  # without all others, which would be copied for each
+        config = dataclasses.replace(config, campaign=dataclasses.replace(config.campaign, conditions=None))
     return [(_name(condition, config), resolve(config, condition, seed=0)) for condition in found]
 
 
