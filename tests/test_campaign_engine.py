@@ -30,6 +30,7 @@ from retrain.records.run_state import (
     write_done,
     write_progress,
 )
+from retrain.records.rungs import write_wait
 
 
 class Engine:
@@ -262,3 +263,17 @@ def test_other_machines_see_a_stop_that_waits_for_an_engine(campaign_file: Path)
     SEEN.clear()
     stop_campaign(start(campaign_file, [f'campaign.launcher="{__name__}.open_watching"']).directory)
     assert [found is not None and found.renewed_at > 0 for found in SEEN] == [True]
+
+
+def test_a_run_that_waits_for_a_search_was_not_cut_short(campaign: CampaignRun) -> None:
+    run = campaign.plan.runs[0]
+    files = campaign.files_of(run.run_id)
+    write_wait(files.rung, 2)
+    engine = Engine(lambda: [interrupted(files, run, 2)], lambda: made.stop() or [])  # type: ignore[func-returns-value]
+    made = supervisor(engine, campaign)
+    assert made.supervise([run])[run.run_id].state is RunState.INTERRUPTED
+    assert engine.submitted == [[run.run_id]]
+    write_wait(files.rung, 0)
+    engine.happenings = [lambda: [done(files, run)]]
+    assert made.supervise([run])[run.run_id].state is RunState.DONE
+    assert len(engine.submitted) == 2

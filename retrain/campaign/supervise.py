@@ -28,6 +28,7 @@ from retrain.locks.held import is_held
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import RunState
+from retrain.records.rungs import is_waiting
 from retrain.registry import names_place
 
 FIGURES = re.compile(r"\d[\d.]*")  # in a reason; they differ from one look to the next
@@ -235,7 +236,7 @@ class Supervisor:
             ending = conclude(active.files, config_hash, ended.exit_code, active.cancelled, before, ended.why)
         except (LaunchError, RecordsError) as error:
             ending = Ending(active.cancelled, str(error)) if active.cancelled else ending_by(error)
-        goes_on = ended.goes_on and active.cancelled is None
+        goes_on = ended.goes_on and active.cancelled is None and not is_waiting(active.files)
         self._retry_or_end(active.run, ending, goes_on=goes_on, is_lost=ended.is_lost)
 
     def _retry_or_end(

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from retrain.records.decision import Decision
-from retrain.records.files import read_json, remove_file, write_json
+from retrain.records.files import read_json, readable, remove_file, write_json
+from retrain.records.layout import RunFiles
 from retrain.records.lines import append_line, parse_line, read_lines
+from retrain.records.run_state import read_progress
 from retrain.records.text import count_of, number, plain
 
 
@@ -97,6 +99,12 @@ def read_wait(path: Path) -> int:
 def why_to_wait(path: Path, step: int) -> str:
     """Return why a run goes no further for now; "" if it does."""
     return "it waits until the search knows whether it goes on" if 0 < read_wait(path) <= step else ""
+
+
+def is_waiting(files: RunFiles) -> bool:
+    """Whether a run has ended its attempt to wait for the search."""
+    progress = readable(read_progress, files.status)
+    return progress is not None and why_to_wait(files.rung, progress.step) != ""
 
 
 def lines_of_search(found: Searched | None) -> Iterator[str]:
