@@ -81,7 +81,7 @@ def assert_own(backend) -> None:
         assert np.allclose(chosen(logps, sample).detach(), sample.rollout.logprobs, atol=1e-4)
 
 
-def test_two_runs_share_a_server_with_their_own_adapters_and_survive_its_crash(managed, folder):
+def test_two_runs_share_a_server_and_survive_its_crash_and_the_loss_of_its_daemon(managed, folder):
     first, second = managed(0), managed(1)
     for backend in (first, second):
         assert_own(backend)
@@ -93,6 +93,10 @@ def test_two_runs_share_a_server_with_their_own_adapters_and_survive_its_crash(m
         assert_own(backend)
     assert files.read_state().restarts == 1
     assert files.log.read_text().count("serving") == 2
+    daemon = holder(files.daemon_lock)
+    os.kill(daemon.pid, signal.SIGKILL)
+    wait_until(lambda: start_mark(daemon.pid) != daemon.started)
+    assert_own(first)
 
 
 def test_a_server_sleeps_while_a_run_trains_and_gets_adapters_when_awake(model, tmp_path, monkeypatch):
@@ -116,15 +120,6 @@ def test_a_server_sleeps_while_a_run_trains_and_gets_adapters_when_awake(model, 
         "/sleep?level=1",
     ]
     backend.close()
-
-
-def test_a_server_without_its_daemon_is_replaced(managed, folder):
-    backend = managed(0)
-    assert_own(backend)
-    daemon = holder(files_in(folder).daemon_lock)
-    os.kill(daemon.pid, signal.SIGKILL)
-    wait_until(lambda: start_mark(daemon.pid) != daemon.started)
-    assert_own(backend)
 
 
 def test_what_the_server_says_when_it_cannot_start_is_the_error(model, tmp_path, monkeypatch):
