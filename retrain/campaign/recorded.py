@@ -56,7 +56,7 @@ def reconcile(
     """
     is_same_file = digest_of_file(files.campaign_toml.read_bytes()) == origin.digest
     recorded = _recorded(plan, files, is_same_file)
-    redesigned = tuple(read_looks(files.looks).differs(plan.design)) if plan.decision else ()
+    redesigned = tuple(read_looks(files.looks).differs(plan.design))
     recorded |= _not_needed_yet(plan, recorded, files_of, is_redesigned=bool(redesigned))
     found = _compare(plan, recorded, files_of, is_same_file=is_same_file)
     found = replace(found, changes=(*redesigned, *found.changes))

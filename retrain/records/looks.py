@@ -48,6 +48,8 @@ class Looks:
 
     def differs(self, design: Mapping[str, Any]) -> Iterator[str]:
         """Iterate over the keys in which a design differs from the one that was looked at."""
+        if self.design and not design:
+            yield "decision: the table is gone"
         for key, value in design.items():
             if key in self.design and self.design[key] != value:
                 yield f"decision.{key}: {self.design[key]!r} -> {value!r}"

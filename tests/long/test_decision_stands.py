@@ -95,6 +95,14 @@ def test_a_design_that_is_changed_after_a_look_is_refused_or_told(
     assert told in retrain("status", directory).stdout
 
 
+def test_a_decision_that_is_taken_out_of_the_file_is_missed(decision_file: Path) -> None:
+    directory = start(decision_file).execute().directory
+    given = CampaignFiles(directory).campaign_toml
+    given.write_text(given.read_text().replace('[decision]\nmetric = "mean_reward"\nmax_seeds = 8\n', ""))
+    with pytest.raises(ConfigError, match="decision: the table is gone"):
+        reopen(directory)
+
+
 def test_a_design_may_be_changed_before_the_first_look(decision_file: Path) -> None:
     directory = stopped_after(decision_file, 2).directory
     given = CampaignFiles(directory).campaign_toml
