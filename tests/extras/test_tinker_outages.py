@@ -232,19 +232,22 @@ def test_a_campaign_shows_and_records_a_pause(here: Path, server: RunningServer)
     file.write_text(CAMPAIGN.format(model=MODEL, url=server.url, tokenizer=tokenizer, steps=12))
     said: list[str] = []
 
+    over = threading.Event()
+
     def pause() -> None:
-        while server.stats()["updates"] < 4:
-            time.sleep(0.02)
+        while server.stats()["updates"] < 4 and not over.wait(0.02):
+            pass
         server.pause("paused_capacity")
-        while not said:
+        gives_up_s = time.monotonic() + 120  # else the campaign would wait for ever
+        while not (said or over.wait(0.1)) and time.monotonic() < gives_up_s:
             (campaign,) = survey(here / "logs")
             said.extend(run.detail for run in campaign.runs if run.phase == "API paused")
-            time.sleep(0.1)
         server.pause()
 
     thread = threading.Thread(target=pause)
     thread.start()
     outcome = run_campaign(file, ["campaign.seeds=[0, 1]"])
+    over.set()
     thread.join()
     assert outcome.exit_code == 0
     runs = sorted((outcome.directory / "runs").iterdir())
