@@ -65,7 +65,7 @@ def test_permits_settle_near_what_the_api_bears_and_every_run_finishes(
     assert CAPACITY / 3 <= sum(later) / len(later) <= 1.5 * CAPACITY  # fewer where this machine is slow
     lines = (outcome.directory / "permits" / "adaptive.jsonl").read_text().splitlines()
     changes = [json.loads(line) for line in lines]
-    assert len({change["run"] for change in changes}) > 1  # decided by calls of several workers
+    assert len(changes) < RUNS * STEPS / 4  # a limit that stays is not tried again and again
     assert any(c["permits"] < c["before"] for c in changes)
     assert any(c["permits"] > c["before"] for c in changes)
     (status,) = survey(outcome.directory)
