@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from retrain.calibrate import Calibrator
+from retrain.calibrate.trials import Effort
 from retrain.config.campaign import Search
-from retrain.config.load import load_config
+from retrain.config.load import load_config, parse
 from retrain.errors import ConfigError
 from retrain.plan.matrix import Plan, RunPlan, plan_runs
 from retrain.plan.search import WON, Climb, climb, fresh_plan, most_runs
@@ -145,6 +147,7 @@ def test_explain_counts_the_steps_that_a_search_takes(tmp_path: Path) -> None:
         "winner and maxrl lr=0.0001: 3 to 6 fresh seeds, which decide",
     )
     assert found.total_campaign_steps == 2 * 2 * 10 + 2 * 2 * 20 + 2 * 6 * 30
+    assert "--set campaign.max_steps=21 " in found.pilot_command  # above the last rung
     assert sum(run.max_steps for run in most_runs(plan, Search(rungs=[10], keep=0.5))) == 40 + 120 + 360
 
 
@@ -212,3 +215,14 @@ def test_evaluations_at_the_rungs_may_rank(tmp_path: Path) -> None:
 def test_seeds_are_not_added_by_hand(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"raise decision\.max_seeds"):
         planned(tmp_path, added_seeds=2)
+
+
+def test_calibration_measures_the_conditions_of_a_sweep_without_the_search(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(FILE)
+    calibrator = Calibrator(file, (), Effort())
+    trials = list(calibrator.trials(tmp_path / "trials"))
+    plans = {trial.name: plan_runs(parse(trial.tables, "trial")) for trial in trials}
+    assert plans["pilot"].conditions == tuple(LR)
+    assert plans["pilot"].campaign.search is None
+    assert len(plans["batch"].conditions) == 1

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from retrain.plan.expected_seeds import ExpectedSeeds
 
 
+PILOT_STEPS = 20
 UNKNOWN = (
     "step times",
     "start-up time",
@@ -124,7 +125,9 @@ def explain_plan(
         *_short_of_memory(memory, plan.workers),
         *_over_budget(plan, cost),
     )
-    steps = f"{'training' if plan.is_single_run else 'campaign'}.max_steps=20"
+    search = plan.campaign.search
+    enough = max(PILOT_STEPS, search.rungs[-1] + 1 if search else 0)  # rungs are below max_steps
+    steps = f"{'training' if plan.is_single_run else 'campaign'}.max_steps={enough}"
     logs = shlex.quote(str(plan.log_dir))
     pilot = f"retrain {file_name} --set {steps} && retrain explain {file_name} --from {logs}"
     decisions = Decisions(plan, checked.longest_answers, time, cores, file_name, pilot, learned_from or logs)
