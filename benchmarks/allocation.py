@@ -1,6 +1,6 @@
 """What `allocate = "auto"` saves against rounds of equal seeds, over simulated campaigns of five conditions.
 
-    python -m benchmarks.allocation                     500 campaigns (10 min)
+    python -m benchmarks.allocation                     500 campaigns (3 min on an idle core)
     python -m benchmarks.allocation --campaigns 100     fewer
 
 Four conditions are compared with a reference, with at most 12 seeds each. How far each is off, in standard
