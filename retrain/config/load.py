@@ -140,30 +140,31 @@ def parse(
     raw = with_eval_tables(with_launcher_options(with_plain_keys(raw)))
     trials: Trials | None = {} if try_plugins else None
     file = draft_of(raw, trials)
-    sweep, own = list(check_sweep(raw)), conditions(raw)
-    various = [] if sweep else variants(raw)
-    unread = [*launcher, *check_environment_is_named(file, own), *check_eval_tables(file), *sweep]
+    sweep = list(check_sweep(raw))
+    drafts = [] if sweep else _drafts(raw, trials)
+    unread = [*launcher, *check_environment_is_named(file, conditions(raw)), *check_eval_tables(file), *sweep]
     found = [*file.mistakes, *unread, *check_campaign(file), *check_logging(file), *check_prices(file)]
     # what every condition replaces must still be right
-    found += check_plugins(file, by_name=True) if various else check_run(file)
-    lines = [
-        f"{where(location)}: {what}"
-        for location, what in (*found, *_without_effect(raw, various, overridden))
-    ]
-    base = with_default_plugins(raw)
-    drafts = [draft_of(merge(base, overrides_of(variant.table)), trials) for variant in various]
-    lines += chain.from_iterable(
-        _problems_of(variant, draft, source, where) for variant, draft in zip(various, drafts, strict=True)
-    )
-    names = [str(variant.table.get("name") or "") for variant in various]
-    matrix = [
-        *check_matrix(list(zip(names, drafts, strict=True))),
-        *check_eval_tokens(file, drafts or [file]),
-    ]
-    lines += [f"{where(location)}: {what}" for location, what in matrix]
+    found += check_plugins(file, by_name=True) if drafts else check_run(file)
+    found += _without_effect(raw, [variant for variant, _ in drafts], overridden)
+    lines = [f"{where(location)}: {what}" for location, what in found]
+    lines += chain.from_iterable(_problems_of(variant, draft, source, where) for variant, draft in drafts)
+    lines += [f"{where(location)}: {what}" for location, what in _across(file, drafts)]
     if lines:
         raise ConfigError(list(dict.fromkeys(lines)))
     return _with_conditions(file.config, draft_of(expanded(raw)).config) if table_of(raw) else file.config
+
+
+def _drafts(raw: Mapping[str, Any], trials: Trials | None) -> list[tuple[Variant, Draft]]:
+    """Return the conditions, at each point of the sweep, laid over the file."""
+    base = with_default_plugins(raw)
+    return [(one, draft_of(merge(base, overrides_of(one.table)), trials)) for one in variants(raw)]
+
+
+def _across(file: Draft, drafts: Sequence[tuple[Variant, Draft]]) -> Iterator[Problem]:
+    """Iterate over contradictions between conditions, or between them and the file."""
+    yield from check_matrix([(str(variant.table.get("name") or ""), draft) for variant, draft in drafts])
+    yield from check_eval_tokens(file, [draft for _, draft in drafts] or [file])
 
 
 def _problems_of(

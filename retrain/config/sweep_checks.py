@@ -39,16 +39,18 @@ def check_sweep(raw: Mapping[str, Any]) -> Iterator[Problem]:
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         yield (*AT, SEED), f"got {quote(seed)}; needs a whole number from 0 on"
         return
-    found = swept_keys(table_of(raw))
-    wrong = [
-        (key, what) for key in found for what in (*_key_problems(key, raw), *_value_problems(found[key]))
-    ]
-    yield from (((*AT, key), what) for key, what in wrong)
+    wrong = list(_problems_by_key(raw))
+    yield from wrong
     if not wrong and (runs := _count(raw)) > MOST_RUNS:
         what = f"would be {runs:,} runs; at most {MOST_RUNS:,} can be planned: sweep fewer keys or values"
         yield AT, what
     elif not wrong:
         yield from _range_problems(raw)
+
+
+def _problems_by_key(raw: Mapping[str, Any]) -> Iterator[Problem]:
+    for key, value in swept_keys(table_of(raw)).items():
+        yield from (((*AT, key), what) for what in (*_key_problems(key, raw), *_value_problems(value)))
 
 
 def _key_problems(key: str, raw: Mapping[str, Any]) -> Iterator[str]:
@@ -64,6 +66,10 @@ def _key_problems(key: str, raw: Mapping[str, Any]) -> Iterator[str]:
         yield "every condition runs with every seed of the campaign; list seeds in campaign.seeds"
     if key in table_of(raw) and "." in key:
         yield "is given twice, with and without quotes; keep one"
+    yield from _conditions_that_set(key, raw)
+
+
+def _conditions_that_set(key: str, raw: Mapping[str, Any]) -> Iterator[str]:
     for number, condition in enumerate(conditions(raw), start=1):
         if stands_in(overrides_of(condition), key.split(".")):
             name = quote(condition["name"]) if condition.get("name") else f"#{number}"
@@ -77,14 +83,16 @@ def _value_problems(value: Any) -> Iterator[str]:
         yield f"got {quote(value)}; needs a list, or {{ uniform = [low, high], samples = n }}"
     elif not value:
         yield "got []; needs at least one value"
+    elif odd := [one for one in value if not _is_scalar(one)]:
+        yield f"got {quote(odd[0])}; needs numbers, strings, or true and false"
     else:
-        for one in value:
-            if not isinstance(one, str | int | float) or (isinstance(one, float) and not math.isfinite(one)):
-                yield f"got {quote(one)}; needs numbers, strings, or true and false"
-                return
         for (_, one), times in Counter((isinstance(one, bool), one) for one in value).items():
             if times > 1:
                 yield f"lists {text_of(one)} {times} times, which would repeat the same runs; list it once"
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, str | bool) or _is_number(value)
 
 
 def _one_range(table: Mapping[str, Any]) -> Iterator[str]:
@@ -95,15 +103,19 @@ def _one_range(table: Mapping[str, Any]) -> Iterator[str]:
     if len(scales) != 1:
         yield "needs one of uniform = [low, high] and log_uniform = [low, high]"
         return
-    bounds, samples = table[scales[0]], table.get("samples", 1)
-    if not isinstance(bounds, list) or len(bounds) != 2 or not all(map(_is_number, bounds)):
-        yield f"{scales[0]}: got {quote(bounds)}; needs [low, high], two numbers"
-    elif bounds[0] >= bounds[1]:
-        yield f"{scales[0]}: got {quote(bounds)}; needs low below high"
-    elif scales[0] == "log_uniform" and bounds[0] <= 0:
-        yield f"log_uniform: got {quote(bounds)}; needs bounds above 0, which have a logarithm"
+    yield from _bounds_problems(scales[0], table[scales[0]])
+    samples = table.get("samples", 1)
     if isinstance(samples, bool) or not isinstance(samples, int) or not 1 <= samples <= MOST_SAMPLES:
         yield f"samples: got {quote(samples)}; needs a whole number from 1 to {MOST_SAMPLES}"
+
+
+def _bounds_problems(scale: str, bounds: Any) -> Iterator[str]:
+    if not isinstance(bounds, list) or len(bounds) != 2 or not all(map(_is_number, bounds)):
+        yield f"{scale}: got {quote(bounds)}; needs [low, high], two numbers"
+    elif bounds[0] >= bounds[1]:
+        yield f"{scale}: got {quote(bounds)}; needs low below high"
+    elif scale == "log_uniform" and bounds[0] <= 0:
+        yield f"log_uniform: got {quote(bounds)}; needs bounds above 0, which have a logarithm"
 
 
 def _is_number(value: Any) -> bool:
