@@ -47,6 +47,7 @@ SPEC = PluginSpec(
         Hook("check_tools", ("config", "schemas"), "why its policies cannot be shown functions"),
         Hook("memory", ("config", "prompts"), "MemoryEstimate of a run, or None if not known"),
         Hook("advise_run", ("config",), "advice before a run"),
+        Hook("delete_states", ("config", "paths"), 'path -> problem, "" if it was deleted, of saved states'),
         Hook("price", ("config",), "retrain.config.prices.Price of its model's tokens, None if not known"),
         Hook("servers", ("config",), "address -> key, of each server that must answer before a run"),
     ),

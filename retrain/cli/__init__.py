@@ -33,6 +33,7 @@ COMMANDS = {  # in the order of `retrain --help`, each in the file of its name
     "export": "Export every step of every run as one table.",
     "schema": "Print the JSON Schema of a campaign file.",
     "plugins": "List plugins and what they need, or check your own.",
+    "states": "Show or delete the states that runs saved at an API.",
     "squeeze": "Reduce the rank of a LoRA adapter.",
     "doctor": "Check for missing packages, keys and programs.",
 }

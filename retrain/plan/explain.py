@@ -116,8 +116,7 @@ def explain_plan(
     costly = _at_most(plan)
     time, cost = _time(costly, history, cores), _cost(costly, history, cores)
     configs = [run.config for run in first.values()]
-    sandboxes = sandboxes_of(configs)
-    memory = tuple(_memory_uses(checked, free_memory))
+    sandboxes, memory = sandboxes_of(configs), tuple(_memory_uses(checked, free_memory))
     warnings = (
         *warnings_of(plan, checked.longest_answers, cores),
         *checked.warnings,

@@ -51,6 +51,7 @@ class RunFiles:
     samples = _File("samples.jsonl")
     evals = _File("evals")
     spend = _File("spend.json")
+    states = _File("states.jsonl")
     output_log = _File("output.log")
     checkpoints = _File("checkpoints")
     done = _File("done.json")

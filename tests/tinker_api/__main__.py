@@ -11,6 +11,7 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from tests.tinker_api.service import RefusalError, Service, routes
 from tests.tinker_api.wire import read_forward_backward
@@ -90,6 +91,14 @@ class Handler(BaseHTTPRequestHandler):
             "billed": service.bill.tokens,
         }
         self._answer(200, {**stats, **counts, "stops": sorted(service.stops)})
+
+    def do_DELETE(self) -> None:
+        what = unquote(self.path.removeprefix(PREFIX)).split("/")
+        try:
+            answer = 200, self.server.service.delete_state(f"tinker://{what[1]}/{'/'.join(what[3:])}")
+        except RefusalError as refusal:
+            answer = refusal.status, {"error": str(refusal)}
+        self._answer(*answer)
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length", 0)))

@@ -173,6 +173,12 @@ class Service:
         model = self._new_model(request, policy, 32)
         return self._promise(f"{model.id}:create", {"model_id": model.id, "type": "load_weights"})
 
+    def delete_state(self, path: str) -> Json:
+        if not self._directory(path).is_dir():
+            raise RefusalError(404, f"no checkpoint {path}")
+        shutil.rmtree(self._directory(path))
+        return {}
+
     def save_weights_for_sampler(self, request: Json) -> Json:
         model = self._find(request["model_id"])
 

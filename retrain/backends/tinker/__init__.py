@@ -7,7 +7,7 @@ key, from the environment.
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,7 @@ class TinkerOptions:
     weight_decay: float = number(0.0, 0, 1)
     requests_at_once: int = whole(8, 1, 256)  # sampling calls of one run that hold or wait for a permit
     replay_steps: int = whole(32, 1, 10_000)  # updates kept for replay; beyond that, a state is saved
-    state_days: int = whole(0, 0, 3650)  # days until the API deletes a checkpoint; 0: never
+    state_days: int = whole(7, 0, 3650)  # days until the API deletes a saved state; 0: never
     connect_timeout_s: float = number(60.0, 0.1, DAY_S)  # to open a session
     call_timeout_s: float = number(1800.0, 0.1, DAY_S)  # one call, from permit to result
     permit_timeout_s: float = number(21600.0, 0.1, 30 * DAY_S)  # after that, its holders are considered stuck
@@ -93,6 +93,13 @@ def price(config: Config) -> Price | None:
     from retrain.backends.tinker.prices import PRICES
 
     return None if servers(config) else PRICES.get(config.model.model)
+
+
+def delete_states(config: Config, paths: Sequence[str]) -> Mapping[str, str]:
+    """Delete saved states at the API; return each one's problem, "" if there was none."""
+    from retrain.backends.tinker.deleting import deleted
+
+    return deleted(config, paths)
 
 
 def advise_run(config: Config) -> list[str]:

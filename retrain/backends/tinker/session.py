@@ -28,6 +28,8 @@ from retrain.backends.tinker.state import Sampler, State, Update
 from retrain.backends.tinker.wire import UpdateOutcome
 from retrain.errors import ConfigError, RecordsError, RetrainError
 from retrain.event_loop import in_thread
+from retrain.records.layout import RunFiles
+from retrain.records.saved_states import note_saved
 
 T = TypeVar("T")
 
@@ -249,6 +251,8 @@ class Session:
         answer: types.SaveWeightsResponse = await self._calls.once(
             "save", lambda: training.save_state(name, ttl_seconds=ttl_s, overwrite=True)
         )
+        if self._spec.notes is not None:
+            note_saved(RunFiles(self._spec.notes), str(answer.path))
         return str(answer.path)
 
     async def _forward(self, training: tinker.TrainingClient, update: Update) -> Sequence[Mapping[str, Any]]:

@@ -1,0 +1,80 @@
+"""States that runs have saved at an API: which are needed, and their removal.
+
+A backend that saves states elsewhere lists them in the run's states.jsonl as it saves them. A state is needed
+while a run that is not done may continue from it, that is while a checkpoint of the run names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from retrain import registry
+from retrain.config.schema import Config
+from retrain.errors import ConfigError, LaunchError
+from retrain.locks.held import is_held
+from retrain.records.files import read_small
+from retrain.records.layout import RunFiles, files_of_runs, open_campaign, recorded_hash
+from retrain.records.run_state import RunState, inspect_run
+from retrain.records.saved_states import note_deleted, saved_states
+from retrain.records.text import as_typed
+from retrain.worker import read_run
+
+Delete = Callable[[Config, Sequence[str]], Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class RunStates:
+    """The states of one run at its API."""
+
+    run_id: str
+    state: str  # of the run
+    paths: tuple[str, ...]  # the oldest first
+    needed: tuple[str, ...]  # of them, to continue the run
+
+
+def states_of(directory: Path) -> tuple[RunStates, ...]:
+    """Return the states of each run of a campaign."""
+    return tuple(_of_run(run_id, files) for run_id, files in files_of_runs(open_campaign(directory)).items())
+
+
+def delete_states(directory: Path, *, all_of_them: bool = False) -> Mapping[str, str]:
+    """Delete the states that no run needs, or all; return each one's problem, "" if it is deleted.
+
+    Raises:
+        LaunchError: the campaign runs.
+        ConfigError: a run's backend cannot delete states.
+    """
+    campaign = open_campaign(directory)
+    told: dict[str, str] = {}
+    runs = files_of_runs(campaign)
+    if is_held(campaign.lock) or any(is_held(run.lock) for run in runs.values()):
+        stop = f"`retrain stop {as_typed(directory)}`"
+        raise LaunchError(f"{directory}: is running; wait for its end, or end it with {stop}")
+    for run_id, files in runs.items():
+        found = _of_run(run_id, files)
+        doomed = [path for path in found.paths if all_of_them or path not in found.needed]
+        if doomed:
+            config = read_run(files)
+            problems = _deleter(config)(config, doomed)
+            note_deleted(files, [path for path in doomed if not problems[path]])
+            told |= problems
+    return told
+
+
+def _of_run(run_id: str, files: RunFiles) -> RunStates:
+    paths, state = saved_states(files), inspect_run(files, recorded_hash(files)).state
+    found = files.checkpoints.rglob("*.json") if state != RunState.DONE and paths else ()
+    named = b"\n".join(read_small(path) or b"" for path in found)
+    needed = tuple(path for path in paths if f'"{path}"'.encode() in named)
+    return RunStates(run_id, str(state), paths, needed)
+
+
+def _deleter(config: Config) -> Delete:
+    delete: Delete | None = registry.hook("backends", config.backend.backend, "delete_states")
+    if delete is None:
+        raise ConfigError(
+            f"[backend].backend: {config.backend.backend!r} cannot delete states; remove them by hand"
+        )
+    return delete

@@ -1,0 +1,94 @@
+"""States at the API: noted as they are saved, needed while a run may go on from them, deleted on request."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from retrain import worker
+from retrain.campaign.run import reopen, start
+from retrain.campaign.states import delete_states, states_of
+from retrain.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_LAUNCH
+from retrain.locks.held import hold
+from retrain.records.layout import CampaignFiles
+from retrain.records.run_state import RunState
+from tests.stopping import StopAfterStep
+from tests.tinker_api.running import MODEL, RunningServer, serve, write_tokenizer
+
+pytestmark = [
+    pytest.mark.extras,
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+ALPHABET = "01234="
+CAMPAIGN = """
+[model]
+model = "{model}"
+base_url = "{url}"
+
+[training]
+batch_size = 2
+group_size = 8
+max_tokens = 3
+temperature = 1.0
+save_every = 1
+
+[data]
+task = "successor"
+options = {{ digits = 1, base = 5, held_out = 0.0 }}
+
+[reward]
+reward = "partial"
+
+[backend]
+backend = "tinker"
+options = {{ tokenizer = "{tokenizer}" }}
+
+[campaign]
+seeds = [0, 1]
+max_steps = 4
+launcher = "inline"
+"""
+
+
+@pytest.fixture
+def server(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningServer]:
+    yield from serve(here, monkeypatch, ALPHABET)
+
+
+def at_the_api(here: Path) -> int:
+    return sum(path.is_dir() for path in (here / "states").iterdir())
+
+
+def test_states_are_deleted_that_no_run_needs(
+    here: Path, server: RunningServer, retrain: Callable[..., CompletedProcess[str]]
+) -> None:
+    file = here / "c.toml"
+    tokenizer = write_tokenizer(here / "tokenizer", ALPHABET)
+    file.write_text(CAMPAIGN.format(model=MODEL, url=server.url, tokenizer=tokenizer))
+    campaign = start(file)
+    directory, run = campaign.directory, campaign.files_of("maxrl_s0")
+    assert worker.run(run.directory, StopAfterStep(run, step=3)) == EXIT_INTERRUPTED
+    [stopped, untouched] = states_of(directory)
+    assert stopped.state == RunState.INTERRUPTED
+    assert set(stopped.needed) < set(stopped.paths)  # two checkpoints of three are kept
+    assert (untouched.state, untouched.paths) == (RunState.PENDING, ())
+    with hold(CampaignFiles(directory).lock) or pytest.fail("somebody holds it"):
+        assert retrain("states", directory, "--delete").returncode == EXIT_LAUNCH
+    assert set(delete_states(directory).values()) == {""}
+    assert at_the_api(here) == len(stopped.needed)
+    shown = json.loads(retrain("states", directory, "--json").stdout)["states"]
+    assert shown[0]["paths"] == shown[0]["needed"] == list(stopped.needed)
+    assert reopen(directory).execute().exit_code == EXIT_DONE  # from a state that was kept
+    finished = states_of(directory)
+    assert [one.needed for one in finished] == [(), ()]
+    command = [sys.executable, "-m", "retrain", "states", str(directory), "--delete"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, at_the_api(here)) == (EXIT_DONE, 0)
+    assert f"{sum(len(one.paths) for one in finished)} states deleted" in done.stderr
