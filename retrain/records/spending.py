@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from retrain.config.prices import Price
 from retrain.errors import DamagedRecordError
 from retrain.records.files import read_json, write_json
 from retrain.records.layout import RunFiles
+
+if TYPE_CHECKING:  # `status` starts without the configuration
+    from retrain.config.prices import Price
 
 MILLION = 1e6
 
