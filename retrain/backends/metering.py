@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from retrain.records.spending import Tokens
+from retrain.records.tokens import Tokens
 
 NOTHING = Tokens()
 

@@ -9,38 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, astuple, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from retrain.errors import DamagedRecordError
 from retrain.records.files import read_json, write_json
 from retrain.records.layout import RunFiles
-
-if TYPE_CHECKING:  # `status` starts without the configuration
-    from retrain.config.prices import Price
-
-MILLION = 1e6
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """Tokens by what they cost."""
-
-    prefill: int = 0
-    cached: int = 0
-    sample: int = 0
-    train: int = 0
-
-    def __add__(self, other: Tokens) -> Tokens:
-        return Tokens(*map(sum, zip(astuple(self), astuple(other), strict=True)))
-
-    def __sub__(self, other: Tokens) -> Tokens:
-        return Tokens(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
-
-    def usd(self, price: Price) -> float:
-        """Return what they cost, in dollars."""
-        return math.fsum(count * getattr(price, kind) for kind, count in asdict(self).items()) / MILLION
-
+from retrain.records.tokens import Tokens as Tokens  # re-exported for readers of spending
 
 COUNTS = (
     "prefill_tokens",
