@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -117,13 +118,8 @@ def explain_plan(
     time, cost = _time(costly, history, cores), _cost(costly, history, cores)
     configs = [run.config for run in first.values()]
     sandboxes, memory = sandboxes_of(configs), tuple(_memory_uses(checked, free_memory))
-    warnings = (
-        *warnings_of(plan, checked.longest_answers, cores),
-        *checked.warnings,
-        *sandbox_warnings(configs, sandboxes),
-        *_short_of_memory(memory, plan.workers),
-        *_over_budget(plan, cost),
-    )
+    of_plan = warnings_of(plan, checked.longest_answers, cores), checked.warnings
+    of_runs = sandbox_warnings(configs, sandboxes), _short_of_memory(memory, plan.workers)
     search = plan.campaign.search
     enough = max(PILOT_STEPS, search.rungs[-1] + 1 if search else 0)  # rungs are below max_steps
     steps = f"{'training' if plan.is_single_run else 'campaign'}.max_steps={enough}"
@@ -143,7 +139,7 @@ def explain_plan(
         wall_time=time,
         unknown=() if time is not None else UNKNOWN,
         pilot_command=pilot,
-        warnings=warnings,
+        warnings=tuple(chain(*of_plan, *of_runs, _over_budget(plan, cost))),
         checklist=decisions.checklist(budget_s, sets_max_tokens=sets_max_tokens),
         script=script,
         sandboxes=tuple(sandboxes),
