@@ -12,9 +12,10 @@ from retrain.plan.estimate.learned import learned_for
 from retrain.plan.estimate.measured import measure_run
 from retrain.plan.provenance import Provenance, write_provenance
 from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.run_state import RunState, end_attempt, write_done
 from tests import crowded
 from tests.explained import SMOKE, explained, plan_of
-from tests.recorded import record_campaign, record_run
+from tests.recorded import at, record_campaign, record_run
 
 
 def test_a_run_tells_its_steps_its_start_and_its_end(tmp_path: Path) -> None:
@@ -151,6 +152,28 @@ def test_evaluations_of_their_own_are_counted_as_often_as_they_are_due(tmp_path:
     assert learned.history.closing_s is not None
     took_s = 10 * learned.conditions["a"].cost.seconds + learned.history.closing_s
     assert took_s == pytest.approx(10 * 1.0 + 3 * 4.0 + 1.0 + closing_s)
+
+
+@pytest.mark.parametrize(("eval_every", "save_every"), [(1, 0), (2, 0), (1, 2), (1, 1), (0, 1)])
+def test_what_comes_after_each_step_is_counted_once(tmp_path: Path, eval_every: int, save_every: int) -> None:
+    """A row has the time at its step's end; its evaluation and a checkpoint follow."""
+    training = {**SMOKE, "eval_every": eval_every, "save_every": save_every}
+    plan = plan_of(tmp_path, steps=10, training=training, conditions=[{"name": "a"}], seeds=[0])
+    files = record_campaign(plan, "c-20250131T120000Z-0a1b").run("a_s0")
+    rows, now_s = [], 0.0
+    for row in map(json.loads, files.metrics.read_text().splitlines()):
+        step, now_s = row["step"], now_s + 1.0
+        is_evaluated = bool(eval_every) and step % eval_every == 0
+        rows.append(row | {"timestamp": at(now_s)} | ({"eval_time_s": 4.0} if is_evaluated else {}))
+        now_s += 4.0 * (is_evaluated or step == 10)
+        now_s += 2.0 * (step == 10 or (bool(save_every) and step % save_every == 0))
+    files.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    end_attempt(files.attempts, 1, RunState.DONE, ended_at=at(now_s))
+    write_done(files.done, plan.runs[0].config_hash, {"eval_time_s": 4.0})
+    learned = learned_for(plan, learn(tmp_path), cores=64.0)
+    assert learned is not None
+    assert learned.history.closing_s is not None
+    assert 10 * learned.conditions["a"].cost.seconds + learned.history.closing_s == pytest.approx(now_s)
 
 
 def record_launched(logs: Path, name: str, launcher: str, launch_s: float) -> None:

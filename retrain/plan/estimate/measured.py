@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -140,13 +140,13 @@ def measure_run(directory: Path) -> MeasuredRun | None:
     parts, last, done = _parts(steady), whole.last[-1], read_done(files.done)
     times = tuple(_alone_s(row, parts.calls_at_once) for row in steady)
     is_finished = attempt.ending == RunState.DONE and done is not None
-    return MeasuredRun(
+    found = MeasuredRun(
         condition=str(tables.get("run", {}).get("condition", "")),
         tables=tables,
         step_times_s=times,
         whole_step_times_s=tuple(_seconds(row, "step_time_s") for row in steady),
         parts=parts,
-        between_s=_between_s(whole.last),
+        between_s=0.0,
         startup_s=_startup_s(attempt, whole.first, times),
         closing_s=seconds_between(last.get("timestamp"), attempt.ended_at) if is_finished else None,
         evaluation_s=_evaluation_s(whole.last, done, OWN),
@@ -159,6 +159,8 @@ def measure_run(directory: Path) -> MeasuredRun | None:
         step_tokens=tuple(tokens for row in ends.last if (tokens := tokens_of(row))),
         closing_tokens=_closing_tokens(files, ends.last) if is_finished else None,
     )
+    gaps = dict(_gaps(whole.last, (OWN, *evals.values())))
+    return replace(found, between_s=_between_s(gaps, _save_every(tables), found.checkpoint_s))
 
 
 def _closing_tokens(files: RunFiles, rows: Sequence[Row]) -> Tokens | None:
@@ -239,11 +241,27 @@ def _permits_borne(rows: Sequence[Row]) -> float | None:
     return statistics.fmean(known[first:]) if first is not None else None
 
 
-def _between_s(rows: Sequence[Row]) -> float:
-    """Return the median gap: checkpoints and evaluations fall into a few gaps and are counted separately."""
-    gaps = (
-        max(0.0, whole_s - paused_between_s(before, row) - _seconds(row, "step_time_s"))
-        for before, row in itertools.pairwise(rows)
-        if (whole_s := seconds_between(before.get("timestamp"), row.get("timestamp"))) is not None
-    )
-    return median(gaps) or 0.0
+def _between_s(gaps: Mapping[int, float], save_every: int, checkpoint_s: float) -> float:
+    """Return the median gap, by the step before it, without checkpoints, which are counted separately."""
+    without = [gap for step, gap in gaps.items() if not save_every or step % save_every]
+    if without:
+        return median(without) or 0.0
+    return max(0.0, (median(gaps.values()) or 0.0) - checkpoint_s)
+
+
+def _gaps(rows: Sequence[Row], evaluations: Sequence[str]) -> Iterator[tuple[int, float]]:
+    """Iterate over the times between two steps, without evaluations, by the step before.
+
+    A row has the time at the end of its step; its evaluations follow.
+    """
+    for before, row in itertools.pairwise(rows):
+        whole_s = seconds_between(before.get("timestamp"), row.get("timestamp"))
+        if whole_s is not None:
+            counted_s = math.fsum(_seconds(before, key) for key in evaluations)
+            counted_s += paused_between_s(before, row) + _seconds(row, "step_time_s")
+            yield int(before["step"]), max(0.0, whole_s - counted_s)
+
+
+def _save_every(tables: Mapping[str, Any]) -> int:
+    found = tables.get("training", {}).get("save_every")
+    return found if isinstance(found, int) else 0
