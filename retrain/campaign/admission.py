@@ -11,7 +11,6 @@ from retrain import registry
 from retrain.backends import MemoryEstimate
 from retrain.errors import ConfigError, InfrastructureError
 from retrain.plan.matrix import Plan
-from retrain.records.run_state import worker_pids
 from retrain.records.text import gib
 from retrain.system import memory_available_bytes, memory_limit_bytes
 from retrain.system.nvidia import gpus
@@ -74,7 +73,8 @@ def admission_of(plan: Plan, runs: Path) -> Admits:
     """Return the admission that a plan asks for; workers in `runs` do not count as other load."""
     table, admission = plan.runs[0].config.throttle, as_planned(plan.workers)
     if table.enabled:
-        from retrain.system.throttle import TrainingThrottle  # not at the top: `explain` needs none
+        from retrain.records.run_state import worker_pids  # not at the top: `explain` needs none
+        from retrain.system.throttle import TrainingThrottle  # nor this
 
         throttle = TrainingThrottle(
             table.min_level,

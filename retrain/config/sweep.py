@@ -20,7 +20,6 @@ from retrain.config.resolve import (
     overrides_of,
     with_default_plugins,
 )
-from retrain.config.sobol import sobol
 
 if TYPE_CHECKING:
     from retrain.config.drafts import Location
@@ -169,6 +168,8 @@ def drawn(raw: Mapping[str, Any]) -> list[tuple[float, ...]]:
     count = next((table["samples"] for table in ranges.values() if "samples" in table), 1)
     if not ranges:
         return [()]
+    from retrain.config.sobol import sobol  # not at the top: few files draw points
+
     return [
         tuple(_value(*one, unit, count) for one, unit in zip(ranges.items(), units, strict=True))
         for units in sobol(count, len(ranges), table_of(raw).get(SEED, 0))

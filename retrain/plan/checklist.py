@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal
 
 from retrain import registry
 from retrain.config.schema import RateLimiter
-from retrain.plan.decidable import undecidable
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.text import about, first_of
 
@@ -176,8 +175,10 @@ def warnings_of(plan: Plan, longest_answers: Mapping[str, int], cores: float) ->
         )
     yield from _room_to_ramble(plan, longest_answers)
     yield from _without_effect(plan)
-    if hopeless := undecidable(plan):
-        yield hopeless
+    if plan.decision is not None:
+        from retrain.plan.decidable import undecidable  # not at the top: few files decide
+
+        yield from filter(None, [undecidable(plan)])
     if any(map(_never_trains, plan.runs)):
         yield ('throttle.min_level = "paused" never trains, even on an idle machine; use "minimal" or less')
     if len(plan.conditions) > 1 and any(map(_may_change_batch, plan.runs)):

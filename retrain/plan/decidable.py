@@ -12,7 +12,6 @@ from retrain.config.resolve import label_of
 from retrain.config.schema import Config
 from retrain.errors import ConfigError
 from retrain.plan.matrix import Plan
-from retrain.records.decision import metrics_of_rows
 from retrain.records.text import count_of, parse_duration
 from retrain.registry import hint
 
@@ -56,6 +55,8 @@ def _problems(table: Decide, configs: Mapping[str, Config], given: int) -> Itera
 
 def metrics_of_config(config: Config) -> tuple[str, ...]:
     """List the numbers that runs of a configuration measure and that may decide."""
+    from retrain.records.decision import metrics_of_rows  # not at the top: imports what rows have
+
     has_environment = config.environment.environment != "single_turn"
     evals = {table.name: table.samples for table in config.eval.tables}
     return metrics_of_rows(config.data.eval_samples, evals, has_environment=has_environment)

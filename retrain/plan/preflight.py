@@ -16,7 +16,6 @@ from retrain.config.schema import Config, Eval
 from retrain.errors import ConfigError, LaunchError
 from retrain.event_loop import result_of
 from retrain.plan.matrix import Plan
-from retrain.records.decision import HELD_OUT
 
 if TYPE_CHECKING:
     from retrain.backends import MemoryEstimate
@@ -109,7 +108,11 @@ def _eval_problems(config: Config, task: Task, built: dict[str, Task]) -> Iterat
 
 def _decision_problems(plan: Plan, config: Config, task: Task) -> Iterator[str]:
     """Iterate over why no run will have the metric that decides."""
-    metric = plan.decision.metric if plan.decision else ""
+    if plan.decision is None:
+        return
+    from retrain.records.decision import HELD_OUT  # not at the top: imports what rows have
+
+    metric = plan.decision.metric
     is_named = any(metric.startswith(f"{HELD_OUT}{table.name}_") for table in config.eval.tables)
     if metric.startswith(HELD_OUT) and not is_named and not task.held_out:
         yield (
