@@ -92,7 +92,8 @@ def test_a_function_that_raises_stops_the_run() -> None:
 
 def test_a_step_of_which_nothing_can_be_told_is_an_infrastructure_failure() -> None:
     with pytest.raises(
-        InfrastructureError, match=r"none of 2 completions could be scored.*asked not to tell"
+        InfrastructureError,
+        match=r"none of 2 completions .*functions.py:\d+: UnscoredError: asked not to tell",
     ):
         score(BY_COMMAND, ("late",), ("unscored",))
 

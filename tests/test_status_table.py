@@ -38,6 +38,11 @@ def test_a_finished_run_says_what_its_loggers_lack() -> None:
     assert "done:" not in shown([run_of(state="done")])
 
 
+def test_a_run_whose_completions_lack_scores_is_named_with_the_first_reason() -> None:
+    told = shown([run_of(unscored_fraction=0.3125, unscored_reason="judge.py:9: UnscoredError: 503")])
+    assert "grpo_s0: 31.2 % of completions have no score; the first: judge.py:9: UnscoredError: 503" in told
+
+
 def test_a_run_that_goes_on_has_no_message() -> None:
     assert "of an earlier attempt" not in shown([run_of(message="of an earlier attempt")])
 

@@ -1,5 +1,7 @@
 """Unscored rollouts are in no mean, no spread, no count and no gradient, whatever the advantage."""
 
+import inspect
+import json
 import threading
 
 import numpy as np
@@ -13,8 +15,13 @@ from retrain.advantages import grpo, maxrl, over_batch, rloo
 from retrain.config.load import parse
 from retrain.errors import RunFailedError
 from retrain.records.metrics import read_metrics
+from retrain.records.run_row import PlannedRun, read_row
+from retrain.render.status import unscored
+from retrain.report.gather import gather
 from retrain.rollouts import Group, Prompt, Rollout
 from retrain.trainer.batch import Algorithm, ScoredBatch, open_advantage
+from retrain.trainer.scoring import UnscoredCount
+from tests.stopping import StopAfterStep
 from tests.test_trainer import make_run, with_
 
 NAN = np.nan
@@ -146,12 +153,55 @@ def judge_away(completion, prompt, *, outage):
     return float(len(completion) % 2 == 0)
 
 
+def outage(directory, **algorithm):
+    raw = with_("reward", reward="tests.test_unscored.judge_away", params={"outage": True})
+    return make_run(directory, raw | {"algorithm": algorithm} if algorithm else raw)
+
+
+def test_status_and_report_name_the_share_without_a_score_and_the_first_reason(tmp_path):
+    """Over the whole run, also where a stop cut it in two."""
+    files = outage(tmp_path / "r")
+    worker.run(files.directory, StopAfterStep(files, 3))
+    assert worker.run(files.directory, threading.Event()) == 0
+    rows = read_metrics(files.directory)  # all of the same size
+    share = np.mean([row["reward_error_fraction"] for row in rows])
+    lines, first = inspect.getsourcelines(judge_away)
+    line = first + next(i for i, text in enumerate(lines) if "raise" in text)
+    row = read_row(PlannedRun("r", "a", 0, 6), files)
+    assert 0 < share < 1
+    assert row.unscored_fraction == pytest.approx(share)
+    assert row.unscored_reason.endswith(f"test_unscored.py:{line}: UnscoredError: no answer")
+    told = f"{100 * share:.3g} % of completions have no score; the first: {row.unscored_reason}"
+    assert [str(line) for line in unscored([row])] == [f"a_s0: {told}"]
+    assert gather(files.directory).problems == (f"maxrl_s5: {told}",)
+
+
+def test_a_run_whose_completions_all_have_a_score_says_nothing(tmp_path):
+    files = make_run(tmp_path / "r", with_("training", max_steps=1))
+    assert worker.run(files.directory, threading.Event()) == 0
+    row = read_row(PlannedRun("r", "a", 0, 6), files)
+    assert (row.unscored_fraction, list(unscored([row]))) == (None, [])
+    assert gather(files.directory).problems == ()
+
+
+def test_a_checkpoint_keeps_the_first_reason():
+    def step(rewards, reason=""):
+        return ScoredBatch([], np.array([rewards]), reason=reason)
+
+    count = UnscoredCount()
+    assert count.add(step([1.0, 0.0, 0.0])) is None
+    assert count.add(step([1.0, NAN, 0.0], "503\x07 from the judge")).fraction == pytest.approx(1 / 6)
+    resumed = UnscoredCount()
+    resumed.load_state_dict(json.loads(json.dumps(count.state_dict())))
+    found = resumed.add(step([NAN, NAN, 1.0], "another"))
+    assert (found.fraction, found.reason) == (pytest.approx(3 / 9), "503 from the judge")
+
+
 @pytest.mark.parametrize("baseline", ["batch", "group"])
 def test_an_outage_of_the_judge_is_no_punishment(tmp_path, baseline):
     """Only completions of even length are scored, all with 1: nothing differs, so nothing is learned."""
-    raw = with_("reward", reward="tests.test_unscored.judge_away", params={"outage": True})
-    raw["algorithm"] = {"advantage_mode": "reinforce_pp", "advantage_params": {"baseline": baseline}}
-    files = make_run(tmp_path / "r", raw)
+    how = {"advantage_mode": "reinforce_pp", "advantage_params": {"baseline": baseline}}
+    files = outage(tmp_path / "r", **how)
     assert worker.run(files.directory, threading.Event()) == 0
     rows = read_metrics(files.directory)
     assert any(row["reward_error_fraction"] > 0 for row in rows)

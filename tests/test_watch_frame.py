@@ -88,6 +88,20 @@ def test_the_view_tells_bars_matrix_curves_regime_batch_permits_and_events():
     assert "failed grpo_s1: ValueError: no such task" in told
 
 
+def test_the_view_names_the_runs_that_lack_most_scores():
+    shares = (0.02, 0.31, None, 0.5, 0.04)
+    runs = [
+        run_of(seed=seed, unscored_fraction=share, unscored_reason="judge.py:9: UnscoredError: 503")
+        for seed, share in enumerate(shares)
+    ]
+    lines = text_of(view_of(campaign_of(runs)), width=120).splitlines()
+    assert [line[:40] for line in lines if "no score" in line] == [
+        "grpo_s3: 50 % of completions have no sco",
+        "grpo_s1: 31 % of completions have no sco",
+        "grpo_s4: 4 % of completions have no scor",
+    ]
+
+
 @pytest.mark.parametrize(("width", "height"), [(120, 30), (80, 24), (40, 15), (20, 6)])
 def test_the_last_line_says_how_to_leave_at_every_size(width, height):
     runs = [run_of(f"condition-{i}", seed) for i in range(9) for seed in range(9)]

@@ -26,7 +26,13 @@ VERDICTS = {
 HELD_OUT = "eval_"
 LAST_FRACTION = 0.1  # of the steps: enough to average out noise, few enough that learning has mostly ended
 FEWEST_STEPS = 10
-FAULTS = ("_error_fraction", "_timeout_fraction", "zero_signal_group_fraction", "max_token_hit_rate")
+FAULTS = (
+    "_error_fraction",
+    "unscored_fraction",
+    "_timeout_fraction",
+    "zero_signal_group_fraction",
+    "max_token_hit_rate",
+)
 COUNTED_FAULTS = ("reward_faults", "reward_over_limits", "episode_errors", "episode_retries", "tool_errors")
 LOWER_IS_BETTER = ("_time_s", "_wait_s", *FAULTS, *COUNTED_FAULTS)
 HIGHER_IS_BETTER = re.compile(r"(reward|correct_rate|tokens_per_second|pass_at_\d+)$")

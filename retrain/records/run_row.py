@@ -96,6 +96,10 @@ class RunRow:
     throttle_level: str = _of_last_step(
         "", 'level that the load allowed in the last step; "" without a throttle', default=""
     )
+    unscored_fraction: float | None = _of_last_step(
+        "fraction", "share of its completions so far that have no score; null if all have one", default=None
+    )
+    unscored_reason: str = _of_last_step("", "why the first of them has none", default="")
     sandbox: str = _of_last_step("", 'where programs of the policy ran; "" without any', default="")
     cost_usd: float | None = _column(
         "$", "what all of its attempts cost; null where the price is not known", default=None
@@ -122,6 +126,13 @@ class RunRow:
     @property
     def is_done(self) -> bool:
         return self.state == RunState.DONE
+
+    @property
+    def unscored(self) -> str:
+        """Which share of its completions has no score and why the first has none; "" if all have one."""
+        share = 100 * (self.unscored_fraction or 0.0)
+        reason = f"; the first: {self.unscored_reason}" if self.unscored_reason else ""
+        return f"{share:.3g} % of completions have no score{reason}" if share else ""
 
     @property
     def waits_for_api(self) -> bool:

@@ -65,6 +65,15 @@ class RolloutSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unscored:
+    """The completions of the run so far that have no score."""
+
+    PREFIX: ClassVar[str] = "unscored_"
+    fraction: float = measured("fraction", "their share of all completions trained on so far")
+    reason: str = measured("", "why the first of them has none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeSummary:
     """The episodes of the step."""
 
@@ -251,6 +260,9 @@ class StepRow:
         metadata=_by("trainer/step_meter.py", "where the API says why it waits (`tinker`)"), default=None
     )
     rollouts: RolloutSummary = field(metadata=_by("trainer/batch.py"))
+    unscored: Unscored | None = field(
+        metadata=_by("trainer/scoring.py", "once a completion has no score"), default=None
+    )
     episodes: EpisodeSummary | None = field(metadata=_by("trainer/episodes.py", "with `[environment]`"))
     update: UpdateSummary = field(metadata=_by("trainer/loop.py"))
     mismatch: Mismatch | None = field(
@@ -269,7 +281,9 @@ class StepRow:
         metadata=_by("engines/metrics.py", "where a server samples that has metrics")
     )
     pipeline: PipelineStats | None = field(metadata=_by("trainer/source.py", "with `[rate_limiter]`"))
-    evaluation: Evaluation | None = field(metadata=_by("trainer/evaluation.py", "every `eval_every` steps"))
+    evaluation: Evaluation | None = field(
+        metadata=_by("trainer/evaluation.py", "every `eval_every` steps"), default=None
+    )
     evals: Mapping[str, NamedEvaluation] = field(
         metadata=_by("trainer/evals.py", "with `[[eval]]`"), default_factory=dict
     )

@@ -200,6 +200,13 @@ def located(error: BaseException) -> str:
     return f"{_shown(file)}:{line}: {said}"
 
 
+def told_by(error: BaseException) -> str:
+    """Return an error's text; as `located` does where a user's own code raised it."""
+    own = _own_lines(error)
+    is_of_users = bool(own) and not own[-1][0].startswith(f"{PACKAGE}{os.sep}")
+    return located(error) if is_of_users else _text_of(error)
+
+
 def _text_of(error: BaseException) -> str:
     try:
         return str(error)

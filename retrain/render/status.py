@@ -115,6 +115,7 @@ def detailed(runs: Sequence[RunRow]) -> list[str]:
 def _remarks(campaign: CampaignStatus) -> Iterator[str | Text]:
     yield from detailed(campaign.runs)
     yield from falling(campaign.runs)
+    yield from unscored(campaign.runs)
     if campaign.eta_s is not None:
         yield time_left(campaign)
     if campaign.cost_usd is not None:
@@ -150,9 +151,19 @@ def left_undone(runs: Sequence[RunRow]) -> str:
 
 def falling(runs: Sequence[RunRow]) -> Iterator[Text]:
     """Iterate over the runs whose reward rises while an evaluation falls, one line each."""
-    found = [run for run in runs if run.eval_falling]
-    for run in found[:MOST_MESSAGES]:
-        yield Text(f"{run_name(run)}: the reward rises, but {run.eval_falling}", style="yellow")
+    falls = ((run, run.eval_falling) for run in runs)
+    return _named([(run, f"the reward rises, but {said}") for run, said in falls if said])
+
+
+def unscored(runs: Sequence[RunRow]) -> Iterator[Text]:
+    """Iterate over the runs with completions that have no score, those that lack most first."""
+    worst = sorted(runs, key=lambda run: -(run.unscored_fraction or 0.0))
+    return _named([(run, run.unscored) for run in worst if run.unscored])
+
+
+def _named(found: Sequence[tuple[RunRow, str]]) -> Iterator[Text]:
+    for run, said in found[:MOST_MESSAGES]:
+        yield Text(f"{run_name(run)}: {said}", style="yellow")
     if len(found) > MOST_MESSAGES:
         yield Text(f"and {len(found) - MOST_MESSAGES} other runs: --json has them all", style="dim")
 

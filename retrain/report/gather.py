@@ -148,6 +148,7 @@ def _read(directory: Path, *, with_rows: bool = True) -> CampaignRecord:
             problems.append(f"{run.run_id}: run.toml was changed after it was planned, and is left out")
             runs[i] = replace(run, config={})
     problems += left_out(runs)
+    problems += [f"{run.run_id}: {run.unscored}" for run in runs if run.unscored]
     problems += [
         f"{run.run_id}: {run.columns.skipped_lines} lines of metrics.jsonl could not be read and are left out"
         for run in runs

@@ -18,6 +18,7 @@ from typing import Any
 
 from retrain import registry
 from retrain.errors import ConfigError, RunFailedError
+from retrain.registry.code import told_by
 from retrain.rewards import (
     SPEC,
     Answer,
@@ -213,7 +214,7 @@ def close_unawaited(given: Sequence[Any]) -> None:
 def unscored(error: UnscoredError | TimeoutError) -> Score:
     """Return the outcome for a completion that a function could not score."""
     outcome = Outcome.TIMEOUT if isinstance(error, TimeoutError) else Outcome.ERROR
-    return Score(None, outcome, str(error))
+    return Score(None, outcome, told_by(error))
 
 
 @contextmanager

@@ -39,6 +39,7 @@ class ScoredBatch:
     timeouts: int = 0  # rollouts whose scoring took too long
     faults: int = 0  # rollouts that did what no solution does, such as a forbidden system call
     over_limits: int = 0  # rollouts whose program ran into a limit of memory or files
+    reason: str = ""  # why the first rollout without a reward has none
     sandbox: str | None = None  # where programs of the policy ran, if any did
 
     @property

@@ -37,6 +37,7 @@ from retrain.records.step_row import (
     ScalingSummary,
     ThrottleSummary,
     Timing,
+    Unscored,
 )
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class StepFacts:
     stats: UpdateStats
     trained_groups: int  # with a gradient; with a KL term or an entropy bonus, tied groups too
     episodes: EpisodeSummary | None = None
+    unscored: Unscored | None = None
     pause: ApiPause | None = None
 
     @property

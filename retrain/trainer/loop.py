@@ -30,6 +30,7 @@ from retrain.trainer.evaluation import HeldOut
 from retrain.trainer.journal import Journal, ShownRollout, choose
 from retrain.trainer.permits import RunPermits
 from retrain.trainer.play_seeds import PlaySeeds
+from retrain.trainer.scoring import UnscoredCount
 from retrain.trainer.source import open_source
 from retrain.trainer.step_meter import StepMeter
 from retrain.trainer.updates import Updates
@@ -68,6 +69,9 @@ class Trainer:
         self._throttle = open_throttle(self.config, self.files.directory)
         self._warmed, self._saved = 0, (0, 0)  # complete supervised updates before the steps
         self._seeds = PlaySeeds(self.config, self.backend.info)
+        self._unscored = UnscoredCount()
+        self._parts: dict[str, Any] = {"source": self._source, "steering": self._control}
+        self._parts |= {"evaluation": self._held_out, "evals": self._evals, "unscored": self._unscored}
         self._owes_evaluation = False  # a stop came before the newest row was complete
 
     def train(self) -> dict[str, Value]:
@@ -146,7 +150,8 @@ class Trainer:
                 stats = self._updates.take(samples, size, self.step + 1)
         timing, trained_groups = meter.timing(), len({sample.group for sample in samples})
         rollouts = batch.summary(advantages, timing.step_time_s)
-        facts = StepFacts(timing, rollouts, stats, trained_groups, summary_of(batch.rollouts), meter.pause())
+        episodes, unscored = summary_of(batch.rollouts), self._unscored.add(batch)
+        facts = StepFacts(timing, rollouts, stats, trained_groups, episodes, unscored, meter.pause())
         observed = self._control.observe(size, facts)
         shown = choose(batch, advantages, self.config.logging.samples_per_step)
         return self._row(size, facts, entropy_of(batch, stats), observed), shown
@@ -154,10 +159,8 @@ class Trainer:
     def resume(self, found: checkpoint.Checkpoint) -> None:
         """Restore a checkpoint; later steps equal those of an uninterrupted run."""
         self.calls.wait_for(self.backend.load(found.directory))
-        self._source.load_state_dict(found.state["source"])
-        self._control.load_state_dict(found.state["steering"])
-        self._held_out.load_state_dict(found.state.get("evaluation", {}))
-        self._evals.load_state_dict(found.state.get("evals", {}))
+        for name, part in self._parts.items():
+            part.load_state_dict(found.state.get(name, {}))  # earlier versions lack some
         self._owes_evaluation = found.state.get("owes_evaluation", False)
         if self._throttle is not None and found.state["machine"] is not None:
             self._throttle.load_state_dict(found.state["machine"])
@@ -172,12 +175,9 @@ class Trainer:
         self.budget.sync()
         with self._source.exclusive():
             state = {
-                "source": self._source.state_dict(),
-                "steering": self._control.state_dict(),
+                **{name: part.state_dict() for name, part in self._parts.items()},
                 "machine": self._throttle.state_dict() if self._throttle else None,
                 "warmup": self._warmed,
-                "evaluation": self._held_out.state_dict(),
-                "evals": self._evals.state_dict(),
                 "owes_evaluation": self._owes_evaluation,
             }
             checkpoint.save(
@@ -237,6 +237,7 @@ class Trainer:
             cost=self.budget.take(),
             api=facts.pause,
             rollouts=facts.rollouts,
+            unscored=facts.unscored,
             episodes=facts.episodes,
             update=UpdateSummary(
                 updates=self._updates.taken,
@@ -257,7 +258,6 @@ class Trainer:
             roofline=self._meter.roofline(stats.work),
             engine=self._meter.engine(),
             pipeline=self._source.stats(),
-            evaluation=None,
         )
 
     def _sample_exclusively(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:

@@ -9,16 +9,45 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
 import numpy as np
 
 from retrain.errors import InfrastructureError, RunFailedError
 from retrain.event_loop import EventLoopThread
+from retrain.records.step_row import Unscored
+from retrain.records.text import plain
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, TrainerState
 from retrain.rewards.opening import open_reward, range_of
 from retrain.rollouts import Group, Rollout
 from retrain.trainer.batch import ScoredBatch
+
+
+@dataclass
+class UnscoredCount:
+    """Counts the completions of a run that have no score, and keeps why the first of them has none."""
+
+    rollouts: int = 0
+    unscored: int = 0
+    reason: str = ""
+
+    def add(self, batch: ScoredBatch) -> Unscored | None:
+        """Count a step's completions; return the run's figures, None while all have a score."""
+        self.rollouts += batch.scored.size
+        self.unscored += int(np.count_nonzero(~batch.scored))
+        self.reason = self.reason or plain(batch.reason)
+        if not self.unscored:
+            return None
+        return Unscored(fraction=self.unscored / self.rollouts, reason=self.reason)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts, as JSON takes them."""
+        return asdict(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned; a checkpoint of 0.1.0 has none."""
+        vars(self).update(state)
 
 
 def _raise_unplayed(scores: Sequence[Score]) -> NoReturn:
@@ -72,6 +101,7 @@ class Scorer:
             timeouts=counts[Outcome.TIMEOUT],
             faults=counts[Outcome.FAULT],
             over_limits=sum(score.is_over_limit for score in scores),
+            reason=next((score.message for score in scores if score.value is None), ""),
             sandbox=getattr(self._reward, "sandbox", None),
         )
 

@@ -18,6 +18,7 @@ from retrain.errors import ConfigError
 from retrain.event_loop import result_of
 from retrain.line_process import lines_of, private_pipes
 from retrain.registry import fault_of, find_function, takes
+from retrain.registry.code import told_by
 from retrain.rewards import SPEC, Answer, TrainerState, UnscoredError, number_of
 from retrain.rewards.columns import call_for_one, call_with_columns
 from retrain.rewards.pool.process import Kind, Reply, line_of
@@ -63,9 +64,9 @@ def _call(function: Callable[..., Any], answer: Answer, params: Mapping[str, Any
             result = call_for_one(function, answer, params)
         return Reply(Kind.SCORED, number_of(result_of(result)))
     except UnscoredError as error:
-        return Reply(Kind.UNSCORED, str(error)[:LONGEST_MESSAGE])
+        return Reply(Kind.UNSCORED, told_by(error)[:LONGEST_MESSAGE])
     except TimeoutError as error:
-        return Reply(Kind.TIMEOUT, str(error)[:LONGEST_MESSAGE])
+        return Reply(Kind.TIMEOUT, told_by(error)[:LONGEST_MESSAGE])
     except Exception as error:  # noqa: BLE001 - this process's edge: the run handles it
         told = fault_of(error) or f"{type(error).__name__}: {error}"
         return Reply(Kind.RAISED, told[:LONGEST_MESSAGE])
