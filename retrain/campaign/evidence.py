@@ -76,7 +76,7 @@ class Rounds:
         seconds = self._seconds(done) if table.allocate == "auto" else {}
         found = decide(plan, table, ended, begun, is_spent=is_spent, known=known, seconds=seconds)
         if found.rounds and not known.design:
-            begin_design(self._looks, self._plan.design, ())
+            begin_design(self._looks, self._plan.design, known.changes)
         for one in found.rounds:
             append_round(self._looks, one)
         self._roll_up.decided(found.decision, found.wanted | begun | climbed)
@@ -89,11 +89,14 @@ class Rounds:
         return self._rungs.promoted if self._rungs else ()
 
     def begin_anew(self, changes: Sequence[str]) -> None:
-        """Drop what was looked at, as the user has accepted changes; they are told with every verdict."""
+        """Drop what was looked at, if the user has accepted changes; they are told with every verdict."""
         known = read_looks(self._looks)
-        if known.design and changes:
-            told = [f"{change}, after looks at {count_of(known.seeds, 'seed')}" for change in changes]
+        if known.was_begun and changes:
+            after = f", after looks at {count_of(known.seeds, 'seed')}" if known.rounds else ""
+            told = [f"{change}{after}" for change in changes]
             begin_design(self._looks, self._plan.design, (*known.changes, *told))
+        if self._plan.decision is None:
+            self._roll_up.drop_decision(was_begun=known.was_begun)
 
     def _value(self, run: RunEntry, metric: str) -> float | None:
         if run.run_id not in self._values:

@@ -7,7 +7,7 @@ changed by hand and is not trusted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from retrain.plan.provenance import Provenance
 from retrain.plan.provenance import digest as digest_of_file
 from retrain.records.layout import CampaignFiles, RunFiles, files_of_runs, recorded_hash, recorded_tables
 from retrain.records.looks import read_looks
-from retrain.records.manifest import read_manifest
+from retrain.records.manifest import Manifest, read_manifest
 from retrain.records.text import as_typed, first_of, plain
 
 SHOWN_RUNS = 3  # named in a line of a diff
@@ -55,9 +55,13 @@ def reconcile(
         ConfigError: results would differ, and the user does not accept that, or runs are alive.
     """
     is_same_file = digest_of_file(files.campaign_toml.read_bytes()) == origin.digest
-    recorded = _recorded(plan, files, is_same_file)
-    redesigned = tuple(read_looks(files.looks).differs(plan.design))
-    recorded |= _not_needed_yet(plan, recorded, files_of, is_redesigned=bool(redesigned))
+    manifest, looks = _manifest(files), read_looks(files.looks)
+    recorded = _recorded(plan, files, manifest, is_same_file)
+    redesigned = tuple(looks.differs(plan.design))
+    may_be_new = {run.run_id for run in plan.runs if redesigned or run.seed in plan.added_seeds}
+    if manifest and manifest.decision and not looks.was_begun:
+        may_be_new |= _with_further_seeds(plan, recorded)
+    recorded |= _not_needed_yet(plan, recorded, files_of, may_be_new)
     found = _compare(plan, recorded, files_of, is_same_file=is_same_file)
     found = replace(found, changes=(*redesigned, *found.changes))
     alive = [run_id for run_id in recorded if found.changes and is_held(files_of(run_id).lock)]
@@ -77,12 +81,18 @@ def reconcile(
     return found
 
 
-def _recorded(plan: Plan, files: CampaignFiles, is_same_file: bool) -> dict[str, str]:
-    """Return the hash that each run began with, by the manifest, or by the runs if that is gone."""
+def _manifest(files: CampaignFiles) -> Manifest | None:
     with suppress(DamagedRecordError):  # the orchestrator sets it aside
-        manifest = read_manifest(files.manifest)
-        if manifest is not None:
-            return {run.run_id: run.config_hash for run in manifest.runs}
+        return read_manifest(files.manifest)
+    return None
+
+
+def _recorded(
+    plan: Plan, files: CampaignFiles, manifest: Manifest | None, is_same_file: bool
+) -> dict[str, str]:
+    """Return the hash that each run began with, by the manifest, or by the runs if that is gone."""
+    if manifest is not None:
+        return {run.run_id: run.config_hash for run in manifest.runs}
     hashes = {run_id: recorded_hash(run) for run_id, run in files_of_runs(files).items()}
     recorded = {run_id: config_hash for run_id, config_hash in hashes.items() if config_hash}
     if is_same_file:  # killed before all runs were made
@@ -90,15 +100,24 @@ def _recorded(plan: Plan, files: CampaignFiles, is_same_file: bool) -> dict[str,
     return recorded
 
 
+def _with_further_seeds(plan: Plan, recorded: Collection[str]) -> set[str]:
+    """Return the runs of known conditions with seeds that `[decision]` adds to its first ones."""
+    first = plan.planned_seeds[: len(plan.search_seeds) + plan.first_seeds]
+    known = {run.condition for run in plan.runs if run.run_id in recorded}
+    return {run.run_id for run in plan.runs if run.condition in known and run.seed not in first}
+
+
 def _not_needed_yet(
-    plan: Plan, recorded: Mapping[str, str], files_of: Callable[[str], RunFiles], *, is_redesigned: bool
+    plan: Plan,
+    recorded: Collection[str],
+    files_of: Callable[[str], RunFiles],
+    may_be_new: Collection[str],
 ) -> dict[str, str]:
     """Return the hashes of runs that may follow: the manifest has only those that were needed so far."""
     if not (plan.decision or plan.added_seeds):
         return {}
     others = [run for run in plan.runs if run.run_id not in recorded]
     hashes = {run.run_id: recorded_hash(files_of(run.run_id)) for run in others}
-    may_be_new = {run.run_id for run in others if is_redesigned or run.seed in plan.added_seeds}
     return {
         run.run_id: hashes[run.run_id] or run.config_hash
         for run in others

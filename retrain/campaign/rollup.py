@@ -24,7 +24,7 @@ from retrain.errors import DamagedRecordError, RecordsError
 from retrain.locks.held import hold
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.campaign_state import NoticeBook
-from retrain.records.decision import Decision
+from retrain.records.decision import Decision, dropped
 from retrain.records.files import readable, remove_file, set_aside
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import (
@@ -108,6 +108,11 @@ class RollUp:
         """Set what `[decision]` has found, and which runs readers see."""
         self.manifest = replace(self.manifest, decision=decision)
         self.shown = shown
+
+    def drop_decision(self, *, was_begun: bool) -> None:
+        """Keep the verdicts of a `[decision]` that is in the file no more, marked so; none without a look."""
+        found = self.manifest.decision
+        self.manifest = replace(self.manifest, decision=dropped(found) if found and was_begun else None)
 
     def keep(self) -> None:
         """Write if the last write is long enough ago and enough has changed since; raises as `write` does."""

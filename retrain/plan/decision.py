@@ -18,10 +18,9 @@ from retrain.config.campaign import Decide
 from retrain.controllers.sequential import Look, SequentialComparison
 from retrain.controllers.sequential.allocation import found_per_cost
 from retrain.plan.matrix import Plan
-from retrain.records.decision import ConditionDecision, Decision, is_higher_better
+from retrain.records.decision import OPEN, ConditionDecision, Decision, is_higher_better
 from retrain.records.looks import Looks, Round
 
-OPEN = "continue"
 BUDGET = "budget"
 FOUND = ("better", "worse")
 FEWEST_PAIRS = 2  # of values that are compared

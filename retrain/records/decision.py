@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, get_args, get_type_hints
 
 from retrain.records.evaluation_row import Evaluation, NamedEvaluation
@@ -23,6 +23,8 @@ VERDICTS = {
     "undecided": "not decided against {}",
     "continue": "still compared with {}",
 }
+OPEN = "continue"
+DROPPED = "dropped"
 HELD_OUT = "eval_"
 LAST_FRACTION = 0.1  # of the steps: enough to average out noise, few enough that learning has mostly ended
 FEWEST_STEPS = 10
@@ -63,7 +65,7 @@ class Decision:
     max_seeds: int
     runs: int  # asked for so far
     saved_runs: int  # not needed of all conditions with all seeds; 0 until the end
-    ended: str  # decided, seeds (used up), budget (used up); "" while seeds are added
+    ended: str  # decided, seeds or budget (used up), dropped (from the file); "" while seeds are added
     smallest_difference: float | None = None
     conditions: tuple[ConditionDecision, ...] = ()  # all but the reference
     changes: tuple[str, ...] = ()  # to the design after looks; the last began the decision anew
@@ -85,9 +87,19 @@ def ending_of(decision: Decision) -> str:
     """Return how far the campaign is, as a sentence."""
     if not decision.ended:
         return f"seeds are added until all conditions are decided, at most {decision.max_seeds}"
+    if decision.ended == DROPPED:
+        return "[decision] was taken out of campaign.toml after these verdicts: they stand as they were"
     why = {"decided": "all conditions are decided", "seeds": "all seeds are used up"}
     saved = f"{count_of(decision.saved_runs, 'run')} saved of {decision.runs + decision.saved_runs}"
     return f"{why.get(decision.ended, 'the budget is used up')}: {saved}"
+
+
+def dropped(decision: Decision) -> Decision:
+    """Return the verdicts of a decision whose table was taken out of the file."""
+    conditions = (
+        replace(one, verdict="undecided") if one.verdict == OPEN else one for one in decision.conditions
+    )
+    return replace(decision, conditions=tuple(conditions), ended=DROPPED, saved_runs=0)
 
 
 def lines_of(decision: Decision | None) -> tuple[str, ...]:

@@ -37,6 +37,11 @@ class Looks:
     changes: tuple[str, ...] = ()  # to the design after a look, each with when
 
     @property
+    def was_begun(self) -> bool:
+        """Whether there ever was a look."""
+        return bool(self.design or self.changes)
+
+    @property
     def values(self) -> dict[str, float | None]:
         """The value of each run that was looked at."""
         return {run_id: value for one in self.rounds for run_id, value in one.values.items()}
@@ -50,6 +55,8 @@ class Looks:
         """Iterate over the keys in which a design differs from the one that was looked at."""
         if self.design and not design:
             yield "decision: the table is gone"
+        if design and self.was_begun and not self.design:
+            yield "decision: the table is there again"
         for key, value in design.items():
             if key in self.design and self.design[key] != value:
                 yield f"decision.{key}: {self.design[key]!r} -> {value!r}"

@@ -16,6 +16,7 @@ from retrain.records.decision import lines_of
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.looks import read_looks
 from retrain.records.run_state import RunState, begin_attempt, end_attempt
+from retrain.status import survey
 from tests.long.test_decision import DECISION, decision_of, stopped_after, verdicts
 
 TWO_CONDITIONS = DECISION.partition('[[campaign.conditions]]\nname = "alike"')[0]
@@ -100,6 +101,60 @@ def test_a_decision_that_is_taken_out_of_the_file_is_missed(decision_file: Path)
     given = CampaignFiles(directory).campaign_toml
     given.write_text(given.read_text().replace('[decision]\nmetric = "mean_reward"\nmax_seeds = 8\n', ""))
     with pytest.raises(ConfigError, match="decision: the table is gone"):
+        reopen(directory)
+
+
+TABLE = '[decision]\nmetric = "mean_reward"\nmax_seeds = 8\n'
+
+
+def test_a_decision_that_was_taken_out_is_told_with_its_verdicts(
+    decision_file: Path, retrain: Callable[..., CompletedProcess[str]]
+) -> None:
+    directory = stopped_after(decision_file, 8).directory
+    given = CampaignFiles(directory).campaign_toml
+    given.write_text(given.read_text().replace(TABLE, "").replace("[5, 7]", "[5, 7, 8]"))
+    reopen(directory, accept_config_change=True).execute()
+    found = decision_of(directory)
+    assert (found.ended, verdicts(found)) == ("dropped", {"bonus": ("undecided", 4)})
+    told = "[decision] was taken out of campaign.toml after these verdicts"
+    assert told in retrain("status", directory).stdout
+    assert told in retrain("compare", directory).stdout
+    assert survey(directory)[0].state == "done"
+    given.write_text(TABLE + given.read_text())
+    with pytest.raises(ConfigError, match="the table is there again"):
+        reopen(directory)
+    reopen(directory, accept_config_change=True).execute()
+    again = decision_of(directory)
+    assert (again.ended, again.changes[-1]) == ("decided", "decision: the table is there again")
+    assert "the table is gone, after looks at 4 seeds" in again.changes[0]
+
+
+def test_a_decision_that_was_taken_out_before_a_look_is_forgotten(decision_file: Path) -> None:
+    directory = stopped_after(decision_file, 2).directory
+    given = CampaignFiles(directory).campaign_toml
+    given.write_text(given.read_text().replace(TABLE, "").replace("[5, 7]", "[5, 7, 8]"))
+    reopen(directory).execute()
+    (status,) = survey(directory)
+    assert (status.state, status.decision) == ("done", None)
+
+
+@pytest.mark.parametrize("max_seeds", [7, 9])
+def test_another_number_of_seeds_may_be_chosen_before_the_first_look(
+    decision_file: Path, max_seeds: int
+) -> None:
+    directory = stopped_after(decision_file, 2).directory
+    given = CampaignFiles(directory).campaign_toml
+    given.write_text(given.read_text().replace("max_seeds = 8", f"max_seeds = {max_seeds}"))
+    reopen(directory).execute()
+    found = decision_of(directory)
+    assert (found.max_seeds, found.changes, verdicts(found)["bonus"][0]) == (max_seeds, (), "better")
+
+
+def test_a_condition_is_new_also_before_the_first_look(decision_file: Path) -> None:
+    directory = stopped_after(decision_file, 2).directory
+    given = CampaignFiles(directory).campaign_toml
+    given.write_text(DECISION)
+    with pytest.raises(ConfigError, match="run alike_s5: is new"):
         reopen(directory)
 
 
