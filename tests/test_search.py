@@ -12,8 +12,12 @@ from retrain.calibrate.trials import Effort
 from retrain.config.campaign import Search
 from retrain.config.load import load_config, parse
 from retrain.errors import ConfigError
+from retrain.plan.estimate.halving import as_expected
 from retrain.plan.matrix import Plan, RunPlan, plan_runs
-from retrain.plan.search import WON, Climb, climb, fresh_plan, most_runs
+from retrain.plan.search import WON, Climb, climb, fresh_plan, most_runs, stages_of
+from retrain.records.layout import RunFiles
+from retrain.records.run_row import PlannedRun, RunRow, read_row
+from retrain.records.run_state import RunState, begin_attempt, end_attempt, rung_of
 from retrain.records.rungs import (
     Rung,
     Searched,
@@ -24,6 +28,7 @@ from retrain.records.rungs import (
     why_to_wait,
     write_wait,
 )
+from retrain.status import campaign_state
 from tests.explained import explained
 
 FILE = """
@@ -162,8 +167,47 @@ def test_a_run_waits_from_its_rung_on(tmp_path: Path) -> None:
     assert write_wait(path, 10)
     assert not write_wait(path, 10)
     assert [bool(why_to_wait(path, step)) for step in (0, 9, 10, 11)] == [False, False, True, True]
+    assert rung_of(f"stopped after step 11: {why_to_wait(path, 11)}; a checkpoint was saved") == "10"
+    assert rung_of("stopped after step 11; a checkpoint was saved") == ""
     assert write_wait(path, 0)
     assert (read_wait(path), why_to_wait(path, 30)) == (0, "")
+
+
+def row(condition: str, step: int, *, seed: int = 0, state: str = "waiting") -> RunRow:
+    run_id = f"{condition}_s{seed}"
+    return RunRow(run_id=run_id, condition=condition, seed=seed, state=state, step=step, max_steps=30)
+
+
+def test_as_many_runs_as_go_on_are_expected_to(tmp_path: Path) -> None:
+    plan = planned(tmp_path)
+    assert plan.campaign.search is not None
+    found = Searched("mean_reward", "a", (0,), stages=tuple(stages_of(plan, plan.campaign.search)))
+    assert found.stages == ((4, 10), (2, 20))
+    first = [row(name, 4, state="running") for name in "abcd"]
+    assert [one.max_steps for one in as_expected(first, found)] == [20, 20, 10, 10]
+
+    at_rung = replace(found, rungs=(Rung(10, dict.fromkeys("abcd", 0.5), ("d", "b")),))
+    second = [row(name, 10) for name in "abcd"]
+    assert [one.steps_left for one in as_expected(second, at_rung)] == [0, 10, 0, 10]
+
+    over = [row("a", 10), row("d", 20), row("d", 0, seed=1, state="pending")]
+    won = replace(at_rung, winner="d")
+    assert [one.steps_left for one in as_expected(over, won)] == [0, 0, 30]  # a fresh seed runs to its end
+    assert as_expected(over, None) == over
+
+
+def test_a_run_that_waits_is_not_shown_as_interrupted(tmp_path: Path) -> None:
+    files = RunFiles(tmp_path / "a_s0")
+    files.directory.mkdir()
+    shown = []
+    for message in ("stopped after step 10: it waits at rung 10 until", "stopped after step 10"):
+        number = begin_attempt(files.attempts)
+        end_attempt(files.attempts, number, RunState.INTERRUPTED, message=message)
+        found = read_row(PlannedRun("a_s0", "a", 0, 30), files)
+        shown.append((found.state, found.phase, found.ended_badly, found.message))
+    assert shown == [("waiting", "at rung 10", False, ""), ("interrupted", "", False, "")]
+    waits = row("a", 10)
+    assert campaign_state([waits], is_supervised=False) == "interrupted"
 
 
 def test_a_search_is_settled_when_its_winner_is_decided_about(tmp_path: Path) -> None:

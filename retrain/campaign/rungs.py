@@ -47,7 +47,7 @@ class Rungs:
 
         `over` are runs that ended without a result and are not tried again.
         """
-        from retrain.plan.search import climb  # not at the top: few campaigns search
+        from retrain.plan.search import climb, stages_of  # not at the top: few campaigns search
 
         entries = {run.run_id: run for run in self._roll_up.entries()}
 
@@ -62,7 +62,12 @@ class Rungs:
         self.promoted = {run_id for run_id, step in waits if write_wait(self._files_of(run_id).rung, step)}
         self._end(found.over, entries)
         searched = Searched(
-            self._table.metric, self._plan.reference, self._plan.search_seeds, found.rungs, found.winner
+            self._table.metric,
+            self._plan.reference,
+            self._plan.search_seeds,
+            found.rungs,
+            found.winner,
+            tuple(stages_of(self._plan, self._table)),
         )
         begun = {run_id for run_id, entry in entries.items() if entry.attempts}
         self._roll_up.searched(searched, found.wanted | begun)

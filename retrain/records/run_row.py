@@ -21,12 +21,14 @@ from retrain.records.pace import PACE_KEYS, Pace, pace_of
 from retrain.records.run_state import (
     API_OUT,
     UNREADABLE,
+    WAITING,
     Done,
     Inspection,
     Progress,
     RunState,
     inspect_run,
     read_progress,
+    rung_of,
 )
 from retrain.records.spending import Spending, columns_of, read_spending
 from retrain.records.text import plain
@@ -34,7 +36,7 @@ from retrain.records.text import plain
 TAIL_ROWS = 5  # one slow step does not change their median; more rows would cost time for every run
 NAME_LIMIT = 200  # characters of an id, a condition (as many as its key allows), a phase or a regime
 MESSAGE_LIMIT = 500  # characters; a damaged record names its path twice and the command that repairs it
-_CALM = (RunState.PENDING, RunState.RUNNING, RunState.DONE, RunState.INTERRUPTED)
+_CALM = (RunState.PENDING, RunState.RUNNING, RunState.DONE, RunState.INTERRUPTED, WAITING)
 _FINAL = (RunState.DONE, RunState.FAILED, UNREADABLE)  # these take no more steps
 _ONLY_RUN_TOML = ["run.toml"]
 
@@ -71,9 +73,10 @@ class RunRow:
     seed: int | None = _column("", "null if it has none, or neither manifest nor name gives it")
     state: str = _column(
         "",
-        "pending, running, done, failed, infrastructure, timeout, stalled, interrupted, died or unreadable",
+        "pending, running, done, failed, infrastructure, timeout, stalled, interrupted, "
+        "waiting (at a rung of a search), died or unreadable",
     )
-    phase: str = _column("", "last known phase of a running run", default="")
+    phase: str = _column("", "last known phase of a running run; where a waiting one waits", default="")
     detail: str = _column("", "how far a long phase is", default="")
     engine: str = _column("", "load of the server that samples, as it said last", default="")
     engine_server: str = _column("", "its log; its address if others started it", default="")
@@ -212,7 +215,15 @@ def row_of_parts(
     if spending is not None:
         found |= columns_of(spending, is_alive=seen.state == RunState.RUNNING)
     of_last = {name: _value(last, name, kind) for name, kind in _OF_LAST_STEP.items()}
+    if rung := _rung(seen):
+        found |= {"state": WAITING, "phase": f"at rung {rung}"}
     return row_of(planned, found | now | of_last)
+
+
+def _rung(seen: Inspection) -> str:
+    """Return the rung of a search at which a run waits; "" if it does not."""
+    is_waiting = seen.state == RunState.INTERRUPTED and seen.attempts
+    return rung_of(seen.attempts[-1].message) if is_waiting else ""
 
 
 def progress_of(status: Path) -> tuple[Progress | None, str]:

@@ -47,6 +47,8 @@ class RunState(StrEnum):
 
 # beginnings of phases: a worker waits, and all is well; the API that it calls works on none of its calls
 PAUSED, API_OUT = ("paused", "API paused"), ("API paused", "API down")
+WAITING = "waiting"  # instead of interrupted: at a rung of a search, which goes on with it or drops it
+WAITS = "it waits at rung "  # in the message of its attempt
 UNREADABLE = "unreadable"  # instead of a run's state: its files exist and cannot be read
 ENDINGS = frozenset(RunState) - {RunState.PENDING, RunState.RUNNING}
 
@@ -166,6 +168,12 @@ def _state_after(attempts: Sequence[Attempt]) -> RunState:
         return RunState.PENDING
     ending = attempts[-1].ending
     return RunState(ending) if ending in ENDINGS else RunState.DIED
+
+
+def rung_of(message: str) -> str:
+    """Return where a run waits, by the message of its last attempt; "" if it ended for another reason."""
+    _, found, rest = message.partition(WAITS)
+    return rest.partition(" ")[0] if found else ""
 
 
 def worker_pids(runs: Path) -> set[int]:

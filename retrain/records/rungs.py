@@ -15,7 +15,7 @@ from retrain.records.decision import Decision
 from retrain.records.files import read_json, readable, remove_file, write_json
 from retrain.records.layout import RunFiles
 from retrain.records.lines import append_line, parse_line, read_lines
-from retrain.records.run_state import read_progress
+from retrain.records.run_state import WAITS, read_progress
 from retrain.records.text import count_of, number, plain
 
 
@@ -37,6 +37,7 @@ class Searched:
     seeds: tuple[int, ...]  # that choose; others decide
     rungs: tuple[Rung, ...] = ()
     winner: str = ""  # "" until it is known
+    stages: tuple[tuple[int, int], ...] = ()  # how many conditions run to which step; 0: to their ends
 
     @property
     def decides(self) -> bool:
@@ -76,6 +77,7 @@ def searched_from(found: Mapping[str, Any] | None) -> Searched | None:
         tuple(map(int, found["seeds"])),
         tuple(map(_rung, found["rungs"])),
         str(found["winner"]),
+        tuple((int(count), int(step)) for count, step in found.get("stages", ())),
     )
 
 
@@ -98,7 +100,8 @@ def read_wait(path: Path) -> int:
 
 def why_to_wait(path: Path, step: int) -> str:
     """Return why a run goes no further for now; "" if it does."""
-    return "it waits until the search knows whether it goes on" if 0 < read_wait(path) <= step else ""
+    rung = read_wait(path)
+    return f"{WAITS}{rung} until the search knows whether it goes on" if 0 < rung <= step else ""
 
 
 def is_waiting(files: RunFiles) -> bool:

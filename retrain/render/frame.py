@@ -41,7 +41,7 @@ GAP = 2
 _KINDS = {"started": "cyan", "resumed": "cyan", "batch": "default"} | dict.fromkeys(
     ("retried", "throttle", "paused", "notice"), "yellow"
 )
-_ORDER = {"running": 0, "interrupted": 2, "done": 4, "pending": 5}
+_ORDER = {"running": 0, "interrupted": 2, "waiting": 3, "done": 4, "pending": 5}
 _BAD_ORDER = 1
 
 
@@ -213,7 +213,8 @@ def state_cell(run: RunRow | None, glyphs: Glyphs) -> tuple[str, str]:
     """Return one character for a run, and its style; a blank for one that was never planned."""
     if run is None:
         return " ", ""
-    calm = {"done": glyphs.done, "pending": glyphs.pending, "interrupted": glyphs.interrupted}
+    waiting = dict.fromkeys(("pending", "waiting"), glyphs.pending)
+    calm = {"done": glyphs.done, "interrupted": glyphs.interrupted} | waiting
     if run.state == "running":
         return _level(run.step / run.max_steps if run.max_steps else 0.0, glyphs), STYLES["running"]
     return calm.get(run.state, glyphs.failed), STYLES.get(run.state, BAD)

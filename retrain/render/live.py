@@ -22,7 +22,7 @@ from retrain.errors import RecordsError
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import CampaignFiles
 from retrain.records.run_row import RunRow
-from retrain.records.run_state import RunState
+from retrain.records.run_state import WAITING, RunState, rung_of
 from retrain.records.text import count_of, format_duration, number
 from retrain.render.frame import campaign_frame
 from retrain.render.status import doing, run_name
@@ -64,7 +64,8 @@ class EventLines(Observer):
         took = f" after {format_duration(took_s)}" if took_s is not None else ""
         what = f" {run.title}{took} ({self._done} of {self._total})"
         message = f": {ending.message}" if ending.message else ""
-        line = Text.assemble((ending.state.value, STYLES.get(ending.state.value, BAD)), what, message)
+        state = WAITING if rung_of(ending.message) else ending.state.value
+        line = Text.assemble((state, STYLES.get(state, BAD)), what, message)
         self._print(line)
         for said in tail:
             self._console.print(f"    {said}", style="dim", soft_wrap=True)

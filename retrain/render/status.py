@@ -191,7 +191,9 @@ def time_left(campaign: CampaignStatus) -> str:
     if campaign.eta_s is None:
         return ""
     p90 = f" (P90 {about(campaign.eta_p90_s)})" if campaign.eta_p90_s is not None else ""
-    return f"about {about(campaign.eta_s)} left{p90}{_outage(campaign.runs)}"
+    is_searching = campaign.searched is not None and not campaign.searched.winner  # fresh seeds follow
+    of = " of the search" if is_searching else ""
+    return f"about {about(campaign.eta_s)} left{of}{p90}{_outage(campaign.runs)}"
 
 
 def _outage(runs: Sequence[RunRow]) -> str:

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from retrain.records.text import number, plain
 
-STYLES = {"done": "green", "running": "cyan", "pending": "dim", "interrupted": "yellow"}
+STYLES = {"done": "green", "running": "cyan", "pending": "dim", "waiting": "dim", "interrupted": "yellow"}
 BAD = "bold red"
 JSON_VERSION = 1  # raised when a field of docs/json.md goes or changes its meaning; others may be added
 PIPE_WIDTH = 200

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from retrain.errors import RecordsError
 from retrain.locks.held import is_held
+from retrain.plan.estimate.halving import as_expected
 from retrain.plan.provenance import entries_without_manifest
 from retrain.records.campaign_state import why_stopped
 from retrain.records.decision import Decision
@@ -34,7 +35,7 @@ from retrain.records.manifest import (
 )
 from retrain.records.metrics import mean, median, sample_std
 from retrain.records.run_row import RunRow, read_row, unreadable_row
-from retrain.records.run_state import UNREADABLE, RunState
+from retrain.records.run_state import UNREADABLE, WAITING, RunState
 from retrain.records.rungs import Searched, is_settled
 from retrain.records.text import as_typed, plain
 
@@ -133,8 +134,9 @@ def campaign_row(
     known, name = manifest or _UNKNOWN, directory.resolve().name
     if state == "done" and not is_settled(known.searched, known.decision):
         state = "interrupted"  # between two rounds
-    left = _remaining(runs, known, is_supervised=is_supervised)
-    steps = [run.max_steps for run in runs if run.max_steps is not None]
+    expected = as_expected(runs, known.searched)
+    left = _remaining(expected, known, is_supervised=is_supervised)
+    steps = [run.max_steps for run in expected if run.max_steps is not None]
     permits = _permits(directory, known.shared_permits, problems)
     return CampaignStatus(
         id=plain(name, _NAME_LIMIT),
@@ -258,7 +260,8 @@ def campaign_state(runs: Sequence[RunRow], *, is_supervised: bool) -> str:
         return "pending"
     if all(state == RunState.DONE for state in states):
         return "done"
-    work_is_left = any(state in (RunState.PENDING, RunState.INTERRUPTED, RunState.DIED) for state in states)
+    left = (RunState.PENDING, RunState.INTERRUPTED, RunState.DIED, WAITING)
+    work_is_left = any(state in left for state in states)
     return "interrupted" if work_is_left else "failed"
 
 

@@ -23,7 +23,16 @@ from retrain.records.run_row import (
     unreadable_row,
     why,
 )
-from retrain.records.run_state import PAUSED, Attempt, Inspection, Progress, RunState, inspect_run
+from retrain.records.run_state import (
+    PAUSED,
+    WAITING,
+    Attempt,
+    Inspection,
+    Progress,
+    RunState,
+    inspect_run,
+    rung_of,
+)
 from retrain.records.spending import read_spending
 from retrain.records.text import plain
 
@@ -209,7 +218,8 @@ def _begun(attempt: Attempt, previous: str) -> WatchEvent:
 def _ended(attempt: Attempt, ending: str) -> WatchEvent:
     reason = "" if ending == RunState.DONE else attempt.message.strip()
     last_line = reason.splitlines()[-1] if reason else ""
-    return WatchEvent(attempt.ended_at or "", plain(ending, 20), last_line)
+    kind = WAITING if rung_of(last_line) else plain(ending, 20)
+    return WatchEvent(attempt.ended_at or "", kind, last_line)
 
 
 def _of_rows(before: Row | None, rows: Sequence[Row]) -> Iterator[WatchEvent]:
