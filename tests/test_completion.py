@@ -39,7 +39,7 @@ def press_tab(here, tmp_path):
 
 
 def test_commands_templates_kinds_and_keys_are_offered(press_tab):
-    assert press_tab("retrain sta") == ["status"]
+    assert press_tab("retrain stat") == ["status", "states"]
     assert press_tab("retrain init --template quick") == ["quickstart"]
     assert press_tab("retrain plugins rew") == ["rewards"]
     assert press_tab("retrain run x.toml --set training.batch") == ["training.batch_size="]

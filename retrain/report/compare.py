@@ -206,7 +206,7 @@ def _costs(sides: Sequence[Side], moment: Moment) -> tuple[Cost, ...]:
     counted = [[run.cost_usd for run in side.runs if moment.has(run)] for side in sides]
     known = [[cost for cost in costs if cost is not None] for costs in counted]
     means = [math.fsum(costs) / len(costs) if costs else None for costs in known]
-    first = means[0]
+    first = next(iter(means), None)
     dearer = [None if mean is None or first is None else mean - first for mean in means]
     found = zip(sides, known, means, dearer, strict=True)
     return tuple(Cost(side.label, len(costs), mean, more) for side, costs, mean, more in found) * any(known)
