@@ -82,7 +82,7 @@ def _in_zsh(shell: str) -> Press:
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("retrain sta", "status"),
+        ("retrain statu", "status"),
         ("retrain init --template qui", "quickstart"),
         ("retrain run mine.toml --set training.batch", "training.batch_size="),
         ("retrain logs study g", "grpo_s0"),
