@@ -99,15 +99,16 @@ def check_environment_is_named(file: Draft, conditions: Sequence[Mapping[str, An
             yield (*at, "environment", key), what
 
 
-def check_matrix(runs: Sequence[tuple[str, Draft]]) -> Iterator[Problem]:
+def check_matrix(runs: Sequence[tuple[str, Draft]], *, is_swept: bool = False) -> Iterator[Problem]:
     """Check conditions against each other: labels, and how many permits one semaphore has.
 
     `runs` holds each condition's name, "" for none, and its sections laid over the file's.
     """
     for label, times in Counter(_label(name, draft) for name, draft in runs).items():
         if times > 1:
-            what = f"{label!r} is the label of {times} conditions; give each a name of its own"
-            yield ("campaign", "conditions"), what
+            fix = "let values differ in more than punctuation" if is_swept else "give each a name of its own"
+            where = ("campaign", "sweep" if is_swept else "conditions")
+            yield where, f"{label!r} is the label of {times} conditions; {fix}"
     wanted: dict[str, set[str]] = {}
     for _, draft in runs:
         if draft.is_sound("backend.max_concurrent", "backend.throttle_dir"):

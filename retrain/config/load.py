@@ -163,7 +163,9 @@ def _drafts(raw: Mapping[str, Any], trials: Trials | None) -> list[tuple[Variant
 
 def _across(file: Draft, drafts: Sequence[tuple[Variant, Draft]]) -> Iterator[Problem]:
     """Iterate over contradictions between conditions, or between them and the file."""
-    yield from check_matrix([(str(variant.table.get("name") or ""), draft) for variant, draft in drafts])
+    is_swept = any(variant.point for variant, _ in drafts)
+    named = [(str(variant.table.get("name") or ""), draft) for variant, draft in drafts]
+    yield from check_matrix(named, is_swept=is_swept)
     yield from check_eval_tokens(file, [draft for _, draft in drafts] or [file])
 
 

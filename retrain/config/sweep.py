@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from operator import eq
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from retrain.config.keys import keys_of
@@ -46,7 +47,10 @@ class Variant:
 
     def swept(self, location: Location) -> Location | None:
         """Return where the sweep sets what is at a location of the condition; None if it does not."""
-        key = next((key for key in self.point if tuple(key.split(".")) == location[: key.count(".") + 1]), "")
+        if len(location) < 2:  # a section, of which it sets a part
+            return None
+        paths = {key: key.split(".") for key in self.point}
+        key = next((key for key, path in paths.items() if all(map(eq, path, location))), "")
         return (*AT, key) if key else None
 
 
@@ -81,8 +85,9 @@ def variants(raw: Mapping[str, Any]) -> list[Variant]:
         return [Variant(number, table, table) for number, table in enumerate(own, start=1)]
     points, defaults = _points(raw), with_default_plugins(raw)
     shown = {key: _short(key, found) for key in found}
+    whole = {key for key, listed in found.items() if isinstance(listed, list) and _are_alike(listed)}
     return [
-        _variant(number, table, point, shown, defaults)
+        _variant(number, table, point, shown, whole, defaults)
         for number, table in enumerate(own or [{}], start=1)
         for point in points
     ]
@@ -194,6 +199,7 @@ def _variant(
     condition: Mapping[str, Any],
     point: Point,
     shown: Mapping[str, str],
+    whole: Collection[str],
     defaults: Mapping[str, Any],
 ) -> Variant:
     """Return a condition with the values of a point, and a name that tells them."""
@@ -205,8 +211,15 @@ def _variant(
         algorithm = {**defaults.get("algorithm", {}), **overrides_of(table).get("algorithm", {})}
         stem = label_of_modes(*(str(algorithm[mode.partition(".")[2]]) for mode in MODES))
         told = [key for key in told if key not in MODES]
-    name = " ".join([stem, *(f"{shown[key]}={text_of(point[key])}" for key in told)])
+    texts = (f"{shown[key]}={point[key] if key in whole else text_of(point[key])}" for key in told)
+    name = " ".join([stem, *texts])
     return Variant(number, condition, {**table, "name": name}, point, stem)
+
+
+def _are_alike(listed: Sequence[Any]) -> bool:
+    """Whether names would show texts of a list alike, as models of one name by two makers."""
+    texts = [text_of(value) for value in listed if isinstance(value, str)]
+    return len(set(texts)) < len(texts)
 
 
 def _put(table: dict[str, Any], key: str, value: Any) -> bool:
