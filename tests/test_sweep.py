@@ -27,6 +27,7 @@ max_tokens = 4
 seeds = [0, 1]
 [campaign.sweep]
 """
+SEARCH = "campaign.search.rungs=[1]"
 
 
 def planned(tmp_path: Path, text: str, *overrides: str) -> Plan:
@@ -221,12 +222,35 @@ def test_a_wrong_key_is_told_before_anything_starts(line: str, problem: str, tmp
     assert problems(tmp_path, SMALL + line)[0].startswith(f"c.toml [campaign.sweep].{problem}")
 
 
+def test_more_runs_than_are_planned_in_seconds_are_refused(tmp_path: Path) -> None:
+    lr = {"campaign.sweep.training.lr": "{ uniform = [1e-4, 1e-2], samples = 1000 }"}
+    expected = "[campaign].sweep: would be 14,000 runs; at most 10,000 can be planned"
+    found = problems(tmp_path, SMALL, *(f"{key}={value}" for key, value in lr.items()), SEARCH)
+    assert expected in found[0]  # 2 seeds, and 12 that may decide
+
+
+def test_values_that_end_alike_are_told_in_full(tmp_path: Path) -> None:
+    models = ["one-maker/a-model-with-a-long-name", "another-maker/a-model-with-a-long-name"]
+    plan = planned(tmp_path, SMALL, f"campaign.sweep.model.model={models}")
+    assert plan.conditions == tuple(f"maxrl model={model}" for model in models)
+    (found,) = problems(tmp_path, SMALL, 'campaign.sweep.model.model=["a b", "a-b"]')
+    assert found == (
+        "c.toml [campaign].sweep: 'maxrl-model-a-b' is the label of 2 conditions; "
+        "let values differ in more than punctuation"
+    )
+
+
+@pytest.mark.parametrize("key", ["training.lr.low", "data.params.x"])
+def test_a_key_below_no_table_is_told_where_it_is_swept(key: str, tmp_path: Path) -> None:
+    assert problems(tmp_path, f"{SMALL}{key} = [1, 2]")[0].startswith(f'c.toml [campaign.sweep]."{key}": ')
+
+
 def test_a_million_runs_are_refused_with_their_number(tmp_path: Path) -> None:
     text = """
     training.lr = { uniform = [0.1, 1.0], samples = 100_000 }
     training.batch_size = [1, 2, 3, 4, 5, 6]
     """
-    expected = "c.toml [campaign].sweep: would be 1,200,000 runs; at most 1,000,000 can be planned"
+    expected = "c.toml [campaign].sweep: would be 1,200,000 runs; at most 10,000 can be planned"
     assert problems(tmp_path, SMALL + text)[0].startswith(expected)
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from retrain.config.campaign import Decide
 from retrain.config.drafts import Problem
 from retrain.config.keys import quote
 from retrain.config.resolve import RUN_SECTIONS, SECTIONS, overrides_of
@@ -26,7 +27,7 @@ from retrain.config.sweep import (
 )
 from retrain.registry import hint
 
-MOST_RUNS = 1_000_000
+MOST_RUNS = 10_000  # a second of planning for each 500
 MOST_SAMPLES = 100_000
 
 
@@ -147,7 +148,10 @@ def _count(raw: Mapping[str, Any]) -> int:
         value["samples"] for value in found.values() if isinstance(value, Mapping) and "samples" in value
     ]
     seeds = campaign.get("seeds")
-    decision = raw.get("decision")
-    most = decision.get("max_seeds", 12) if isinstance(decision, Mapping) else 1
-    count = max(len(seeds) if isinstance(seeds, list) else 1, most if isinstance(most, int) else 1)
+    given, decision = len(seeds) if isinstance(seeds, list) else 1, raw.get("decision")
+    is_search = isinstance(campaign.get("search"), Mapping)
+    default = Decide.max_seeds if is_search or isinstance(decision, Mapping) else 1
+    most = decision.get("max_seeds", default) if isinstance(decision, Mapping) else default
+    most = most if isinstance(most, int) else 1
+    count = given + most if is_search else max(given, most)
     return math.prod([*lengths, *samples[:1], count, len(conditions(raw)) or 1])
