@@ -39,6 +39,10 @@ class PromptError(ConfigError):
     """A prompt, or messages of an environment, cannot be given to the model."""
 
 
+class FullContextError(PromptError):
+    """A prompt leaves no room for a completion in the model's context."""
+
+
 class LaunchError(RetrainError):
     """A run or campaign could not be started."""
 

@@ -143,6 +143,7 @@ class FirstTurn:
 
     prompt: Prompt
     max_tokens: int
+    told: Prompt | None = None  # what follows the last turn in `prompt`, if that is a conversation
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ import pytest
 
 from retrain import registry, worker
 from retrain.backends import BackendSpec, Sampling
+from retrain.backends.numpy import CONTEXT
 from retrain.config.load import parse
 from retrain.config.schema import Environment
 from retrain.conformance import check_plugin
@@ -493,6 +494,34 @@ def test_each_turn_may_be_a_sample_of_its_own() -> None:
     assert sum(len(one.tokens) for one in rollout.samples) <= 5
     assert rollout.episode
     assert rollout.episode.rewards == (1.0, 2.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("told", "truncated", "error"),
+    [
+        ("<" * (CONTEXT // 2), True, ""),
+        ("<" * (CONTEXT + 1), False, f"has {CONTEXT + 1} characters, and the policy's context is {CONTEXT}"),
+    ],
+)
+def test_a_conversation_rendered_anew_that_outgrows_the_context_is_truncated(
+    told: str, truncated: bool, error: str
+) -> None:
+    backend = registry.bound("backends", "numpy", {})(BackendSpec(seed=0, alphabet="abc?<"))
+
+    class Talks(Count):
+        def step(self, completion: str) -> tuple[str, float, bool]:
+            return told, 0.5, False
+
+    table = Environment(max_turns=9, max_turn_tokens=2, separate_turns=True, truncated_reward=-1.0)
+    episodes = Episodes(table, Talks, TurnSampler(backend, EventLoopThread(), 2))
+    (group,) = episodes.play([Prompt(7, "?", "a")], replace(HOW, group_size=1, max_tokens=50))
+    episodes.close()
+    (rollout,) = group.rollouts
+    assert rollout.truncated == truncated
+    assert rollout.episode
+    assert rollout.episode.reward == (-1.0 if truncated else None)
+    assert (error in rollout.episode.error) if error else (not rollout.episode.error)
+    assert len(rollout.samples) == len(rollout.episode.rewards) == (2 if truncated else 1)
 
 
 def test_an_environment_that_never_answers_is_ended() -> None:

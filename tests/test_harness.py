@@ -284,7 +284,13 @@ def test_a_turn_whose_client_has_left_is_not_kept(
     assert (rollout.episode.error, rollout.episode.rewards, rollout.samples) == ("", (1.0,), (rollout,))
 
 
-def test_what_the_context_has_no_room_for_is_refused_with_the_numbers() -> None:
+@pytest.mark.parametrize(
+    ("separate_turns", "named", "advice"),
+    [(False, "an observation has", " what the environment says"), (True, "prompt 0 has", " it")],
+)
+def test_what_the_context_has_no_room_for_is_refused_with_the_numbers(
+    separate_turns: bool, named: str, advice: str
+) -> None:
     found: list[Any] = []
 
     def run(prompt: Prompt, base_url: str, api_key: str) -> float:
@@ -297,11 +303,11 @@ def test_what_the_context_has_no_room_for_is_refused_with_the_numbers() -> None:
         found.append(post(base_url, api_key, b" " * (5 << 20)))
         return 0.5
 
-    play(run)
+    play(run, separate_turns=separate_turns)
     context = f"500000 characters, and the policy's context is {CONTEXT}; shorten"
     said = [
         (400, f"prompt 0 has {context} it"),
-        (400, f"an observation has {context} what the environment says"),
+        (400, f"{named} {context}{advice}"),
         (400, "the model's context has no room for a turn"),
         (413, f"the request has {5 << 20} bytes; at most {4 << 20} are read"),
     ]

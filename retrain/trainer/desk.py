@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from retrain.environments.episode import CallPlain, EpisodeError
-from retrain.errors import InterruptedRunError, PromptError
+from retrain.errors import FullContextError, InterruptedRunError, PromptError
 from retrain.rollouts import FirstTurn, NextTurn, Prompt, Rollout
 
 Asked: TypeAlias = Prompt | FirstTurn | NextTurn
@@ -23,7 +23,7 @@ class Request:
     """What an episode asks for, and where its answer goes."""
 
     asked: Asked
-    answer: asyncio.Future[Rollout | None]
+    answer: asyncio.Future[Taken]
 
 
 class Desk:
@@ -38,7 +38,23 @@ class Desk:
         self._batches: queue.SimpleQueue[list[Request]] = queue.SimpleQueue()
 
     async def ask(self, asked: Asked) -> Rollout | None:
-        """Wait for a turn; all that are asked for before the loop looks for events are one batch."""
+        """Wait for a turn; all that are asked for before the loop looks for events are one batch.
+
+        Returns:
+            None: the conversation leaves no room for a turn.
+
+        Raises:
+            EpisodeError: the model cannot read the messages, or the newest ones alone fill its context.
+        """
+        taken, told = await self._taken(asked), getattr(asked, "told", None)
+        if isinstance(taken, FullContextError) and told is not None:
+            alone = await self._taken(FirstTurn(told, 1))
+            taken = alone if isinstance(alone, FullContextError) else None
+        if isinstance(taken, PromptError):
+            raise EpisodeError(str(taken))
+        return taken
+
+    async def _taken(self, asked: Asked) -> Taken:
         request = Request(asked, asyncio.get_running_loop().create_future())
         self._asked.append(request)
         self._pass_on_soon()
@@ -96,9 +112,5 @@ class Desk:
 
 def _deliver(requests: Sequence[Request], rollouts: Sequence[Taken]) -> None:
     for request, rollout in zip(requests, rollouts, strict=True):
-        if request.answer.done():
-            continue
-        if isinstance(rollout, PromptError):
-            request.answer.set_exception(EpisodeError(str(rollout)))
-        else:
+        if not request.answer.done():
             request.answer.set_result(rollout)

@@ -35,7 +35,7 @@ from retrain.environments.own_loop import OwnLoop
 from retrain.errors import PromptError
 from retrain.event_loop import EventLoopThread
 from retrain.records.step_row import EpisodeSummary
-from retrain.rollouts import CallForm, Episode, FirstTurn, Group, Messages, NextTurn, Prompt, Rollout
+from retrain.rollouts import CallForm, Episode, FirstTurn, Group, NextTurn, Prompt, Rollout
 from retrain.trainer.desk import Asked, Desk, Taken
 from retrain.trainer.played import Played
 from retrain.trainer.turn_calls import TurnCalls
@@ -240,13 +240,17 @@ class Episodes:
             limit = min(left, self._table.max_turn_tokens or left)
             asked = NextTurn(rollout, answered.messages, limit)
             if self._table.separate_turns:
-                asked = FirstTurn(self._anew(rollout, answered.messages), limit)
+                asked = self._anew(asked)
 
-    def _anew(self, rollout: Rollout, told: Messages) -> Prompt:
-        """Return the conversation so far as a prompt."""
-        before = rollout.prompt.messages or (("user", rollout.prompt.text),)
-        said = (*before, ("assistant", rollout.text), *told)
-        return next_prompt(rollout.prompt, said, has_template=self._has_template)
+    def _anew(self, turn: NextTurn) -> FirstTurn:
+        """Return the same turn, after the conversation so far as a prompt."""
+        prompt = turn.rollout.prompt
+        before = prompt.messages or (("user", prompt.text),)
+        said = (*before, ("assistant", turn.rollout.text), *turn.messages)
+        whole, told = (
+            next_prompt(prompt, part, has_template=self._has_template) for part in (said, turn.messages)
+        )
+        return FirstTurn(whole, turn.max_tokens, told)
 
     def _worth(self, played: Played, is_whole: bool, error: EpisodeError | None) -> float | None:
         """Return an episode's reward; None if it failed, or `[reward]` scores it."""

@@ -32,7 +32,7 @@ from retrain.backends.text import Text, check_finite, extended, to_groups
 from retrain.backends.turns import Turns
 from retrain.demonstrations import Demonstration
 from retrain.engines import Drawn, Ids
-from retrain.errors import ConfigError, PromptError
+from retrain.errors import ConfigError, FullContextError, PromptError
 from retrain.records.step_row import EngineUse
 from retrain.rollouts import CallForm, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
 
@@ -237,7 +237,7 @@ class LocalBackend:
 
     def _check_room(self, lengths: Iterable[tuple[int, int]]) -> None:
         if problem := too_long(lengths, self.policy.context):
-            raise PromptError(f"[data]: {problem}")
+            raise FullContextError(f"[data]: {problem}")
 
 
 def _micro_batch(spec: BackendSpec, options: LocalOptions, policy: Policy) -> int:

@@ -48,7 +48,7 @@ from retrain.backends.text import as_written, by_completion, check_finite, exten
 from retrain.backends.work import ModelCosts, WorkMeter
 from retrain.demonstrations import Demonstration
 from retrain.engines import Drawn, Ids
-from retrain.errors import BackendMemoryError, ConfigError, NonFiniteError, PromptError
+from retrain.errors import BackendMemoryError, ConfigError, FullContextError, NonFiniteError, PromptError
 from retrain.rollouts import Given, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
 
 
@@ -83,7 +83,7 @@ class NumpyBackend:
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
         """Sample each prompt's group, with one prefill per prompt."""
         if problem := next(filter(None, map(length_problem, prompts)), ""):
-            raise PromptError(problem)
+            raise FullContextError(problem)
         encoded = [self.characters.encode(p.text) for p in prompts]
         drawn = self._drawn(encoded, np.full(len(prompts), sampling.max_tokens), sampling)
         return to_groups(self.characters, prompts, drawn, sampling.group_size, self._optimizer.steps)

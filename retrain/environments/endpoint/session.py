@@ -147,9 +147,9 @@ class Session:
         limit = min(left, self._limits.turn_tokens, limit or left)
         begun.is_continued = True
         is_first = not begun.rollout.tokens
-        first, further = FirstTurn(begun.rollout.prompt, limit), NextTurn(begun.rollout, new, limit)
+        further = NextTurn(begun.rollout, new, limit)
         try:
-            rollout = await self._ask(first if is_first else further)
+            rollout = await self._ask(self._first(begun, limit) if is_first else further)
         except EpisodeError as error:
             raise Refusal(str(error), code="invalid_prompt", param="messages") from error
         finally:
@@ -157,6 +157,12 @@ class Session:
         if rollout is None:
             raise self._cut("the model's context has no room for a turn", "context_length_exceeded")
         return rollout
+
+    def _first(self, begun: Conversation, limit: int) -> FirstTurn:
+        """Return the first turn of a conversation, which may repeat what was said in others."""
+        place = max((n for n, (role, _) in enumerate(begun.said, 1) if role == "assistant"), default=0)
+        told = begun.said[place:] if place else ()
+        return FirstTurn(begun.rollout.prompt, limit, self._as_prompt(told, begun.schemas) if told else None)
 
     def _as_prompt(self, said: Messages, schemas: str) -> Prompt:
         if schemas and self._has_template:  # in the text as well, which identifies a prompt
