@@ -152,6 +152,12 @@ def test_explain_counts_the_steps_that_a_search_takes(tmp_path: Path) -> None:
         "winner and maxrl lr=0.0001: 3 to 6 fresh seeds, which decide",
     )
     assert found.total_campaign_steps == 2 * 2 * 10 + 2 * 2 * 20 + 2 * 6 * 30
+    for one in found.expected_seeds:  # the search runs whatever it finds, each fresh seed is two whole runs
+        assert 3 <= one.seeds <= 6
+        assert one.runs == pytest.approx(8 + 2 * one.seeds)
+        assert one.steps == pytest.approx(120 + 60 * one.seeds)
+    equal, _, twice = found.expected_seeds
+    assert (equal.unit, twice.difference) == ("SD", 2.0)
     assert "--set campaign.max_steps=21 " in found.pilot_command  # above the last rung
     assert sum(run.max_steps for run in most_runs(plan, Search(rungs=[10], keep=0.5))) == 40 + 120 + 360
 

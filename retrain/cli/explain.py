@@ -132,10 +132,11 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 
 def _facts(explanation: Explanation) -> Iterator[tuple[str, str]]:
-    yield "total campaign steps", str(explanation.total_campaign_steps)
+    at_most = "at most " * bool(explanation.search)
+    yield "total campaign steps", f"{at_most}{explanation.total_campaign_steps}"
     yield from (("" if row else "search", line) for row, line in enumerate(explanation.search))
     for row, expected in enumerate(explanation.expected_seeds):
-        yield "" if row else "seeds that it takes", _expected_seeds(expected, explanation.total_runs)
+        yield "" if row else "seeds that it takes", _expected_seeds(expected, explanation)
     yield "effective parallelism", f"{explanation.effective_parallelism} ({explanation.launcher})"
     if explanation.permits is not None:
         adapted = " at first, then adapted to the API" * explanation.permits_adapt
@@ -145,8 +146,9 @@ def _facts(explanation: Explanation) -> Iterator[tuple[str, str]]:
         yield "programs run in", ", ".join(explanation.sandboxes)
     yield from dict.fromkeys(("memory of a run", _memory(use)) for use in explanation.memory)
     if explanation.wall_time is not None:
-        yield from _time(explanation.wall_time)
-        yield from _cost(explanation.cost)
+        at_most = ", at most" * bool(explanation.search)  # the expected ones are with the seeds
+        yield from _time(explanation.wall_time, at_most)
+        yield from _cost(explanation.cost, at_most)
     else:
         unknown = ", ".join(explanation.unknown[:-1]), *explanation.unknown[-1:]
         yield "wall time", "unknown; no earlier run has measured " + " or ".join(filter(None, unknown))
@@ -155,10 +157,10 @@ def _facts(explanation: Explanation) -> Iterator[tuple[str, str]]:
         yield "cost", f"unknown; {explanation.cost_unknown}"
 
 
-def _cost(cost: CostForecast | None) -> Iterator[tuple[str, str]]:
+def _cost(cost: CostForecast | None, at_most: str) -> Iterator[tuple[str, str]]:
     if cost is None:
         return
-    yield "cost, forecast", f"P50 {dollars(cost.p50_usd)}, P90 {dollars(cost.p90_usd)}"
+    yield f"cost{at_most or ', forecast'}", f"P50 {dollars(cost.p50_usd)}, P90 {dollars(cost.p90_usd)}"
     for one in cost.conditions if len(cost.conditions) > 1 else ():
         each = f"{dollars(one.run_usd)} a run" + ", from runs with other settings" * (
             one.match == "other settings"
@@ -166,11 +168,14 @@ def _cost(cost: CostForecast | None) -> Iterator[tuple[str, str]]:
         yield "", f"{plain(one.condition)}: P50 {dollars(one.p50_usd)}, P90 {dollars(one.p90_usd)}; {each}"
 
 
-def _expected_seeds(expected: ExpectedSeeds, most: int) -> str:
+def _expected_seeds(expected: ExpectedSeeds, explanation: Explanation) -> str:
     off = f"off by {number(expected.difference)} {expected.unit}" if expected.difference else "equal"
+    steps = f", {expected.steps:.0f} of {explanation.total_campaign_steps} steps" * bool(explanation.search)
     took = "" if expected.time_s is None else f", about {about(expected.time_s)}"
+    took += "" if expected.cost_usd is None else f", {dollars(expected.cost_usd)}"
     return (
-        f"{off}: {expected.seeds:.1f} on average, {expected.runs:.0f} of {most} runs{took}; "
+        f"{off}: {expected.seeds:.1f} on average, {expected.runs:.0f} of {explanation.total_runs} runs"
+        f"{steps}{took}; "
         f"{expected.found:.0%} found to differ"
     )
 
@@ -180,7 +185,7 @@ def _memory(use: MemoryUse) -> str:
     return f"about {gib(use.peak_bytes)} at its peak ({use.parts}){free}"
 
 
-def _time(time: WallTime) -> Iterator[tuple[str, str]]:
+def _time(time: WallTime, at_most: str) -> Iterator[tuple[str, str]]:
     steps = f"of {time.measured_runs} earlier runs, {time.measured_steps} steps"
     yield "median step time", f"{format_duration(time.median_step_time_s)} ({steps})"
     outside = {"start-up": time.startup_s, "end": time.closing_s}
@@ -188,7 +193,7 @@ def _time(time: WallTime) -> Iterator[tuple[str, str]]:
         yield "outside the steps", f"{', '.join(known)} a run"
     yield "wall time, lower bound", f"{about(time.rule_of_thumb_s)} (total work over parallelism)"
     forecast = f"P50 {about(time.p50_s)}, P90 {about(time.p90_s)}{UNRELIABLE.get(time.tail, '')}"
-    yield "wall time, forecast", forecast
+    yield f"wall time{at_most or ', forecast'}", forecast
     waits = f", {time.permit_wait_fraction:.0%} of a step waiting" if time.permit_wait_fraction > 0.01 else ""
     yield "limited by", f"{time.limited_by} ({count_of(time.waves, 'wave')}{waits})"
     for row, change in enumerate(time.changes):

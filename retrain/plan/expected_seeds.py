@@ -17,6 +17,7 @@ from retrain.config.campaign import Decide
 from retrain.controllers.sequential import SequentialComparison
 from retrain.errors import ConfigError, RecordsError
 from retrain.plan.matrix import Plan
+from retrain.plan.search import fresh_plan
 from retrain.records.decision import final_value
 from retrain.records.files import readable
 from retrain.records.layout import CampaignFiles, find_campaigns
@@ -38,25 +39,41 @@ class ExpectedSeeds:
     found: float  # share of conditions that are found to differ
     runs: float  # of the whole campaign, on average
     time_s: float | None  # about as long as these runs take; null while no step time is known
+    steps: float  # of these runs
+    cost_usd: float | None  # of these runs; null where it is not known
 
 
-def expected_seeds(plan: Plan, table: Decide, logs: Path, full_s: float | None) -> tuple[ExpectedSeeds, ...]:
+@dataclass(frozen=True)
+class Most:
+    """The runs of a campaign that takes as many as it may, and what these take."""
+
+    plan: Plan
+    time_s: float | None = None
+    cost_usd: float | None = None
+
+
+def expected_seeds(most: Most, table: Decide, logs: Path) -> tuple[ExpectedSeeds, ...]:
     """Return what is expected without a difference, with the smallest that matters, and with twice that.
 
-    Without a smallest difference, or while the spread is unknown, these are 0, 1 and 2 SD. `full_s` is how
-    long all runs would take.
+    Without a smallest difference, or while the spread is unknown, these are 0, 1 and 2 SD. Of a search, the
+    winner differs so much from the reference, unless that is the winner: then it takes the search alone.
     """
-    spread, smallest, others = (
-        spread_of(plan, table, logs),
-        table.smallest_difference,
-        len(plan.conditions) - 1,
-    )
+    spread, smallest = spread_of(most.plan, table, logs), table.smallest_difference
+    compared = compared_in(most.plan)
+    others = len(compared.conditions) - 1
     comparison = SequentialComparison(table.max_seeds, table.error, comparisons=others)
     unit, step, sd = "SD", 1.0, 1.0
     if spread is not None and smallest is not None:
         unit, step, sd = table.metric, smallest, spread
         comparison = replace(comparison, smallest_difference=smallest)
-    return tuple(_expected(plan, comparison, times * step, unit, sd, full_s) for times in (0, 1, 2))
+    return tuple(_expected(most, compared, comparison, times * step, unit, sd) for times in (0, 1, 2))
+
+
+def compared_in(plan: Plan) -> Plan:
+    """Return the plan of the runs that decide: of a search, those on fresh seeds, whichever wins."""
+    if not plan.search_seeds:
+        return plan
+    return fresh_plan(plan, next(name for name in plan.conditions if name != plan.reference))
 
 
 def spread_of(plan: Plan, table: Decide, logs: Path) -> float | None:
@@ -99,12 +116,12 @@ def _value(files: CampaignFiles, run: RunEntry, metric: str) -> float | None:
 
 
 def _expected(
+    most: Most,
     plan: Plan,
     comparison: SequentialComparison,
     difference: float,
     unit: str,
     sd: float,
-    full_s: float | None,
 ) -> ExpectedSeeds:
     others, rng = len(plan.conditions) - 1, np.random.default_rng(0)
     drawn = rng.normal(difference, sd, (max(1, SIMULATED // others), others, comparison.max_seeds))
@@ -114,11 +131,15 @@ def _expected(
     ]
     seeds = np.array([[count for count, _ in campaign] for campaign in ends])
     runs = float(np.mean(seeds.sum(axis=1) + seeds.max(axis=1)))
+    whole = most.plan.total_steps
+    steps = whole - plan.total_steps * (1 - runs / len(plan.runs))
     return ExpectedSeeds(
         difference=difference,
         unit=unit,
         seeds=float(seeds.mean()),
         found=float(np.mean([verdict in FOUND for campaign in ends for _, verdict in campaign])),
-        runs=runs,
-        time_s=None if full_s is None else full_s * runs / len(plan.runs),
+        runs=len(most.plan.runs) - len(plan.runs) + runs,
+        time_s=None if most.time_s is None else most.time_s * steps / whole,
+        steps=steps,
+        cost_usd=None if most.cost_usd is None else most.cost_usd * steps / whole,
     )

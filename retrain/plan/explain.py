@@ -147,7 +147,7 @@ def explain_plan(
         cost=cost,
         cost_unknown="" if cost else _cost_unknown(plan),
         search=_search(plan),
-        expected_seeds=_expected(plan, learned_from, time.p50_s if time else None),
+        expected_seeds=_expected(costly, learned_from, time, cost),
     )
 
 
@@ -213,15 +213,19 @@ def _over_budget(plan: Plan, cost: CostForecast | None) -> Iterator[str]:
         )
 
 
-def _expected(plan: Plan, learned_from: str, full_s: float | None) -> tuple[ExpectedSeeds, ...]:
+def _expected(
+    plan: Plan, learned_from: str, time: WallTime | None, cost: CostForecast | None
+) -> tuple[ExpectedSeeds, ...]:
     if plan.decision is None:
         return ()
-    if plan.search_seeds:
-        return ()  # how many fresh seeds: from the first to the most, as the search says
-    from retrain.plan.expected_seeds import expected_seeds  # imports numpy, which a plan alone needs not
+    from retrain.plan.expected_seeds import (  # imports numpy, which a plan alone needs not
+        Most,
+        expected_seeds,
+    )
 
     logs = Path(shlex.split(learned_from)[0]) if learned_from else plan.log_dir
-    return expected_seeds(plan, plan.decision, logs, full_s)
+    most = Most(plan, time.p50_s if time else None, cost.p50_usd if cost else None)
+    return expected_seeds(most, plan.decision, logs)
 
 
 def _memory_uses(checked: Checked, free_memory: Callable[[str], int | None]) -> Iterator[MemoryUse]:
