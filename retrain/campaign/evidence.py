@@ -14,7 +14,7 @@ from retrain.plan.decidable import undecidable
 from retrain.plan.matrix import Plan
 from retrain.records.decision import Decision, ending_of, final_value, verdict_of
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.looks import append_round, begin_design, read_looks
+from retrain.records.looks import append_round, begin_design, known_looks, read_looks
 from retrain.records.manifest import RunEntry
 from retrain.records.run_state import RunState
 from retrain.records.spending import read_spending
@@ -90,7 +90,9 @@ class Rounds:
 
     def begin_anew(self, changes: Sequence[str]) -> None:
         """Drop what was looked at, if the user has accepted changes; they are told with every verdict."""
-        known = read_looks(self._looks)
+        known = known_looks(self._looks, self._roll_up.manifest.decision)
+        if known.is_lost and not changes:
+            self._notice("decision.jsonl was lost: its looks are repeated, at the results as they are now")
         if known.was_begun and changes:
             after = f", after looks at {count_of(known.seeds, 'seed')}" if known.rounds else ""
             told = [f"{change}{after}" for change in changes]

@@ -24,7 +24,7 @@ from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.provenance import Provenance
 from retrain.plan.provenance import digest as digest_of_file
 from retrain.records.layout import CampaignFiles, RunFiles, files_of_runs, recorded_hash, recorded_tables
-from retrain.records.looks import read_looks
+from retrain.records.looks import known_looks
 from retrain.records.manifest import Manifest, read_manifest
 from retrain.records.text import as_typed, first_of, plain
 
@@ -55,7 +55,8 @@ def reconcile(
         ConfigError: results would differ, and the user does not accept that, or runs are alive.
     """
     is_same_file = digest_of_file(files.campaign_toml.read_bytes()) == origin.digest
-    manifest, looks = _manifest(files), read_looks(files.looks)
+    manifest = _manifest(files)
+    looks = known_looks(files.looks, manifest.decision if manifest else None)
     recorded = _recorded(plan, files, manifest, is_same_file)
     redesigned = tuple(looks.differs(plan.design))
     may_be_new = {run.run_id for run in plan.runs if redesigned or run.seed in plan.added_seeds}

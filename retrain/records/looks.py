@@ -13,9 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from retrain.records.decision import ConditionDecision
+from retrain.records.decision import DROPPED, ConditionDecision, Decision
 from retrain.records.files import record_of
 from retrain.records.lines import append_line, parse_line, read_lines
+
+GONE = "decision: the table is gone"
+TOLD = ("metric", "reference", "error", "smallest_difference", "max_seeds")  # keys that verdicts tell
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Looks:
     design: Mapping[str, Any]  # keys of `[decision]`; empty before the first look
     rounds: tuple[Round, ...] = ()
     changes: tuple[str, ...] = ()  # to the design after a look, each with when
+    is_lost: bool = False  # there were looks, and their file is gone
 
     @property
     def was_begun(self) -> bool:
@@ -54,7 +58,7 @@ class Looks:
     def differs(self, design: Mapping[str, Any]) -> Iterator[str]:
         """Iterate over the keys in which a design differs from the one that was looked at."""
         if self.design and not design:
-            yield "decision: the table is gone"
+            yield GONE
         if design and self.was_begun and not self.design:
             yield "decision: the table is there again"
         for key, value in design.items():
@@ -73,6 +77,17 @@ def read_looks(path: Path) -> Looks:
             elif row.get("event") == "round":
                 found = Looks(found.design, (*found.rounds, _round(row)), found.changes)
     return found
+
+
+def known_looks(path: Path, told: Decision | None) -> Looks:
+    """Read decision.jsonl; if it is lost, its design is known by the verdicts that were told."""
+    found = read_looks(path)
+    if found.was_begun or told is None:
+        return found
+    if told.ended == DROPPED:
+        return Looks({}, changes=(GONE,))
+    is_looked_at = told.ended or any(one.seeds for one in told.conditions)
+    return Looks({key: getattr(told, key) for key in TOLD}, is_lost=True) if is_looked_at else found
 
 
 def begin_design(path: Path, design: Mapping[str, Any], changes: Sequence[str]) -> None:

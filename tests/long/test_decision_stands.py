@@ -9,6 +9,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
+from retrain.campaign import Observer
 from retrain.campaign.forecast import busy_s
 from retrain.campaign.run import reopen, start
 from retrain.errors import EXIT_DONE, EXIT_RUN_FAILED, ConfigError
@@ -21,6 +22,14 @@ from tests.long.test_decision import DECISION, decision_of, stopped_after, verdi
 
 TWO_CONDITIONS = DECISION.partition('[[campaign.conditions]]\nname = "alike"')[0]
 WITHOUT_RETRIES = ("campaign.retries=0",)
+
+
+class Notices(Observer):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def notice(self, text: str) -> None:
+        self.texts.append(text)
 
 
 @pytest.fixture
@@ -183,6 +192,28 @@ def test_a_raised_budget_opens_no_decision_that_has_ended(decision_file: Path) -
     found = decision_of(directory)
     assert (found.ended, verdicts(found)) == ("decided", {"bonus": ("better", 6)})
     assert found.changes == ("decision.budget: '1s' -> '9999999h', after looks at 3 seeds",)
+
+
+def test_a_design_stands_although_its_file_is_lost(decision_file: Path) -> None:
+    directory, notices = stopped_after(decision_file, 8).directory, Notices()
+    files = CampaignFiles(directory)
+    files.looks.unlink()
+    given = files.campaign_toml.read_text()
+    files.campaign_toml.write_text(given.replace("max_seeds = 8", "max_seeds = 9"))
+    with pytest.raises(ConfigError, match=r"decision\.max_seeds: 8 -> 9"):
+        reopen(directory)
+    reopen(directory, notices, accept_config_change=True).execute()
+    assert decision_of(directory).changes == ("decision.max_seeds: 8 -> 9",)
+    assert not any("decision.jsonl" in text for text in notices.texts)
+
+
+def test_a_lost_file_of_looks_is_told(decision_file: Path) -> None:
+    directory, notices = start(decision_file).execute().directory, Notices()
+    before = decision_of(directory)
+    CampaignFiles(directory).looks.unlink()
+    reopen(directory, notices).execute()
+    assert decision_of(directory) == before
+    assert any("decision.jsonl was lost: its looks are repeated" in text for text in notices.texts)
 
 
 def test_a_line_that_was_cut_off_is_looked_at_again(decision_file: Path) -> None:
