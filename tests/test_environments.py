@@ -454,6 +454,22 @@ def test_an_environment_that_exits_costs_its_episode(error: BaseException, threa
         assert "StopIteration" in failed.error or type(error).__name__ in failed.error
 
 
+@pytest.mark.parametrize("name", ["start", "step", "close", "tool_calls"])
+def test_an_attribute_that_cannot_be_read_costs_at_most_its_episode(name: str) -> None:
+    def unreadable(self: object) -> None:
+        raise KeyError(name)
+
+    failed, fine = (
+        one.episode for one in play(first_of(type("Odd", (Count,), {name: property(unreadable)})))
+    )
+    assert failed
+    assert fine
+    assert fine.reward == 3.0
+    is_needed = name in {"start", "step"}
+    assert failed.reward == (None if is_needed else 3.0)
+    assert (f"KeyError: '{name}'" in failed.error) if is_needed else (not failed.error)
+
+
 def test_episodes_of_plain_functions_are_sampled_together_and_in_order() -> None:
     batches: list[list[int]] = []
     policy = write("x")

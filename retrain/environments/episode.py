@@ -81,7 +81,9 @@ class Conversation:
             EpisodeError: the environment failed.
         """
         self._episode = await self._call("opening the episode", self._open, unwanted=_discard)
-        start, step = (getattr(self._episode, name, None) for name in ("start", "step"))
+        start, step = (
+            _sound(outcome(partial(getattr, self._episode, name, None))) for name in ("start", "step")
+        )
         if start is None or step is None:
             raise EpisodeError(
                 f"opening the episode returned {shown(self._episode)}; needs an object with start and step"
@@ -98,8 +100,7 @@ class Conversation:
 
     async def step(self, completion: str) -> Answered:
         """Return the environment's answer; raise EpisodeError if it failed."""
-        step = partial(self._episode.step, completion)
-        given = await self._call("step", step, is_async=self._step_is_async)
+        given = await self._call("step", lambda: self._episode.step(completion), is_async=self._step_is_async)
         return cast(Answered, _sound(outcome(partial(_answered, given))))
 
     @property
@@ -109,7 +110,7 @@ class Conversation:
 
     async def close(self) -> None:
         """Close the episode; an error of it is ignored, because its result is known."""
-        close = getattr(self._episode, "close", None)
+        close = attribute(self._episode, "close")
         if close is not None:
             try:
                 await self._call("close", close)
@@ -157,8 +158,14 @@ async def within(function: Callable[[], Awaitable[Any]], limit_s: float | None) 
 
 def counts_of(episode: object) -> tuple[int, int]:
     """Return an episode's `tool_calls` and `tool_errors`, if it has any."""
-    calls, errors = (getattr(episode, name, 0) for name in ("tool_calls", "tool_errors"))
+    calls, errors = (attribute(episode, name) for name in ("tool_calls", "tool_errors"))
     return (calls if isinstance(calls, int) else 0), (errors if isinstance(errors, int) else 0)
+
+
+def attribute(episode: object, name: str) -> Any:
+    """Return an attribute of a user's object; None if it has none, or reading it raises whatever it may."""
+    found = outcome(partial(getattr, episode, name, None))
+    return None if isinstance(found, EpisodeError) else found
 
 
 @contextlib.contextmanager
@@ -229,7 +236,7 @@ def _discard(episode: object) -> None:
         with contextlib.suppress(Exception):
             result_of(episode.close())  # type: ignore[attr-defined]
 
-    if hasattr(episode, "close"):
+    if attribute(episode, "close") is not None:
         threading.Thread(target=close, name="late-episode", daemon=True).start()
 
 

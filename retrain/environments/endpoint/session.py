@@ -23,7 +23,7 @@ import numpy as np
 from retrain.demonstrations import next_prompt
 from retrain.environments.endpoint.calling import Calling, FormOf
 from retrain.environments.endpoint.chat import ChatRequest, Refusal, Turn
-from retrain.environments.episode import CallAsync, EpisodeError, EpisodeTimeoutError, outcome
+from retrain.environments.episode import CallAsync, EpisodeError, EpisodeTimeoutError, attribute, outcome
 from retrain.environments.in_turn import LeftBehindError
 from retrain.event_loop import in_thread
 from retrain.rollouts import FirstTurn, Messages, NextTurn, Prompt, Rollout
@@ -239,7 +239,7 @@ async def run_program(
         return found
     finally:
         task.cancel()
-        for close in [one.close for one in opened if hasattr(one, "close")]:
+        for close in filter(None, (attribute(one, "close") for one in opened)):
             with suppress(TimeoutError, LeftBehindError, EpisodeError):  # ignored: the result is known
                 await asyncio.wait_for(_outcome(close, limit_s, call_async), limit_s)
 
