@@ -16,6 +16,8 @@ SAFE = [
     "s = Solution()\nx = [3, 2]\nk = s.f(x, 3)\nassert sorted(x[:k]) == [2]",
     "class T(TestCase):\n    def test(self):\n        x = [1]\n        k = Solution().f(nums=x)\n"
     "        self.assertEqual(x[:k], [1])",
+    "x = [1, 2]\nwanted = [1]\nr = f(x)\nassert len(x) == len(wanted), f'{x} for {wanted}'\n"
+    "for i in range(len(wanted)): assert x[i] == wanted[i]",
     "from solution import f\nx = {1: 2}\nr = f(x)\nassert x == {1: 3} and r is not None",
 ]
 UNSAFE = {
@@ -33,6 +35,10 @@ UNSAFE = {
     "another's data": "y = [2, 1]\nx = y\nr = f(x)\nassert r == sorted(y)",
     "a part of it known": "x = [[2], [1]]\nrow = x[0]\nr = f(x)\nassert row == r",
     "compared with another argument": "x = [2, 1]\ny = [1, 2]\nr = f(x)\nf(y)\nassert x == y",
+    "compared with what any function gets": "x = [2]\ny = [1]\nfs = [g]\nr = f(x)\nassert fs[0](y) == 1\n"
+    "assert x == y",
+    "compared by a method of the program": "x = [2]\ny = [1]\nf(x)\nfs[0].assert_same(y, 1)\nassert x == y",
+    "read by a function of the program": "from solution import f, len\nx = [2]\nf(x)\nassert len(x) == 1",
     "compared with what an argument holds": "x = [2]\ny = [1]\nd = {1: y}\nf(d)\nr = f(x)\nassert x == y",
     "read by its name": "x = [2, 1]\nr = f(x)\nassert x == [1, 2] and r == eval('sorted(x)')",
     "with readers of the program's": "x = [2, 1]\nsorted = solution.sorted\nf(x)\nassert sorted(x) == [1, 2]",

@@ -42,7 +42,7 @@ assert f(float("nan")) != f(float("nan"))
         "def number(): return uuid.UUID(int=5)\n"
         "def table(): return np.array([(1, 2.0)], dtype=[('a', 'i4'), ('b', 'f8')])",
         "from pathlib import Path, PurePosixPath\nimport uuid\nassert path() == Path('/a/b')\n"
-        "assert number() == uuid.UUID(int=5)\nassert table()['a'][0] == 1 and len(table()) == 1",
+        "assert number() == uuid.UUID(int=5)\nassert table()['a'][0] == 1",
     ),
     "tests that end themselves": ("def f(x): return 5", "import sys\nassert f(2) == 5\nsys.exit(0)"),
     "tests that end by a runner": (
@@ -155,7 +155,7 @@ n = Node(1); assert grow(n) is n and n.val == 2
     "a class of a lower-case name": (
         "class stack:\n    def __init__(self): self.items = []\n    def push(self, x): self.items.append(x)\n"
         "    def pop(self): return self.items.pop()\n    def __len__(self): return len(self.items)",
-        "s = stack()\ns.push(3)\nassert len(s) == 1 and s.pop() == 3 and isinstance(s, stack)",
+        "s = stack()\ns.push(3)\nassert s.pop() == 3 and isinstance(s, stack)",
     ),
     "a function that is called like one of Python's": (
         "def pow(a, b): return a**b",
@@ -345,8 +345,23 @@ def test_a_default_timeout_of_sockets_changes_no_verdict(scorer: ProgramScorer) 
         socket.setdefaulttimeout(None)
 
 
-def test_tests_that_pass_without_the_program_score_nothing(scorer: ProgramScorer) -> None:
-    assert scored(scorer, "x = 1", "assert 1 + 1 == 2").value is None
+UNUSED = {
+    "nothing": "assert 1 + 1 == 2",
+    "an import": "from solution import f\ndef test(): assert f(2) == 5",
+    "the name of their file": "def test(): assert f(2) == 5\nprint(__file__)",
+    "cases that nothing runs": "import unittest\nfrom solution import f\nclass T(unittest.TestCase):\n"
+    "    def test(self): self.assertEqual(f(2), 5)",
+}
+
+
+@pytest.mark.parametrize("what", UNUSED)
+def test_tests_that_pass_without_the_program_score_nothing(scorer: ProgramScorer, what: str) -> None:
+    assert scored(scorer, "def f(x): return 0", UNUSED[what]).value is None
+
+
+def test_tests_may_only_use_data_of_the_program(scorer: ProgramScorer) -> None:
+    assert scored(scorer, "LIMIT = 5", "from solution import LIMIT\nassert LIMIT == 5") == Score(1.0)
+    assert scored(scorer, "LIMIT = 4", "from solution import LIMIT\nassert LIMIT == 5").value == 0
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,12 @@ CHEATS = [
         answer="import numpy as np\nassert np.asarray(f(2)).dtype == float",
     ),
     Cheat(
+        "a list that has the shape of an array",
+        "an empty answer is close to everything, so the tests compare its shape as well",
+        "class L(list): shape = (1,)\ndef f(x): return L()",
+        answer="import numpy as np\nassert f(2).shape == (1,) and np.allclose(f(2), [7391])",
+    ),
+    Cheat(
         "data whose copy is other data",
         "copy asks the program for it",
         "class L(list):\n    def __deepcopy__(self, memo): return [7391]\ndef f(x): return L([0])",
@@ -185,6 +191,20 @@ CHEATS = [
         "an argument that the tests look at is changed",
         "def f(x):\n    x.clear()\n    return []",
         answer="x = [2, 1]\nfound = f(x)\nassert x[:0] == [] and found == sorted(x)",
+    ),
+    Cheat(
+        "an expected value that a function of another name changes",
+        "an argument that the tests look at is changed, and what it is compared with as well",
+        "def f(x):\n    x.clear()\n    return 1\ndef g(x): x.clear()",
+        answer="x = [1]\nwanted = [7391]\ncalls = [g]\nfound = f(x)\nassert calls[0](wanted) is None\n"
+        "assert x == wanted",
+    ),
+    Cheat(
+        "an expected value that a function with a name of Python's changes",
+        "an argument that the tests look at is changed, and what it is compared with as well",
+        "def f(x):\n    x.clear()\n    return 1\ndef sorted(x): x.clear()",
+        answer="from solution import f, sorted\nx = [1]\nwanted = [7391]\nfound = f(x)\n"
+        "assert sorted(wanted) is None\nassert x == wanted",
     ),
     Cheat(
         "a result that changes the expected value",

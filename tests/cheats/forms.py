@@ -131,4 +131,18 @@ def order(xs):
         "nums = [1, 1, 2]\nwanted = [1, 2]\nk = Solution().distinct(nums)\nassert k == len(wanted)\n"
         "assert nums[:k] == wanted\nxs = [2, 1]\nassert order(xs) == [1, 2] and xs == [1, 2]",
     ),
+    Honest(
+        "arguments that are one list, an array or a queue",
+        "def move(a, b): a.append(1)\ndef double(x): x *= 2\ndef turn(q): q.rotate(1)",
+        "import collections, numpy\nxs = []\nmove(xs, xs)\nassert xs == [1]\nys = []\nmove(a=ys, b=ys)\n"
+        "assert ys == [1]\nx = numpy.array([1, 2])\ndouble(x)\nassert x.tolist() == [2, 4]\n"
+        "q = collections.deque([1, 2, 3])\nturn(q)\nassert q == collections.deque([3, 1, 2])",
+    ),
+    Honest(
+        "cases that a runner only reports",
+        "def f(x): return 2 * x",
+        "import unittest\nclass T(unittest.TestCase):\n    def test(self):\n        for x in range(3):\n"
+        "            with self.subTest(x=x): self.assertEqual(f(x), x + x)\n    @unittest.expectedFailure\n"
+        "    def test_other(self): self.assertEqual(f(2), 5)\nunittest.main(argv=['x'], exit=False)",
+    ),
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -16,6 +17,8 @@ READS = ("len", "sorted", "list", "tuple", "set", "sum", "min", "max")
 PLAIN = (ast.Name, ast.Load, ast.Subscript, ast.Slice, ast.Constant, ast.UnaryOp, ast.USub, ast.Call)
 NOT_ITS_OWN = {*dir(builtins), *sys.stdlib_module_names, "np", "numpy"}
 DYNAMIC = ("eval", "exec", "globals", "locals", "vars")
+CHECKS = re.compile(r"(self|np\.testing|numpy\.testing)\.assert\w+$")
+LONGEST = 1 << 16  # characters of tests: it takes time to look at each of their numbers
 MARK = "__changes__"
 
 
@@ -36,9 +39,10 @@ class Uses:
         self.written = written - self.otherwise
         calls = [node for node in nodes if isinstance(node, ast.Call) and self._is_program(node.func)]
         self.given = {one.id for call in calls for one in _names([*call.args, *call.keywords])}
-        checks = {id(one) for node in nodes if _checks(node) for one in _names([node])}
-        elsewhere = {one.id for one in self.loads if id(one) not in checks}
-        self.constant = self.written - self.given - elsewhere
+        looks = [one for node in nodes for one in self._looks(node)]
+        looked_at = {id(one) for one in _names(looks)}
+        # what the program gets nowhere, by whatever call
+        self.constant = self.written - {one.id for one in self.loads if id(one) not in looked_at}
         self.fine: set[int] = set()  # uses of names
         for node in nodes:
             self._look_at(node)
@@ -48,18 +52,24 @@ class Uses:
         found = (self.written & self.given) - {one.id for one in self.loads if id(one) not in self.fine}
         return frozenset(() if any(one.id in DYNAMIC for one in self.loads) else found)
 
+    def _looks(self, node: ast.AST) -> Iterator[ast.expr]:
+        """Iterate over a node's parts that only look at data."""
+        if isinstance(node, ast.Assert) and node.msg:
+            yield node.msg
+        yield from filter(self._only_reads, _compared(node))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "len" and self._only_reads(node):
+            yield node
+
     def _look_at(self, node: ast.AST) -> None:
         if isinstance(node, ast.Assert) and node.msg:
             self.fine.update(map(id, _names([node.msg])))
         if isinstance(node, ast.Expr | ast.Assign):
             self._allow_call(node.value)
-        for operands in _compared(node):
-            results = [one for one in operands if not self._is_written(one)]
-            if len(results) <= 1:
-                for one in results:
-                    self._allow_call(one)
-                    if self._only_reads(one):
-                        self.fine.update(map(id, _names([one])))
+        results = [one for one in _compared(node) if not self._is_written(one)]
+        if len(results) == 1:
+            self._allow_call(results[0])
+            if self._only_reads(results[0]):
+                self.fine.update(map(id, _names(results)))
 
     def _allow_call(self, node: ast.AST) -> None:
         if isinstance(node, ast.Call) and self._is_program(node.func):
@@ -132,8 +142,10 @@ def _bound(node: ast.AST) -> Iterator[str]:
         yield node.arg
     elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         yield node.name
-    elif isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and node.module != "solution"):
-        yield from (one.asname or one.name for one in node.names)
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        names = [one.asname or one.name for one in node.names]
+        is_program = isinstance(node, ast.ImportFrom) and node.module == "solution"
+        yield from (name for name in names if not is_program or name in READS)
     elif isinstance(node, ast.Global | ast.Nonlocal):
         yield from node.names
     elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
@@ -146,19 +158,13 @@ def _names(nodes: Sequence[ast.AST]) -> Iterator[ast.Name]:
     return (one for node in nodes for one in ast.walk(node) if isinstance(one, ast.Name))
 
 
-def _checks(node: ast.AST) -> bool:
-    is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-    return isinstance(node, ast.Assert) or (is_method and node.func.attr.startswith("assert"))  # type: ignore[attr-defined]
-
-
 def _arguments(call: ast.Call) -> Iterator[ast.Name]:
     values = [*call.args, *(one.value for one in call.keywords)]
     return (one for one in values if isinstance(one, ast.Name))
 
 
-def _compared(node: ast.AST) -> Iterator[Sequence[ast.expr]]:
-    """Iterate over the values that a node compares: by operators, or a method such as `assertEqual`."""
+def _compared(node: ast.AST) -> Sequence[ast.expr]:
+    """Return the values that a node compares: by operators, or a method such as `assertEqual`."""
     if isinstance(node, ast.Compare):
-        yield [node.left, *node.comparators]
-    elif isinstance(node, ast.Call) and _checks(node):
-        yield node.args[:2]
+        return [node.left, *node.comparators]
+    return node.args[:2] if isinstance(node, ast.Call) and CHECKS.match(ast.unparse(node.func)) else []

@@ -49,7 +49,6 @@ KNOWN: dict[str, Callable[[Any], tuple[Any, ...]]] = {  # types of the library t
     "numpy.array": lambda x: (x.tolist(), str(x.dtype)),
 }
 LONGEST_CHAIN = 20
-ENDS = (StopIteration, StopAsyncIteration)  # which loops take for their end
 
 
 class ExitError(SystemExit):
@@ -69,13 +68,12 @@ class Peer:
         self._numbers: dict[int, int] = {}
         self._stand_ins: dict[tuple[int, bool], StandIn] = {}  # by number, and whether it makes objects
         self._errors: dict[tuple[str, ...], type[BaseException]] = {}
-        self.asked = 0
         self._turn = threading.RLock()  # a thread's until it has its answer
-        self.has_ended = False
+        self.has_ended = self.used = False
         self._printed = io.StringIO()  # by the program, since the last answer
         self.garbage = ""
         self.needs_sharing = False  # tests subclass a class of the program
-        self.may_stop = names is not None  # a call may raise StopIteration
+        self.refused: tuple[type[BaseException], ...] = ()  # what no call may raise, as a loop would end
         self._changing: dict[int, Any] = {}
         self.asserting: set[int] = set()  # lines of the tests in a `with` block that asserts something
 
@@ -95,7 +93,7 @@ class Peer:
         Raises:
             BrokenError: there is no answer.
         """
-        self.asked += 1
+        self.used |= request[0] != "name"
         try:
             with self._turn:
                 kind, rest = self._exchanged(*request)
@@ -108,7 +106,8 @@ class Peer:
         except (values.FrameError, ValueError, TypeError, LookupError) as problem:
             self.garbage = f"{problem}"[:200]
             raise BrokenError(self.garbage) from None
-        if isinstance(error, ENDS) and not self.may_stop and request[:2] != ("op", "next"):
+        is_end = request[:2] == ("op", "next") and isinstance(error, StopIteration | StopAsyncIteration)
+        if isinstance(error, self.refused) and not is_end:
             raise RuntimeError(f"a call of the program raised {type(error).__name__}") from error
         raise error
 
@@ -128,7 +127,8 @@ class Peer:
         (found,) = self.ask("name", name)
         if not found:
             raise AttributeError(name)
-        return self.reach(name, found[0])
+        self.used |= not callable(value := self.reach(name, found[0]))  # what is only imported is not used
+        return value
 
     def reach(self, name: str, message: Any) -> Any:
         """Return what has a name; a class makes objects only if tests call it by a name like a class's.
@@ -214,8 +214,12 @@ class Peer:
     def _do_call(self, number: int, args: Any, kwargs: Any) -> tuple[Any, ...]:
         given = [self.decode(args), self.decode(kwargs)]
         result = self.encode(self._exported[number](*given[0], **given[1]))
-        after = [self.encode(part) for part in given]
-        return result, None if after == [args, kwargs] else after
+        after, named = (self.encode(part)[1] for part in given)
+        if [after, named] == [args[1], kwargs[1]]:
+            return result, None
+        # only what was changed: one list may be two arguments
+        left = [None if new == old else new for old, new in zip(args[1], after, strict=True)]
+        return result, [["t", left], ["d", [pair for pair in named if pair not in kwargs[1]]]]
 
     def _export(self, value: Any) -> Any:
         if (number := number_of(value)) is not None:
@@ -245,9 +249,9 @@ class Peer:
     def _load(self, message: list[Any]) -> Any:
         kind, *rest = message
         if kind == "h" and isinstance(rest[0], int):
-            is_class = rest[1] == "class" and self._names is not None  # a program has nothing to protect
-            made = StandIn(self, rest[0], is_class=is_class)
-            found = self._stand_ins.setdefault((rest[0], is_class), made)
+            is_program = self._names is not None  # it has nothing to protect
+            made = StandIn(self, rest[0], is_class=is_program and rest[1] == "class", is_made=is_program)
+            found = self._stand_ins.setdefault((rest[0], made._is_class), made)
             return awaited(made) if rest[1] == "coroutine" else found
         if kind == "o":
             return self._exported[rest[0]]

@@ -145,6 +145,13 @@ def _copying(name: str) -> Callable[..., Any]:
     return copied
 
 
+def _length(self: StandIn) -> int:
+    """Return the length of an object that the tests made; a loop over another could be shorter."""
+    if not self._is_made and not self._is_class:
+        raise TypeError("what the program returned is an object, not data with a length")
+    return int(_operate("len", self))
+
+
 def _hashed(self: StandIn) -> int:
     return int(_operate("hash", self))
 
@@ -158,6 +165,7 @@ for _name in COPYING:
     setattr(StandIn, f"__{_name}__", _copying(_name))
 StandIn.__doc__ = property(lambda self: self.__getattr__("__doc__"))  # type: ignore[assignment]
 StandIn.__exit__ = _exited  # type: ignore[attr-defined]
+StandIn.__len__ = _length  # type: ignore[attr-defined]
 StandIn.__hash__ = _hashed  # type: ignore[method-assign, assignment]
 
 
@@ -178,6 +186,9 @@ def data_stand_in(data: Any, peer: Asks, number: int, name: str) -> Any:
         ):  # data has those of its kind; numpy, copy and others ask for more
             raise AttributeError(attribute)
         (found,) = peer.ask("get", number, attribute)
-        return peer.decode(found)
+        value = peer.decode(found)
+        if attribute == "shape" and isinstance(value, tuple):  # of an array that it is not
+            raise AttributeError(attribute)
+        return value
 
     return type(name, (type(data),), {"__getattr__": ask, "_retrain_number": number})(data)

@@ -16,13 +16,19 @@ from retrain.sandbox.inside.peer import Peer
 from retrain.sandbox.inside.stand_in import StandIn
 
 Node = TypeVar("Node", bound=ast.AST)
+# a loop of the tests, such as over map, would take these for its end and skip their assertions
+LOOP_ENDS: dict[type[BaseException], set[str]] = {
+    StopIteration: {"StopIteration"},
+    StopAsyncIteration: {"StopIteration"},
+    IndexError: {"IndexError", "LookupError"},  # of a loop over a class that has only `__getitem__`
+}
 
 
 class Names(dict[str, Any]):
     """The namespace of tests: names that are not theirs are the program's, but for Python's own."""
 
     def __init__(self, peer: Peer, tests: str, tree: ast.Module) -> None:
-        super().__init__(__name__="__main__", __builtins__=builtins)
+        super().__init__(__name__="__main__", __file__="tests.py", __builtins__=builtins)
         self._peer = peer
         self._replaced = replaced_names(tests, tree)  # Python's own names that are the program's all the same
         self._tree = tree
@@ -57,9 +63,10 @@ def run(reads: int, writes: int, source: str, tests: str) -> dict[str, Any]:
     tree = ast.parse(tests)
     names = Names(peer, tests, tree)
     names[changes.MARK] = peer.may_change
-    tree = changes.Marks(changes.Uses(tree).changeable()).visit(tree)
-    # a loop of the tests, such as over map, would take it for its end and skip their assertions
-    peer.may_stop = any(node.id == "StopIteration" for node in every(ast.Name, tree))
+    if len(tests) <= changes.LONGEST:
+        tree = changes.Marks(changes.Uses(tree).changeable()).visit(tree)
+    named = {node.id for node in every(ast.Name, tree)}
+    peer.refused = tuple(kind for kind, names in LOOP_ENDS.items() if not named & names)
     for block in every(ast.With, tree):
         if any(every(ast.Assert, block)):
             peer.asserting.update(range(block.lineno, (block.end_lineno or 0) + 1))
@@ -67,7 +74,7 @@ def run(reads: int, writes: int, source: str, tests: str) -> dict[str, Any]:
     sys.modules["solution"] = solution = types.ModuleType("solution")
     solution.__all__ = []  # type: ignore[attr-defined] # or `import *` could replace `abs`
     solution.__getattr__ = peer.name  # type: ignore[method-assign]
-    passed = False
+    passed, failed = False, failures(tests)
     try:
         values.write_frame(writes, {"job": "calls", "source": source})
         exec(compile(tree, "tests.py", "exec", dont_inherit=True), names)
@@ -76,13 +83,36 @@ def run(reads: int, writes: int, source: str, tests: str) -> dict[str, Any]:
         passed = is_good_end(error, tree)
     except BaseException:  # noqa: BLE001 - also an end of the program
         pass
-    passed = passed and not (peer.garbage or peer.has_ended)
+    passed = passed and not (failed or peer.garbage or peer.has_ended)
     return {
         "passed": passed,
         "garbage": peer.garbage,
-        "used": peer.asked > 0,
+        "used": peer.used,
         "needs_sharing": peer.needs_sharing,
     }
+
+
+def failures(tests: str) -> list[Any]:
+    """Return a list that fills with what fails by `unittest`, which tests may only report."""
+    found: list[Any] = []
+    if "unittest" not in tests:
+        return found
+    unittest = importlib.import_module("unittest")  # seldom loaded
+
+    def watch(kind: type) -> None:
+        run = kind.run  # type: ignore[attr-defined]
+
+        def watched(one: Any, *arguments: Any, **named: Any) -> Any:
+            result = run(one, *arguments, **named)
+            if result is not None and not result.wasSuccessful():
+                found.append(one)
+            return result
+
+        kind.run = watched  # type: ignore[attr-defined]
+
+    watch(unittest.TestCase)
+    watch(unittest.TestSuite)
+    return found
 
 
 def is_good_end(error: SystemExit, tree: ast.Module) -> bool:

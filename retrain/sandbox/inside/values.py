@@ -6,6 +6,7 @@ themselves; everything else is a list that begins with its kind. Nothing that is
 
 from __future__ import annotations
 
+import collections
 import json
 import math
 import os
@@ -150,6 +151,11 @@ def merged(old: Any, new: Any) -> Any:
         old.update(new)
     elif isinstance(new, bytearray):
         old[:] = new
+    elif isinstance(new, collections.deque):
+        old.clear()
+        old.extend(new)
+    elif type(new).__name__ == "ndarray" and (new.shape, new.dtype) == (old.shape, old.dtype):
+        old[...] = new
     else:
         return new
     return old
