@@ -105,6 +105,14 @@ def test_conditions_are_compared_question_by_question(tmp_path: Path) -> None:
     assert found.difference == pytest.approx(5 / 30)
 
 
+def test_a_run_that_lost_its_outcomes_is_left_out_alone(tmp_path: Path) -> None:
+    directory = with_outcomes(tmp_path, {"grpo": 2, "maxrl": 2})
+    (CampaignFiles(directory).run("grpo_s1").evals / "hard.jsonl").unlink()
+    found = by_question(directory)
+    assert found is not None
+    assert (found.seeds, found.questions) == (2, 30)
+
+
 def test_pass_at_k_has_an_interval_over_questions_and_seeds(tmp_path: Path) -> None:
     """By the estimator of Chen et al. 2021: 1 - C(n - c, k) / C(n, k), with c of n samples right."""
     right = {"grpo": (0, 1, 2, 0, 1, 3), "maxrl": (1, 1, 4, 0, 2, 3)}  # of 4 samples of each question

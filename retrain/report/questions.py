@@ -49,12 +49,15 @@ class ByQuestion:
 
 
 def by_question(first: Side, second: Side, metric: str, moment: Moment) -> ByQuestion | None:
-    """Return what the questions tell; None unless most seeds are paired, and all runs have the outcomes."""
+    """Return what the questions tell, of runs with outcomes; None unless most seeds are paired."""
     name, measure = _evaluation_of(metric)
     pairs = _pairs(first, second, moment) if name else []
     if len(pairs) < FEWEST or not _were_asked_alike(pairs, name):
         return None
     found = [[_values(run, name, measure, moment) for run in pair] for pair in pairs]
+    found = [pair for pair in found if all(pair)]
+    if len(found) < FEWEST:
+        return None
     common = set.intersection(*(set(values) for pair in found for values in pair))
     gains = [[after[q] - before[q] for q in sorted(common)] for before, after in found]
     return summarize(np.array(gains)) if len(common) >= FEWEST else None
