@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,14 +13,16 @@ from subprocess import CompletedProcess
 import pytest
 
 from retrain import worker
+from retrain.backends.tinker import deleting
 from retrain.campaign.run import reopen, start
 from retrain.campaign.states import delete_states, states_of
+from retrain.config.schema import Config, Model
 from retrain.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_LAUNCH
 from retrain.locks.held import hold
 from retrain.records.layout import CampaignFiles
 from retrain.records.run_state import RunState
 from tests.stopping import StopAfterStep
-from tests.tinker_api.running import MODEL, RunningServer, serve, write_tokenizer
+from tests.tinker_api.running import KEY, MODEL, RunningServer, serve, write_tokenizer
 
 pytestmark = [
     pytest.mark.extras,
@@ -92,3 +95,14 @@ def test_states_are_deleted_that_no_run_needs(
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, at_the_api(here)) == (EXIT_DONE, 0)
     assert f"{sum(len(one.paths) for one in finished)} states deleted" in done.stderr
+
+
+def test_an_api_that_does_not_answer_is_told_instead_of_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deleting, "ANSWER_S", 1.0)
+    monkeypatch.setenv("TINKER_API_KEY", KEY)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        config = Config(model=Model(model=MODEL, base_url=f"http://127.0.0.1:{nobody.getsockname()[1]}"))
+        found = deleting.deleted(config, ["tinker://run-1/weights/a", "tinker://run-1/weights/b"])
+    assert len(found) == 2
+    assert all("the API did not answer within 1 s" in problem for problem in found.values())
