@@ -253,3 +253,16 @@ def test_explain_tells_that_a_plan_may_cost_more_than_its_budget(campaign_file: 
         None,
         "no earlier run of these conditions has counted its tokens",
     )
+
+
+def test_a_forecast_counts_evaluations_that_the_pilot_did_not_reach(campaign_file: Path) -> None:
+    more = "[training]\neval_every = 5\n"
+    campaign_file.write_text(campaign_file.read_text().replace("[training]\n", more) + CAMPAIGN)
+    alone = ["campaign.launcher=inline", "campaign.seeds=[0]"]
+    pilot = start(campaign_file, alone).execute()  # of 4 steps
+    longer = [*alone, "campaign.max_steps=24"]
+    plan = plan_runs(load_config(campaign_file, longer), "tiny.toml")
+    found = explain_plan(plan, preflight(plan, "tiny.toml"), learn(pilot.directory), 2.0, "tiny.toml").cost
+    assert found is not None
+    done = start(campaign_file, longer).execute()
+    assert found.p50_usd == pytest.approx(survey(done.directory)[0].cost_usd, rel=0.05)

@@ -69,6 +69,7 @@ class Measured(MeasuredCondition):
     run_means_s: tuple[float, ...]  # mean step time of each run
     calls_at_once: int
     step_tokens: tuple[tuple[Tokens, ...], ...] = ()  # of each run that counts them
+    evaluation_tokens: tuple[Tokens, ...] = ()  # of all steps of a run, likewise, before its last evaluation
     closing_tokens: tuple[Tokens, ...] = ()  # after the last row, of each run where it is known
 
     @property
@@ -166,6 +167,7 @@ def _measured(run: RunPlan, runs: Sequence[MeasuredRun]) -> Measured:
         run_means_s=tuple(statistics.fmean(r.step_times_s) for r in chosen),
         calls_at_once=round(statistics.median(r.parts.calls_at_once for r in chosen)),
         step_tokens=tuple(r.step_tokens for r in chosen if r.step_tokens),
+        evaluation_tokens=tuple(_evaluation_tokens(run, r) for r in chosen if r.closing_tokens is not None),
         closing_tokens=tuple(r.closing_tokens for r in chosen if r.closing_tokens is not None),
     )
 
@@ -179,6 +181,14 @@ def _beside_s(run: RunPlan, runs: Sequence[MeasuredRun]) -> float:
         known = [r.evals_s[table.name] for r in runs if table.name in r.evals_s]
         evaluation_s += statistics.fmean(known or [0.0]) * _share(table.every, steps)
     return statistics.fmean(r.between_s for r in runs) + evaluation_s + checkpoint_s
+
+
+def _evaluation_tokens(run: RunPlan, measured: MeasuredRun) -> Tokens:
+    """Return what the evaluations between a run's steps take."""
+    training, steps, evals_s = run.config.training, run.max_steps, measured.evals_s
+    seconds = measured.evaluation_s * _share(training.eval_every, steps)
+    seconds += sum(evals_s.get(one.name, 0.0) * _share(one.every, steps) for one in run.config.eval.tables)
+    return measured.tokens_of_evaluations(steps * seconds)
 
 
 def _most_alike(condition: str, runs: Sequence[Compared]) -> tuple[MatchedBy, Sequence[Compared]]:

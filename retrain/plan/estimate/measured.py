@@ -72,7 +72,7 @@ class MeasuredRun:
     span: tuple[float, float] | None = None  # start and end of its last attempt, in seconds since 1970
     alive: tuple[AliveSpan, ...] = ()  # runs alive in that span, itself included; empty if not known
     at_a_time: int = 0  # concurrent runs of its campaign; 0 if not known
-    step_tokens: tuple[Tokens, ...] = ()  # billed, as rows count them; empty if they do not
+    step_tokens: tuple[Tokens, ...] = ()  # billed, less what evaluations took; empty if rows count none
     closing_tokens: Tokens | None = None  # billed after the last row; None if not known
 
     def alone(self, crowding: Crowding) -> MeasuredRun:
@@ -107,9 +107,22 @@ class MeasuredRun:
         return replace(self, step_times_s=tuple(longer * seconds for seconds in self.step_times_s))
 
     @property
+    def evaluations_s(self) -> Mapping[str, float]:
+        """The time of one evaluation of each kind, by the key of a row that has it."""
+        return {OWN: self.evaluation_s} | {f"eval_{name}_time_s": s for name, s in self.evals_s.items()}
+
+    def tokens_of_evaluations(self, seconds: float) -> Tokens:
+        """Return what evaluations of so many seconds take; none where those at the end are not known."""
+        whole_s = math.fsum(self.evaluations_s.values())
+        return self.closing_tokens.times(seconds / whole_s) if self.closing_tokens and whole_s else Tokens()
+
+    @property
     def checkpoint_s(self) -> float:
-        evaluations_s = self.evaluation_s + sum(self.evals_s.values())
-        return max(0.0, self.closing_s - evaluations_s) if self.closing_s is not None else 0.0
+        return (
+            max(0.0, self.closing_s - math.fsum(self.evaluations_s.values()))
+            if self.closing_s is not None
+            else 0.0
+        )
 
     @property
     def is_finished(self) -> bool:
@@ -140,6 +153,7 @@ def measure_run(directory: Path) -> MeasuredRun | None:
     parts, last, done = _parts(steady), whole.last[-1], read_done(files.done)
     times = tuple(_alone_s(row, parts.calls_at_once) for row in steady)
     is_finished = attempt.ending == RunState.DONE and done is not None
+    closing_tokens = _closing_tokens(files, ends.last) if is_finished else None
     found = MeasuredRun(
         condition=str(tables.get("run", {}).get("condition", "")),
         tables=tables,
@@ -156,11 +170,24 @@ def measure_run(directory: Path) -> MeasuredRun | None:
         failures=sum(a.ending in RETRIED for a in attempts),
         active_s=math.fsum(times) / len(times) * int(ends.last[-1]["step"]),
         span=_span(attempt, last),
-        step_tokens=tuple(tokens for row in ends.last if (tokens := tokens_of(row))),
-        closing_tokens=_closing_tokens(files, ends.last) if is_finished else None,
+        closing_tokens=closing_tokens,
     )
+    found = replace(found, step_tokens=tuple(_step_tokens(ends.last, found)))
     gaps = dict(_gaps(whole.last, (OWN, *evals.values())))
     return replace(found, between_s=_between_s(gaps, _save_every(tables), found.checkpoint_s))
+
+
+def _step_tokens(rows: Sequence[Row], run: MeasuredRun) -> Iterator[Tokens]:
+    """Iterate over the tokens of steps; a row counts those of the evaluations in the row before it as well.
+
+    Those that a run ends with are known, and divided among its evaluations by their times. Without them, as
+    for a run that is not finished, the steps keep what evaluations took.
+    """
+    for before, row in zip([{}, *rows], rows, strict=False):
+        if (tokens := tokens_of(row)) is None:
+            continue
+        taken = [s for key, s in run.evaluations_s.items() if number_in(before, key) is not None]
+        yield tokens - run.tokens_of_evaluations(math.fsum(taken))
 
 
 def _closing_tokens(files: RunFiles, rows: Sequence[Row]) -> Tokens | None:

@@ -68,8 +68,11 @@ def _of_condition(
     taken = [tokens for run in measured.step_tokens for tokens in run]
     usd = [tokens.usd(price) for tokens in taken]
     mean_usd = statistics.fmean(usd)
-    closing = [tokens.usd(price) for tokens in measured.closing_tokens]
-    run_usd = steps * mean_usd + (statistics.fmean(closing) if closing else 0.0)
+    beside = [
+        sum(both, Tokens()).usd(price)
+        for both in zip(measured.evaluation_tokens, measured.closing_tokens, strict=True)
+    ]
+    run_usd = steps * mean_usd + (statistics.fmean(beside) if beside else 0.0)
     of_steps, of_runs = statistics.pvariance(usd), (differ * mean_usd) ** 2
     to_come = runs * steps * of_steps + runs * steps**2 * of_runs
     measured_so_far = (runs * steps) ** 2 * (of_steps / len(usd) + of_runs / len(measured.step_tokens))
