@@ -27,7 +27,7 @@ from retrain.plan.matrix import RunPlan
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import RunState, begin_attempt, read_attempts, write_done
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 NOBODY = 65534
 
 

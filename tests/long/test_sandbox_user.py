@@ -39,7 +39,7 @@ def run_as_nobody(*arguments: str) -> subprocess.CompletedProcess[str]:
     ]
     places = {
         "PYTHON": sys.base_prefix,
-        "SOURCE": str(Path(__file__).parents[1]),
+        "SOURCE": str(Path(__file__).parents[2]),
         "PACKAGES": " ".join(packages),
     }
     command = ["unshare", "--mount", "sh", "-c", AS_NOBODY, "sh", *arguments]

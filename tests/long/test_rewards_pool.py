@@ -207,7 +207,7 @@ def test_nothing_stays_behind_when_the_run_is_killed(tmp_path: Path) -> None:
             "-c",
             f"from retrain.rewards import custom, Prompt; custom.score('a', Prompt(0, '', ''), {how})",
         ],
-        cwd=Path(__file__).parent.parent,
+        cwd=Path(__file__).parents[2],
         start_new_session=True,
     )
     while not (pids.exists() and len(pids.read_text().split()) == 2):
@@ -229,7 +229,7 @@ def test_even_a_call_that_cannot_be_interrupted_ends_after_the_run_was_killed(tm
         "pool.score_all([Answer('hang', Prompt(0, '', ''))])\n"
     )
     command = [sys.executable, "-c", code]
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[2]
     with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
         worker = psutil.Process(int(run.stdout.readline()))
