@@ -127,6 +127,15 @@ def test_a_rung_that_was_decided_stands(tmp_path: Path) -> None:
     assert read_rungs(tmp_path / "search.jsonl") == known
 
 
+def test_rungs_that_are_changed_between_two_of_them_apply_to_the_steps_ahead(tmp_path: Path) -> None:
+    known = (Rung(10, dict.fromkeys(LR, 0.5), ("maxrl lr=0.0001", "maxrl lr=0.001")),)
+    for rungs, ahead in (("[15]", 15), ("[5, 10, 20]", 20), ("[5]", 0)):
+        plan = planned(tmp_path, FILE, f"campaign.search.rungs={rungs}")
+        found = climbed(plan, {run.run_id: 10 for run in plan.runs}, known)
+        assert set(found.waits.values()) == {ahead}
+        assert "dropped at step 10" in found.over["maxrl-lr-0.1_s0"]
+
+
 def test_only_seeds_that_chose_neither_decide(tmp_path: Path) -> None:
     plan = planned(tmp_path)
     fresh = fresh_plan(plan, "maxrl lr=0.1")

@@ -59,7 +59,7 @@ def climb(
     wanted = frozenset(run.run_id for several in runs.values() for run in several)
     over: dict[str, str] = {}
     rungs, alive = list(known), plan.conditions
-    for place, step in enumerate([*table.rungs, 0]):
+    for place, step in enumerate(_steps(table, known)):
         if len(alive) == 1:
             break
         batch = [run for name in alive for run in runs[name]]
@@ -76,6 +76,12 @@ def climb(
         alive = tuple(name for name in one.kept if name in runs) or alive
     over |= {run.run_id: WON for run in runs[alive[0]] if run.run_id not in over}
     return Climb({}, over, tuple(rungs), wanted, alive[0])
+
+
+def _steps(table: Search, known: Sequence[Rung]) -> Sequence[int]:
+    """Return the steps of all rungs, 0 for the end; those that were decided stand if the file changed."""
+    decided = [one.step for one in known]
+    return [*decided, *(step for step in table.rungs if step > max(decided, default=0)), 0]
 
 
 def _rung(table: Search, step: int, values: Mapping[str, Sequence[float | None]], *, is_last: bool) -> Rung:
