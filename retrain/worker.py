@@ -23,9 +23,10 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from retrain import registry
+from retrain.config.adapters import KEY as ADAPTER
 from retrain.config.digest import is_as_written
 from retrain.config.files import changed_files
 from retrain.config.resolve import build
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from retrain.trainer.checkpoint import Checkpoint
     from retrain.trainer.journal import Journal
     from retrain.trainer.logger_threads import LoggerThreads
+    from retrain.trainer.loop import Trainer
 
 LOOK_S = 1.0  # between checks for a stop request
 ENDINGS = {
@@ -83,7 +85,8 @@ def read_run(files: RunFiles) -> Config:
         tables = tomllib.loads(files.run_toml.read_text(encoding="utf-8"))
         config = build(Config, as_meant(tables))
         is_intact = is_as_written(tables)
-        changed = changed_files(config, config.run.files) if config.run else []
+        known = config.run.files.items() if config.run else ()
+        changed = changed_files(config, {key: text for key, text in known if key != ADAPTER})
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{files.run_toml}: is not a run's configuration ({error}); `{resume}` writes it again"
@@ -196,6 +199,8 @@ def _train(
         with open_trainer(config, files, journal, stop) as trainer:
             if found is not None:
                 trainer.resume(found)
+            else:
+                _start_anew(config, trainer)
             first = step = trainer.step
             try:
                 result = trainer.train()
@@ -218,6 +223,18 @@ def _train(
         with contextlib.suppress(RecordsError):  # for display only: must not hide the error
             journal.phase("", step, state=ENDINGS.get(code, RunState.FAILED), message=message)
         return AttemptEnd(code, message)
+
+
+def _start_anew(config: Config, trainer: Trainer) -> None:
+    """Load the weights that a run starts from; a ConfigError if they are not those that were planned."""
+    if not (adapter := config.model.adapter):
+        return
+    known = {key: text for key, text in config.run.files.items() if key == ADAPTER} if config.run else {}
+    if changed := changed_files(config, known):
+        raise ConfigError([f"[model].adapter: {line}; restore it" for line in changed])
+    backend: Any = trainer.backend  # the method is optional in the protocol
+    is_reference = config.algorithm.kl_reference == "start"
+    trainer.calls.wait_for(backend.start_from(adapter, is_reference=is_reference))
 
 
 def _loggers(

@@ -45,6 +45,7 @@ SPEC = PluginSpec(
         Hook("check_prompts", ("config", "prompts"), "problems of a task's prompts"),
         Hook("check_alphabet", ("config", "prompts", "alphabet"), "problems of a task's characters"),
         Hook("check_tools", ("config", "schemas"), "why its policies cannot be shown functions"),
+        Hook("check_adapter", ("config", "alphabet"), "why a run cannot start from [model].adapter"),
         Hook("memory", ("config", "prompts"), "MemoryEstimate of a run, or None if not known"),
         Hook("advise_run", ("config",), "advice before a run"),
         Hook("delete_states", ("config", "paths"), 'path -> problem, "" if it was deleted, of saved states'),
@@ -53,7 +54,6 @@ SPEC = PluginSpec(
     ),
     judge="check_options",
 )
-
 
 T = TypeVar("T")
 MaybeAwaitable: TypeAlias = T | Awaitable[T]
@@ -253,14 +253,15 @@ class Backend(Protocol):
     (from any thread), for roofline hints, and `take_engine_use()` the load of a server. `out_s()` returns how
     long so far an API had paused the run's calls or was down. `[warmup]` needs two more methods:
     `written(demonstrations) -> list[Rollout]` returns written completions as rollouts, with the end token and
-    log-probabilities 0, and `reset_optimizer()` clears its moments and step count. An `[environment]` of
-    several turns needs `extend(turns, sampling) -> list[Rollout | None]`: it samples another turn for each
-    `retrain.rollouts.NextTurn`, whose rollout keeps its tokens and gets those of the messages as `given` (see
-    `retrain.backends.text.extended`); None where the model's context leaves no room for one. `read(rollout)`
-    returns the token ids of a rollout with its prompt, for programs that ask for them. `call_form(schemas)`
-    returns the same as `offer_tools` for functions that a prompt shows in `tools`. Functions that the policy
-    may call need `offer_tools(schemas) -> retrain.rollouts.CallForm`, called before anything is sampled: it
-    shows them in the chat template, and returns how the template writes calls.
+    log-probabilities 0, and `reset_optimizer()` clears its moments and step count. For `[model].adapter`,
+    `start_from(adapter, *, is_reference)` replaces the weights, which checkpoints keep as reference. An
+    `[environment]` of several turns needs `extend(turns, sampling) -> list[Rollout | None]`: it samples
+    another turn for each `retrain.rollouts.NextTurn`, whose rollout keeps its tokens and gets those of the
+    messages as `given` (see `retrain.backends.text.extended`); None where the model's context leaves no room
+    for one. `read(rollout)` returns the token ids of a rollout with its prompt, for programs that ask for
+    them. `call_form(schemas)` returns the same as `offer_tools` for functions that a prompt shows in `tools`.
+    Functions that the policy may call need `offer_tools(schemas) -> retrain.rollouts.CallForm`, called before
+    anything is sampled: it shows them in the chat template, and returns how the template writes calls.
     """
 
     info: BackendInfo

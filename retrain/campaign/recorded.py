@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from retrain.config.adapters import KEY as ADAPTER
 from retrain.config.campaign import Run
 from retrain.config.digest import decides, digest, is_as_written, is_current, laid_over
 from retrain.config.files import changed_files
@@ -158,8 +159,17 @@ def _as_begun(run: RunPlan, before: str, files: RunFiles, is_same_file: bool) ->
     if is_intact and now == run.config_hash:  # killed between writing that and the manifest
         return run
     if is_intact and now == before:
-        return _as_meant_now(run, before, tables, is_same_file)
+        return _as_meant_now(_with_known_adapter(run, tables, files), before, tables, is_same_file)
     return run if is_same_file and not is_current(before) else None  # nothing to compare with
+
+
+def _with_known_adapter(run: RunPlan, tables: Tables, files: RunFiles) -> RunPlan:
+    """Return a run that has a checkpoint with the adapter that it started from, which it needs no more."""
+    known, named = tables["run"].get("files", {}).get(ADAPTER), run.config.run
+    if known is None or named is None or not any(files.checkpoints.glob("step-*")):
+        return run
+    identity = replace(named, files={**named.files, ADAPTER: known})
+    return replace(run, config=replace(run.config, run=identity))
 
 
 def _as_meant_now(run: RunPlan, before: str, tables: Tables, is_same_file: bool) -> RunPlan | None:

@@ -23,6 +23,7 @@ from retrain.clock import utc_now
 from retrain.errors import DamagedRecordError, RecordsError
 from retrain.locks.held import hold
 from retrain.plan.matrix import Plan, RunPlan
+from retrain.plan.starting import lineage
 from retrain.records.campaign_state import NoticeBook
 from retrain.records.decision import Decision, dropped
 from retrain.records.files import readable, remove_file, set_aside
@@ -62,6 +63,7 @@ def manifest_of(
     return replace(
         with_plan(found, plan.config_hash, planned),
         added_seeds=len(plan.added_seeds),
+        adapters=lineage(plan),
         budget_usd=plan.runs[0].config.budget.usd,
         workers=plan.workers,
         stagger_s=plan.campaign.stagger_seconds,

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from retrain.config.adapters import weights_of
 from retrain.config.resolve import as_tables, build, values_of
 from retrain.config.schema import Config
 
@@ -93,8 +94,9 @@ def _files(config: Config) -> dict[str, str]:
     found = {}
 
     def note(value: Any, key: str, kind: str) -> None:
-        if kind and _exists(value):
-            found[key] = value
+        named = value if kind and _exists(value) else ""
+        if path := weights_of(named) if kind == "adapter" and named else named:
+            found[key] = str(path)
 
     for section, key, value in values_of(config):
         if key.affects == "result":

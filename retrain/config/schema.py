@@ -24,6 +24,7 @@ class Model(Section):
     model: str = key("", "Hugging Face hub ID or local path; not used by the numpy backend", path="file")
     lora_rank: int = key(32, "rank of the LoRA adapters", ge=1, le=4096)
     base_url: str = key("", "address of a training API (tinker)")
+    adapter: str = key("", "start from a finished run, or a directory that peft saved", path="adapter")
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Algorithm(Section):
     loss_params: Table = key(dict, "parameters of the loss plugin")
     loss_normalization: Normalization = key("token", "what the loss is divided by; see Algorithm")
     kl_coef: float = key(0.0, "weight of the KL divergence to the policy before training", ge=0, le=100)
+    kl_reference: Literal["start", "base"] = key("start", "that policy: with model.adapter, or without")
     ratio_cap: float = key(0.0, "highest importance ratio, trainer's to sampler's; 0: no limit", ge=0)
     ratio_cap_scope: Literal["token", "sequence"] = key("token", "of a token, or of a whole rollout")
     ratio_cap_mode: Literal["truncate", "mask"] = key("truncate", "lower what exceeds it, or leave it out")

@@ -16,6 +16,7 @@ from retrain.config.schema import Config, Eval
 from retrain.errors import ConfigError, LaunchError
 from retrain.event_loop import result_of
 from retrain.plan.matrix import Plan
+from retrain.plan.starting import adapter_problems
 
 if TYPE_CHECKING:
     from retrain.backends import MemoryEstimate
@@ -183,6 +184,8 @@ def _backend_problems(config: Config, task: Task, prompts: Sequence[Prompt], whe
             f"{where}: prompt {talks} is a conversation, which needs a chat template: "
             "backend local or tinker, and [backend.options].chat_template = true"
         ]
+    if problems := adapter_problems(config, task.alphabet):
+        return problems
     check_prompts = registry.hook("backends", name, "check_prompts")
     check_alphabet = registry.hook("backends", name, "check_alphabet")
     return [

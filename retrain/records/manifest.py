@@ -15,7 +15,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, astuple, dataclass, fields, replace
+from dataclasses import MISSING, asdict, astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,7 @@ class Manifest:
     decision: Decision | None = None  # what `[decision]` has found; None without that table
     budget_usd: float | None = None  # `[budget].usd`
     added_seeds: int = 0  # by the user, after the campaign had begun
+    adapters: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of conditions: their start
     expected: Expectation | None = None  # None while no step time is known
 
 
@@ -201,7 +202,8 @@ def _entry(found: Mapping[str, Any]) -> RunEntry:
 
 def _parse(found: dict[str, Any]) -> Manifest:
     git, runs = found["git"], tuple(map(_entry, found["runs"]))
-    known = {field.name: found[field.name] for field in fields(Manifest) if field.default is MISSING}
+    required = [one.name for one in fields(Manifest) if one.default is one.default_factory is MISSING]
+    known = {name: found[name] for name in required}
     later = {
         "shared_permits": tuple(str(path) for path in found.get("shared_permits", ())),
         "workers": int(found.get("workers", 0)),
@@ -211,6 +213,7 @@ def _parse(found: dict[str, Any]) -> Manifest:
         "decision": decision_from(found.get("decision")),
         "budget_usd": found.get("budget_usd"),
         "added_seeds": int(found.get("added_seeds", 0)),
+        "adapters": dict(found.get("adapters", {})),
         "expected": _expectation(found["expected"]) if found.get("expected") else None,
     }
     return Manifest(**known | later | {"git": GitState(**git) if git else None, "runs": runs})

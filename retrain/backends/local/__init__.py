@@ -259,6 +259,14 @@ def check_tools(config: Config, schemas: Sequence[Mapping[str, Any]]) -> list[st
     return [str(form_refused(SHOWS_NONE))] if shows_no_tools(config.model.model) else []
 
 
+def check_adapter(config: Config, alphabet: str) -> list[str]:
+    """Return why a run cannot start from its adapter, judged by the adapter's files."""
+    from retrain.backends.local.start import start_problems  # few runs need it
+
+    options = config.backend.options
+    return list(start_problems(config, parsed(LocalOptions, options, check_options(options))))
+
+
 def memory(config: Config, prompts: Sequence[Prompt]) -> MemoryEstimate | None:
     """Return an estimate of the memory that a run takes; None without the model's files."""
     from retrain.backends.local.sizes import estimate

@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import set_peft_model_state_dict
+from peft import PeftModel, set_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from retrain.backends.local.loading import Policy
 from retrain.backends.local.optimizer import Optimizer
+from retrain.config.adapters import PEFT
 from retrain.errors import RecordsError
 
 FORMAT = 1  # increment when old checkpoints can no longer be read
-FACTS, OPTIMIZER = "local.json", "optimizer.safetensors"
+FACTS, OPTIMIZER, START = "local.json", "optimizer.safetensors", "start.safetensors"
 ADAPTER, MODEL = "adapter", "model"
 BUDGETS = {"train": "train", "sample": "sample", "evaluate": "sample"}  # tokens per batch: name, earlier name
 
@@ -48,6 +49,8 @@ def save_policy(
     """Write all state that later steps depend on, bit for bit."""
     save_weights(directory, policy)
     save_file(optimizer.state(), directory / OPTIMIZER)
+    if policy.start:
+        save_file(policy.start, directory / START)
     facts = {
         "format": FORMAT,
         "identity": dict(identity),
@@ -83,6 +86,9 @@ def load_policy(
             )
         tensors = load_file(directory / OPTIMIZER)
         _load_weights(directory, policy)
+        if (directory / START).exists():
+            started = load_file(directory / START)
+            policy.start.update({name: started[name].to(own) for name, own in policy.trainable().items()})
         optimizer.load(tensors, facts["optimizer_steps"])
         generator.set_state(state)
         budgets = facts["tokens_at_a_time"]
@@ -93,15 +99,19 @@ def load_policy(
         ) from error
 
 
+def load_adapters(file: Path, adapters: PeftModel) -> None:
+    """Overwrite all adapters with those of a file; if they do not fit, a ValueError or RuntimeError."""
+    found = set_peft_model_state_dict(adapters, load_file(file))
+    if found.unexpected_keys:
+        raise ValueError(f"adapters of another model: {found.unexpected_keys[0]}")
+    trained = {name for name, p in adapters.named_parameters() if p.requires_grad}
+    if missing := sorted(trained & {*found.missing_keys}):  # missing_keys includes the base model's
+        raise ValueError(f"adapters without {missing[0]}")
+
+
 def _load_weights(directory: Path, policy: Policy) -> None:
     if policy.adapters is not None:
-        tensors = load_file(directory / ADAPTER / "adapter_model.safetensors")
-        found = set_peft_model_state_dict(policy.adapters, tensors)
-        if found.unexpected_keys:
-            raise ValueError(f"adapters of another model: {found.unexpected_keys[0]}")
-        trained = {name for name, p in policy.adapters.named_parameters() if p.requires_grad}
-        if missing := sorted(trained & {*found.missing_keys}):  # missing_keys includes the base model's
-            raise ValueError(f"adapters without {missing[0]}")
+        load_adapters(directory / ADAPTER / PEFT, policy.adapters)
         return
     saved = AutoModelForCausalLM.from_pretrained(
         directory / MODEL, dtype=policy.causal.dtype, local_files_only=True

@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from retrain.backends import BackendSpec
 from retrain.backends.local import LocalOptions
 from retrain.backends.local.devices import is_out_of_memory
 from retrain.backends.local.names import CONTEXT, model_problem
+from retrain.backends.local.reference import Tensors, at_start
 from retrain.errors import BackendMemoryError, ConfigError, InfrastructureError
 
 ADAPTER = "default"  # peft's name for the only adapter
@@ -67,6 +68,7 @@ class Policy:
     adapters: PeftModel | None  # the same model wrapped by peft; None if all parameters are trained
     body: torch.nn.Module  # token ids -> last hidden states
     context: int  # maximum tokens of prompt plus completion
+    start: Tensors = field(default_factory=dict)  # of `trainable`, if they are the reference
 
     @property
     def device(self) -> torch.device:
@@ -109,8 +111,9 @@ class Policy:
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:
-        """Act as the model before training while entered: adapters are disabled, nothing is copied."""
-        with self.adapters.disable_adapter() if self.adapters else nullcontext(), torch.no_grad():
+        """Act as the reference while entered: with the start's adapters, or with none; nothing is copied."""
+        disabled = self.adapters.disable_adapter() if self.adapters else nullcontext()
+        with at_start(self.causal, self.start) if self.start else disabled, torch.no_grad():
             yield
 
 

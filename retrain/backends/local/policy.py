@@ -23,9 +23,11 @@ from retrain.backends.local.loading import Cut, Policy, load
 from retrain.backends.local.names import files_of, too_long
 from retrain.backends.local.optimizer import Optimizer
 from retrain.backends.local.quantization import weights_in
+from retrain.backends.local.reference import copied
 from retrain.backends.local.sampling import TorchSampler
 from retrain.backends.local.shared_weights import share
 from retrain.backends.local.sizes import micro_batch, read_sizes
+from retrain.backends.local.start import load_start
 from retrain.backends.local.training import Learner
 from retrain.backends.local.trial import most_shared, try_out
 from retrain.backends.text import Text, check_finite, extended, to_groups
@@ -200,6 +202,13 @@ class LocalBackend:
 
     def reset_optimizer(self) -> None:
         self.optimizer.reset()
+        self._publish()
+
+    def start_from(self, adapter: str, *, is_reference: bool) -> None:
+        """Replace the adapters' weights, which become the KL term's reference, or the base model is it."""
+        load_start(adapter, self.policy)
+        if is_reference:
+            self.policy.start.update(copied(self.policy.trainable()))
         self._publish()
 
     def take_sampling_work(self) -> SamplingWork:

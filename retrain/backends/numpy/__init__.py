@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from retrain.backends import BackendSpec, shows_no_functions
 from retrain.backends.options import number, one_of, parsed, problems_of, whole
+from retrain.config.adapters import NUMPY, REMOTE, weights_of
 from retrain.config.schema import Config
 from retrain.demonstrations import read_demonstrations
 from retrain.errors import ConfigError
@@ -67,6 +68,23 @@ def length_problem(prompt: Prompt) -> str:
         f"prompt {prompt.id} has {len(prompt.text)} characters, and the policy's context is {CONTEXT}; "
         "shorten it"
     )
+
+
+def check_adapter(config: Config, alphabet: str) -> Iterator[str]:
+    """Iterate over why a run cannot start from another's weights."""
+    from retrain.backends.numpy.policy import NumpyBackend  # few runs need it
+
+    adapter, options = config.model.adapter, parsed(NumpyOptions, config.backend.options, [])
+    file = None if adapter.startswith(REMOTE) else weights_of(adapter)
+    if file is None or file.name != NUMPY:
+        yield f"{adapter!r} is no run of the numpy backend, which starts from nothing else"
+        return
+    if config.algorithm.kl_coef and config.algorithm.kl_reference == "base":
+        yield 'the numpy backend has no base model; set [algorithm].kl_reference = "start"'
+    try:
+        NumpyBackend(BackendSpec(seed=0, alphabet=alphabet), options).start_from(adapter, is_reference=False)
+    except ConfigError as error:
+        yield from (problem.removeprefix("[model].adapter: ") for problem in error.problems)
 
 
 def check_tools(config: Config, schemas: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -12,10 +12,10 @@ import numpy as np
 
 from retrain.backends.numpy.gru import Array, Weights
 from retrain.backends.numpy.training import Sgd
-from retrain.errors import RecordsError
+from retrain.errors import ConfigError, RecordsError
 
 FORMAT = 2  # of both files; increment when old ones can no longer be read
-PREVIOUS = "previous_gradient"
+PREVIOUS, START = "previous_gradient", "start"
 
 
 def save_policy(
@@ -25,11 +25,14 @@ def save_policy(
     optimizer: Sgd,
     random: np.random.Generator,
     previous: Sequence[Array],
+    start: Weights | None,
 ) -> None:
     """Write all state that later steps depend on, bit for bit."""
     arrays: dict[str, Any] = {"weights": weights.flat, **optimizer.arrays}
     if previous:
         arrays[PREVIOUS] = previous[0]
+    if start is not None:
+        arrays[START] = start.flat
     np.savez(directory / "policy.npz", **arrays)
     progress = {"optimizer_steps": optimizer.steps, "random": random.bit_generator.state}
     facts = _identity(identity, weights) | progress
@@ -42,8 +45,8 @@ def load_policy(
     weights: Weights,
     optimizer: Sgd,
     random: np.random.Generator,
-) -> list[Array]:
-    """Overwrite all state with what `save_policy` wrote; return the previous gradient, if there is one."""
+) -> dict[str, Array]:
+    """Overwrite all state with what `save_policy` wrote; return PREVIOUS and START, if they are there."""
     try:
         facts = json.loads((directory / "policy.json").read_text(encoding="utf-8"))
         for key, value in _identity(identity, weights).items():
@@ -52,20 +55,40 @@ def load_policy(
                     f"{directory}: this checkpoint's {key} is {facts[key]!r}, the run's is {value!r}; "
                     "resume with the configuration that wrote it"
                 )
-        # opened here, because np.load does not close a file that is not a zip
-        with (directory / "policy.npz").open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            read = {name: arrays[name] for name in arrays.files}
+        read = _arrays(directory)
         targets = {"weights": weights.flat, **optimizer.arrays}
         values = {name: read[name] for name in targets}
         random.bit_generator.state = facts["random"]
         optimizer.steps = facts["optimizer_steps"]
         for name, target in targets.items():
             target[:] = values[name]
-        return [read[PREVIOUS]] if PREVIOUS in read else []
+        return {name: read[name] for name in (PREVIOUS, START) if name in read}
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise RecordsError(
             f"{directory}: not a readable checkpoint of the numpy backend ({error}); use an earlier one"
         ) from error
+
+
+def load_start(directory: Path, alphabet: str, weights: Weights) -> None:
+    """Overwrite the weights with those of a checkpoint; a ConfigError if it is of another policy."""
+    try:
+        facts = json.loads((directory / "policy.json").read_text(encoding="utf-8"))
+        for key, value in _identity({"alphabet": alphabet}, weights).items():
+            if facts[key] != value:
+                raise ConfigError(
+                    f"[model].adapter: {directory} has {key} {facts[key]!r}; the run needs {value!r}"
+                )
+        weights.flat[:] = _arrays(directory)["weights"]
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise ConfigError(
+            f"[model].adapter: {directory} is not a readable checkpoint of the numpy backend ({error})"
+        ) from error
+
+
+def _arrays(directory: Path) -> dict[str, Array]:
+    # opened here, because np.load does not close a file that is not a zip
+    with (directory / "policy.npz").open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in arrays.files}
 
 
 def _identity(identity: Mapping[str, object], weights: Weights) -> dict[str, object]:

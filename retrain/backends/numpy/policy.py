@@ -31,7 +31,7 @@ from retrain.backends import (
 )
 from retrain.backends.numpy import CONTEXT, NumpyOptions, length_problem
 from retrain.backends.numpy.characters import Characters
-from retrain.backends.numpy.files import load_policy, save_policy
+from retrain.backends.numpy.files import PREVIOUS, START, load_policy, load_start, save_policy
 from retrain.backends.numpy.gru import (
     Array,
     Ints,
@@ -46,6 +46,7 @@ from retrain.backends.numpy.training import Adam, Sgd, clip_by_norm, loss_gradie
 from retrain.backends.objective import Totals, moments_of, split_by_group
 from retrain.backends.text import as_written, by_completion, check_finite, extended, to_groups
 from retrain.backends.work import ModelCosts, WorkMeter
+from retrain.config.adapters import weights_of
 from retrain.demonstrations import Demonstration
 from retrain.engines import Drawn, Ids
 from retrain.errors import BackendMemoryError, ConfigError, FullContextError, NonFiniteError, PromptError
@@ -66,6 +67,7 @@ class NumpyBackend:
             self.characters.end, options.embedding, options.hidden, options.dtype, self._random
         )
         self._reference = self.weights.copy()  # the same after a resume, because the seed determines it
+        self._start: Weights | None = None  # instead of the seed's, if the run began with other weights
         self._new_optimizer = Sgd if options.optimizer == "sgd" else partial(Adam, self.weights.flat)
         self._optimizer = self._new_optimizer()
         self._identity = {"alphabet": self.characters.alphabet, "optimizer": options.optimizer}
@@ -142,10 +144,22 @@ class NumpyBackend:
         return self._work.take()
 
     def save(self, directory: Path) -> None:
-        save_policy(directory, self._identity, self.weights, self._optimizer, self._random, self._previous)
+        policy = (self._identity, self.weights, self._optimizer, self._random)
+        save_policy(directory, *policy, self._previous, self._start)
 
     def load(self, directory: Path) -> None:
-        self._previous = load_policy(directory, self._identity, self.weights, self._optimizer, self._random)
+        found = load_policy(directory, self._identity, self.weights, self._optimizer, self._random)
+        self._previous = [found[PREVIOUS]] if PREVIOUS in found else []
+        if START in found:
+            self._reference.flat[:] = found[START]
+            self._start = self._reference
+
+    def start_from(self, adapter: str, *, is_reference: bool) -> None:
+        """Replace the weights by a run's, which become the KL term's reference."""
+        file = weights_of(adapter)
+        load_start(file.parent if file else Path(adapter), self.characters.alphabet, self.weights)
+        if is_reference:
+            self._reference = self._start = self.weights.copy()
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""

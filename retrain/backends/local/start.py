@@ -1,0 +1,96 @@
+"""Starts a run from adapters in peft's format: which fit is known from their files, without torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from retrain.backends.local import LocalOptions
+from retrain.config.adapters import PEFT, REMOTE, weights_of
+from retrain.config.files import fingerprint
+from retrain.config.schema import Config
+from retrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from retrain.backends.local.loading import Policy
+
+CONFIG = "adapter_config.json"
+# keys of adapters that are computed in another way than this backend's
+PLAIN = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save", "layers_to_transform")
+PLAIN_STARTS = (True, False, None, "gaussian")  # others also rewrite the base model's weights
+
+
+def start_problems(config: Config, options: LocalOptions) -> Iterator[str]:
+    """Iterate over why a run cannot start from an adapter that exists."""
+    adapter = config.model.adapter
+    if not options.lora:
+        yield "needs [backend.options].lora = true, because adapters are loaded"
+        return
+    file = None if adapter.startswith(REMOTE) else weights_of(adapter)
+    if file is None or file.name != PEFT:
+        yield f"{adapter!r} is no adapter in peft's format, which backend 'local' needs"
+        return
+    try:
+        facts = json.loads((file.parent / CONFIG).read_text(encoding="utf-8"))
+        if not isinstance(facts, dict):
+            raise ValueError("it is no table")
+    except (OSError, ValueError) as error:
+        yield f"{file.parent / CONFIG} cannot be read ({error}); save the adapter again"
+        return
+    yield from (f"{file.parent} {what}" for what in _mismatches(facts, config, options))
+
+
+def _mismatches(facts: Mapping[str, Any], config: Config, options: LocalOptions) -> Iterator[str]:
+    """Iterate over what an adapter's configuration and the run's have not in common."""
+    if facts.get("peft_type") != "LORA":
+        yield f"is of type {facts.get('peft_type')!r}; needs LORA"
+        return
+    rank, alpha = facts.get("r"), facts.get("lora_alpha")
+    wanted, targets = options.lora_alpha or 2 * config.model.lora_rank, facts.get("target_modules")
+    if rank != config.model.lora_rank:
+        yield f"has rank {rank}, the run [model].lora_rank = {config.model.lora_rank}; make them equal"
+    elif alpha != wanted:
+        yield f"has alpha {alpha}, the run {wanted:g}; set [backend.options].lora_alpha = {alpha}"
+    if options.target_modules != ("all-linear",) and isinstance(targets, list):
+        layers, own = _kinds(targets), _kinds(options.target_modules)
+        if layers != own:
+            yield f"adapts {layers}, the run {own}; set [backend.options].target_modules to the former"
+    if others := [key for key in PLAIN if facts.get(key)]:
+        yield f"has {others[0]}; only plain LoRA adapters can be trained further"
+    elif facts.get("bias", "none") != "none" or facts.get("init_lora_weights", True) not in PLAIN_STARTS:
+        yield "also changed the base model; only plain LoRA adapters can be trained further"
+    base = facts.get("base_model_name_or_path")
+    if isinstance(base, str) and base and not _are_same(base, config.model.model):
+        yield f"was trained on {base!r}, not on [model].model = {config.model.model!r}"
+
+
+def _kinds(modules: Iterable[str]) -> list[str]:
+    """Return the last parts of layers' names, each once."""
+    return sorted({name.rpartition(".")[2] for name in modules})
+
+
+def _are_same(one: str, other: str) -> bool:
+    """Whether two names may be one model's: directories by their content, else by the last part."""
+    if one == other:
+        return True
+    if Path(one).is_dir() and Path(other).is_dir():
+        return fingerprint(one) == fingerprint(other)
+    return Path(one).name == Path(other).name
+
+
+def load_start(adapter: str, policy: Policy) -> None:
+    """Overwrite the adapters' weights; a ConfigError if they do not fit the model."""
+    from safetensors import SafetensorError
+
+    from retrain.backends.local.files import load_adapters
+
+    file = weights_of(adapter)
+    try:
+        if file is None or policy.adapters is None:
+            raise ValueError("no adapters")
+        load_adapters(file, policy.adapters)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        first = next(iter(str(error).strip().splitlines()), "")
+        raise ConfigError(f"[model].adapter: {file or adapter} does not fit the model ({first})") from error

@@ -1,0 +1,36 @@
+"""What runs start from: whether they can, and the lineage that the manifest records."""
+
+from __future__ import annotations
+
+from retrain import registry
+from retrain.config.adapters import KEY, adapter_problem
+from retrain.config.schema import Config
+from retrain.plan.matrix import Plan
+
+
+def adapter_problems(config: Config, alphabet: str) -> list[str]:
+    """Return why a run cannot start from the adapter that it names; `alphabet` is its task's."""
+    adapter, name = config.model.adapter, config.backend.backend
+    if not adapter:
+        return []
+    check = registry.hook("backends", name, "check_adapter")
+    if check is None:
+        wrong = [f"backend {name!r} cannot start from one; implement `check_adapter` and `start_from`"]
+    else:
+        missing = adapter_problem(adapter)
+        wrong = [missing] if missing else list(check(config, alphabet))
+    return [f"[model].adapter: {what}" for what in wrong]
+
+
+def lineage(plan: Plan) -> dict[str, dict[str, str]]:
+    """Return what each condition starts from and a digest of its weights; none for those that start anew.
+
+    What only an API knows has no digest: its path names its content.
+    """
+    configs = {
+        condition: run.config for condition, run in plan.first_runs().items() if run.config.model.adapter
+    }
+    return {
+        name: {"adapter": one.model.adapter, "digest": one.run.files.get(KEY, "") if one.run else ""}
+        for name, one in configs.items()
+    }

@@ -1,0 +1,149 @@
+"""Runs that start from another's weights: what they load, what identifies them, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tomli_w
+
+from retrain import worker
+from retrain.campaign.run import reopen, start
+from retrain.errors import ConfigError
+from retrain.records.layout import RunFiles
+from retrain.records.manifest import read_manifest
+from retrain.records.metrics import read_metrics
+from tests.stopping import StopAfterStep
+
+SMALL = {"batch_size": 2, "group_size": 4, "max_tokens": 4, "lr": 0.02, "save_every": 2, "entropy_bonus": 0.1}
+
+
+def planned(place: Path, adapter: Path | str = "", **tables: dict) -> tuple[Path, RunFiles]:
+    """Start a campaign of one run that is not yet executed; return its directory and its run's files."""
+    place.mkdir(exist_ok=True)
+    raw = {
+        "model": {"adapter": str(adapter)},
+        "training": SMALL,
+        "data": {"task": "successor"},
+        "algorithm": {"kl_coef": 0.1},
+        "campaign": {"seeds": [0], "max_steps": 4, "launcher": "inline"},
+        "logging": {"log_dir": str(place / "logs")},
+        **tables,
+    }
+    file = place / "campaign.toml"
+    file.write_text(tomli_w.dumps(raw))
+    directory = start(file).directory
+    (run,) = (directory / "runs").iterdir()
+    return directory, RunFiles(run)
+
+
+def finished(place: Path, adapter: Path | str = "", **tables: dict) -> tuple[Path, RunFiles]:
+    directory, files = planned(place, adapter, **tables)
+    assert worker.run(files.directory, threading.Event()) == 0
+    return directory, files
+
+
+def weights(files: RunFiles, name: str = "weights") -> np.ndarray:
+    with np.load(files.checkpoints / "step-000004" / "policy.npz") as arrays:
+        return arrays[name]
+
+
+@pytest.fixture
+def source(here: Path) -> RunFiles:
+    return finished(here / "source")[1]
+
+
+def test_training_goes_on_from_a_runs_last_checkpoint_which_is_the_reference(here, source):
+    _, files = finished(here / "second", source.directory)
+    assert np.array_equal(weights(files, "start"), weights(source))
+    assert not np.array_equal(weights(files), weights(source))
+    first, *later = [row["reference_kl"] for row in read_metrics(files.directory)]
+    assert first == pytest.approx(0, abs=1e-12)
+    assert max(later) > 1e-6
+
+
+def test_where_the_weights_are_does_not_count_but_what_they_are(here, source):
+    shutil.copytree(source.directory, here / "moved")
+    other = finished(here / "other", training={**SMALL, "lr": 0.01})
+    starts = ["", source.directory, here / "moved", other[1].directory]
+    hashes = []
+    for number, adapter in enumerate(starts):
+        directory, _ = planned(here / f"c{number}", adapter)
+        hashes.append(reopen(directory).plan.runs[0].config_hash)
+    assert hashes[1] == hashes[2]
+    assert len(set(hashes)) == 3
+
+
+def test_the_manifest_has_the_lineage(here, source):
+    directory, _ = planned(here / "second", source.directory)
+    reopen(directory).execute()
+    ((condition, found),) = read_manifest(directory / "manifest.json").adapters.items()
+    assert condition == "maxrl"
+    assert found["adapter"] == str(source.directory)
+    assert len(found["digest"]) == 16
+
+
+def test_a_run_with_a_checkpoint_needs_its_start_no_more(here, source):
+    _, whole = finished(here / "whole", source.directory)
+    directory, broken = planned(here / "broken", source.directory)
+    assert worker.run(broken.directory, StopAfterStep(broken, 2)) == 130
+    shutil.rmtree(source.directory)
+    assert reopen(directory).execute().exit_code == 0
+    kept = ("step", "loss", "mean_reward", "grad_norm", "reference_kl")
+    rows = [[{k: row[k] for k in kept} for row in read_metrics(f.directory)] for f in (whole, broken)]
+    assert rows[0] == rows[1]
+
+
+def test_a_run_without_a_checkpoint_does(here, source, capfd):
+    directory, files = planned(here / "second", source.directory)
+    shutil.rmtree(source.directory)
+    with pytest.raises(ConfigError, match=r"model\.adapter: the file is missing"):
+        reopen(directory)
+    assert worker.run(files.directory, threading.Event()) == 2
+    assert "[model].adapter: model.adapter: the file is missing" in capfd.readouterr().err
+
+
+def gone(run: Path) -> Path:
+    return run / "nowhere"
+
+
+def unfinished(run: Path) -> Path:
+    (run / "done.json").unlink()
+    return run
+
+
+def without_checkpoint(run: Path) -> Path:
+    shutil.rmtree(run / "checkpoints")
+    return run
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (gone, "does not exist"),
+        (unfinished, "is a run that is not finished"),
+        (without_checkpoint, "is a run without a checkpoint"),
+        (lambda run: run.parents[1], r"is a campaign; name one of its runs, such as .*maxrl_s0"),
+        (lambda _: "tinker://run/weights/1", "is no run of the numpy backend"),
+    ],
+)
+def test_what_cannot_be_started_from_is_refused_before_anything_is_created(here, source, change, said):
+    with pytest.raises(ConfigError, match=rf"\[model\]\.adapter: .*{said}"):
+        planned(here / "second", change(source.directory))
+    assert not (here / "second" / "logs").exists()
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ({"backend": {"options": {"hidden": 8}}}, "has shapes"),
+        ({"data": {"task": "addition"}}, "has alphabet"),
+        ({"algorithm": {"kl_coef": 0.1, "kl_reference": "base"}}, "has no base model"),
+    ],
+)
+def test_another_policy_is_refused(here, source, tables, said):
+    with pytest.raises(ConfigError, match=rf"\[model\]\.adapter: .*{said}"):
+        planned(here / "second", source.directory, **tables)
