@@ -15,9 +15,13 @@ from retrain.backends import Optimization
 from retrain.backends.objective import TokenData, Totals
 from retrain.backends.ratio_cap import RatioCap
 from retrain.config.load import load_config
+from retrain.controllers import mismatch
 from retrain.controllers.mismatch import MismatchTrend
 from retrain.errors import ConfigError
 from retrain.records.metrics import read_metrics
+from retrain.records.run_row import PlannedRun, read_row
+from retrain.render.status import drifting
+from retrain.report.gather import gather
 from retrain.rollouts import Loss
 from tests.test_trainer import SMALL, train
 
@@ -91,20 +95,37 @@ def test_caps_that_make_no_sense_are_refused(tmp_path: Path, keys: str, said: st
 
 def test_a_mismatch_that_grows_steadily_is_warned_of_once_per_multiple() -> None:
     trend = MismatchTrend()
-    said = [(step, trend.observe(1e-3 * 1.05**step)) for step in range(200)]
+    said = [(step, trend.observe(1e-3 * 1.05**step, step + 1)) for step in range(200)]
     warned = [step for step, text in said if text]
     assert warned[:3] == [39, 69, 99]
-    assert said[39][1] == "mismatch_kl rose steadily from 0.0013 to 0.0054 nats per token in 40 steps"
+    told = "mismatch_kl rose steadily from 0.0013 to 0.0054 nats per token in 40 steps, up to step 40"
+    assert said[39][1] == told
 
 
 @given(st.integers(0, 2**32 - 1))
 def test_a_mismatch_that_varies_by_a_tenth_is_not_warned_of(seed: int) -> None:
     random, trend = np.random.default_rng(seed), MismatchTrend()
-    assert not any(trend.observe(0.01 * random.lognormal(0, 0.1)) for _ in range(300))
+    assert not any(trend.observe(0.01 * random.lognormal(0, 0.1), step) for step in range(300))
 
 
 def test_a_trend_survives_json_and_goes_on_alike() -> None:
     trend, copy = MismatchTrend(), MismatchTrend()
     for step in range(90):
         copy.load_state_dict(json.loads(json.dumps(trend.state_dict())))
-        assert copy.observe(1e-3 * 1.05**step) == trend.observe(1e-3 * 1.05**step)
+        assert copy.observe(1e-3 * 1.05**step, step) == trend.observe(1e-3 * 1.05**step, step)
+        assert copy.rise == trend.rise
+
+
+def test_status_and_report_go_on_telling_the_last_steady_rise_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after steps that trained on nothing."""
+    for name, value in {"WINDOW": 1, "RISES": 0, "FACTOR": 1.0, "NOTABLE": 0.0}.items():
+        monkeypatch.setattr(mismatch, name, value)  # whatever there is counts as a rise
+    files = train(tmp_path / "r", {**SMALL, "reward": {"reward": "partial"}})
+    rows = read_metrics(files.directory)
+    last = max(row["step"] for row in rows if "mismatch_kl" in row)
+    row = read_row(PlannedRun("r", "a", 0, len(rows)), files)
+    assert row.mismatch_rise.endswith(f"up to step {last}")
+    assert [str(line) for line in drifting([row])] == [f"a_s0: {row.mismatch_rise}"]
+    assert gather(files.directory).problems == (f"{rows[0]['run']}: {row.mismatch_rise}",)

@@ -102,6 +102,13 @@ def test_the_view_names_the_runs_that_lack_most_scores():
     ]
 
 
+def test_the_view_names_the_runs_whose_trainer_drifts_from_its_sampler():
+    rise = "mismatch_kl rose steadily from 0.0013 to 0.0054 nats per token in 40 steps, up to step 40"
+    told = text_of(view_of(campaign_of([run_of(mismatch_rise=rise), run_of(seed=1)])), width=120)
+    assert f"grpo_s0: {rise}" in told
+    assert "grpo_s1: " not in told
+
+
 @pytest.mark.parametrize(("width", "height"), [(120, 30), (80, 24), (40, 15), (20, 6)])
 def test_the_last_line_says_how_to_leave_at_every_size(width, height):
     runs = [run_of(f"condition-{i}", seed) for i in range(9) for seed in range(9)]

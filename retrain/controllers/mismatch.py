@@ -23,9 +23,10 @@ class MismatchTrend:
     def __init__(self) -> None:
         self._window: list[float] = []
         self._means: list[float] = []  # of the last windows
+        self.rise = ""  # the last one that was warned of
 
-    def observe(self, mismatch_kl: float) -> str:
-        """Take a step's value; return a warning if it grows steadily, else ""."""
+    def observe(self, mismatch_kl: float, step: int) -> str:
+        """Take the value of a step; return a warning if it grows steadily, else ""."""
         self._window.append(mismatch_kl)
         if len(self._window) < WINDOW:
             return ""
@@ -36,13 +37,15 @@ class MismatchTrend:
         if len(self._means) <= RISES or not rises or last < max(NOTABLE, FACTOR * first):
             return ""
         self._means = [last]  # the next warning needs another multiple
-        return (
+        self.rise = (
             f"mismatch_kl rose steadily from {first:.2g} to {last:.2g} nats per token in "
-            f"{(RISES + 1) * WINDOW} steps"
+            f"{(RISES + 1) * WINDOW} steps, up to step {step}"
         )
+        return self.rise
 
     def state_dict(self) -> dict[str, Any]:
-        return {"window": list(self._window), "means": list(self._means)}
+        return {"window": list(self._window), "means": list(self._means), "rise": self.rise}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._window, self._means = list(state["window"]), list(state["means"])
+        self.rise = state.get("rise", "")

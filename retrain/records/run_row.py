@@ -103,6 +103,7 @@ class RunRow:
         "fraction", "share of its completions so far that have no score; null if all have one", default=None
     )
     unscored_reason: str = _of_last_step("", "why the first of them has none", default="")
+    mismatch_rise: str = _of_last_step("", 'last steady rise of `mismatch_kl`; "" without any', default="")
     sandbox: str = _of_last_step("", 'where programs of the policy ran; "" without any', default="")
     cost_usd: float | None = _column(
         "$", "what all of its attempts cost; null where the price is not known", default=None

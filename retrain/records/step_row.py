@@ -131,11 +131,14 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlSummary:
-    """How the controllers changed the configured step size."""
+    """How the controllers changed the configured step size, and what they noticed."""
 
     lr_factor: float = measured("", "factor on `lr` from schedule and scaling rule")
     prompts_at_a_time: int = measured("prompts", "prompts sampled and trained on at a time")
     out_of_memory_at: int | None = measured("prompts", "smallest size that did not fit in memory, if any")
+    mismatch_rise: str | None = measured(
+        "", "last steady rise of `mismatch_kl`, once there was one", is_optional=True, default=None
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

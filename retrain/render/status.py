@@ -116,6 +116,7 @@ def _remarks(campaign: CampaignStatus) -> Iterator[str | Text]:
     yield from detailed(campaign.runs)
     yield from falling(campaign.runs)
     yield from unscored(campaign.runs)
+    yield from drifting(campaign.runs)
     if campaign.eta_s is not None:
         yield time_left(campaign)
     if campaign.cost_usd is not None:
@@ -159,6 +160,11 @@ def unscored(runs: Sequence[RunRow]) -> Iterator[Text]:
     """Iterate over the runs with completions that have no score, those that lack most first."""
     worst = sorted(runs, key=lambda run: -(run.unscored_fraction or 0.0))
     return _named([(run, run.unscored) for run in worst if run.unscored])
+
+
+def drifting(runs: Sequence[RunRow]) -> Iterator[Text]:
+    """Iterate over the runs whose trainer moved steadily away from its sampler, one line each."""
+    return _named([(run, run.mismatch_rise) for run in runs if run.mismatch_rise])
 
 
 def _named(found: Sequence[tuple[RunRow, str]]) -> Iterator[Text]:

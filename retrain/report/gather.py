@@ -149,6 +149,7 @@ def _read(directory: Path, *, with_rows: bool = True) -> CampaignRecord:
             runs[i] = replace(run, config={})
     problems += left_out(runs)
     problems += [f"{run.run_id}: {run.unscored}" for run in runs if run.unscored]
+    problems += [f"{run.run_id}: {run.mismatch_rise}" for run in runs if run.mismatch_rise]
     problems += [
         f"{run.run_id}: {run.columns.skipped_lines} lines of metrics.jsonl could not be read and are left out"
         for run in runs

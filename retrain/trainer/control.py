@@ -138,17 +138,18 @@ class Control:
             load=load,
         )
 
-    def observe(self, size: StepSize, facts: StepFacts) -> ControllerRows:
-        """Update the controllers with a finished step; return their parts of its row."""
+    def observe(self, size: StepSize, facts: StepFacts, step: int) -> ControllerRows:
+        """Update the controllers with a finished step, of this number; return their parts of its row."""
+        if (mismatch := facts.stats.mismatch) and (said := self._mismatch.observe(mismatch.kl, step)):
+            log.warning("%s; algorithm.ratio_cap limits what that does to the gradient", said)
         control = ControlSummary(
             lr_factor=size.lr_factor,
             prompts_at_a_time=size.at_a_time,
             out_of_memory_at=min(self._too_large, default=None),
+            mismatch_rise=self._mismatch.rise or None,
         )
         self._too_large.clear()
         self._scaling.count_groups(facts.trained_groups, size.batch_size)
-        if (mismatch := facts.stats.mismatch) and (said := self._mismatch.observe(mismatch.kl)):
-            log.warning("%s; algorithm.ratio_cap limits what that does to the gradient", said)
         learned = facts.trained_groups > 0 and self._learn_noise(size, facts)
         pressure, load = self._back_pressure, size.load
         decided = self._decision(pressure, size, facts, learned) if pressure else None

@@ -152,7 +152,7 @@ class Trainer:
         rollouts = batch.summary(advantages, timing.step_time_s)
         episodes, unscored = summary_of(batch.rollouts), self._unscored.add(batch)
         facts = StepFacts(timing, rollouts, stats, trained_groups, episodes, unscored, meter.pause())
-        observed = self._control.observe(size, facts)
+        observed = self._control.observe(size, facts, self.step + 1)
         shown = choose(batch, advantages, self.config.logging.samples_per_step)
         return self._row(size, facts, entropy_of(batch, stats), observed), shown
 
