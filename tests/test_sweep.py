@@ -254,6 +254,14 @@ def test_a_million_runs_are_refused_with_their_number(tmp_path: Path) -> None:
     assert problems(tmp_path, SMALL + text)[0].startswith(expected)
 
 
+def test_too_many_runs_without_a_sweep_are_too_many_conditions_or_seeds(tmp_path: Path) -> None:
+    text, seeds = SMALL.replace("[campaign.sweep]", ""), f"campaign.seeds={list(range(10_001))}"
+    refused = "c.toml [campaign]: would be 10,001 runs; at most 10,000 can be planned: "
+    assert problems(tmp_path, text, seeds) == (f"{refused}use fewer conditions or seeds",)
+    most = problems(tmp_path, text, "decision.metric=mean_reward", "decision.max_seeds=10_001")
+    assert f"{refused}use fewer conditions or seeds, or a smaller decision.max_seeds" in most
+
+
 def test_a_key_that_a_condition_sets_cannot_be_swept(tmp_path: Path) -> None:
     text = (
         SMALL

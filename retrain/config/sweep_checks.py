@@ -43,10 +43,18 @@ def check_sweep(raw: Mapping[str, Any]) -> Iterator[Problem]:
     wrong = list(_problems_by_key(raw))
     yield from wrong
     if not wrong and (runs := _count(raw)) > MOST_RUNS:
-        what = f"would be {runs:,} runs; at most {MOST_RUNS:,} can be planned: sweep fewer keys or values"
-        yield AT, what
+        yield _too_many(runs, raw)
     elif not wrong:
         yield from _range_problems(raw)
+
+
+def _too_many(runs: int, raw: Mapping[str, Any]) -> Problem:
+    """Return that there are too many runs, where what makes them so many is given."""
+    refused = f"would be {runs:,} runs; at most {MOST_RUNS:,} can be planned"
+    if swept_keys(table_of(raw)):
+        return AT, f"{refused}: sweep fewer keys or values"
+    most = ", or a smaller decision.max_seeds" if "decision" in raw else ""
+    return AT[:1], f"{refused}: use fewer conditions or seeds{most}"
 
 
 def _problems_by_key(raw: Mapping[str, Any]) -> Iterator[Problem]:
