@@ -15,7 +15,10 @@ def adapter_problems(config: Config, alphabet: str) -> list[str]:
         return []
     check = registry.hook("backends", name, "check_adapter")
     if check is None:
-        wrong = [f"backend {name!r} cannot start from one; implement `check_adapter` and `start_from`"]
+        known = registry.built_in_names("backends")
+        able = ", ".join(one for one in known if registry.hook("backends", one, "check_adapter"))
+        what = f"backend {name!r} cannot start from an adapter"
+        wrong = [f"{what}; remove it, or use a backend that can: {able}"]
     else:
         missing = adapter_problem(adapter)
         wrong = [missing] if missing else list(check(config, alphabet))
