@@ -23,6 +23,7 @@ from retrain.records.rungs import (
     Searched,
     append_rung,
     is_settled,
+    lines_of_search,
     read_rungs,
     read_wait,
     why_to_wait,
@@ -114,6 +115,19 @@ def test_a_condition_of_which_a_run_failed_comes_last(tmp_path: Path) -> None:
     assert found.rungs[0].kept == ("maxrl lr=0.01", "maxrl lr=0.001")
     assert found.rungs[0].scores["maxrl lr=0.1"] is None
     assert found.over["maxrl-lr-0.1_s0"] == "dropped at step 10: no value; 2 of 4 went on"
+
+
+def test_what_decided_among_equal_conditions_is_told() -> None:
+    first = Rung(10, {"a": 0.5, "b": 0.7, "c": 0.5, "d": 0.5}, ("b", "a"))
+    found = Searched("mean_reward", "a", (0,), (first, Rung(20, {"b": 0.9, "a": 0.9}, ("b",))))
+    assert list(lines_of_search(found)) == [
+        "search, step 10: 2 of 4 conditions went on; best: b, mean_reward 0.700; "
+        "3 conditions were equal, so the file's order decided",
+        "search, step 20: 1 of 2 conditions went on; best: b, mean_reward 0.900; "
+        "2 conditions were equal, so their rank at the rung before decided",
+    ]
+    clear = replace(found, rungs=(Rung(10, {"a": 0.5, "b": 0.5, "c": 0.1}, ("a", "b")),))
+    assert "equal" not in next(lines_of_search(clear))
 
 
 def test_a_rung_that_was_decided_stands(tmp_path: Path) -> None:

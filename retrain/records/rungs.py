@@ -27,6 +27,13 @@ class Rung:
     scores: Mapping[str, float | None]  # by condition: mean over seeds; None if a run has no value
     kept: tuple[str, ...]  # conditions that went on, the best first
 
+    @property
+    def tied(self) -> tuple[str, ...]:
+        """Conditions equal to the last that went on, of which only some did; none where scores decided."""
+        last = self.scores.get(self.kept[-1])
+        equal = tuple(name for name, score in self.scores.items() if score == last)
+        return equal if set(equal) - set(self.kept) else ()
+
 
 @dataclass(frozen=True)
 class Searched:
@@ -112,11 +119,13 @@ def is_waiting(files: RunFiles) -> bool:
 
 def lines_of_search(found: Searched | None) -> Iterator[str]:
     """Iterate over what a search found, a sentence each, safe to print."""
-    for one in found.rungs if found else ():
+    for place, one in enumerate(found.rungs if found else ()):
         best = one.scores.get(one.kept[0])
         score = "" if best is None or found is None else f", {found.metric} {number(best)}"
         went = f"{len(one.kept)} of {count_of(len(one.scores), 'condition')} went on"
-        yield plain(f"search, step {one.step}: {went}; best: {one.kept[0]}{score}", 500)
+        order = "their rank at the rung before" if place else "the file's order"
+        tie = f"; {count_of(len(one.tied), 'condition')} were equal, so {order} decided" if one.tied else ""
+        yield plain(f"search, step {one.step}: {went}; best: {one.kept[0]}{score}{tie}", 500)
     if found and found.winner:
         seeds = f"seeds {', '.join(map(str, found.seeds))} chose it, so others decide"
         is_better = f"compared with {found.reference} on fresh seeds" if found.decides else "the reference"
