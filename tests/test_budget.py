@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from datetime import date
+from math import nan
 from pathlib import Path
 
 import pytest
@@ -171,6 +173,12 @@ def test_a_run_whose_spending_is_damaged_says_so(pair: tuple[RunFiles, RunFiles]
         ({"numpy": {"sampel": 3}}, "[budget.prices.numpy].sampel: unknown key; did you mean 'sample'?"),
         ({"a/b": {"sample": "3"}}, '[budget.prices."a/b"].sample: got "3"; needs dollars'),
         ({"numpy": {"sample": -1}}, "[budget.prices.numpy].sample: got -1; needs dollars"),
+        ({"numpy": {"sample": nan}}, "[budget.prices.numpy].sample: got nan; needs dollars"),
+        ({"numpy": {"sample": 1e300}}, "[budget.prices.numpy].sample: got 1e+300; needs dollars"),
+        (
+            {"numpy": {"sample": 10**400}},
+            "000…; needs dollars per million tokens, from 0 to 1,000,000,000",
+        ),
         ({"numpy": {"sample": True}}, "[budget.prices.numpy].sample: got true; needs dollars"),
     ],
 )
@@ -178,6 +186,21 @@ def test_a_wrong_price_is_refused(prices: dict, said: str) -> None:
     with pytest.raises(ConfigError) as raised:
         parse({**SMALL, "budget": {"prices": prices}}, "c.toml")
     assert said in str(raised.value)
+
+
+@pytest.mark.parametrize("command", ["run", "resume"])
+@pytest.mark.parametrize("usd", ["0", "-5", "nan", "inf"])
+def test_a_budget_that_is_no_amount_of_money_is_refused(retrain: Callable, command: str, usd: str) -> None:
+    done = retrain(command, "c.toml", f"--budget-usd={usd}")
+    assert done.returncode == 2
+    assert f"Invalid value for '--budget-usd': got {usd}; needs more than 0 dollars" in done.stderr
+
+
+def test_a_model_that_costs_nothing_never_reaches_its_budget(campaign_file: Path) -> None:
+    campaign_file.write_text(campaign_file.read_text() + "[budget.prices.numpy]\nsample = 0\n")
+    alone = ["budget.usd=0.01", "campaign.launcher=inline", "campaign.seeds=[0]"]
+    done = start(campaign_file, alone).execute()
+    assert (done.exit_code, survey(done.directory)[0].cost_usd) == (0, 0.0)
 
 
 def test_a_budget_without_a_price_is_refused_before_anything_starts() -> None:

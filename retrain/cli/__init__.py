@@ -7,6 +7,7 @@ it imports when it is called, so that help and completion are quick.
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -178,9 +179,22 @@ RunId = Annotated[
     str, typer.Argument(metavar="RUN-ID", help="Which run of a campaign.", autocompletion=complete_runs)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the same rows as JSON.")]
+
+
+def _positive(dollars: float | None) -> float | None:
+    if dollars is None or 0 < dollars < math.inf:
+        return dollars
+    raise typer.BadParameter(f"got {dollars:g}; needs more than 0 dollars")
+
+
 BudgetUsd = Annotated[
     float | None,
-    typer.Option("--budget-usd", metavar="DOLLARS", help="Most that it may cost, in dollars: [budget].usd."),
+    typer.Option(
+        "--budget-usd",
+        metavar="DOLLARS",
+        help="Most that it may cost, in dollars: [budget].usd.",
+        callback=_positive,
+    ),
 ]
 Detach = Annotated[bool, typer.Option("--detach", help="Run it in the background and return immediately.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite a file that retrain did not write.")]

@@ -5,7 +5,6 @@ A model that is in neither has no price: its cost is not known, and not 0.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from datetime import date
@@ -20,6 +19,7 @@ if TYPE_CHECKING:  # workers, which read prices, do without pydantic
 
 STALE_DAYS = 90  # of a table: Tinker's prices changed more than once in 2026
 GIVEN = "[budget.prices]"
+HIGHEST = 10**9  # dollars per million tokens; products with counts of tokens stay finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,5 +94,5 @@ def _problems(at: tuple[str, ...], given: Any) -> Iterator[Problem]:
     for kind, cost in given.items():
         if kind not in KINDS:
             yield (*at, kind), f"unknown key; {registry.hint(kind, KINDS, f'known: {known}')}"
-        elif isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 <= cost < math.inf:
-            yield (*at, kind), f"got {quote(cost)}; needs dollars per million tokens, at least 0"
+        elif isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 <= cost <= HIGHEST:
+            yield (*at, kind), f"got {quote(cost)}; needs dollars per million tokens, from 0 to {HIGHEST:,}"
