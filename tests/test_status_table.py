@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
 from retrain.records.run_row import RunRow
-from retrain.render.status import MOST_MESSAGES, show
+from retrain.render.status import MOST_MESSAGES, show, time_left
 from tests.test_watch_frame import campaign_of, run_of
 
 
@@ -41,6 +43,22 @@ def test_a_finished_run_says_what_its_loggers_lack() -> None:
 def test_a_run_whose_completions_lack_scores_is_named_with_the_first_reason() -> None:
     told = shown([run_of(unscored_fraction=0.3125, unscored_reason="judge.py:9: UnscoredError: 503")])
     assert "grpo_s0: 31.2 % of completions have no score; the first: judge.py:9: UnscoredError: 503" in told
+
+
+@pytest.mark.parametrize(
+    ("budget_usd", "said"),
+    [
+        (None, "about 1 min 40 s left (P90 3 min 20 s)"),
+        (20.0, "about 1 min 40 s left (P90 3 min 20 s)"),
+        (12.0, "about 1 min 40 s left (P90 3 min 20 s), but the budget ends it in about 20 s"),
+        (9.0, "about 1 min 40 s left (P90 3 min 20 s), but the budget ends it in about 0 s"),
+    ],
+)
+def test_the_time_left_says_when_a_budget_ends_the_campaign_sooner(
+    budget_usd: float | None, said: str
+) -> None:
+    half = campaign_of([run_of()]).status  # of 10 steps, in 100 s
+    assert time_left(replace(half, cost_usd=10.0, budget_usd=budget_usd)) == said
 
 
 def test_a_run_that_goes_on_has_no_message() -> None:

@@ -199,7 +199,18 @@ def time_left(campaign: CampaignStatus) -> str:
     p90 = f" (P90 {about(campaign.eta_p90_s)})" if campaign.eta_p90_s is not None else ""
     is_searching = campaign.searched is not None and not campaign.searched.winner  # fresh seeds follow
     of = " of the search" if is_searching else ""
-    return f"about {about(campaign.eta_s)} left{of}{p90}{_outage(campaign.runs)}"
+    return f"about {about(campaign.eta_s)} left{of}{p90}{_out_of_money(campaign)}{_outage(campaign.runs)}"
+
+
+def _out_of_money(campaign: CampaignStatus) -> str:
+    """Return when the budget ends a campaign before its last step, at its mean cost of a step; "" if not."""
+    cost_usd, steps, total = campaign.cost_usd, campaign.steps_done, campaign.steps_total
+    if campaign.budget_usd is None or campaign.eta_s is None or not (cost_usd and steps and total):
+        return ""
+    share = (campaign.budget_usd - cost_usd) / (cost_usd / steps * max(total - steps, 1))  # of the steps left
+    if share >= 1:
+        return ""
+    return f", but the budget ends it in about {about(campaign.eta_s * max(share, 0.0))}"
 
 
 def _outage(runs: Sequence[RunRow]) -> str:
