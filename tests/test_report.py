@@ -141,6 +141,8 @@ def test_ten_conditions_are_named_at_their_lines(tmp_path):
     learning = contents(gather(write_campaign(tmp_path, runs))).sections["learning"][0].spec
     (ends,) = [layer for layer in learning["layer"] if layer["mark"]["type"] == "text"]
     assert [row["c"] for row in ends["data"]["values"]] == [f"condition-{i}" for i in range(10)]
+    assert [row["n"] for row in ends["data"]["values"]] == [f"condition-{i}" for i in range(10)]
+    assert ends["encoding"]["text"] == {"field": "n"}
     assert learning["encoding"]["color"]["legend"] is None
 
 

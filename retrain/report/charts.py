@@ -17,6 +17,7 @@ from typing import Any
 
 from retrain import extras
 from retrain.report.compare import MetricComparison, SideResult
+from retrain.report.labels import label_expression
 from retrain.report.series import range_of
 
 Spec = dict[str, Any]
@@ -111,7 +112,8 @@ def by_condition(
     """
     names = list(conditions)
     listed = [name for name in names if shown is None or name in shown]
-    symbol = {"symbolType": "stroke" if dashed else "square", "symbolOpacity": 1, "values": listed}
+    symbol: Spec = {"symbolType": "stroke" if dashed else "square", "symbolOpacity": 1, "values": listed}
+    symbol |= label_expression(names)
     legend = symbol if 1 < len(listed) <= LEGEND_CONDITIONS or len(listed) == 1 < len(names) else None
     ranges: Spec = {"color": [COLOURS[i % len(COLOURS)] for i in range(len(names))]}
     if dashed:
@@ -182,7 +184,7 @@ def final_chart(found: MetricComparison) -> Chart:
         f"Final {label}, seed by seed",
         f"{found.how[0].upper()}{found.how[1:]}. Circles: seeds. Bar: mean.{line}",
         height=max(80, (ROW if len(names) <= MANY_ROWS else NARROW_ROW) * len(names)),
-        encoding={"y": category("c", names, labelPadding=9)},
+        encoding={"y": category("c", names, labelPadding=9, **label_expression(names))},
         layer=[
             layer(intervals, rule, x=quantity("l", label), x2={"field": "h"}),
             _seeds(found, names, label, axis(min(shown), max(shown))),

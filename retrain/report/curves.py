@@ -12,6 +12,7 @@ import numpy as np
 from retrain.report import charts as vl
 from retrain.report.charts import Chart, Spec
 from retrain.report.gather import FloatArray
+from retrain.report.labels import shortened
 from retrain.report.series import Bins, Curve, Shown
 
 MARKED_POINTS = 40  # curves with at most this many points also get dots
@@ -185,9 +186,10 @@ def _seeds(label: str, found: Sequence[Curve]) -> Spec:
 
 def _names(rows: Sequence[Spec], label: str, last_step: int | None) -> Spec:
     text = {"type": "text", "align": "left", "dx": 6, "fontSize": 11, "limit": LABEL_WIDTH - 8, "clip": False}
-    ends = ({**row, "s": last_step or 0} for row in rows)
+    labels = shortened([row["c"] for row in rows])
+    ends = ({**row, "n": short, "s": last_step or 0} for row, short in zip(rows, labels, strict=True))
     y = vl.quantity("e", label)
-    return vl.layer(ends, text, y=y, text={"field": "c"}, strokeDash=None)
+    return vl.layer(ends, text, y=y, text={"field": "n"}, strokeDash=None)
 
 
 def _line(label: str, found: Sequence[Curve], limits: list[float]) -> Spec:
