@@ -71,7 +71,7 @@ class Policy:
         return Sampler(self.weights.copy(), np.random.default_rng(self._random.integers(2**32)))
 
     def save(self, directory: Path) -> None:
-        save_policy(directory, self._identity, self.weights, self._adam, self._random, [])
+        save_policy(directory, self._identity, self.weights, self._adam, self._random)
 
     def load(self, directory: Path, *, optimizer: bool = True) -> None:
         load_policy(directory, self._identity, self.weights, self._adam, self._random)

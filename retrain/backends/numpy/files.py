@@ -24,8 +24,8 @@ def save_policy(
     weights: Weights,
     optimizer: Sgd,
     random: np.random.Generator,
-    previous: Sequence[Array],
-    start: Weights | None,
+    previous: Sequence[Array] = (),
+    start: Weights | None = None,
 ) -> None:
     """Write all state that later steps depend on, bit for bit."""
     arrays: dict[str, Any] = {"weights": weights.flat, **optimizer.arrays}
