@@ -12,9 +12,7 @@ import tomli_w
 
 from retrain import worker
 from retrain.campaign.run import reopen, start
-from retrain.config.load import parse
 from retrain.errors import ConfigError
-from retrain.plan.starting import adapter_problems
 from retrain.records.layout import RunFiles
 from retrain.records.manifest import read_manifest
 from retrain.records.metrics import read_metrics
@@ -149,11 +147,3 @@ def test_what_cannot_be_started_from_is_refused_before_anything_is_created(here,
 def test_another_policy_is_refused(here, source, tables, said):
     with pytest.raises(ConfigError, match=rf"\[model\]\.adapter: .*{said}"):
         planned(here / "second", source.directory, **tables)
-
-
-def test_a_backend_that_starts_from_no_adapter_is_named_with_those_that_do() -> None:
-    raw = {"backend": {"backend": "tinker"}, "model": {"model": "a/model", "adapter": "a/run"}}
-    assert adapter_problems(parse(raw, "c.toml"), "") == [
-        "[model].adapter: backend 'tinker' cannot start from an adapter; "
-        "remove it, or use a backend that can: local, numpy"
-    ]
