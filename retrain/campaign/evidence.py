@@ -65,12 +65,9 @@ class Rounds:
             plan, climbed = fresh_plan(plan, climb.winner), climb.wanted
         from retrain.plan.decision import decide  # nor this: imports numpy
 
-        known = read_looks(self._looks)
-        entries, compared = self._roll_up.entries(), {run.run_id for run in plan.runs}
-        done = [run for run in entries if run.state == RunState.DONE and run.run_id in compared]
-        ended = {run.run_id: self._value(run, table.metric) for run in done}
-        ended |= {run_id: None for run_id in over if run_id not in ended}
-        begun = {run.run_id for run in entries if run.attempts}
+        known, done = read_looks(self._looks), self._done_of(plan)
+        ended = dict.fromkeys(over) | {run.run_id: self._value(run, table.metric) for run in done}
+        begun = {run.run_id for run in self._roll_up.entries() if run.attempts}
         by_hand = {run.run_id for run in self._plan.runs if run.seed in self._plan.added_seeds}
         is_spent = self._is_spent(table, begun - by_hand)
         seconds = self._seconds(done) if table.allocate == "auto" else {}
@@ -100,6 +97,13 @@ class Rounds:
         if self._plan.decision is None:
             self._roll_up.drop_decision(was_begun=known.was_begun)
 
+    def _done_of(self, plan: Plan) -> list[RunEntry]:
+        """Return the finished runs of a plan."""
+        compared = {run.run_id for run in plan.runs}
+        return [
+            run for run in self._roll_up.entries() if run.state == RunState.DONE and run.run_id in compared
+        ]
+
     def _value(self, run: RunEntry, metric: str) -> float | None:
         if run.run_id not in self._values:
             try:
@@ -125,12 +129,11 @@ class Rounds:
     def _busy_s(self, begun: Collection[str]) -> float:
         return busy_s(map(self._files_of, begun))
 
-    def _seconds(self, entries: Sequence[RunEntry]) -> dict[str, float]:
+    def _seconds(self, done: Sequence[RunEntry]) -> dict[str, float]:
         """Return how long a finished run of each condition was alive on average."""
         took: dict[str, list[float]] = {}
-        for run in entries:
-            if run.state == RunState.DONE:
-                took.setdefault(run.condition, []).append(busy_s([self._files_of(run.run_id)]))
+        for run in done:
+            took.setdefault(run.condition, []).append(busy_s([self._files_of(run.run_id)]))
         return {name: mean for name, each in took.items() if (mean := sum(each) / len(each)) > 0}
 
     def _tell(self, decision: Decision) -> None:

@@ -9,7 +9,7 @@ ended, so that a campaign that was killed decides as if it had not been.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -61,22 +61,11 @@ def decide(
         known: what was looked at before, which stands.
         seconds: how long a run of each condition takes, where that is known; for `allocate = "auto"`.
     """
-    walk, looked = Walk(plan, table, seconds or {}), []
-    described: dict[str, ConditionDecision] = {}
-    for one in known.rounds if known else ():
+    walk, known = Walk(plan, table, seconds or {}), known or Looks({})
+    for one in known.rounds:
         walk.take(one)
-        described |= {found.condition: found for found in one.decided}
-    while not walk.is_over and (asked := walk.next_round(begun)):
-        batch = walk.runs_of(asked)
-        stops = is_spent and not batch & set(begun)
-        if not stops:
-            walk.wanted |= batch
-            if not batch <= ended.keys():
-                break
-        values = {} if stops else {run_id: ended[run_id] for run_id in sorted(batch)}
-        closed = [found.described() for found in (walk.close() if stops else walk.look(asked, values))]
-        looked.append(Round({} if stops else asked, values, tuple(closed), BUDGET if stops else ""))
-        described |= {found.condition: found for found in closed}
+    looked = tuple(_new_rounds(walk, ended, frozenset(begun), is_spent=is_spent))
+    described = {found.condition: found for one in (*known.rounds, *looked) for found in one.decided}
     by_hand = {walk.ids[name, seed] for seed in plan.added_seeds for name in plan.conditions}
     wanted = walk.wanted | by_hand
     decision = Decision(
@@ -89,10 +78,26 @@ def decide(
         ended=walk.ending,
         smallest_difference=table.smallest_difference,
         conditions=tuple(described.get(name) or walk.found(name).described() for name in walk.verdicts),
-        changes=known.changes if known else (),
+        changes=known.changes,
         again=tuple(sorted(r for r, value in walk.values.items() if ended.get(r) not in (None, value))),
     )
-    return Progress(decision, frozenset(wanted), tuple(looked))
+    return Progress(decision, frozenset(wanted), looked)
+
+
+def _new_rounds(
+    walk: Walk, ended: Mapping[str, float | None], begun: frozenset[str], *, is_spent: bool
+) -> Iterator[Round]:
+    """Look at each round whose runs have ended, and ask for the runs of the next."""
+    while not walk.is_over and (asked := walk.next_round(begun)):
+        batch = walk.runs_of(asked)
+        if is_spent and not batch & begun:
+            yield Round({}, {}, tuple(found.described() for found in walk.close()), BUDGET)
+            return
+        walk.wanted |= batch
+        if not batch <= ended.keys():
+            return
+        values = {run_id: ended[run_id] for run_id in sorted(batch)}
+        yield Round(asked, values, tuple(found.described() for found in walk.look(asked, values)))
 
 
 class Walk:

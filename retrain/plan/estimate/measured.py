@@ -137,7 +137,7 @@ def measure_run(directory: Path) -> MeasuredRun | None:
     """
     files = RunFiles(directory)
     tables = {name: one for name, one in recorded_tables(files).items() if isinstance(one, dict)}
-    evals = {str(one.get("name")): f"eval_{one.get('name')}_time_s" for one in _eval_tables(tables)}
+    evals = _eval_keys(tables)
     ends = read_ends(files.metrics, MOST_ROWS, (*KEYS, *evals.values()))
     attempts = read_attempts(files.attempts)
     if not ends.last or not attempts:
@@ -147,8 +147,7 @@ def measure_run(directory: Path) -> MeasuredRun | None:
     number = ends.last[-1].get("attempt")
     attempt = next((a for a in attempts if a.number == number), attempts[-1])
     whole = _steps_of(ends, number)
-    steady = [row for row in whole.last if row["step"] > attempt.resumed_from_step + 1]
-    if not steady:
+    if not (steady := _after(whole, attempt.resumed_from_step + 1)):
         return None
     parts, last, done = _parts(steady), whole.last[-1], read_done(files.done)
     times = tuple(_alone_s(row, parts.calls_at_once) for row in steady)
@@ -198,10 +197,16 @@ def _closing_tokens(files: RunFiles, rows: Sequence[Row]) -> Tokens | None:
     return spent.tokens - sum(counted, Tokens())
 
 
-def _eval_tables(tables: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the `[[eval]]` of a run.toml."""
+def _eval_keys(tables: Mapping[str, Any]) -> dict[str, str]:
+    """Return the key of a row that has the time of each `[[eval]]` of a run.toml, by its name."""
     found = tables.get("eval", {}).get("tables", [])
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    names = [one.get("name") for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    return {str(name): f"eval_{name}_time_s" for name in names}
+
+
+def _after(ends: MetricsEnds, step: int) -> list[Row]:
+    """Return the last rows that come after a step."""
+    return [row for row in ends.last if row["step"] > step]
 
 
 def _startup_s(attempt: Attempt, first: Row | None, times_s: Sequence[float]) -> float | None:
