@@ -20,6 +20,10 @@ DYNAMIC = ("eval", "exec", "globals", "locals", "vars")
 CHECKS = re.compile(r"(self|np\.testing|numpy\.testing)\.assert\w+$")
 LONGEST = 1 << 16  # characters of tests: it takes time to look at each of their numbers
 MARK = "__changes__"
+BINDS = dict.fromkeys(  # by kind of node, its attribute with the name that it binds
+    (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar),
+    "name",
+) | {ast.arg: "arg", ast.MatchMapping: "rest"}
 
 
 class Uses:
@@ -28,19 +32,11 @@ class Uses:
     def __init__(self, tree: ast.Module) -> None:
         nodes = list(ast.walk(tree))
         self.loads = [node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
-        assigned = {id(node.targets[0]): node for node in nodes if isinstance(node, ast.Assign)}
-        self.values: dict[str, list[ast.expr]] = {}
-        for one in assigned.values():
-            if isinstance(target := one.targets[0], ast.Name) and len(one.targets) == 1:
-                self.values.setdefault(target.id, []).append(one.value)
-        plain = {key for key, one in assigned.items() if len(one.targets) == 1}
-        self.otherwise = {name for node in nodes if id(node) not in plain for name in _bound(node)}
+        self.values, self.otherwise = _bindings(nodes)
         written = {name for name, values in self.values.items() if all(map(_is_literal, values))}
         self.written = written - self.otherwise
-        calls = [node for node in nodes if isinstance(node, ast.Call) and self._is_program(node.func)]
-        self.given = {one.id for call in calls for one in _names([*call.args, *call.keywords])}
-        looks = [one for node in nodes for one in self._looks(node)]
-        looked_at = {id(one) for one in _names(looks)}
+        self.given = {one.id for one in _names([part for node in nodes for part in self._gives(node)])}
+        looked_at = {id(one) for one in _names([part for node in nodes for part in self._looks(node)])}
         # what the program gets nowhere, by whatever call
         self.constant = self.written - {one.id for one in self.loads if id(one) not in looked_at}
         self.fine: set[int] = set()  # uses of names
@@ -51,6 +47,12 @@ class Uses:
         """Return the names of arguments that may be changed."""
         found = (self.written & self.given) - {one.id for one in self.loads if id(one) not in self.fine}
         return frozenset(() if any(one.id in DYNAMIC for one in self.loads) else found)
+
+    def _gives(self, node: ast.AST) -> Sequence[ast.AST]:
+        """Return what a node gives the program, if it calls it."""
+        if isinstance(node, ast.Call) and self._is_program(node.func):
+            return [*node.args, *node.keywords]
+        return []
 
     def _looks(self, node: ast.AST) -> Iterator[ast.expr]:
         """Iterate over a node's parts that only look at data."""
@@ -126,6 +128,18 @@ class Marks(ast.NodeTransformer):
         return ast.fix_missing_locations(ast.copy_location(mark, node))
 
 
+def _bindings(nodes: Sequence[ast.AST]) -> tuple[dict[str, list[ast.expr]], set[str]]:
+    """Return the values that names are assigned one by one, and the names that are bound in other ways."""
+    values: dict[str, list[ast.expr]] = {}
+    plain = set()  # targets
+    for node in nodes:
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            plain.add(id(node.targets[0]))
+            if isinstance(target := node.targets[0], ast.Name):
+                values.setdefault(target.id, []).append(node.value)
+    return values, {name for node in nodes if id(node) not in plain for name in _bound(node)}
+
+
 def _is_literal(node: ast.expr) -> bool:
     try:
         ast.literal_eval(node)
@@ -138,20 +152,14 @@ def _bound(node: ast.AST) -> Iterator[str]:
     """Iterate over the names that a node binds."""
     if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
         yield node.id
-    elif isinstance(node, ast.arg):
-        yield node.arg
-    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        yield node.name
     elif isinstance(node, ast.Import | ast.ImportFrom):
         names = [one.asname or one.name for one in node.names]
         is_program = isinstance(node, ast.ImportFrom) and node.module == "solution"
         yield from (name for name in names if not is_program or name in READS)
     elif isinstance(node, ast.Global | ast.Nonlocal):
         yield from node.names
-    elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
-        yield node.name
-    elif isinstance(node, ast.MatchMapping) and node.rest:
-        yield node.rest
+    elif name := getattr(node, BINDS.get(type(node), ""), None):
+        yield name
 
 
 def _names(nodes: Sequence[ast.AST]) -> Iterator[ast.Name]:
