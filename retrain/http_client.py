@@ -1,4 +1,4 @@
-"""An HTTP client that posts JSON, with timeouts, retries, and no key in any message.
+"""An HTTP client of JSON, with timeouts, retries, and no key in any message.
 
 httpx is imported when a client is created. A redirect is treated as an error, because following it would
 forward the key and drop the body. The system's certificates are used, which include a company's own.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import re
 import ssl
@@ -15,7 +16,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
+from retrain.errors import ConfigError
 from retrain.extras import load
 
 T = TypeVar("T")
@@ -27,6 +30,7 @@ EXCERPT = 500  # characters of an error response that are shown
 LONGEST_REFUSAL = 1 << 16  # bytes of it that are read
 JITTER = random.Random()  # separate generator, so that waiting does not affect seeded ones
 HEADER_VALUE = re.compile(r"[!-~]+")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class CallError(Exception):
@@ -49,6 +53,41 @@ class CallError(Exception):
 def without_user(address: str) -> str:
     """Return an address without its user and password."""
     return re.sub(r"//[^/@]*@", "//", address)
+
+
+def is_address(url: str) -> bool:
+    """Whether a text is an address of HTTP with a host."""
+    try:
+        parts = urlsplit(url)
+        return bool(
+            parts.scheme in ("http", "https")
+            and parts.hostname
+            and parts.port != 0
+            and HEADER_VALUE.fullmatch(url)
+        )
+    except ValueError:  # invalid port, or incomplete IPv6 address
+        return False
+
+
+def key_of(variable: str) -> str:
+    """Return the key in the environment variable that an option `key_env` names; "" if it names none.
+
+    Raises:
+        ConfigError: the variable is not set, or is no key.
+    """
+    if not variable:
+        return ""
+    if not VARIABLE.fullmatch(variable):
+        raise ConfigError("key_env: needs the name of an environment variable, not the key itself")
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        hint = 'export it, or use key_env = "" to send none'
+        raise ConfigError(f"key_env: the environment variable {variable} is not set; {hint}")
+    if not HEADER_VALUE.fullmatch(key):
+        raise ConfigError(
+            f"key_env: {variable} is not a valid key: it contains blanks, line breaks or non-ASCII characters"
+        )
+    return key
 
 
 def answer_of(address: str, patience_s: float = 10.0) -> tuple[int, str]:
@@ -141,9 +180,16 @@ class HttpClient(Client):
 
     def post(self, path: str, body: Mapping[str, Any]) -> bytes:
         """Make one call and return the response; a CallError if it is refused, slow, too long, or cut off."""
+        return self._call("POST", path, dict(body))
+
+    def get(self, path: str) -> bytes:
+        """Return what is at a path; a CallError as of `post`."""
+        return self._call("GET", path, None)
+
+    def _call(self, method: str, path: str, body: Mapping[str, Any] | None) -> bytes:
         httpx, deadline = self._httpx, time.monotonic() + self._timeout_s
         try:
-            with self._client.stream("POST", self._url + path, json=dict(body)) as answer:
+            with self._client.stream(method, self._url + path, json=body) as answer:
                 if not answer.is_success:
                     raise self._refusal(answer)
                 return self._read(answer, deadline)

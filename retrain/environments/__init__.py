@@ -29,6 +29,7 @@ SPEC = PluginSpec(
     hooks=(
         Hook("check_options", ("options",), "problems of [environment.options], as `key: what is wrong`"),
         Hook("check_run", ("config",), "problems of a run's configuration, as `[section].key: what`"),
+        Hook("servers", ("options",), "address -> option, of each server that must answer before a run"),
         Hook("tools", ("options",), "JSON schemas of functions, to be shown by the model's chat template"),
         Hook(
             "prepare", ("options", "form"), "what a run's episodes share, the opener's argument; closed then"

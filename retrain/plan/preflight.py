@@ -206,15 +206,17 @@ class Server:
 def servers_of(configs: Iterable[Config]) -> Iterator[Server]:
     """Iterate over the servers of runs, each contacted once.
 
-    A backend or reward lists them in `servers(config)` or `servers(params)`: address -> the key that sets it.
-    Any response counts as an answer, including an HTTP error; no secrets are sent.
+    A backend lists them in `servers(config)`, a reward or an environment in `servers(table)`: address -> the
+    key that sets it. Any response counts as an answer, including an HTTP error; no secrets are sent.
     """
     named: dict[str, str] = {}
     for config in configs:
         backend = registry.hook("backends", config.backend.backend, "servers")
         named |= backend(config) if backend else {}
-        for reward, params, where in _scoring(config):
-            find = registry.hook("rewards", reward, "servers")
+        table = config.environment
+        others = ("environments", table.environment, table.options, "[environment.options]")
+        for kind, plugin, params, where in (others, *(("rewards", *one) for one in _scoring(config))):
+            find = registry.hook(kind, plugin, "servers")
             named |= {address: f"{where}.{key}" for address, key in (find(params) if find else {}).items()}
     for address, key in named.items():
         # not at the top: few runs have servers; it takes 20 ms

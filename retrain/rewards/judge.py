@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from retrain.errors import ConfigError, RunFailedError
-from retrain.http_client import HEADER_VALUE, CallError, HttpClient
+from retrain.http_client import CallError, HttpClient, is_address, key_of
 from retrain.registry import Count, Natural, Positive
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError, score_with
 from retrain.rewards.threads import ScoringThreads
@@ -39,7 +37,6 @@ Response:
 
 Say briefly what is right and wrong about the response. Then end with a line of the form "Score: x", \
 where x is a number from 0 (wrong) to 1 (entirely right)."""
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 PLACEHOLDER = re.compile(r"\{(prompt|answer|completion)\}")
 LARGEST_REPLY_BYTES = 4 << 20
 # the whole number, so that "0,5" is not read as 0; blanks once, or long ones would take minutes
@@ -85,7 +82,7 @@ def open_scorer(
     """
     client = HttpClient(
         base_url,
-        key=_key(key_env),
+        key=key_of(key_env),
         timeout_s=timeout_s,
         extra=EXTRA,
         who="judge",
@@ -101,14 +98,14 @@ score = score_with(open_scorer)
 
 def check_params(params: Mapping[str, Any]) -> Iterator[str]:
     """Return the problems of the parameters, without a request."""
-    if not _is_address(params["base_url"]):
+    if not is_address(params["base_url"]):
         yield f"base_url: got {params['base_url']!r}; needs an address, such as http://localhost:8000/v1"
     if not params["model"]:
         yield "model: got ''; needs the judge's name at the endpoint"
     if "{completion}" not in params.get("template", RUBRIC):
         yield "template: needs {completion}, or the judge would not see the completion"
     try:
-        _key(params.get("key_env", KEYS[0]))
+        key_of(params.get("key_env", KEYS[0]))
     except ConfigError as error:
         yield str(error)
 
@@ -177,35 +174,6 @@ class JudgeScorer:
             f"the judge at {self.base_url} refused with HTTP {error.code}: {error}; "
             "check the address, the model's name and the key"
         ) from error
-
-
-def _is_address(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return bool(
-            parts.scheme in ("http", "https")
-            and parts.hostname
-            and parts.port != 0
-            and HEADER_VALUE.fullmatch(url)
-        )
-    except ValueError:  # invalid port, or incomplete IPv6 address
-        return False
-
-
-def _key(variable: str) -> str:
-    if not variable:
-        return ""
-    if not VARIABLE.fullmatch(variable):
-        raise ConfigError("key_env: needs the name of an environment variable, not the key itself")
-    key = os.environ.get(variable, "").strip()
-    if not key:
-        hint = 'export it, or use key_env = "" to send none'
-        raise ConfigError(f"key_env: the environment variable {variable} is not set; {hint}")
-    if not HEADER_VALUE.fullmatch(key):
-        raise ConfigError(
-            f"key_env: {variable} is not a valid key: it contains blanks, line breaks or non-ASCII characters"
-        )
-    return key
 
 
 def _content(reply: bytes, masked: Callable[[str], str]) -> str:
