@@ -39,7 +39,7 @@ from retrain.records.manifest import (
     write_manifest,
 )
 from retrain.records.metrics import require_sealed
-from retrain.records.run_state import RunState, end_attempt, read_attempts, read_done
+from retrain.records.run_state import end_as_done, read_attempts, read_done
 from retrain.records.rungs import Searched
 from retrain.records.text import count_of
 from retrain.system import cpu_capacity
@@ -196,15 +196,7 @@ def _deliver(run: RunPlan, files: RunFiles, is_stopped: Callable[[], bool]) -> N
     with lock:
         last = attempts[-1]
         lacking = deliver(run.config, files, last.number, done.result, is_stopped)
-        end_attempt(
-            files.attempts,
-            last.number,
-            RunState.DONE,
-            exit_code=last.exit_code,
-            message=lacking,
-            duration_s=last.duration_s,
-            ended_at=last.ended_at,
-        )
+        end_as_done(files.attempts, last, lacking)
 
 
 def set_aside_changed(files: RunFiles) -> bool:

@@ -14,7 +14,7 @@ from retrain.records.decision import final_value, value_at
 from retrain.records.layout import RunFiles
 from retrain.records.manifest import RunEntry
 from retrain.records.metrics import seal_of
-from retrain.records.run_state import RunState, end_attempt, read_attempts, read_done, write_done
+from retrain.records.run_state import RunState, end_as_done, read_attempts, read_done, write_done
 from retrain.records.rungs import Searched, append_rung, lines_of_search, read_rungs, write_wait
 
 if TYPE_CHECKING:
@@ -107,12 +107,4 @@ def _finish(run: RunPlan, files: RunFiles, why: str) -> None:
             return
         last, seal = attempts[-1], seal_of(files.metrics)
         write_done(files.done, run.config_hash, {"steps": seal.rows, "dropped": why}, seal)
-        end_attempt(
-            files.attempts,
-            last.number,
-            RunState.DONE,
-            exit_code=last.exit_code,
-            message=why,
-            duration_s=last.duration_s,
-            ended_at=last.ended_at,
-        )
+        end_as_done(files.attempts, last, why)

@@ -253,6 +253,19 @@ def end_attempt(
     append_line(path, end)
 
 
+def end_as_done(path: Path, attempt: Attempt, message: str) -> None:
+    """Record that an attempt that had ended, when it did, leaves its run done."""
+    end_attempt(
+        path,
+        attempt.number,
+        RunState.DONE,
+        exit_code=attempt.exit_code,
+        message=message,
+        duration_s=attempt.duration_s,
+        ended_at=attempt.ended_at,
+    )
+
+
 def read_attempts(path: Path) -> tuple[Attempt, ...]:
     """Read a run's attempts in the order of their numbers; lines that are not attempts are skipped."""
     attempts: dict[int, Attempt] = {}

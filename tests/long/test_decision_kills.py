@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import subprocess
 import sys
-import time
+from functools import partial
 from pathlib import Path
 
 from retrain.campaign.run import start
 from retrain.records.layout import find_campaigns
 from tests.long.test_decision import DECISION, decision_of
+from tests.stopping import kill_when
 
 PARALLEL = ("campaign.launcher=local", "campaign.parallel=true", "campaign.max_workers=2")
 KILL_AT = (2, 6, 9, 11)  # runs that are done
-GIVE_UP_S = 300.0
 
 
 def done_runs(directory: Path) -> int:
     return len(list(directory.glob("logs/*/runs/*/done.json")))
+
+
+def are_done(directory: Path, runs: int) -> bool:
+    return done_runs(directory) >= runs
 
 
 def test_kills_change_no_verdict(here: Path) -> None:
@@ -32,13 +33,7 @@ def test_kills_change_no_verdict(here: Path) -> None:
     command = [sys.executable, "-m", "retrain", "run", str(path)]
     command += [word for one in PARALLEL for word in ("--set", one)]
     for runs in KILL_AT:
-        process = subprocess.Popen(command, cwd=own, start_new_session=True, stderr=subprocess.DEVNULL)
-        until = time.monotonic() + GIVE_UP_S
-        while done_runs(own) < runs and time.monotonic() < until:
-            time.sleep(0.01)
-        with contextlib.suppress(ProcessLookupError):  # it may just have ended
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        kill_when(partial(are_done, own, runs), command, own)
         (directory,) = find_campaigns(own / "logs")
         command = [sys.executable, "-m", "retrain", "resume", str(directory)]
     assert decision_of(directory).ended == ""

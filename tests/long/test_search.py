@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +27,7 @@ from retrain.report.gather import gather
 from retrain.report.sides import choose
 from retrain.status import survey
 from tests.long.test_decision import DECISION
+from tests.stopping import kill_when
 
 TABLE = """
 [decision]
@@ -170,12 +168,7 @@ def test_kills_of_all_processes_change_neither_the_winner_nor_the_verdict(here: 
     command = [sys.executable, "-m", "retrain", "run", str(path)]
     command += [word for one in PARALLEL for word in ("--set", one)]
     for attempts in (6, 14):
-        process = subprocess.Popen(command, cwd=own, start_new_session=True, stderr=subprocess.DEVNULL)
-        while begun(own) < attempts and process.poll() is None:
-            time.sleep(0.01)
-        with contextlib.suppress(ProcessLookupError):  # it may just have ended
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        kill_when(partial(have_begun, own, attempts), command, own)
         (directory,) = find_campaigns(own / "logs")
         command = [sys.executable, "-m", "retrain", "resume", str(directory)]
     subprocess.run(command, cwd=own, check=True, stderr=subprocess.DEVNULL)
@@ -184,9 +177,9 @@ def test_kills_of_all_processes_change_neither_the_winner_nor_the_verdict(here: 
     assert sum("dropped" in one["result"] for one in results) == 6
 
 
-def begun(directory: Path) -> int:
+def have_begun(directory: Path, attempts: int) -> bool:
     paths = directory.glob("logs/*/runs/*/attempts.jsonl")
-    return sum(path.read_text().count('"begin"') for path in paths)
+    return sum(path.read_text().count('"begin"') for path in paths) >= attempts
 
 
 def test_a_search_goes_on_from_its_files_without_a_manifest(here: Path) -> None:
