@@ -11,9 +11,11 @@ from subprocess import CompletedProcess
 
 import pytest
 
+from retrain import publish
 from retrain.cli import doctor
 from retrain.plan import checklist, expected_seeds, explain
 from retrain.plan.estimate import Change, learned, money, wall_time
+from retrain.publish import merging
 from retrain.records import decision, rungs
 from retrain.records.manifest import Expectation
 from retrain.records.pace import Pace
@@ -41,6 +43,8 @@ DOCUMENTED = {
     **{kind.__name__: kind for kind in (money.CostForecast, money.ConditionCost)},
     "ChecklistLine": checklist.ChecklistLine,
     "Check": doctor.Check,
+    "Published": publish.Published,
+    "Merged": merging.Merged,
 }
 
 

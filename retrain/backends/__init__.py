@@ -48,6 +48,7 @@ SPEC = PluginSpec(
         Hook("check_adapter", ("config", "alphabet"), "why a run cannot start from [model].adapter"),
         Hook("memory", ("config", "prompts"), "MemoryEstimate of a run, or None if not known"),
         Hook("advise_run", ("config",), "advice before a run"),
+        Hook("export", ("config", "checkpoint", "directory"), "Exported: weights written for others"),
         Hook("delete_states", ("config", "paths"), 'path -> problem, "" if it was deleted, of saved states'),
         Hook("price", ("config",), "retrain.config.prices.Price of its model's tokens, None if not known"),
         Hook("servers", ("config",), "address -> key, of each server that must answer before a run"),
@@ -257,11 +258,10 @@ class Backend(Protocol):
     `start_from(adapter, *, is_reference)` replaces the weights, which checkpoints keep as reference. An
     `[environment]` of several turns needs `extend(turns, sampling) -> list[Rollout | None]`: it samples
     another turn for each `retrain.rollouts.NextTurn`, whose rollout keeps its tokens and gets those of the
-    messages as `given` (see `retrain.backends.text.extended`); None where the model's context leaves no room
-    for one. `read(rollout)` returns the token ids of a rollout with its prompt, for programs that ask for
-    them. `call_form(schemas)` returns the same as `offer_tools` for functions that a prompt shows in `tools`.
-    Functions that the policy may call need `offer_tools(schemas) -> retrain.rollouts.CallForm`, called before
-    anything is sampled: it shows them in the chat template, and returns how the template writes calls.
+    messages as `given` (see `retrain.backends.text.extended`); None where the context has no room for one.
+    `read(rollout)` returns a rollout's token ids with its prompt's. Functions that the policy may call need
+    `offer_tools(schemas) -> retrain.rollouts.CallForm`, called first: it shows them in the chat template, and
+    returns how that writes calls; `call_form(schemas)` returns it for functions in a prompt's `tools`.
     """
 
     info: BackendInfo

@@ -35,6 +35,7 @@ COMMANDS = {  # in the order of `retrain --help`, each in the file of its name
     "schema": "Print the JSON Schema of a campaign file.",
     "plugins": "List plugins and what they need, or check your own.",
     "states": "Show or delete the states that runs saved at an API.",
+    "publish": "Write a run's policy for others, with a model card.",
     "squeeze": "Reduce the rank of a LoRA adapter.",
     "doctor": "Check for missing packages, keys and programs.",
 }

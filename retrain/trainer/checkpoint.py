@@ -81,12 +81,27 @@ def newest(root: Path, on_damaged: Callable[[Path], None] = lambda _: None) -> C
         for directory in _by_step(root):
             if _is_whole(directory):
                 sync_directory(root)
-                state = json.loads((directory / STATE).read_text(encoding="utf-8"))
-                return Checkpoint(_step(directory), directory, state)
+                return _read(directory)
             on_damaged(directory)
     except OSError as error:
         raise records_error(root, "look for a checkpoint", error) from error
     return None
+
+
+def of_step(root: Path, step: int) -> Checkpoint | None:
+    """Return the checkpoint of a step; None if there is none, or it is damaged."""
+    directory = next((path for path in _by_step(root) if _step(path) == step), None)
+    return _read(directory) if directory is not None and _is_whole(directory) else None
+
+
+def steps_of(root: Path) -> list[int]:
+    """Return the steps that have a checkpoint, damaged or not, in ascending order."""
+    return sorted(map(_step, _by_step(root)))
+
+
+def _read(directory: Path) -> Checkpoint:
+    state = json.loads((directory / STATE).read_text(encoding="utf-8"))
+    return Checkpoint(_step(directory), directory, state)
 
 
 def _seal(directory: Path) -> None:

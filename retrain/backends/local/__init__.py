@@ -9,6 +9,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retrain import extras
@@ -39,6 +40,7 @@ from retrain.system.nvidia import gpu_nodes
 
 if TYPE_CHECKING:
     from retrain.backends import MemoryEstimate
+    from retrain.backends.exported import Exported
     from retrain.backends.local.policy import LocalBackend
     from retrain.config.schema import Config
     from retrain.rollouts import Prompt
@@ -265,6 +267,14 @@ def check_adapter(config: Config, alphabet: str) -> list[str]:
 
     options = config.backend.options
     return list(start_problems(config, parsed(LocalOptions, options, check_options(options))))
+
+
+def export(config: Config, checkpoint: Path, directory: Path) -> Exported:
+    """Copy a checkpoint's trained weights into a directory, as peft or transformers reads them."""
+    from retrain.backends.local.exporting import exported
+
+    options = config.backend.options
+    return exported(config, parsed(LocalOptions, options, check_options(options)), checkpoint, directory)
 
 
 def memory(config: Config, prompts: Sequence[Prompt]) -> MemoryEstimate | None:

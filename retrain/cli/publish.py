@@ -1,0 +1,64 @@
+"""`retrain publish`: a run's policy for others, as adapters or merged, with a model card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from typer import Argument, Option
+
+from retrain.cli import AsJson, RunDirectory, complete_runs
+
+if TYPE_CHECKING:
+    from retrain.publish import Published
+
+
+def command(
+    directory: RunDirectory,
+    name: str = Argument(
+        "", metavar="NAME", help="A run or a condition of that campaign.", autocompletion=complete_runs
+    ),
+    output: Path | None = Option(
+        None, "-o", "--output", help="Write to this directory; default: published/CAMPAIGN-RUN."
+    ),
+    merge: bool = Option(False, "--merge", help="Merge the adapters into the base model, and check that."),
+    best: bool = Option(False, "--best", help="Of a condition's finished seeds, that with the best reward."),
+    step: int | None = Option(None, "--step", min=0, help="A kept checkpoint of this step, not the last."),
+    unfinished: bool = Option(False, "--unfinished", help="Also if the run is not finished."),
+    base_model: str = Option("", "--base-model", help="What others call the base model, such as ORG/NAME."),
+    license: str = Option("", "--license", help="Such as apache-2.0; default: unknown."),
+    force: bool = Option(False, "--force", help="Replace what was published there before."),
+    as_json: AsJson = False,
+) -> None:
+    """Write a run's policy into a directory that peft or transformers loads, with a model card.
+
+    The card says what was trained, the comparison's result, the cost, and how to load it.
+
+    Example: retrain publish logs/campaign-20260101T120000Z-1a2b grpo --best --merge
+    """
+    from retrain.publish import Wishes, publish
+    from retrain.publish.choice import choose
+    from retrain.render.tables import print_result
+
+    choice = choose(directory, name, best=best, step=step, unfinished=unfinished)
+    wishes = Wishes(output, force, merge, base_model, license)
+    found = publish(choice, wishes, lambda line: typer.echo(line, err=True))
+    if as_json:
+        print_result(found)
+    else:
+        _show(found)
+
+
+def _show(found: Published) -> None:
+    """Print what was published, and how it was checked."""
+    from retrain.records.text import plain
+
+    what = {"adapter": "adapters", "merged": "a merged model", "model": "a whole model"}[found.kind]
+    why = f" ({found.chosen})" if found.chosen else ""
+    typer.echo(
+        f"{plain(found.directory, 1000)}: {what} of {plain(found.run_id)}{why}, step {found.step}, "
+        f"{found.weights_bytes / 1e6:.2f} MB"
+    )
+    if found.merged is not None:
+        typer.echo(f"checked: {found.merged.told()}")

@@ -1,0 +1,188 @@
+"""Makes a run's policy usable without retrain: weights in others' formats, checked, with a model card.
+
+A directory is published whole or not at all: it is made beside its place, and moved there at the end. `FACTS`
+in it says what it is and marks it as ours: nothing else is ever overwritten.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from retrain import registry
+from retrain.backends.exported import Exported
+from retrain.errors import ConfigError, RecordsError, records_error
+from retrain.publish.card import Subject, card
+from retrain.publish.choice import Choice
+from retrain.publish.merging import Merged, loaded_tokenizer, merge
+from retrain.publish.probes import probes_of
+from retrain.records.files import write_json
+from retrain.squeeze import CONFIG, WEIGHTS
+
+FACTS, CARD = "retrain.json", "README.md"
+PARENT = Path("published")
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """How to publish."""
+
+    output: Path | None = None  # None: in `PARENT`, named after campaign and run
+    force: bool = False  # replace what was published there before
+    merge: bool = False
+    base_model: str = ""  # what others call the base model; "": as the run does
+    license: str = ""
+    name: str = ""  # of the repository that it will be loaded from; "": the directory
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a directory holds."""
+
+    directory: str
+    name: str  # from which the card's example loads it
+    kind: str  # adapter, merged (into the base model), model (every parameter was trained)
+    campaign: str
+    run_id: str
+    step: int
+    chosen: str  # why this seed, of several; "" if there was no choice
+    base_model: str
+    digest: str  # SHA-256 of the trained weights
+    weights_bytes: int
+    merged: Merged | None = None
+
+
+def publish(choice: Choice, wishes: Wishes, say: Callable[[str], object]) -> Published:
+    """Write a run's policy into a directory: weights, model card and facts.
+
+    Raises:
+        ConfigError: the directory exists, or the run's backend cannot do what is wished.
+        RunFailedError: the merged model differs from the policy.
+    """
+    export = _exporter(choice.config.backend.backend)
+    directory = wishes.output or PARENT / f"{choice.campaign.id}-{choice.run.run_id}"
+    with _made_beside(directory, force=wishes.force) as made:
+        say(f"{choice.run.run_id}: fetching the weights of step {choice.checkpoint.step}")
+        exported = export(choice.config, choice.checkpoint.directory, made)
+        digest = _digest(made)
+        merged = _shaped(choice, exported, wishes, made, say)
+        subject = Subject(
+            choice=choice,
+            exported=exported,
+            kind="model" if exported.is_whole else "merged" if merged else "adapter",
+            name=wishes.name or str(directory),
+            base=wishes.base_model or exported.base,
+            license=wishes.license,
+            digest=digest,
+            merged=merged,
+        )
+        found = _described(subject, directory, made)
+        (made / CARD).write_text(card(subject), encoding="utf-8")
+        write_json(made / FACTS, {key: value for key, value in asdict(found).items() if key != "directory"})
+        for path in made.iterdir():  # some writers let nobody else read what they write
+            path.chmod((made / CARD).stat().st_mode)
+    return found
+
+
+def _exporter(backend: str) -> Callable[..., Exported]:
+    export = registry.hook("backends", backend, "export")
+    if export is None:
+        known = registry.built_in_names("backends")
+        able = ", ".join(name for name in known if registry.hook("backends", name, "export"))
+        raise ConfigError(
+            f"backend {backend!r}: its policies have no format that others load; runs of these can be "
+            f"published: {able}"
+        )
+    return export
+
+
+def _shaped(
+    choice: Choice, exported: Exported, wishes: Wishes, made: Path, say: Callable[[str], object]
+) -> Merged | None:
+    """Complete the weights in a directory as they are wished; return the check of merged ones."""
+    if exported.is_whole:
+        if wishes.merge:
+            raise ConfigError("--merge: the run trained every parameter, so it is a whole model already")
+        loaded_tokenizer(exported).save_pretrained(str(made))
+        return None
+    if not wishes.merge:
+        _complete(made / CONFIG, {"base_model_name_or_path": wishes.base_model or exported.base})
+        return None
+    if exported.unmergeable:
+        raise ConfigError(f"--merge: {exported.unmergeable}")
+    say("merging, and comparing log-probabilities before and after")
+    whole, tokenizer = made / "merged", loaded_tokenizer(exported)
+    merged = merge(exported, made, whole, probes_of(choice, tokenizer))
+    tokenizer.save_pretrained(str(whole))
+    for path in made.glob("adapter_*"):
+        path.unlink()
+    for path in whole.iterdir():
+        path.rename(made / path.name)
+    whole.rmdir()
+    return merged
+
+
+def _complete(path: Path, known: dict[str, Any]) -> None:
+    """Write into an adapter's configuration what is known of its base model."""
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        facts |= known | {"task_type": facts.get("task_type") or "CAUSAL_LM"}
+        path.write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    except (OSError, ValueError, TypeError) as error:
+        raise RecordsError(f"{path.name}: what the backend wrote cannot be read ({error})") from error
+
+
+def _described(subject: Subject, directory: Path, made: Path) -> Published:
+    choice = subject.choice
+    return Published(
+        directory=str(directory),
+        name=subject.name,
+        kind=subject.kind,
+        campaign=choice.campaign.id,
+        run_id=choice.run.run_id,
+        step=choice.checkpoint.step,
+        chosen=choice.why,
+        base_model=subject.base,
+        digest=subject.digest,
+        weights_bytes=sum(path.stat().st_size for path in made.glob("*.safetensors")),
+        merged=subject.merged,
+    )
+
+
+def _digest(directory: Path) -> str:
+    """Return the SHA-256 of the weights; of several files, that of their digests in the order of names."""
+    found = []
+    for path in sorted(directory.glob("*.safetensors")):
+        with path.open("rb") as file:
+            found.append(hashlib.file_digest(file, "sha256").hexdigest())
+    if not found:
+        raise RecordsError(f"the backend wrote no {WEIGHTS} and no model; use another step")
+    return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
+
+
+@contextmanager
+def _made_beside(directory: Path, *, force: bool) -> Iterator[Path]:
+    """Make a directory beside its place while entered, then move it there; nothing is left of a failure."""
+    if directory.exists() or directory.is_symlink():
+        if not (directory / FACTS).is_file():
+            raise ConfigError(f"{directory}: exists, and is not from `retrain publish`; -o names another")
+        if not force:
+            raise ConfigError(f"{directory}: exists; --force replaces it, -o names another")
+    made = directory.with_name(f".{directory.name}.partial")
+    try:
+        shutil.rmtree(made, ignore_errors=True)  # of one that was killed
+        made.mkdir(parents=True)
+        yield made
+        shutil.rmtree(directory, ignore_errors=True)
+        os.replace(made, directory)  # noqa: PTH105
+    except OSError as error:
+        raise records_error(directory, "write it", error) from error
+    finally:
+        shutil.rmtree(made, ignore_errors=True)

@@ -1,0 +1,207 @@
+"""The model card of a published run: README.md with the front matter that hubs read.
+
+It shows what decides the result and what came out: of paths only their last part, of servers nothing, of
+prompts only those of generated tasks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from retrain import registry
+from retrain.backends.exported import Exported
+from retrain.config.adapters import KEY as ADAPTER
+from retrain.config.files import mapped
+from retrain.config.keys import as_toml
+from retrain.config.resolve import values_of
+from retrain.config.schema import Config
+from retrain.distribution import version
+from retrain.publish.choice import Choice
+from retrain.publish.markdown import table
+from retrain.publish.merging import Merged
+from retrain.publish.results import cost, result
+from retrain.records.layout import RunFiles
+from retrain.records.samples import read_samples
+from retrain.records.text import plain
+
+SHOWN = {  # keys in every card, although they may be defaults
+    *("model.lora_rank", "training.max_steps", "training.batch_size", "training.group_size"),
+    *("training.max_tokens", "training.temperature", "training.lr", "algorithm.advantage_mode"),
+    *("algorithm.loss_mode", "data.task", "reward.reward", "backend.backend"),
+}
+LEFT_OUT = ("model.model", ADAPTER, "model.base_url")  # shown elsewhere, or of no use to others
+LONGEST_PROMPT = 200  # characters of the example's
+FALLBACK_PROMPT = "Hello"
+KINDS = {
+    "adapter": "LoRA adapters for `{}`, trained",
+    "merged": "`{}` merged with LoRA adapters that were trained",
+    "model": "`{}`, all parameters trained",
+}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a card describes."""
+
+    choice: Choice
+    exported: Exported
+    kind: str  # one of `KINDS`
+    name: str  # from which it is loaded: a directory, or a repository
+    base: str  # the base model's name for others; a directory's if it has none
+    license: str  # "" if not known
+    digest: str  # of the trained weights
+    merged: Merged | None = None
+
+
+def card(subject: Subject) -> str:
+    """Return the text of README.md."""
+    parts = (
+        *(_front_matter(subject), _summary(subject), _example(subject)),
+        *(result(subject.choice, subject.merged), cost(subject.choice)),
+        *(_training(subject.choice), _provenance(subject)),
+    )
+    return "\n".join(chain(*parts)).rstrip() + "\n"
+
+
+def renamed(text: str, before: str, name: str) -> str:
+    """Return a card whose example loads from another name."""
+    return text.replace(f"name = {quoted(before)}", f"name = {quoted(name)}", 1)
+
+
+def quoted(value: Any) -> str:
+    """Return texts, or lists and tables of them, as Python writes them: with double quotes."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def is_local(model: str) -> bool:
+    """Whether a model is named by a directory of this machine, which tells others nothing."""
+    return model.startswith(("/", ".", "~")) or Path(model).is_dir()
+
+
+def _front_matter(subject: Subject) -> Iterator[str]:
+    is_adapter = subject.kind == "adapter"
+    relation = "adapter" if is_adapter else "finetune"
+    base = {} if is_local(subject.base) else {"base_model": subject.base, "base_model_relation": relation}
+    mode = subject.choice.config.algorithm.advantage_mode
+    facts: dict[str, Any] = {
+        **base,
+        "library_name": "peft" if is_adapter else "transformers",
+        "license": subject.license or "unknown",
+        "pipeline_tag": "text-generation",
+        "tags": ["retrain", "reinforcement-learning", mode, *["lora"] * is_adapter],
+    }
+    yield "---"
+    yield from (f"{key}: {json.dumps(value)}" for key, value in facts.items())  # JSON is YAML
+    yield "---\n"
+
+
+def _summary(subject: Subject) -> Iterator[str]:
+    choice, config = subject.choice, subject.choice.config
+    yield f"# {plain(choice.campaign.id)} {plain(choice.run.run_id)}\n"
+    yield (
+        f"{KINDS[subject.kind].format(_last_part(subject.base))} by reinforcement learning on the task "
+        f"`{config.data.task}` with the reward `{config.reward.reward}`, "
+        f"{choice.checkpoint.step} of {config.training.max_steps} steps.\n"
+    )
+
+
+def _example(subject: Subject) -> Iterator[str]:
+    exported = subject.exported
+    base = quoted(subject.base) + f", revision={quoted(exported.revision)}" * bool(exported.revision)
+    dtype = f", dtype={quoted(exported.dtype)}" * bool(exported.dtype)
+    yield "## Load it\n\n```python"
+    if subject.kind == "adapter":
+        yield "from peft import PeftModel"
+    yield "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+    yield f"name = {quoted(subject.name)}"
+    if subject.kind == "adapter":
+        tokenizer = base if exported.tokenizer == exported.base else quoted(exported.tokenizer)
+        yield f"model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({base}{dtype}), name)"
+        yield f"tokenizer = AutoTokenizer.from_pretrained({tokenizer})"
+    else:
+        yield 'model = AutoModelForCausalLM.from_pretrained(name, dtype="auto")'
+        yield "tokenizer = AutoTokenizer.from_pretrained(name)"
+    yield f"prompt = {_tokenized(subject.choice)}"
+    yield "print(tokenizer.decode(model.generate(**prompt, max_new_tokens=64)[0]))\n```\n"
+
+
+def _tokenized(choice: Choice) -> str:
+    """Return the expression that encodes a prompt as the run did."""
+    options, text = choice.config.backend.options, _prompt(choice)
+    if not options.get("chat_template"):
+        return f'tokenizer({quoted(text)}, return_tensors="pt")'
+    system = [{"role": "system", "content": options["system_prompt"]}] * bool(options.get("system_prompt"))
+    chat = quoted([*system, {"role": "user", "content": text}])
+    variables = "".join(
+        f", {key}={value!r}" for key, value in options.get("chat_template_kwargs", {}).items()
+    )
+    how = f'add_generation_prompt=True, return_dict=True, return_tensors="pt"{variables}'
+    return f"tokenizer.apply_chat_template({chat}, {how})"
+
+
+def _prompt(choice: Choice) -> str:
+    """Return a prompt of the run if its task is generated: others' data is not to be published."""
+    data, run = choice.config.data, choice.config.run
+    has_files = any(key.startswith("data.") for key in (run.files if run else ()))
+    if has_files or data.task == "datasets" or not registry.is_built_in("tasks", data.task):
+        return FALLBACK_PROMPT
+    kept = (str(row.get("prompt", "")) for row in read_samples(RunFiles(choice.run.directory).samples))
+    return next((prompt for prompt in kept if 0 < len(prompt) <= LONGEST_PROMPT), FALLBACK_PROMPT)
+
+
+def _training(choice: Choice) -> Iterator[str]:
+    yield "## Training\n"
+    yield from table((("key", "value"), [(f"`{key}`", f"`{value}`") for key, value in _keys(choice)]))
+
+
+def _keys(choice: Choice) -> Iterator[tuple[str, str]]:
+    """Iterate over the keys that decide the result and are not at their default, and those of `SHOWN`."""
+    for section, key, value in values_of(choice.config):
+        name = f"{section}.{key.name}"
+        if name in LEFT_OUT or key.affects != "result":
+            continue
+        if value != key.first_default or name in SHOWN:
+            yield name, plain(as_toml(mapped(value, name, key.path, _shown)), 1000)
+
+
+def _shown(value: Any, _: str, __: str) -> Any:
+    """Return a value without what is this machine's: directories and addresses."""
+    if not isinstance(value, str):
+        return value
+    return "(a server)" if "://" in value else _last_part(value)
+
+
+def _last_part(text: str) -> str:
+    return Path(text).name if text.startswith(("/", "~")) else text
+
+
+def _provenance(subject: Subject) -> Iterator[str]:
+    choice, config, run = subject.choice, subject.choice.config, subject.choice.run
+    manifest = choice.campaign.manifest
+    git = manifest.git if manifest else None
+    software = dict.fromkeys(plain(attempt.software) for attempt in run.attempts if attempt.software)
+    facts = {
+        "base model": " ".join(filter(None, (_last_part(subject.base), subject.exported.revision))),
+        "started from": _start(config),
+        "campaign": plain(choice.campaign.id),
+        "run": f"{plain(run.run_id)}: condition {plain(run.condition)}, seed {run.seed}",
+        "configuration hash": config.run.config_hash if config.run else "",
+        "git commit": f"{git.commit}{' (with uncommitted changes)' * git.is_dirty}" if git else "",
+        "trained by": f"retrain {manifest.package_version}" if manifest else "",
+        "software": "; ".join(software),
+        "SHA-256 of the trained weights": subject.digest,
+        "published by": f"retrain {version()}",
+    }
+    yield "## Provenance\n"
+    yield from table((("", ""), [(name, value) for name, value in facts.items() if value]))
+
+
+def _start(config: Config) -> str:
+    adapter = config.model.adapter
+    digest = config.run.files.get(ADAPTER, "") if config.run else ""
+    return f"{_last_part(adapter)} (digest {digest or 'not known'})" if adapter else ""

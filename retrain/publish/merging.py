@@ -1,0 +1,147 @@
+"""Merges adapters into their base model, and checks the result against the two apart.
+
+What is compared are log-probabilities of texts that the run sampled: under the base model with adapters, and
+under the merged model as it is read back from disk. Source: LoRA, arXiv:2106.09685.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from retrain import extras
+from retrain.backends.exported import Exported
+from retrain.errors import ConfigError, RunFailedError
+
+WHO = "publish --merge"
+EXACT, ROUNDED = 1e-3, 0.05  # mean absolute difference in nats per token: in float32, in shorter types
+
+Ids = tuple[int, ...]
+Model = Any  # torch and transformers are imported only where they are needed
+Tensor = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Token ids of a text; those from `start` on are scored."""
+
+    ids: Ids
+    start: int
+
+
+@dataclass(frozen=True)
+class Merged:
+    """How far log-probabilities under the merged model are from those before, in nats per token."""
+
+    dtype: str
+    tokens: int
+    mean_difference: float
+    largest_difference: float
+    tolerance: float  # for the mean
+
+    def told(self) -> str:
+        """Return the result of the check in words."""
+        return (
+            f"log-probabilities of {self.tokens} tokens differ by {self.mean_difference:.2g} on average, "
+            f"{self.largest_difference:.2g} at most (tolerance: {self.tolerance:g} on average, {self.dtype})"
+        )
+
+
+def merge(exported: Exported, adapter: Path, directory: Path, probes: Sequence[Probe]) -> Merged:
+    """Write the merged model and its tokenizer into a directory, in transformers' format.
+
+    Raises:
+        ConfigError: the base model cannot be loaded, or the adapters do not fit it.
+        RunFailedError: log-probabilities before and after differ by more than the tolerance.
+    """
+    torch, transformers = (extras.load(name, "local", WHO) for name in ("torch", "transformers"))
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    with _quiet(transformers):
+        adapted = _adapted(exported, adapter, load)
+        before = _logprobs(torch, adapted, probes)
+        _untie(torch, adapted)
+        merged = adapted.merge_and_unload()
+        merged.save_pretrained(str(directory))
+        dtype = str(merged.dtype).removeprefix("torch.")
+        del adapted, merged  # before the same is loaded again
+        after = _logprobs(torch, load(str(directory), dtype="auto"), probes)
+    gap = (after - before).abs()
+    tolerance = EXACT if dtype == "float32" else ROUNDED
+    found = Merged(dtype, gap.numel(), float(gap.mean()), float(gap.max()), tolerance)
+    if not found.mean_difference <= tolerance:  # NaN is no agreement
+        raise RunFailedError(
+            f"--merge: the merged model is not the policy: {found.told()}; publish the adapters alone"
+        )
+    return found
+
+
+def write_tokenizer(exported: Exported, directory: Path) -> None:
+    """Write the run's tokenizer beside a model."""
+    loaded_tokenizer(exported).save_pretrained(str(directory))
+
+
+def loaded_tokenizer(exported: Exported) -> Any:
+    """Load the run's tokenizer with transformers."""
+    transformers = extras.load("transformers", "local", WHO)
+    revision = exported.revision if exported.tokenizer == exported.base else ""
+    try:
+        return transformers.AutoTokenizer.from_pretrained(exported.tokenizer, revision=revision or None)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise _unusable(f"the tokenizer {exported.tokenizer!r}", error) from error
+
+
+def _adapted(exported: Exported, adapter: Path, load: Any) -> Model:
+    """Return the base model with adapters."""
+    peft = extras.load("peft", "local", WHO)
+    try:
+        base = load(exported.base, revision=exported.revision or None, dtype=exported.dtype or "auto")
+        return peft.PeftModel.from_pretrained(base, str(adapter)).eval()
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise _unusable(f"the base model {exported.base!r} with these adapters", error) from error
+
+
+def _unusable(what: str, error: Exception) -> ConfigError:
+    first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return ConfigError(f"{what} cannot be loaded ({first}); check its name and your access")
+
+
+def _untie(torch: Any, adapted: Model) -> None:
+    """Give the output head weights of its own if it shares the embedding's and either has adapters.
+
+    Merged into shared weights, the adapters of one would change the other.
+    """
+    model = adapted.get_base_model()
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    heads, embeddings = (getattr(layer, "base_layer", layer) for layer in (head, embedding))
+    if heads.weight is embeddings.weight and (heads is not head or embeddings is not embedding):
+        heads.weight = torch.nn.Parameter(heads.weight.detach().clone(), requires_grad=False)
+        model.config.tie_word_embeddings = False
+
+
+def _logprobs(torch: Any, model: Model, probes: Sequence[Probe]) -> Tensor:
+    """Return the log-probability of every token that is scored."""
+    found = []
+    with torch.no_grad():
+        for probe in probes:
+            ids = torch.tensor([probe.ids])
+            logits = model(input_ids=ids).logits[0, probe.start - 1 : -1].float()
+            found.append(logits.log_softmax(-1).gather(-1, ids[0, probe.start :, None])[:, 0])
+    return torch.cat(found)
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Suppress the libraries' warnings and progress bars."""
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers.logging.set_verbosity(level)

@@ -1,0 +1,19 @@
+"""A backend of a user's whose policies others can load: numpy's, as if it had adapters."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from retrain.backends.exported import Exported
+from retrain.backends.numpy import connect as connect
+from retrain.config.schema import Config
+from retrain.squeeze import CONFIG, WEIGHTS
+
+
+def export(config: Config, checkpoint: Path, directory: Path) -> Exported:
+    """Write what `tests.test_publish` has left in the checkpoint."""
+    shutil.copyfile(checkpoint / WEIGHTS, directory / WEIGHTS)
+    (directory / CONFIG).write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": None}))
+    return Exported(base="org/base", tokenizer="org/base", dtype="bfloat16")

@@ -1,0 +1,168 @@
+"""What `retrain publish` writes of a run is the run's policy, to whom knows only transformers and peft."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tomli_w
+import torch
+import yaml
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from retrain.backends.exported import Exported
+from retrain.campaign.run import start
+from retrain.errors import ConfigError, RunFailedError
+from retrain.publish import Wishes, merging, publish
+from retrain.publish.choice import Choice, choose
+from retrain.publish.merging import Probe, merge
+from tests.extras.local_policies import open_backend
+from tests.extras.tiny_models import save_tiny_model
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*is deprecated:FutureWarning"
+)  # peft's and transformers' own
+
+TOKENS = [3, 4, 5, 6, 7, 8]
+TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}={% endif %}"
+# the lines of a card, then log-probabilities under what they have loaded
+SCORE = f"""
+import torch
+logits = model(input_ids=torch.tensor([{TOKENS}])).logits[0, :-1].log_softmax(-1)
+print("SCORED", logits.gather(-1, torch.tensor({TOKENS[1:]})[:, None])[:, 0].tolist())
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, context=128)
+
+
+def trained(place: Path, model: str, **options: object) -> Path:
+    """Train a campaign of one run; give its directory."""
+    raw = {
+        "model": {"model": model, "lora_rank": 4},
+        "backend": {"backend": "local", "options": {"local_files_only": True, "device": "cpu", **options}},
+        "training": {"batch_size": 2, "group_size": 4, "max_tokens": 4, "lr": 3e-2, "entropy_bonus": 0.1},
+        "data": {"task": "successor"},
+        "reward": {"reward": "partial"},
+        "campaign": {"seeds": [0], "max_steps": 2, "launcher": "inline"},
+        "logging": {"log_dir": str(place / "logs")},
+    }
+    (place / "c.toml").write_text(tomli_w.dumps(raw))
+    campaign = start(place / "c.toml")
+    assert campaign.execute().exit_code == 0
+    return campaign.directory
+
+
+@pytest.fixture(scope="module")
+def choice(model: str, tmp_path_factory: pytest.TempPathFactory) -> Choice:
+    return choose(trained(tmp_path_factory.mktemp("run"), model), "")
+
+
+def published(choice: Choice, output: Path, **wishes: object):
+    return publish(choice, Wishes(output, **wishes), lambda _: None)
+
+
+def lines_of(directory: Path) -> str:
+    """Return the program in a card."""
+    [program] = re.findall(r"```python\n(.*?)```", (directory / "README.md").read_text(), re.DOTALL)
+    return str(program)
+
+
+def scored(logits: torch.Tensor) -> torch.Tensor:
+    return logits[0, :-1].log_softmax(-1).gather(-1, torch.tensor(TOKENS[1:])[:, None])[:, 0]
+
+
+def test_the_lines_of_the_card_load_the_policy_in_a_new_process(choice, model, tmp_path):
+    policy = open_backend(model)
+    policy.load(choice.checkpoint.directory)
+    with torch.no_grad():
+        wanted = scored(policy.policy.causal(input_ids=torch.tensor([TOKENS])).logits)
+        untrained = scored(
+            AutoModelForCausalLM.from_pretrained(model)(input_ids=torch.tensor([TOKENS])).logits
+        )
+    assert (wanted - untrained).abs().max() > 0.1  # it has learned something
+    published(choice, tmp_path / "adapters")
+    found = published(choice, tmp_path / "whole", merge=True)
+    program = "".join(lines_of(tmp_path / name) + SCORE for name in ("adapters", "whole"))
+    command = [sys.executable, "-c", program]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    results = [json.loads(line.removeprefix("SCORED")) for line in said.splitlines() if "SCORED" in line]
+    assert len(results) == 2
+    for result in results:
+        assert torch.allclose(torch.tensor(result), wanted, atol=1e-5)
+    assert found.merged.largest_difference < 1e-5
+    assert found.merged.tokens > 10
+
+
+def test_a_card_of_a_chat_model_encodes_as_the_run_did(tmp_path, model):
+    place = Path(save_tiny_model(tmp_path / "chat", hidden=32, context=128))
+    (place / "chat_template.jinja").write_text(TEMPLATE)
+    choice = choose(trained(tmp_path, str(place), chat_template=True, system_prompt="answer "), "")
+    published(choice, tmp_path / "out")
+    names = {}
+    exec(lines_of(tmp_path / "out").replace("print(", "str("), names)
+    prompt = open_backend(place, chat_template=True, system_prompt="answer ").text
+    shown = re.search(r'"role": "user", "content": "(.*?)"', lines_of(tmp_path / "out"))[1]
+    ids = prompt.tokens_of(f"answer {shown}=")
+    assert names["prompt"]["input_ids"][0].tolist() == list(ids)
+
+
+def test_a_merge_that_is_not_the_policy_is_refused(choice, tmp_path, monkeypatch):
+    monkeypatch.setattr(merging, "EXACT", 0.0)  # below what rounding does
+    with pytest.raises(
+        RunFailedError, match=r"merged model is not the policy: log-probabilities of \d+ tokens"
+    ):
+        published(choice, tmp_path / "out", merge=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
+def test_adapters_of_a_shared_output_head_leave_the_embedding_alone(tmp_path):
+    shape = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    config = Qwen3Config(
+        vocab_size=40, hidden_size=16, intermediate_size=32, tie_word_embeddings=True, **shape
+    )
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(config).save_pretrained(tmp_path / "base")
+    lora = LoraConfig(
+        r=2, target_modules=["lm_head", "q_proj"], init_lora_weights=False, task_type="CAUSAL_LM"
+    )
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    get_peft_model(base, lora).save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
+    found = merge(
+        Exported(str(tmp_path / "base"), ""),
+        tmp_path / "adapter",
+        tmp_path / "out",
+        [Probe(tuple(TOKENS), 1)],
+    )
+    assert found.largest_difference < 1e-5
+
+
+def test_a_run_that_trained_every_parameter_is_published_whole(tmp_path, model):
+    choice = choose(trained(tmp_path, model, lora=False), "")
+    found = published(choice, tmp_path / "out", base_model="org/base")
+    assert found.kind == "model"
+    names = {}
+    exec(lines_of(tmp_path / "out").replace("print(", "str(").replace('"out"', repr(found.directory)), names)
+    policy = open_backend(model, lora=False)
+    policy.load(choice.checkpoint.directory)
+    ids = torch.tensor([TOKENS])
+    assert torch.equal(names["model"](input_ids=ids).logits, policy.policy.causal(input_ids=ids).logits)
+    front = yaml.safe_load((tmp_path / "out" / "README.md").read_text().split("---\n")[1])
+    assert (front["library_name"], front["base_model"]) == ("transformers", "org/base")
+    with pytest.raises(ConfigError, match="it is a whole model already"):
+        published(choice, tmp_path / "other", merge=True)
+
+
+def test_a_base_model_that_is_gone_is_named(choice, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    gone = Exported(str(tmp_path / "gone"), str(tmp_path / "gone"))
+    with pytest.raises(ConfigError, match=r"the base model '.*gone' with these adapters cannot be loaded"):
+        merge(gone, tmp_path, tmp_path / "out", [])
