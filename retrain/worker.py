@@ -23,7 +23,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from retrain import registry
 from retrain.config.adapters import KEY as ADAPTER
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from retrain.trainer.checkpoint import Checkpoint
     from retrain.trainer.journal import Journal
     from retrain.trainer.logger_threads import LoggerThreads
-    from retrain.trainer.loop import Trainer
 
 LOOK_S = 1.0  # between checks for a stop request
 ENDINGS = {
@@ -191,6 +190,7 @@ def _train(
 ) -> AttemptEnd:
     """Train until the run is finished, stopped or failed; no error escapes."""
     from retrain.trainer.opening import open_trainer
+    from retrain.trainer.starting import check_reference, start_anew
 
     step = found.step if found else 0
     try:
@@ -199,8 +199,9 @@ def _train(
         with open_trainer(config, files, journal, stop) as trainer:
             if found is not None:
                 trainer.resume(found)
+                check_reference(config, trainer)
             else:
-                _start_anew(config, trainer)
+                start_anew(config, trainer)
             first = step = trainer.step
             try:
                 result = trainer.train()
@@ -223,18 +224,6 @@ def _train(
         with contextlib.suppress(RecordsError):  # for display only: must not hide the error
             journal.phase("", step, state=ENDINGS.get(code, RunState.FAILED), message=message)
         return AttemptEnd(code, message)
-
-
-def _start_anew(config: Config, trainer: Trainer) -> None:
-    """Load the weights that a run starts from; a ConfigError if they are not those that were planned."""
-    if not (adapter := config.model.adapter):
-        return
-    known = {key: text for key, text in config.run.files.items() if key == ADAPTER} if config.run else {}
-    if changed := changed_files(config, known):
-        raise ConfigError([f"[model].adapter: {line}; restore it" for line in changed])
-    backend: Any = trainer.backend  # the method is optional in the protocol
-    is_reference = config.algorithm.kl_reference == "start"
-    trainer.calls.wait_for(backend.start_from(adapter, is_reference=is_reference))
 
 
 def _loggers(

@@ -11,8 +11,10 @@ import pytest
 import tomli_w
 
 from retrain import worker
-from retrain.campaign.run import reopen, start
+from retrain.campaign.run import reopen, run_campaign, start
+from retrain.config.load import parse
 from retrain.errors import ConfigError
+from retrain.plan.starting import adapter_problems
 from retrain.records.layout import RunFiles
 from retrain.records.manifest import read_manifest
 from retrain.records.metrics import read_metrics
@@ -46,8 +48,8 @@ def finished(place: Path, adapter: Path | str = "", **tables: dict) -> tuple[Pat
     return directory, files
 
 
-def weights(files: RunFiles, name: str = "weights") -> np.ndarray:
-    with np.load(files.checkpoints / "step-000004" / "policy.npz") as arrays:
+def weights(files: RunFiles, name: str = "weights", step: int = 4) -> np.ndarray:
+    with np.load(files.checkpoints / f"step-{step:06d}" / "policy.npz") as arrays:
         return arrays[name]
 
 
@@ -103,7 +105,7 @@ def test_a_run_without_a_checkpoint_does(here, source, capfd):
     with pytest.raises(ConfigError, match=r"model\.adapter: the file is missing"):
         reopen(directory)
     assert worker.run(files.directory, threading.Event()) == 2
-    assert "[model].adapter: model.adapter: the file is missing" in capfd.readouterr().err
+    assert "[model].adapter: the file is missing" in capfd.readouterr().err
 
 
 def gone(run: Path) -> Path:
@@ -147,3 +149,54 @@ def test_what_cannot_be_started_from_is_refused_before_anything_is_created(here,
 def test_another_policy_is_refused(here, source, tables, said):
     with pytest.raises(ConfigError, match=rf"\[model\]\.adapter: .*{said}"):
         planned(here / "second", source.directory, **tables)
+
+
+def test_a_backend_that_starts_from_no_adapter_is_named_with_those_that_do() -> None:
+    raw = {"backend": {"backend": "tests.small_memory.connect"}, "model": {"adapter": "a/run"}}
+    assert adapter_problems(parse(raw, "c.toml"), "") == [
+        "[model].adapter: backend 'tests.small_memory.connect' cannot start from an adapter; "
+        "remove it, or use a backend that can: local, numpy, tinker"
+    ]
+
+
+def test_without_a_kl_term_no_reference_is_kept_and_none_is_asked_for_later(here, source) -> None:
+    directory, files = planned(here / "second", source.directory, algorithm={"kl_coef": 0.0})
+    assert worker.run(files.directory, StopAfterStep(files, 2)) == 130
+    with np.load(files.checkpoints / "step-000002" / "policy.npz") as arrays:
+        assert "start" not in arrays
+    toml = directory / "campaign.toml"
+    toml.write_text(toml.read_text().replace("kl_coef = 0.0", "kl_coef = 0.1"))
+    assert reopen(directory, accept_config_change=True).execute().exit_code == 4
+    assert "the checkpoint has not the reference that the run now needs" in files.output_log.read_text()
+
+
+def test_each_condition_has_a_start_of_its_own(here, source) -> None:
+    _, longer = finished(here / "longer", campaign={"seeds": [0], "max_steps": 6, "launcher": "inline"})
+    starts = {"one": str(source.directory), "two": str(longer.directory), "none": ""}
+    conditions = [{"name": name, "model": {"adapter": adapter}} for name, adapter in starts.items()]
+    file = here / "c.toml"
+    tables = {"training": SMALL, "data": {"task": "successor"}, "algorithm": {"kl_coef": 0.1}}
+    campaign = {"seeds": [0], "max_steps": 4, "launcher": "inline", "conditions": conditions}
+    file.write_text(tomli_w.dumps({**tables, "campaign": campaign}))
+    outcome = run_campaign(file)
+    assert outcome.exit_code == 0
+    saved = {name: RunFiles(outcome.directory / "runs" / f"{name}_s0") for name in starts}
+    assert np.array_equal(weights(saved["one"], "start"), weights(source))
+    assert np.array_equal(weights(saved["two"], "start"), weights(longer, step=6))
+    with np.load(saved["none"].checkpoints / "step-000004" / "policy.npz") as arrays:
+        assert "start" not in arrays
+    found = read_manifest(outcome.directory / "manifest.json").adapters
+    assert {name: start["adapter"] for name, start in found.items()} == {
+        name: start for name, start in starts.items() if start
+    }
+
+
+def test_a_start_that_changed_since_the_run_was_planned_is_refused(here, source, capfd) -> None:
+    directory, files = planned(here / "second", source.directory)
+    _, other = finished(here / "other", training={**SMALL, "lr": 0.01})
+    shutil.rmtree(source.checkpoints)
+    shutil.copytree(other.checkpoints, source.checkpoints)
+    assert worker.run(files.directory, threading.Event()) == 2
+    assert "has changed since the run was planned; restore it" in capfd.readouterr().err
+    with pytest.raises(ConfigError, match=r"model\.adapter"):
+        reopen(directory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 PEFT, NUMPY, TINKER = "adapter_model.safetensors", "policy.npz", "tinker.json"
@@ -19,6 +20,19 @@ def weights_of(adapter: str | Path) -> Path | None:
     places = (directory, *reversed(steps))
     names = (PEFT, f"adapter/{PEFT}", NUMPY, TINKER)
     return next((place / name for place in places for name in names if (place / name).is_file()), None)
+
+
+def state_of(adapter: str) -> str:
+    """Return the path at the Tinker API of an adapter that is a state there; "" of others."""
+    if adapter.startswith(REMOTE):
+        return adapter
+    file = weights_of(adapter)
+    if file is None or file.name != TINKER:
+        return ""
+    try:
+        return str(json.loads(file.read_text(encoding="utf-8"))["path"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def adapter_problem(adapter: str) -> str:

@@ -24,7 +24,7 @@ class Model(Section):
     model: str = key("", "Hugging Face hub ID or local path; not used by the numpy backend", path="file")
     lora_rank: int = key(32, "rank of the LoRA adapters", ge=1, le=4096)
     base_url: str = key("", "address of a training API (tinker)")
-    adapter: str = key("", "start from a finished run, or a directory that peft saved", path="adapter")
+    adapter: str = key("", "start from a finished run, a peft adapter or a tinker:// state", path="adapter")
 
 
 @dataclass(frozen=True)

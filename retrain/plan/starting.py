@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from retrain import registry
-from retrain.config.adapters import KEY, adapter_problem
+from retrain.config.adapters import KEY, adapter_problem, state_of
 from retrain.config.schema import Config
 from retrain.plan.matrix import Plan
 
@@ -26,14 +26,20 @@ def adapter_problems(config: Config, alphabet: str) -> list[str]:
 
 
 def lineage(plan: Plan) -> dict[str, dict[str, str]]:
-    """Return what each condition starts from and a digest of its weights; none for those that start anew.
+    """Return what each condition starts from, by name and by content; none for those that start anew.
 
-    What only an API knows has no digest: its path names its content.
+    Content is a digest of a file, and the path of what an API has.
     """
     configs = {
         condition: run.config for condition, run in plan.first_runs().items() if run.config.model.adapter
     }
-    return {
-        name: {"adapter": one.model.adapter, "digest": one.run.files.get(KEY, "") if one.run else ""}
-        for name, one in configs.items()
+    return {name: _start_of(config) for name, config in configs.items()}
+
+
+def _start_of(config: Config) -> dict[str, str]:
+    known = {
+        "adapter": config.model.adapter,
+        "digest": config.run.files.get(KEY, "") if config.run else "",
+        "state": state_of(config.model.adapter),
     }
+    return {key: value for key, value in known.items() if value}

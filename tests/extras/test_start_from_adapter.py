@@ -14,9 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from retrain.backends import Optimization
 from retrain.campaign.run import reopen, start
-from retrain.config.load import parse
 from retrain.errors import ConfigError
-from retrain.plan.starting import adapter_problems
 from retrain.records.metrics import read_metrics
 from tests.extras.local_policies import as_samples, draw, loss_named, open_backend, stir
 from tests.extras.tiny_models import save_tiny_model
@@ -161,11 +159,3 @@ def test_adapters_of_other_layers_are_refused(model, tmp_path):
     first.save(tmp_path)
     with pytest.raises(ConfigError, match=r"\[model\]\.adapter: .* does not fit the model"):
         open_backend(model).start_from(str(tmp_path / "adapter"), is_reference=True)
-
-
-def test_a_backend_that_starts_from_no_adapter_is_named_with_those_that_do() -> None:
-    raw = {"backend": {"backend": "tinker"}, "model": {"model": "a/model", "adapter": "a/run"}}
-    assert adapter_problems(parse(raw, "c.toml"), "") == [
-        "[model].adapter: backend 'tinker' cannot start from an adapter; "
-        "remove it, or use a backend that can: local, numpy"
-    ]

@@ -62,7 +62,7 @@ def spec(
 ) -> Iterator[BackendSpec]:
     monkeypatch.setenv("TINKER_API_KEY", KEY)
     semaphore = FileSemaphore(tmp_path / "permits", 3)
-    options = {"tokenizer": str(tokenizer), "first_retry_s": 0.01}
+    options = {"tokenizer": str(tokenizer), "first_retry_s": 0.01, "retry_budget_s": 60.0}
     yield BackendSpec(
         seed=1, model=MODEL, base_url=server.url, options=options, permit=lambda: semaphore, run_name="run"
     )

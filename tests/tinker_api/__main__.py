@@ -7,13 +7,15 @@ import json
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import unquote
 
-from tests.tinker_api.service import RefusalError, Service, routes
+from tests.tinker_api.service import Service, routes
+from tests.tinker_api.states import RefusalError
 from tests.tinker_api.wire import read_forward_backward
 
 LONG_POLL_S = 2.0
@@ -82,20 +84,39 @@ class Handler(BaseHTTPRequestHandler):
         """Stay quiet."""
 
     def do_GET(self) -> None:
-        stats = self.server.traffic.stats()
+        if self.path == "/admin/stats":
+            self._answer(200, self._stats())
+            return
+        kind, _, name = unquote(self.path.removeprefix(PREFIX)).partition("/")
+        self._guarded(lambda: self.server.service.sampler_info(name) if kind == "samplers" else _no_route())
+
+    def _stats(self) -> dict[str, Any]:
         service = self.server.service
-        counts = {
+        return {
+            **self.server.traffic.stats(),
             "updates": service.updates,
             "sessions": len(service.sessions),
             "models": len(service.models),
             "billed": service.bill.tokens,
+            "stops": sorted(service.stops),
         }
-        self._answer(200, {**stats, **counts, "stops": sorted(service.stops)})
 
     def do_DELETE(self) -> None:
+        self._about_state(self.server.service.states.delete)
+
+    def do_PUT(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))))
+        self._about_state(lambda path: self.server.service.states.set_ttl(path, body["ttl_seconds"]))
+
+    def _about_state(self, do: Callable[[str], dict[str, Any]]) -> None:
+        """Answer a request to training_runs/MODEL/checkpoints/KIND/NAME."""
         what = unquote(self.path.removeprefix(PREFIX)).split("/")
+        self._guarded(lambda: do(f"tinker://{what[1]}/{what[3]}/{what[4]}"))
+
+    def _guarded(self, do: Callable[[], dict[str, Any]]) -> None:
+        """Answer a request for which nothing is promised."""
         try:
-            answer = 200, self.server.service.delete_state(f"tinker://{what[1]}/{'/'.join(what[3:])}")
+            answer = 200, do()
         except RefusalError as refusal:
             answer = refusal.status, {"error": str(refusal)}
         self._answer(*answer)
@@ -163,6 +184,10 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("content-length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
+
+
+def _no_route() -> NoReturn:
+    raise RefusalError(404, "no such route")
 
 
 class ApiServer(ThreadingHTTPServer):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
-import shutil
 import threading
 import traceback
 from collections import Counter
@@ -15,17 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.tinker_api.policies import Policy, Sampler
+from tests.tinker_api.states import RefusalError, States
 from tests.tinker_api.wire import ForwardBackward
 
 Json = dict[str, Any]
-
-
-class RefusalError(Exception):
-    """An HTTP status instead of an answer."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
 
 
 @dataclass
@@ -78,7 +69,7 @@ class Service:
     def __init__(
         self, state: Path, alphabet: str, model: str, chunk: int, most_models: int = 10**6, dialect: str = ""
     ) -> None:
-        self._state = state
+        self.states = States(state)
         self._alphabet = "".join(sorted(alphabet))
         self._model = model
         self._chunk = chunk
@@ -151,36 +142,35 @@ class Service:
 
     def save_weights(self, request: Json) -> Json:
         model = self._find(request["model_id"])
-        if not re.fullmatch(r"[A-Za-z0-9_-]{1,128}", request["path"]):
-            raise RefusalError(400, f"invalid checkpoint name {request['path']!r}")
-        path = f"tinker://{model.id}/weights/{request['path']}"
 
         def save() -> Json:
-            directory = self._directory(path)
-            shutil.rmtree(directory, ignore_errors=True)
-            directory.mkdir(parents=True)
-            model.policy.save(directory)
+            path = self.states.save(model.id, "weights", request, model.policy, model.rank)
             return {"path": path, "type": "save_weights"}
 
+        self.states.check_name(request["path"])
         return self._in_turn(model, request["seq_id"], save)
 
     def load_weights(self, request: Json) -> Json:
-        directory = self._directory(request["path"])
-        if not directory.is_dir():
-            raise RefusalError(404, f"no checkpoint {request['path']}")
+        facts = self.states.facts(request["path"], "weights")
         policy = Policy(self._alphabet, 0)
-        policy.load(directory, optimizer=bool(request.get("optimizer")))
-        model = self._new_model(request, policy, 32)
+        policy.load(self.states.directory(request["path"]), optimizer=bool(request.get("optimizer")))
+        model = self._new_model(request, policy, facts["lora_rank"])
         return self._promise(f"{model.id}:create", {"model_id": model.id, "type": "load_weights"})
 
-    def delete_state(self, path: str) -> Json:
-        if not self._directory(path).is_dir():
-            raise RefusalError(404, f"no checkpoint {path}")
-        shutil.rmtree(self._directory(path))
-        return {}
+    def weights_info(self, request: Json) -> Json:
+        facts = self.states.facts(request["tinker_path"], "weights", "sampler_weights")
+        return {"base_model": self._model, "is_lora": True, "lora_rank": facts["lora_rank"]}
 
     def save_weights_for_sampler(self, request: Json) -> Json:
         model = self._find(request["model_id"])
+        if request.get("path") is not None:
+            self.states.check_name(request["path"])
+
+            def save() -> Json:
+                path = self.states.save(model.id, "sampler_weights", request, model.policy, model.rank)
+                return {"path": path, "type": "save_weights_for_sampler"}
+
+            return self._in_turn(model, request["seq_id"], save)
 
         def snapshot() -> Json:
             name = f"{model.id}:sampler:{request['sampling_session_seq_id']}"
@@ -190,11 +180,22 @@ class Service:
         return self._in_turn(model, request["seq_id"], snapshot)
 
     def create_sampling_session(self, request: Json) -> Json:
-        """Make a sampler of the base model, which is what a model of seed 0 is before it is trained."""
+        """Make a sampler of saved weights, or of the base model: a model of seed 0 before it is trained."""
         self._check_session(request["session_id"])
+        policy, path = Policy(self._alphabet, 0), request.get("model_path")
+        if path is not None:
+            self.states.facts(path, "sampler_weights")
+            policy.load(self.states.directory(path), optimizer=False)
+        elif request["base_model"] != self._model:
+            raise RefusalError(400, f"unknown model {request['base_model']!r}; there is {self._model!r}")
         name = f"{request['session_id']}:base:{request['sampling_session_seq_id']}"
-        self.samplers[name] = Policy(self._alphabet, 0).sampler()
+        self.samplers[name] = policy.sampler()
         return {"sampling_session_id": name, "type": "create_sampling_session"}
+
+    def sampler_info(self, name: str) -> Json:
+        if name not in self.samplers:
+            raise RefusalError(404, f"no sampler {name}")
+        return {"sampler_id": name, "base_model": self._model, "model_path": None}
 
     def sample(self, request: Json) -> Json:
         sampler = self.samplers.get(request["sampling_session_id"])
@@ -258,9 +259,6 @@ class Service:
         future.done.set()
         return {"request_id": name}
 
-    def _directory(self, path: str) -> Path:
-        return self._state / path.removeprefix("tinker://").replace("/", "--").replace(":", "-")
-
 
 def routes(service: Service) -> Mapping[str, Callable[[Json], Json]]:
     """Return what answers a JSON request, by path."""
@@ -275,6 +273,7 @@ def routes(service: Service) -> Mapping[str, Callable[[Json], Json]]:
         "optim_step": service.optim_step,
         "save_weights": service.save_weights,
         "load_weights": service.load_weights,
+        "weights_info": service.weights_info,
         "save_weights_for_sampler": service.save_weights_for_sampler,
         "create_sampling_session": service.create_sampling_session,
         "asample": service.sample,

@@ -211,6 +211,9 @@ class LocalBackend:
             self.policy.start.update(copied(self.policy.trainable()))
         self._publish()
 
+    def has_start(self) -> bool:
+        return bool(self.policy.start)
+
     def take_sampling_work(self) -> SamplingWork:
         return self.sampler.work.take()
 

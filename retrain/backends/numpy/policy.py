@@ -161,6 +161,9 @@ class NumpyBackend:
         if is_reference:
             self._reference = self._start = self.weights.copy()
 
+    def has_start(self) -> bool:
+        return self._start is not None
+
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
 

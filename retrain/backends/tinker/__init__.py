@@ -7,7 +7,7 @@ key, from the environment.
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,11 @@ class TinkerOptions:
     first_retry_s: float = number(1.0, 0.001, 60)  # backoff; doubles each time, with 50 to 100 % jitter
     retry_budget_s: float = number(1800.0, 0, DAY_S)  # from an operation's first failure until the run ends
 
+    @property
+    def state_ttl_s(self) -> int | None:
+        """Seconds until a saved state is deleted; None: never."""
+        return int(self.state_days * DAY_S) or None
+
 
 def connect(spec: BackendSpec) -> Awaitable[TinkerBackend]:
     """Open a session with the API, free of charge."""
@@ -78,6 +83,13 @@ def check_run(config: Config) -> list[str]:
     if config.training.entropy_bonus:
         problems.append("[training].entropy_bonus: the Tinker API has none; needs 0")
     return problems
+
+
+def check_adapter(config: Config, alphabet: str) -> Iterable[str]:
+    """Return why a run cannot start from its adapter, as far as the API tells; free of charge."""
+    from retrain.backends.tinker.start import start_problems
+
+    return start_problems(config)
 
 
 def servers(config: Config) -> dict[str, str]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
-
-import tinker
+from operator import methodcaller
 
 from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe
+from retrain.backends.tinker.rest import ask
 from retrain.config.schema import Config
 
-ANSWER_S = 30.0  # the SDK tries again for minutes, without a word
+ANSWER_S = 30.0  # for each state
 
 
 def deleted(config: Config, paths: Sequence[str]) -> Mapping[str, str]:
@@ -19,25 +17,10 @@ def deleted(config: Config, paths: Sequence[str]) -> Mapping[str, str]:
     told = dict.fromkeys(paths, "")
     for number, path in enumerate(paths):
         try:
-            _asked(config.model.base_url, path).result(ANSWER_S)
+            ask(config.model.base_url, methodcaller("delete_checkpoint_from_tinker_path", path), ANSWER_S)
         except TimeoutError:
             unanswered = f"not deleted: the API did not answer within {ANSWER_S:g} s; try again later"
             return told | dict.fromkeys(paths[number:], unanswered)
         except FAULTS as error:
             told[path] = "" if classify(error) is Fault.LOST else describe(error)
     return told
-
-
-def _asked(url: str, path: str) -> Future[None]:
-    """Ask in a thread: the SDK waits for the server even before it has a client."""
-    answer: Future[None] = Future()
-
-    def ask() -> None:
-        try:
-            client = tinker.RestClient(base_url=url or None)
-            answer.set_result(client.delete_checkpoint_from_tinker_path(path).result())
-        except Exception as error:  # noqa: BLE001 - raised where it is awaited
-            answer.set_exception(error)
-
-    threading.Thread(target=ask, daemon=True).start()
-    return answer

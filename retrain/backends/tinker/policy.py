@@ -38,6 +38,7 @@ from retrain.backends.tinker.wire import (
     scored_by,
     to_datum,
 )
+from retrain.config.adapters import state_of
 from retrain.demonstrations import Demonstration
 from retrain.errors import ConfigError, NonFiniteError, RunFailedError
 from retrain.event_loop import in_thread
@@ -59,7 +60,7 @@ class TinkerBackend:
         self._calls = Calls(spec.permit, options, spec.observe_call, spec.observe)
         spec = replace(spec, seed=seed, run_name=spec.run_name or "run")
         self.session = Session(spec, options, self._calls)
-        self._reference = Reference(spec, self.session, self._calls)
+        self._reference = Reference(spec, options, self.session, self._calls)
         self._text: Text | None = None
         self._loading = asyncio.Lock()  # held while the tokenizer is loaded
         self._auditor = Auditor()
@@ -152,11 +153,25 @@ class TinkerBackend:
     async def reset_optimizer(self) -> None:
         await self.session.reset_optimizer()
 
+    async def start_from(self, adapter: str, *, is_reference: bool) -> None:
+        """Continue with a saved state's weights, which become the KL term's reference instead of the base."""
+        await self.session.start_from(state_of(adapter))
+        if is_reference:
+            self._reference.path = await self.session.save_sampler("start")
+
+    def has_start(self) -> bool:
+        return bool(self._reference.path)
+
     async def save(self, directory: Path) -> None:
-        write_state(directory, await self.session.save(), self._spec.model, self._spec.lora_rank)
+        state = await self.session.save()
+        await self._reference.extend()
+        state = replace(state, reference=self._reference.path)
+        write_state(directory, state, self._spec.model, self._spec.lora_rank)
 
     async def load(self, directory: Path) -> None:
-        await self.session.resume(read_state(directory, self._spec.model, self._spec.lora_rank))
+        state = read_state(directory, self._spec.model, self._spec.lora_rank)
+        self._reference.path = state.reference
+        await self.session.resume(state)
 
     def out_s(self) -> float:
         return self._calls.outages.out_s()

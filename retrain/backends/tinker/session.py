@@ -16,14 +16,14 @@ from functools import partial
 from typing import Any, TypeVar
 
 import tinker
-from tinker import types
 
 from retrain.backends import BackendSpec, StartProgress
-from retrain.backends.tinker import DAY_S, TinkerOptions
-from retrain.backends.tinker.billing import billed, scored, trained
+from retrain.backends.tinker import TinkerOptions
 from retrain.backends.tinker.calls import Calls
 from retrain.backends.tinker.connection import Connection
 from retrain.backends.tinker.faults import FAULTS, describe, is_full, is_refusal, lacks_route
+from retrain.backends.tinker.passes import Passes
+from retrain.backends.tinker.start import mismatch
 from retrain.backends.tinker.state import Sampler, State, Update
 from retrain.backends.tinker.wire import UpdateOutcome
 from retrain.errors import ConfigError, RecordsError, RetrainError
@@ -43,6 +43,7 @@ class Session:
         self._spec = spec
         self._options = options
         self._calls = calls
+        self._passes = Passes(calls, spec.meter)
         self.connection = Connection(spec, options, calls)
         self._lock = asyncio.Lock()  # held while clients are made or changed
         self._training: tinker.TrainingClient | None = None
@@ -92,7 +93,7 @@ class Session:
 
         async def attempt() -> UpdateOutcome:
             training = await self._trained()
-            outcome = await self._certain(self._step(training, update))
+            outcome = await self._certain(self._passes.step(training, update))
             self.since.append(update)
             if update.is_last:
                 self._sampler = None
@@ -105,7 +106,7 @@ class Session:
 
         async def attempt() -> Sequence[Mapping[str, Any]]:
             training = await self._trained()
-            return await self._certain(self._forward(training, update))
+            return await self._certain(self._passes.forward(training, update))
 
         return await self._persist(f"scoring for update {self.version + 1}", attempt)
 
@@ -116,18 +117,32 @@ class Session:
 
     async def reset_optimizer(self) -> None:
         """Continue with the same weights, new moments and an update count of 0."""
-        saved = await self.save()
+        await self._restart((await self.save()).path, "resetting the optimizer")
+
+    async def start_from(self, path: str) -> None:
+        """Continue with a saved state's weights, and a state of its own from which it is rebuilt.
+
+        A ConfigError if the API does not load it, or it does not fit the run.
+        """
+        try:
+            await self._restart(path, f"starting from {path}")
+        except RecordsError as error:
+            why = f" ({describe(error.__cause__)})" if isinstance(error.__cause__, Exception) else ""
+            raise ConfigError(f"[model].adapter: the Tinker API does not load {path}{why}") from error
+        info = (await self._persist(f"loading {path}", self._trained)).get_info()
+        if wrong := mismatch(info.model_data.model_name, info.lora_rank, self._spec):
+            raise ConfigError(f"[model].adapter: {path} {wrong}")
+
+    async def _restart(self, path: str, what: str) -> None:
+        """Continue with a saved state's weights, without its optimizer and its number of updates."""
 
         async def attempt() -> None:
-            service = await self.connection.service()
-            training = await self._calls.once(
-                "load", lambda: service.create_training_client_from_state(saved.path)
-            )
+            training = await self._opened(path, with_optimizer=False)
             self._saved, self.since = State("", 0), []  # version 0 names the next saved state
             self._saved = State(await self._certain(self._save_state(training)), 0)
             self._training, self._sampler = training, None
 
-        await self._persist("resetting the optimizer", attempt)
+        await self._persist(what, attempt)
 
     async def save(self) -> State:
 
@@ -138,6 +153,15 @@ class Session:
             return self._saved
 
         return await self._persist(f"saving after update {self.version}", attempt)
+
+    async def save_sampler(self, suffix: str) -> str:
+        """Save the present weights for sampling; return their path."""
+
+        async def attempt() -> str:
+            training = await self._trained()
+            return await self._certain(self._save_as(suffix, training.save_weights_for_sampler))
+
+        return await self._persist(f"saving {suffix}", attempt)
 
     async def resume(self, state: State) -> None:
         """Continue from a saved state; one that the API no longer has is a RecordsError."""
@@ -190,26 +214,28 @@ class Session:
     async def _trained(self) -> tinker.TrainingClient:
         """Return the training client, rebuilt if necessary. Needs the lock."""
         if self._training is None:
-            training = await self._new_training()
+            training = await self._opened(self._saved.path)
             if self.since:
                 log.warning(
                     "repeating %d updates on %s", len(self.since), self._saved.path or "fresh weights"
                 )
             for update in self.since:
-                await self._step(training, update)
+                await self._passes.step(training, update)
             self._training = training
         return self._training
 
-    async def _new_training(self) -> tinker.TrainingClient:
-        """Return a client of the last saved state, or of fresh weights."""
-        service, spec, path = await self.connection.service(), self._spec, self._saved.path
+    async def _opened(self, path: str, *, with_optimizer: bool = True) -> tinker.TrainingClient:
+        """Return a client of a saved state, or of fresh weights if its path is empty."""
+        service, spec = await self.connection.service(), self._spec
 
         def make() -> Awaitable[tinker.TrainingClient]:
-            client: Awaitable[tinker.TrainingClient] = (
-                service.create_training_client_from_state_with_optimizer(path)
-                if path
-                else service.create_lora_training_client(spec.model, rank=spec.lora_rank, seed=spec.seed)
-            )
+            client: Awaitable[tinker.TrainingClient]
+            if not path:
+                client = service.create_lora_training_client(spec.model, rank=spec.lora_rank, seed=spec.seed)
+            elif with_optimizer:
+                client = service.create_training_client_from_state_with_optimizer(path)
+            else:
+                client = service.create_training_client_from_state(path)
             return client
 
         try:
@@ -223,15 +249,15 @@ class Session:
                 self._full_since_s = self._full_since_s or time.monotonic()
                 self._show_wait("waiting for room at the API")
             if is_refusal(error):
-                raise self._refusal(error) from error
+                raise self._refusal(error, path) from error
             raise
 
     def _show_wait(self, phase: str) -> None:
         self._spec.observe(StartProgress(phase, time.monotonic() - self._full_since_s))
 
-    def _refusal(self, error: Exception) -> RetrainError:
+    def _refusal(self, error: Exception, path: str) -> RetrainError:
         """Return what is wrong with the model or the saved state that the API refuses."""
-        spec, path, said = self._spec, self._saved.path, describe(error)
+        spec, said = self._spec, describe(error)
         if not path:
             what = f"refuses {spec.model!r} with lora_rank = {spec.lora_rank}"
             return ConfigError(f"[model].model: the Tinker API {what} ({said})")
@@ -246,50 +272,15 @@ class Session:
         )
 
     async def _save_state(self, training: tinker.TrainingClient) -> str:
-        ttl_s = int(self._options.state_days * DAY_S) or None
-        name = f"{re.sub('[^A-Za-z0-9_-]', '-', self._spec.run_name)}-{self.version:06d}"
-        answer: types.SaveWeightsResponse = await self._calls.once(
-            "save", lambda: training.save_state(name, ttl_seconds=ttl_s, overwrite=True)
-        )
+        return await self._save_as(f"{self.version:06d}", partial(training.save_state, overwrite=True))
+
+    async def _save_as(self, suffix: str, save: Callable[..., Awaitable[Any]]) -> str:
+        """Return the path of what is saved under a name of this run."""
+        name = f"{re.sub('[^A-Za-z0-9_-]', '-', self._spec.run_name)}-{suffix}"
+        answer = await self._calls.once("save", lambda: save(name, ttl_seconds=self._options.state_ttl_s))
         if self._spec.notes is not None:
             note_saved(RunFiles(self._spec.notes), str(answer.path))
         return str(answer.path)
-
-    async def _forward(self, training: tinker.TrainingClient, update: Update) -> Sequence[Mapping[str, Any]]:
-        outputs: list[Mapping[str, Any]] = []
-        for part in update.parts_for(training):
-            passed = await self._calls.once("forward", partial(self._scored, training, part, update))
-            outputs += passed.loss_fn_outputs
-        return outputs
-
-    def _scored(
-        self, training: tinker.TrainingClient, part: list[types.Datum], update: Update
-    ) -> Awaitable[types.ForwardBackwardOutput]:
-        def call() -> Awaitable[types.ForwardBackwardOutput]:
-            future: Awaitable[types.ForwardBackwardOutput] = training.forward(part, update.loss.name)
-            return future
-
-        tokens = scored(part)
-        return billed(self._spec.meter, tokens, call, lambda _: tokens)
-
-    async def _step(self, training: tinker.TrainingClient, update: Update) -> UpdateOutcome:
-        *before, last = update.parts_for(training)
-
-        def differentiate(part: list[types.Datum]) -> Awaitable[types.ForwardBackwardOutput]:
-            def call() -> Awaitable[types.ForwardBackwardOutput]:
-                future: Awaitable[types.ForwardBackwardOutput] = training.forward_backward(
-                    part, update.loss.name, update.loss.config or None
-                )
-                return future
-
-            tokens = trained(part)
-            return billed(self._spec.meter, tokens, call, lambda _: tokens)
-
-        passes = [await self._calls.once("update", partial(differentiate, part)) for part in before]
-        end, step = await self._calls.pair(
-            "update", lambda: differentiate(last), lambda: training.optim_step(update.adam)
-        )
-        return UpdateOutcome.of([*passes, end], step)
 
     def _forget(self) -> None:
         """Drop all clients; the next use rebuilds them. Needs the lock."""

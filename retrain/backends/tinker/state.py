@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retrain.backends.tinker.wire import ApiLoss
+from retrain.config.adapters import TINKER as NAME
 from retrain.errors import RecordsError
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from tinker.types import AdamParams, Datum
 
 FORMAT = 1  # of the file; increment when old ones can no longer be read
-NAME = "tinker.json"
 
 BYTES_PER_TOKEN = 24  # in a request: input, target, log-probability, advantage, ratio mask
 
@@ -29,6 +29,7 @@ class State:
 
     path: str
     version: int
+    reference: str = ""  # path of the weights that the KL term compares with; empty: the base model
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +79,7 @@ def read_state(directory: Path, model: str, rank: int) -> State:
     wanted = {"format": FORMAT, "model": model, "lora_rank": rank}
     try:
         facts = json.loads((directory / NAME).read_text(encoding="utf-8"))
-        state = State(str(facts["path"]), int(facts["version"]))
+        state = State(str(facts["path"]), int(facts["version"]), str(facts.get("reference", "")))
         pairs = [(key, facts[key], value) for key, value in wanted.items()]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RecordsError(
