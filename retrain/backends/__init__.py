@@ -257,12 +257,12 @@ class Backend(Protocol):
     log-probabilities 0, and `reset_optimizer()` clears its moments and step count. For `[model].adapter`,
     `start_from(adapter, *, is_reference)` replaces the weights, which checkpoints keep for the KL term if
     `is_reference`; `has_start()` returns whether they do. An `[environment]` of several turns needs
-    `extend(turns, sampling) -> list[Rollout | None]`: it samples another turn for each
-    `retrain.rollouts.NextTurn`, whose rollout keeps its tokens and gets those of the messages as `given` (see
-    `retrain.backends.text.extended`); None where the context has no room for one.
-    `read(rollout)` returns a rollout's token ids with its prompt's. Functions that the policy may call need
-    `offer_tools(schemas) -> CallForm`, called first: it shows them in the chat template, and
-    returns how that writes calls; `call_form(schemas)` returns it for functions in a prompt's `tools`.
+    `extend(turns, sampling) -> list[Rollout | None]`: another turn for each `retrain.rollouts.NextTurn`,
+    whose rollout keeps its tokens and gets those of the messages as `given`
+    (`retrain.backends.text.extended`); None where the context has no room for one. `read(rollout)` returns a
+    rollout's token ids with its prompt's. Functions that the policy may call need `offer_tools(schemas) ->
+    CallForm`, called first: it shows them in the chat template, and returns how that writes calls;
+    `call_form(schemas)` returns it for functions in a prompt's `tools`.
     """
 
     info: BackendInfo
