@@ -140,7 +140,7 @@ class Decisions:
             return "unknown", "no step time is known", self.pilot_command
         answer = f"P50 {about(self.time.p50_s)}, P90 {about(self.time.p90_s)}"
         if budget_s is None:
-            return "unknown", f"{answer}; no budget was given", f"{self._explain} --budget 6h"
+            return "unknown", f"{answer}; no time budget was given", f"{self._explain} --budget 6h"
         answer += f" of {about(budget_s)}"
         if self.time.p90_s <= budget_s:
             return "pass", answer, ""
