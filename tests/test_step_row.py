@@ -43,7 +43,9 @@ EPISODES = EpisodeSummary(
 def declared_keys() -> set[str]:
     """The keys of the generated page, its capitals filled in as this run fills them."""
     keys = set(re.findall(r"^\| `(\w+)` \|", markdown().replace("NAME", "hard"), re.MULTILINE))
-    for placeholder, names in {"PHASE": ("prefill", "decode", "train"), "K": ("1", "2")}.items():
+    capitals = {"PHASE": ("prefill", "decode", "train"), "K": ("1", "2")}
+    capitals["KIND"] = ("prefill", "cached", "sample")
+    for placeholder, names in capitals.items():
         filled = {key for key in keys if key.endswith(f"_{placeholder}")}
         keys = keys - filled | {key.replace(placeholder, name) for key in filled for name in names}
     return keys
@@ -74,6 +76,7 @@ def test_an_optional_field_is_left_out_and_an_unknown_one_is_null() -> None:
         reward_timeout_fraction=0.0,
         pass_at={"1": 0.5, "4": None},
         time_s=1.0,
+        billed={},
     )
     row = columns(evaluation)
     assert (row["eval_pass_at_1"], row["eval_pass_at_4"]) == (0.5, None)

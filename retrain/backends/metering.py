@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass
 
 from retrain.records.tokens import Tokens
 
@@ -17,6 +18,31 @@ class BilledCall:
     """A call under way; whoever makes it sets `billed` once that is known, `NOTHING` if it was refused."""
 
     billed: Tokens | None = None
+
+
+@dataclass
+class Tally:
+    """What calls for one purpose were billed."""
+
+    tokens: Tokens = NOTHING
+
+    def by_kind(self) -> dict[str, int]:
+        """Return the tokens of each kind that there are any of."""
+        return {kind: count for kind, count in asdict(self.tokens).items() if count}
+
+
+TALLY: ContextVar[Tally | None] = ContextVar("TALLY", default=None)
+
+
+@contextmanager
+def tally() -> Iterator[Tally]:
+    """Add up, beside the meter, what the calls of this context are billed; calls of others do not count."""
+    found = Tally()
+    before = TALLY.set(found)
+    try:
+        yield found
+    finally:
+        TALLY.reset(before)
 
 
 class Meter:
@@ -40,6 +66,9 @@ class Meter:
             self._count(open=NOTHING - at_most, tokens=made.billed or NOTHING, unsure=unsure)
 
     def _count(self, *, open: Tokens, tokens: Tokens = NOTHING, unsure: Tokens = NOTHING) -> None:
+        apart = TALLY.get()
         with self._lock:
+            if apart is not None:
+                apart.tokens += tokens
             self.open, self.tokens, self.unsure = self.open + open, self.tokens + tokens, self.unsure + unsure
             self._changed(self)

@@ -23,6 +23,9 @@ class Evaluation:
         "fraction", "chance that one of K samples is right; with `eval_samples`", key="eval_pass_at_K"
     )
     time_s: float = measured("s", "how long it took; not part of `step_time_s`")
+    billed: Mapping[str, int] = measured(
+        "tokens", "that it was billed, by kind: `prefill`, `cached`, `sample`", key="eval_billed_KIND"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +48,9 @@ class NamedEvaluation:
         "fraction", "its standard error over prompts", key="eval_NAME_pass_at_se_K"
     )
     time_s: float = measured("s", "how long it took; not part of `step_time_s`")
+    billed: Mapping[str, int] = measured(
+        "tokens", "that it was billed, by kind: `prefill`, `cached`, `sample`", key="eval_NAME_billed_KIND"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,10 +27,6 @@ class Tokens:
     def __sub__(self, other: Tokens) -> Tokens:
         return Tokens(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
-    def times(self, factor: float) -> Tokens:
-        """Return so many times as many, rounded."""
-        return Tokens(*(round(factor * count) for count in astuple(self)))
-
     def usd(self, price: Price) -> float:
         """Return what they cost, in dollars."""
         return math.fsum(count * getattr(price, kind) for kind, count in asdict(self).items()) / MILLION

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from retrain.backends import Sampling
+from retrain.backends.metering import tally
 from retrain.config.schema import Config, Eval
 from retrain.records.evaluation_row import EvalWatch, NamedEvaluation
 from retrain.rollouts import Floats, Group, Prompt
@@ -102,14 +103,17 @@ class Evals:
             temperature=table.temperature,
         )
         place = (self._training.seed, step)
-        batch = opened.reward(Stream(self._sample, opened.prompts, how, place, table.name).groups(), step)
+        with tally() as billed:
+            groups = Stream(self._sample, opened.prompts, how, place, table.name).groups()
+        batch = opened.reward(groups, step)
         self._journal.evaluated(table.name, step, _outcomes(batch))
         known = np.flatnonzero(batch.scored.any(axis=1))
         rates = np.mean(batch.rewards[known] >= CORRECT, axis=1, where=batch.scored[known])
         asked = [batch.groups[number].prompt.id for number in known.tolist()]
         rewards = np.mean(batch.rewards[known], axis=1, where=batch.scored[known])
         self._falling.evaluated(table.name, step, dict(zip(asked, map(float, rewards), strict=True)))
-        return _summary(batch, known, rates, table.samples, time.perf_counter() - started)
+        found = _summary(batch, known, rates, table.samples, time.perf_counter() - started)
+        return replace(found, billed=billed.by_kind())
 
 
 def _outcomes(batch: ScoredBatch) -> dict[int, list[float | None]]:
@@ -136,4 +140,5 @@ def _summary(
         pass_at={k: float(np.mean(each)) if len(each) else None for k, each in passed.items()},
         pass_at_se={k: standard_error(each) for k, each in passed.items()},
         time_s=time_s,
+        billed={},
     )

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrain.backends import Sampling
+from retrain.backends.metering import tally
 from retrain.config.schema import Config
 from retrain.errors import BackendMemoryError
 from retrain.records.evaluation_row import Evaluation
@@ -71,12 +72,13 @@ class HeldOut:
 
     def _measured(self, step: int) -> Evaluation:
         started = time.perf_counter()
-        greedy = self._scored(step, samples=1, temperature=0.0)
         pass_at: dict[str, float | None] = {}
-        if self._samples > 1:
-            sampled = self._scored(step, self._samples, self._training.temperature)
-            correct = sampled.rewards >= CORRECT
-            pass_at = {str(k): pass_at_k(correct, k, sampled.scored) for k in (1, self._samples)}
+        with tally() as billed:
+            greedy = self._scored(step, samples=1, temperature=0.0)
+            if self._samples > 1:
+                sampled = self._scored(step, self._samples, self._training.temperature)
+                correct = sampled.rewards >= CORRECT
+                pass_at = {str(k): pass_at_k(correct, k, sampled.scored) for k in (1, self._samples)}
         return Evaluation(
             reward=float(greedy.known_rewards.mean()),
             correct_rate=greedy.correct_rate,
@@ -85,6 +87,7 @@ class HeldOut:
             reward_timeout_fraction=greedy.timeout_fraction,
             pass_at=pass_at,
             time_s=time.perf_counter() - started,
+            billed=billed.by_kind(),
         )
 
     def _scored(self, step: int, samples: int, temperature: float) -> ScoredBatch:

@@ -212,7 +212,7 @@ class Trainer:
                 self._stop_if_asked()
                 self._stop_if_spent()
                 self.journal.phase(f"warm-up {self._warmed + 1} of {steps}", 0)
-                rows.append(asdict(warmup.step(self._warmed + 1)))
+                rows.append(asdict(warmup.step(self._warmed + 1)) | columns(self.budget.take()))
                 self._warmed += 1
                 if self._warmed < steps and self._is_due(self._training.save_every, self._warmed):
                     rows.sync()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from contextvars import copy_context
 from itertools import count
 from typing import TypeAlias
 
@@ -44,7 +45,8 @@ class TurnCalls:
                 if threads is None:
                     self._call(requests, next(numbers), free)
                 else:
-                    threads.submit(self._call, requests, next(numbers), free)
+                    # its cost is counted where the caller's is
+                    threads.submit(copy_context().run, self._call, requests, next(numbers), free)
         with self._lock:
             self._begin()
         if self._failure is not None:

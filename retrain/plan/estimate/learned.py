@@ -12,6 +12,7 @@ from typing import Any, Literal
 from retrain.config.keys import quote
 from retrain.config.resolve import as_tables, label_of
 from retrain.config.schema import Config
+from retrain.plan.estimate.billed import Billed
 from retrain.plan.estimate.history import History
 from retrain.plan.estimate.measured import MeasuredRun
 from retrain.plan.estimate.workload import (
@@ -27,7 +28,6 @@ from retrain.plan.estimate.workload import (
 )
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.metrics import mean, median
-from retrain.records.spending import Tokens
 
 MatchedBy = Literal["same", "other condition", "other settings"]
 Compared = tuple[MeasuredRun, Sequence[str]]  # a run, and the settings in which it differs from the plan
@@ -68,9 +68,8 @@ class Measured(MeasuredCondition):
     step_times_s: tuple[float, ...]
     run_means_s: tuple[float, ...]  # mean step time of each run
     calls_at_once: int
-    step_tokens: tuple[tuple[Tokens, ...], ...] = ()  # of each run that counts them
-    evaluation_tokens: tuple[Tokens, ...] = ()  # of all steps of a run, likewise, before its last evaluation
-    closing_tokens: tuple[Tokens, ...] = ()  # after the last row, of each run where it is known
+    billed: tuple[Billed, ...]  # of each run that counts tokens
+    evaluations: Mapping[str, int]  # how often a run as planned is evaluated, by prefix of their columns
 
     @property
     def cost(self) -> StepCost:
@@ -166,9 +165,8 @@ def _measured(run: RunPlan, runs: Sequence[MeasuredRun]) -> Measured:
         step_times_s=times,
         run_means_s=tuple(statistics.fmean(r.step_times_s) for r in chosen),
         calls_at_once=round(statistics.median(r.parts.calls_at_once for r in chosen)),
-        step_tokens=tuple(r.step_tokens for r in chosen if r.step_tokens),
-        evaluation_tokens=tuple(_evaluation_tokens(run, r) for r in chosen if r.closing_tokens is not None),
-        closing_tokens=tuple(r.closing_tokens for r in chosen if r.closing_tokens is not None),
+        billed=tuple(r.billed for r in chosen if r.billed.steps),
+        evaluations=_evaluations(run),
     )
 
 
@@ -183,12 +181,11 @@ def _beside_s(run: RunPlan, runs: Sequence[MeasuredRun]) -> float:
     return statistics.fmean(r.between_s for r in runs) + evaluation_s + checkpoint_s
 
 
-def _evaluation_tokens(run: RunPlan, measured: MeasuredRun) -> Tokens:
-    """Return what the evaluations between a run's steps take."""
-    training, steps, evals_s = run.config.training, run.max_steps, measured.evals_s
-    seconds = measured.evaluation_s * _share(training.eval_every, steps)
-    seconds += sum(evals_s.get(one.name, 0.0) * _share(one.every, steps) for one in run.config.eval.tables)
-    return measured.tokens_of_evaluations(steps * seconds)
+def _evaluations(run: RunPlan) -> Mapping[str, int]:
+    """Return how often a run is evaluated by each evaluation, named by the prefix of its columns."""
+    every = {f"eval_{table.name}_": table.every for table in run.config.eval.tables}
+    every["eval_"] = run.config.training.eval_every
+    return {name: max(0, run.max_steps - 1) // n + 1 if n else 1 for name, n in every.items()}
 
 
 def _most_alike(condition: str, runs: Sequence[Compared]) -> tuple[MatchedBy, Sequence[Compared]]:

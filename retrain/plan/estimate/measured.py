@@ -12,13 +12,14 @@ from typing import Any
 
 from retrain.clock import posix_s, seconds_between
 from retrain.errors import RecordsError
+from retrain.plan.estimate.billed import Billed, billed_of, keys_of
 from retrain.plan.estimate.workload import AliveSpan, Crowding
 from retrain.records.layout import RunFiles, recorded_tables
 from retrain.records.lines import Row, number_in
 from retrain.records.metrics import MetricsEnds, mean, median, read_ends
 from retrain.records.pace import PAUSES, active_s, paused_between_s
 from retrain.records.run_state import Attempt, Done, RunState, read_attempts, read_done
-from retrain.records.spending import COUNTS, Tokens, read_spending, tokens_of
+from retrain.records.spending import COUNTS
 
 MOST_ROWS = 500  # the last ones of a run, so that a long run costs no more than a short one
 TIMES = ("step_time_s", "sample_time_s", "reward_time_s", "train_time_s", "permit_wait_s", "permit_held_s")
@@ -69,11 +70,10 @@ class MeasuredRun:
     permits_borne: float | None  # if permits adapt: mean since the first decrease; None without one
     failures: int  # infrastructure failures
     active_s: float  # taking steps, over all attempts
+    billed: Billed  # in its last rows
     span: tuple[float, float] | None = None  # start and end of its last attempt, in seconds since 1970
     alive: tuple[AliveSpan, ...] = ()  # runs alive in that span, itself included; empty if not known
     at_a_time: int = 0  # concurrent runs of its campaign; 0 if not known
-    step_tokens: tuple[Tokens, ...] = ()  # billed, less what evaluations took; empty if rows count none
-    closing_tokens: Tokens | None = None  # billed after the last row; None if not known
 
     def alone(self, crowding: Crowding) -> MeasuredRun:
         """Return the run with its times converted to those of a run alone."""
@@ -104,17 +104,13 @@ class MeasuredRun:
         if before == passes or not whole_s:
             return self
         longer = 1 + parts.training_s / whole_s * (passes / before - 1)
-        return replace(self, step_times_s=tuple(longer * seconds for seconds in self.step_times_s))
+        times = tuple(longer * seconds for seconds in self.step_times_s)
+        return replace(self, step_times_s=times, billed=self.billed.with_passes(passes / before))
 
     @property
     def evaluations_s(self) -> Mapping[str, float]:
         """The time of one evaluation of each kind, by the key of a row that has it."""
         return {OWN: self.evaluation_s} | {f"eval_{name}_time_s": s for name, s in self.evals_s.items()}
-
-    def tokens_of_evaluations(self, seconds: float) -> Tokens:
-        """Return what evaluations of so many seconds take; none where those at the end are not known."""
-        whole_s = math.fsum(self.evaluations_s.values())
-        return self.closing_tokens.times(seconds / whole_s) if self.closing_tokens and whole_s else Tokens()
 
     @property
     def checkpoint_s(self) -> float:
@@ -138,7 +134,9 @@ def measure_run(directory: Path) -> MeasuredRun | None:
     files = RunFiles(directory)
     tables = {name: one for name, one in recorded_tables(files).items() if isinstance(one, dict)}
     evals = _eval_keys(tables)
-    ends = read_ends(files.metrics, MOST_ROWS, (*KEYS, *evals.values()))
+    prefixes = [key.removesuffix("time_s") for key in (OWN, *evals.values())]
+    billed = itertools.chain.from_iterable(map(keys_of, prefixes))
+    ends = read_ends(files.metrics, MOST_ROWS, (*KEYS, *evals.values(), *billed))
     attempts = read_attempts(files.attempts)
     if not ends.last or not attempts:
         return None
@@ -152,7 +150,6 @@ def measure_run(directory: Path) -> MeasuredRun | None:
     parts, last, done = _parts(steady), whole.last[-1], read_done(files.done)
     times = tuple(_alone_s(row, parts.calls_at_once) for row in steady)
     is_finished = attempt.ending == RunState.DONE and done is not None
-    closing_tokens = _closing_tokens(files, ends.last) if is_finished else None
     found = MeasuredRun(
         condition=str(tables.get("run", {}).get("condition", "")),
         tables=tables,
@@ -169,32 +166,10 @@ def measure_run(directory: Path) -> MeasuredRun | None:
         failures=sum(a.ending in RETRIED for a in attempts),
         active_s=math.fsum(times) / len(times) * int(ends.last[-1]["step"]),
         span=_span(attempt, last),
-        closing_tokens=closing_tokens,
+        billed=billed_of(files, ends.last, prefixes, done if is_finished else None),
     )
-    found = replace(found, step_tokens=tuple(_step_tokens(ends.last, found)))
     gaps = dict(_gaps(whole.last, (OWN, *evals.values())))
     return replace(found, between_s=_between_s(gaps, _save_every(tables), found.checkpoint_s))
-
-
-def _step_tokens(rows: Sequence[Row], run: MeasuredRun) -> Iterator[Tokens]:
-    """Iterate over the tokens of steps; a row counts those of the evaluations in the row before it as well.
-
-    Those that a run ends with are known, and divided among its evaluations by their times. Without them, as
-    for a run that is not finished, the steps keep what evaluations took.
-    """
-    for before, row in zip([{}, *rows], rows, strict=False):
-        if (tokens := tokens_of(row)) is None:
-            continue
-        taken = [s for key, s in run.evaluations_s.items() if number_in(before, key) is not None]
-        yield tokens - run.tokens_of_evaluations(math.fsum(taken))
-
-
-def _closing_tokens(files: RunFiles, rows: Sequence[Row]) -> Tokens | None:
-    """Return what was billed after the last row, as for the last evaluation; None if rows are missing."""
-    counted, spent = [tokens for row in rows if (tokens := tokens_of(row))], read_spending(files)
-    if spent is None or len(counted) != int(rows[-1]["step"]) or any(row["attempt"] != 1 for row in rows):
-        return None
-    return spent.tokens - sum(counted, Tokens())
 
 
 def _eval_keys(tables: Mapping[str, Any]) -> dict[str, str]:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from retrain.config.prices import Price, price_of
+from retrain.plan.estimate.billed import mean_usd
 from retrain.plan.estimate.learned import Learned, MatchedBy, Measured
 from retrain.plan.matrix import Plan
-from retrain.records.spending import Tokens
 
 Z90 = 1.2816  # of the normal distribution
 RUNS_DIFFER = 0.1  # standard deviation between runs over their mean, while no condition has two runs
@@ -51,7 +50,7 @@ def cost_forecast(plan: Plan, learned: Learned) -> CostForecast | None:
     differ = _runs_differ(plan, learned)
     for condition, run in plan.first_runs().items():
         measured, price = learned.conditions[condition], price_of(run.config)
-        if price is None or not measured.step_tokens:
+        if price is None or not measured.billed:
             return None
         runs = sum(one.condition == condition for one in plan.runs)
         cost, variance = _of_condition(measured, price, runs, run.max_steps, differ)
@@ -65,17 +64,13 @@ def _of_condition(
     measured: Measured, price: Price, runs: int, steps: int, differ: float
 ) -> tuple[ConditionCost, float]:
     """Return a condition's cost, and the variance of all of its runs'."""
-    taken = [tokens for run in measured.step_tokens for tokens in run]
+    taken = [tokens for run in measured.billed for tokens in run.steps]
     usd = [tokens.usd(price) for tokens in taken]
-    mean_usd = statistics.fmean(usd)
-    beside = [
-        sum(both, Tokens()).usd(price)
-        for both in zip(measured.evaluation_tokens, measured.closing_tokens, strict=True)
-    ]
-    run_usd = steps * mean_usd + (statistics.fmean(beside) if beside else 0.0)
-    of_steps, of_runs = statistics.pvariance(usd), (differ * mean_usd) ** 2
+    mean = statistics.fmean(usd)
+    run_usd = steps * mean + _beside_usd(measured, price)
+    of_steps, of_runs = statistics.pvariance(usd), (differ * mean) ** 2
     to_come = runs * steps * of_steps + runs * steps**2 * of_runs
-    measured_so_far = (runs * steps) ** 2 * (of_steps / len(usd) + of_runs / len(measured.step_tokens))
+    measured_so_far = (runs * steps) ** 2 * (of_steps / len(usd) + of_runs / len(measured.billed))
     variance = to_come + measured_so_far
     prefill, cached, sampled, trained = (
         statistics.fmean(getattr(one, kind) for one in taken)
@@ -92,15 +87,21 @@ def _runs_differ(plan: Plan, learned: Learned) -> float:
     """Return how much the mean steps of a condition's runs differ, relative to their mean."""
     squares, freedom = 0.0, 0
     for condition, run in plan.first_runs().items():
-        price, runs = price_of(run.config), learned.conditions[condition].step_tokens
+        price, runs = price_of(run.config), learned.conditions[condition].billed
         if price is None or len(runs) < 2:
             continue
-        means = [_mean_usd(tokens, price) for tokens in runs]
+        means = [mean_usd(one.steps, price) for one in runs]
         if middle := statistics.fmean(means):
             squares += math.fsum((mean / middle - 1) ** 2 for mean in means)
             freedom += len(means) - 1
     return math.sqrt(squares / freedom) if freedom else RUNS_DIFFER
 
 
-def _mean_usd(tokens: Sequence[Tokens], price: Price) -> float:
-    return statistics.fmean(one.usd(price) for one in tokens)
+def _beside_usd(measured: Measured, price: Price) -> float:
+    """Return what a run costs beside its steps: its evaluations, and what it takes once."""
+    once = [usd for run in measured.billed if (usd := run.once_usd(price)) is not None]
+    beside = statistics.fmean(once) if once else 0.0
+    for name, count in measured.evaluations.items():
+        taken = [tokens for run in measured.billed for tokens in run.evaluations.get(name, ())]
+        beside += count * mean_usd(taken, price) if taken else 0.0
+    return beside
