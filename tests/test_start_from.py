@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 from pathlib import Path
@@ -170,7 +171,7 @@ def test_without_a_kl_term_no_reference_is_kept_and_none_is_asked_for_later(here
     assert "the checkpoint has not the reference that the run now needs" in files.output_log.read_text()
 
 
-def test_each_condition_has_a_start_of_its_own(here, source) -> None:
+def test_each_condition_has_a_start_of_its_own(here, source, retrain) -> None:
     _, longer = finished(here / "longer", campaign={"seeds": [0], "max_steps": 6, "launcher": "inline"})
     starts = {"one": str(source.directory), "two": str(longer.directory), "none": ""}
     conditions = [{"name": name, "model": {"adapter": adapter}} for name, adapter in starts.items()]
@@ -178,6 +179,9 @@ def test_each_condition_has_a_start_of_its_own(here, source) -> None:
     tables = {"training": SMALL, "data": {"task": "successor"}, "algorithm": {"kl_coef": 0.1}}
     campaign = {"seeds": [0], "max_steps": 4, "launcher": "inline", "conditions": conditions}
     file.write_text(tomli_w.dumps({**tables, "campaign": campaign}))
+    shown = retrain("explain", str(file)).stdout
+    wanted = r"\n +".join([*map(re.escape, filter(None, starts.values())), "no adapter"])
+    assert re.search(f"starts from +{wanted}", shown)
     outcome = run_campaign(file)
     assert outcome.exit_code == 0
     saved = {name: RunFiles(outcome.directory / "runs" / f"{name}_s0") for name in starts}

@@ -142,6 +142,9 @@ def _facts(explanation: Explanation) -> Iterator[tuple[str, str]]:
         adapted = " at first, then adapted to the API" * explanation.permits_adapt
         yield "permits (API calls)", f"{explanation.permits}{adapted}"
     yield "log directory", f"{explanation.log_dir}/"
+    starts = dict.fromkeys(condition.adapter for condition in explanation.conditions)
+    for row, adapter in enumerate(starts if any(starts) else ()):
+        yield "" if row else "starts from", adapter or "no adapter"
     if explanation.sandboxes:
         yield "programs run in", ", ".join(explanation.sandboxes)
     yield from dict.fromkeys(("memory of a run", _memory(use)) for use in explanation.memory)

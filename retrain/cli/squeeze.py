@@ -82,11 +82,10 @@ def _shown_ranks(largest: int, asked: int | None, recommended: int) -> list[int]
 
 def _adapter_in(directory: Path) -> Path:
     """Return the adapter's own directory: of a run, the newest."""
-    from retrain.squeeze import CONFIG
+    from retrain.config.adapters import PEFT, weights_of
 
-    steps = sorted(directory.glob("checkpoints/step-*/adapter"), reverse=True)
-    places = (directory, directory / "adapter", *steps)
-    return next((place for place in places if (place / CONFIG).is_file()), directory)
+    file = weights_of(directory)
+    return file.parent if file is not None and file.name == PEFT else directory
 
 
 def _show(result: Squeezed, keep: float) -> None:

@@ -49,6 +49,7 @@ class ConditionPlan:
     backend: str
     task: str
     differs: tuple[str, ...]  # keys whose value differs from the first condition's
+    adapter: str = ""  # what its runs start from; empty: no adapter
 
 
 @dataclass(frozen=True)
@@ -259,6 +260,7 @@ def _condition(run: RunPlan, plan: Plan, base: RunPlan) -> ConditionPlan:
         backend=run.config.backend.backend,
         task=run.config.data.task,
         differs=tuple(_differences(run, base, swept_keys(plan.campaign.sweep))),
+        adapter=run.config.model.adapter,
     )
 
 

@@ -109,6 +109,29 @@ def test_a_server_is_checked_while_an_update_has_its_adapters_switched_off(serve
     assert {r.policy_version for group in fresh for r in group.rollouts} == {1}
 
 
+def test_a_server_is_given_the_adapters_that_a_run_starts_from(server, model, tmp_path):
+    first = open_backend(model)
+    stir(first)
+    first.save(tmp_path)
+    backend, fresh = open_backend(model, engine="openai", engine_url=server.url, seed=9), []
+    backend.start_from(str(tmp_path / "adapter"), is_reference=True)
+    samples = as_samples(draw(backend))
+    assert_honest(first, samples)
+
+    def meanwhile(*_: object) -> None:  # while the reference's adapters are in the model
+        waiting.remove()
+        fresh.extend(beside(backend))
+
+    waiting = backend.policy.body.register_forward_pre_hook(meanwhile)
+    stats = backend.update(samples, loss_named("ppo"), replace(HOW, kl_coef=0.1))
+    assert stats.reference_kl == pytest.approx(0, abs=1e-9)
+    assert_honest(first, as_samples(fresh))
+    assert (
+        backend.update(as_samples(draw(backend)), loss_named("ppo"), replace(HOW, kl_coef=0.1)).reference_kl
+        > 0
+    )
+
+
 def test_samples_drawn_beside_an_optimizer_step_are_of_the_policy_before_it(server, model, tmp_path):
     samples = as_samples(draw(open_backend(model)))
     backend, fresh = through(server, model), []

@@ -99,6 +99,17 @@ def test_two_runs_share_a_server_and_survive_its_crash_and_the_loss_of_its_daemo
     assert_own(first)
 
 
+def test_a_server_samples_with_the_adapters_that_a_run_starts_from(managed, model, tmp_path):
+    trained = open_backend(model)
+    stir(trained, seed=5)
+    trained.save(tmp_path)
+    backend = managed(0)
+    backend.start_from(str(tmp_path / "adapter"), is_reference=True)
+    samples = as_samples(draw(backend))
+    for sample, logps in zip(samples, plain_logprobs(trained, samples, 0.8), strict=True):
+        assert np.allclose(chosen(logps, sample).detach(), sample.rollout.logprobs, atol=1e-4)
+
+
 def test_a_server_sleeps_while_a_run_trains_and_gets_adapters_when_awake(model, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     calls = tmp_path / "calls.txt"
