@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +12,13 @@ from retrain.calibrate import Calibrator
 from retrain.calibrate.trials import Effort
 from retrain.config.campaign import Search
 from retrain.config.load import load_config, parse
+from retrain.config.sampler import Proposal
 from retrain.errors import ConfigError
 from retrain.plan.estimate.halving import as_expected
 from retrain.plan.matrix import Plan, RunPlan, plan_runs
 from retrain.plan.search import WON, Climb, climb, fresh_plan, most_runs, stages_of
 from retrain.records.layout import RunFiles
+from retrain.records.proposals import Proposed, append_proposals, read_proposals
 from retrain.records.run_row import PlannedRun, RunRow, read_row
 from retrain.records.run_state import RunState, begin_attempt, end_attempt, rung_of
 from retrain.records.rungs import (
@@ -259,6 +262,10 @@ def test_a_search_is_settled_when_its_winner_is_decided_about(tmp_path: Path) ->
             '.metric: no row of maxrl lr=0.0001 at step 10 will have "eval_reward"; evaluate there',
         ),
         ("campaign.sweep.training.lr=[1e-4]", ": chooses among conditions, and there is one; add some"),
+        ("campaign.search.rungs=[]", ".rungs: is missing; give the steps at which the worse conditions are"),
+        ("campaign.search.trials=5", ".trials: got 5; has no effect without a sampler, such as optuna:tpe"),
+        ("campaign.search.sampler=tpe", ".sampler: no sampler is named \"tpe\"; did you mean 'optuna:tpe'?"),
+        ("campaign.search.sampler=optuna:tpe", ".trials: is missing; give the number of points that"),
     ],
 )
 def test_a_search_that_cannot_choose_is_refused(override: str, problem: str, tmp_path: Path) -> None:
@@ -268,13 +275,74 @@ def test_a_search_that_cannot_choose_is_refused(override: str, problem: str, tmp
     assert caught.value.problems[0].startswith(f"c.toml [campaign.search]{problem}")
 
 
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (["trials=4"], ".trials: got 4, and the lists have 4 combinations in all: give fewer, or remove the"),
+        (["sampler=optuna:cmaes"], ".sampler: optuna:cmaes needs 2 ranges or more; lists and conditions it"),
+        ([], ".sampler: 'optuna:tpe' needs the extra 'optuna' (optuna not found): pip install "),
+    ],
+)
+def test_a_sampler_that_cannot_propose_is_refused(
+    overrides: list[str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)  # not installed
+    given = [f"campaign.search.{one}" for one in ("sampler=optuna:tpe", "trials=3", *overrides)]
+    with pytest.raises(ConfigError) as caught:
+        planned(tmp_path, FILE, *given)
+    assert caught.value.problems[0].startswith(f"c.toml [campaign.search]{problem}")
+
+
+def test_what_a_sampler_may_propose_is_checked_before_it_is_asked(tmp_path: Path) -> None:
+    sweep = "campaign.sweep.training={ lr = { uniform = [-1.0, 1.0], samples = 3 }, batch_size = [4, 0] }"
+    with pytest.raises(ConfigError) as caught:
+        planned(tmp_path, FILE, "campaign.search.sampler=optuna:tpe", sweep)
+    assert caught.value.problems == (
+        'c.toml [campaign.sweep]."training.lr": samples: got 3; campaign.search.sampler proposes '
+        "campaign.search.trials points; leave samples out",
+    )
+    with pytest.raises(ConfigError) as caught:
+        planned(tmp_path, FILE, "campaign.search.sampler=optuna:tpe", sweep.replace(", samples = 3", ""))
+    assert [one.partition(":")[0] for one in caught.value.problems] == [
+        'c.toml [campaign.sweep]."training.lr"',
+        'c.toml [campaign.sweep]."training.batch_size"',
+    ]
+
+
+def test_the_first_rung_is_decided_when_the_sampler_has_proposed_all(tmp_path: Path) -> None:
+    plan, at_rung = planned(tmp_path), {f"maxrl-lr-{lr}_s{seed}": 10 for lr in LR.values() for seed in (0, 1)}
+    table = Search(rungs=[10, 20], sampler="optuna:tpe", trials=5)
+
+    def value_at(run: RunPlan, step: int) -> tuple[bool, float | None]:
+        return at_rung.get(run.run_id, 0) >= step > 0, run.config.training.lr
+
+    def left(to_come: int) -> Climb:
+        return climb(plan, table, (), value_at, to_come)
+
+    assert left(5).due == {}  # nothing is known yet, and nothing is waited for
+    assert (left(2).due, left(2).rungs) == (LR, ())
+    assert (left(0).due, left(0).rungs[0].step) == (None, 10)
+    missing = at_rung.pop("maxrl-lr-0.1_s1") and "maxrl-lr-0.1_s1"
+    assert (left(2).due, left(2).waits) == (None, {missing: 10})
+
+
+def test_what_a_sampler_proposed_is_told(tmp_path: Path) -> None:
+    found = Searched("mean_reward", "a", (0,), sampler="optuna:tpe", proposed=4, to_come=8)
+    assert list(lines_of_search(found)) == ["search: optuna:tpe proposed 4 conditions, 8 more follow"]
+    path, rounds = tmp_path / "proposals.jsonl", (Proposed({"a": 0.5, "b": None}, (Proposal({"k": 1}, 2),)),)
+    append_proposals(path, rounds[0])
+    with path.open("a") as file:
+        file.write('{"told": {}, "proposals": [{"number": 1}]}\n{"torn')
+    assert read_proposals(path) == rounds
+
+
 def test_wrong_keys_are_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         planned(
-            tmp_path, FILE, "campaign.search.keep=1.0", "campaign.search.rungs=[]", "campaign.search.rung=1"
+            tmp_path, FILE, "campaign.search.keep=1.0", "campaign.search.rungs=[0]", "campaign.search.rung=1"
         )
     assert caught.value.problems == (
-        "--set campaign.search.rungs: got []; needs a length of at least 1, because it drops some there",
+        "c.toml [campaign.search].rungs #1: got 0; needs at least 1",
         "--set campaign.search.keep: got 1.0; needs less than 1",
         "--set campaign.search.rung: unknown key; did you mean 'rungs'?",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from retrain.campaign.forecast import busy_s
 from retrain.campaign.rollup import RollUp
@@ -43,7 +43,7 @@ class Rounds:
         self._ended = known.ended if known else ""
         search, self._rungs = plan.campaign.search, None
         if search is not None:
-            self._rungs = Rungs(plan, search, roll_up, files_of, files.rungs, notice)
+            self._rungs = Rungs(plan, search, roll_up, files_of, files, notice)
         if known is None and (hopeless := undecidable(plan)):
             notice(hopeless)
 
@@ -79,6 +79,10 @@ class Rounds:
         self._roll_up.decided(found.decision, found.wanted | begun | climbed)
         self._tell(found.decision)
         return found.wanted
+
+    def due(self, over: Collection[str]) -> Mapping[str, float | None] | None:
+        """Return the values from which the search's sampler proposes further conditions; None if not yet."""
+        return self._rungs.climb(over).due if self._rungs else None
 
     @property
     def promoted(self) -> Collection[str]:

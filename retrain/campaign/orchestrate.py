@@ -17,9 +17,10 @@ from retrain.campaign.assign import (
     permit_directories,
     require_left,
 )
+from retrain.campaign.endings import Ending
 from retrain.campaign.evidence import Rounds
 from retrain.campaign.forecast import Forecaster, said
-from retrain.campaign.rollup import RecordingObserver, RollUp, deliver_missing, manifest_of, set_aside_changed
+from retrain.campaign.rollup import RecordingObserver, RollUp, deliver_missing, manifest_of
 from retrain.campaign.supervise import Supervisor
 from retrain.errors import (
     EXIT_DONE,
@@ -34,7 +35,7 @@ from retrain.launchers import Launcher
 from retrain.locks.held import HeldLock, hold, present_holder
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.preflight import runs_programs
-from retrain.plan.provenance import known_origin, working_directories
+from retrain.plan.provenance import Provenance, known_origin, working_directories
 from retrain.records.campaign_state import NoticeBook, ask_to_stop, asked_to_stop
 from retrain.records.files import remove_leftovers
 from retrain.records.layout import CampaignFiles, RunFiles
@@ -75,10 +76,13 @@ class CampaignRun:
         self.directory = files.directory
         self._files = files
         self._observer = observer
+        self.notice = observer.notice
         self.accepted: Sequence[str] = ()  # changes of the file since it began
         self.catch_up: Callable[[], None] = lambda: None  # brings a resumed campaign's files up to date
+        self.propose: Callable[[Mapping[str, float | None]], None] = lambda told: None  # enlarges the plan
         self._supervisor: Supervisor | None = None
         self._asked_to_stop = 0  # before there was a supervisor
+        self._endings: dict[str, Ending] = {}  # of all sessions
 
     def files_of(self, run_id: str) -> RunFiles:
         return RunFiles(self.directory) if self.plan.is_single_run else self._files.run(run_id)
@@ -96,37 +100,60 @@ class CampaignRun:
         with self._lock() as lock:
             runs = {run.run_id: self.files_of(run.run_id) for run in self.plan.runs}
             origin, _ = known_origin(self._files)
-            require_left(self._files, origin, self.plan.campaign, runs, self._observer.notice)
+            require_left(self._files, origin, self.plan.campaign, runs, self.notice)
             remove_leftovers(self.directory)
             self.catch_up()
-            roll_up = self._roll_up()
-            states = self._states(roll_up)
-            self._see_to_damaged(roll_up, redo=retry_failed)
-            where = working_directories(self._files, origin)[0]
-            assignment = assignment_of(self.plan, self._files, where, self._observer.notice)
-            launcher = open_launcher(self.plan.campaign.launcher, assignment)
-            if launcher.queues:  # another machine may resume it
-                lock.renew()
-            else:
-                open_permits(self.plan, self._files, self._observer.notice)
-            rounds = Rounds(self.plan, roll_up, self.files_of, self._files, self._observer.notice)
-            rounds.begin_anew(self.accepted)
-            asked = rounds.asked([] if retry_failed else _failed(states))
-            self._write(roll_up, ended=False)
-            todo, alive = self._shares(asked, states, launcher.queued(), retry_failed)
+            outcome = self._session(lock, origin, retry_failed)
+            while outcome is None:
+                outcome = self._session(lock, origin, retry_failed=False)
+            return outcome
+
+    def _session(self, lock: HeldLock, origin: Provenance, retry_failed: bool) -> CampaignOutcome | None:
+        """Run what is not done of the conditions that there are; None if a sampler adds others after that."""
+        roll_up = self._roll_up()
+        states = self._states(roll_up)
+        roll_up.see_to_damaged(self.notice, redo=retry_failed)
+        over = [] if retry_failed else [*_failed(states), *self._gone]
+        rounds = Rounds(self.plan, roll_up, self.files_of, self._files, self.notice)
+        if not retry_failed and (due := rounds.due(over)) is not None:
+            self.propose(due)
+            return None
+        where = working_directories(self._files, origin)[0]
+        assignment = assignment_of(self.plan, self._files, where, self.notice)
+        launcher = open_launcher(self.plan.campaign.launcher, assignment)
+        if launcher.queues:  # another machine may resume it
+            lock.renew()
+        else:
+            open_permits(self.plan, self._files, self.notice)
+        rounds.begin_anew(self.accepted)
+        self.accepted = ()
+        asked = rounds.asked(over)
+        self._write(roll_up, ended=False)
+        todo, alive = self._shares(asked, states, launcher.queued(), retry_failed)
+        if self._supervisor is None:
             self._report_skipped(roll_up.manifest.runs, todo, alive)
             self._observer.begun(self._files, todo + alive, self.plan.workers)
-            forecaster = Forecaster(self.plan, self.directory, self.files_of, roll_up.manifest)
-            self._supervisor = self._supervisor_with(launcher, roll_up, forecaster, lock)
-            try:
-                while todo or alive:
-                    self._supervisor.supervise(todo, alive)
-                    todo, alive = self._next_round(rounds, roll_up), []
-            except (LaunchError, ConfigError):
-                self._write(roll_up, ended=self._supervisor.is_over)
-                raise
-            finished = [run for run in self.plan.runs if states[run.run_id] is RunState.DONE]
-            return self._outcome(self._supervisor, lock, roll_up, finished, forecaster)
+        else:
+            self._observer.asked(todo)
+        forecaster = Forecaster(self.plan, self.directory, self.files_of, roll_up.manifest)
+        self._supervisor = self._supervisor_with(launcher, roll_up, forecaster, lock)
+        had_runs = bool(todo or alive)
+        try:
+            while todo or alive:
+                self._endings |= self._supervisor.supervise(todo, alive)
+                todo, alive = self._next_round(rounds, roll_up), []
+        except (LaunchError, ConfigError):
+            self._write(roll_up, ended=self._supervisor.is_over)
+            raise
+        if had_runs and not self._supervisor.is_stopping and rounds.due(self._gone) is not None:
+            return None
+        finished = [run for run in self.plan.runs if states[run.run_id] is RunState.DONE]
+        return self._outcome(self._supervisor, lock, roll_up, finished, forecaster)
+
+    @property
+    def _gone(self) -> list[str]:
+        """Runs that ended without a result and are not tried again."""
+        return [run_id for run_id, one in self._endings.items() if one.state is not RunState.INTERRUPTED]
 
     def _next_round(self, rounds: Rounds, roll_up: RollUp) -> list[RunPlan]:
         """Return the runs that are needed after those that ended; none once stopped."""
@@ -134,11 +161,10 @@ class CampaignRun:
         if self.plan.decision is None or supervisor is None:
             return []
         states = self._states(roll_up)
-        gone = [r for r, e in supervisor.endings.items() if e.state is not RunState.INTERRUPTED]
-        asked = rounds.asked(_failed(states) if supervisor.is_stopping else [*_failed(states), *gone])
+        asked = rounds.asked(_failed(states) if supervisor.is_stopping else [*_failed(states), *self._gone])
         self._write(roll_up, ended=False)
         todo, _ = self._shares(asked, states, (), retry_failed=False)
-        known = supervisor.endings.keys() - rounds.promoted
+        known = self._endings.keys() - rounds.promoted
         todo = [run for run in todo if run.run_id not in known and not supervisor.is_stopping]
         self._observer.asked(todo)
         return todo
@@ -157,11 +183,11 @@ class CampaignRun:
                 f"{self.directory}: was removed or replaced while the campaign ran; its runs were "
                 "asked to stop, and their records are lost unless you restore the directory"
             )
-        say = self._observer.notice
+        say = self.notice
         deliver_missing(finished, self.files_of, roll_up, say, lambda: self._asked_to_stop > 0)
         states = self._states(roll_up)
         # workers may have ended before they wrote a record
-        states |= {r: e.state for r, e in supervisor.endings.items() if states[r] is RunState.PENDING}
+        states |= {r: e.state for r, e in self._endings.items() if states[r] is RunState.PENDING}
         states = {run_id: state for run_id, state in states.items() if run_id in roll_up.shown}
         took = forecaster.ended() if set(states.values()) == {RunState.DONE} else None
         if took is not None:
@@ -177,7 +203,7 @@ class CampaignRun:
 
     def _roll_up(self) -> RollUp:
         shared = [str(d) for d, _, is_shared in permit_directories(self.plan, self._files) if is_shared]
-        manifest = manifest_of(self.plan, self._files, shared, self._observer.notice)
+        manifest = manifest_of(self.plan, self._files, shared, self.notice)
         roll_up = RollUp(manifest, self._files.manifest, self.files_of)
         roll_up.write()
         return roll_up
@@ -235,26 +261,12 @@ class CampaignRun:
         try:
             roll_up.write(ended=ended)
         except RecordsError as error:  # the manifest only repeats the runs' records
-            self._observer.notice(str(error))
+            self.notice(str(error))
 
     def _states(self, roll_up: RollUp) -> dict[str, RunState]:
         """Return every run's state; damaged records count as failed."""
         states = {entry.run_id: entry.state for entry in roll_up.entries()}
         return {r: RunState.FAILED if state == UNREADABLE else RunState(state) for r, state in states.items()}
-
-    def _see_to_damaged(self, roll_up: RollUp, *, redo: bool) -> None:
-        """Leave runs with damaged records alone, or prepare their rerun: one does not hold up the others."""
-        for entry in roll_up.entries():
-            if entry.state != UNREADABLE:
-                continue
-            if redo and set_aside_changed(self.files_of(entry.run_id)):
-                roll_up.changed(entry.run_id)
-                self._observer.notice(
-                    f"{entry.run_id} runs again from its start: its metrics.jsonl changed after it had "
-                    "finished, and is kept as metrics.jsonl.damaged"
-                )
-            else:
-                self._observer.notice(f"{entry.run_id} is left alone: {entry.message}")
 
     def _report_skipped(
         self, entries: Sequence[RunEntry], todo: Sequence[RunPlan], taken: Sequence[RunPlan]
@@ -262,15 +274,15 @@ class CampaignRun:
         wanted = {run.run_id for run in todo}
         counts = Counter(entry.state for entry in entries if entry.run_id not in wanted)
         if counts[RunState.DONE]:
-            self._observer.notice(f"{count_of(counts[RunState.DONE], 'finished run')} skipped")
+            self.notice(f"{count_of(counts[RunState.DONE], 'finished run')} skipped")
         if counts[RunState.FAILED]:
             left = count_of(counts[RunState.FAILED], "failed run")
-            self._observer.notice(f"{left} left alone; --failed runs them again")
+            self.notice(f"{left} left alone; --failed runs them again")
         alive = [entry.run_id for entry in entries if entry.state == RunState.RUNNING]
         queued = [run.run_id for run in taken if run.run_id not in alive]
         for what, runs in (("alive", alive), ("still queued by the engine", queued)):
             if runs:
-                self._observer.notice(f"{count_of(len(runs), 'run')} {what} and adopted: {first_of(runs)}")
+                self.notice(f"{count_of(len(runs), 'run')} {what} and adopted: {first_of(runs)}")
 
     def _lock(self) -> HeldLock:
         lock = hold(self._files.lock)

@@ -61,6 +61,8 @@ def reconcile(
     recorded = _recorded(plan, files, manifest, is_same_file)
     redesigned = tuple(looks.differs(plan.design))
     may_be_new = {run.run_id for run in plan.runs if redesigned or run.seed in plan.added_seeds}
+    proposed = plan.conditions[len(plan.own_conditions) :]
+    may_be_new |= {run.run_id for run in plan.runs if run.condition in proposed}
     if manifest and manifest.decision and not looks.was_begun:
         may_be_new |= _with_further_seeds(plan, recorded)
     recorded |= _not_needed_yet(plan, recorded, files_of, may_be_new)

@@ -39,7 +39,7 @@ from retrain.records.manifest import (
     write_manifest,
 )
 from retrain.records.metrics import require_sealed
-from retrain.records.run_state import end_as_done, read_attempts, read_done
+from retrain.records.run_state import UNREADABLE, end_as_done, read_attempts, read_done
 from retrain.records.rungs import Searched
 from retrain.records.text import count_of
 from retrain.system import cpu_capacity
@@ -96,6 +96,20 @@ class RollUp:
         self._changed.clear()
         self.manifest = replace(self.manifest, runs=tuple(runs))
         return self.manifest.runs
+
+    def see_to_damaged(self, notice: Callable[[str], None], *, redo: bool) -> None:
+        """Leave runs with damaged records alone, or prepare their rerun: one does not hold up the others."""
+        for entry in self.entries():
+            if entry.state != UNREADABLE:
+                continue
+            if redo and set_aside_changed(self._files_of(entry.run_id)):
+                self.changed(entry.run_id)
+                notice(
+                    f"{entry.run_id} runs again from its start: its metrics.jsonl changed after it had "
+                    "finished, and is kept as metrics.jsonl.damaged"
+                )
+            else:
+                notice(f"{entry.run_id} is left alone: {entry.message}")
 
     def expect(self, expected: Expectation) -> None:
         """Set how long the campaign is expected to take, or took."""

@@ -2,58 +2,47 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-
-import tomli_w
 
 from retrain.campaign import Observer
 from retrain.campaign.admission import check_fits, check_memory
 from retrain.campaign.assign import as_launched, ask_launcher, has_engine, options_of
 from retrain.campaign.orchestrate import CampaignOutcome, CampaignRun
 from retrain.campaign.recorded import reconcile
-from retrain.config.digest import is_as_written
+from retrain.campaign.replan import add_proposals, planned_anew, write_what_differs
 from retrain.config.load import load_config
 from retrain.config.prices import missing_price
-from retrain.config.resolve import as_tables
 from retrain.errors import EXIT_DONE, ConfigError, LaunchError
 from retrain.locks.held import holder
-from retrain.plan.matrix import Plan, RunPlan, plan_runs
+from retrain.plan.matrix import Plan, plan_runs
 from retrain.plan.preflight import check_servers, preflight
 from retrain.plan.provenance import (
     Provenance,
     digest,
     known_origin,
-    working_directories,
     write_provenance,
 )
 from retrain.records.files import (
-    make_directory,
     make_new_directory,
     open_log,
-    read_small,
     remove_file,
     write_atomic,
 )
 from retrain.records.layout import (
     CampaignFiles,
-    RunFiles,
     create_directory,
     is_single_run,
     open_campaign,
-    recorded_tables,
 )
 from retrain.records.run_state import rename_done
 
 PAUSE_S = 0.02
-WRITERS = 16  # syncs overlap: 2,000 runs in a second instead of half a minute
 
 
 def start(
@@ -98,7 +87,8 @@ def start(
     write_atomic(files.campaign_toml, content)
     if not plan.is_single_run:
         make_new_directory(files.runs)
-    _write_runs([(campaign.files_of(run.run_id), _text(run, files, origin)) for run in plan.runs], files)
+    campaign.propose = lambda told: add_proposals(campaign, told, campaign.notice)
+    write_what_differs(campaign, origin, campaign.notice)
     return campaign
 
 
@@ -129,13 +119,12 @@ def reopen(
     files = open_campaign(directory.absolute())
     origin, lost = known_origin(files)
     wanted = _with_more(origin, directory, more_seeds, budget_usd)
-    plan, where = _planned_anew(files, wanted)
+    plan, where = planned_anew(files, wanted)
     _require_prices(plan, files)
     plan = as_launched(plan, str(files.campaign_toml))
     if not has_engine(plan.campaign):  # this machine may have less memory than the last
         check_memory(plan, str(files.campaign_toml))
-    observer = observer or Observer()
-    campaign = CampaignRun(plan, files, observer)
+    campaign = CampaignRun(plan, files, observer or Observer())
     found = reconcile(campaign.plan, files, campaign.files_of, origin, accept_changes=accept_config_change)
     campaign.plan, campaign.accepted = found.plan, found.changes
     now = replace(
@@ -153,13 +142,14 @@ def reopen(
         for run in found.plan.runs:
             if run.run_id in found.renamed:
                 rename_done(campaign.files_of(run.run_id).done, found.renamed[run.run_id], run.config_hash)
-        _write_what_differs(campaign, files, now, observer)
+        write_what_differs(campaign, now, campaign.notice)
         if lost:
-            observer.notice(f"{lost}; it is rebuilt from the runs")
+            campaign.notice(f"{lost}; it is rebuilt from the runs")
         if lost or now != origin:
             write_provenance(files, now)
 
     campaign.catch_up = catch_up
+    campaign.propose = lambda told: add_proposals(campaign, told, campaign.notice)
     return campaign
 
 
@@ -230,60 +220,3 @@ def _require_prices(plan: Plan, files: CampaignFiles) -> None:
     problems = {missing_price(run.config): None for run in plan.first_runs().values()}
     if lacking := [f"{files.campaign_toml} {problem}" for problem in problems if problem]:
         raise ConfigError(lacking)
-
-
-def _planned_anew(files: CampaignFiles, origin: Provenance) -> tuple[Plan, Path]:
-    """Return the plan of a campaign's file from the first directory where all its paths exist."""
-    problem: ConfigError | None = None
-    for where in working_directories(files, origin):
-        if str(where) not in sys.path:
-            sys.path.append(str(where))  # a plugin's dotted path may name a file there
-        with contextlib.chdir(where):  # relative paths start there
-            try:
-                config = load_config(
-                    files.campaign_toml,
-                    origin.overrides,
-                    version=origin.version,
-                    beside=Path(origin.beside),
-                    project=where,
-                )
-                return plan_runs(config, origin.name, origin.seed, origin.added_seeds), where
-            except ConfigError as error:
-                problem = problem or error
-    raise problem or ConfigError(f"{files.directory}: the directory that its paths are relative to is gone")
-
-
-def _write_what_differs(
-    campaign: CampaignRun, files: CampaignFiles, origin: Provenance, observer: Observer
-) -> None:
-    """Write every run.toml that differs from its plan, so that no worker uses it."""
-    differing = []
-    for run in campaign.plan.runs:
-        run_files, text = campaign.files_of(run.run_id), _text(run, files, origin)
-        old = read_small(run_files.run_toml) or b""
-        if old == text.encode():
-            continue
-        differing.append((run_files, text))
-        if old and not is_as_written(recorded_tables(run_files)):
-            observer.notice(f"{run_files.run_toml}: was changed or damaged; rewritten from campaign.toml")
-    _write_runs(differing, files)
-
-
-def _write_runs(runs: Sequence[tuple[RunFiles, str]], files: CampaignFiles) -> None:
-    def write(run_files: RunFiles, text: str) -> None:
-        if run_files.directory != files.directory:
-            make_directory(run_files.directory)
-        write_atomic(run_files.run_toml, text)
-
-    with ThreadPoolExecutor(WRITERS) as writers:
-        for writing in [writers.submit(write, *run) for run in runs]:
-            writing.result()
-
-
-def _text(run: RunPlan, files: CampaignFiles, origin: Provenance) -> str:
-    """Return a run's resolved configuration, from which alone it can be repeated."""
-    tables = as_tables(run.config)
-    # copied and shared, so without the launcher's options
-    known = {key: value for key, value in vars(origin).items() if value is not None and key != "options"}
-    tables["run"] = {**tables["run"], "campaign": files.directory.name, "origin": known}
-    return tomli_w.dumps(tables)

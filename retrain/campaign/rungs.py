@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retrain.campaign.rollup import RollUp
@@ -11,9 +10,10 @@ from retrain.config.campaign import Search
 from retrain.locks.held import hold
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.decision import final_value, value_at
-from retrain.records.layout import RunFiles
+from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import RunEntry
 from retrain.records.metrics import seal_of
+from retrain.records.proposals import read_proposals
 from retrain.records.run_state import RunState, end_as_done, read_attempts, read_done, write_done
 from retrain.records.rungs import Searched, append_rung, lines_of_search, read_rungs, write_wait
 
@@ -30,14 +30,15 @@ class Rungs:
         table: Search,
         roll_up: RollUp,
         files_of: Callable[[str], RunFiles],
-        rungs: Path,
+        files: CampaignFiles,
         notice: Callable[[str], None],
     ) -> None:
         self._plan = plan
         self._table = table
         self._roll_up = roll_up
         self._files_of = files_of
-        self._rungs = rungs
+        self._rungs = files.rungs
+        self._proposals = files.proposals
         self._notice = notice
         self._told = set(lines_of_search(roll_up.manifest.searched))
         self.promoted: Collection[str] = ()  # runs that waited before the last look and go on
@@ -47,15 +48,16 @@ class Rungs:
 
         `over` are runs that ended without a result and are not tried again.
         """
-        from retrain.plan.search import climb, stages_of  # not at the top: few campaigns search
+        from retrain.plan.proposals import to_come  # not at the top: few campaigns search
+        from retrain.plan.search import climb, stages_of
 
         entries = {run.run_id: run for run in self._roll_up.entries()}
 
         def value_of(run: RunPlan, step: int) -> tuple[bool, float | None]:
             return self._value(entries[run.run_id], step, over)
 
-        known = read_rungs(self._rungs)
-        found = climb(self._plan, self._table, known, value_of)
+        known, left = read_rungs(self._rungs), to_come(self._table, read_proposals(self._proposals))
+        found = climb(self._plan, self._table, known, value_of, left)
         for one in found.rungs[len(known) :]:
             append_rung(self._rungs, one)
         waits = found.waits.items()
@@ -67,7 +69,10 @@ class Rungs:
             self._plan.search_seeds,
             found.rungs,
             found.winner,
-            tuple(stages_of(self._plan, self._table)),
+            tuple(stages_of(self._plan, self._table, left)),
+            self._table.sampler,
+            self._plan.proposed,
+            left,
         )
         begun = {run_id for run_id, entry in entries.items() if entry.attempts}
         self._roll_up.searched(searched, found.wanted | begun)

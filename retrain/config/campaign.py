@@ -82,11 +82,19 @@ class Condition(Section):
 class Search(Section, affects="schedule"):
     """Drop the worse conditions at some steps, and decide on fresh seeds whether the winner is better."""
 
-    rungs: list[int] = key(
-        list, "steps at which the better part goes on", ge=1, min_length=1, because="it drops some there"
-    )
+    rungs: list[int] = key(list, "steps at which the better part goes on", ge=1)
     keep: float = key(0.5, "fraction of the conditions that goes on at each rung", gt=0, lt=1)
     metric: str = key("mean_reward", "metric that ranks conditions, as `retrain compare` computes it")
+    sampler: str = key(
+        "",
+        "proposes points of the sweep by what earlier ones gave: optuna:tpe, or another of Optuna's; "
+        "default: all points are run",
+    )
+    sampler_options: Table = key(dict, "parameters of Optuna's sampler, such as n_startup_trials = 5")
+    trials: int | None = count(None, "points that the sampler proposes")
+    trials_per_round: int | None = count(
+        None, "points that it proposes at a time; default: 4, or all trials if these are fewer"
+    )
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from retrain.config.files import found_below
 from retrain.config.keys import quote
 from retrain.config.prices import check_prices
 from retrain.config.resolve import DECIDED_BY_CAMPAIGN, merge, overrides_of, with_default_plugins
+from retrain.config.sampler import Proposal
 from retrain.config.schema import Config
 from retrain.config.sweep import (
     Variant,
@@ -37,7 +38,7 @@ from retrain.config.sweep import (
     variants,
     with_plain_keys,
 )
-from retrain.config.sweep_checks import check_sweep
+from retrain.config.sweep_checks import check_sweep, ends_of
 from retrain.config.versions import CURRENT, as_meant
 from retrain.errors import ConfigError
 
@@ -52,6 +53,7 @@ def load_config(
     version: int = CURRENT,
     beside: Path | None = None,
     project: Path | None = None,
+    proposed: Sequence[Proposal] = (),
 ) -> Config:
     """Read and check a campaign file.
 
@@ -64,6 +66,7 @@ def load_config(
         beside: directory searched for dotted paths before the current one; default: that of a run.toml's
             origin, else the file's.
         project: where absolute paths that are gone are looked for; problems then name the file in full.
+        proposed: what the file's sampler has proposed so far.
 
     Raises:
         ConfigError: every problem of the file and the overrides, one line each.
@@ -76,12 +79,13 @@ def load_config(
         beside = Path(str(origin["where"])) / str(origin.get("beside", "."))
     registry.look_beside(beside or path.parent)
     raw, source = (found_below(raw, project), str(path)) if project else (raw, path.name)
-    return parse(as_meant(raw, version), source, overridden, try_plugins=try_plugins)
+    return parse(as_meant(raw, version), source, overridden, try_plugins=try_plugins, proposed=proposed)
 
 
-def load_types(path: Path, overrides: Sequence[str] = ()) -> Config:
+def load_types(path: Path, overrides: Sequence[str] = (), proposed: Sequence[Proposal] = ()) -> Config:
     """Read a file and check only types: for readers of a campaign that already runs from it."""
-    draft = draft_of(with_eval_tables(with_launcher_options(expanded(load_tables(path, overrides)))))
+    raw = expanded(load_tables(path, overrides), proposed)
+    draft = draft_of(with_eval_tables(with_launcher_options(raw)))
     if draft.mistakes:
         raise ConfigError([f"{path} {place(location)}: {what}" for location, what in draft.mistakes])
     return draft.config
@@ -129,6 +133,7 @@ def parse(
     overridden: frozenset[Location] = frozenset(),
     *,
     try_plugins: bool = True,
+    proposed: Sequence[Proposal] = (),
 ) -> Config:
     """Build the Config of raw tables; a ConfigError has one line, `source [section].key: what`, a problem."""
 
@@ -141,7 +146,7 @@ def parse(
     trials: Trials | None = {} if try_plugins else None
     file = draft_of(raw, trials)
     sweep = list(check_sweep(raw))
-    drafts = [] if sweep else _drafts(raw, trials)
+    drafts = [] if sweep else _drafts(raw, trials, proposed)
     unread = [*launcher, *check_environment_is_named(file, conditions(raw)), *check_eval_tables(file), *sweep]
     found = [*file.mistakes, *unread, *check_campaign(file), *check_logging(file), *check_prices(file)]
     # what every condition replaces must still be right
@@ -152,13 +157,21 @@ def parse(
     lines += [f"{where(location)}: {what}" for location, what in _across(file, drafts)]
     if lines:
         raise ConfigError(list(dict.fromkeys(lines)))
-    return _with_conditions(file.config, draft_of(expanded(raw)).config) if table_of(raw) else file.config
+    if not table_of(raw):
+        return file.config
+    return _with_conditions(file.config, draft_of(expanded(raw, proposed)).config)
 
 
-def _drafts(raw: Mapping[str, Any], trials: Trials | None) -> list[tuple[Variant, Draft]]:
-    """Return the conditions, at each point of the sweep, laid over the file."""
-    base = with_default_plugins(raw)
-    return [(one, draft_of(merge(base, overrides_of(one.table)), trials)) for one in variants(raw)]
+def _drafts(
+    raw: Mapping[str, Any], trials: Trials | None, proposed: Sequence[Proposal]
+) -> list[tuple[Variant, Draft]]:
+    """Return the conditions, at each point of the sweep, laid over the file.
+
+    Of ranges from which a sampler has yet to propose points, these are their ends.
+    """
+    base, ends = with_default_plugins(raw), (one for one in ends_of(raw) if one not in proposed)
+    found = variants(raw, [*proposed, *ends])
+    return [(one, draft_of(merge(base, overrides_of(one.table)), trials)) for one in found]
 
 
 def _across(file: Draft, drafts: Sequence[tuple[Variant, Draft]]) -> Iterator[Problem]:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from operator import eq
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from retrain.config.keys import keys_of
 from retrain.config.resolve import (
@@ -21,6 +21,7 @@ from retrain.config.resolve import (
     overrides_of,
     with_default_plugins,
 )
+from retrain.config.sampler import Point, Proposal, has_sampler
 
 if TYPE_CHECKING:
     from retrain.config.drafts import Location
@@ -32,7 +33,6 @@ SEED = "seed"  # beside the swept keys: draws other points
 FINENESS = 250  # drawn values are rounded to about this fraction of their range, so that names are short
 MODES = ("algorithm.advantage_mode", "algorithm.transform_mode")
 LONG = 24  # characters of a text, of which a name shows only what follows the last slash
-Point: TypeAlias = dict[str, Any]  # values by dotted key
 
 
 @dataclass(frozen=True)
@@ -75,30 +75,37 @@ def swept_keys(sweep: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in _flat(sweep) if key != SEED}
 
 
-def variants(raw: Mapping[str, Any]) -> list[Variant]:
+def variants(raw: Mapping[str, Any], proposed: Sequence[Proposal] = ()) -> list[Variant]:
     """Return the conditions of a file, multiplied with its sweep; none for a file with neither.
 
+    With a sampler, these are the conditions as they are in the file, then what it has proposed.
     The sweep must have no problems.
     """
     own, found = conditions(raw), swept_keys(table_of(raw))
     if not found:
         return [Variant(number, table, table) for number, table in enumerate(own, start=1)]
-    points, defaults = _points(raw), with_default_plugins(raw)
+    tables, defaults = list(enumerate(own or [{}], start=1)), with_default_plugins(raw)
     shown = {key: _short(key, found) for key in found}
     whole = {key for key, listed in found.items() if isinstance(listed, list) and _are_alike(listed)}
-    return [
-        _variant(number, table, point, shown, whole, defaults)
-        for number, table in enumerate(own or [{}], start=1)
-        for point in points
-    ]
+    if has_sampler(raw):
+        plain = [Variant(number, table, table) for number, table in tables]
+        own_of = dict(tables)
+        chosen = [
+            (one.number, own_of[one.number], {key: one.point[key] for key in found if key in one.point})
+            for one in proposed
+            if one.number in own_of
+        ]
+    else:
+        plain, chosen = [], [(number, table, point) for number, table in tables for point in _points(raw)]
+    return plain + [_variant(*one, shown, whole, defaults) for one in chosen]
 
 
-def expanded(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+def expanded(raw: Mapping[str, Any], proposed: Sequence[Proposal] = ()) -> Mapping[str, Any]:
     """Return tables with a condition for each point of their sweep, which must have no problems."""
     if not swept_keys(table_of(raw)):
         return raw
     campaign = {key: value for key, value in raw["campaign"].items() if key != "sweep"}
-    return {**raw, "campaign": {**campaign, "conditions": [one.table for one in variants(raw)]}}
+    return {**raw, "campaign": {**campaign, "conditions": [one.table for one in variants(raw, proposed)]}}
 
 
 def conditions(raw: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -140,9 +147,14 @@ def _is_range(table: Mapping[str, Any]) -> bool:
     return has_count or any(scale in table for scale in SCALES) or not table
 
 
-def _bounds(key: str, table: Mapping[str, Any]) -> tuple[bool, float, float, bool]:
+def scale_of(table: Mapping[str, Any]) -> str:
+    """Return the key of a range's bounds, which names its scale."""
+    return next(scale for scale in SCALES if scale in table)
+
+
+def bounds_of(key: str, table: Mapping[str, Any]) -> tuple[bool, float, float, bool]:
     """Return whether a range is of whole numbers, its bounds, and whether it is logarithmic."""
-    scale = next(scale for scale in SCALES if scale in table)
+    scale = scale_of(table)
     low, high = table[scale]
     section, _, name = key.partition(".")
     declared = keys_of(SECTIONS[section]).get(name)
@@ -183,12 +195,20 @@ def drawn(raw: Mapping[str, Any]) -> list[tuple[float, ...]]:
 
 def _value(key: str, table: Mapping[str, Any], unit: float, count: int) -> float:
     """Return the value at a fraction of a range: rounded, so that a name tells all of it."""
-    is_whole, low, high, is_log = _bounds(key, table)
+    is_whole, low, high, is_log = bounds_of(key, table)
     if is_whole:
         high += 1
     value = low * (high / low) ** unit if is_log else low + (high - low) * unit
     if is_whole:
         return min(int(value), int(high) - 1)
+    return as_told(key, table, value, count)
+
+
+def as_told(key: str, table: Mapping[str, Any], value: float, count: int) -> float:
+    """Return a value of a range, of which `count` are drawn, rounded so that a name tells all of it."""
+    is_whole, low, high, is_log = bounds_of(key, table)
+    if is_whole:
+        return value
     width = value * math.log(high / low) if is_log else high - low
     places = math.ceil(-math.log10(width / max(FINENESS, 2 * count)))  # still all different
     return min(max(round(value, places), float(low)), float(high))

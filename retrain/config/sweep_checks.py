@@ -11,6 +11,7 @@ from retrain.config.campaign import Decide
 from retrain.config.drafts import Problem
 from retrain.config.keys import quote
 from retrain.config.resolve import RUN_SECTIONS, SECTIONS, overrides_of
+from retrain.config.sampler import Proposal, has_sampler
 from retrain.config.sobol import MOST_DIMENSIONS
 from retrain.config.sweep import (
     AT,
@@ -20,6 +21,7 @@ from retrain.config.sweep import (
     conditions,
     drawn,
     ranges_of,
+    scale_of,
     stands_in,
     swept_keys,
     table_of,
@@ -45,7 +47,7 @@ def check_sweep(raw: Mapping[str, Any]) -> Iterator[Problem]:
     if not wrong and (runs := _count(raw)) > MOST_RUNS:
         yield _too_many(runs, raw)
     elif not wrong:
-        yield from _range_problems(raw)
+        yield from _sampled_ranges(raw) if has_sampler(raw) else _range_problems(raw)
 
 
 def _too_many(runs: int, raw: Mapping[str, Any]) -> Problem:
@@ -148,6 +150,13 @@ def _range_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
         yield (*AT, last), what
 
 
+def _sampled_ranges(raw: Mapping[str, Any]) -> Iterator[Problem]:
+    for key, table in ranges_of(raw).items():
+        if "samples" in table:
+            what = "campaign.search.sampler proposes campaign.search.trials points; leave samples out"
+            yield (*AT, key), f"samples: got {table['samples']}; {what}"
+
+
 def _count(raw: Mapping[str, Any]) -> int:
     """Return how many runs there would be, with those that `[decision]` may add."""
     found, campaign = swept_keys(table_of(raw)), raw["campaign"]
@@ -161,5 +170,23 @@ def _count(raw: Mapping[str, Any]) -> int:
     default = Decide.max_seeds if is_search or isinstance(decision, Mapping) else 1
     most = decision.get("max_seeds", default) if isinstance(decision, Mapping) else default
     most = most if isinstance(most, int) else 1
-    count = given + most if is_search else max(given, most)
-    return math.prod([*lengths, *samples[:1], count, len(conditions(raw)) or 1])
+    count, own = given + most if is_search else max(given, most), len(conditions(raw)) or 1
+    if has_sampler(raw):
+        trials = campaign["search"].get("trials")
+        return count * (own + (trials if isinstance(trials, int) else 0))
+    return math.prod([*lengths, *samples[:1], count, own])
+
+
+def ends_of(raw: Mapping[str, Any]) -> list[Proposal]:
+    """Return points that hold each bound and each listed value of a sweep with a sampler, for checks."""
+    if not has_sampler(raw):
+        return []
+    ends = {
+        key: list(value) if isinstance(value, list) else value[scale_of(value)]
+        for key, value in swept_keys(table_of(raw)).items()
+    }
+    points = [
+        {key: values[place % len(values)] for key, values in ends.items()}
+        for place in range(max(map(len, ends.values()), default=0))
+    ]
+    return [Proposal(point, n) for n in range(1, 1 + (len(conditions(raw)) or 1)) for point in points]

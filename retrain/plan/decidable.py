@@ -16,26 +16,27 @@ from retrain.records.text import count_of, parse_duration
 from retrain.registry import hint
 
 
-def require_decidable(table: Decide, configs: Mapping[str, Config], given: int, source: str) -> None:
+def require_decidable(table: Decide, plan: Plan, given: int | None, source: str) -> None:
     """Raise ConfigError with every problem of `[decision]`.
 
     Args:
         table: its keys.
-        configs: the configuration of each condition, by name.
-        given: seeds in the file.
+        plan: all conditions.
+        given: seeds in the file; None for a search, whose seeds decide nothing, and which checks conditions.
         source: the file.
     """
+    configs = {name: run.config for name, run in plan.first_runs().items()}
     if problems := list(_problems(table, configs, given)):
         raise ConfigError([f"{source} [decision]{problem}" for problem in problems])
 
 
-def _problems(table: Decide, configs: Mapping[str, Config], given: int) -> Iterator[str]:
-    if len(configs) < 2:
+def _problems(table: Decide, configs: Mapping[str, Config], given: int | None) -> Iterator[str]:
+    if len(configs) < 2 and given is not None:
         yield ": compares conditions, and there is one; add a [[campaign.conditions]], or remove the table"
     if table.reference and table.reference not in {*configs, *map(label_of, configs)}:
         others = hint(table.reference, list(configs), f"there are {', '.join(configs)}")
         yield f".reference: no condition is named {quote(table.reference)}; {others}"
-    if given > table.max_seeds:
+    if given is not None and given > table.max_seeds:
         yield f".max_seeds: got {table.max_seeds}, but campaign.seeds has {given}; raise it, or list fewer"
     for condition, config in configs.items():
         known = metrics_of_config(config)

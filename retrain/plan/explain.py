@@ -165,16 +165,19 @@ def _search(plan: Plan) -> tuple[str, ...]:
     """Return what a search runs, stage by stage."""
     if plan.campaign.search is None or plan.decision is None:
         return ()
-    from retrain.plan.search import stages_of  # nor this
+    from retrain.plan.proposals import per_round, to_come  # nor these
+    from retrain.plan.search import stages_of
 
-    seeds = count_of(len(plan.search_seeds), "seed")
+    table = plan.campaign.search
+    trials, seeds = to_come(table, ()), count_of(len(plan.search_seeds), "seed")
+    asked = f"{table.sampler} proposes {count_of(trials, 'condition')}, {per_round(table, trials)} at a time"
     stages = (
         f"{count_of(count, 'condition')} x {seeds} " + (f"to step {step}" if step else "to their ends")
-        for count, step in stages_of(plan, plan.campaign.search)
+        for count, step in stages_of(plan, table, trials)
     )
     fresh = f"{plan.first_seeds} to {plan.decision.max_seeds} fresh seeds, which decide"
     fresh = f"winner and {plan.reference}: {fresh}"
-    return (*stages, fresh)
+    return (*[asked][: bool(trials)], *stages, fresh)
 
 
 def _time(plan: Plan, history: History | None, cores: float) -> WallTime | None:

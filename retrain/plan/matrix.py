@@ -93,10 +93,16 @@ class Plan:
     search_seeds: tuple[int, ...] = ()  # that choose, with `[campaign.search]`; the others decide
     first_seeds: int = 0  # that a campaign with `[decision]` begins with
     added_seeds: tuple[int, ...] = ()  # by the user, after it had begun
+    proposed: int = 0  # conditions, the last ones, that the sampler of `[campaign.search]` proposed
 
     @property
     def conditions(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(run.condition for run in self.runs))
+
+    @property
+    def own_conditions(self) -> tuple[str, ...]:
+        """The conditions without those that a sampler proposed."""
+        return self.conditions[: len(self.conditions) - self.proposed]
 
     def first_runs(self) -> dict[str, RunPlan]:
         """Return each condition's first run, by name: seeds change nothing but the seed."""
@@ -156,12 +162,17 @@ class Plan:
 
 
 def plan_runs(
-    config: Config, file_name: str = "campaign", drawn_seed: int | None = None, added_seeds: int = 0
+    config: Config,
+    file_name: str = "campaign",
+    drawn_seed: int | None = None,
+    added_seeds: int = 0,
+    proposed: int = 0,
 ) -> Plan:
     """Return the plan of a file's runs; its name names the campaign if the file does not.
 
     A file without a seed gets the `drawn_seed`, or draws one. With `[decision]` the plan has all runs that
-    may be needed. `added_seeds` further ones follow all others.
+    may be needed. `added_seeds` further ones follow all others. Of the conditions, the last `proposed` are a
+    sampler's.
 
     Raises ConfigError with every problem of `[decision]`.
     """
@@ -181,6 +192,7 @@ def plan_runs(
         search_seeds=tuple(given) if campaign.search else (),
         first_seeds=FEWEST_SEEDS if campaign.search else max(FEWEST_SEEDS, len(given)),
         added_seeds=tuple(seeds[len(seeds) - added_seeds :]),
+        proposed=proposed,
     )
     if campaign.search is not None:
         from retrain.plan.search import require_searchable  # nor this
@@ -189,8 +201,7 @@ def plan_runs(
     if plan.decision is not None:
         from retrain.plan.decidable import require_decidable  # not at the top: few files have the table
 
-        configs = {name: run.config for name, run in plan.first_runs().items()}
-        require_decidable(plan.decision, configs, 0 if campaign.search else len(given), file_name)
+        require_decidable(plan.decision, plan, None if campaign.search else len(given), file_name)
     return plan
 
 

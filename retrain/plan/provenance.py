@@ -25,6 +25,7 @@ from retrain.records.layout import (
     recorded_table,
     recorded_tables,
 )
+from retrain.records.proposals import all_of, read_proposals
 
 if TYPE_CHECKING:
     from retrain.records.manifest import RunEntry
@@ -204,7 +205,8 @@ def _planned(files: CampaignFiles) -> Sequence[RunEntry]:
 
     origin, _ = known_origin(files)
     try:
-        config = load_types(files.campaign_toml, origin.overrides)
+        proposed = all_of(read_proposals(files.proposals))
+        config = load_types(files.campaign_toml, origin.overrides, proposed)
     except (ConfigError, RecordsError):
         return ()
     return planned_runs(config, origin.seed, origin.added_seeds)

@@ -18,6 +18,7 @@ from retrain.config.keys import quote
 from retrain.errors import ConfigError
 from retrain.plan.decidable import metrics_of_config
 from retrain.plan.matrix import Plan, RunPlan
+from retrain.plan.proposals import sampler_problems
 from retrain.records.decision import HELD_OUT, is_higher_better
 from retrain.records.rungs import Rung
 from retrain.records.text import number
@@ -35,6 +36,7 @@ class Climb:
     rungs: tuple[Rung, ...]  # all that were decided
     wanted: frozenset[str] = field(default_factory=frozenset)  # all runs asked for so far
     winner: str = ""
+    due: Mapping[str, float | None] | None = None  # values by condition, which the sampler goes on from
 
 
 def climb(
@@ -42,6 +44,7 @@ def climb(
     table: Search,
     known: Sequence[Rung],
     value_at: Callable[[RunPlan, int], tuple[bool, float | None]],
+    to_come: int = 0,
 ) -> Climb:
     """Return what a search needs next and what it has found.
 
@@ -51,6 +54,7 @@ def climb(
         known: rungs that were decided before, which stand.
         value_at: a run's value after a step, 0 for its end, and whether it got there; a run that failed
             got wherever it should, without a value.
+        to_come: how many conditions a sampler has yet to propose; they join the others at the first rung.
     """
     runs = {
         name: [run for run in plan.runs if run.condition == name and run.seed in plan.search_seeds]
@@ -58,7 +62,9 @@ def climb(
     }
     wanted = frozenset(run.run_id for several in runs.values() for run in several)
     over: dict[str, str] = {}
-    rungs, alive = list(known), plan.conditions
+    rungs, alive, is_growing = list(known), plan.conditions, to_come > 0 and not known
+    if is_growing and to_come == table.trials:  # the first are proposed at once
+        return Climb({}, over, (), wanted, due={})
     for place, step in enumerate(_steps(table, known)):
         if len(alive) == 1:
             break
@@ -69,6 +75,8 @@ def climb(
             if missing:
                 return Climb(missing, over, tuple(rungs), wanted)
             values = {name: [found[run.run_id][1] for run in runs[name]] for name in alive}
+            if is_growing:
+                return Climb({}, over, (), wanted, due=_scores(values))
             rungs.append(_rung(table, step or max(run.max_steps for run in batch), values, is_last=not step))
         one = rungs[place]
         if step:
@@ -85,11 +93,7 @@ def _steps(table: Search, known: Sequence[Rung]) -> Sequence[int]:
 
 
 def _rung(table: Search, step: int, values: Mapping[str, Sequence[float | None]], *, is_last: bool) -> Rung:
-    known = {name: [one for one in several if one is not None] for name, several in values.items()}
-    scores = {
-        name: math.fsum(several) / len(several) if len(several) == len(values[name]) else None
-        for name, several in known.items()
-    }
+    scores = _scores(values)
     sign = 1.0 if is_higher_better(table.metric) is False else -1.0
 
     def place(name: str) -> tuple[bool, float]:
@@ -98,6 +102,15 @@ def _rung(table: Search, step: int, values: Mapping[str, Sequence[float | None]]
 
     count = 1 if is_last else _kept(table, len(scores))
     return Rung(step, scores, tuple(sorted(scores, key=place)[:count]))
+
+
+def _scores(values: Mapping[str, Sequence[float | None]]) -> dict[str, float | None]:
+    """Return each condition's mean over its seeds; None if a run has no value."""
+    known = {name: [one for one in several if one is not None] for name, several in values.items()}
+    return {
+        name: math.fsum(several) / len(several) if len(several) == len(values[name]) else None
+        for name, several in known.items()
+    }
 
 
 def _dropped(one: Rung, runs: Mapping[str, Sequence[RunPlan]], metric: str) -> Iterator[tuple[str, str]]:
@@ -118,9 +131,9 @@ def fresh_plan(plan: Plan, winner: str) -> Plan:
     return replace(plan, runs=tuple(ordered), decision=reference, search_seeds=())
 
 
-def stages_of(plan: Plan, table: Search) -> Iterator[tuple[int, int]]:
+def stages_of(plan: Plan, table: Search, to_come: int = 0) -> Iterator[tuple[int, int]]:
     """Iterate over how many conditions run to which step; 0: to their ends."""
-    alive = len(plan.conditions)
+    alive = len(plan.conditions) + to_come
     for step in (*table.rungs, 0):
         yield alive, step
         alive = _kept(table, alive)
@@ -133,12 +146,24 @@ def _kept(table: Search, count: int) -> int:
 
 
 def most_runs(plan: Plan, table: Search) -> tuple[RunPlan, ...]:
-    """Return runs that cost as much as a search can: the last conditions are dropped, the first win."""
+    """Return runs that cost as much as a search can: the last conditions are dropped, the first win.
+
+    Points that a sampler has yet to propose are taken to cost what the first condition does.
+    """
+    if table.sampler:
+        plan = replace(plan, runs=(*plan.runs, *_trials(plan, table.trials or 0)))
     total, ends = plan.conditions, dict.fromkeys(plan.conditions, 0)
     for count, step in stages_of(plan, table):
         ends |= dict.fromkeys(total[:count], step)
     chosen = [_until(run, ends[run.condition]) for run in plan.runs if run.seed in plan.search_seeds]
     return (*chosen, *fresh_plan(plan, next(name for name in total if name != plan.reference)).runs)
+
+
+def _trials(plan: Plan, count: int) -> Iterator[RunPlan]:
+    for trial in range(1, count + 1):
+        for run in plan.runs:
+            if run.condition == plan.conditions[0]:
+                yield replace(run, run_id=f"trial-{trial}_s{run.seed}", condition=f"trial {trial}")
 
 
 def _until(run: RunPlan, step: int) -> RunPlan:
@@ -155,14 +180,16 @@ def require_searchable(plan: Plan, table: Search, source: str) -> None:
 
 
 def _problems(plan: Plan, table: Search) -> Iterator[str]:
-    if len(plan.conditions) < 2:
+    if len(plan.conditions) < 2 and not table.sampler:
         yield ": chooses among conditions, and there is one; add some, or sweep a key in [campaign.sweep]"
     if plan.added_seeds:
         yield ": adds fresh seeds by itself; instead of adding seeds, raise decision.max_seeds"
     if sorted(set(table.rungs)) != list(table.rungs):
         yield f".rungs: got {quote(table.rungs)}; needs steps in ascending order, each once"
+    if not (table.rungs or table.sampler):
+        yield ".rungs: is missing; give the steps at which the worse conditions are dropped"
     for name, run in plan.first_runs().items():
-        if table.rungs[-1] >= run.max_steps:
+        if table.rungs and table.rungs[-1] >= run.max_steps:
             yield f".rungs: got {table.rungs[-1]}; needs steps below max_steps = {run.max_steps} of {name}"
             break
     for name, run in plan.first_runs().items():
@@ -175,6 +202,7 @@ def _problems(plan: Plan, table: Search) -> Iterator[str]:
             what = f"no row of {name} at step {late[0]} will have {quote(table.metric)}"
             yield f".metric: {what}; evaluate there"
             break
+    yield from sampler_problems(table, plan.campaign.sweep, len(plan.own_conditions))
 
 
 def _is_known(run: RunPlan, metric: str, step: int) -> bool:

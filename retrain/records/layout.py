@@ -76,6 +76,7 @@ class CampaignFiles:
     notices = _File("notices.jsonl")
     looks = _File("decision.jsonl")
     rungs = _File("search.jsonl")
+    proposals = _File("proposals.jsonl")
     stop_request = _File("stop.json")
     permits = _File("permits")
     runs = _File("runs")

@@ -45,6 +45,9 @@ class Searched:
     rungs: tuple[Rung, ...] = ()
     winner: str = ""  # "" until it is known
     stages: tuple[tuple[int, int], ...] = ()  # how many conditions run to which step; 0: to their ends
+    sampler: str = ""  # that proposes conditions
+    proposed: int = 0  # so far
+    to_come: int = 0
 
     @property
     def decides(self) -> bool:
@@ -85,6 +88,9 @@ def searched_from(found: Mapping[str, Any] | None) -> Searched | None:
         tuple(map(_rung, found["rungs"])),
         str(found["winner"]),
         tuple((int(count), int(step)) for count, step in found.get("stages", ())),
+        str(found.get("sampler", "")),
+        int(found.get("proposed", 0)),
+        int(found.get("to_come", 0)),
     )
 
 
@@ -119,6 +125,9 @@ def is_waiting(files: RunFiles) -> bool:
 
 def lines_of_search(found: Searched | None) -> Iterator[str]:
     """Iterate over what a search found, a sentence each, safe to print."""
+    if found and found.proposed:
+        more = f", {found.to_come} more follow" * bool(found.to_come)
+        yield f"search: {found.sampler} proposed {count_of(found.proposed, 'condition')}{more}"
     for place, one in enumerate(found.rungs if found else ()):
         best = one.scores.get(one.kept[0])
         score = "" if best is None or found is None else f", {found.metric} {number(best)}"

@@ -21,6 +21,7 @@ from retrain.errors import ConfigError, RecordsError
 from retrain.plan.matrix import shown_name
 from retrain.plan.provenance import known_origin
 from retrain.records.layout import CampaignFiles
+from retrain.records.proposals import all_of, read_proposals
 from retrain.records.text import MISSING, plain
 from retrain.report.charts import (
     COLOURS,
@@ -87,7 +88,8 @@ def swept_of(campaign: CampaignRecord) -> Swept | None:
     try:
         raw = load_tables(files.campaign_toml, known_origin(files)[0].overrides)
         keys = swept_keys(table_of(raw))
-        points = {shown_name(str(one.table.get("name"))): one for one in variants(raw)}
+        found = variants(raw, all_of(read_proposals(files.proposals)))
+        points = {shown_name(str(one.table.get("name"))): one for one in found if one.point}
     except (ConfigError, RecordsError, ValueError, TypeError, LookupError):  # the file was edited since
         return None
     known = {name: points[name] for name in campaign.conditions if name in points}

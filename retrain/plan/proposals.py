@@ -1,0 +1,279 @@
+"""`[campaign.search].sampler`: which points of a sweep are tried next, as Optuna proposes them.
+
+Optuna is asked and told. It keeps nothing: before each round it is asked and told anew, from the first round
+on, in the same order and with the values that were recorded, so its seeded sampler is where it was. What it
+proposed stands. If another version of it proposes otherwise, it is told the points that were run instead.
+
+No point runs twice: what is proposed again is answered with the known value. The conditions as they are in
+the file are tried as well, and are told where they lie within the sweep.
+
+Source: Akiba, Sano, Yanase, Ohta and Koyama 2019, Optuna, arXiv:1907.10902.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from retrain.config.campaign import Search
+from retrain.config.keys import quote
+from retrain.config.resolve import as_tables, flatten
+from retrain.config.sampler import Point, Proposal
+from retrain.config.sweep import SEED, as_told, bounds_of, scale_of, swept_keys
+from retrain.extras import Needs, load
+from retrain.plan.matrix import Plan
+from retrain.records.decision import is_higher_better
+from retrain.records.proposals import Proposed, all_of
+from retrain.registry import hint
+
+EXTRA = "optuna"
+PER_ROUND = 4  # trials, unless the file says otherwise: as many as a machine often runs side by side
+ASKS = 100  # in a row that propose nothing new: then there is hardly anything left
+CONDITION = "condition"  # which of the file's conditions; keys of the sweep have a dot
+DIFFERS = "Optuna proposes other points now than it did: those that were stored stand"
+
+
+OPTUNA = Needs(EXTRA, (EXTRA,))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A sampler of Optuna's: its class, and what it can propose and needs."""
+
+    name: str
+    ranges: int = 0  # it needs at least so many, and nothing else; 0: takes lists as well
+    needs: Needs = OPTUNA
+
+
+SAMPLERS = {
+    "optuna:tpe": Kind("TPESampler"),
+    "optuna:random": Kind("RandomSampler"),
+    "optuna:cmaes": Kind("CmaEsSampler", 2, Needs(EXTRA, (EXTRA, "cmaes"))),
+    "optuna:gp": Kind("GPSampler", needs=Needs("local", ("torch",))),
+    "optuna:qmc": Kind("QMCSampler", 1, Needs(EXTRA, (EXTRA, "scipy"))),
+    "optuna:nsgaii": Kind("NSGAIISampler"),
+}
+
+
+def to_come(table: Search, rounds: Sequence[Proposed]) -> int:
+    """Return how many points a sampler has yet to propose; 0 without a sampler."""
+    if not table.sampler or (rounds and not rounds[-1].proposals):
+        return 0
+    return max(0, (table.trials or 0) - len(all_of(rounds)))
+
+
+def per_round(table: Search, left: int) -> int:
+    """Return how many points a sampler proposes at a time, if it has yet to propose so many."""
+    return min(table.trials_per_round or PER_ROUND, left)
+
+
+def propose(
+    plan: Plan,
+    table: Search,
+    rounds: Sequence[Proposed],
+    told: Mapping[str, float | None],
+    notice: Callable[[str], None],
+) -> Proposed:
+    """Return the next round of proposals.
+
+    Args:
+        plan: with the conditions of the file and of all rounds.
+        table: the sampler.
+        rounds: what it has proposed so far.
+        told: values of conditions that it has not been told yet.
+        notice: receives what the user should know.
+    """
+    names = plan.conditions[len(plan.conditions) - len(all_of(rounds)) :]
+    waiting, is_same = iter(names), True
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that some samplers are experimental
+        study = _Study(plan, table, plan.conditions[: len(plan.conditions) - len(names)])
+        for one in rounds:
+            study.tell(one.told)
+            for proposal in one.proposals:
+                is_same &= study.ask_again(proposal, next(waiting))
+        now = {name: value for name, value in told.items() if name not in study.known}
+        study.tell(now)
+        found = [study.ask() for _ in range(per_round(table, to_come(table, rounds)))]
+    if not is_same:
+        notice(DIFFERS)
+    return Proposed(now, tuple(proposal for proposal in found if proposal))
+
+
+class _Study:
+    """A study of Optuna's, whose trials are conditions of a campaign."""
+
+    def __init__(self, plan: Plan, table: Search, own: Sequence[str]) -> None:
+        """Begin with the file's own conditions; no other was proposed yet."""
+        self._optuna = _library()
+        self._swept, self._trials = swept_keys(plan.campaign.sweep), table.trials or 1
+        self._space = dict(self._distributions(len(own)))
+        self._study = self._optuna.create_study(
+            sampler=_sampler(self._optuna, table, plan.campaign.sweep.get(SEED, 0)),
+            direction="minimize" if is_higher_better(table.metric) is False else "maximize",
+        )
+        self._open: dict[str, Any] = {}  # trials without a value, by condition
+        self._seen: dict[tuple[Any, ...], str] = {}  # conditions, "" for a new one, by their points
+        self.known: dict[str, float | None] = {}
+        configs = plan.first_runs()
+        for number, name in enumerate(own, start=1):
+            values = dict(flatten(as_tables(configs[name].config)))
+            self._enqueue(Proposal({key: values.get(key) for key in self._swept}, number), name)
+
+    def tell(self, values: Mapping[str, float | None]) -> None:
+        """Tell the values of conditions; None of one without a value."""
+        self.known |= values
+        for name, value in values.items():
+            if (trial := self._open.pop(name, None)) is not None:
+                self._tell(trial, value)
+
+    def ask(self) -> Proposal | None:
+        """Return a point that is new; None if there is hardly one left."""
+        _, proposal = self._asked()
+        if proposal is not None:
+            self._seen[_key(proposal)] = ""
+        return proposal
+
+    def ask_again(self, proposal: Proposal, name: str) -> bool:
+        """Ask for a condition that was proposed before, and return whether it is proposed again."""
+        trial, found = self._asked()
+        if found == proposal:
+            self._open[name], self._seen[_key(proposal)] = trial, name
+            return True
+        if found is not None:
+            self._tell(trial, None)
+        self._enqueue(proposal, name)
+        return False
+
+    def _asked(self) -> tuple[Any, Proposal | None]:
+        for _ in range(ASKS):
+            trial = self._study.ask(self._space)
+            proposal = self._proposal(trial.params)
+            if (name := self._seen.get(_key(proposal))) is None:
+                return trial, proposal
+            self._tell(trial, self.known.get(name))
+        return None, None
+
+    def _enqueue(self, proposal: Proposal, name: str) -> None:
+        """Make a condition a trial, unless the sweep does not contain it."""
+        if all(_contains(self._swept.get(key, []), value) for key, value in proposal.point.items()):
+            self._seen[_key(proposal)] = name
+            chosen = {CONDITION: proposal.number} if CONDITION in self._space else {}
+            self._study.enqueue_trial(proposal.point | chosen)
+            self._open[name] = self._study.ask(self._space)
+
+    def _tell(self, trial: Any, value: float | None) -> None:
+        state = self._optuna.trial.TrialState
+        self._study.tell(trial, value, state=state.FAIL if value is None else state.COMPLETE)
+
+    def _proposal(self, params: Mapping[str, Any]) -> Proposal:
+        point: Point = {
+            key: one
+            if isinstance(table := self._swept[key], list)
+            else as_told(key, table, one, self._trials)
+            for key, one in ((key, params[key]) for key in self._swept)
+        }
+        return Proposal(point, params.get(CONDITION, 1))
+
+    def _distributions(self, conditions: int) -> Iterator[tuple[str, Any]]:
+        made = self._optuna.distributions
+        if conditions > 1:
+            yield CONDITION, made.CategoricalDistribution(tuple(range(1, conditions + 1)))
+        for key, value in self._swept.items():
+            if isinstance(value, list):
+                yield key, made.CategoricalDistribution(value)
+                continue
+            is_whole, low, high, is_log = bounds_of(key, value)
+            kind = made.IntDistribution if is_whole else made.FloatDistribution
+            yield key, kind(low, high, log=is_log)
+
+
+def _key(proposal: Proposal) -> tuple[Any, ...]:
+    return (proposal.number, *sorted(proposal.point.items()))
+
+
+def _contains(swept: Any, value: Any) -> bool:
+    """Whether a list or a range of the sweep contains a value."""
+    if isinstance(swept, list):
+        return value in swept
+    low, high = swept[scale_of(swept)]
+    return isinstance(value, int | float) and low <= value <= high
+
+
+def _library() -> Any:
+    """Return Optuna, silenced but for errors; a ConfigError says how to install it."""
+    optuna = load("optuna", EXTRA, EXTRA)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # of a sampler's reasons to draw at random
+    return optuna
+
+
+def _sampler(optuna: Any, table: Search, seed: int) -> Any:
+    return getattr(optuna.samplers, SAMPLERS[table.sampler].name)(seed=seed, **table.sampler_options)
+
+
+def sampler_problems(table: Search, sweep: Mapping[str, Any], conditions: int) -> Iterator[str]:
+    """Iterate over the problems of a search's sampler, `.key: what`, as far as one does not hide the next."""
+    if not table.sampler:
+        for key in ("sampler_options", "trials", "trials_per_round"):
+            if value := getattr(table, key):
+                yield f".{key}: got {quote(value)}; has no effect without a sampler, such as optuna:tpe"
+        return
+    found = swept_keys(sweep)
+    if table.sampler not in SAMPLERS:
+        meant = f"optuna:{table.sampler.rpartition(':')[2].lower()}"
+        others = hint(meant, list(SAMPLERS), f"there are {', '.join(SAMPLERS)}")
+        yield f".sampler: no sampler is named {quote(table.sampler)}; {others}"
+    elif not found:
+        yield ".sampler: proposes points of [campaign.sweep], and there is none"
+    elif table.trials is None:
+        yield ".trials: is missing; give the number of points that the sampler proposes"
+    elif problem := _misfit(table, found, conditions) or _missing(table) or _wrong_option(table):
+        yield problem
+
+
+def _misfit(table: Search, found: Mapping[str, Any], conditions: int) -> str:
+    """Return why the sampler does not suit the sweep; "" if it does."""
+    lists = {key: value for key, value in found.items() if isinstance(value, list)}
+    least = SAMPLERS[table.sampler].ranges
+    if least and (lists or conditions > 1 or len(found) < least):
+        others = "lists and conditions" if lists or conditions > 1 else "fewer"
+        needed = "one range or more" if least == 1 else f"{least} ranges or more"
+        return f".sampler: {table.sampler} needs {needed}; {others} it would draw at random: use optuna:tpe"
+    points = math.prod(map(len, lists.values())) * conditions
+    if len(lists) == len(found) and (table.trials or 0) >= points:
+        return (
+            f".trials: got {table.trials}, and the lists have {points} combinations in all: give fewer, or "
+            "remove the sampler, and all are run"
+        )
+    return ""
+
+
+def _missing(table: Search) -> str:
+    needed = OPTUNA, SAMPLERS[table.sampler].needs
+    problem = next(filter(None, (one.problem(table.sampler) for one in needed)), "")
+    return f".sampler: {problem}" if problem else ""
+
+
+def _wrong_option(table: Search) -> str:
+    """Return which of the sampler's options is wrong; "" for none, as far as Optuna tells."""
+    optuna = _library()
+    known = inspect.signature(getattr(optuna.samplers, SAMPLERS[table.sampler].name)).parameters
+    for key in table.sampler_options:
+        if key not in known or key == "seed":
+            names = [name for name in known if name != "seed"]
+            others = (
+                "the seed is campaign.sweep.seed" if key == "seed" else hint(key, names, ", ".join(names))
+            )
+            return f".sampler_options.{key}: {table.sampler} has no such option; {others}"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            study = optuna.create_study(sampler=_sampler(optuna, table, 0))
+            study.ask({"one": optuna.distributions.FloatDistribution(0, 1)})
+    except (TypeError, ValueError) as error:
+        return f".sampler_options: {table.sampler} refuses them: {error}"
+    return ""

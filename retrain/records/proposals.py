@@ -1,0 +1,49 @@
+"""proposals.jsonl: what the sampler of a search proposed, and by which values; written before any of it runs.
+
+Proposals stand, and so do the values that they followed from: a sampler that is asked again, from the first
+value on, proposes the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from retrain.config.sampler import Proposal
+from retrain.records.lines import append_line, parse_line, read_lines
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """One round of proposals."""
+
+    told: Mapping[str, float | None]  # by condition, what the sampler learned before; None: without a value
+    proposals: tuple[Proposal, ...]  # none: it had nothing else to propose
+
+
+def read_proposals(path: Path) -> tuple[Proposed, ...]:
+    """Read proposals.jsonl; lines that are no round are skipped."""
+    found = []
+    for line in read_lines(path):
+        row = parse_line(line) or {}
+        with suppress(LookupError, TypeError, ValueError, AttributeError):
+            found.append(_round(row))
+    return tuple(found)
+
+
+def append_proposals(path: Path, one: Proposed) -> None:
+    """Write a round."""
+    append_line(path, asdict(one))
+
+
+def all_of(rounds: Sequence[Proposed]) -> tuple[Proposal, ...]:
+    """Return the proposals of all rounds."""
+    return tuple(proposal for one in rounds for proposal in one.proposals)
+
+
+def _round(row: Mapping[str, Any]) -> Proposed:
+    told = {str(name): None if value is None else float(value) for name, value in row["told"].items()}
+    return Proposed(told, tuple(Proposal(dict(one["point"]), int(one["number"])) for one in row["proposals"]))
