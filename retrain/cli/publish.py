@@ -29,21 +29,36 @@ def command(
     base_model: str = Option("", "--base-model", help="What others call the base model, such as ORG/NAME."),
     license: str = Option("", "--license", help="Such as apache-2.0; default: unknown."),
     force: bool = Option(False, "--force", help="Replace what was published there before."),
+    push: str = Option("", "--push", metavar="USER/NAME", help="Push it to this repository of a hub."),
+    private: bool = Option(False, "--private", help="With --push: a repository that only you can read."),
     as_json: AsJson = False,
 ) -> None:
     """Write a run's policy into a directory that peft or transformers loads, with a model card.
 
-    The card says what was trained, the comparison's result, the cost, and how to load it.
+    The card says what was trained, the comparison's result, the cost, and how to load it. What was published
+    before can be pushed as it is: name its directory.
 
     Example: retrain publish logs/campaign-20260101T120000Z-1a2b grpo --best --merge
     """
-    from retrain.publish import Wishes, publish
+    from retrain.publish import Wishes, publish, push_published, read_published
     from retrain.publish.choice import choose
+    from retrain.publish.hub import check_name
     from retrain.render.tables import print_result
 
-    choice = choose(directory, name, best=best, step=step, unfinished=unfinished)
-    wishes = Wishes(output, force, merge, base_model, license)
-    found = publish(choice, wishes, lambda line: typer.echo(line, err=True))
+    if private and not push:
+        raise typer.BadParameter("needs --push", param_hint="--private")
+    if push:
+        check_name(push)
+    wishes = Wishes(output, force, merge, base_model, license, push)
+    found = read_published(directory)
+    if found is None:
+        choice = choose(directory, name, best=best, step=step, unfinished=unfinished)
+        found = publish(choice, wishes, lambda line: typer.echo(line, err=True))
+    elif not push or wishes != Wishes(name=push) or name or best or step is not None or unfinished:
+        raise typer.BadParameter(f"{directory} was published before; it can only be pushed", param_hint="RUN")
+    if push:
+        typer.echo(f"pushing {found.directory} to {push}", err=True)
+        found = push_published(found, push, private=private)
     if as_json:
         print_result(found)
     else:
@@ -62,3 +77,5 @@ def _show(found: Published) -> None:
     )
     if found.merged is not None:
         typer.echo(f"checked: {found.merged.told()}")
+    if found.url:
+        typer.echo(f"pushed to {found.url}")

@@ -12,22 +12,28 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from retrain import registry
 from retrain.backends.exported import Exported
+from retrain.distribution import version
 from retrain.errors import ConfigError, RecordsError, records_error
-from retrain.publish.card import Subject, card
+from retrain.publish.card import Subject, card, is_local, renamed
 from retrain.publish.choice import Choice
+from retrain.publish.hub import push
 from retrain.publish.merging import Merged, loaded_tokenizer, merge
 from retrain.publish.probes import probes_of
-from retrain.records.files import write_json
+from retrain.records.files import read_json, record_of, write_json
 from retrain.squeeze import CONFIG, WEIGHTS
 
 FACTS, CARD = "retrain.json", "README.md"
 PARENT = Path("published")
+NEEDS_NAME = (
+    "--push {}: the base model is a directory of this machine, so others could not use its adapters; publish "
+    "them with --base-model ORG/NAME"
+)
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,10 @@ class Published:
     digest: str  # SHA-256 of the trained weights
     weights_bytes: int
     merged: Merged | None = None
+    url: str = ""  # of the repository that it was pushed to
+
+
+OF_THIS_MACHINE = ("directory", "url")  # not in `FACTS`
 
 
 def publish(choice: Choice, wishes: Wishes, say: Callable[[str], object]) -> Published:
@@ -85,10 +95,42 @@ def publish(choice: Choice, wishes: Wishes, say: Callable[[str], object]) -> Pub
         )
         found = _described(subject, directory, made)
         (made / CARD).write_text(card(subject), encoding="utf-8")
-        write_json(made / FACTS, {key: value for key, value in asdict(found).items() if key != "directory"})
+        _write_facts(found, made)
         for path in made.iterdir():  # some writers let nobody else read what they write
             path.chmod((made / CARD).stat().st_mode)
     return found
+
+
+def read_published(directory: Path) -> Published | None:
+    """Return what was published in a directory; None if nothing was."""
+    found = read_json(directory / FACTS)
+    if found is None:
+        return None
+    try:
+        check = found.pop("merged", None)
+        known = record_of(Published, found | {"directory": str(directory)})
+        return replace(known, merged=record_of(Merged, check) if check else None)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise RecordsError(f"{directory / FACTS}: is damaged ({error!r}); publish the run again") from error
+
+
+def push_published(found: Published, repository: str, *, private: bool) -> Published:
+    """Push what was published to a hub, with a card that loads it from there."""
+    directory = Path(found.directory)
+    if found.kind == "adapter" and is_local(found.base_model):
+        raise ConfigError(NEEDS_NAME.format(repository))
+    if found.name != repository:
+        text = (directory / CARD).read_text(encoding="utf-8")
+        (directory / CARD).write_text(renamed(text, found.name, repository), encoding="utf-8")
+        found = replace(found, name=repository)
+        _write_facts(found, directory)
+    message = f"{found.run_id} at step {found.step}, by retrain {version()}"
+    return replace(found, url=push(directory, repository, message, private=private))
+
+
+def _write_facts(found: Published, directory: Path) -> None:
+    facts = {key: value for key, value in asdict(found).items() if key not in OF_THIS_MACHINE}
+    write_json(directory / FACTS, facts)
 
 
 def _exporter(backend: str) -> Callable[..., Exported]:
@@ -113,6 +155,8 @@ def _shaped(
         loaded_tokenizer(exported).save_pretrained(str(made))
         return None
     if not wishes.merge:
+        if wishes.name and is_local(wishes.base_model or exported.base):
+            raise ConfigError(NEEDS_NAME.format(wishes.name))
         _complete(made / CONFIG, {"base_model_name_or_path": wishes.base_model or exported.base})
         return None
     if exported.unmergeable:

@@ -18,9 +18,10 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from retrain.backends.exported import Exported
 from retrain.campaign.run import start
 from retrain.errors import ConfigError, RunFailedError
-from retrain.publish import Wishes, merging, publish
+from retrain.publish import Wishes, merging, publish, push_published
 from retrain.publish.choice import Choice, choose
 from retrain.publish.merging import Probe, merge
+from tests.extras.hub import TOKEN, USER, Repository, serving
 from tests.extras.local_policies import open_backend
 from tests.extras.tiny_models import save_tiny_model
 
@@ -79,26 +80,56 @@ def scored(logits: torch.Tensor) -> torch.Tensor:
     return logits[0, :-1].log_softmax(-1).gather(-1, torch.tensor(TOKENS[1:])[:, None])[:, 0]
 
 
-def test_the_lines_of_the_card_load_the_policy_in_a_new_process(choice, model, tmp_path):
+def policy_of(choice: Choice, model: str) -> torch.Tensor:
+    """Return what the run's own policy says of `TOKENS`."""
     policy = open_backend(model)
     policy.load(choice.checkpoint.directory)
     with torch.no_grad():
-        wanted = scored(policy.policy.causal(input_ids=torch.tensor([TOKENS])).logits)
+        return scored(policy.policy.causal(input_ids=torch.tensor([TOKENS])).logits)
+
+
+def results_of(program: str, where: Path) -> list[torch.Tensor]:
+    """Return what a program prints in a process of its own."""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=where, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [line.removeprefix("SCORED") for line in done.stdout.splitlines() if line.startswith("SCORED")]
+    return [torch.tensor(json.loads(line)) for line in lines]
+
+
+def test_the_lines_of_the_card_load_the_policy_in_a_new_process(choice, model, tmp_path):
+    wanted = policy_of(choice, model)
+    with torch.no_grad():
         untrained = scored(
             AutoModelForCausalLM.from_pretrained(model)(input_ids=torch.tensor([TOKENS])).logits
         )
     assert (wanted - untrained).abs().max() > 0.1  # it has learned something
     published(choice, tmp_path / "adapters")
     found = published(choice, tmp_path / "whole", merge=True)
-    program = "".join(lines_of(tmp_path / name) + SCORE for name in ("adapters", "whole"))
-    command = [sys.executable, "-c", program]
-    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    results = [json.loads(line.removeprefix("SCORED")) for line in said.splitlines() if "SCORED" in line]
+    adapters, whole = (lines_of(tmp_path / name) + SCORE for name in ("adapters", "whole"))
+    results = results_of(adapters + whole, tmp_path)
     assert len(results) == 2
     for result in results:
-        assert torch.allclose(torch.tensor(result), wanted, atol=1e-5)
+        assert torch.allclose(result, wanted, atol=1e-5)
     assert found.merged.largest_difference < 1e-5
     assert found.merged.tokens > 10
+
+
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub's own
+def test_what_was_pushed_is_loaded_from_the_hub_with_its_base_model(choice, model, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    known = {"HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path / "cache")}
+    with serving() as hub:
+        hub.repositories[f"{USER}/base"] = Repository(
+            private=True, files={path.name: path.read_bytes() for path in Path(model).iterdir()}
+        )
+        for name, value in {**known, "HF_ENDPOINT": hub.url}.items():
+            monkeypatch.setenv(name, value)
+        found = published(choice, tmp_path / "out", base_model=f"{USER}/base", name=f"{USER}/sorter")
+        push_published(found, f"{USER}/sorter", private=True)
+        program = lines_of(tmp_path / "out") + SCORE
+        [result] = results_of(program, tmp_path)
+    assert torch.allclose(result, policy_of(choice, model), atol=1e-5)
 
 
 def test_a_card_of_a_chat_model_encodes_as_the_run_did(tmp_path, model):

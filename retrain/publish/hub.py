@@ -1,0 +1,90 @@
+"""Pushes a published directory to a hub, the one of `HF_ENDPOINT` or Hugging Face's, with huggingface_hub.
+
+The token is found where that package looks for it: `HF_TOKEN`, or what `hf auth login` left. A push that
+fails leaves the directory as it is, and says how to try again.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from retrain import extras
+from retrain.errors import ConfigError, LaunchError, RetrainError
+from retrain.records.text import as_typed, plain
+
+EXTRA, WHO = "hub", "publish --push"
+
+
+def check_name(repository: str) -> None:
+    """Raise a ConfigError for what no repository can be called, or if huggingface_hub is not installed."""
+    utils = extras.load("huggingface_hub.utils", EXTRA, WHO)
+    try:
+        utils.validate_repo_id(repository)
+        if "/" not in repository:
+            raise ValueError("needs the form USER/NAME")
+    except ValueError as error:
+        raise ConfigError(f"--push {plain(repository)}: {plain(str(error))}") from error
+
+
+def push(directory: Path, repository: str, message: str, *, private: bool) -> str:
+    """Push a directory as one commit to a repository, made if there is none; return its address.
+
+    Raises:
+        ConfigError: the hub refuses the token, the name or the content.
+        LaunchError: the hub cannot be reached, or fails.
+    """
+    hub = extras.load("huggingface_hub", EXTRA, WHO)
+    if not sys.stderr.isatty():
+        extras.load("huggingface_hub.utils", EXTRA, WHO).disable_progress_bars()
+    api = hub.HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
+    with _explained(api.endpoint, directory, repository, private=private):
+        url = api.create_repo(repository, private=private or None, exist_ok=True)
+        if private and not api.model_info(repository).private:
+            raise ConfigError("it exists and is public; make it private there, or name another")
+        api.upload_folder(repo_id=repository, folder_path=directory, commit_message=message)
+    return str(url)
+
+
+@contextmanager
+def _explained(hub_url: str, directory: Path, repository: str, *, private: bool) -> Iterator[None]:
+    """Convert what the package raises into what is wrong, and how to try again."""
+    kind: type[RetrainError]
+    again = f"retrain publish {as_typed(directory)} --push {repository}{' --private' * private}"
+    answers: type[Exception] = extras.load("huggingface_hub.errors", EXTRA, WHO).HfHubHTTPError
+    network: tuple[Any, ...] = answers.__bases__  # what all errors of its HTTP library are, and OSError
+    try:
+        yield
+    except (*network, ConfigError, ValueError, RuntimeError) as error:
+        cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
+        kind, what = ConfigError, _first_line(cause)
+        if isinstance(cause, answers):
+            kind, what = _refusal(cause, repository)
+        elif isinstance(cause, network):
+            unreachable = f"the hub at {hub_url} cannot be reached ({what})"
+            kind, what = LaunchError, f"{unreachable}; check the network and HF_ENDPOINT"
+        raise kind(
+            f"--push {repository}: {what}\n{directory} is complete; try again with: {again}"
+        ) from error
+
+
+def _refusal(error: Any, repository: str) -> tuple[type[RetrainError], str]:
+    """Return what an answer of the hub means."""
+    status, said = error.response.status_code, plain(error.server_message or _first_line(error))
+    if status == 401:
+        what = "the hub refuses the token, or found none"
+        return ConfigError, f"{what} ({said}); `hf auth login`, or set HF_TOKEN to one that may write"
+    if status == 403:
+        what = f"the token may not write to {repository}"
+        return ConfigError, f"{what} ({said}); check the name and what the token is allowed"
+    if status >= 500 or status == 429:
+        return LaunchError, f"the hub fails ({status}: {said}); try again later"
+    return ConfigError, f"the hub refuses it ({status}: {said})"
+
+
+def _first_line(error: BaseException) -> str:
+    return plain(next(iter(str(error).strip().splitlines()), type(error).__name__))

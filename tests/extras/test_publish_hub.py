@@ -1,0 +1,136 @@
+"""What was published is pushed to a hub, or the hub's reason is told and how to try again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from retrain.errors import EXIT_CONFIG, EXIT_DONE, ConfigError, LaunchError
+from retrain.publish import CARD, FACTS, Published, Wishes, publish, push_published, read_published
+from retrain.publish.choice import choose
+from retrain.publish.hub import check_name
+from retrain.squeeze import WEIGHTS
+from tests.extras.hub import TOKEN, USER, Hub, serving
+from tests.simulated import flat
+from tests.test_publish import campaign
+
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub's own
+
+NAME = f"{USER}/sorter"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """A hub, its address and the token as a user would set them."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)  # a storage that it has not
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    with serving() as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        yield running
+
+
+@pytest.fixture
+def found(tmp_path: Path) -> Published:
+    """A run, published in a directory."""
+    choice = choose(campaign(tmp_path / "logs", {("grpo", 0): flat(0.5)}), "")
+    return publish(choice, Wishes(tmp_path / "out"), lambda _: None)
+
+
+def test_a_directory_is_pushed_as_one_commit(hub, found):
+    pushed = push_published(found, NAME, private=False)
+    repository = hub.repositories[NAME]
+    assert pushed.url == f"{hub.url}/{NAME}"
+    assert set(repository.files) == {CARD, FACTS, WEIGHTS, "adapter_config.json"}
+    assert repository.files[WEIGHTS] == b"grpo_s0 20"
+    assert not repository.private
+    assert [said.partition(", by retrain ")[0] for said in repository.messages] == ["grpo_s0 at step 20"]
+    assert f'name = "{NAME}"' in repository.files[CARD].decode()
+    assert json.loads(repository.files[FACTS])["name"] == NAME
+
+
+def test_a_private_repository_is_one_and_a_public_one_is_not_used(hub, found):
+    push_published(found, NAME, private=True)
+    assert hub.repositories[NAME].private
+    push_published(found, f"{USER}/shown", private=False)
+    with pytest.raises(ConfigError, match="it exists and is public"):
+        push_published(found, f"{USER}/shown", private=True)
+    assert len(hub.repositories[f"{USER}/shown"].messages) == 1
+
+
+def test_a_wrong_token_is_told_and_is_in_no_message(hub, found, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    with pytest.raises(ConfigError) as told:
+        push_published(found, NAME, private=True)
+    first, second = str(told.value).splitlines()
+    assert first.startswith(f"--push {NAME}: the hub refuses the token, or found none")
+    assert second.endswith(f"try again with: retrain publish {found.directory} --push {NAME} --private")
+    assert "hf_wrong" not in str(told.value)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert push_published(read_published(Path(found.directory)), NAME, private=True).url
+
+
+def test_a_name_of_others_is_told(hub, found):
+    with pytest.raises(ConfigError, match=r"the token may not write to others/sorter .*have the rights"):
+        push_published(found, "others/sorter", private=False)
+
+
+def test_a_hub_that_fails_or_is_not_there_is_no_fault_of_the_user(hub, found, monkeypatch):
+    hub.failing["/api/repos/create"] = 503
+    with pytest.raises(LaunchError, match=r"the hub fails \(503: an injected fault\); try again later"):
+        push_published(found, NAME, private=False)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        with pytest.raises(LaunchError, match=r"cannot be reached .* check the network and HF_ENDPOINT"):
+            push_published(found, NAME, private=False)
+
+
+def test_a_card_that_the_hub_refuses_is_told(hub, found):
+    card = Path(found.directory) / CARD
+    card.write_text(card.read_text().replace('"org/base"', '"/a/path"', 1))
+    with pytest.raises(ConfigError, match=r"Invalid metadata in README\.md"):
+        push_published(found, NAME, private=False)
+
+
+@pytest.mark.parametrize("name", ["sorter", "a/b/c", "some body/sorter", "somebody/"])
+def test_a_name_that_cannot_be_is_told_before_anything_is_written(name):
+    with pytest.raises(ConfigError, match="--push "):
+        check_name(name)
+
+
+def test_adapters_of_a_model_without_a_name_are_not_pushed(hub, tmp_path, monkeypatch):
+    choice = choose(campaign(tmp_path / "logs", {("grpo", 0): flat(0.5)}), "")
+    wishes = Wishes(tmp_path / "out", base_model="/models/mine", name=NAME)
+    with pytest.raises(ConfigError, match="publish them with --base-model ORG/NAME"):
+        publish(choice, wishes, lambda _: None)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_pushes_and_pushes_again(hub, tmp_path, here):
+    directory = campaign(tmp_path, {("grpo", 0): flat(0.5)})
+    env = {**os.environ, "HF_HUB_DISABLE_XET": "1"}
+    hub.failing["/api/models"] = 403
+
+    def call(*words: object) -> CompletedProcess[str]:
+        command = [sys.executable, "-m", "retrain", "publish", *map(str, words)]
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+    refused = call(directory, "--push", NAME, "--private")
+    assert (refused.returncode, refused.stdout) == (EXIT_CONFIG, "")
+    again = re.search("try again with: retrain publish (.*)", refused.stderr)[1]
+    hub.failing.clear()
+    done = call(*again.split(), "--json")
+    assert done.returncode == EXIT_DONE, done.stderr
+    assert (done.returncode, json.loads(done.stdout)["url"]) == (EXIT_DONE, f"{hub.url}/{NAME}")
+    assert f'name = "{NAME}"' in (here / "published" / f"{directory.name}-grpo_s0" / CARD).read_text()
+    assert TOKEN not in refused.stderr + done.stderr
