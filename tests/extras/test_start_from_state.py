@@ -32,13 +32,9 @@ from tests.extras.test_tinker_backend import server as server
 from tests.extras.test_tinker_backend import spec as spec
 from tests.extras.test_tinker_backend import tokenizer as tokenizer
 from tests.stopping import StopAfterStep
-from tests.tinker_api.running import KEY, MODEL, RunningServer
+from tests.tinker_api.running import CALLS_SDK, KEY, MODEL, RunningServer
 
-pytestmark = [
-    pytest.mark.extras,
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = CALLS_SDK
 NEAR = replace(STEP, lr=0.05, kl_coef=0.2)
 Steps = list[list[TrainingSample]]
 

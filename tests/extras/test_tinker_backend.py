@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import logging
 from collections.abc import Callable, Coroutine, Iterator
@@ -25,14 +24,9 @@ from retrain.errors import ConfigError, InfrastructureError, NonFiniteError, Rec
 from retrain.rollouts import Group, Loss, Prompt, TrainingSample
 from retrain.semaphore import FileSemaphore
 from retrain.semaphore.adaptive import SharedPermits
-from tests.tinker_api.running import KEY, MODEL, RunningServer, write_tokenizer
+from tests.tinker_api.running import CALLS_SDK, KEY, MODEL, RunningServer, write_tokenizer
 
-pytestmark = [
-    pytest.mark.extras,
-    # the SDK asks for its settings over a connection that it leaves to the garbage collector
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = CALLS_SDK
 ALPHABET = "01234="
 PROMPTS = [Prompt(n, f"{n}=", str((n + 1) % 5)) for n in range(4)]
 HOW = Sampling(group_size=4, max_tokens=3, temperature=1.0)
@@ -59,14 +53,13 @@ def tokenizer(place: Path) -> Path:
 @pytest.fixture
 def spec(
     server: RunningServer, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[BackendSpec]:
+) -> BackendSpec:
     monkeypatch.setenv("TINKER_API_KEY", KEY)
     semaphore = FileSemaphore(tmp_path / "permits", 3)
     options = {"tokenizer": str(tokenizer), "first_retry_s": 0.01, "retry_budget_s": 60.0}
-    yield BackendSpec(
+    return BackendSpec(
         seed=1, model=MODEL, base_url=server.url, options=options, permit=lambda: semaphore, run_name="run"
     )
-    gc.collect()  # once more, without the errors whose frames hold on to the SDK's objects
 
 
 def with_options(spec: BackendSpec, **options: object) -> BackendSpec:
@@ -83,10 +76,7 @@ def during(spec: BackendSpec, story: Callable[[TinkerBackend], Coroutine[Any, An
         finally:
             await backend.close()
 
-    try:
-        return asyncio.run(whole())
-    finally:
-        gc.collect()  # what the SDK leaves behind, while the filters above are in force
+    return asyncio.run(whole())
 
 
 def loss_of(name: str) -> Loss:
@@ -344,19 +334,22 @@ def test_without_a_permit_to_say_goodbye_a_session_falls_silent(
     semaphore.release()
 
 
-def test_an_api_that_stays_away_ends_the_run_as_infrastructure(spec: BackendSpec, tmp_path: Path) -> None:
+def test_an_api_that_stays_away_ends_the_run_as_infrastructure(
+    spec: BackendSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     doomed = RunningServer(tmp_path, ALPHABET)
 
     async def story(backend: TinkerBackend) -> None:
         await backend.sample(PROMPTS[:1], HOW)
         doomed.kill()
+        impatient = TinkerOptions(first_retry_s=0.01, call_timeout_s=1.0, retry_budget_s=0.6)
+        monkeypatch.setattr(backend.session.connection.calls, "_options", impatient)
         with pytest.raises(InfrastructureError, match=r"sampling prompt 0: failed \d times") as raised:
             await backend.sample(PROMPTS[:1], HOW)
         assert raised.value.exit_code == 75
 
-    away = with_options(replace(spec, base_url=doomed.url), call_timeout_s=30.0, retry_budget_s=0.6)
     try:
-        during(away, story)
+        during(replace(spec, base_url=doomed.url), story)
     finally:
         doomed.end()
 

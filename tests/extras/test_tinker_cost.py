@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,13 +19,9 @@ from retrain.config.schema import Config, Model
 from retrain.records.spending import Tokens
 from retrain.rollouts import Loss, Prompt
 from tests.extras.test_tinker_backend import samples_of
-from tests.tinker_api.running import KEY, MODEL, RunningServer, write_tokenizer
+from tests.tinker_api.running import CALLS_SDK, KEY, MODEL, RunningServer, write_tokenizer
 
-pytestmark = [
-    pytest.mark.extras,
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = CALLS_SDK
 ALPHABET = "01234="
 PROMPTS = [Prompt(n, f"{n}=" * (1 + n), "0") for n in range(4)]
 HOW = Sampling(group_size=4, max_tokens=3, temperature=1.0)
@@ -64,7 +59,6 @@ def test_the_meter_counts_what_the_server_bills(server: RunningServer, tmp_path:
         await backend.close()
 
     asyncio.run(story())
-    gc.collect()
     assert (Tokens(**server.stats()["billed"]), spec.meter.open) == (spec.meter.tokens, Tokens())
     assert spec.meter.unsure == Tokens()
     prompts = sum(len(prompt.text) for prompt in PROMPTS)
@@ -83,7 +77,6 @@ def test_a_call_that_takes_too_long_counts_at_most(server: RunningServer, tmp_pa
         await backend.close()
 
     asyncio.run(story())
-    gc.collect()
     known, billed = spec.meter.tokens, Tokens(**{"train": 0, **server.stats()["billed"]})
     at_most = known + spec.meter.unsure
     assert spec.meter.unsure.sample >= 12

@@ -25,14 +25,10 @@ from tests.extras.test_tinker_backend import spec as spec
 from tests.extras.test_tinker_backend import tokenizer as tokenizer
 from tests.test_tinker_parts import sample
 from tests.tinker_api.policies import Policy
-from tests.tinker_api.running import RunningServer
+from tests.tinker_api.running import CALLS_SDK, RunningServer
 from tests.tinker_api.wire import Datum, ForwardBackward
 
-pytestmark = [
-    pytest.mark.extras,
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = CALLS_SDK
 CAPS = (None, RatioCap(1.1), RatioCap(1.1, "sequence", "mask"))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import re
 import threading
@@ -31,14 +30,9 @@ from retrain.rollouts import Prompt
 from retrain.semaphore import FileSemaphore
 from retrain.status import survey
 from tests.extras.test_tinker_auto import CAMPAIGN
-from tests.tinker_api.running import MODEL, RunningServer, serve, write_tokenizer
+from tests.tinker_api.running import CALLS_SDK, MODEL, RunningServer, serve, write_tokenizer
 
-pytestmark = [
-    pytest.mark.extras,
-    pytest.mark.timeout(300),
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = [*CALLS_SDK, pytest.mark.timeout(300)]
 ALPHABET = "01234="
 PROMPTS = [Prompt(n, f"{n}=", str((n + 1) % 5)) for n in range(4)]
 HOW = Sampling(group_size=2, max_tokens=3, temperature=1.0)
@@ -97,10 +91,7 @@ def story_of(
         finally:
             await backend.close()
 
-    try:
-        asyncio.run(whole())
-    finally:
-        gc.collect()
+    asyncio.run(whole())
 
 
 def test_a_pause_for_capacity_is_told_and_is_neither_a_failure_nor_load(

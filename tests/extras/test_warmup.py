@@ -23,14 +23,11 @@ from tests.extras.local_policies import chosen, open_backend, plain_logprobs
 from tests.extras.test_tinker_backend import during
 from tests.extras.tiny_models import save_tiny_model
 from tests.test_trainer import make_run
-from tests.tinker_api.running import KEY, MODEL, RunningServer, write_tokenizer
+from tests.tinker_api.running import CALLS_SDK, KEY, MODEL, RunningServer, write_tokenizer
 
 pytestmark = [
-    pytest.mark.extras,
+    *CALLS_SDK,
     pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),  # peft's own
-    # the SDK asks for its settings over a connection that it leaves to the garbage collector
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 PAIRS = [Demonstration(Prompt(n, f"{n}=", str(n + 1)), str(n + 1)) for n in range(4)]
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }} {{ m.content }} {% endfor %}a "
