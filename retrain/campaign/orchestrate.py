@@ -103,9 +103,8 @@ class CampaignRun:
             require_left(self._files, origin, self.plan.campaign, runs, self.notice)
             remove_leftovers(self.directory)
             self.catch_up()
-            outcome = self._session(lock, origin, retry_failed)
-            while outcome is None:
-                outcome = self._session(lock, origin, retry_failed=False)
+            while (outcome := self._session(lock, origin, retry_failed)) is None:
+                retry_failed = False
             return outcome
 
     def _session(self, lock: HeldLock, origin: Provenance, retry_failed: bool) -> CampaignOutcome | None:
@@ -118,26 +117,15 @@ class CampaignRun:
         if not retry_failed and (due := rounds.due(over)) is not None:
             self.propose(due)
             return None
-        where = working_directories(self._files, origin)[0]
-        assignment = assignment_of(self.plan, self._files, where, self.notice)
-        launcher = open_launcher(self.plan.campaign.launcher, assignment)
-        if launcher.queues:  # another machine may resume it
-            lock.renew()
-        else:
-            open_permits(self.plan, self._files, self.notice)
+        launcher = self._opened(lock, origin)
         rounds.begin_anew(self.accepted)
         self.accepted = ()
         asked = rounds.asked(over)
         self._write(roll_up, ended=False)
         todo, alive = self._shares(asked, states, launcher.queued(), retry_failed)
-        if self._supervisor is None:
-            self._report_skipped(roll_up.manifest.runs, todo, alive)
-            self._observer.begun(self._files, todo + alive, self.plan.workers)
-        else:
-            self._observer.asked(todo)
+        self._tell_begun(roll_up, todo, alive)
         forecaster = Forecaster(self.plan, self.directory, self.files_of, roll_up.manifest)
         self._supervisor = self._supervisor_with(launcher, roll_up, forecaster, lock)
-        had_runs = bool(todo or alive)
         try:
             while todo or alive:
                 self._endings |= self._supervisor.supervise(todo, alive)
@@ -145,10 +133,20 @@ class CampaignRun:
         except (LaunchError, ConfigError):
             self._write(roll_up, ended=self._supervisor.is_over)
             raise
-        if had_runs and not self._supervisor.is_stopping and rounds.due(self._gone) is not None:
+        if not self._supervisor.is_stopping and rounds.due(self._gone) is not None:
             return None
         finished = [run for run in self.plan.runs if states[run.run_id] is RunState.DONE]
         return self._outcome(self._supervisor, lock, roll_up, finished, forecaster)
+
+    def _opened(self, lock: HeldLock, origin: Provenance) -> Launcher:
+        where = working_directories(self._files, origin)[0]
+        assignment = assignment_of(self.plan, self._files, where, self.notice)
+        launcher = open_launcher(self.plan.campaign.launcher, assignment)
+        if launcher.queues:  # another machine may resume it
+            lock.renew()
+        else:
+            open_permits(self.plan, self._files, self.notice)
+        return launcher
 
     @property
     def _gone(self) -> list[str]:
@@ -267,6 +265,13 @@ class CampaignRun:
         """Return every run's state; damaged records count as failed."""
         states = {entry.run_id: entry.state for entry in roll_up.entries()}
         return {r: RunState.FAILED if state == UNREADABLE else RunState(state) for r, state in states.items()}
+
+    def _tell_begun(self, roll_up: RollUp, todo: list[RunPlan], taken: list[RunPlan]) -> None:
+        if self._supervisor is None:
+            self._report_skipped(roll_up.manifest.runs, todo, taken)
+            self._observer.begun(self._files, todo + taken, self.plan.workers)
+        else:  # a further session
+            self._observer.asked(todo)
 
     def _report_skipped(
         self, entries: Sequence[RunEntry], todo: Sequence[RunPlan], taken: Sequence[RunPlan]

@@ -60,9 +60,7 @@ def reconcile(
     looks = known_looks(files.looks, manifest.decision if manifest else None)
     recorded = _recorded(plan, files, manifest, is_same_file)
     redesigned = tuple(looks.differs(plan.design))
-    may_be_new = {run.run_id for run in plan.runs if redesigned or run.seed in plan.added_seeds}
-    proposed = plan.conditions[len(plan.own_conditions) :]
-    may_be_new |= {run.run_id for run in plan.runs if run.condition in proposed}
+    may_be_new = _added(plan) | {run.run_id for run in plan.runs if redesigned}
     if manifest and manifest.decision and not looks.was_begun:
         may_be_new |= _with_further_seeds(plan, recorded)
     recorded |= _not_needed_yet(plan, recorded, files_of, may_be_new)
@@ -102,6 +100,12 @@ def _recorded(
     if is_same_file:  # killed before all runs were made
         return {run.run_id: run.config_hash for run in plan.runs} | recorded
     return recorded
+
+
+def _added(plan: Plan) -> set[str]:
+    """Return the runs of seeds that the user added, and of conditions that a sampler proposed."""
+    proposed = plan.conditions[len(plan.own_conditions) :]
+    return {run.run_id for run in plan.runs if run.seed in plan.added_seeds or run.condition in proposed}
 
 
 def _with_further_seeds(plan: Plan, recorded: Collection[str]) -> set[str]:

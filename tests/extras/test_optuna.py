@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +25,8 @@ from retrain.records.proposals import Proposed, all_of, read_proposals
 from retrain.report.contents import contents
 from retrain.report.gather import gather
 from tests.explained import explained
-from tests.long.test_search import SEARCH, Crash, Crashing, begun
+from tests.long.test_search import SEARCH, Crash, Crashing, have_begun
+from tests.stopping import kill_when
 
 FILE = """
 [training]
@@ -241,12 +239,7 @@ def test_all_processes_may_be_killed_while_conditions_are_proposed(here: Path) -
     own.mkdir()
     command = [sys.executable, "-m", "retrain", "run", str(path)]
     for attempts in (3, 9):
-        process = subprocess.Popen(command, cwd=own, start_new_session=True, stderr=subprocess.DEVNULL)
-        while begun(own) < attempts and process.poll() is None:
-            time.sleep(0.01)
-        with contextlib.suppress(ProcessLookupError):  # it may just have ended
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        kill_when(partial(have_begun, own, attempts), command, own)
         (directory,) = find_campaigns(own / "logs")
         command = [sys.executable, "-m", "retrain", "resume", str(directory)]
     done = subprocess.run(command, cwd=own, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
