@@ -1,29 +1,39 @@
 """Verdicts of real campaigns with `[decision]`: equal conditions, and conditions that differ.
 
-    python -m benchmarks.decision_campaigns                    200 campaigns of either kind
-    python -m benchmarks.decision_campaigns --campaigns 20     fewer
+    python -m benchmarks.decision_campaigns                      200 of either kind (15 min on an idle core)
+    python -m benchmarks.decision_campaigns --campaigns 20       fewer
+    python -m benchmarks.decision_campaigns --record FILE        continues where it was ended before
 
-Campaigns of the numpy backend go through the whole runner, in this process. Equal conditions differ by a
-thousandth in their learning rate, too little to matter but enough for other samples; the others by a factor
-of three. Every fifth campaign is stopped after some of its runs, loses its manifest and is
-resumed: it must come to the verdicts of its twin that was not stopped.
+Campaigns of the numpy backend go through the whole runner. Equal conditions differ by a thousandth in their
+learning rate, too little to matter but enough for other samples; the others by about a standard deviation of
+the paired difference. Each campaign is run three times: to its verdict; again, in processes that are killed
+(SIGKILL) one to three times at any point and resumed, every other time without its manifest; and without
+`[decision]`, with all seeds. The second must come to the verdicts of the first, and the third must give the
+values that were looked at; its t test tells what all seeds would have found.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
 import random
+import signal
 import tempfile
-from collections import Counter
+import threading
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from scipy.stats import ttest_rel
 
 from retrain.campaign import Observer
 from retrain.campaign.run import reopen, start
-from retrain.records.decision import Decision
-from retrain.records.layout import CampaignFiles
-from retrain.records.manifest import read_manifest
+from retrain.records.decision import Decision, final_value
+from retrain.records.layout import CampaignFiles, find_campaigns
+from retrain.records.looks import read_looks
+from retrain.records.manifest import Manifest, read_manifest
 
 FILE = """
 [training]
@@ -41,12 +51,10 @@ reward = "partial"
 [logging]
 log_dir = "{logs}"
 samples_per_step = 0
-[decision]
-metric = "mean_reward"
-max_seeds = 12
+{decision}
 [campaign]
-seeds = [{seed}]
-max_steps = 12
+seeds = {seeds}
+max_steps = 4
 launcher = "inline"
 [[campaign.conditions]]
 name = "reference"
@@ -54,39 +62,130 @@ name = "reference"
 name = "other"
 training.lr = {lr}
 """
-EVERY = 5  # campaign is stopped once
-RATES = {"equal": 1.001e-2, "different": 3e-2}
+METRIC, SEEDS, ERROR = "mean_reward", 12, 0.05
+DECISION = f'[decision]\nmetric = "{METRIC}"\nmax_seeds = {SEEDS}\nerror = {ERROR}'
+RATES = {"equal": 1.001e-2, "different": 2.2e-2}
 FOUND = ("better", "worse")
+LATEST_S = 0.06  # after a run's end, about as long as the next one takes
+FORK = multiprocessing.get_context("fork")  # without importing everything again
 
 
-class StopAfter(Observer):
-    """Stops a campaign after some of its runs."""
+@dataclass(frozen=True)
+class One:
+    """What one campaign came to."""
 
-    def __init__(self, runs: int) -> None:
-        self._left = runs
-        self.stop: Callable[[], None] = lambda: None
+    kind: str
+    number: int
+    verdict: str
+    seeds: int
+    t_test: float  # p-value with all seeds
+    effect: float  # mean over standard deviation of the paired difference, with all seeds
+    kills: int  # of its twin
+    same_decision: bool  # of its twin
+    same_values: bool  # of the runs without `[decision]`
+
+
+class KillAfter(Observer):
+    """Kills its process some time after so many runs have ended."""
+
+    def __init__(self, runs: int, later_s: float) -> None:
+        self._left, self._later_s = runs, later_s
 
     def ended(self, *_: object) -> None:
         self._left -= 1
         if self._left == 0:
-            self.stop()
+            timer = threading.Timer(self._later_s, os.kill, (os.getpid(), signal.SIGKILL))
+            timer.daemon = True  # a campaign that ends before is not killed
+            timer.start()
+
+
+def manifest_of(directory: Path) -> Manifest:
+    manifest = read_manifest(CampaignFiles(directory).manifest)
+    if manifest is None:
+        raise RuntimeError(f"{directory}: has no manifest")
+    return manifest
 
 
 def decision_of(directory: Path) -> Decision:
-    manifest = read_manifest(CampaignFiles(directory).manifest)
-    if manifest is None or manifest.decision is None:
+    decision = manifest_of(directory).decision
+    if decision is None:
         raise RuntimeError(f"{directory}: has no decision")
-    return manifest.decision
+    return decision
 
 
-def stopped(path: Path, runs: int) -> Decision:
-    """Return the decision of a campaign that is stopped after so many runs, and resumed without manifest."""
-    observer = StopAfter(runs)
-    campaign = start(path, (), observer)
-    observer.stop = campaign.stop
-    directory = campaign.execute().directory
-    CampaignFiles(directory).manifest.unlink()
-    return decision_of(reopen(directory).execute().directory)
+def is_killed(work: Callable[[Observer], object], rng: random.Random, runs: int) -> bool:
+    """Do some work in a process that is killed after some of the runs, if it has not ended before."""
+    observer = KillAfter(rng.randint(1, runs), rng.uniform(0, LATEST_S))
+    process = FORK.Process(target=work, args=(observer,))
+    process.start()
+    process.join()
+    if process.exitcode not in (0, -signal.SIGKILL):
+        raise RuntimeError(f"ended with {process.exitcode}")
+    return process.exitcode == -signal.SIGKILL
+
+
+def twin_of(path: Path, runs: int, rng: random.Random) -> tuple[int, Decision]:
+    """Return how often a campaign was killed, and its decision."""
+    kills = int(is_killed(lambda observer: start(path, (), observer).execute(), rng, runs))
+    (directory,) = find_campaigns(path.parent / "logs")
+    for _ in range(rng.randint(0, 2)):
+        kills += is_killed(lambda observer: reopen(directory, observer).execute(), rng, max(1, runs // 3))
+    if rng.random() < 0.5:
+        CampaignFiles(directory).manifest.unlink(missing_ok=True)
+    return kills, decision_of(reopen(directory).execute().directory)
+
+
+def campaign(kind: str, number: int) -> One:
+    """Run a campaign, its twin and its runs without `[decision]`."""
+    rng, first = random.Random(f"{kind} {number}"), 100 * number
+    with tempfile.TemporaryDirectory() as name:
+        paths = []
+        for folder, decision, seeds in (
+            ("decided", DECISION, [first]),
+            ("killed", DECISION, [first]),
+            ("all", "", list(range(first, first + SEEDS))),
+        ):
+            paths.append(Path(name) / folder / "campaign.toml")
+            paths[-1].parent.mkdir()
+            logs = paths[-1].parent / "logs"
+            paths[-1].write_text(FILE.format(logs=logs, decision=decision, seeds=seeds, lr=RATES[kind]))
+        directory = start(paths[0]).execute().directory
+        found, looked = decision_of(directory), read_looks(CampaignFiles(directory).looks).values
+        kills, killed = twin_of(paths[1], found.runs, rng)
+        values = values_of(start(paths[2]).execute().directory)
+    (one,) = found.conditions
+    pairs = [(values[f"other_s{s}"], values[f"reference_s{s}"]) for s in range(first, first + SEEDS)]
+    test = ttest_rel(*zip(*pairs, strict=True))
+    effect, is_same = float(test.statistic) / SEEDS**0.5, looked.items() <= values.items()
+    return One(
+        kind, number, one.verdict, one.seeds, float(test.pvalue), effect, kills, killed == found, is_same
+    )
+
+
+def values_of(directory: Path) -> dict[str, float | None]:
+    files = CampaignFiles(directory)
+    runs = manifest_of(directory).runs
+    return {run.run_id: final_value(files.run(run.run_id), run.result or {}, METRIC) for run in runs}
+
+
+def summary(kind: str, ones: list[One]) -> dict[str, object]:
+    """Return what campaigns of a kind came to; shares in percent."""
+
+    def percent(shares: list[float]) -> float:
+        return round(100 * sum(shares) / len(shares), 1)
+
+    return {
+        "kind": kind,
+        "campaigns": len(ones),
+        "found": percent([one.verdict in FOUND for one in ones]),
+        "t_test": percent([one.t_test < ERROR for one in ones]),
+        "effect": round(sum(one.effect for one in ones) / len(ones), 2),
+        "seeds": percent([one.seeds / SEEDS for one in ones]),
+        "kills": sum(one.kills for one in ones),
+        "killed_campaigns": sum(one.kills > 0 for one in ones),
+        "other_decisions_when_killed": sum(not one.same_decision for one in ones),
+        "other_values_without_decision": sum(not one.same_values for one in ones),
+    }
 
 
 def main() -> None:
@@ -94,35 +193,25 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--campaigns", type=int, default=200, help="of either kind")
+    parser.add_argument("--record", type=Path, help="file of what each campaign came to")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    rng, rows = random.Random(0), {}
-    for kind, lr in RATES.items():
-        verdicts: Counter[str] = Counter()
-        seeds, others = 0, 0
-        for number in range(options.campaigns):
-            with tempfile.TemporaryDirectory() as folder:
-                path = Path(folder) / "campaign.toml"
-                path.write_text(FILE.format(logs=Path(folder) / "logs", seed=100 * number, lr=lr))
-                found = decision_of(start(path).execute().directory)
-                if number % EVERY == 0:
-                    others += stopped(path, rng.randrange(1, found.runs)) != found
-            (one,) = found.conditions
-            verdicts[one.verdict] += 1
-            seeds += one.seeds
-        rows[kind] = {
-            "campaigns": options.campaigns,
-            "verdicts": dict(verdicts),
-            "found_percent": 100 * sum(verdicts[name] for name in FOUND) / options.campaigns,
-            "seeds_percent_of_12": 100 * seeds / options.campaigns / 12,
-            "stopped": -(-options.campaigns // EVERY),
-            "other_verdicts_when_stopped": others,
-        }
+    known: Path | None = options.record
+    lines = known.read_text().splitlines() if known and known.exists() else []
+    ones = {(one.kind, one.number): one for one in (One(**json.loads(line)) for line in lines)}
+    for number in range(options.campaigns):
+        for kind in RATES:
+            if (kind, number) not in ones:
+                ones[kind, number] = campaign(kind, number)
+                if known:
+                    with known.open("a") as file:
+                        file.write(json.dumps(asdict(ones[kind, number])) + "\n")
+    rows = [summary(kind, [one for (name, _), one in ones.items() if name == kind]) for kind in RATES]
     if options.json:
         print(json.dumps(rows))
         return
-    for kind, row in rows.items():
-        print(kind, *(f"{name}={value}" for name, value in row.items()))
+    for row in rows:
+        print(*(f"{name}={value}" for name, value in row.items()))
 
 
 if __name__ == "__main__":
