@@ -4,12 +4,12 @@
     python -m benchmarks.decision_campaigns --campaigns 20       fewer
     python -m benchmarks.decision_campaigns --record FILE        continues where it was ended before
 
-Campaigns of the numpy backend go through the whole runner. Equal conditions differ by a thousandth in their
-learning rate, too little to matter but enough for other samples; the others by about a standard deviation of
-the paired difference. Each campaign is run three times: to its verdict; again, in processes that are killed
-(SIGKILL) one to three times at any point and resumed, every other time without its manifest; and without
-`[decision]`, with all seeds. The second must come to the verdicts of the first, and the third must give the
-values that were looked at; its t test tells what all seeds would have found.
+Campaigns of the numpy backend go through the whole runner. Equal conditions learn to sort digits upwards and
+downwards, which is equally hard, as the policy knows no order; the others have learning rates that differ by
+about a standard deviation of the paired difference. Each campaign is run three times: to its verdict; again,
+in processes that are killed (SIGKILL) one to three times at any point and resumed, half of them without their
+manifest; and without `[decision]`, with all seeds. The second must come to the verdicts of the first, and the
+third must give the values that were looked at; its t test tells what all seeds would have found.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from retrain.records.decision import Decision, final_value
 from retrain.records.layout import CampaignFiles, find_campaigns
 from retrain.records.looks import read_looks
 from retrain.records.manifest import Manifest, read_manifest
+from retrain.tasks import Task
+from retrain.tasks.generated import symbol_task
 
 FILE = """
 [training]
@@ -45,7 +47,7 @@ lr = 1e-2
 save_every = 0
 [data]
 task = "sort"
-options = {{ length = 2, base = 3, held_out = 0.0 }}
+options = {options}
 [reward]
 reward = "partial"
 [logging]
@@ -60,11 +62,15 @@ launcher = "inline"
 name = "reference"
 [[campaign.conditions]]
 name = "other"
-training.lr = {lr}
+{other}
 """
 METRIC, SEEDS, ERROR = "mean_reward", 12, 0.05
 DECISION = f'[decision]\nmetric = "{METRIC}"\nmax_seeds = {SEEDS}\nerror = {ERROR}'
-RATES = {"equal": 1.001e-2, "different": 2.2e-2}
+OPTIONS = "{ length = 2, base = 3, held_out = 0.0 }"
+KINDS = {
+    "equal": f'data = {{ task = "benchmarks.decision_campaigns.descending", options = {OPTIONS} }}',
+    "different": "training.lr = 2.2e-2",
+}
 FOUND = ("better", "worse")
 LATEST_S = 0.06  # after a run's end, about as long as the next one takes
 FORK = multiprocessing.get_context("fork")  # without importing everything again
@@ -83,6 +89,18 @@ class One:
     kills: int  # of its twin
     same_decision: bool  # of its twin
     same_values: bool  # of the runs without `[decision]`
+
+
+def descending(*, length: int, base: int, held_out: float, seed: int) -> Task:
+    """Return the task of sorting digits downwards."""
+    return symbol_task(
+        lambda row: "".join(sorted(row, reverse=True)),
+        length=length,
+        base=base,
+        count=0,
+        held_out=held_out,
+        seed=seed,
+    )
 
 
 class KillAfter(Observer):
@@ -148,7 +166,9 @@ def campaign(kind: str, number: int) -> One:
             paths.append(Path(name) / folder / "campaign.toml")
             paths[-1].parent.mkdir()
             logs = paths[-1].parent / "logs"
-            paths[-1].write_text(FILE.format(logs=logs, decision=decision, seeds=seeds, lr=RATES[kind]))
+            paths[-1].write_text(
+                FILE.format(logs=logs, decision=decision, seeds=seeds, other=KINDS[kind], options=OPTIONS)
+            )
         directory = start(paths[0]).execute().directory
         found, looked = decision_of(directory), read_looks(CampaignFiles(directory).looks).values
         kills, killed = twin_of(paths[1], found.runs, rng)
@@ -200,13 +220,13 @@ def main() -> None:
     lines = known.read_text().splitlines() if known and known.exists() else []
     ones = {(one.kind, one.number): one for one in (One(**json.loads(line)) for line in lines)}
     for number in range(options.campaigns):
-        for kind in RATES:
+        for kind in KINDS:
             if (kind, number) not in ones:
                 ones[kind, number] = campaign(kind, number)
                 if known:
                     with known.open("a") as file:
                         file.write(json.dumps(asdict(ones[kind, number])) + "\n")
-    rows = [summary(kind, [one for (name, _), one in ones.items() if name == kind]) for kind in RATES]
+    rows = [summary(kind, [one for (name, _), one in ones.items() if name == kind]) for kind in KINDS]
     if options.json:
         print(json.dumps(rows))
         return

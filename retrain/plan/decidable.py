@@ -69,7 +69,9 @@ def undecidable(plan: Plan) -> str:
         return ""
     from retrain.plan.decision import comparison_of  # not at the top: imports numpy
 
-    table, others = plan.decision, 1 if plan.search_seeds else len(plan.conditions) - 1
+    table, others = plan.decision, len(plan.conditions) - 1
+    if plan.search_seeds or table.allocate == "auto":  # one may have nearly all of the error
+        others = 1
     comparison = comparison_of(table, others + 1)
     if comparison.can_find:
         return ""

@@ -16,7 +16,8 @@ import numpy as np
 
 from retrain.config.campaign import Decide
 from retrain.controllers.sequential import Look, SequentialComparison
-from retrain.controllers.sequential.allocation import found_per_cost
+from retrain.controllers.sequential.allocation import found_per_cost, shares_of_error
+from retrain.controllers.sequential.rejection import FloatArray
 from retrain.plan.matrix import Plan
 from retrain.records.decision import OPEN, ConditionDecision, Decision, is_higher_better
 from retrain.records.looks import Looks, Round
@@ -38,7 +39,11 @@ class Progress:
 def comparison_of(table: Decide, conditions: int) -> SequentialComparison:
     """Return the test that a table asks for, of so many conditions with the reference among them."""
     return SequentialComparison(
-        table.max_seeds, table.error, table.smallest_difference, comparisons=conditions - 1
+        table.max_seeds,
+        table.error,
+        table.smallest_difference,
+        comparisons=conditions - 1,
+        early=table.allocate == "auto",
     )
 
 
@@ -143,13 +148,14 @@ class Walk:
         asked = {name: max(first, self._asked[name] + 1) for name in self._open}
         if self._table.allocate == "equal" or not all(self._asked.values()):
             return asked
-        each = {name: {name: count} for name, count in asked.items()}
-        if going := [name for name, one in each.items() if self.runs_of(one) & set(begun)]:
+        going = [name for name, count in asked.items() if self.ids[name, self._seeds[count - 1]] in begun]
+        if going:
             return {name: asked[name] for name in going}  # as before a kill
         batch: dict[str, int] = {}
-        for name in sorted(asked, key=self._promise, reverse=True):
+        likely = [name for name in asked if self.found(name).verdict == OPEN]  # the others wait
+        for name in sorted(likely, key=self._promise, reverse=True):
             if len(self.runs_of(batch)) < self._plan.workers:
-                batch |= each[name]
+                batch[name] = asked[name]
         return batch
 
     def _promise(self, name: str) -> float:
@@ -164,9 +170,8 @@ class Walk:
             for pair in [(name, reference)]
             for seed in self._seeds[self._asked[name] :]
         ]
-        pairs = self._pairs(name)
-        d = np.subtract(*np.array(pairs).T) if pairs else np.zeros(0)
-        return found_per_cost(self._comparison_now, d, costs)
+        d = _differences(self._pairs(name, self._asked[name]))
+        return found_per_cost(self._comparison_of(name), d, costs)
 
     def runs_of(self, asked: Mapping[str, int]) -> set[str]:
         """Return the runs that a round adds: seeds of its conditions, and of the reference as many."""
@@ -193,11 +198,17 @@ class Walk:
         while True:
             found = [self.found(name) for name in self._open]
             differing = [one for one in found if one.verdict in FOUND]
-            closed = differing or [one for one in found if one.verdict != OPEN]
+            closed = differing or self._closed(found)
             self.verdicts |= {one.condition: one.verdict for one in closed}
             decided += closed
             if not differing:
                 return decided
+
+    def _closed(self, found: Sequence[Found]) -> list[Found]:
+        """Return the conditions that get no more seeds; with "auto", some wait for the error of others."""
+        if self._table.allocate == "equal" or all(one.verdict != OPEN for one in found):
+            return [one for one in found if one.verdict != OPEN]
+        return [one for one in found if one.verdict == "undecided"]
 
     def close(self) -> list[Found]:
         """Look a last time, as the budget is used up: the error that is left is for this look."""
@@ -206,32 +217,46 @@ class Walk:
         self._is_spent = True
         return found
 
-    @property
-    def _comparison_now(self) -> SequentialComparison:
-        """The comparison of a condition that is open, as those found to differ need no error any more."""
-        left = sum(verdict not in FOUND for verdict in self.verdicts.values())
-        return replace(self._comparison, comparisons=max(1, left))
+    def _comparison_of(self, name: str) -> SequentialComparison:
+        """Return the comparison of a condition with its share of the error.
+
+        Those found to differ need none any more. The shares of the others are equal, or with `allocate =
+        "auto"` by the sizes of their first differences.
+        """
+        left = [one for one, verdict in self.verdicts.items() if verdict not in FOUND or one == name]
+        if self._table.allocate == "equal":
+            return replace(self._comparison, comparisons=len(left))
+        first = self._plan.first_seeds
+        share = shares_of_error({one: _differences(self._pairs(one, first)) for one in left})[name]
+        return replace(self._comparison, error=self._table.error * share, comparisons=1)
 
     def found(self, name: str, *, is_last: bool = False) -> Found:
         """Look at a condition."""
-        pairs, final = self._pairs(name), self._asked[name] == len(self._seeds)
-        look = None
+        pairs, final = self._pairs(name, self._asked[name]), self._asked[name] == len(self._seeds)
+        look, comparison = None, self._comparison_of(name)
         if len(pairs) >= FEWEST_PAIRS:
             spends = final or (is_last and self._table.allocate == "equal")
-            look = self._comparison_now.look(*np.array(pairs).T, final=spends)
+            look = comparison.look(*np.array(pairs).T, final=spends)
         verdict = look.verdict if look else OPEN
+        if verdict == OPEN and self._table.allocate == "auto" and not comparison.can_find:
+            verdict = "no_difference"  # its share of the error is too small
         if (final or is_last) and verdict == OPEN:
             verdict = "undecided"
         if is_higher_better(self._table.metric) is False:
             verdict = {"better": "worse", "worse": "better"}.get(verdict, verdict)
         return Found(name, verdict, pairs, look, self._comparison)
 
-    def _pairs(self, name: str) -> list[tuple[float, float]]:
+    def _pairs(self, name: str, seeds: int) -> list[tuple[float, float]]:
+        """Return the values of a condition and of the reference at so many seeds, where both have one."""
         pairs = [
             [self.values.get(self.ids[one, seed]) for one in (name, self._plan.reference)]
-            for seed in self._seeds
+            for seed in self._seeds[:seeds]
         ]
         return [(a, b) for a, b in pairs if a is not None and b is not None]
+
+
+def _differences(pairs: Sequence[tuple[float, float]]) -> FloatArray:
+    return np.array([a - b for a, b in pairs])
 
 
 @dataclass(frozen=True)
@@ -265,6 +290,6 @@ class Found:
             self.look.difference,
             low if math.isfinite(low) else None,
             high if math.isfinite(high) else None,
-            self.look.p_value,
+            min(1.0, self.look.p_value * self.planned.error / self.look.comparison.error),
             removed,
         )

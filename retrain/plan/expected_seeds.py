@@ -61,7 +61,9 @@ def expected_seeds(most: Most, table: Decide, logs: Path) -> tuple[ExpectedSeeds
     spread, smallest = spread_of(most.plan, table, logs), table.smallest_difference
     compared = compared_in(most.plan)
     others = len(compared.conditions) - 1
-    comparison = SequentialComparison(table.max_seeds, table.error, comparisons=others)
+    comparison = SequentialComparison(
+        table.max_seeds, table.error, comparisons=others, early=table.allocate == "auto"
+    )
     unit, step, sd = "SD", 1.0, 1.0
     if spread is not None and smallest is not None:
         unit, step, sd = table.metric, smallest, spread

@@ -112,13 +112,14 @@ def lines_of(decision: Decision | None) -> tuple[str, ...]:
 
 
 def _pairing(decision: Decision) -> Iterator[str]:
+    removed = {one.condition: one.variance_removed for one in decision.conditions}
     shares = [
-        f"{-one.variance_removed:+.0%} ({one.condition})"
-        for one in decision.conditions
-        if one.variance_removed is not None
+        f"{abs(share):.0%} {'smaller' if share > 0 else 'larger'} ({name})"
+        for name, share in removed.items()
+        if share is not None
     ]
     if shares:
-        yield f"comparing the same seeds changed the variance of differences by {', '.join(shares)}"
+        yield f"the variance of differences is {', '.join(shares)} than if conditions had seeds of their own"
 
 
 def _departures(decision: Decision) -> Iterator[str]:

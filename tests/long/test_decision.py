@@ -7,12 +7,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
 
+import numpy as np
 import pytest
 
 from retrain.campaign import Observer
 from retrain.campaign.orchestrate import CampaignOutcome
 from retrain.campaign.run import reopen, start
 from retrain.config.load import load_config
+from retrain.controllers.sequential.allocation import shares_of_error
 from retrain.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_RUN_FAILED, ConfigError
 from retrain.plan.decidable import undecidable
 from retrain.plan.decision import Progress, decide
@@ -184,7 +186,7 @@ def auto(path: Path, *overrides: str) -> Plan:
 
 def test_the_next_seed_goes_where_a_difference_is_likely_and_cheap(decision_file: Path) -> None:
     plan = auto(decision_file)
-    wide = [0.5, -0.3, 0.4]  # as likely either way
+    wide = [0.9, 0.05, 0.6]  # may be by chance
     values = {"plain": [0.0] * 3, "bonus": [0.5, 0.6, 0.55], "alike": wide}
     first = progress(plan, values, is_spent=False)
     assert verdicts(first.decision) == {"bonus": ("continue", 3), "alike": ("continue", 3)}
@@ -195,30 +197,46 @@ def test_the_next_seed_goes_where_a_difference_is_likely_and_cheap(decision_file
 
 def test_a_round_that_had_begun_is_ended_first(decision_file: Path) -> None:
     plan = auto(decision_file)
-    values = {"plain": [0.0] * 3, "bonus": [0.5, 0.6, 0.55], "alike": [0.5, -0.3, 0.4]}
+    values = {"plain": [0.0] * 3, "bonus": [0.5, 0.6, 0.55], "alike": [0.9, 0.05, 0.6]}
     found = progress(plan, values, begun={"alike_s9"})
     assert found.wanted - progress(plan, {}).wanted == {"plain_s9", "alike_s9"}
+    found = progress(plan, values, begun={"plain_s9"})  # killed before the condition's own run began
+    assert found.wanted - progress(plan, {}).wanted == {"plain_s9", "bonus_s9"}
 
 
 def test_workers_that_would_idle_get_the_next_likeliest(decision_file: Path) -> None:
     plan = auto(decision_file, "campaign.parallel=true", "campaign.max_workers=3", "campaign.launcher=local")
-    values = {"plain": [0.0] * 3, "bonus": [0.5, 0.6, 0.55], "alike": [0.5, -0.3, 0.4]}
+    values = {"plain": [0.0] * 3, "bonus": [0.5, 0.6, 0.55], "alike": [0.9, 0.05, 0.6]}
     assert progress(plan, values).wanted - progress(plan, {}).wanted == {"plain_s9", "bonus_s9", "alike_s9"}
 
 
 def test_a_budget_gives_no_last_look_to_what_was_allocated_by_values(decision_file: Path) -> None:
     overrides = "decision.budget=1h", "decision.max_seeds=8"
-    values = {"plain": [0.0] * 7, "bonus": [0.9, 0.05, 0.6, 0.2, 0.5, 0.1, 0.8], "alike": [0.0] * 3}
+    values = {"plain": [0.0] * 7, "bonus": [0.1, 0.1, 0.4, 0.1, 0.1, 0.3, 0.6], "alike": [0.0] * 3}
     equal = progress(planned(decision_file, *overrides), {**values, "alike": [0.0] * 7}, is_spent=True)
     assert verdicts(equal.decision)["bonus"] == ("better", 7)
     found = progress(auto(decision_file, *overrides), values, is_spent=True).decision
     assert (found.ended, verdicts(found)["bonus"]) == ("budget", ("undecided", 7))
 
 
+def test_the_error_goes_where_the_first_differences_are_large_of_either_sign(decision_file: Path) -> None:
+    plan = auto(decision_file)
+    large, small = [0.5, 0.6, 0.55, 0.58, 0.52, 0.57], [0.21, 0.25, 0.22, 0.24, 0.23, 0.2]
+    values = {"plain": [0.0] * 6, "bonus": small, "alike": large}
+    found = verdicts(progress(plan, values).decision)
+    assert found == {"alike": ("better", 6), "bonus": ("better", 6)}  # which then has all of the error
+    other = {**values, "alike": [large[0], *(-x for x in large[1:])]}  # not to be found, and has the error
+    assert verdicts(progress(plan, other).decision)["bonus"] == ("no_difference", 3)
+
+
+def test_equal_values_share_the_error_equally() -> None:
+    assert shares_of_error({"a": np.zeros(3), "b": np.zeros(0)}) == {"a": 0.5, "b": 0.5}
+
+
 def test_a_campaign_that_allocates_comes_to_verdicts(decision_file: Path) -> None:
     outcome = start(decision_file, ["decision.allocate=auto"]).execute()
     found = decision_of(outcome.directory)
-    assert (found.ended, verdicts(found)["bonus"]) == ("decided", ("better", 7))
+    assert (found.ended, verdicts(found)["bonus"]) == ("decided", ("better", 6))
     (status,) = survey(outcome.directory)
     assert len(status.runs) == found.runs
 
@@ -317,7 +335,7 @@ def test_status_and_compare_tell_the_verdicts(
     line = "bonus: better than plain in mean_reward after 7 seeds: 0.500"
     assert line in retrain("status", directory).stdout
     assert line in retrain("compare", directory).stdout
-    removed = "comparing the same seeds changed the variance of differences by -100% (bonus), -100% (alike)"
+    removed = "the variance of differences is 100% smaller (bonus), 100% smaller (alike) than if"
     assert removed in retrain("status", directory).stdout
     found = json.loads(retrain("compare", directory, "--json").stdout)["comparisons"][0]["decision"]
     assert found["conditions"][0]["verdict"] == "better"

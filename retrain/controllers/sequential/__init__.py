@@ -27,7 +27,9 @@ import numpy as np
 
 from retrain.controllers import require
 from retrain.controllers.sequential.rejection import (
+    EARLY_INTERIM,
     FEWEST,
+    INTERIM,
     NORMAL,
     FloatArray,
     Outcome,
@@ -40,6 +42,7 @@ Verdict: TypeAlias = Literal["continue", "better", "worse", "no_difference", "un
 
 FINAL = 0.42  # nominal one-sided error of the last look, as a share of the whole; for conditional power only
 FUTILE = 0.22  # conditional power below which a comparison ends
+EARLY_FUTILE = 0.7  # the same of a comparison that is to end early
 OUTLIER = 4.0  # times the median size; further out, a difference counts for the conditional power as if there
 OPTIMISM = 1.0  # standard errors by which the trend is raised for the conditional power
 ROUNDING = 1e-12  # relative to the values; smaller differences are rounding errors
@@ -110,6 +113,7 @@ class SequentialComparison:
             14 seeds, within the sampling error of the patterns above.
         smallest_difference: a smaller difference does not matter, in units of the metric; None: any matters.
         comparisons: with how many of them the error is shared (Bonferroni).
+        early: find large differences with fewer seeds, and give small ones up sooner: for tight budgets.
 
     Raises:
         ValueError: a setting is out of range.
@@ -119,6 +123,7 @@ class SequentialComparison:
     error: float = 0.05
     smallest_difference: float | None = None
     comparisons: int = 1
+    early: bool = False
 
     def __post_init__(self) -> None:
         smallest = self.smallest_difference
@@ -153,7 +158,7 @@ class SequentialComparison:
     @cached_property
     def test(self) -> SignFlips:
         """How a difference is told from chance."""
-        return SignFlips(self.max_seeds)
+        return SignFlips(self.max_seeds, EARLY_INTERIM if self.early else INTERIM)
 
     def look(
         self, a: Sequence[float] | FloatArray, b: Sequence[float] | FloatArray, *, final: bool = False
@@ -250,7 +255,7 @@ class SequentialComparison:
         z = score(np.clip(d, -far, far))  # one collapsed seed would hide that the others are alike
         drift = (z + OPTIMISM) / math.sqrt(done)
         to_go = NORMAL.inv_cdf(1 - FINAL * self.error_of_each) - z * math.sqrt(done) - drift * (1 - done)
-        return NORMAL.cdf(-to_go / math.sqrt(1 - done)) < FUTILE
+        return NORMAL.cdf(-to_go / math.sqrt(1 - done)) < (EARLY_FUTILE if self.early else FUTILE)
 
 
 def _is_whole(value: object, least: int) -> bool:

@@ -1,17 +1,35 @@
-"""Where the next seed is expected to settle most: the chance that a difference is found, per cost.
+"""Where the next seed, and the error, are expected to settle most.
 
-The chance is the predictive power: that the normal score, whose drift is only known from the seeds so far,
-passes the boundary of a later look (Spiegelhalter, Freedman and Blackburn 1986,
-doi:10.1016/0197-2456(86)90003-6).
+The error is shared by the sizes of the first differences (after Westfall, Kropf and Finos, "Weighted
+FWE-controlling methods in high-dimensional situations", 2004). Where differences are as likely to have
+either sign, their sizes tell nothing of the signs, by which the test decides: so it may be told them.
+
+A seed goes where the chance that a difference is found is largest per cost. That is the predictive power: the
+chance that the normal score, whose drift is only known from the seeds so far, passes the boundary of a later
+look (Spiegelhalter, Freedman and Blackburn 1986, doi:10.1016/0197-2456(86)90003-6).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from retrain.controllers.sequential import FINAL, SequentialComparison
-from retrain.controllers.sequential.rejection import INTERIM, NORMAL, FloatArray, score
+from retrain.controllers.sequential.rejection import NORMAL, FloatArray, score
+
+STEEPNESS = 4.0  # of the shares in the mean square of differences: nearly all error goes where it is largest
+LEAST = 1e-9  # share of the error, of the largest
+
+
+def shares_of_error(first: Mapping[str, FloatArray]) -> dict[str, float]:
+    """Return the share of the error of each comparison, by the sizes of its first differences."""
+    largest = max((float(np.abs(d).max()) for d in first.values() if len(d)), default=0.0) or 1.0
+    squares = {name: float(np.mean((d / largest) ** 2)) if len(d) else 0.0 for name, d in first.items()}
+    top = max(squares.values()) or 1.0
+    weights = {name: (square / top) ** STEEPNESS + LEAST for name, square in squares.items()}
+    return {name: weight / sum(weights.values()) for name, weight in weights.items()}
 
 
 def found_per_cost(comparison: SequentialComparison, d: FloatArray, costs: Sequence[float]) -> float:
@@ -26,7 +44,7 @@ def found_per_cost(comparison: SequentialComparison, d: FloatArray, costs: Seque
     for more, cost in enumerate(costs, 1):
         look, spent = seeds + more, spent + cost
         if comparison.fewest_seeds <= look <= comparison.max_seeds:
-            share = FINAL if look == comparison.max_seeds else INTERIM / 2
+            share = FINAL if look == comparison.max_seeds else comparison.test.interim / 2
             bound = NORMAL.inv_cdf(1 - share * comparison.error_of_each)
             known = seeds / look
             chance = NORMAL.cdf((z - bound * math.sqrt(known)) / math.sqrt(1 - known))

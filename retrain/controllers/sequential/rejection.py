@@ -15,6 +15,7 @@ FloatArray: TypeAlias = NDArray[np.float64]
 
 FEWEST = 3  # seeds before a verdict
 INTERIM = 0.09  # nominal two-sided error of an early look, as a share of the whole
+EARLY_INTERIM = 0.3  # the same of a comparison that is to end early
 ENUMERATED = 14  # seeds whose patterns of signs are all counted; further signs are drawn
 EARLIER = 1e-7  # weight of the earlier sums, which orders sums that are equal
 REPEATED = 4096  # looks that are kept: a campaign repeats its own at each round
@@ -40,6 +41,7 @@ class SignFlips:
     """The exact sequential test over patterns of signs."""
 
     max_seeds: int
+    interim: float = INTERIM
 
     def can_reject(self, seeds: int, error: float) -> bool:
         """Whether the most extreme pattern of so many signs is rare enough, among those that are counted."""
@@ -68,7 +70,7 @@ class SignFlips:
             if k < FEWEST or not self.can_reject(k, error):
                 continue
             here, others = float(reached[0]), reached[counted:]
-            bound = 0.0 if k == last else _boundary(k, squares, INTERIM * error)
+            bound = 0.0 if k == last else _boundary(k, squares, self.interim * error)
             above = _above(others[alive & (others >= bound)], room)
             if squares > 0 and here >= bound and here > above:
                 return Outcome(k, float(np.mean(~alive | (others >= here))), int(np.sign(d[:k].sum())))
