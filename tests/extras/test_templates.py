@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
+from typer.testing import CliRunner
 
+from retrain.cli import app
 from retrain.records.metrics import read_metrics
 from tests.extras.tiny_models import save_tiny_model
-from tests.tinker_api.running import KEY, MODEL, ROOT, RunningServer, serve, write_tokenizer
+from tests.tinker_api.running import CALLS_SDK, KEY, MODEL, RunningServer, serve, write_tokenizer
 
-pytestmark = pytest.mark.extras
-Call = Callable[..., subprocess.CompletedProcess[str]]
+pytestmark = CALLS_SDK
 SMALLEST = (
     "campaign.max_steps=1",
     "training.max_tokens=4",
     "data.eval_prompts=2",
     "campaign.seeds=[0]",
-    "campaign.launcher=inline",  # what a worker imports takes seconds
+    "campaign.launcher=inline",
 )
 DIGITS = "0123456789+="
 
@@ -38,30 +38,29 @@ def server(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningServe
     yield from serve(here, monkeypatch, DIGITS)
 
 
-def finish_a_step(retrain: Call, template: str, *settings: str) -> None:
+def finish_a_step(template: str, *settings: str) -> None:
     sets = [word for setting in (*SMALLEST, *settings) for word in ("--set", setting)]
-    assert retrain("init", "--template", template).returncode == 0
-    for command in ("explain", "run"):
-        answer = retrain(command, f"{template}.toml", *sets)
-        assert answer.returncode == 0, answer.stdout + answer.stderr
+    for words in (
+        ["init", "--template", template],
+        *([do, f"{template}.toml", *sets] for do in ("explain", "run")),
+    ):
+        answer = CliRunner().invoke(app, words)  # here, because what a run imports takes seconds
+        assert answer.exit_code == 0, answer.output
 
 
 def steps_of(here: Path) -> list[int]:
     return [row["step"] for run in sorted(here.glob("logs/*/runs/*")) for row in read_metrics(run)]
 
 
-def test_the_template_for_this_machine_finishes_a_step(retrain: Call, here: Path) -> None:
+def test_the_template_for_this_machine_finishes_a_step(here: Path) -> None:
     model = with_chat(save_tiny_model(here / "model", hidden=32))
-    finish_a_step(retrain, "local", f"model.model={model}", "backend.options.device=cpu")
+    finish_a_step("local", f"model.model={model}", "backend.options.device=cpu")
     assert steps_of(here) == [1, 1]
 
 
-def test_the_template_for_the_tinker_api_finishes_a_step(
-    retrain: Call, here: Path, server: RunningServer
-) -> None:
+def test_the_template_for_the_tinker_api_finishes_a_step(here: Path, server: RunningServer) -> None:
     tokenizer = with_chat(write_tokenizer(here / "tokenizer", DIGITS))
     finish_a_step(
-        retrain,
         "tinker",
         f"model.model={MODEL}",
         f"model.base_url={server.url}",
@@ -71,7 +70,7 @@ def test_the_template_for_the_tinker_api_finishes_a_step(
     assert steps_of(here) == [1, 1]
 
 
-def test_the_template_for_the_tinker_api_samples_as_the_api_scores(retrain: Call, here: Path) -> None:
-    retrain("init", "--template", "tinker")
-    explained = retrain("explain", "tinker.toml", env={"TINKER_API_KEY": KEY, "PYTHONPATH": str(ROOT)})
-    assert (explained.returncode, "scores at temperature 1" in explained.stdout) == (0, False)
+def test_the_template_for_the_tinker_api_samples_as_the_api_scores(here: Path) -> None:
+    CliRunner().invoke(app, ["init", "--template", "tinker"])
+    explained = CliRunner().invoke(app, ["explain", "tinker.toml"], env={"TINKER_API_KEY": KEY})
+    assert (explained.exit_code, "scores at temperature 1" in explained.output) == (0, False)

@@ -69,7 +69,7 @@ def test_a_program_that_is_killed_before_its_end_has_run_out_of_memory() -> None
 @ON_LINUX
 def test_a_program_that_hangs_after_it_was_denied_something_is_a_fault() -> None:
     program = "import os, time\ntry: os.fork()\nexcept OSError: pass\ntime.sleep(60)"
-    found = scored("stdio", program, timeout_s=1.0)
+    found = scored("stdio", program, timeout_s=3.0)
     assert (found.value, found.outcome) == (0.0, Outcome.FAULT)
     assert "in time" in found.message
     assert "denied 1" in found.message
@@ -84,7 +84,8 @@ OUT_OF_MEMORY = {
 @ON_LINUX
 @pytest.mark.parametrize("outcome", OUT_OF_MEMORY)
 def test_a_program_that_runs_out_of_memory_is_counted_whatever_else_it_does(outcome: Outcome) -> None:
-    found = scored("stdio", OUT_OF_MEMORY[outcome], timeout_s=2.0)
+    limit_s = 60.0 if outcome is Outcome.FAULT else 4.0
+    found = scored("stdio", OUT_OF_MEMORY[outcome], timeout_s=limit_s)
     assert (found.outcome, found.is_over_limit) == (outcome, True)
 
 
