@@ -5,9 +5,9 @@ a call (429, 502, 503, 504), or calls of a kind take much longer than usual. The
 callers wait for a permit, since unused permits prove nothing.
 
 The number at which the API refused is remembered as its ceiling, and growth ends one below it. The ceiling is
-tried again after a hold that doubles with each refusal, so a limit that stays costs ever fewer refusals, and
-one that rises is found. A refusal one above a number that has just worked takes one permit; if that does not
-help, a quarter, then halves.
+tried again after a hold that grows with each refusal, so that a limit that stays costs few refusals, to less
+than a minute, so that one that rises is soon found. A refusal one above a number that has just worked takes
+one permit; if that does not help, a quarter, then halves.
 
 Source: Chiu and Jain, Analysis of the increase and decrease algorithms for congestion avoidance in computer
 networks (1989); remembering the number at the last refusal as in CUBIC, Ha, Rhee and Xu (2008).
@@ -26,7 +26,7 @@ WAITED_S = 0.05  # a call that got its permit later than this had to wait
 AFTER_OVERLOAD = (1.0, 0.75, 0.5)  # kept, less at least one; by the refusals since a number has worked
 AFTER_SLOWNESS = 0.75  # high latency is a weaker sign than a refusal
 TRIAL_ROUNDS = 4  # rounds of successful calls until a ceiling is forgotten; one adds a permit elsewhere
-FIRST_HOLD_S, LONGEST_HOLD_S = 30.0, 240.0  # below a ceiling, until it is tried again
+FIRST_HOLD_S, LONGEST_HOLD_S = 30.0, 55.0  # below a ceiling, until it is tried again
 SMOOTHING = 0.8  # of a kind's recent latency, over about five calls
 RELAX = 1.02  # fastest growth of the usual latency per call, so that a lasting change is accepted
 CALLS_TO_JUDGE = 10  # of a kind, before its latency is judged
@@ -172,7 +172,7 @@ class AdaptivePermits:
         return PermitDecision(self.permits, True, reason)
 
     def _lower_ceiling(self, now_s: float) -> None:
-        """Remember a refusal; another one at the same number doubles the time until it is tried again."""
+        """Remember a refusal; another one at the same number lengthens the time until it is tried again."""
         is_known = self.permits == self._ceiling
         self._hold_s = min(2 * self._hold_s, LONGEST_HOLD_S) if is_known else FIRST_HOLD_S
         self._ceiling, self._held_since_s = self.permits, now_s
