@@ -54,6 +54,15 @@ def test_a_timeout_counts_from_the_start_whatever_is_done(tmp_path: Path) -> Non
     assert watched.ended_by(5.0) is RunState.TIMEOUT
 
 
+def test_a_timeout_does_not_count_pauses_of_the_api(tmp_path: Path) -> None:
+    watched, files = patience(tmp_path, run_timeout=5.0)
+    for now_s in range(2, 60):  # paused since second 2
+        write_progress(files.status, Progress("running", "API paused", 3, 10, 1, paused_s=now_s - 2.0))
+        assert watched.ended_by(now_s + 1.0) is None
+    assert watched.ended_by(61.9) is None
+    assert watched.ended_by(62.0) is RunState.TIMEOUT
+
+
 def test_without_timeouts_a_worker_may_take_for_ever(tmp_path: Path) -> None:
     watched, _ = patience(tmp_path)
     assert watched.ended_by(1e9) is None

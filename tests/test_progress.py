@@ -87,8 +87,11 @@ def test_an_outage_is_shown_while_it_lasts(tmp_path: Path) -> None:
     assert re.fullmatch(r"capacity, 4 min( \d+ s)?", detail_in(files))
     journal.phase("train", 1)
     wait_until(lambda: phase_in(files) == "API paused")
+    journal.detail(OutageProgress("API down", "ConnectError", time.monotonic()))  # the same, for run_timeout
     journal.detail(OutageProgress())
     wait_until(lambda: phase_in(files) == "train")
+    journal.phase("train", 1, state=RunState.FAILED)
+    assert 240 <= read_progress(files.status).paused_s < 480
     journal.close()
 
 

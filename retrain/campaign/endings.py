@@ -22,6 +22,7 @@ from retrain.records.run_row import last_output
 from retrain.records.run_state import (
     PAUSED,
     Attempt,
+    Progress,
     RunState,
     end_attempt,
     read_attempts,
@@ -149,7 +150,7 @@ class Patience:
 
     def ended_by(self, now_s: float) -> RunState | None:
         """Return which timeout has passed, or None."""
-        if now_s >= self._timeout_at_s:
+        if now_s >= self._timeout_at_s and now_s >= self._timeout_at_s + self._paused_s():
             return RunState.TIMEOUT
         if now_s < self._look_at_s:
             return None
@@ -159,11 +160,19 @@ class Patience:
             self._size, self._moved_at_s = size, now_s
         if now_s - self._moved_at_s < self._stall_s:
             return None
-        progress = readable(read_progress, self._files.status)
+        progress = self._progress()
         if progress is not None and progress.phase.startswith(PAUSED):
             self._moved_at_s = now_s
             return None
         return RunState.STALLED
+
+    def _paused_s(self) -> float:
+        """Return how long the API has not worked for this attempt, as its worker said last."""
+        progress = self._progress()
+        return 0.0 if progress is None else progress.paused_s
+
+    def _progress(self) -> Progress | None:
+        return readable(read_progress, self._files.status)
 
 
 def _size_of(path: Path) -> int:

@@ -67,6 +67,7 @@ class Progress:
     detail: str = ""  # how far a long phase is
     engine: str = ""  # what the server that samples said last
     engine_server: str = ""  # its log, or its address
+    paused_s: float = 0.0  # how long the API had paused all calls, or was down, in this attempt
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,7 @@ class Journal:
         self._is_told = False  # whether it has said how far it is
         self._outage = OutageProgress()  # of the service that the backend calls
         self._is_out = False  # whether status.json shows it
+        self._out_since_s, self._out_before_s = 0.0, 0.0  # this outage, and the sum of those before it
         self._is_closed = threading.Event()
 
     def row(self, row: StepRow) -> None:
@@ -122,7 +123,7 @@ class Journal:
                 return
             current = self._current
             if isinstance(detail, OutageProgress):
-                self._outage = detail  # shown by the next look
+                self._note_outage(detail)
                 return
             if current is None or time.monotonic() - self._written_at < DETAIL_EVERY_S:
                 return
@@ -147,6 +148,14 @@ class Journal:
                 if self._current is current and (is_due or self._outage.phase or self._is_out):
                     self._write(replace(current, detail=f"{said}, {taken_s:.0f} s".removeprefix(", ")))
 
+    def _note_outage(self, now: OutageProgress) -> None:
+        """Note that an outage began, ended or became another one; the next look shows it."""
+        before, self._outage = self._outage, now
+        if now.phase and not before.phase:
+            self._out_since_s = now.since_s
+        elif before.phase and not now.phase:
+            self._out_before_s += time.monotonic() - self._out_since_s
+
     def _tell(self, current: Progress, detail: str) -> None:
         self._is_told = True
         self._write(replace(current, detail=detail))
@@ -158,6 +167,8 @@ class Journal:
         self._is_out = told.state == RunState.RUNNING and bool(out.phase) and out_s >= DETAIL_EVERY_S
         if self._is_out:
             told = replace(told, phase=out.phase, detail=f"{out.why}, {about(out_s)}")
+        this_s = time.monotonic() - self._out_since_s if out.phase else 0.0
+        told = replace(told, paused_s=round(self._out_before_s + this_s, 3))
         write_progress(self._status, told)
 
     def _write_latest(self) -> None:
