@@ -94,14 +94,15 @@ def story_of(
     asyncio.run(whole())
 
 
+@pytest.mark.parametrize("status", [408, 200])
 def test_a_pause_for_capacity_is_told_and_is_neither_a_failure_nor_load(
-    server: RunningServer, tmp_path: Path
+    server: RunningServer, tmp_path: Path, status: int
 ) -> None:
     told = Told()
 
     async def tell(backend: TinkerBackend) -> None:
         told.calls.clear()
-        server.pause("paused_capacity")
+        server.pause("paused_capacity", status)
         sampling = asyncio.ensure_future(backend.sample(PROMPTS, HOW))
         await told.until("API paused")
         assert not sampling.done()
@@ -243,7 +244,7 @@ def test_a_campaign_shows_and_records_a_pause(here: Path, server: RunningServer)
     assert outcome.exit_code == 0
     runs = sorted((outcome.directory / "runs").iterdir())
     assert [len(read_attempts(run / "attempts.jsonl")) for run in runs] == [1, 1]
-    assert any(re.match(r"capacity, \d", text) for text in said)
+    assert any(re.match(r"capacity, \d", text) for text in said), said
     rows = [row for run in runs for row in read_metrics(run)]
     assert all(0 <= row["api_pause_s"] <= min(row["step_time_s"], row["api_pauses_s"]) for row in rows)
     assert any(row["api_pause_s"] > 0 for row in rows)

@@ -141,7 +141,7 @@ class Handler(BaseHTTPRequestHandler):
         if what == "faults":
             self.server.traffic.inject(request)
         elif what == "pause":
-            self.server.paused = request["state"]
+            self.server.paused, self.server.paused_status = request["state"], request["status"]
         else:
             self.server.service.forget(**request)
         self._answer(200, {})
@@ -168,7 +168,8 @@ class Handler(BaseHTTPRequestHandler):
         future = self.server.service.future(request_id)
         if state := self.server.paused:
             time.sleep(PAUSED_POLL_S)
-            return 408, {"type": "try_again", "request_id": request_id, "queue_state": state}
+            answer = {"type": "try_again", "request_id": request_id, "queue_state": state}
+            return self.server.paused_status, answer
         if not future.done.wait(LONG_POLL_S):
             return 408, {"type": "try_again", "request_id": request_id, "queue_state": "active"}
         if self.server.service.dialect == "json" and isinstance(future.result, bytes):
@@ -198,6 +199,7 @@ class ApiServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), Handler)
         self.service, self.routes = service, routes(service)
         self.paused = ""  # the state of its queue that every poll is told, "" if it works
+        self.paused_status = 408
         self.traffic, self.latency_s, self.key = Traffic(capacity), latency_s, key
 
 

@@ -74,9 +74,9 @@ class RunningServer:
         fault = {"path": path, "times": times, "status": status, "hang_s": hang_s, "content": content}
         self._post("faults", fault)
 
-    def pause(self, state: str = "") -> None:
+    def pause(self, state: str = "", status: int = 408) -> None:
         """Answer every poll for a result with a state of the queue, until one without a state."""
-        self._post("pause", {"state": state})
+        self._post("pause", {"state": state, "status": status})
 
     def forget(self, **said: object) -> None:
         """Lose every session, model and sampler, as when they expire; `said` is the answer about a model."""

@@ -171,6 +171,10 @@ def _watch_requests(holder: InternalClientHolder, outages: Outages) -> None:
 
     async def pause(response: httpx.Response) -> None:
         nonlocal failures
+        if response.status_code == 200 and "json" in response.headers.get("content-type", ""):
+            await response.aread()  # some servers say so that they have paused a call, and not with 408
+            with contextlib.suppress(ValueError):
+                outages.said(response.json())
         failures = failures + 1 if response.status_code >= 500 else 0
         if failures:
             longest_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 30))

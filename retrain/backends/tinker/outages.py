@@ -81,6 +81,7 @@ class Outages:
         self._observe, self._observe_call = observe, observe_call
         self._lock = threading.Lock()
         self._pauses: dict[object, str | None] = {}  # awaited result -> why it is paused; None: not known
+        self._said: dict[object, str] = {}  # by the same, with status 200
         self._failure = ""  # of a server that is down
         self._is_logged = False  # that it is down
         self._shown: OutageProgress | None = None
@@ -124,6 +125,7 @@ class Outages:
     def request(self, *, is_poll: bool) -> Iterator[None]:
         """Watch a request of the SDK; `is_poll` if it is for the result of a call."""
         began_s, result = time.monotonic(), asyncio.current_task() if is_poll else None
+        self._said.pop(result, None)
         if result is not None and result not in self._pauses:
             self._pauses[result] = None
             result.add_done_callback(self._forget)
@@ -138,7 +140,12 @@ class Outages:
         except APIConnectionError as error:
             self.failed(type(error.__cause__ or error).__name__, began_s)
             raise
-        self._answered(result, "", began_s)
+        self._answered(result, self._said.pop(result, ""), began_s)
+
+    def said(self, content: object) -> None:
+        """Note the content of an answer with status 200, which may be that the result is not there yet."""
+        if isinstance(content, dict) and content.get("type") == "try_again":
+            self._said[asyncio.current_task()] = PAUSES.get(content.get("queue_state", ""), "")
 
     def failed(self, why: str, began_s: float) -> None:
         """Note that a request, begun at a time, was not answered, or not by the API."""
@@ -161,6 +168,7 @@ class Outages:
     def _forget(self, result: object) -> None:
         with self._lock:
             self._pauses.pop(result, None)
+            self._said.pop(result, None)
             self._judge(time.monotonic())
 
     def _judge(self, since_s: float) -> None:
