@@ -10,9 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrain.backends import BackendSpec
+from retrain.backends import BackendSpec, Optimization, Sampling
+from retrain.backends.numpy import connect as numpy_policy
+from retrain.backends.numpy.training import loss_gradient
 from retrain.backends.ratio_cap import RatioCap
 from retrain.backends.tinker import advise_run, check_options, check_run, connect
+from retrain.backends.tinker.custom import Linear
 from retrain.backends.tinker.state import State, read_state, write_state
 from retrain.backends.tinker.wire import ApiLoss, api_loss, loss_inputs
 from retrain.config.schema import Config, Model, Training
@@ -20,7 +23,7 @@ from retrain.distribution import install_command
 from retrain.errors import ConfigError, NonFiniteError, RecordsError, RunFailedError
 from retrain.event_loop import in_thread
 from retrain.losses import cispo, gspo, importance_sampling, ppo
-from retrain.rollouts import Loss, Prompt, Rollout, TrainingSample
+from retrain.rollouts import Loss, LossTerms, Prompt, Rollout, TrainingSample
 
 GSPO = ApiLoss("gspo", {})
 
@@ -132,8 +135,8 @@ def test_options_out_of_range_or_misspelt_are_named() -> None:
 def test_what_would_stop_a_run_is_said_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
     monkeypatch.delenv("TINKER_CREDENTIAL_CMD", raising=False)
-    problems = check_run(Config(training=Training(entropy_bonus=0.1)))
-    for part in ("TINKER_API_KEY", "[model].model", "entropy_bonus"):
+    problems = check_run(Config())
+    for part in ("TINKER_API_KEY", "[model].model"):
         assert any(part in problem for problem in problems)
 
 
@@ -177,3 +180,27 @@ def test_a_late_result_that_nobody_wants_is_taken_back_while_the_loop_is_busy() 
         assert taken_back.wait(60)  # and the loop does not turn
 
     asyncio.run(check())
+
+
+def test_the_entropy_bonus_is_estimated_from_sampled_tokens() -> None:
+    backend = numpy_policy(BackendSpec(seed=1, alphabet="0123456789+="))
+    backend.weights.flat[:] *= 3
+    groups = backend.sample([Prompt(n, f"{n}=", "") for n in range(8)], Sampling(64, 8, 1.0))
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    count = sum(len(rollout.tokens) for rollout in rollouts)
+    samples = [
+        TrainingSample(one, np.zeros(len(one.tokens)), 0.0, entropy_weight=1 / count) for one in rollouts
+    ]
+    prompts = [backend.characters.encode(one.prompt.text) for one in rollouts]
+    loss, how = Loss("ppo", ppo.evaluate), Optimization(0.0, entropy_bonus=0.5)
+    totals, exact = loss_gradient(backend.weights, backend.weights, prompts, samples, loss, how)
+    scored = np.concatenate([one.logprobs for one in rollouts])
+    linear = Linear.of(samples, loss, how, scored, None)
+    api = Loss("cross_entropy", lambda now, _, weights, __: LossTerms(-weights * now, -weights, weights > 9))
+    _, estimate = loss_gradient(
+        backend.weights, backend.weights, prompts, linear.samples, api, Optimization(0.0)
+    )
+    assert linear.value == pytest.approx(totals.loss, rel=0.01)
+    length = np.linalg.norm(exact.flat)
+    assert np.linalg.norm(estimate.flat - exact.flat) < 0.3 * length  # of 4,000 tokens' noise
+    assert exact.flat @ estimate.flat > 0.95 * length * np.linalg.norm(estimate.flat)

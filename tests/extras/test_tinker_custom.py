@@ -129,3 +129,20 @@ def test_a_base_model_that_was_lost_is_made_again(spec: BackendSpec, server: Run
         return await backend.update(data, loss, how)
 
     assert during(replace(spec, seed=0), update).reference_kl > 0
+
+
+def test_an_entropy_bonus_spreads_a_sharp_policy(spec: BackendSpec) -> None:
+    async def story(backend: TinkerBackend) -> list[float]:
+        found = []
+        for step in range(12):
+            data = samples_of(await backend.sample(PROMPTS, replace(HOW, group_size=16)))
+            scale = 1.0 if step < 6 else 0.0  # sharpen it, then the bonus alone
+            data = [replace(one, advantages=one.advantages * scale) for one in data]
+            loss = Loss("ppo", registry.find("losses", "ppo"))
+            how = replace(STEP, lr=0.05, entropy_bonus=1.0 - scale)
+            found.append((await backend.update(data, loss, how)).entropy)
+        return found
+
+    entropies = during(spec, story)
+    assert entropies[6] < entropies[0] - 0.3
+    assert entropies[-1] > entropies[6] + 0.3

@@ -80,8 +80,6 @@ def check_run(config: Config) -> list[str]:
             "[environment].environment: the Tinker API cannot append to a turn; set separate_turns = true, "
             "which trains each turn as a sample of its own"
         )
-    if config.training.entropy_bonus:
-        problems.append("[training].entropy_bonus: the Tinker API has none; needs 0")
     return problems
 
 

@@ -3,8 +3,8 @@
 Every call holds one of the campaign's permits from submission to result, including long polling. The
 SDK's own housekeeping (a heartbeat every ten seconds, settings, telemetry) holds none.
 
-The API computes training log-probabilities at temperature 1, so sample at temperature 1. It has no
-entropy bonus, and does its own batching: `micro_batches` is ignored.
+The API computes training log-probabilities at temperature 1, so sample at temperature 1. It does its own
+batching: `micro_batches` is ignored.
 """
 
 from __future__ import annotations
@@ -94,9 +94,8 @@ class TinkerBackend:
         """
         if not samples:
             raise ValueError("samples: got none; a step without signal needs no update")
-        if optimization.entropy_bonus:
-            raise ConfigError("[training].entropy_bonus: the Tinker API has none; needs 0")
-        wanted, linear = None if optimization.kl_coef else api_loss(loss, samples), None
+        has_more = optimization.kl_coef or optimization.entropy_bonus
+        wanted, linear = None if has_more else api_loss(loss, samples), None
         if wanted is None:
             linear = await self._linearized(samples, loss, optimization)
             wanted, samples, loss = LINEAR, linear.samples, linear.loss
