@@ -50,6 +50,14 @@ def test_a_final_look_before_the_last_seed_keeps_the_error_and_finds_what_the_la
     assert 0 < low < high
 
 
+def test_an_early_comparison_finds_large_differences_sooner_and_keeps_the_error():
+    early, sizes = SequentialComparison(max_seeds=8, error=0.1, early=True), np.arange(4.0, 12.0)
+    assert 0.05 < rejections(early, sizes) <= 0.1
+    d = np.array([1.0, 3.0, 2.0, 1.0, 3.0, 2.0, 1.0, 3.0])
+    assert verdicts(early, d) == ["continue"] * 3 + ["better"]
+    assert len(verdicts(SequentialComparison(max_seeds=8, error=0.1), d)) > 4
+
+
 def test_several_comparisons_share_the_error():
     sizes = np.random.default_rng(0).exponential(size=8)
     assert rejections(SequentialComparison(max_seeds=8, error=0.2, comparisons=4), sizes) <= 0.05
@@ -224,7 +232,9 @@ def test_an_error_too_small_for_a_sample_of_signs_finds_nothing():
 
 
 def test_its_state_is_plain_data():
-    comparison = SequentialComparison(max_seeds=9, error=0.1, smallest_difference=0.2, comparisons=3)
+    comparison = SequentialComparison(
+        max_seeds=9, error=0.1, smallest_difference=0.2, comparisons=3, early=True
+    )
     assert SequentialComparison.from_state_dict(json.loads(json.dumps(comparison.state_dict()))) == comparison
 
 

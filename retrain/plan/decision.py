@@ -238,7 +238,7 @@ class Walk:
             spends = final or (is_last and self._table.allocate == "equal")
             look = comparison.look(*np.array(pairs).T, final=spends)
         verdict = look.verdict if look else OPEN
-        if verdict == OPEN and self._table.allocate == "auto" and not comparison.can_find:
+        if look and verdict == OPEN and self._table.allocate == "auto" and not comparison.can_find:
             verdict = "no_difference"  # its share of the error is too small
         if (final or is_last) and verdict == OPEN:
             verdict = "undecided"

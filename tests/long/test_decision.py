@@ -230,7 +230,15 @@ def test_the_error_goes_where_the_first_differences_are_large_of_either_sign(dec
 
 
 def test_equal_values_share_the_error_equally() -> None:
-    assert shares_of_error({"a": np.zeros(3), "b": np.zeros(0)}) == {"a": 0.5, "b": 0.5}
+    assert shares_of_error({"a": np.zeros(3), "b": np.zeros(2)}) == {"a": 0.5, "b": 0.5}
+
+
+def test_a_condition_whose_first_runs_failed_stays_open(decision_file: Path) -> None:
+    shares = shares_of_error({"a": np.ones(3), "b": np.zeros(0), "c": np.full(3, 0.1)})
+    assert shares["b"] == pytest.approx(1 / 3)
+    values = {"plain": [0.0] * 3, "bonus": [0.5, 0.6, 0.55], "alike": [None] * 3}
+    found = progress(auto(decision_file), values)
+    assert verdicts(found.decision)["alike"] == ("continue", 0)
 
 
 def test_a_campaign_that_allocates_comes_to_verdicts(decision_file: Path) -> None:

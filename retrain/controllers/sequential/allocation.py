@@ -24,12 +24,18 @@ LEAST = 1e-9  # share of the error, of the largest
 
 
 def shares_of_error(first: Mapping[str, FloatArray]) -> dict[str, float]:
-    """Return the share of the error of each comparison, by the sizes of its first differences."""
-    largest = max((float(np.abs(d).max()) for d in first.values() if len(d)), default=0.0) or 1.0
-    squares = {name: float(np.mean((d / largest) ** 2)) if len(d) else 0.0 for name, d in first.items()}
-    top = max(squares.values()) or 1.0
+    """Return the share of the error of each comparison, by the sizes of its first differences.
+
+    One without any, as its runs failed, has as much as the others on average.
+    """
+    known = {name: d for name, d in first.items() if len(d)}
+    largest = max((float(np.abs(d).max()) for d in known.values()), default=0.0) or 1.0
+    squares = {name: float(np.mean((d / largest) ** 2)) for name, d in known.items()}
+    top = max(squares.values(), default=0.0) or 1.0
     weights = {name: (square / top) ** STEEPNESS + LEAST for name, square in squares.items()}
-    return {name: weight / sum(weights.values()) for name, weight in weights.items()}
+    usual = float(np.mean(list(weights.values()))) if weights else 1.0
+    whole = sum(weights.values()) + usual * (len(first) - len(weights))
+    return {name: weights.get(name, usual) / whole for name in first}
 
 
 def found_per_cost(comparison: SequentialComparison, d: FloatArray, costs: Sequence[float]) -> float:
