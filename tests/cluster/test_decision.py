@@ -1,12 +1,10 @@
-"""A campaign that adds seeds until it is decided: the same verdicts on Slurm, on Ray and on this machine."""
+"""Campaigns that add seeds, or search: the same results on Slurm, on Ray and on this machine."""
 
 from __future__ import annotations
 
 import os
 import signal
 from pathlib import Path
-
-import pytest
 
 from retrain.errors import EXIT_DONE
 from retrain.locks.held import is_held
@@ -16,6 +14,7 @@ from tests.cluster.ray_cluster import Cluster as RayCluster
 from tests.cluster.slurm_cluster import Cluster as Slurm
 from tests.cluster.waiting import await_that
 from tests.long.test_decision import DECISION, decision_of
+from tests.long.test_search import SEARCH, found_of
 
 TWO_CONDITIONS = DECISION.partition('[[campaign.conditions]]\nname = "alike"')[0]
 PARALLEL = ("--set", "campaign.parallel=true", "--set", "campaign.max_workers=3")
@@ -29,34 +28,47 @@ cpus = 0.5
 """
 
 
-@pytest.fixture
-def expected(retrain: Start, tmp_path: Path) -> object:
-    """The verdicts on this machine."""
-    (tmp_path / "decision.toml").write_text(TWO_CONDITIONS + ENGINES)
-    code, said = finish(retrain("run", "decision.toml", "--set", "logging.log_dir=alone"))
+def on_this_machine(file: Path, retrain: Start) -> Path:
+    """Run a campaign on this machine, and return its directory."""
+    logs = file.with_name(f"{file.stem}-alone")
+    code, said = finish(retrain("run", file, "--set", f"logging.log_dir={logs}"))
     assert code == EXIT_DONE, said
-    return decision_of(only_campaign(tmp_path / "alone"))
+    return only_campaign(logs)
 
 
-def decided_on(engine: tuple[str, ...], retrain: Start, tmp_path: Path) -> object:
-    """Return the verdicts on an engine, of which the first orchestrator is killed in a later round."""
-    started = retrain("run", "decision.toml", *engine)
-    done = "logs/*/runs/*/done.json"
-    await_that("seven runs end", lambda: len(list(tmp_path.glob(done))) >= 7, 300)
+def killed_on(engine: tuple[str, ...], file: Path, has_begun: str, retrain: Start) -> Path:
+    """Run it on an engine, and return its directory.
+
+    Its first orchestrator is killed when seven runs have a file, which is in a later round.
+    """
+    logs = file.with_suffix("")
+    started = retrain("run", file, "--set", f"logging.log_dir={logs}", *engine)
+    await_that("a later round", lambda: len(list(logs.glob(f"*/runs/*/{has_begun}"))) >= 7, 300)
     os.kill(started.pid, signal.SIGKILL)
     started.communicate()
-    directory = only_campaign(tmp_path / "logs")
+    directory = only_campaign(logs)
     code, said = finish(retrain("resume", directory))
     assert code == EXIT_DONE, said
     assert not any(is_held(RunFiles(run).lock) for run in CampaignFiles(directory).runs.iterdir())
-    return decision_of(directory)
+    return directory
 
 
-def test_slurm_runs_the_rounds(slurm: Slurm, retrain: Start, tmp_path: Path, expected: object) -> None:
-    engine = ("--set", 'campaign.launcher="slurm"', *PARALLEL)
-    assert decided_on(engine, retrain, tmp_path) == expected
+def run_the_same(engine: tuple[str, ...], retrain: Start, tmp_path: Path) -> None:
+    """Check that an engine comes to the same verdicts, and the same winner of a search, as this machine."""
+    for name, text, found, has_begun in (
+        ("decision", TWO_CONDITIONS, decision_of, "done.json"),
+        ("search", SEARCH.replace("rungs = [2, 4]", "rungs = [2]"), found_of, "checkpoints/*-000002"),
+    ):
+        file = tmp_path / f"{name}.toml"
+        file.write_text(text + ENGINES)
+        expected = found(on_this_machine(file, retrain))
+        assert found(killed_on(engine, file, has_begun, retrain)) == expected
 
 
-def test_ray_runs_the_rounds(ray: RayCluster, retrain: Start, tmp_path: Path, expected: object) -> None:
-    engine = ("--set", 'campaign.launcher="ray"', "--set", f"campaign.ray.address={ray.address}", *PARALLEL)
-    assert decided_on(engine, retrain, tmp_path) == expected
+def test_slurm_runs_the_rounds(slurm: Slurm, retrain: Start, tmp_path: Path) -> None:
+    run_the_same(("--set", 'campaign.launcher="slurm"', *PARALLEL), retrain, tmp_path)
+
+
+def test_ray_runs_the_rounds(ray: RayCluster, retrain: Start, tmp_path: Path) -> None:
+    at = f"campaign.ray.address={ray.address}"
+    run_the_same(("--set", 'campaign.launcher="ray"', "--set", at, *PARALLEL), retrain, tmp_path)
