@@ -77,6 +77,16 @@ def hangs_once(completion: str, prompt: Prompt, *, flag: str) -> float:
         time.sleep(3600)
 
 
+def held_out_secrets(*, seed: int = 0) -> Task:
+    secrets = tuple(Prompt(number, "?", str(number)) for number in range(3))
+    return Task(train=secrets, held_out=secrets, alphabet="012<=>?", longest_answer=1)
+
+
+def doubled(number: int) -> int:
+    """Return twice a number."""
+    return 2 * number
+
+
 def nothing_held_out(*, seed: int = 0) -> Task:
     return Task(train=(Prompt(0, "1", "2"),), held_out=(), alphabet="12", longest_answer=1)
 

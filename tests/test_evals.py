@@ -116,6 +116,40 @@ def test_the_last_policy_is_evaluated_once(tmp_path: Path, every: int) -> None:
     assert len(lines) == 4 * (1 if every == 0 else 2)
 
 
+GUESSING = {"task": "tests.plugins.held_out_secrets"}
+TURNS = {"max_turns": 3, "turn_reward": "sum"}
+ASKED = {"every": 3, "samples": 100, "temperature": 1.0}
+
+
+def test_episodes_are_played_in_the_run_s_environment_or_in_another(tmp_path: Path) -> None:
+    game = {"data": GUESSING, "environment": {"environment": "guess", **TURNS}}
+    own = {"name": "own", **ASKED}
+    scored = {"name": "scored", "reward": "match", **ASKED}
+    single = {"name": "single", "environment": "single_turn", "reward": "match", **ASKED}
+    files = train(tmp_path / "game", with_evals(own, scored, single, **game))
+    bare = train(tmp_path / "bare", with_evals(**game))
+    assert rows_of(files) == rows_of(bare)
+    other = {"data": GUESSING, "environment": {"environment": "single_turn", **TURNS}}
+    alone = train(tmp_path / "alone", with_evals({**own, "environment": "guess"}, **other))
+    rewards = {name: rewards_of(files, name) for name in ("own", "scored", "single")}
+    assert rewards["own"] - {0.0, 1.0}  # a game is worth something before its end
+    assert rewards["scored"] == rewards["single"] == {0.0, 1.0}  # the evaluation's own reward
+    assert rewards_of(alone, "own") - {0.0, 1.0}
+    assert not any("turns_mean" in row for row in rows_of(alone))  # the run itself has none
+
+
+def rewards_of(files: RunFiles, name: str) -> set[float | None]:
+    found = outcomes(files, name)
+    return {reward for step in found.values() for rewards in step.values() for reward in rewards}
+
+
+def test_an_environment_that_an_evaluation_names_is_checked_with_the_run() -> None:
+    tools = {"name": "b", "environment": "tools", "environment_options": {"tools": ["tests.plugins.doubled"]}}
+    with pytest.raises(ConfigError) as caught:
+        preflight(plan_runs(parse(with_evals(tools), "c.toml")), "c.toml")
+    assert '[[eval]] "b" [environment]: has functions, which a policy sees only if' in str(caught.value)
+
+
 def test_a_step_that_is_repeated_replaces_its_outcomes(tmp_path: Path) -> None:
     for attempt, steps in ((1, (2, 4)), (2, (2,))):
         writer = OutcomesWriter(tmp_path / "evals", attempt)
@@ -148,6 +182,12 @@ def test_a_resolved_config_with_evaluations_survives_toml() -> None:
         ({"options": {"length": 2}}, "[[eval]] #1.options: would not be read; set task"),
         ({"task": "copy", "options": {"lenght": 2}}, "[[eval]] #1 [options].lenght: unknown parameter"),
         ({"params": {"power": 2}}, "[[eval]] #1.params: would not be read; set reward"),
+        ({"environment_options": {"a": 1}}, "[[eval]] #1.environment_options: would not be read; set env"),
+        ({"environment": "gues"}, "[[eval]] #1.environment: 'gues' is not one of the environments; did you"),
+        (
+            {"environment": "guess", "environment_options": {"a": 1}},
+            "[[eval]] #1 [environment_options].a: un",
+        ),
         ({"reward": "partial", "params": {"power": "x"}}, "[[eval]] #1 [params].power: got 'x'"),
     ],
 )

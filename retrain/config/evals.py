@@ -12,8 +12,8 @@ from typing import Any
 
 from retrain.config.checks import plugin_problems
 from retrain.config.drafts import Draft, Location, Problem
+from retrain.config.eval_table import Eval
 from retrain.config.keys import keys_of
-from retrain.config.schema import Eval
 
 TABLES: Location = ("eval", "tables")
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")  # of a file and a field on every system
@@ -70,3 +70,5 @@ def _unread(table: Eval) -> Iterator[tuple[str, str]]:
         yield "options", "would not be read; set task, whose options they are"
     if table.params and not table.reward:
         yield "params", "would not be read; set reward, whose parameters they are"
+    if table.environment_options and not table.environment:
+        yield "environment_options", "would not be read; set environment, whose options they are"

@@ -17,9 +17,10 @@ from typing import Any, get_args
 
 from retrain import registry
 from retrain.config.campaign import Campaign, Condition
+from retrain.config.eval_table import Eval
 from retrain.config.keys import LARGEST_COUNT, Normalization, as_toml, keys_of
 from retrain.config.resolve import PLUGINS, RUN_SECTIONS, SECTIONS, sections_of
-from retrain.config.schema import Config, Eval
+from retrain.config.schema import Config
 
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 PREFACE = """\

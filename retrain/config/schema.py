@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from retrain.config.campaign import LARGEST_SEED, Budget, Campaign, Decide, Run
+from retrain.config.eval_table import Evals
 from retrain.config.keys import LARGEST_PERMITS, Normalization, Permits, Section, Table, count, key, plugin
 
 SINGLE_TURN = "single_turn"  # the environment that is none
@@ -248,32 +249,6 @@ class Logging(Section, affects="display"):
         list, "loggers", "logger_params", "additional loggers: wandb, tensorboard, mlflow"
     )
     logger_params: Table = key(dict, "parameters of the loggers, one table per logger")
-
-
-@dataclass(frozen=True)
-class Eval(Section):
-    """An evaluation that is not the reward: its own held-out prompts, reward and sampling.
-
-    There may be several, each a table `[[eval]]`. They complete a prompt once per sample, without episodes.
-    """
-
-    name: str = key("", "its rows' fields are `eval_<name>_*`, its file `evals/<name>.jsonl`", max_length=40)
-    task: str = plugin("", "tasks", "options", "where its held-out prompts come from; default: [data]")
-    options: Table = key(dict, "options of its task")
-    reward: str = plugin("", "rewards", "params", "how its completions are scored; default: [reward]")
-    params: Table = key(dict, "parameters of its reward")
-    every: int = count(0, "steps between its evaluations; 0 evaluates at the end only", least=0)
-    prompts: int = count(256, "maximum number of its held-out prompts")
-    samples: int = count(1, "completions per prompt")
-    max_tokens: int | None = count(None, "upper bound on a completion's tokens; default: training.max_tokens")
-    temperature: float = key(0.0, "sampling temperature; 0 takes the likeliest token", ge=0, le=10)
-
-
-@dataclass(frozen=True)
-class Evals(Section):
-    """Evaluations that are not the reward."""
-
-    tables: list[Eval] = key(list, "one per `[[eval]]`")
 
 
 @dataclass(frozen=True)

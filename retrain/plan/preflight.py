@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from retrain import registry
+from retrain.config.eval_table import Eval, as_played
 from retrain.config.prices import age_notice, missing_price, price_of
-from retrain.config.schema import Config, Eval
+from retrain.config.schema import Config
 from retrain.errors import ConfigError, LaunchError
-from retrain.event_loop import result_of
 from retrain.plan.matrix import Plan
-from retrain.plan.starting import adapter_problems
+from retrain.plan.parts import backend_problems, environment_problems, reward_problems, rewards_of
 
 if TYPE_CHECKING:
     from retrain.backends import MemoryEstimate
@@ -49,9 +48,9 @@ def preflight(plan: Plan, source: str) -> Checked:
         config = replace(run.config, campaign=plan.campaign)
         prompts = [*task.train, *task.held_out]
         found = [
-            *_environment_problems(config),
-            *_reward_problems(config.reward.reward, config.reward.params, prompts, "[reward].reward"),
-            *_backend_problems(config, task, prompts, "[data]"),
+            *environment_problems(config),
+            *reward_problems(config.reward.reward, config.reward.params, prompts, "[reward].reward"),
+            *backend_problems(config, task, prompts, "[data]"),
             *_eval_problems(config, task, built),
             *_decision_problems(plan, config, task),
         ]
@@ -102,9 +101,23 @@ def _eval_problems(config: Config, task: Task, built: dict[str, Task]) -> Iterat
             yield f"{where}.task: {named!r} holds out no prompts; give it some, or name another task"
             continue
         reward = table if table.reward else config.reward
-        yield from _reward_problems(reward.reward, reward.params, prompts, f"{where}.reward")
-        found = _backend_problems(config, task, prompts, where)
+        yield from reward_problems(reward.reward, reward.params, prompts, f"{where}.reward")
+        played = as_played(config, table)
+        found = backend_problems(played, task, prompts, where)
         yield from (problem.replace("[data]", where, 1) for problem in found)
+        if table.environment:
+            wrong = (*environment_problems(played), *_other_functions(config, played))
+            yield from (problem.replace("[environment", f"{where} [environment", 1) for problem in wrong)
+
+
+def _other_functions(config: Config, played: Config) -> Iterator[str]:
+    """Return that an evaluation's environment has functions that the run's does not show to the policy."""
+    shown, needed = (
+        tools(table.options) if (tools := registry.hook("environments", table.environment, "tools")) else ()
+        for table in (config.environment, played.environment)
+    )
+    if needed and list(needed) != list(shown):
+        yield "[environment]: has functions, which a policy sees only if [environment] has the same"
 
 
 def _decision_problems(plan: Plan, config: Config, task: Task) -> Iterator[str]:
@@ -130,70 +143,6 @@ def memory_of(config: Config, prompts: Sequence[Prompt] = ()) -> MemoryEstimate 
     return estimate
 
 
-def _environment_problems(config: Config) -> Iterator[str]:
-    """Iterate over what a run's environment lacks, or cannot do with the backend; an episode is opened."""
-    table = config.environment
-    name, options = table.environment, table.options
-    check_run = registry.hook("environments", name, "check_run")
-    yield from check_run(config) if check_run else ()
-    try:
-        made = result_of(registry.bound("environments", name, options)())
-    except ConfigError as error:
-        yield from (f"[environment.options].{problem}" for problem in error.problems)
-        return
-    try:
-        registry.check_made("environments", name, made)
-        program = registry.spec_of("environments").instead
-        if table.processes and program and hasattr(made, program.name):
-            yield (
-                f"[environment].processes: got {table.processes}; {name!r} plays programs, which run in the "
-                "worker; leave it at 0, and let the program start the processes that it needs"
-            )
-    finally:
-        if close := getattr(made, "close", None):
-            with suppress(Exception):  # ignored, as in a run
-                result_of(close())
-    tools = registry.hook("environments", name, "tools")
-    check_tools = registry.hook("backends", config.backend.backend, "check_tools")
-    if tools and check_tools and (schemas := tools(options)):
-        yield from check_tools(config, schemas)
-
-
-def _reward_problems(
-    reward: str, given: Mapping[str, Any], prompts: Sequence[Prompt], where: str
-) -> Iterator[str]:
-    """Iterate over what rewards need that the prompts have not."""
-    spec = registry.spec_of("rewards")
-    for name, params in rewards_of(reward, given):
-        found = registry.plugin("rewards", name)
-        if prompts and isinstance(found, registry.Imported) and registry.takes(found.found, spec.by_name):
-            shared = set(prompts[0].row).intersection(*(prompt.row for prompt in prompts))
-            if wrong := registry.lacking_problem(found.found, {*spec.by_name_given, *params, *shared}):
-                yield f"{where}: {name!r} {wrong}"
-
-
-def _backend_problems(config: Config, task: Task, prompts: Sequence[Prompt], where: str) -> list[str]:
-    """Return the backend's problems with a run; prompts are only checked if there are no others."""
-    name = config.backend.backend
-    check_run = registry.hook("backends", name, "check_run")
-    if problems := list(check_run(config)) if check_run else []:
-        return problems
-    talks = next((prompt.id for prompt in prompts if prompt.messages), None)
-    if talks is not None and config.backend.options.get("chat_template") is not True:
-        return [
-            f"{where}: prompt {talks} is a conversation, which needs a chat template: "
-            "backend local or tinker, and [backend.options].chat_template = true"
-        ]
-    if problems := adapter_problems(config, task.alphabet):
-        return problems
-    check_prompts = registry.hook("backends", name, "check_prompts")
-    check_alphabet = registry.hook("backends", name, "check_alphabet")
-    return [
-        *(check_prompts(config, prompts) if check_prompts else []),
-        *(check_alphabet(config, prompts, task.alphabet) if check_alphabet else []),
-    ]
-
-
 @dataclass(frozen=True, slots=True)
 class Server:
     """A server that runs use."""
@@ -213,9 +162,12 @@ def servers_of(configs: Iterable[Config]) -> Iterator[Server]:
     for config in configs:
         backend = registry.hook("backends", config.backend.backend, "servers")
         named |= backend(config) if backend else {}
-        table = config.environment
-        others = ("environments", table.environment, table.options, "[environment.options]")
-        for kind, plugin, params, where in (others, *(("rewards", *one) for one in _scoring(config))):
+        played = [as_played(config, one).environment for one in config.eval.tables]
+        others = [
+            ("environments", one.environment, one.options, "[environment.options]")
+            for one in (config.environment, *played)
+        ]
+        for kind, plugin, params, where in (*others, *(("rewards", *one) for one in _scoring(config))):
             find = registry.hook(kind, plugin, "servers")
             named |= {address: f"{where}.{key}" for address, key in (find(params) if find else {}).items()}
     for address, key in named.items():
@@ -275,16 +227,6 @@ def _parts(config: Config) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Iterate over all rewards that score completions, those of which others consist among them."""
     for name, params, _ in _scoring(config):
         yield from rewards_of(name, params)
-
-
-def rewards_of(name: str, params: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Iterate over the name and parameters of a reward or, if it consists of others, of those."""
-    made_of = registry.hook("rewards", name, "made_of")
-    if made_of is None:
-        yield name, params
-        return
-    for part, its_params in made_of(params):
-        yield from rewards_of(part, its_params)
 
 
 def runs_programs(config: Config) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,12 @@ from numpy.typing import NDArray
 
 from retrain.backends import Sampling
 from retrain.backends.metering import tally
-from retrain.config.schema import Config, Eval
+from retrain.config.eval_table import Eval
+from retrain.config.schema import Config
 from retrain.records.evaluation_row import EvalWatch, NamedEvaluation
 from retrain.rollouts import Floats, Group, Prompt
 from retrain.trainer.batch import CORRECT, ScoredBatch
+from retrain.trainer.episodes import SampleGroups
 from retrain.trainer.evaluation import Stream, each_pass_at_k, standard_error
 from retrain.trainer.falling import Falling
 from retrain.trainer.journal import Journal
@@ -26,11 +29,12 @@ from retrain.trainer.journal import Journal
 
 @dataclass(frozen=True)
 class OpenEval:
-    """An `[[eval]]` that is ready: its table, its held-out prompts and its reward."""
+    """An `[[eval]]` that is ready: its table, its held-out prompts, its reward and how they are sampled."""
 
     table: Eval
     prompts: Sequence[Prompt]
     reward: Callable[[Sequence[Group], int], ScoredBatch]
+    sample: SampleGroups  # completions, or whole episodes
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Evals:
         self,
         config: Config,
         opened: Sequence[OpenEval],
-        sample: Callable[[Sequence[Prompt], Sampling], list[Group]],
+        sample: Callable[[SampleGroups, Sequence[Prompt], Sampling], list[Group]],
         journal: Journal,
     ) -> None:
         self._training, self._opened = config.training, opened
@@ -104,7 +108,9 @@ class Evals:
         )
         place = (self._training.seed, step)
         with tally() as billed:
-            groups = Stream(self._sample, opened.prompts, how, place, table.name).groups()
+            groups = Stream(
+                partial(self._sample, opened.sample), opened.prompts, how, place, table.name
+            ).groups()
         batch = opened.reward(groups, step)
         self._journal.evaluated(table.name, step, _outcomes(batch))
         known = np.flatnonzero(batch.scored.any(axis=1))

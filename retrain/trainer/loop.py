@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 from retrain.backends import Backend, Sampling
@@ -60,10 +61,9 @@ class Trainer:
         self._training = self.config.training
         self._control = Control(self.config, len(self.task.train))
         self._source = open_source(self.config, self.backend.info, self.task, self._sample_to_train)
-        self._held_out = HeldOut(
-            self.config, self.task.held_out, self._sample_exclusively, self.algorithm.reward
-        )
-        self._evals = Evals(self.config, self.evals, self._complete_exclusively, self.journal)
+        sample = partial(self._exclusively, self.sample)
+        self._held_out = HeldOut(self.config, self.task.held_out, sample, self.algorithm.reward)
+        self._evals = Evals(self.config, self.evals, self._exclusively, self.journal)
         self._meter = StepMeter(self.backend, self.config.backpressure, self.journal)
         self._updates = Updates(self.config, self.backend, self.algorithm.loss, self.calls.wait_for)
         self._throttle = open_throttle(self.config, self.files.directory)
@@ -260,13 +260,9 @@ class Trainer:
             pipeline=self._source.stats(),
         )
 
-    def _sample_exclusively(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
+    def _exclusively(self, sample: SampleGroups, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
         with self._source.exclusive():
-            return self.sample(prompts, how)
-
-    def _complete_exclusively(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
-        with self._source.exclusive():
-            return self.calls.wait_for(self.backend.sample(prompts, how))
+            return sample(prompts, how)
 
     @staticmethod
     def _is_due(every: int, done: int) -> bool:

@@ -19,7 +19,8 @@ from retrain.backends import (
     never,
     shows_no_functions,
 )
-from retrain.config.schema import Config, Eval
+from retrain.config.eval_table import Eval, as_played
+from retrain.config.schema import Config
 from retrain.environments import brings_loop
 from retrain.environments.opening import opened as opened_environment
 from retrain.errors import ConfigError
@@ -50,7 +51,7 @@ def open_trainer(
     with ExitStack() as opened:
         opened.callback(budget.close)
         scorer = _scorer(config.reward.reward, config.reward.params, config, opened)
-        evals = [_open_eval(table, config, task, scorer, opened) for table in config.eval.tables]
+        asked = [_open_eval(table, config, task, scorer, opened) for table in config.eval.tables]
         saved = partial(checkpoint.written, files.checkpoints)
         journal.watch({"reward": scorer.progress, "evaluate": scorer.progress, "checkpoint": saved})
         is_over, calls = threading.Event(), EventLoopThread()
@@ -78,6 +79,10 @@ def open_trainer(
         if budget.has_price and not backend.info.bills:
             backend = MeteredBackend(backend, budget.meter, calls.wait_for)
         sample = sampler_of(config, backend, calls, opened, journal.detail, stop.is_set)
+        evals = [
+            one(_eval_sampler(table, config, backend, calls, opened, sample))
+            for table, one in zip(config.eval.tables, asked, strict=True)
+        ]
         if check := getattr(backend, "check_prompts", None):  # too long ones, before the first step
             check([*task.train, *task.held_out, *(prompt for one in evals for prompt in one.prompts)])
         algorithm = Algorithm.of(config, scorer.score)
@@ -101,13 +106,29 @@ def _scorer(reward: str, params: Mapping[str, Any], config: Config, opened: Exit
     return scorer
 
 
-def _open_eval(table: Eval, config: Config, task: Task, scorer: Scorer, opened: ExitStack) -> OpenEval:
+def _open_eval(
+    table: Eval, config: Config, task: Task, scorer: Scorer, opened: ExitStack
+) -> Callable[[SampleGroups], OpenEval]:
     """Build an evaluation's task and open its reward; by default they are the run's."""
     if table.task:
         task = _built(table.task, table.options, config.data.seed)
+    reward = scorer.score
     if table.reward:
-        scorer = _scorer(table.reward, table.params, config, opened)
-    return OpenEval(table, task.held_out[: table.prompts], scorer.score)
+        own = _scorer(table.reward, table.params, config, opened)
+        reward = partial(own.score, ignores_environment=True)
+    return partial(OpenEval, table, task.held_out[: table.prompts], reward)
+
+
+def _eval_sampler(
+    table: Eval,
+    config: Config,
+    backend: Backend,
+    calls: EventLoopThread,
+    opened: ExitStack,
+    otherwise: SampleGroups,
+) -> SampleGroups:
+    """Return what samples an evaluation's groups: by default what samples the run's."""
+    return sampler_of(as_played(config, table), backend, calls, opened) if table.environment else otherwise
 
 
 def _observer(config: Config, journal: Journal) -> Callable[[BackendProgress], None]:

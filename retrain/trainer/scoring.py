@@ -57,10 +57,10 @@ def _raise_unplayed(scores: Sequence[Score]) -> NoReturn:
     raise RunFailedError(f"{what}; correct the environment")
 
 
-def _given(rollout: Rollout) -> Score | None:
+def _given(rollout: Rollout, is_ignored: bool) -> Score | None:
     """Return the score that an environment gave; None if the reward has to."""
     episode = rollout.episode
-    if episode is None or (episode.reward is None and not episode.error):
+    if episode is None or ((is_ignored or episode.reward is None) and not episode.error):
         return None
     failure = Outcome.TIMEOUT if episode.timed_out else Outcome.ERROR
     return Score(episode.reward, failure if episode.error else Outcome.SCORED, episode.error)
@@ -83,14 +83,17 @@ class Scorer:
         self._began: tuple[int, int | None] | None = None  # completions of a call, and `scored` before it
         self._calls = EventLoopThread()  # its own: a slow reward must not delay the backend's heartbeats
 
-    def score(self, groups: Sequence[Group], step: int = 0) -> ScoredBatch:
-        """Score every rollout, after `step` complete steps.
+    def score(
+        self, groups: Sequence[Group], step: int = 0, *, ignores_environment: bool = False
+    ) -> ScoredBatch:
+        """Score every rollout after `step` complete steps, if asked also those that an environment scored.
 
         Raises:
             RunFailedError: a reward is not a finite number, or every one is outside the reward's range.
             InfrastructureError: no rollout could be scored.
         """
-        scores = self._scores_of(groups, TrainerState(step, self._max_steps))
+        state = TrainerState(step, self._max_steps)
+        scores = self._scores_of(groups, state, ignores_environment=ignores_environment)
         values = np.array([math.nan if s.value is None else s.value for s in scores])
         sizes = np.cumsum([len(group.rollouts) for group in groups])[:-1]
         counts = Counter(score.outcome for score in scores)
@@ -105,10 +108,12 @@ class Scorer:
             sandbox=getattr(self._reward, "sandbox", None),
         )
 
-    def _scores_of(self, groups: Sequence[Group], state: TrainerState) -> list[Score]:
+    def _scores_of(
+        self, groups: Sequence[Group], state: TrainerState, *, ignores_environment: bool
+    ) -> list[Score]:
         """Return a score per rollout: its environment's, else the reward's."""
         everyone = [(group.prompt, rollout) for group in groups for rollout in group.rollouts]
-        by_environment = [_given(rollout) for _, rollout in everyone]
+        by_environment = [_given(rollout, ignores_environment) for _, rollout in everyone]
         answers = [
             Answer(rollout.text, prompt, rollout.placed()[0], state)
             for (prompt, rollout), score in zip(everyone, by_environment, strict=True)

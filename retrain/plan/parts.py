@@ -1,0 +1,91 @@
+"""Checks of a run's parts before anything is created: its environment, its rewards and its backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from retrain import registry
+from retrain.config.schema import Config
+from retrain.errors import ConfigError
+from retrain.event_loop import result_of
+from retrain.plan.starting import adapter_problems
+
+if TYPE_CHECKING:
+    from retrain.rollouts import Prompt
+    from retrain.tasks import Task
+
+
+def environment_problems(config: Config) -> Iterator[str]:
+    """Iterate over what a run's environment lacks, or cannot do with the backend; an episode is opened."""
+    table = config.environment
+    name, options = table.environment, table.options
+    check_run = registry.hook("environments", name, "check_run")
+    yield from check_run(config) if check_run else ()
+    try:
+        made = result_of(registry.bound("environments", name, options)())
+    except ConfigError as error:
+        yield from (f"[environment.options].{problem}" for problem in error.problems)
+        return
+    try:
+        registry.check_made("environments", name, made)
+        program = registry.spec_of("environments").instead
+        if table.processes and program and hasattr(made, program.name):
+            yield (
+                f"[environment].processes: got {table.processes}; {name!r} plays programs, which run in the "
+                "worker; leave it at 0, and let the program start the processes that it needs"
+            )
+    finally:
+        if close := getattr(made, "close", None):
+            with suppress(Exception):  # ignored, as in a run
+                result_of(close())
+    tools = registry.hook("environments", name, "tools")
+    check_tools = registry.hook("backends", config.backend.backend, "check_tools")
+    if tools and check_tools and (schemas := tools(options)):
+        yield from check_tools(config, schemas)
+
+
+def reward_problems(
+    reward: str, given: Mapping[str, Any], prompts: Sequence[Prompt], where: str
+) -> Iterator[str]:
+    """Iterate over what rewards need that the prompts have not."""
+    spec = registry.spec_of("rewards")
+    for name, params in rewards_of(reward, given):
+        found = registry.plugin("rewards", name)
+        if prompts and isinstance(found, registry.Imported) and registry.takes(found.found, spec.by_name):
+            shared = set(prompts[0].row).intersection(*(prompt.row for prompt in prompts))
+            if wrong := registry.lacking_problem(found.found, {*spec.by_name_given, *params, *shared}):
+                yield f"{where}: {name!r} {wrong}"
+
+
+def backend_problems(config: Config, task: Task, prompts: Sequence[Prompt], where: str) -> list[str]:
+    """Return the backend's problems with a run; prompts are only checked if there are no others."""
+    name = config.backend.backend
+    check_run = registry.hook("backends", name, "check_run")
+    if problems := list(check_run(config)) if check_run else []:
+        return problems
+    talks = next((prompt.id for prompt in prompts if prompt.messages), None)
+    if talks is not None and config.backend.options.get("chat_template") is not True:
+        return [
+            f"{where}: prompt {talks} is a conversation, which needs a chat template: "
+            "backend local or tinker, and [backend.options].chat_template = true"
+        ]
+    if problems := adapter_problems(config, task.alphabet):
+        return problems
+    check_prompts = registry.hook("backends", name, "check_prompts")
+    check_alphabet = registry.hook("backends", name, "check_alphabet")
+    return [
+        *(check_prompts(config, prompts) if check_prompts else []),
+        *(check_alphabet(config, prompts, task.alphabet) if check_alphabet else []),
+    ]
+
+
+def rewards_of(name: str, params: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Iterate over the name and parameters of a reward or, if it consists of others, of those."""
+    made_of = registry.hook("rewards", name, "made_of")
+    if made_of is None:
+        yield name, params
+        return
+    for part, its_params in made_of(params):
+        yield from rewards_of(part, its_params)
