@@ -144,7 +144,7 @@ def kill_with_budget(root: Path, kills: int, seed: int, kills_per_stop: int = 10
         files = CampaignFiles(campaign.directory)
         while found.kills < kills:
             found.kills += _until_stopped(files, chosen, kills_per_stop)
-            found.stops.append(_stop(server, files, budget_usd))
+            found.stops.append(stop_of(server, files, budget_usd))
             budget_usd = found.stops[-1].at_most_usd + _more(kills_per_stop, chosen)
             reopen(files.directory, budget_usd=budget_usd).catch_up()
     finally:
@@ -170,7 +170,7 @@ def _until_stopped(files: CampaignFiles, chosen: random.Random, most_kills: int)
         workers.reap()
 
 
-def _stop(server: RunningServer, files: CampaignFiles, budget_usd: float) -> Stop:
+def stop_of(server: RunningServer, files: CampaignFiles, budget_usd: float) -> Stop:
     spent = [read_spending(files.run(f"maxrl_s{number}")) or Spending() for number in range(RUNS)]
     return Stop(
         budget_usd,

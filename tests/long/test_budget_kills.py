@@ -1,13 +1,30 @@
-"""A budget holds against a server's own bill while workers are killed; `benchmarks.budget` kills more."""
+"""A budget holds against a server's own bill while processes are killed; `benchmarks.budget` kills more."""
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.budget_kills import RUNS, kill_with_budget
-from tests.tinker_api.running import KEY, ROOT
+from retrain.campaign.run import reopen
+from retrain.errors import EXIT_INTERRUPTED
+from retrain.locks.held import is_held, signal_holder
+from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.metrics import read_metrics
+from tests.budget_kills import ALPHABET, CAMPAIGN, RUNS, STEP_USD, Stop, kill_with_budget, stop_of
+from tests.tinker_api.running import KEY, ROOT, RunningServer, serve, write_tokenizer
+
+
+def check(stop: Stop) -> None:
+    assert stop.steps_over <= RUNS
+    assert stop.known_usd <= stop.billed_usd * (1 + 1e-9)
+    assert stop.billed_usd <= stop.at_most_usd * (1 + 1e-9)
+    assert stop.at_most_usd > 0.3 * stop.budget_usd  # it was used
 
 
 def test_the_bill_never_exceeds_the_budget_by_more_than_a_step_of_each_worker(
@@ -18,7 +35,42 @@ def test_the_bill_never_exceeds_the_budget_by_more_than_a_step_of_each_worker(
     found = kill_with_budget(here, kills=8, seed=1, kills_per_stop=4)
     assert found.kills >= 8
     for stop in found.stops:
-        assert stop.steps_over <= RUNS
-        assert stop.known_usd <= stop.billed_usd * (1 + 1e-9)
-        assert stop.billed_usd <= stop.at_most_usd * (1 + 1e-9)
-        assert stop.at_most_usd > 0.3 * stop.budget_usd  # it was used
+        check(stop)
+
+
+@pytest.fixture
+def server(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningServer]:
+    yield from serve(here, monkeypatch, ALPHABET)
+
+
+def await_that(is_so: Callable[[], bool]) -> None:
+    while not is_so():  # the test's own limit ends it
+        time.sleep(0.05)
+
+
+def steps_of(run: RunFiles) -> int:
+    return len(read_metrics(run.directory)) if run.metrics.exists() else 0
+
+
+@pytest.mark.timeout(600)
+def test_a_budget_holds_after_the_orchestrator_was_killed(here: Path, server: RunningServer) -> None:
+    """Its workers go on, all but one that is killed as well, and resume adopts them."""
+    file, budget_usd = here / "campaign.toml", 90 * STEP_USD
+    tokenizer = write_tokenizer(here / "tokenizer", ALPHABET)
+    file.write_text(CAMPAIGN.format(url=server.url, tokenizer=tokenizer) + "parallel = true\n")
+    command = [sys.executable, "-m", "retrain", "run", str(file), f"--budget-usd={budget_usd}"]
+    started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    await_that(lambda: len([*here.glob("logs/*/runs/*/metrics.jsonl")]) == RUNS)
+    files = CampaignFiles(next(here.glob("logs/*")))
+    killed, *others = (files.run(f"maxrl_s{seed}") for seed in range(RUNS))
+    await_that(lambda: min(map(steps_of, (killed, *others))) > 0)
+    started.send_signal(signal.SIGKILL)
+    started.wait()
+    before = sum(map(steps_of, others))
+    signal_holder(killed.lock, signal.SIGKILL)
+    await_that(lambda: sum(map(steps_of, others)) > before)
+    for usd in (budget_usd, 1.5 * budget_usd):
+        outcome = reopen(files.directory, budget_usd=usd).execute()
+        assert outcome.exit_code == EXIT_INTERRUPTED
+        assert not any(is_held(run.lock) for run in (killed, *others))
+        check(stop_of(server, files, usd))
