@@ -193,10 +193,14 @@ def against(
 def environments(found: dict[str, Any]) -> Iterator[Line]:
     shares = {row["loop"]: row["busy_percent"] for row in found["loops"]}
     server = shares.pop("episodes, a server")
+    in_process = shares.pop("episodes, a sampler in process")
     for name, share in shares.items():
         yield Line("32 rows of a server busy, episodes", server, "%", share, name, at_least=85)
+    called = shares["episodes, a sampler in process, one call at a time"]
+    yield Line("32 rows in process busy", in_process, "%", called, "one call at a time", at_least=85)
     yield Line("turn by turn, 32 at a time", shares["turn by turn, 32 at a time"], "%", at_most=40)
     yield Line("machinery of a turn", found["overhead"]["turn_ms"], "CPU ms", at_most=1.0)
+    yield Line("machinery of a turn in process", found["overhead"]["fed_turn_ms"], "CPU ms", at_most=1.0)
     ratios = found["single_turn"]
     yield Line("single turns over the backend's call", ratios["default"], "x", at_most=1.05)
     yield Line("the same as episodes of one turn", ratios["as_episodes"], "x")

@@ -2,7 +2,8 @@
 
     python -m benchmarks.environments [--episodes 256] [--rounds 5] [--json]
 
-The sampler is simulated: 32 rows, 4 ms a token, 10 to 70 tokens a turn; a turn that finds no row waits.
+The sampler is simulated: 32 rows, 4 ms a token, 10 to 70 tokens a turn; a turn that finds no row waits. It is
+a server that is called, or samples in process, where turns are fed to it or sampled by one call at a time.
 A tool takes 50 to 500 ms, and an episode calls one after each of its 8 turns but the last. All that plays the
 episodes is the product's. It is compared with loops that sample turn by turn, and with TRL's, if it is
 installed, which is given the same sampler and the same tool.
@@ -16,68 +17,23 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
-import numpy as np
-
+from benchmarks.simulated_samplers import ROWS, WRITTEN, InProcess, Instant, Sampler
 from retrain.backends import Sampling
 from retrain.config.schema import Environment
 from retrain.environments.single_turn import open_episode as open_question
 from retrain.event_loop import EventLoopThread
-from retrain.rollouts import Given, Group, NextTurn, Prompt, Rollout
-from retrain.trainer.episodes import Episodes, TurnSampler
+from retrain.rollouts import NextTurn, Prompt
+from retrain.trainer.episodes import Episodes
+from retrain.trainer.turn_sampler import TurnSampler
 
-ROWS, TURNS = 32, 8
-TOKEN_S, TOKENS, TOOL_S = 0.004, (10, 70), (0.05, 0.5)
+TURNS, TOOL_S = 8, (0.05, 0.5)
 AT_ONCE = 4  # calls, as many as there are permits by default
+IN_PROCESS = "episodes, a sampler in process"
 HOW = Sampling(group_size=1, max_tokens=10**6, temperature=1.0)
-WRITTEN = "x"
-
-
-class Sampler:
-    """A server with so many rows, and how long they were in use."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self._free = asyncio.Semaphore(ROWS)
-        self._chance = random.Random(seed)
-        self.row_s = 0.0
-
-    async def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
-        rollouts = (Rollout(prompt, WRITTEN, (), np.zeros(0), (), truncated=False) for prompt in prompts)
-        written = await asyncio.gather(*map(self._write, rollouts))
-        return [Group(prompt, (one,)) for prompt, one in zip(prompts, written, strict=True)]
-
-    async def extend(self, turns: Sequence[NextTurn], sampling: Sampling) -> list[Rollout | None]:
-        told = (replace(one.rollout, given=(*one.rollout.given, said(one))) for one in turns)
-        return await asyncio.gather(*map(self._write, told))
-
-    async def _write(self, rollout: Rollout) -> Rollout:
-        await self.take_row()
-        tokens = (*rollout.tokens, 1)
-        pieces = (*rollout.pieces, WRITTEN)
-        return replace(rollout, tokens=tokens, pieces=pieces, logprobs=np.zeros(len(tokens)))
-
-    async def take_row(self) -> None:
-        """Use a row for as long as a turn takes."""
-        took_s = TOKEN_S * self._chance.randint(*TOKENS)
-        async with self._free:
-            await asyncio.sleep(took_s)
-        self.row_s += took_s
-
-
-class Instant(Sampler):
-    """A sampler that takes no time, so that only what surrounds it is measured."""
-
-    async def take_row(self) -> None:
-        """Do nothing."""
-
-
-def said(turn: NextTurn) -> Given:
-    """Return what an environment said, as a backend would append it."""
-    return Given(len(turn.rollout.tokens), (2,), turn.messages[0][1])
 
 
 class Tool:
@@ -100,6 +56,13 @@ class Tool:
         return "result", 0.0, False
 
 
+class Quick(Tool):
+    """The same with a tool that takes no time."""
+
+    def __init__(self) -> None:
+        super().__init__(takes_time=False)
+
+
 def prompts_of(count: int) -> list[Prompt]:
     return [Prompt(number, "question", "") for number in range(count)]
 
@@ -107,10 +70,19 @@ def prompts_of(count: int) -> list[Prompt]:
 def play(
     sampler: Sampler, count: int, open_episode: Callable[[], Any], calls_at_once: int, turns: int = TURNS
 ) -> float:
-    """Play episodes with the product's machinery; return the seconds that they took."""
+    """Play episodes with the product's machinery; return the seconds that they took.
+
+    With 0 calls at once, turns are fed to the sampler while it samples others.
+    """
     calls = EventLoopThread()
-    turn_sampler = TurnSampler(sampler, calls, 0)
-    episodes = Episodes(Environment(max_turns=turns), open_episode, turn_sampler, calls_at_once=calls_at_once)
+    turn_sampler, table = TurnSampler(sampler, calls, 0), Environment(max_turns=turns)
+    episodes = Episodes(
+        table,
+        open_episode,
+        turn_sampler,
+        calls_at_once=calls_at_once,
+        sample_live=None if calls_at_once else sampler.sample_turns,  # type: ignore[attr-defined]
+    )
     try:
         began_s = time.perf_counter()
         groups = episodes.play(prompts_of(count), HOW)
@@ -145,9 +117,10 @@ def busy(sampler: Sampler, took_s: float) -> float:
 
 def overlap(count: int) -> list[dict[str, Any]]:
     """Return how busy each loop keeps the rows."""
-    loops: dict[str, tuple[int, Callable[[Sampler, int], float]]] = {
+    loops: dict[str, tuple[int, Callable[[Any, int], float]]] = {
         "episodes, a server": (count, lambda sampler, n: play(sampler, n, Tool, AT_ONCE)),
-        "episodes, one call at a time": (count, lambda sampler, n: play(sampler, n, Tool, 1)),
+        IN_PROCESS: (count, lambda sampler, n: play(sampler, n, Tool, 0)),
+        f"{IN_PROCESS}, one call at a time": (count, lambda sampler, n: play(sampler, n, Tool, 1)),
         "turn by turn, all at once": (count, lambda sampler, n: asyncio.run(turn_by_turn(sampler, n, n))),
         "turn by turn, 32 at a time": (count, lambda sampler, n: asyncio.run(turn_by_turn(sampler, n, ROWS))),
     }
@@ -157,7 +130,7 @@ def overlap(count: int) -> list[dict[str, Any]]:
         loops["TRL's loop, 32 at a time"] = (ROWS, play_with_trl)
     rows = []
     for name, (episodes, loop) in loops.items():
-        sampler = Sampler()
+        sampler = InProcess() if name.startswith(IN_PROCESS) else Sampler()
         took_s = loop(sampler, episodes)
         rows.append(
             {"loop": name, "episodes": episodes, "seconds": took_s, "busy_percent": busy(sampler, took_s)}
@@ -173,7 +146,7 @@ def overhead(count: int, rounds: int) -> dict[str, float]:
 
     async def bare() -> None:
         sampler, prompts = Instant(), prompts_of(count)
-        tools = [Tool(takes_time=False) for _ in prompts]
+        tools = [Quick() for _ in prompts]
         rollouts = [group.rollouts[0] for group in await sampler.sample(prompts, HOW)]
         for turn in range(TURNS):
             answers = await asyncio.gather(*(tool.step(WRITTEN) for tool in tools))
@@ -184,12 +157,16 @@ def overhead(count: int, rounds: int) -> dict[str, float]:
                 ]
                 rollouts = [rollout for rollout in await sampler.extend(asked, HOW) if rollout]
 
-    per_turn = []
+    found: dict[str, float] = {"rounds": rounds}
+    per_turn: dict[str, list[float]] = {"turn_ms": [], "fed_turn_ms": []}
     for _ in range(rounds):
         bare_s = cpu_s(lambda: asyncio.run(bare()))
-        whole_s = cpu_s(lambda: play(Instant(), count, lambda: Tool(takes_time=False), 1))
-        per_turn.append(1000 * (whole_s - bare_s) / (count * TURNS))
-    return {"rounds": rounds, "turn_ms": statistics.median(per_turn), "worst_turn_ms": max(per_turn)}
+        for at_once, took in zip((1, 0), per_turn.values(), strict=True):
+            whole_s = cpu_s(lambda at_once=at_once: play(Instant(), count, Quick, at_once))  # type: ignore[misc]
+            took.append(1000 * (whole_s - bare_s) / (count * TURNS))
+    for name, took in per_turn.items():
+        found |= {name: statistics.median(took), f"worst_{name}": max(took)}
+    return found
 
 
 def single_turn(rounds: int) -> dict[str, float]:
@@ -211,7 +188,8 @@ def single_turn(rounds: int) -> dict[str, float]:
     with ExitStack() as opened:
         opened.callback(calls.close)
         default = sampler_of(Config(), backend, calls, opened)
-        episodes = Episodes(Environment(), open_question, TurnSampler(backend, calls, 0))
+        turn_sampler = TurnSampler(backend, calls, 0)
+        episodes = Episodes(Environment(), open_question, turn_sampler, sample_live=backend.sample_turns)
         opened.callback(episodes.close)
         ratios: dict[str, list[float]] = {"default": [], "as_episodes": []}
         ways = {"default": default, "as_episodes": episodes.play}
@@ -244,8 +222,9 @@ def main() -> None:
         print(json.dumps(found, indent=2))
         return
     for row in found["loops"]:
-        print(f"{row['loop']:<32}{row['seconds']:7.1f} s  rows busy {row['busy_percent']:5.1f} %")
-    print(f"machinery: {found['overhead']['turn_ms']:.3f} ms of processor time a turn")
+        print(f"{row['loop']:<52}{row['seconds']:7.1f} s  rows busy {row['busy_percent']:5.1f} %")
+    took = found["overhead"]
+    print(f"machinery: {took['turn_ms']:.3f} ms of processor time a turn, fed {took['fed_turn_ms']:.3f} ms")
     print(f"single turns over the backend's call: {found['single_turn']}")
 
 

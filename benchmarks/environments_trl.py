@@ -12,7 +12,8 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.environments import TURNS, Sampler, Tool
+from benchmarks.environments import TURNS, Tool
+from benchmarks.simulated_samplers import Sampler
 
 CALL = {"type": "function", "function": {"name": "tool", "arguments": {}}}
 TURN = [1]  # a turn's tokens

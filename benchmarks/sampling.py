@@ -49,7 +49,7 @@ def measure(model: Path, median: int, repeat: int) -> dict[str, Any]:
 
     from retrain.backends import BackendSpec
     from retrain.backends.local import connect
-    from retrain.backends.local.rows import Row
+    from retrain.backends.rows import Row
 
     torch.set_num_threads(1)
     options = {"local_files_only": True, "device": "cpu", "threads": 1}

@@ -31,7 +31,8 @@ from retrain.plan.preflight import preflight
 from retrain.records.metrics import read_metrics
 from retrain.records.samples import read_samples
 from retrain.rollouts import Given, Group, NextTurn, Prompt, Rollout
-from retrain.trainer.episodes import Episodes, SampleTurns, TurnSampler, summary_of
+from retrain.trainer.episodes import Episodes, summary_of
+from retrain.trainer.turn_sampler import SampleTurns, TurnSampler
 from tests.semaphore_processes import wait_until
 from tests.stopping import StopAfterStep, StopAtLook
 from tests.test_trainer import make_run, without_times

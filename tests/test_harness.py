@@ -29,9 +29,10 @@ from retrain.records.metrics import read_metrics
 from retrain.records.samples import read_samples
 from retrain.rollouts import CallForm, FirstTurn, Given, Group, Prompt, Rollout
 from retrain.trainer.batch import Algorithm, ScoredBatch
-from retrain.trainer.episodes import Episodes, TurnSampler, summary_of
+from retrain.trainer.episodes import Episodes, summary_of
 from retrain.trainer.journal import choose
 from retrain.trainer.programs import Programs
+from retrain.trainer.turn_sampler import TurnSampler
 from tests.asking import complete, post, spoken, user
 from tests.test_trainer import SMALL, make_run
 

@@ -250,18 +250,18 @@ class Backend(Protocol):
     """A policy that samples and trains. One object per run, used by one thread at a time.
 
     Optional methods: `check_prompts(prompts)` rejects prompts that leave no room for a completion;
-    `take_sampling_work() -> SamplingWork` returns the cost of sampling since the last call (from any thread),
-    for roofline hints, and `take_engine_use()` the load of a server. `out_s()` returns how long so far an API
-    had paused the run's calls or was down. `[warmup]` needs two more methods: `written(demonstrations) ->
-    list[Rollout]` returns written completions as rollouts, with the end token and log-probabilities 0, and
-    `reset_optimizer()` clears its moments and step count. For `[model].adapter`, `start_from(adapter, *,
-    is_reference)` replaces the weights, which checkpoints keep for the KL term if `is_reference`;
-    `has_start()` returns whether they do. An `[environment]` of several turns needs `extend(turns, sampling)
-    -> list[Rollout | None]`: another turn for each `retrain.rollouts.NextTurn`, whose rollout keeps its
-    tokens and gets those of the messages as `given` (`retrain.backends.text.extended`); None where the
-    context has no room for one. `read(rollout)` returns a rollout's token ids with its prompt's. Functions
-    for the policy need `offer_tools(schemas) -> CallForm`, called first: it shows them in the chat template,
-    and returns how that writes calls; `call_form(schemas)` returns it for functions in a prompt's `tools`.
+    `take_sampling_work() -> SamplingWork` returns the cost of sampling since the last call, from any thread,
+    and `take_engine_use()` a server's load. `out_s()` returns how long so far an API had paused the run's
+    calls or was down. `[warmup]` needs two more methods: `written(demonstrations) -> list[Rollout]` returns
+    written completions as rollouts, with the end token and log-probabilities 0, and `reset_optimizer()`
+    clears its moments and step count. For `[model].adapter`, `start_from(adapter, *, is_reference)` replaces
+    the weights, which checkpoints keep for the KL term if `is_reference`; `has_start()` returns whether they
+    do. An `[environment]` of several turns needs `extend(turns, sampling) -> list[Rollout | None]`: another
+    turn for each `NextTurn`, whose rollout keeps its tokens and gets those of the messages as `given`
+    (`retrain.backends.text.extended`); None where the context has no room for one. With `sample_turns(feed,
+    sampling)` a turn is answered when it ends, see `live_turns.py`. `read(rollout)` returns token ids, the
+    prompt's first. Functions need `offer_tools(schemas) -> CallForm`, called first: it shows them in the chat
+    template, and returns how that writes calls, as `call_form(schemas)` does of a prompt's `tools`.
     """
 
     info: BackendInfo

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from typing import Any, TypeAlias
 
-from retrain.environments.episode import CallPlain, EpisodeError
+from retrain.backends.live_turns import Taken
+from retrain.environments.episode import CallAsync, CallPlain, EpisodeError
 from retrain.errors import FullContextError, InterruptedRunError, PromptError
 from retrain.rollouts import FirstTurn, NextTurn, Prompt, Rollout
 
 Asked: TypeAlias = Prompt | FirstTurn | NextTurn
-Taken: TypeAlias = Rollout | PromptError | None
+Ask: TypeAlias = Callable[[Asked], Awaitable[Rollout | None]]
 LOOK_S = 1.0  # between looks at whether the run is to stop
 
 
@@ -23,22 +26,37 @@ class Request:
     """What an episode asks for, and where its answer goes."""
 
     asked: Asked
+    place: tuple[int, int]  # the episode's number, and which of its turns
     answer: asyncio.Future[Taken]
 
 
 class Desk:
     """The requests of the episodes that are played together."""
 
-    def __init__(self, is_leaving: Callable[[], bool]) -> None:
-        """Open; no further turn is sampled once the run is to stop."""
+    def __init__(self, is_leaving: Callable[[], bool], *, is_free: bool = False) -> None:
+        """Open; no further turn is sampled once the run is to stop.
+
+        Args:
+            is_free: environments answer at times of their own, so that which turns are sampled together is
+                by chance anyway.
+        """
         self._is_leaving = is_leaving
+        self.is_free = is_free
+        self.is_closed = False  # and all that was passed on is taken
         self._asked: list[Request] = []
         self._held = 0  # calls that requests wait for
         self._is_due = False  # whether the loop will pass requests on
-        self._batches: queue.SimpleQueue[list[Request]] = queue.SimpleQueue()
+        self._is_report_due = False  # that no plain function runs
+        self._loop: asyncio.AbstractEventLoop | None = None
+        # requests, and whether this is the report; None: closed
+        self._passed: queue.SimpleQueue[tuple[list[Request], bool] | None] = queue.SimpleQueue()
 
-    async def ask(self, asked: Asked) -> Rollout | None:
-        """Wait for a turn; all that are asked for before the loop looks for events are one batch.
+    def of_episode(self, number: int) -> Ask:
+        """Return what an episode asks for its turns with."""
+        return partial(self._ask, ((number, turn) for turn in count()))
+
+    async def _ask(self, places: Iterator[tuple[int, int]], asked: Asked) -> Rollout | None:
+        """Wait for a turn; all that are asked for before the loop looks for events are passed on together.
 
         Returns:
             None: the conversation leaves no room for a turn.
@@ -46,16 +64,17 @@ class Desk:
         Raises:
             EpisodeError: the model cannot read the messages, or the newest ones alone fill its context.
         """
-        taken, told = await self._taken(asked), getattr(asked, "told", None)
+        taken, told = await self._taken(places, asked), getattr(asked, "told", None)
         if isinstance(taken, FullContextError) and told is not None:
-            alone = await self._taken(FirstTurn(told, 1))
+            alone = await self._taken(places, FirstTurn(told, 1))
             taken = alone if isinstance(alone, FullContextError) else None
         if isinstance(taken, PromptError):
             raise EpisodeError(str(taken))
         return taken
 
-    async def _taken(self, asked: Asked) -> Taken:
-        request = Request(asked, asyncio.get_running_loop().create_future())
+    async def _taken(self, places: Iterator[tuple[int, int]], asked: Asked) -> Taken:
+        self._loop = asyncio.get_running_loop()
+        request = Request(asked, next(places), self._loop.create_future())
         self._asked.append(request)
         self._pass_on_soon()
         return await request.answer
@@ -71,32 +90,61 @@ class Desk:
             self._held -= 1
             self._pass_on_soon()
 
+    async def free(
+        self, call: CallAsync, function: Callable[[], Awaitable[Any]], limit_s: float | None
+    ) -> Any:
+        """Make a call that ends at a time of its own."""
+        self.is_free = True
+        return await call(function, limit_s)
+
     def next_batch(self) -> list[Request]:
         """Wait for requests and return all there are; none once the desk is closed."""
-        batch = self._next()
-        while batch and not self._batches.empty():
-            if not (more := self._batches.get()):
-                self.close()
-                break
-            batch = [*batch, *more]
-        return batch
+        found: list[Request] = []
+        while not (found or self.is_closed):
+            found += self._receive()[0]
+        return [*found, *self.come()]
+
+    def come(self) -> list[Request]:
+        """Return the requests there are."""
+        found: list[Request] = []
+        while not (self.is_closed or self._passed.empty()):
+            found += self._receive()[0]
+        return found
+
+    def settled(self) -> list[Request]:
+        """Return the requests there are once plain functions have answered all turns."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._report)
+        found, is_report = [], False
+        while not (is_report or self.is_closed):
+            more, is_report = self._receive()
+            found += more
+        return found
 
     def answer(self, requests: Sequence[Request], rollouts: Sequence[Taken]) -> None:
         """Pass on rollouts to those who asked, all at once, so that they take their turns together."""
         requests[0].answer.get_loop().call_soon_threadsafe(_deliver, requests, rollouts)
 
     def close(self) -> None:
-        self._batches.put([])
+        self._passed.put(None)
 
-    def _next(self) -> list[Request]:
-        while True:
-            self._check_stop()
-            with suppress(queue.Empty):
-                return self._batches.get(timeout=LOOK_S)
-
-    def _check_stop(self) -> None:
+    def check_stop(self) -> None:
+        """Raise InterruptedRunError if the run is to stop."""
         if self._is_leaving():
             raise InterruptedRunError("a stop was requested while episodes were played")
+
+    def _receive(self) -> tuple[list[Request], bool]:
+        while True:
+            self.check_stop()
+            with suppress(queue.Empty):
+                if (passed := self._passed.get(timeout=LOOK_S)) is not None:
+                    return passed
+                self.is_closed = True
+                return [], False
+
+    def _report(self) -> None:
+        self._is_report_due = True
+        self._pass_on_soon()  # after those who are answered have taken their turn
 
     def _pass_on_soon(self) -> None:
         if not (self._is_due or self._held):
@@ -105,9 +153,9 @@ class Desk:
 
     def _pass_on(self) -> None:
         self._is_due = False
-        if self._asked and not self._held:
-            asked, self._asked = self._asked, []
-            self._batches.put(asked)
+        if not self._held and (self._asked or self._is_report_due):
+            self._passed.put((self._asked, self._is_report_due))
+            self._asked, self._is_report_due = [], False
 
 
 def _deliver(requests: Sequence[Request], rollouts: Sequence[Taken]) -> None:

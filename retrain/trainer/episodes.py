@@ -1,7 +1,6 @@
-"""Plays episodes: each is a task of an event loop, and turns are sampled in batches as they come.
+"""Plays episodes: each is a task of an event loop, and the caller's thread samples their turns.
 
-The caller's thread samples whatever is asked for when it looks, while other environments answer. It waits
-for plain functions, so all their episodes take their turns together, and a seed gives the same episodes.
+It waits for plain functions, so a seed gives the same episodes; other environments answer meanwhile.
 """
 
 from __future__ import annotations
@@ -9,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from itertools import count
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from itertools import count, islice
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -32,74 +31,21 @@ from retrain.environments.episode import (
 from retrain.environments.hosts import Hosts, at_once
 from retrain.environments.in_turn import InTurn
 from retrain.environments.own_loop import OwnLoop
-from retrain.errors import PromptError
 from retrain.event_loop import EventLoopThread
 from retrain.records.step_row import EpisodeSummary
 from retrain.rollouts import CallForm, Episode, FirstTurn, Group, NextTurn, Prompt, Rollout
-from retrain.trainer.desk import Asked, Desk, Taken
+from retrain.trainer.desk import Ask, Asked, Desk
+from retrain.trainer.play_meter import PlayMeter
 from retrain.trainer.played import Played
 from retrain.trainer.turn_calls import TurnCalls
+from retrain.trainer.turn_feed import TurnFeed
+from retrain.trainer.turn_sampler import SampleTurns, of_its_own
 
 if TYPE_CHECKING:
     from retrain.trainer.programs import Programs
 
-T = TypeVar("T")
-SampleTurns: TypeAlias = Callable[[Sequence[Asked], Sampling], Sequence[Taken]]
+SampleLive: TypeAlias = Callable[[TurnFeed, Sampling], object]
 SampleGroups: TypeAlias = Callable[[Sequence[Prompt], Sampling], list[Group]]
-
-
-@dataclass(frozen=True)
-class TurnSampler:
-    """Samples turns with a backend."""
-
-    backend: Any  # `extend` is optional in the protocol
-    calls: EventLoopThread
-    max_turn_tokens: int  # 0: `max_tokens` alone is the limit
-
-    def __call__(self, asked: Sequence[Asked], how: Sampling) -> list[Taken]:
-        """Sample the first turns, then the others; an error in place of one that cannot be read."""
-        limit = min(how.max_tokens, self.max_turn_tokens or how.max_tokens)
-        first = [FirstTurn(one, limit) if isinstance(one, Prompt) else one for one in asked]
-        begun = [one for one in first if isinstance(one, FirstTurn)]
-        further = [one for one in first if isinstance(one, NextTurn)]
-
-        part = count()
-
-        def begin(some: Sequence[FirstTurn]) -> list[Taken]:
-            """Sample with one call for each limit."""
-            taken: dict[int, Taken] = {}
-            for most in sorted({one.max_tokens for one in some}):
-                alike = [number for number, one in enumerate(some) if one.max_tokens == most]
-                own = replace(_of_its_own(how, next(part)), max_tokens=most)
-                groups = self.calls.wait_for(self.backend.sample([some[n].prompt for n in alike], own))
-                taken |= zip(alike, (group.rollouts[0] for group in groups), strict=True)
-            return [taken[number] for number in range(len(some))]
-
-        def extend(some: Sequence[NextTurn]) -> list[Taken]:
-            return list(self.calls.wait_for(self.backend.extend(some, _of_its_own(how, next(part)))))
-
-        opening, extended = iter(_readable(begun, begin)), iter(_readable(further, extend))
-        return [next(extended if isinstance(one, NextTurn) else opening) for one in asked]
-
-
-def _of_its_own(how: Sampling, part: int) -> Sampling:
-    """Return how to sample a part: with random numbers of its own, where a seed determines them."""
-    if how.seed is None:
-        return how
-    return replace(how, seed=int(np.random.SeedSequence([how.seed, part]).generate_state(1)[0]))
-
-
-def _readable(asked: Sequence[T], sample: Callable[[Sequence[T]], list[Taken]]) -> list[Taken]:
-    """Sample what the model can read; halves are tried until an unreadable one is alone."""
-    if not asked:
-        return []
-    try:
-        return sample(asked)
-    except PromptError as error:
-        if len(asked) == 1:
-            return [error]
-    half = len(asked) // 2
-    return [*_readable(asked[:half], sample), *_readable(asked[half:], sample)]
 
 
 class Episodes:
@@ -115,6 +61,7 @@ class Episodes:
         form: CallForm | None = None,
         has_template: bool = False,
         calls_at_once: int = 1,
+        sample_live: SampleLive | None = None,
         observe: Callable[[EpisodeProgress], None] = ignore_progress,
         is_leaving: Callable[[], bool] = never,
     ) -> None:
@@ -128,33 +75,42 @@ class Episodes:
             programs: of an environment that brings its own loop, which play its episodes.
             has_template: the backend renders conversations; without, their texts follow each other.
             calls_at_once: of `sample`, by threads; more than one only if a server samples.
+            sample_live: samples turns of a feed, instead of `sample`.
             observe: called with how far a play is, from any thread.
             is_leaving: whether the run is to stop, which interrupts a play that waits.
         """
         self._programs = programs
         self._table, self._open, self._sample = table, open_episode, sample
         self._has_template = has_template
-        self._calls_at_once, self._observe = calls_at_once, observe
+        self._calls_at_once, self._sample_live, self._observe = calls_at_once, sample_live, observe
         self._is_leaving = is_leaving
         self._loop = EventLoopThread()
         self._in_turn = InTurn(table.time_limit_s)
         self._own_loop = OwnLoop(table.time_limit_s)
         self._hosts = Hosts(table, form) if table.processes else None
+        self._is_free = bool(programs or table.processes or table.threads)
 
     def play(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
         """Play `how.group_size` episodes of each prompt; callable from several threads."""
-        desk = Desk(self._is_leaving)
+        desk = Desk(self._is_leaving, is_free=self._is_free)
         single, episodes = replace(how, group_size=1), len(prompts) * how.group_size
-        calls = TurnCalls(
-            desk, lambda asked, call: self._sample(asked, _of_its_own(single, call)), episodes, self._observe
-        )
-        playing = self._loop.begin(self._all(desk, calls, prompts, how))
+        meter = PlayMeter(episodes, self._observe)
+        playing = self._loop.begin(self._all(desk, meter, prompts, how))
         playing.add_done_callback(lambda _: desk.close())
         try:
-            calls.serve(self._calls_at_once)
-            return [_with_idle(group, calls.idle_s / episodes) for group in playing.result()]
+            self._serve(desk, single, meter)
+            idle_s = meter.idle_s / episodes
+            return [_with_idle(group, idle_s) for group in playing.result()]
         finally:
             playing.cancel()
+
+    def _serve(self, desk: Desk, how: Sampling, meter: PlayMeter) -> None:
+        """Sample what is asked for until the desk is closed."""
+        if (live := self._sample_live) is not None:
+            TurnFeed(desk, how, self._table.max_turn_tokens, meter).serve(lambda feed: live(feed, how))
+        else:
+            calls = TurnCalls(desk, lambda asked, call: self._sample(asked, of_its_own(how, call)), meter)
+            calls.serve(self._calls_at_once)
 
     def close(self) -> None:
         """Cancel what is left of episodes."""
@@ -167,30 +123,27 @@ class Episodes:
             self._programs.close()
 
     async def _all(
-        self, desk: Desk, calls: TurnCalls, prompts: Sequence[Prompt], how: Sampling
+        self, desk: Desk, meter: PlayMeter, prompts: Sequence[Prompt], how: Sampling
     ) -> list[Group]:
-        async def one(prompt: Prompt) -> Rollout:
-            rollout = await self._one(desk, prompt, how)
-            calls.episode_ended()
+        async def one(number: int) -> Rollout:
+            rollout = await self._one(desk, number, prompts[number // how.group_size], how)
+            meter.episode_ended()
             return rollout
 
-        size = how.group_size
-        rollouts = await asyncio.gather(*(one(prompt) for prompt in prompts for _ in range(size)))
-        return [
-            Group(prompt, tuple(rollouts[number * size : (number + 1) * size]))
-            for number, prompt in enumerate(prompts)
-        ]
+        rollouts = iter(await asyncio.gather(*map(one, range(len(prompts) * how.group_size))))
+        return [Group(prompt, tuple(islice(rollouts, how.group_size))) for prompt in prompts]
 
-    async def _one(self, desk: Desk, prompt: Prompt, how: Sampling) -> Rollout:
+    async def _one(self, desk: Desk, number: int, prompt: Prompt, how: Sampling) -> Rollout:
+        ask = desk.of_episode(number)
         if self._programs is not None:
-            return await self._programs.play(desk.ask, prompt, how, self._own_loop.call)
+            return await self._programs.play(ask, prompt, how, self._own_loop.call)
         began_s = time.perf_counter()
         for retries in count():
             talk = self._conversation(desk)
             played = Played(Rollout(prompt, "", (), np.zeros(0), (), truncated=False))
             error: EpisodeError | None = None
             try:
-                await self._take_turns(desk, talk, played, how)
+                await self._take_turns(ask, talk, played, how)
             except EpisodeError as failure:
                 error = failure
             finally:
@@ -224,12 +177,12 @@ class Episodes:
         plain = partial(in_own_thread, limit_s)
         if not self._table.threads:
             plain = partial(desk.held, self._in_turn.call)
-        return Conversation(self._open, limit_s, plain, self._own_loop.call)
+        return Conversation(self._open, limit_s, plain, partial(desk.free, self._own_loop.call))
 
-    async def _take_turns(self, desk: Desk, talk: Conversation, played: Played, how: Sampling) -> None:
+    async def _take_turns(self, ask: Ask, talk: Conversation, played: Played, how: Sampling) -> None:
         """Take turns until the environment, `max_turns` or a number of tokens ends the episode."""
         asked: Asked = await talk.start(played.rollout.prompt)
-        while rollout := await desk.ask(asked):
+        while rollout := await ask(asked):
             played.take(rollout)
             answered = await talk.step(rollout.text)
             played.rewards.append(answered.reward)

@@ -68,7 +68,7 @@ class Trainer:
         self._updates = Updates(self.config, self.backend, self.algorithm.loss, self.calls.wait_for)
         self._throttle = open_throttle(self.config, self.files.directory)
         self._warmed, self._saved = 0, (0, 0)  # complete supervised updates before the steps
-        self._seeds = PlaySeeds(self.config, self.backend.info)
+        self._seeds = PlaySeeds(self.config, self.backend)
         self._unscored = UnscoredCount()
         self._parts: dict[str, Any] = {"source": self._source, "steering": self._control}
         self._parts |= {"evaluation": self._held_out, "evals": self._evals, "unscored": self._unscored}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Any
 
 from retrain.backends import Backend, Optimization, Sampling, UpdateStats
-from retrain.backends.metering import Meter
+from retrain.backends.live_turns import LiveTurn, Taken, TurnFeed
+from retrain.backends.metering import BilledCall, Meter
 from retrain.errors import ConfigError
 from retrain.records.spending import Tokens
 from retrain.rollouts import Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
@@ -46,6 +49,18 @@ class MeteredBackend:
             call.billed = sum(map(self._extended, turns, found), Tokens())
         return found
 
+    @property
+    def sample_turns(self) -> Callable[[TurnFeed, Sampling], object] | None:
+        """The backend's, which bills each turn; None if it has none."""
+        sample = getattr(self._backend, "sample_turns", None)
+        return None if sample is None else partial(self._sample_turns, sample)
+
+    def _sample_turns(
+        self, sample: Callable[[TurnFeed, Sampling], object], feed: TurnFeed, sampling: Sampling
+    ) -> None:
+        with ExitStack() as calls:
+            sample(_MeteredFeed(feed, self, calls), sampling)
+
     def update(
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
     ) -> UpdateStats:
@@ -54,6 +69,20 @@ class MeteredBackend:
             stats: UpdateStats = self._wait_for(self._backend.update(samples, loss, optimization))
             call.billed = trained
         return stats
+
+    def count_turn(self, asked: LiveTurn, call: BilledCall, taken: Taken) -> None:
+        """Say what a turn was billed."""
+        turn = asked.turn
+        if not isinstance(taken, Rollout):
+            call.billed = Tokens()
+        elif isinstance(turn, NextTurn):
+            call.billed = self._extended(turn, taken)
+        else:
+            call.billed = self._sampled(Group(turn.prompt, (taken,)))
+
+    def begin_turn(self, asked: LiveTurn) -> AbstractContextManager[BilledCall]:
+        """Return the call of a turn."""
+        return self._meter.call(Tokens(sample=asked.turn.max_tokens))
 
     def _sampled(self, group: Group) -> Tokens:
         first, others = group.rollouts[0], len(group.rollouts) - 1
@@ -66,3 +95,26 @@ class MeteredBackend:
         before = self._length(turn.rollout)
         sampled = len(found.tokens) - len(turn.rollout.tokens)
         return Tokens(self._length(found) - sampled - before, before, sampled)
+
+
+class _MeteredFeed:
+    """A feed whose turns are counted one by one."""
+
+    def __init__(self, feed: TurnFeed, backend: MeteredBackend, unanswered: ExitStack) -> None:
+        """Prepare; calls of turns that are never answered end with `unanswered`."""
+        self._feed, self._backend, self._unanswered = feed, backend, unanswered
+        self._calls: dict[LiveTurn, tuple[ExitStack, BilledCall]] = {}
+
+    def take(self, under_way: int) -> Sequence[LiveTurn]:
+        taken = self._feed.take(under_way)
+        for one in taken:
+            call = self._unanswered.enter_context(ExitStack())
+            self._calls[one] = call, call.enter_context(self._backend.begin_turn(one))
+        return taken
+
+    def answer(self, taken: Sequence[tuple[LiveTurn, Taken]]) -> None:
+        for one, rollout in taken:
+            call, billed = self._calls.pop(one)
+            self._backend.count_turn(one, billed, rollout)
+            call.close()
+        self._feed.answer(taken)

@@ -19,6 +19,7 @@ from retrain.backends import (
     never,
     shows_no_functions,
 )
+from retrain.backends.live_turns import live_sampler
 from retrain.config.eval_table import Eval, as_played
 from retrain.config.schema import Config
 from retrain.environments import brings_loop
@@ -31,7 +32,7 @@ from retrain.tasks import Task
 from retrain.trainer import checkpoint
 from retrain.trainer.batch import Algorithm
 from retrain.trainer.budget import RunBudget
-from retrain.trainer.episodes import Episodes, SampleGroups, TurnSampler
+from retrain.trainer.episodes import Episodes, SampleGroups
 from retrain.trainer.evals import OpenEval
 from retrain.trainer.journal import Journal
 from retrain.trainer.loop import Trainer
@@ -39,6 +40,7 @@ from retrain.trainer.memory import trainers_here
 from retrain.trainer.metered import MeteredBackend
 from retrain.trainer.permits import RunPermits
 from retrain.trainer.scoring import Scorer
+from retrain.trainer.turn_sampler import TurnSampler
 
 
 @contextmanager
@@ -176,6 +178,7 @@ def sampler_of(
         form=form,
         has_template=has_template,
         calls_at_once=config.backend.first_permits if takes_several else 1,
+        sample_live=live_sampler(backend),
         observe=observe,
         is_leaving=is_leaving,
     )

@@ -6,7 +6,8 @@ from itertools import count
 
 import numpy as np
 
-from retrain.backends import BackendInfo
+from retrain.backends import Backend
+from retrain.backends.live_turns import live_sampler
 from retrain.config.schema import Config
 
 PLAYS = 0x706C6179  # keeps the random numbers of episodes apart from all others of the run
@@ -15,9 +16,10 @@ PLAYS = 0x706C6179  # keeps the random numbers of episodes apart from all others
 class PlaySeeds:
     """The seeds of a run, if there are episodes and the backend's samples are determined by a seed."""
 
-    def __init__(self, config: Config, info: BackendInfo) -> None:
+    def __init__(self, config: Config, backend: Backend) -> None:
         self._seed = config.training.seed
-        self._applies = not config.environment.is_single_turn and info.deterministic and self._seed >= 0
+        is_determined = backend.info.deterministic or live_sampler(backend) is not None
+        self._applies = not config.environment.is_single_turn and is_determined and self._seed >= 0
         self._place = (0, count())  # one value, because threads of their own may sample
 
     def begin(self, step: int) -> None:

@@ -13,7 +13,7 @@ from itertools import groupby
 
 import torch
 
-from retrain.backends.local.rows import Row
+from retrain.backends.rows import Row
 from retrain.engines import Ids
 
 GROWTH, LEAST_ROOM = 1.25, 32  # at most a quarter of a buffer is unused; a token is copied about five times

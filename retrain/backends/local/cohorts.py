@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLa
 
 from retrain.backends.local.cohort import Cohort, Prefix
 from retrain.backends.local.loading import Policy
-from retrain.backends.local.rows import Row
+from retrain.backends.rows import Row
 from retrain.engines import Ids
 
 ATTENTION = "retrain-cohorts"  # name of this module's attention in transformers

@@ -11,7 +11,7 @@ import torch
 from transformers import DynamicCache
 
 from retrain.backends.local.loading import Policy
-from retrain.backends.local.rows import Row
+from retrain.backends.rows import Row
 from retrain.engines import Ids
 
 DEAD_SHARE = 0.25  # finished rows are dropped once they are this fraction of the cache

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from retrain.backends import BackendInfo, BackendSpec, Optimization, Sampling, SamplingWork, UpdateStats
+from retrain.backends.live_turns import Begun, LiveRows, TurnFeed, unsampled, with_turns
 from retrain.backends.local import DEFAULTS, NO_REFERENCE, LocalOptions
 from retrain.backends.local.costs import costs_of
 from retrain.backends.local.devices import DeviceMemory, choose_device
@@ -30,13 +31,13 @@ from retrain.backends.local.sizes import micro_batch, read_sizes
 from retrain.backends.local.start import load_start
 from retrain.backends.local.training import Learner
 from retrain.backends.local.trial import most_shared, try_out
-from retrain.backends.text import Text, check_finite, extended, to_groups
+from retrain.backends.text import Text, to_groups
 from retrain.backends.turns import Turns
 from retrain.demonstrations import Demonstration
 from retrain.engines import Drawn, Ids
 from retrain.errors import ConfigError, FullContextError, PromptError
 from retrain.records.step_row import EngineUse
-from retrain.rollouts import CallForm, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
+from retrain.rollouts import CallForm, FirstTurn, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
 
 TINY_PARAMETERS = 20_000_000  # below this size, waking a second thread costs more than it saves
 ADDED = ("lora_alpha", "quantization")  # to the options after the first checkpoints were written
@@ -71,16 +72,8 @@ class LocalBackend:
         self.costs = costs_of(policy, options)
         self._memory = DeviceMemory(device)
         budgets = dict.fromkeys(("sample", "evaluate"), options.tokens_per_sampling_batch)
-        self.sampler = TorchSampler(
-            policy,
-            self.text,
-            self._memory,
-            self.costs,
-            budgets,
-            windows,
-            cut=Cut.by(options),
-            observe=spec.observe,
-        )
+        cut, limits = Cut.by(options), (self._memory, self.costs, budgets)
+        self.sampler = TorchSampler(policy, self.text, *limits, windows, cut=cut, observe=spec.observe)
         self._engine: EngineSampler | None = None
         if self.info.remote:
             self._engine = EngineSampler(spec, options, policy, self.text.end_ids)
@@ -130,21 +123,32 @@ class LocalBackend:
 
     def extend(self, turns: Sequence[NextTurn], sampling: Sampling) -> list[Rollout | None]:
         """Sample another turn of each rollout that the context has room for."""
-        asked = [self._told(turn) for turn in turns]
-        contexts = [self.read(one) for one in asked]
-        fits = [number for number, ids in enumerate(contexts) if len(ids) < self.policy.context]
-        found: list[Rollout | None] = [None] * len(turns)
+        begun = [self._begin(turn) for turn in turns]
+        fits = [one for one in begun if one is not None]
+        groups: dict[int, list[Drawn]] = {}
         if fits:
-            limits = [turns[number].max_tokens for number in fits]
-            groups, _ = self._drawn([contexts[n] for n in fits], limits, sampling)
-            drawn = [*chain.from_iterable(groups.values())]
-            check_finite(drawn)
-            for number, limit, one in zip(fits, limits, drawn, strict=True):
-                found[number] = extended(self.text, asked[number], one.cut(limit))
-        return found
+            groups, _ = self._drawn([one.ids for one in fits], [one.limit for one in fits], sampling)
+        return with_turns(self.text, begun, [*chain.from_iterable(groups.values())])
+
+    def sample_turns(self, feed: TurnFeed, sampling: Sampling) -> None:
+        """Sample turns as they are asked for, and answer each when it ends; not with an engine."""
+        self._memory.begin_peak()
+        rows = LiveRows(feed, self.text, self._begin)
+        self.sampler.follow(rows, sampling.temperature, self.generator.device, "sample")
 
     def read(self, rollout: Rollout) -> Ids:
         return (*self._encode(rollout.prompt), *rollout.placed()[0])
+
+    def _begin(self, turn: FirstTurn | NextTurn) -> Begun | None:
+        """Return what a turn is sampled from; None without room for it."""
+        if isinstance(turn, FirstTurn):
+            rollout = unsampled(turn.prompt, self.optimizer.steps)
+            self._check_room([(turn.prompt.id, len(self.read(rollout)))])
+        else:
+            rollout = self._told(turn)
+        ids = self.read(rollout)
+        room = self.policy.context - len(ids)
+        return Begun(rollout, ids, min(turn.max_tokens, room)) if room > 0 else None
 
     def _told(self, turn: NextTurn) -> Rollout:
         given, context = self._turns.given(turn), self.policy.context

@@ -8,7 +8,7 @@ which rows share a batch changes the arithmetic's rounding only.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -17,21 +17,20 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from retrain.backends import Sampling, SamplingProgress, ignore_progress
+from retrain.backends import Sampling, SamplingProgress, ignore_progress, unknown
 from retrain.backends.local.cohorts import Cohorts, Windows, cells_of
 from retrain.backends.local.devices import DeviceMemory, finished_s, is_out_of_memory
+from retrain.backends.local.drawing import draw
 from retrain.backends.local.loading import Cut, Policy
 from retrain.backends.local.passes import Pass
 from retrain.backends.local.progress import Progress
-from retrain.backends.local.rows import Row, uniforms
+from retrain.backends.rows import Admission, GivenRows, Row, RowSource, uniforms
 from retrain.backends.text import Text
 from retrain.backends.work import ModelCosts, WorkMeter
 from retrain.engines import Drawn, Ids
 from retrain.errors import BackendMemoryError
 
-LOGITS_AT_A_TIME = 2**24  # numbers: 64 MiB in float32
 GUESSED_SHARE = 8  # rows are admitted as if each took this part of its limit, until they outgrow the cache
-FRESH_SHARE = 1 / 4  # of the rows that run: so many are admitted at once, because each time costs a pass
 GPU_STEPS_PER_LOOK = 8  # where looking at what was drawn lets the queue of kernels run empty
 
 
@@ -95,21 +94,23 @@ class TorchSampler:
         return [row.drawn() for row in rows]
 
     def fill(self, rows: Sequence[Row], temperature: float, device: torch.device, budget: str) -> None:
-        """Sample these rows to their ends; with less memory at a time if it does not suffice."""
+        """Sample these rows to their ends."""
         with Progress(self.observe, self.observe_every_s).call() as tell:
-            self._fill(rows, temperature, device, budget, partial(tell, rows))
+            self.follow(GivenRows(rows), temperature, device, budget, partial(tell, rows))
 
-    def _fill(
+    def follow(
         self,
-        rows: Sequence[Row],
+        source: RowSource,
         temperature: float,
         device: torch.device,
         budget: str,
-        tell: Callable[[], None],
+        tell: Callable[[], None] = unknown,
     ) -> None:
-        while waiting := deque(row for row in rows if not row.is_done):
+        """Sample the rows of a source, with less memory at a time if it does not suffice."""
+        waiting: deque[Row] = deque()
+        while waiting or (waiting := deque(source.take(0))):
             cache = cache_for(self.policy, self.windows, device)
-            batch = _Batch(self, cache, waiting, self._cells(budget), temperature, device)
+            batch = _Batch(self, cache, source, waiting, self._cells(budget), temperature, device)
             try:
                 # inference tensors that a model caches could not be used in training
                 with torch.no_grad():
@@ -120,6 +121,7 @@ class TorchSampler:
                     raise
                 reason = str(error)
             wanted, alone = batch.demand, len(batch.running) == 1
+            waiting = deque(row for row in (*batch.running, *waiting) if not row.is_done)
             del batch, cache
             self.memory.free()
             if alone:
@@ -138,16 +140,19 @@ class _Batch:
         self,
         sampler: TorchSampler,
         cache: RowCache,
+        source: RowSource,
         waiting: deque[Row],
         cells: int,
         temperature: float,
         device: torch.device,
     ) -> None:
-        self._sampler, self._cache, self._waiting = sampler, cache, waiting
+        self._sampler, self._cache, self._source, self._waiting = sampler, cache, source, waiting
         self._cells, self._temperature, self._device = cells, temperature, device
         self.running: list[Row] = []
-        longest = max(row.limit for row in waiting)
-        self._guess = longest if sampler.windows is None else -(-longest // GUESSED_SHARE)
+        self._lengths: list[tuple[int, int]] = []  # of the rows that ended: prompt, completion
+        self._admission = Admission()
+        self._guess = 0  # tokens of a row, at least
+        self._expect(waiting)
         self._is_open = True  # rows are admitted; not after some outgrew the cache, until another ends
         self._ends = frozenset(sampler.text.end_ids)
 
@@ -161,9 +166,9 @@ class _Batch:
         return cells_of(self._sampler.windows, length)
 
     def drain(self, tell: Callable[[], None]) -> None:
-        """Sample until no row waits or runs."""
-        rows, runs, steps, prefill_s, decode_s = [*self._waiting], [], 0, 0.0, 0.0
-        while self._waiting or self.running:
+        """Sample until no row waits or runs, and none comes."""
+        runs, steps, prefill_s, decode_s = [], 0, 0.0, 0.0
+        while self._take():
             began_s = finished_s(self._device)
             ran = self._refill()
             filled_s = finished_s(self._device) if ran else began_s
@@ -172,10 +177,23 @@ class _Batch:
             prefill_s += filled_s - began_s
             runs.append(ran)
             tell()
-        costs, drawn = self._sampler.costs, np.array([len(row.tokens) for row in rows])
+        costs = self._sampler.costs
+        before, drawn = np.array(self._lengths).T
         self._sampler.work.add(
             costs.prefill(list(chain.from_iterable(runs)), sum(map(bool, runs)), prefill_s),
-            costs.decode(np.array([len(row.prompt) for row in rows]), drawn, decode_s, steps),
+            costs.decode(before, drawn, decode_s, steps),
+        )
+
+    def _take(self) -> bool:
+        """Queue the rows that have come; False if none is left."""
+        self._expect(come := self._source.take(len(self.running) + len(self._waiting)))
+        self._waiting.extend(come)
+        return bool(self.running or self._waiting)
+
+    def _expect(self, rows: Collection[Row]) -> None:
+        longest = max((row.limit for row in rows), default=0)
+        self._guess = max(
+            self._guess, longest if self._sampler.windows is None else -(-longest // GUESSED_SHARE)
         )
 
     def _refill(self) -> list[int]:
@@ -184,7 +202,7 @@ class _Batch:
         if not self._waiting or not self._is_open or is_passing:
             return self._cache.admit([], None)
         fits = self._fitting()
-        if len(fits) < min(len(self._waiting), len(self.running) * FRESH_SHARE):
+        if not self._admission.is_due(len(fits), len(self.running), self._sampler.steps_per_look):
             return self._cache.admit([], None)
         for _ in fits:
             self._waiting.popleft()
@@ -247,47 +265,12 @@ class _Batch:
         """Drop rows that are done, and run the last token of the others."""
         rows = self._cache.rows
         kept = [place for place, row in enumerate(rows) if not row.is_done]
-        if len(kept) < len(rows):
+        if ended := [row for row in self.running if row.is_done]:
             self._is_open = True
             self.running = [rows[place] for place in kept]
+            self._lengths += [(len(row.prompt), len(row.tokens)) for row in ended]
+            self._source.end(ended)
+        if len(kept) < len(rows):
             tokens = tokens[torch.tensor(self._cache.keep(kept), dtype=torch.long, device=self._device)]
         if kept:
             self._cache.advance(tokens)
-
-
-def draw(
-    policy: Policy,
-    hidden: torch.Tensor,
-    temperature: float,
-    numbers: torch.Tensor,
-    cut: Cut | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return a token of each row, its log-probability, and the entropy of its distribution.
-
-    `numbers`, (rows,) uniform in [0, 1), choose the token by inverting the cumulative distribution.
-    """
-    at_a_time = max(1, LOGITS_AT_A_TIME // policy.causal.config.get_text_config().vocab_size)
-    parts = zip(hidden.split(at_a_time), numbers.split(at_a_time), strict=True)
-    drawn = [
-        _draw(policy.log_distribution(states, temperature, cut), temperature, part, is_cut=cut is not None)
-        for states, part in parts
-    ]
-    tokens, logprobs, entropies = (torch.cat(column) for column in zip(*drawn, strict=True))
-    return tokens, logprobs, entropies
-
-
-def _draw(
-    logp: torch.Tensor, temperature: float, numbers: torch.Tensor, *, is_cut: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    weights = logp.exp()
-    if temperature == 0:
-        tokens = logp.argmax(-1)
-    else:
-        # in float32, the sum of a large vocabulary would hide rare tokens
-        bounds = weights.cumsum(-1, dtype=torch.float64)
-        chosen = torch.searchsorted(bounds, numbers[:, None] * bounds[:, -1:], right=True)[:, 0]
-        tokens = chosen.clamp_(max=logp.shape[-1] - 1)
-    logprobs = logp.gather(1, tokens[:, None])[:, 0]
-    if is_cut:
-        logp = logp.masked_fill(weights == 0, 0.0)  # 0 log 0 is 0
-    return tokens, logprobs, -(weights * logp).sum(-1)

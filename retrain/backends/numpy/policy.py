@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
@@ -29,6 +28,7 @@ from retrain.backends import (
     UpdateStats,
     Work,
 )
+from retrain.backends.live_turns import Begun, LiveRows, TurnFeed, unsampled, with_turns
 from retrain.backends.numpy import CONTEXT, NumpyOptions, length_problem
 from retrain.backends.numpy.characters import Characters
 from retrain.backends.numpy.files import PREVIOUS, START, load_policy, load_start, save_policy
@@ -36,21 +36,19 @@ from retrain.backends.numpy.gru import (
     Array,
     Ints,
     Weights,
-    advance,
     initial_weights,
-    input_table,
-    log_probabilities,
     unroll_prompts,
 )
+from retrain.backends.numpy.sampling import Follower, complete
 from retrain.backends.numpy.training import Adam, Sgd, clip_by_norm, loss_gradient
 from retrain.backends.objective import Totals, moments_of, split_by_group
-from retrain.backends.text import as_written, by_completion, check_finite, extended, to_groups
+from retrain.backends.text import as_written, to_groups
 from retrain.backends.work import ModelCosts, WorkMeter
 from retrain.config.adapters import weights_of
 from retrain.demonstrations import Demonstration
 from retrain.engines import Drawn, Ids
 from retrain.errors import BackendMemoryError, ConfigError, FullContextError, NonFiniteError, PromptError
-from retrain.rollouts import Given, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
+from retrain.rollouts import FirstTurn, Given, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
 
 
 class NumpyBackend:
@@ -94,17 +92,18 @@ class NumpyBackend:
         """Sample another turn of each rollout that the context has room for; it runs again from its start."""
         if sampling.group_size != 1:
             raise ValueError(f"group_size: got {sampling.group_size}; a rollout has one next turn")
-        asked = [(self._told(turn), turn.max_tokens) for turn in turns]
-        contexts = [self.read(one) for one, _ in asked]
-        fits = [number for number, ids in enumerate(contexts) if len(ids) <= CONTEXT]
-        found: list[Rollout | None] = [None] * len(turns)
-        if fits:
-            limits = np.array([asked[number][1] for number in fits])
-            drawn = self._drawn([contexts[number] for number in fits], limits, sampling)
-            check_finite(drawn)
-            for number, one in zip(fits, drawn, strict=True):
-                found[number] = extended(self.characters, asked[number][0], one)
-        return found
+        begun = [self._begin(turn) for turn in turns]
+        fits = [one for one in begun if one is not None]
+        limits = np.array([one.limit for one in fits], np.int64)
+        drawn = self._drawn([one.ids for one in fits], limits, sampling) if fits else []
+        return with_turns(self.characters, begun, drawn)
+
+    def sample_turns(self, feed: TurnFeed, sampling: Sampling) -> None:
+        """Sample turns as they are asked for, and answer each when it ends."""
+        follower = Follower(self.weights, LiveRows(feed, self.characters, self._begin), sampling.temperature)
+        with np.errstate(all="ignore"), _fitting("turns", "lower group_size or max_tokens"):
+            follower.run()
+        self._work.add(*follower.work(self._costs))
 
     def read(self, rollout: Rollout) -> Ids:
         characters = self.characters
@@ -166,6 +165,17 @@ class NumpyBackend:
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
+
+    def _begin(self, turn: FirstTurn | NextTurn) -> Begun | None:
+        """Return what a turn is sampled from; None without room for it."""
+        if isinstance(turn, FirstTurn):
+            if problem := length_problem(turn.prompt):
+                raise FullContextError(problem)
+            rollout = unsampled(turn.prompt, self._optimizer.steps)
+        else:
+            rollout = self._told(turn)
+        ids = self.read(rollout)
+        return Begun(rollout, ids, turn.max_tokens) if len(ids) <= CONTEXT else None
 
     def _told(self, turn: NextTurn) -> Rollout:
         said = "".join(content for _, content in turn.messages)
@@ -257,38 +267,3 @@ def _fitting(what: str, advice: str) -> Iterator[None]:
         yield
     except MemoryError as error:
         raise BackendMemoryError(f"{what} did not fit in memory ({error}); {advice}") from error
-
-
-def complete(
-    weights: Weights, states: Array, temperature: float, limits: Ints, random: np.random.Generator
-) -> list[Drawn]:
-    """Continue each state (sequences, hidden) until the end token or its limit, (sequences,) in tokens.
-
-    Finished rows leave the batch at once, and no allocation depends on the limits. Temperature 0
-    takes the most likely token, with its log-probability at temperature 1.
-    """
-    end = weights.shapes["output"][1] - 1
-    table = input_table(weights)
-    rows = np.arange(len(states))
-    ended = np.zeros(len(states), dtype=np.bool_)
-    columns: list[tuple[Ints, Ints, Array, Array]] = []
-    while True:
-        logp = log_probabilities(weights, states, temperature)
-        probabilities = np.exp(logp)
-        tokens = logp.argmax(axis=1) if temperature == 0 else _draw(probabilities, random)
-        entropies = -(probabilities * logp).sum(axis=1)
-        columns.append((rows, tokens, logp[np.arange(len(rows)), tokens], entropies))
-        alive = tokens != end
-        ended[rows[~alive]] = True
-        alive &= limits[rows] > len(columns)
-        if not alive.any():
-            return by_completion(map(np.concatenate, zip(*columns, strict=True)), ended.tolist())
-        rows, tokens, states = rows[alive], tokens[alive], states[alive]
-        states = advance(weights, table[tokens], states).state
-
-
-def _draw(probabilities: Array, random: np.random.Generator) -> Ints:
-    cumulative = probabilities.cumsum(axis=1)
-    # scaled by the last column, so that rounding cannot select an index past the last token
-    thresholds = random.random((len(cumulative), 1)) * cumulative[:, -1:]
-    return cast(Ints, (cumulative[:, :-1] <= thresholds).sum(axis=1))

@@ -1,9 +1,10 @@
-"""Completions in progress, and the random numbers that each is drawn with."""
+"""Completions in progress, where they come from, and the random numbers that each is drawn with."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +47,7 @@ class Row:
         self.has_ended = token in ends
 
     def drawn(self) -> Drawn:
-        entropy = float(np.mean(self.entropies)) if self.entropies else float("nan")
+        entropy = sum(self.entropies) / len(self.entropies) if self.entropies else float("nan")
         return Drawn(tuple(self.tokens), np.array(self.logprobs), entropy, self.has_ended)
 
 
@@ -61,3 +62,46 @@ def uniforms(rows: Sequence[Row], count: int) -> NDArray[np.float64]:
     mixed ^= mixed >> np.uint64(31)
     fractions: NDArray[np.float64] = (mixed >> np.uint64(64 - FRACTION_BITS)) * 2.0**-FRACTION_BITS
     return fractions
+
+
+class RowSource(Protocol):
+    """Where rows come from, also while others run."""
+
+    def take(self, under_way: int) -> Sequence[Row]:
+        """Return rows to begin; with none under way, none are the end."""
+
+    def end(self, rows: Sequence[Row]) -> None:
+        """Take rows that are done."""
+
+
+class GivenRows:
+    """Rows that are known beforehand, without those that are done."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = [row for row in rows if not row.is_done]
+
+    def take(self, under_way: int) -> Sequence[Row]:
+        rows, self._rows = self._rows, []
+        return rows
+
+    def end(self, rows: Sequence[Row]) -> None:
+        """Do nothing: whoever gave them has them."""
+
+
+class Admission:
+    """Whether rows that wait join those that run: each time costs a pass, in which these stand still.
+
+    They wait until they have lost as many tokens as that costs, which is at most twice what the best choice
+    of times would lose (ski rental: Karlin et al., "Competitive snoopy caching", Algorithmica 1988).
+    """
+
+    def __init__(self) -> None:
+        self._lost = 0
+
+    def is_due(self, waiting: int, running: int, tokens: int = 1) -> bool:
+        """Return whether so many rows are to join, before the next `tokens` of each that runs."""
+        if self._lost < running:
+            self._lost += waiting * tokens
+            return False
+        self._lost = 0
+        return True
