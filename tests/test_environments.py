@@ -546,10 +546,10 @@ def test_an_environment_that_never_answers_is_ended() -> None:
         async def step(self, completion: str) -> object:
             await asyncio.Event().wait()
 
-    episode = play(Silent, time_limit_s=0.01, error_reward=-1.0)[0].episode
+    episode = play(Silent, time_limit_s=0.5, error_reward=-1.0)[0].episode
     assert episode
     assert (episode.timed_out, episode.reward) == (True, -1.0)
-    assert episode.error == "prompt 0: step took longer than 0.01 s"
+    assert episode.error == "prompt 0: step took longer than 0.5 s"
 
 
 def test_a_stop_reaches_episodes_that_wait() -> None:
