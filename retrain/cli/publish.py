@@ -23,6 +23,7 @@ def command(
         None, "-o", "--output", help="Write to this directory; default: published/CAMPAIGN-RUN."
     ),
     merge: bool = Option(False, "--merge", help="Merge the adapters into the base model, and check that."),
+    dtype: str = Option("float32", "--dtype", help="Of merged weights: float32 or bfloat16."),
     best: bool = Option(False, "--best", help="Of a condition's finished seeds, that with the best reward."),
     step: int | None = Option(None, "--step", min=0, help="A kept checkpoint of this step, not the last."),
     unfinished: bool = Option(False, "--unfinished", help="Also if the run is not finished."),
@@ -43,13 +44,16 @@ def command(
     from retrain.publish import Wishes, publish, push_published, read_published
     from retrain.publish.choice import choose
     from retrain.publish.hub import check_name
+    from retrain.publish.merging import DTYPES
     from retrain.render.tables import print_result
 
     if private and not push:
         raise typer.BadParameter("needs --push", param_hint="--private")
+    if dtype not in DTYPES or (dtype != DTYPES[0] and not merge):
+        raise typer.BadParameter(f"needs --merge and one of {', '.join(DTYPES)}", param_hint="--dtype")
     if push:
         check_name(push)
-    wishes = Wishes(output, force, merge, base_model, license, push)
+    wishes = Wishes(output, force, merge, dtype, base_model, license, push)
     found = read_published(directory)
     if found is None:
         choice = choose(directory, name, best=best, step=step, unfinished=unfinished)

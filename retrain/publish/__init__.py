@@ -43,6 +43,7 @@ class Wishes:
     output: Path | None = None  # None: in `PARENT`, named after campaign and run
     force: bool = False  # replace what was published there before
     merge: bool = False
+    dtype: str = "float32"  # of merged weights
     base_model: str = ""  # what others call the base model; "": as the run does
     license: str = ""
     name: str = ""  # of the repository that it will be loaded from; "": the directory
@@ -163,7 +164,7 @@ def _shaped(
         raise ConfigError(f"--merge: {exported.unmergeable}")
     say("merging, and comparing log-probabilities before and after")
     whole, tokenizer = made / "merged", loaded_tokenizer(exported)
-    merged = merge(exported, made, whole, probes_of(choice, tokenizer))
+    merged = merge(exported, made, whole, probes_of(choice, tokenizer), wishes.dtype)
     tokenizer.save_pretrained(str(whole))
     for path in made.glob("adapter_*"):
         path.unlink()

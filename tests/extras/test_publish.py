@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from retrain.backends.exported import Exported
 from retrain.campaign.run import start
 from retrain.errors import ConfigError, RunFailedError
-from retrain.publish import Wishes, merging, publish, push_published
+from retrain.publish import Wishes, publish, push_published
 from retrain.publish.choice import Choice, choose
 from retrain.publish.merging import Probe, merge
 from tests.extras.hub import TOKEN, USER, Repository, serving
@@ -145,13 +145,17 @@ def test_a_card_of_a_chat_model_encodes_as_the_run_did(tmp_path, model):
     assert names["prompt"]["input_ids"][0].tolist() == list(ids)
 
 
-def test_a_merge_that_is_not_the_policy_is_refused(choice, tmp_path, monkeypatch):
-    monkeypatch.setattr(merging, "EXACT", 0.0)  # below what rounding does
-    with pytest.raises(
-        RunFailedError, match=r"merged model is not the policy: log-probabilities of \d+ tokens"
-    ):
-        published(choice, tmp_path / "out", merge=True)
-    assert list(tmp_path.iterdir()) == []
+def test_a_merge_that_rounds_away_what_was_learned_is_refused(model, tmp_path):
+    torch.manual_seed(0)
+    lora = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
+    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model), lora)
+    for name, factor in adapted.named_parameters():
+        factor.data *= 1e-4 if "lora_B" in name else 1.0
+    adapted.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
+    about = Exported(model, model), tmp_path / "adapter", tmp_path / "out", [Probe(tuple(TOKENS), 1)]
+    with pytest.raises(RunFailedError, match=r"is not the policy: .*\(bfloat16; .*\); merge in float32"):
+        merge(*about, dtype="bfloat16")
+    assert merge(*about).mean_difference < 1e-5
 
 
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
