@@ -26,7 +26,7 @@ from retrain.records.layout import RunFiles
 from retrain.records.manifest import read_manifest
 from retrain.records.metrics import read_metrics
 from retrain.rollouts import TrainingSample
-from tests.extras.test_tinker_backend import STEP, during, fixed_steps, loss_of, train
+from tests.extras.test_tinker_backend import ALPHABET, STEP, during, fixed_steps, loss_of, train, with_options
 from tests.extras.test_tinker_backend import place as place
 from tests.extras.test_tinker_backend import server as server
 from tests.extras.test_tinker_backend import spec as spec
@@ -219,7 +219,7 @@ def test_a_state_that_cannot_be_started_from_is_refused_before_anything_is_creat
     refused = {
         "tinker://nobody/weights/none": "refuses tinker://nobody/weights/none",
         path.replace("/weights/", "/sampler_weights/"): "cannot be trained further",
-        here / "peft": "loads no weights from elsewhere",
+        here / "peft": "uploads no weights",
         here / "nowhere": "does not exist",
     }
     for number, (adapter, said) in enumerate(refused.items()):
@@ -238,3 +238,22 @@ def test_an_api_that_does_not_answer_leaves_the_check_to_the_run(monkeypatch: py
         url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
         model = Model(model=MODEL, base_url=url, adapter="tinker://run/weights/a")
         assert list(start_module.start_problems(Config(model=model))) == []
+
+
+def test_a_server_with_room_for_one_model_is_enough(spec, tmp_path: Path) -> None:
+    small = RunningServer(tmp_path, ALPHABET, "--most-models", "1")
+    (checkpoint := tmp_path / "step").mkdir()
+
+    async def story(backend: TinkerBackend) -> int:
+        steps = await fixed_steps(backend)
+        await backend.save(checkpoint)
+        await backend.reset_optimizer()
+        await train(backend, steps[:1])
+        await backend.start_from(str(checkpoint), is_reference=True)
+        await near(backend, steps[:1])
+        return small.stats()["models"]
+
+    try:
+        assert during(with_options(replace(spec, base_url=small.url), retry_budget_s=10.0), story) == 1
+    finally:
+        small.end()

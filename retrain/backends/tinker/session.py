@@ -137,6 +137,8 @@ class Session:
         """Continue with a saved state's weights, without its optimizer and its number of updates."""
 
         async def attempt() -> None:
+            if self._training is not None:
+                self._forget()  # first: its model takes a place at the API
             training = await self._opened(path, with_optimizer=False)
             self._saved, self.since = State("", 0), []  # version 0 names the next saved state
             self._saved = State(await self._certain(self._save_state(training)), 0)

@@ -25,8 +25,8 @@ def start_problems(config: Config) -> Iterator[str]:
     path = state_of(adapter)
     if not path:
         yield (
-            f"{adapter!r} is no state at the Tinker API, which loads no weights from elsewhere; name a "
-            "finished run of backend 'tinker', or a state, tinker://RUN/weights/NAME"
+            f"{adapter!r} is no state at the Tinker API, where retrain uploads no weights; name a finished "
+            "run of backend 'tinker', or a state, tinker://RUN/weights/NAME"
         )
     elif not TRAINED.fullmatch(path):
         yield (
