@@ -14,7 +14,7 @@ from retrain.plan.decidable import undecidable
 from retrain.plan.matrix import Plan
 from retrain.records.decision import Decision, ending_of, final_value, verdict_of
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.looks import append_round, begin_design, known_looks, read_looks
+from retrain.records.looks import ADDED, append_round, begin_design, known_looks, read_looks
 from retrain.records.manifest import RunEntry
 from retrain.records.run_state import RunState
 from retrain.records.spending import read_spending
@@ -94,7 +94,7 @@ class Rounds:
         known = known_looks(self._looks, self._roll_up.manifest.decision)
         if known.is_lost and not changes:
             self._notice("decision.jsonl was lost: its looks are repeated, at the results as they are now")
-        if known.was_begun and changes:
+        if changes and (known.was_begun or ADDED in changes):
             after = f", after looks at {count_of(known.seeds, 'seed')}" if known.rounds else ""
             told = [f"{change}{after}" for change in changes]
             begin_design(self._looks, self._plan.design, (*known.changes, *told))

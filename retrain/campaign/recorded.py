@@ -25,7 +25,7 @@ from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.provenance import Provenance
 from retrain.plan.provenance import digest as digest_of_file
 from retrain.records.layout import CampaignFiles, RunFiles, files_of_runs, recorded_hash, recorded_tables
-from retrain.records.looks import known_looks
+from retrain.records.looks import ADDED, known_looks
 from retrain.records.manifest import Manifest, read_manifest
 from retrain.records.text import as_typed, first_of, plain
 
@@ -59,7 +59,7 @@ def reconcile(
     manifest = _manifest(files)
     looks = known_looks(files.looks, manifest.decision if manifest else None)
     recorded = _recorded(plan, files, manifest, is_same_file)
-    redesigned = tuple(looks.differs(plan.design))
+    redesigned = tuple(looks.differs(plan.design)) or _decided_late(plan, manifest, files_of)
     may_be_new = _added(plan) | {run.run_id for run in plan.runs if redesigned}
     if manifest and manifest.decision and not looks.was_begun:
         may_be_new |= _with_further_seeds(plan, recorded)
@@ -89,13 +89,28 @@ def _manifest(files: CampaignFiles) -> Manifest | None:
     return None
 
 
+def _decided_late(
+    plan: Plan, manifest: Manifest | None, files_of: Callable[[str], RunFiles]
+) -> tuple[str, ...]:
+    """Return that `[decision]` was added to a campaign of which runs had begun, as a change of its design."""
+    is_new = manifest is not None and manifest.decision is None and manifest.searched is None
+    if manifest is None or not is_new or plan.decision is None or plan.campaign.search is not None:
+        return ()
+    return (ADDED,) if any(files_of(run.run_id).attempts.exists() for run in manifest.runs) else ()
+
+
 def _recorded(
     plan: Plan, files: CampaignFiles, manifest: Manifest | None, is_same_file: bool
 ) -> dict[str, str]:
     """Return the hash that each run began with, by the manifest, or by the runs if that is gone."""
     if manifest is not None:
         return {run.run_id: run.config_hash for run in manifest.runs}
-    hashes = {run_id: recorded_hash(run) for run_id, run in files_of_runs(files).items()}
+    planned = {run.run_id for run in plan.runs}
+    hashes = {
+        run_id: recorded_hash(run)
+        for run_id, run in files_of_runs(files).items()
+        if run_id in planned or plan.decision is None or run.attempts.exists()  # others were never needed
+    }
     recorded = {run_id: config_hash for run_id, config_hash in hashes.items() if config_hash}
     if is_same_file:  # killed before all runs were made
         return {run.run_id: run.config_hash for run in plan.runs} | recorded

@@ -18,6 +18,7 @@ from retrain.records.files import record_of
 from retrain.records.lines import append_line, parse_line, read_lines
 
 GONE = "decision: the table is gone"
+ADDED = "decision: the table was added when runs had begun, so their number was not planned"
 TOLD = ("metric", "reference", "error", "smallest_difference", "max_seeds")  # keys that verdicts tell
 
 

@@ -15,7 +15,7 @@ from retrain.campaign.run import reopen, start
 from retrain.errors import EXIT_DONE, EXIT_RUN_FAILED, ConfigError
 from retrain.records.decision import lines_of
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.looks import read_looks
+from retrain.records.looks import ADDED, read_looks
 from retrain.records.run_state import RunState, begin_attempt, end_attempt
 from retrain.status import survey
 from tests.long.test_decision import DECISION, decision_of, stopped_after, verdicts
@@ -240,3 +240,26 @@ def test_an_attempt_that_was_killed_with_its_orchestrator_lasted_until_its_last_
         )
     )
     assert busy_s([files]) == 60 + 10
+
+
+def test_a_decision_that_is_added_to_runs_was_not_planned(decision_file: Path) -> None:
+    decision_file.write_text(decision_file.read_text().replace(TABLE, "").replace("[5, 7]", "[5, 7, 8]"))
+    directory = start(decision_file).execute().directory
+    given = CampaignFiles(directory).campaign_toml
+    given.write_text(TABLE + given.read_text())
+    with pytest.raises(ConfigError, match="decision: the table was added when runs had begun"):
+        reopen(directory)
+    reopen(directory, accept_config_change=True).execute()
+    found = decision_of(directory)
+    assert (found.ended, found.changes) == ("decided", (ADDED,))
+    assert any("The error of 0.05 no longer holds" in line for line in lines_of(found))
+    reopen(directory).execute()  # accepted once
+
+
+def test_fewer_seeds_may_be_asked_for_before_a_look_also_without_a_manifest(decision_file: Path) -> None:
+    directory = stopped_after(decision_file, 2).directory
+    files = CampaignFiles(directory)
+    files.manifest.unlink()
+    files.campaign_toml.write_text(files.campaign_toml.read_text().replace("max_seeds = 8", "max_seeds = 6"))
+    assert reopen(directory).execute().exit_code == EXIT_DONE
+    assert decision_of(directory).max_seeds == 6
