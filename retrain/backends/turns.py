@@ -7,13 +7,14 @@ turn, and what follows the mark is appended.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import count, islice
 from typing import Any
 
 from retrain.backends.call_form import form_of
 from retrain.backends.text import Text, messages_of
 from retrain.errors import ConfigError, PromptError
-from retrain.rollouts import CallForm, Given, Messages, NextTurn
+from retrain.rollouts import CallForm, Given, Messages, NextTurn, Rollout
 
 FIRST_MARK, MARKS = 58213, 100  # numbers, because every tokenizer has digits
 THOUGHT = "<think>\n5\n</think>\n\n"
@@ -36,6 +37,16 @@ class Turns:
         tokens = text.tokens_of(Turns(text)._after(messages_of(turn.rollout.prompt), said))
         has_ended = turn.rollout.tokens[-1] in text.end_ids and tokens[0] in text.end_ids
         return Given(place, tokens[1:] if has_ended else tokens, shown)
+
+    def told(self, turn: NextTurn, context: int | None) -> Rollout:
+        """Return a rollout with what was said after its last turn; PromptError if that fills the context."""
+        given = self.given(turn)
+        if context is not None and len(given.tokens) >= context:
+            raise PromptError(
+                f"an observation has {len(given.tokens)} tokens, which leaves no room in the model's context "
+                f"of {context}; shorten what the environment says"
+            )
+        return replace(turn.rollout, given=(*turn.rollout.given, given))
 
     def offer(self, schemas: Sequence[Mapping[str, Any]], *, is_extended: bool = True) -> CallForm:
         """Show functions to the policy, and return how it writes calls.

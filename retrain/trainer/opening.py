@@ -161,13 +161,14 @@ def sampler_of(
             f"[environment].environment: backend {config.backend.backend!r} cannot append to a turn; set "
             "separate_turns = true, or implement `extend` of retrain.backends.Backend"
         )
-    form = _offered(config, backend)
+    form = _offered(config, backend, calls)
     open_episode = opened.enter_context(opened_environment(table.environment, table.options, form))
     programs = None
     if brings_loop(table.environment):
         from retrain.trainer.programs import Programs  # takes 30 ms, and few runs serve programs
 
-        read, call_form = (getattr(backend, name, None) for name in ("read", "call_form"))
+        read, ask = (getattr(backend, name, None) for name in ("read", "call_form"))
+        call_form = (lambda schemas: calls.wait_for(ask(schemas))) if ask else None
         programs = Programs(table, open_episode, has_template=has_template, read=read, call_form=call_form)
     takes_several = backend.info.remote or backend.info.overlaps
     episodes = Episodes(
@@ -186,7 +187,7 @@ def sampler_of(
     return episodes.play
 
 
-def _offered(config: Config, backend: Backend) -> CallForm | None:
+def _offered(config: Config, backend: Backend, calls: EventLoopThread) -> CallForm | None:
     """Show the environment's functions to the policy; return how it writes calls, None without functions.
 
     Raises:
@@ -198,9 +199,10 @@ def _offered(config: Config, backend: Backend) -> CallForm | None:
     if not schemas:
         check = getattr(backend, "check_turns", None)
         if check and not table.separate_turns:
-            check()
+            calls.wait_for(check())
         return None
     if offer := getattr(backend, "offer_tools", None):
-        form: CallForm = offer(schemas, is_extended=False) if table.separate_turns else offer(schemas)
+        made = offer(schemas, is_extended=False) if table.separate_turns else offer(schemas)
+        form: CallForm = calls.wait_for(made)
         return form
     raise ConfigError(shows_no_functions(config.backend.backend))

@@ -151,12 +151,13 @@ class Twice:
         return "=", float(completion == self.answer), self.turns == 2
 
 
-def test_turns_are_samples_of_their_own_where_none_can_be_appended(server: RunningServer, here: Path) -> None:
-    environment = """
+@pytest.mark.parametrize("separate", [False, True])
+def test_a_campaign_plays_episodes(server: RunningServer, here: Path, separate: bool) -> None:
+    environment = f"""
 [environment]
 environment = "tests.extras.test_tinker_campaign.Twice"
 max_turn_tokens = 2
-separate_turns = true
+separate_turns = {str(separate).lower()}
 """
     tokenizer = write_tokenizer(here / "tokenizer", ALPHABET)
     file = here / "campaign.toml"
@@ -165,4 +166,4 @@ separate_turns = true
     outcome = run_campaign(file, one)
     (run,) = (outcome.directory / "runs").iterdir()
     found = [(row["turns_mean"], row["separate_samples"], row["episode_errors"]) for row in read_metrics(run)]
-    assert found == [(2.0, 64, 0)] * 2
+    assert found == [(2.0, 64 * separate, 0)] * 2

@@ -88,7 +88,12 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(200, self._stats())
             return
         kind, _, name = unquote(self.path.removeprefix(PREFIX)).partition("/")
-        self._guarded(lambda: self.server.service.sampler_info(name) if kind == "samplers" else _no_route())
+        service = self.server.service
+        told = {
+            "samplers": lambda: service.sampler_info(name),
+            "get_server_capabilities": service.capabilities,
+        }
+        self._guarded(told.get(kind, _no_route))
 
     def _stats(self) -> dict[str, Any]:
         service = self.server.service
@@ -213,6 +218,7 @@ def main() -> None:
     parser.add_argument("--capacity", type=int, default=10**6, help="more requests at once get 429")
     parser.add_argument("--chunk", type=int, default=1024, help="most datums of one request")
     parser.add_argument("--most-models", type=int, default=10**6, help="more models at once are refused")
+    parser.add_argument("--context", type=int, default=0, help="tokens that the model reads; 0: not told")
     parser.add_argument("--dialect", default="", choices=("", "json", "silent"))
     parser.add_argument("--key", default="tml-", help="what a valid key begins with")
     options = parser.parse_args()
@@ -220,6 +226,7 @@ def main() -> None:
     service = Service(
         options.state, options.alphabet, options.model, options.chunk, options.most_models, options.dialect
     )
+    service.context = options.context
     server = ApiServer(options.port, service, options.latency, options.key, options.capacity)
     print(server.server_address[1], flush=True)
     server.serve_forever()

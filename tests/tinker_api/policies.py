@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from retrain.backends.numpy.files import load_policy, save_policy
 from retrain.backends.numpy.gru import Weights, initial_weights, unroll_prompts
 from retrain.backends.numpy.policy import complete
 from retrain.backends.numpy.training import Adam, clip_by_norm, loss_gradient
-from retrain.rollouts import Floats, Loss, LossTerms, Prompt, Rollout, TrainingSample
+from retrain.rollouts import Floats, Given, Loss, LossTerms, Prompt, Rollout, TrainingSample
 from tests.tinker_api.wire import Datum, ForwardBackward, write_forward_backward, write_samples
 
 EMBEDDING, HIDDEN = 24, 64
@@ -32,6 +33,7 @@ class Policy:
 
     def __init__(self, alphabet: str, seed: int) -> None:
         self._identity = {"alphabet": alphabet}
+        self._end = len(alphabet)  # token that the policy writes and never reads
         self._random = np.random.default_rng(seed)
         self.weights = initial_weights(len(alphabet), EMBEDDING, HIDDEN, "float32", self._random)
         self._adam = Adam(self.weights.flat)
@@ -47,7 +49,7 @@ class Policy:
         return self._adam.steps
 
     def forward_backward(self, request: ForwardBackward) -> bytes:
-        samples, prompts = zip(*(_sample(datum) for datum in request.data), strict=True)
+        samples, prompts, places = zip(*(_sample(datum, self._end) for datum in request.data), strict=True)
         scored: list[NDArray] = []
         loss = Loss(request.loss, partial(_kept, scored, _loss(request)))
         totals, gradient = loss_gradient(
@@ -56,9 +58,9 @@ class Policy:
         if not request.forward_only:
             self._gradient.flat += gradient.flat
         parts = np.split(scored[0], np.cumsum([len(sample.rollout.tokens) for sample in samples])[:-1])
-        shifted = [
-            np.concatenate([np.zeros(len(p) - 1), part]) for p, part in zip(prompts, parts, strict=True)
-        ]
+        shifted = [np.zeros(len(datum.tokens)) for datum in request.data]
+        for logprobs, place, part in zip(shifted, places, parts, strict=True):
+            logprobs[place] = part
         return write_forward_backward(shifted, {"loss:sum": totals.loss})
 
     def optim_step(self, params: Mapping[str, float]) -> dict[str, dict[str, float]]:
@@ -68,7 +70,8 @@ class Policy:
         return {"metrics": {"unclipped_grad_l2:mean": norm} if np.isfinite(norm) else {}}  # JSON has no NaN
 
     def sampler(self) -> Sampler:
-        return Sampler(self.weights.copy(), np.random.default_rng(self._random.integers(2**32)))
+        random = np.random.default_rng(self._random.integers(2**32))
+        return Sampler(self.weights.copy(), random, self._end)
 
     def save(self, directory: Path) -> None:
         save_policy(directory, self._identity, self.weights, self._adam, self._random)
@@ -85,13 +88,15 @@ class Sampler:
 
     weights: Weights
     random: np.random.Generator
+    end: int
 
     def sample(
         self, prompt: list[int], count: int, params: Mapping[str, float], *, score: bool = False
     ) -> tuple[bytes, int]:
         """Return a response, with the prompt's log-probabilities if `score`, and how many tokens it has."""
         # what is scored may end with the end token, which the policy does not read
-        trace = unroll_prompts(self.weights, [prompt[:1] if score else prompt])
+        read = [token for token in prompt if token != self.end]
+        trace = unroll_prompts(self.weights, [prompt[:1] if score else read])
         states = trace.states[trace.packed.last()].repeat(count, axis=0)
         limits = np.full(count, int(params["max_tokens"]))
         drawn = complete(self.weights, states, params["temperature"], limits, self.random)
@@ -102,7 +107,7 @@ class Sampler:
     def _score(self, tokens: list[int]) -> list[float]:
         scored: list[NDArray] = []
         targets = np.array(tokens[1:])
-        sample, start = _sample(Datum(tokens[:-1], {"target_tokens": targets}))
+        sample, start, _ = _sample(Datum(tokens[:-1], {"target_tokens": targets}), self.end)
         loss = Loss("", partial(_kept, scored, partial(cross_entropy)))
         loss_gradient(self.weights, self.weights, [start], [sample], loss, Optimization(0.0))
         return [float("nan"), *scored[0]]
@@ -129,19 +134,26 @@ def _kept(
     return evaluate(logprobs, *others)
 
 
-def _sample(datum: Datum) -> tuple[TrainingSample, tuple[int, ...]]:
-    """Take everything after the first token as the completion, or what a ratio mask says."""
+def _sample(datum: Datum, end: int) -> tuple[TrainingSample, tuple[int, ...], NDArray]:
+    """Take everything after the first token as the completion, or what a ratio mask says.
+
+    Of several turns, the sampled tokens are those with a log-probability.
+    """
     targets, mask = datum.inputs["target_tokens"], datum.inputs.get("sequence_ratio_mask")
-    first = 0 if mask is None else int(np.flatnonzero(mask)[0])
     weights = datum.inputs.get("weights", datum.inputs.get("advantages", np.zeros(len(targets))))
     logprobs = datum.inputs.get("logprobs", np.zeros(len(targets)))
-    prompt = tuple(datum.tokens[: first + 1])
+    places = np.arange(0 if mask is None else int(np.flatnonzero(mask)[0]), len(targets))
+    if end in targets[:-1]:
+        places = np.flatnonzero(logprobs)
+    prompt = tuple(datum.tokens[: places[0] + 1])
+    gaps = [(n, slice(a + 1, b)) for n, (a, b) in enumerate(pairwise(places), 1) if b > a + 1]
     rollout = Rollout(
         prompt=replace(NOBODY, text=str(prompt)),
         text="",
-        tokens=tuple(int(token) for token in targets[first:]),
-        logprobs=logprobs[first:].astype(float),
+        tokens=tuple(int(token) for token in targets[places]),
+        logprobs=logprobs[places].astype(float),
         pieces=(),
         truncated=False,
+        given=tuple(Given(n, tuple(map(int, targets[gap])), "") for n, gap in gaps),
     )
-    return TrainingSample(rollout, weights[first:].astype(float), 1.0), prompt
+    return TrainingSample(rollout, weights[places].astype(float), 1.0), prompt, places

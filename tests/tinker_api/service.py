@@ -81,6 +81,7 @@ class Service:
         self._boot = f"{len(list(state.glob('boot-*')))}"  # ids of a restarted server are others
         (state / f"boot-{self._boot}").touch()
         self.updates = 0
+        self.context = 0  # tokens that the model reads; 0: not told
         self.bill = Bill(state / "bill.json")
         self.stops: set[str] = set()
         self.forget()
@@ -96,6 +97,11 @@ class Service:
 
     def config(self, request: Json) -> Json:
         return {"fwdbwd_max_chunk_len": self._chunk}
+
+    def capabilities(self) -> Json:
+        if not self.context:
+            raise RefusalError(404, "no such route")
+        return {"supported_models": [{"model_name": self._model, "max_context_length": self.context}]}
 
     def create_session(self, request: Json) -> Json:
         session = f"session-{self._boot}-{next(self._names)}"
@@ -204,6 +210,8 @@ class Service:
         params, count = request["sampling_params"], request["num_samples"]
         self.stops.add(str(params.get("stop")))
         prompt = [token for chunk in request["prompt"]["chunks"] for token in chunk["tokens"]]
+        if self.context and len(prompt) + int(params["max_tokens"]) > self.context:
+            raise RefusalError(400, f"{len(prompt)} tokens and as many sampled ones exceed {self.context}")
         name = f"{request['sampling_session_id']}:{request['seq_id']}"
         with self._lock:  # a sampler has one random generator
             response, sampled = sampler.sample(prompt, count, params, score=bool(request["prompt_logprobs"]))

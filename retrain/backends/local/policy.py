@@ -35,7 +35,7 @@ from retrain.backends.text import Text, to_groups
 from retrain.backends.turns import Turns
 from retrain.demonstrations import Demonstration
 from retrain.engines import Drawn, Ids
-from retrain.errors import ConfigError, FullContextError, PromptError
+from retrain.errors import ConfigError, FullContextError
 from retrain.records.step_row import EngineUse
 from retrain.rollouts import CallForm, FirstTurn, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
 
@@ -145,19 +145,10 @@ class LocalBackend:
             rollout = unsampled(turn.prompt, self.optimizer.steps)
             self._check_room([(turn.prompt.id, len(self.read(rollout)))])
         else:
-            rollout = self._told(turn)
+            rollout = self._turns.told(turn, self.policy.context)
         ids = self.read(rollout)
         room = self.policy.context - len(ids)
         return Begun(rollout, ids, min(turn.max_tokens, room)) if room > 0 else None
-
-    def _told(self, turn: NextTurn) -> Rollout:
-        given, context = self._turns.given(turn), self.policy.context
-        if len(given.tokens) >= context:
-            raise PromptError(
-                f"an observation has {len(given.tokens)} tokens, which leaves no room in the model's context "
-                f"of {context}; shorten what the environment says"
-            )
-        return replace(turn.rollout, given=(*turn.rollout.given, given))
 
     def _drawn(
         self, contexts: Sequence[Ids], limits: Sequence[int], sampling: Sampling

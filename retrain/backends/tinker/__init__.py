@@ -74,13 +74,7 @@ def check_options(options: Mapping[str, object]) -> list[str]:
 
 def check_run(config: Config) -> list[str]:
     """Return the problems that would stop this run, each with its key; free of charge."""
-    problems = _missing(config.model.model)
-    if not (config.environment.is_single_turn or config.environment.separate_turns):
-        problems.append(
-            "[environment].environment: the Tinker API cannot append to a turn; set separate_turns = true, "
-            "which trains each turn as a sample of its own"
-        )
-    return problems
+    return _missing(config.model.model)
 
 
 def check_adapter(config: Config, alphabet: str) -> Iterable[str]:

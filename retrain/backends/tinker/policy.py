@@ -11,42 +11,40 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from tinker.types import AdamParams, Datum, ModelInput, SampleResponse, SamplingParams
+from tinker.types import AdamParams, Datum
 
 from retrain.backends import BackendInfo, BackendSpec, Optimization, Sampling, UpdateStats
-from retrain.backends.text import Text, to_groups
-from retrain.backends.tinker import TinkerOptions, billing
-from retrain.backends.tinker.billing import billed, sampled
+from retrain.backends.text import Text, check_finite, extended, to_groups
+from retrain.backends.tinker import TinkerOptions
 from retrain.backends.tinker.calls import Calls
 from retrain.backends.tinker.custom import Linear
 from retrain.backends.tinker.reference import Reference
+from retrain.backends.tinker.sampling import context_of, drawn
 from retrain.backends.tinker.session import Session
-from retrain.backends.tinker.state import Sampler, Update, read_state, write_state
+from retrain.backends.tinker.state import Update, read_state, write_state
 from retrain.backends.tinker.wire import (
     LINEAR,
     ApiLoss,
     Auditor,
     api_loss,
-    drawn_from,
     scored_by,
     to_datum,
 )
+from retrain.backends.turns import Turns
 from retrain.config.adapters import state_of
 from retrain.demonstrations import Demonstration
-from retrain.errors import ConfigError, NonFiniteError, RunFailedError
+from retrain.engines import Drawn, Ids
+from retrain.errors import ConfigError, FullContextError, NonFiniteError, RunFailedError
 from retrain.event_loop import in_thread
-from retrain.rollouts import Floats, Group, Loss, Prompt, Rollout, TrainingSample
+from retrain.rollouts import CallForm, Floats, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
 
 T = TypeVar("T")
-
-PATIENCE = 2  # failures of one call before a new session is opened
 
 
 class TinkerBackend:
@@ -63,6 +61,7 @@ class TinkerBackend:
         self._reference = Reference(spec, options, self.session, self._calls)
         self._text: Text | None = None
         self._loading = asyncio.Lock()  # held while the tokenizer is loaded
+        self._context: int | None = None  # tokens that the model reads; None: not known
         self._auditor = Auditor()
         self.info = BackendInfo(parameters=0, remote=True, bills=True)  # the API does not report the number
 
@@ -84,6 +83,33 @@ class TinkerBackend:
         text = await self._tokenizer()
         places = asyncio.Semaphore(self._options.requests_at_once)
         return await _all(self._group(prompt, sampling, text, places) for prompt in prompts)
+
+    async def check_turns(self) -> None:
+        """Raise a ConfigError if the chat template does not let turns be appended."""
+        Turns(await self._tokenizer()).check()
+        self._context = await context_of(self._spec, self._calls)
+
+    async def offer_tools(
+        self, schemas: Sequence[Mapping[str, Any]], *, is_extended: bool = True
+    ) -> CallForm:
+        """Show functions to the policy; a ConfigError if the template does not support them."""
+        form = Turns(await self._tokenizer()).offer(schemas, is_extended=is_extended)
+        self._context = await context_of(self._spec, self._calls)
+        return form
+
+    async def call_form(self, schemas: Sequence[Mapping[str, Any]]) -> CallForm:
+        """Return how the policy writes calls of functions that a prompt shows; errors as `offer_tools`."""
+        return Turns((await self._tokenizer()).with_variables()).offer(schemas)
+
+    async def extend(self, turns: Sequence[NextTurn], sampling: Sampling) -> list[Rollout | None]:
+        """Sample another turn of each rollout that the context has room for, with one call each."""
+        text = await self._tokenizer()
+        places = asyncio.Semaphore(self._options.requests_at_once)
+        return await _all(self._further(turn, sampling, text, places) for turn in turns)
+
+    def read(self, rollout: Rollout) -> Ids:
+        assert self._text is not None  # loaded to sample it
+        return (*self._text.encode(rollout.prompt), *rollout.placed()[0])
 
     async def update(
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
@@ -220,39 +246,36 @@ class TinkerBackend:
     async def _group(
         self, prompt: Prompt, sampling: Sampling, text: Text, places: asyncio.Semaphore
     ) -> Group:
-        tokens = ModelInput.from_ints(list(text.encode(prompt)))
-        ends = list(text.end_ids)
-        how = SamplingParams(max_tokens=sampling.max_tokens, temperature=sampling.temperature, stop=ends)
-        length = int(tokens.length)
-        most = billing.sampling(length, sampling.group_size, sampling.max_tokens)
-        used: Sampler | None = None
-        failures = generation = 0
-
-        async def attempt() -> tuple[int, SampleResponse]:
-            nonlocal used, generation
-            used, generation = None, self.session.generation
-            used = sampler = await self.session.sampler()
-
-            def call() -> Awaitable[SampleResponse]:
-                made: Awaitable[SampleResponse] = sampler.client.sample(tokens, sampling.group_size, how)
-                return made
-
-            return sampler.version, await self._calls.once(
-                "sample", lambda: billed(self._spec.meter, most, call, partial(sampled, length))
+        ids = text.encode(prompt)
+        if self._context is not None and len(ids) >= self._context:
+            raise FullContextError(
+                f"[data]: prompt {prompt.id} has {len(ids)} tokens, which leaves no room in the model's "
+                f"context of {self._context}"
             )
-
-        async def repair(lost: bool) -> None:
-            nonlocal failures
-            failures += 1
-            if lost and failures == 1 and used is not None:
-                await self.session.renew_sampler(used)
-            elif (lost and used is None) or failures % PATIENCE == 0:
-                await self.session.renew(generation)
-
         async with places:
-            version, response = await self._calls.persist(f"sampling prompt {prompt.id}", attempt, repair)
-        drawn = drawn_from(response, prompt, sampling.group_size, ends)
-        return to_groups(text, [prompt], drawn, sampling.group_size, version)[0]
+            version, found = await self._drawn(ids, prompt, sampling, text)
+        return to_groups(text, [prompt], found, sampling.group_size, version)[0]
+
+    async def _further(
+        self, turn: NextTurn, sampling: Sampling, text: Text, places: asyncio.Semaphore
+    ) -> Rollout | None:
+        told, context = Turns(text).told(turn, self._context), self._context
+        ids = self.read(told)
+        if context is not None and len(ids) >= context:
+            return None
+        async with places:
+            _, (one,) = await self._drawn(
+                ids, told.prompt, replace(sampling, group_size=1, max_tokens=turn.max_tokens), text
+            )
+        check_finite([one])
+        return extended(text, told, one)
+
+    async def _drawn(
+        self, ids: Ids, prompt: Prompt, sampling: Sampling, text: Text
+    ) -> tuple[int, list[Drawn]]:
+        if self._context is not None:
+            sampling = replace(sampling, max_tokens=min(sampling.max_tokens, self._context - len(ids)))
+        return await drawn(self._spec, self.session, self._calls, ids, prompt, sampling, text.end_ids)
 
 
 async def _all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

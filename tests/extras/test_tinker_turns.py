@@ -1,0 +1,109 @@
+"""Turns at the Tinker API: tokens are appended as sampled, within the model's context."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from retrain.backends import BackendSpec, Sampling
+from retrain.backends.tinker.policy import TinkerBackend
+from retrain.errors import ConfigError, FullContextError, PromptError
+from retrain.rollouts import CallForm, NextTurn, Prompt, TrainingSample
+from tests.extras.test_local_turns import NUMBERED, SMOLLM2
+from tests.extras.test_local_turns import tokenizer as chat_tokenizer
+from tests.extras.test_tinker_backend import STEP, during, loss_of, with_options
+from tests.extras.test_tool_templates import QWEN, schema
+from tests.tinker_api.running import KEY, MODEL, RunningServer, write_tokenizer
+
+pytestmark = [
+    pytest.mark.extras,
+    # the SDK leaves connections to the garbage collector
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+ALPHABET, CONTEXT = "01234=", 16
+TURN = Sampling(group_size=1, max_tokens=2, temperature=1.0)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    running = RunningServer(tmp_path_factory.mktemp("tinker"), ALPHABET, "--context", str(CONTEXT))
+    yield running
+    running.end()
+
+
+@pytest.fixture
+def spec(server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BackendSpec:
+    monkeypatch.setenv("TINKER_API_KEY", KEY)
+    options = {"tokenizer": str(write_tokenizer(tmp_path / "tokenizer", ALPHABET)), "first_retry_s": 0.01}
+    return BackendSpec(seed=1, model=MODEL, base_url=server.url, options=options, run_name="run")
+
+
+def test_turns_are_appended_and_trained_on_as_sampled(spec: BackendSpec) -> None:
+    async def story(backend: TinkerBackend) -> None:
+        await backend.check_turns()
+        groups = await backend.sample([Prompt(n, f"{n}=", "") for n in range(4)], TURN)
+        first = [group.rollouts[0] for group in groups]
+        asked = [NextTurn(one, (("user", "=3"),), 2) for one in first]
+        second = [one for one in await backend.extend(asked, TURN) if one is not None]
+        assert len(second) == 4
+        for before, after in zip(first, second, strict=True):
+            new = after.tokens[len(before.tokens) :]
+            assert after.tokens[: len(before.tokens)] == before.tokens
+            assert 1 <= len(new) <= 2
+            assert backend.read(after) == (*backend.read(before), 5, 3, *new)
+        count = sum(len(one.tokens) for one in second)
+        samples = [TrainingSample(one, np.ones(len(one.tokens)), 1.0 / count) for one in second]
+        stats = await backend.update(samples, loss_of("importance_sampling"), STEP)
+        assert stats.loss == pytest.approx(-1.0, rel=1e-3)  # every ratio is 1
+        assert stats.mismatch
+        assert stats.mismatch.max < 1e-3
+
+    during(spec, story)
+
+
+def test_a_context_without_room_ends_an_episode(spec: BackendSpec) -> None:
+    async def story(backend: TinkerBackend) -> None:
+        await backend.check_turns()
+        (group,) = await backend.sample([Prompt(0, "0" * 10, "")], replace(TURN, max_tokens=1))
+        turn = NextTurn(group.rollouts[0], (("user", "1" * 4),), 9)
+        (last,) = await backend.extend([turn], TURN)
+        assert last
+        assert len(backend.read(last)) <= CONTEXT
+        assert await backend.extend([replace(turn, messages=(("user", "1" * 5),))], TURN) == [None]
+        with pytest.raises(PromptError, match="an observation has 16 tokens, which leaves no room"):
+            await backend.extend([replace(turn, messages=(("user", "1" * 16),))], TURN)
+        with pytest.raises(FullContextError, match="prompt 7 has 20 tokens, which leaves no room"):
+            await backend.sample([Prompt(7, "0" * 20, "")], TURN)
+
+    during(spec, story)
+
+
+def with_template(spec: BackendSpec, directory: Path, template: str) -> BackendSpec:
+    chat_tokenizer(template).save_pretrained(directory)
+    return with_options(spec, tokenizer=str(directory), chat_template=True)
+
+
+def test_templates_are_checked_before_anything_is_sampled(spec: BackendSpec, tmp_path: Path) -> None:
+    async def turns(backend: TinkerBackend) -> None:
+        with pytest.raises(ConfigError, match="renders earlier turns of a conversation in another way"):
+            await backend.check_turns()
+
+    async def tools(backend: TinkerBackend) -> None:
+        with pytest.raises(ConfigError, match="chat template does not show functions to the policy"):
+            await backend.offer_tools([schema()])
+
+    during(with_template(spec, tmp_path / "numbered", NUMBERED), turns)
+    during(with_template(spec, tmp_path / "plain", SMOLLM2), tools)
+
+
+def test_functions_are_shown_by_the_template(spec: BackendSpec, tmp_path: Path) -> None:
+    async def story(backend: TinkerBackend) -> None:
+        assert await backend.offer_tools([schema()]) == CallForm("<tool_call>", "name", "arguments")
+        assert await backend.call_form([schema("sub")]) == CallForm("<tool_call>", "name", "arguments")
+
+    during(with_template(spec, tmp_path / "chat", QWEN), story)
