@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.campaigns import Start
+from tests.cluster.ray_cluster import STRANGER
 from tests.cluster.ray_cluster import Cluster as RayCluster
 from tests.cluster.slurm_cluster import Cluster
 
@@ -73,6 +74,14 @@ def ray(ray_nodes: RayCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayC
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     yield ray_nodes
     ray_nodes.repair()
+
+
+@pytest.fixture(scope="module")
+def ray_stranger(ray_nodes: RayCluster) -> Iterator[RayCluster]:
+    """The cluster with its stranger, for the tests of a file."""
+    ray_nodes.start_stranger()
+    yield ray_nodes
+    ray_nodes.kill(STRANGER)
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """A real Ray of three nodes on loopback: a head that runs no jobs, and two nodes that do.
 
-A fourth, the stranger, does not see a directory that the others share, or not its locks.
+A fourth, the stranger, does not see directories that the others share, or not their locks.
 
 Each node has an address of its own (127.0.0.2 and up; Ray replaces 127.0.0.1 by the machine's address).
 Everything lies in one private directory; everything that runs is started here, carries the node's name
@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import psutil
@@ -28,15 +28,15 @@ ADDRESSES = ("127.0.0.3", "127.0.0.4", "127.0.0.5", "127.0.0.6")  # of them, and
 STRANGER = "127.0.0.7"
 ALL = (*ADDRESSES, STRANGER, HEAD)
 MARK = "RAY_TEST_NODE"
-QUIET = {"RAY_DISABLE_IMPORT_WARNING": "1", "REPORTER_UPDATE_INTERVAL_MS": "60000"}  # looks at all processes
+QUIET = {
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+    "REPORTER_UPDATE_INTERVAL_MS": "60000",  # looks at all processes
+    "RAY_enable_metrics_collection": "0",
+    # of workers for jobs without an environment, which ours are not
+    "RAY_enable_worker_prestart": "0",
+    "RAY_prestart_worker_first_driver": "0",
+}
 ASK_S = 0.5  # a head that starts has other things to do than to answer
-# How a node may see a directory of the others: nothing in it, or its files, but not its locks.
-HIDDEN = 'mount -t tmpfs none "$0" && exec "$@"'
-UNLOCKED = """
-bindfs -f --no-allow-other "$0" "$0" &
-while ! mountpoint -q "$0"; do kill -0 $! || exit; sleep 0.05; done
-exec "$@"
-"""
 
 
 class Cluster:
@@ -66,14 +66,25 @@ class Cluster:
         while len(self.nodes) < NODES:  # one after the other: they share files below the head's directory
             self._join(next(node for node in ADDRESSES if node not in self._nodes), '{"tinker": 2}')
 
-    def start_stranger(self, directory: Path, how: str = HIDDEN) -> None:
-        """Start the stranger, alone with the resource `stranger`; how: it sees a directory."""
-        self._join(STRANGER, '{"stranger": 2}', "unshare", "--mount", "bash", "-c", how, str(directory))
+    def start_stranger(self) -> None:
+        """Start the stranger, alone with the resource `stranger`."""
+        self._join(STRANGER, '{"stranger": 2}', "unshare", "--mount")
 
-    def show_stranger(self, hidden: Path) -> None:
-        """Let the stranger see the directory, as the other nodes do."""
-        inside = ["nsenter", "--mount", f"--target={self._nodes[STRANGER].pid}"]
-        subprocess.run([*inside, "umount", str(hidden)], check=True)
+    def hide(self, directory: Path) -> None:
+        """Let the stranger see nothing in a directory."""
+        self._as_stranger("mount", "-t", "tmpfs", "none", directory)
+
+    def unlock(self, directory: Path) -> None:
+        """Let the stranger see a directory's files, but not their locks."""
+        self._as_stranger("bindfs", "--no-allow-other", directory, directory)
+
+    def show(self, directory: Path) -> None:
+        """Let the stranger see a directory as the other nodes do."""
+        self._as_stranger("umount", directory)
+
+    def _as_stranger(self, *command: object) -> None:
+        inside = ["nsenter", "--mount", f"--target={self._nodes[STRANGER].pid}", *map(str, command)]
+        subprocess.run(inside, check=True, env=self._variables(STRANGER))
 
     def _join(self, node: str, resources: str, *inside: str) -> None:
         await_that(f"the end of the former {node}", lambda: not self._is_there(node), every_s=ASK_S)
@@ -110,7 +121,7 @@ class Cluster:
 
     def repair(self) -> None:
         """Make the cluster whole and idle."""
-        for node in [*self._forgotten, STRANGER] if HEAD in self._nodes else ALL:
+        for node in [*self._forgotten] if HEAD in self._nodes else ALL:
             self.kill(node)
         self.start()
         for job in self.client.jobs():
@@ -120,12 +131,20 @@ class Cluster:
 
     def processes(self, *nodes: str) -> list[psutil.Process]:
         """List the processes of nodes."""
-        marks = {str(self.home / node) for node in nodes}
-        return [process for process, variables in _environments() if variables.get(MARK) in marks]
+        return self._marked(psutil.process_iter(), nodes)
 
     def workers(self, *nodes: str) -> list[int]:
         """List the workers that run on any node, or on some."""
-        return [process.pid for process in self.processes(*(nodes or ALL)) if _is_worker(process)]
+        return [
+            process.pid for process in self._marked(filter(_is_worker, psutil.process_iter()), nodes or ALL)
+        ]
+
+    def _marked(self, processes: Iterable[psutil.Process], nodes: Sequence[str]) -> list[psutil.Process]:
+        marks = {str(self.home / node) for node in nodes}
+        return [process for process in processes if _variable(process, MARK) in marks]
+
+    def _variables(self, node: str) -> dict[str, str]:
+        return {**os.environ, MARK: str(self.home / node), **QUIET}
 
     def _is_there(self, node: str) -> bool:
         try:
@@ -148,25 +167,23 @@ class Cluster:
             "--include-log-monitor=False",  # of which a machine needs no more than one
             *arguments,
         ]
-        variables = {**os.environ, MARK: str(self.home / node), **QUIET}
         with (self.home / f"{node}.out").open("ab") as log:
             self._nodes[node] = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=variables,
+                env=self._variables(node),
                 cwd=self.home,
                 start_new_session=True,
             )
 
 
-def _environments() -> Iterator[tuple[psutil.Process, dict[str, str]]]:
-    for process in psutil.process_iter():
-        try:
-            yield process, process.environ()
-        except (psutil.Error, OSError):
-            continue
+def _variable(process: psutil.Process, name: str) -> str:
+    try:
+        return process.environ().get(name, "")
+    except (psutil.Error, OSError):
+        return ""
 
 
 def _is_worker(process: psutil.Process) -> bool:

@@ -43,7 +43,7 @@ def killed_on(engine: tuple[str, ...], file: Path, has_begun: str, retrain: Star
     """
     logs = file.with_suffix("")
     started = retrain("run", file, "--set", f"logging.log_dir={logs}", *engine)
-    await_that("a later round", lambda: len(list(logs.glob(f"*/runs/*/{has_begun}"))) >= 7, 300)
+    await_that("a later round", lambda: len(list(logs.glob(f"*/runs/*/{has_begun}"))) >= 7)
     os.kill(started.pid, signal.SIGKILL)
     started.communicate()
     directory = only_campaign(logs)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import psutil
 
-from retrain.errors import EXIT_LAUNCH, EXIT_RUN_FAILED
+from retrain.errors import EXIT_INTERRUPTED, EXIT_LAUNCH, EXIT_RUN_FAILED
 from retrain.launchers.ray.client import RayJob
-from retrain.launchers.ray.home import Home, TaskEvent
+from retrain.launchers.ray.home import GIVEN, Home, TaskEvent
 from retrain.locks.held import is_held
 from tests.cluster.campaigns import (
     BROKEN,
@@ -37,8 +37,22 @@ RAY_TOML = TOML.replace("max_workers = 5", f"max_workers = {WORKERS}") + (
 )
 
 
-def on(ray: Cluster) -> tuple[str, ...]:
-    return ("--set", 'campaign.launcher="ray"', "--set", f"campaign.ray.address={ray.address}")
+def on(ray: Cluster, *settings: str) -> list[str]:
+    """Return the options that run a campaign there, with other settings."""
+    return sets(*settings_for(ray, *settings))
+
+
+def sets(*settings: str) -> list[str]:
+    return [word for setting in settings for word in ("--set", setting)]
+
+
+def settings_for(ray: Cluster, *settings: str) -> list[str]:
+    return ['campaign.launcher="ray"', f"campaign.ray.address={ray.address}", *settings]
+
+
+def until(gate: Path) -> str:
+    """Return a campaign whose steps take a second before there is a file `gate`, and no time after it."""
+    return RAY_TOML.replace('"tests.plugins.slow"', f'"tests.plugins.slow_until"\nparams.gate = "{gate}"')
 
 
 def states(status: subprocess.Popen[str]) -> set[str]:
@@ -60,6 +74,10 @@ def events(campaign: Path) -> list[TaskEvent]:
     return list(home.last.values())
 
 
+def given_by(driver: int, campaign: Path) -> list[TaskEvent]:
+    return [event for event in events(campaign) if (event.driver, event.what) == (driver, GIVEN)]
+
+
 def is_over(ray: Cluster, name: str) -> bool:
     found = ray.client.job(name)
     return found is not None and found.is_over
@@ -78,24 +96,28 @@ def is_driver(process: psutil.Process) -> bool:
         return False
 
 
-def test_a_harmed_cluster_gives_what_one_machine_gives(ray: Cluster, retrain: Start, tmp_path: Path) -> None:
+def test_a_harmed_cluster_gives_what_one_machine_gives_and_one_that_is_away_is_waited_for(
+    ray: Cluster, retrain: Start, tmp_path: Path
+) -> None:
     (tmp_path / "both.toml").write_text(RAY_TOML + CONDITIONS + BROKEN)
-    local = retrain("run", "both.toml", "--set", "logging.log_dir=alone", "--set", "campaign.max_workers=3")
-    assert finish(local)[0] == EXIT_RUN_FAILED
+    local = ("campaign.max_workers=3", "campaign.seeds=[0]", "logging.log_dir=alone")
+    assert finish(retrain("run", "both.toml", *sets(*local)))[0] == EXIT_RUN_FAILED
+    patient = Patient(ray, retrain, tmp_path)
 
     with counting_runs(tmp_path / "logs") as counts:
-        submitting = retrain("run", "both.toml", *on(ray))
+        submitting = retrain("run", "both.toml", *on(ray, "campaign.seeds=[0]"))
         await_that("a checkpoint", lambda: any(tmp_path.glob("logs/*/runs/*/checkpoints/step-*")))
         campaign = only_campaign(tmp_path / "logs")
         ray.kill(next(node for node in ray.nodes if ray.workers(node)))
-        await_that("Ray's word of it", lambda: any(campaign.glob("runs/*/engine-*.out")))
-        await_that("a run on what is left", lambda: any(map(is_held, campaign.glob("runs/*/run.lock"))))
+        await_that("Ray's word of it", lambda: any(tmp_path.glob("*/*/runs/*/engine-*.out")))
+        await_that("a run on what is left", lambda: any(map(is_held, tmp_path.glob("*/*/runs/*/run.lock"))))
         ray.kill(HEAD)
         submitting.send_signal(signal.SIGKILL)
         finish(submitting)
-        assert "running" in states(retrain("status", campaign, "--json"))  # which needs no Ray
+        assert "running" in states(retrain("status", patient.campaign, "--json"))  # which needs no Ray
         code, said = finish(retrain("resume", campaign))
         assert (code, "no Ray cluster answers" in said) == (EXIT_LAUNCH, True)
+        patient.await_notice("no Ray cluster answers")
         ray.start_head()  # knows neither jobs nor the node that lives; Ray ends that within a minute
         ray.start()
         code, said = finish(retrain("resume", campaign))
@@ -104,75 +126,83 @@ def test_a_harmed_cluster_gives_what_one_machine_gives(ray: Cluster, retrain: St
     assert 1 < max(counts) <= WORKERS
     on_ray, alone = results(campaign), results(only_campaign(tmp_path / "alone"))
     assert {run_id: state for run_id, (state, _) in on_ray.items()} == {
-        f"{name}_s{seed}": "failed" if name == "broken" else "done"
-        for name in [*NAMES, "broken"]
-        for seed in (0, 1)
+        f"{name}_s0": "failed" if name == "broken" else "done" for name in [*NAMES, "broken"]
     }
     assert on_ray == alone
     assert sum(attempts_of(campaign)) > len(on_ray)
     for run_id, (state, rows) in on_ray.items():
         assert state == "failed" or [row["step"] for row in rows] == list(range(1, STEPS + 1)), run_id
+    patient.await_notice("Ray answers again")
+    patient.finish()
 
 
-def test_a_campaign_goes_on_without_the_machine_that_submitted_it_and_a_node(
+class Patient:
+    """A campaign in the background, whose runs do not end before it is told to finish."""
+
+    def __init__(self, ray: Cluster, retrain: Start, directory: Path) -> None:
+        self._gate = directory / "gate"
+        (directory / "patient.toml").write_text(until(self._gate))
+        settings = ("logging.log_dir=patient", "campaign.max_steps=200", "campaign.retries=10")
+        assert finish(retrain("run", "patient.toml", *on(ray, *settings), "--detach"))[0] == 0
+        self.campaign = only_campaign(directory / "patient")
+        await_that("its steps", lambda: has_steps(self.campaign))
+
+    def await_notice(self, words: str) -> None:
+        await_that(words, lambda: words in (self.campaign / "campaign.log").read_text())
+
+    def finish(self) -> None:
+        self._gate.touch()
+        await_that("the end", lambda: not is_held(self.campaign / "campaign.lock"))
+        assert {state for state, _ in results(self.campaign).values()} == {"done"}
+
+
+def test_a_campaign_outlives_its_drivers_the_machine_that_submitted_it_and_a_node(
     ray: Cluster, retrain: Start, tmp_path: Path
 ) -> None:
+    gate = tmp_path / "gate"
     table = "cpus = 2.5\n"  # of four per node, so that Ray uses both nodes
-    (tmp_path / "gone.toml").write_text(RAY_TOML.replace("cpus = 0.5\n", table))
-    settings = ("campaign.seeds=[0,1,2]", "campaign.max_workers=2", "campaign.max_steps=60")
-    longer = [word for setting in settings for word in ("--set", setting)]
+    (tmp_path / "lost.toml").write_text(until(gate).replace("cpus = 0.5\n", table))
+    settings = ("campaign.seeds=[0,1,2]", "campaign.max_workers=2", "campaign.max_steps=100")
     with counting_runs(tmp_path / "logs") as counts:
-        submitting = retrain("run", "gone.toml", *on(ray), *longer)
-        await_that("workers on both nodes", lambda: all(map(ray.workers, ray.nodes)))
-        submitting.send_signal(signal.SIGKILL)
-        finish(submitting)
-        ray.kill(ray.nodes[0])
-        campaign = only_campaign(tmp_path / "logs")
-        await_that("all runs without anybody", lambda: len(list(campaign.glob("runs/*/done.json"))) == 3)
-    code, said = finish(retrain("resume", campaign))
-    assert code == 0, said
-    assert max(counts) <= 2
-    assert sorted(attempts_of(campaign))[:2] == [1, 1]
-    (lost,) = [event for event in events(campaign) if event.life == 2]
-    assert (campaign / "runs" / lost.run_id).is_dir()
-    assert [job.id for job in drivers(ray, campaign)] == [f"{campaign.name}.1"]
-
-
-def test_a_driver_that_is_lost_leaves_no_workers_and_is_replaced(
-    ray: Cluster, retrain: Start, tmp_path: Path
-) -> None:
-    (tmp_path / "lost.toml").write_text(RAY_TOML)
-    settings = ("campaign.seeds=[0,1]", "campaign.max_workers=2", "campaign.max_steps=60")
-    longer = [word for setting in settings for word in ("--set", setting)]
-    with counting_runs(tmp_path / "logs") as counts:
-        submitting = retrain("run", "lost.toml", *on(ray), *longer)
+        submitting = retrain("run", "lost.toml", *on(ray, *settings))
         await_that("workers", lambda: len(ray.workers()) == 2)
         kill_driver(ray)
         campaign = only_campaign(tmp_path / "logs")
         await_that("another one", lambda: len(drivers(ray, campaign)) == 2)
-        await_that("another submission", lambda: all(event.number > 1 for event in events(campaign)))
+        await_that("its tasks", lambda: len(given_by(2, campaign)) == 2)
         await_that("workers again", lambda: len(ray.workers()) == 2)
         submitting.send_signal(signal.SIGKILL)
         finish(submitting)
         kill_driver(ray)
         await_that("no workers", lambda: not ray.workers())
-        code, said = finish(retrain("resume", campaign))
+
+        submitting = retrain("resume", campaign)
+        await_that("workers on both nodes", lambda: all(map(ray.workers, ray.nodes)))
+        submitting.send_signal(signal.SIGKILL)
+        finish(submitting)
+        ray.kill(ray.nodes[0])
+        gate.touch()
+        await_that("all runs without anybody", lambda: len(list(campaign.glob("runs/*/done.json"))) == 3)
+    code, said = finish(retrain("resume", campaign))
     assert code == 0, said
     assert max(counts) <= 2
+    (lost,) = [event for event in events(campaign) if event.life == 2]
+    assert (campaign / "runs" / lost.run_id).is_dir()
     assert len(drivers(ray, campaign)) == 3
     assert all(state == "done" for state, _ in results(campaign).values())
 
 
-def test_a_second_job_of_a_running_run_leaves_and_touches_nothing(
+def test_runs_are_not_doubled_and_a_stop_of_the_job_or_the_campaign_saves_everything(
     ray: Cluster, retrain: Start, tmp_path: Path
 ) -> None:
-    (tmp_path / "twice.toml").write_text(RAY_TOML)
-    first = retrain(
-        "run", "twice.toml", *on(ray), "--set", "campaign.seeds=[0]", "--set", "campaign.max_steps=60"
-    )
+    gate = tmp_path / "gate"
+    (tmp_path / "halt.toml").write_text(until(gate))
+    settings = ("campaign.max_workers=1", "campaign.max_steps=100")
+    first = retrain("run", "halt.toml", *on(ray, *settings))
     await_that("steps", lambda: has_steps(tmp_path))
-    (run,) = tmp_path.glob("logs/*/runs/*")
-    campaign = run.parent.parent
+    campaign = only_campaign(tmp_path / "logs")
+    run = campaign / "runs" / "maxrl_s0"
+
     assert not ray.client.submit(f"{campaign.name}.1", "true", {}), "Ray took the same id twice"
     twin = f"bash {campaign / 'ray' / 'job.sh'} retrain.worker {run} >> {run / 'output.log'} 2>&1"
     ray.client.submit("unknown", twin, {"entrypoint_num_cpus": 0.5})
@@ -181,25 +211,23 @@ def test_a_second_job_of_a_running_run_leaves_and_touches_nothing(
     assert twin_job is not None
     assert twin_job.exit_code == 75
     assert "left alone" in (run / "output.log").read_text()
-    assert finish(first)[0] == 0
-    assert attempts_of(campaign) == [1]
-    assert [row["step"] for row in numbers(run)] == list(range(1, 61))
 
+    ray.client.stop(f"{campaign.name}.1")  # by somebody; not submitted again until resumed
+    assert finish(first)[0] == EXIT_INTERRUPTED
+    assert sorted(attempts_of(campaign)) == [0, 1]
 
-def test_stop_saves_everything_from_another_machine_and_resume_goes_on(
-    ray: Cluster, retrain: Start, tmp_path: Path
-) -> None:
-    (tmp_path / "halt.toml").write_text(RAY_TOML)
-    submitting = retrain("run", "halt.toml", *on(ray), "--set", "campaign.max_workers=1")
-    await_that("steps", lambda: has_steps(tmp_path))
-    submitting.send_signal(signal.SIGKILL)
-    finish(submitting)
-    campaign = only_campaign(tmp_path / "logs")
-    code, said = finish(retrain("stop", campaign))
+    resumed = retrain("resume", campaign)
+    await_that("its next attempt", lambda: sorted(attempts_of(campaign)) == [0, 2])
+    resumed.send_signal(signal.SIGKILL)
+    finish(resumed)
+    code, said = finish(retrain("stop", campaign))  # as from another machine
     assert code == 0, said
     assert not ray.workers()
     await_that("the driver's end", lambda: all(job.is_over for job in drivers(ray, campaign)))
     assert any(campaign.glob("runs/*/checkpoints/step-*"))
+
+    gate.touch()
     code, said = finish(retrain("resume", campaign))
     assert code == 0, said
-    assert all(state == "done" for state, _ in results(campaign).values())
+    assert {state for state, _ in results(campaign).values()} == {"done"}
+    assert [row["step"] for row in numbers(run)] == list(range(1, 101))

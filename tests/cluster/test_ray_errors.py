@@ -1,28 +1,28 @@
-"""What a user is told when Ray is not there, refuses, or goes away; and that nothing is lost by it."""
+"""What a user is told when Ray is not there or refuses; clusters that cap runs, or are started here."""
 
 from __future__ import annotations
 
 import json
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from retrain.errors import EXIT_INTERRUPTED, EXIT_LAUNCH, EXIT_RUN_FAILED, EngineDownError
+from retrain.campaign.run import start
+from retrain.errors import EXIT_RUN_FAILED, EngineDownError, LaunchError
 from retrain.launchers.ray.client import Client
 from retrain.locks.held import is_held
 from tests.cluster.campaigns import (
     Start,
-    attempts_of,
     finish,
-    has_steps,
     most_at_once,
     only_campaign,
     results,
 )
 from tests.cluster.ray_cluster import NODES, Cluster
-from tests.cluster.test_ray_campaign import RAY_TOML, on
+from tests.cluster.test_ray_campaign import RAY_TOML, on, settings_for
 from tests.cluster.waiting import PATIENCE_S, await_that
 
 
@@ -41,9 +41,7 @@ def states(directory: Path) -> set[str]:
     return {state for state, _ in results(directory).values()}
 
 
-def test_what_ray_cannot_give_is_said_before_anything_exists(
-    ray: Cluster, retrain: Start, file: Path
-) -> None:
+def test_what_ray_cannot_give_is_said_before_anything_exists(ray: Cluster, file: Path) -> None:
     wrong = {
         "campaign.ray.address=http://127.0.0.1:9": "no Ray cluster answers at http://127.0.0.1:9",
         "campaign.ray.resources={unheard=1}": "has unheard = 1 (the most is 0)",
@@ -51,11 +49,9 @@ def test_what_ray_cannot_give_is_said_before_anything_exists(
         "campaign.ray.gpus=1": "has GPU = 1 (the most is 0)",
         "campaign.ray.runtime_env={pip=3}": "[campaign.ray].runtime_env: Ray refuses it",
     }
-    started = {setting: retrain("run", file, *on(ray), "--set", setting) for setting in wrong}
     for setting, message in wrong.items():
-        code, said = finish(started[setting])
-        assert code == EXIT_LAUNCH, setting
-        assert message in said
+        with pytest.raises(LaunchError, match=re.escape(message)):
+            start(file, settings_for(ray, setting))
     assert not (file.parent / "logs").exists()
 
 
@@ -67,7 +63,7 @@ def test_what_ray_cannot_give_is_said_before_anything_exists(
     ],
 )
 def test_a_cluster_of_another_version_is_told_before_anything_exists(
-    version: str, problem: str, retrain: Start, file: Path
+    version: str, problem: str, file: Path
 ) -> None:
     class Other(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -83,40 +79,10 @@ def test_a_cluster_of_another_version_is_told_before_anything_exists(
     with ThreadingHTTPServer(("127.0.0.1", 0), Other) as server:
         threading.Thread(target=server.serve_forever).start()
         there = f"address=http://127.0.0.1:{server.server_port}"
-        code, said = finish(retrain("run", file, "--set", 'campaign.launcher="ray"', *option(there)))
+        with pytest.raises(LaunchError, match=re.escape(problem)):
+            start(file, ['campaign.launcher="ray"', f"campaign.ray.{there}"])
         server.shutdown()
-    assert (code, problem in said) == (EXIT_LAUNCH, True), said
     assert not (file.parent / "logs").exists()
-
-
-def test_a_node_that_does_not_see_the_directory_is_named_as_the_reason(
-    ray: Cluster, retrain: Start, file: Path
-) -> None:
-    there = (*option("resources={stranger=1}"), "--set", "campaign.seeds=[0]", "--set", "campaign.retries=0")
-    ray.start_stranger(file.parent)
-    code, said = finish(retrain("run", file, *on(ray), *there))
-    assert code == EXIT_RUN_FAILED
-    assert "No such file or directory" in said, said
-    assert "whether the nodes see that directory" in said
-    directory = only_campaign(file.parent / "logs")
-    assert attempts_of(directory) == [0]
-    ray.show_stranger(file.parent)
-    code, said = finish(retrain("resume", directory))
-    assert code == 0, said
-    assert attempts_of(directory) == [1]
-
-
-def test_a_cluster_that_goes_away_is_waited_for(ray: Cluster, retrain: Start, file: Path) -> None:
-    assert finish(retrain("run", file, *on(ray), "--detach"))[0] == 0
-    directory = only_campaign(file.parent / "logs")
-    await_that("workers", lambda: ray.workers())
-    ray.stop()
-    told = directory / "campaign.log"
-    await_that("the notice", lambda: "no Ray cluster answers" in told.read_text())
-    ray.start()
-    await_that("the end", lambda: not is_held(directory / "campaign.lock"))
-    assert "Ray answers again" in told.read_text()
-    assert states(directory) == {"done"}
 
 
 def test_a_python_that_nodes_do_not_have_is_found_in_the_logs(
@@ -129,19 +95,6 @@ def test_a_python_that_nodes_do_not_have_is_found_in_the_logs(
     shown = retrain("logs", only_campaign(file.parent / "logs"), "maxrl_s0")
     out, _ = shown.communicate(timeout=PATIENCE_S)
     assert "/nowhere/python" in out
-
-
-def test_a_job_that_somebody_stopped_is_not_submitted_again_until_resumed(
-    ray: Cluster, retrain: Start, file: Path
-) -> None:
-    campaign = retrain("run", file, *on(ray), "--set", "campaign.seeds=[0]")
-    await_that("steps", lambda: has_steps(file.parent))
-    (mine,) = [job for job in ray.client.jobs() if not job.is_over]
-    ray.client.stop(mine.id)
-    assert finish(campaign)[0] == EXIT_INTERRUPTED
-    directory = only_campaign(file.parent / "logs")
-    assert attempts_of(directory) == [1]
-    assert finish(retrain("resume", directory))[0] == 0
 
 
 def test_a_custom_resource_caps_the_runs_of_all_campaigns(ray: Cluster, retrain: Start, file: Path) -> None:

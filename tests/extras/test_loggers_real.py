@@ -176,11 +176,13 @@ def test_mlflow_draws_each_step_once_although_some_were_taken_twice(killed, key)
 
 
 @pytest.mark.filterwarnings("ignore:.*loader strategy is deprecated")
-def test_a_call_to_mlflow_that_fails_half_way_repeats_no_step(tmp_path, monkeypatch):
+def test_a_call_to_mlflow_that_fails_half_way_repeats_no_step_in_a_file_of_ones_own(tmp_path, monkeypatch):
     from retrain.loggers import LoggedRun, mlflow
 
     run = LoggedRun("c", "r_s0", "r", 0, 1, 0, tmp_path, {}, "")
-    logger = mlflow.open_here(run, tracking_uri="", experiment="")
+    file = tmp_path / "new" / "folder" / "m.db"
+    logger = mlflow.open_here(run, tracking_uri=f"sqlite:///{file}", experiment="")
+    assert file.stat().st_size > 0
     monkeypatch.setattr(mlflow, "AT_ONCE", 4)
     real, calls = logger.client.log_batch, []
 
@@ -209,17 +211,6 @@ def test_a_kill_while_mlflow_makes_its_tables_harms_no_later_run(tmp_path, envir
     ended = opened("live")
     assert ended.returncode == 0, ended.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mlflow.db", "mlflow.db.lock"]
-
-
-@pytest.mark.filterwarnings("ignore:.*loader strategy is deprecated")
-def test_mlflow_makes_the_folder_of_its_file(tmp_path):
-    from retrain.loggers import LoggedRun, mlflow
-
-    run = LoggedRun("c", "r_s0", "r", 0, 1, 0, tmp_path, {}, "")
-    logger = mlflow.open_logger(run, tracking_uri=f"sqlite:///{tmp_path}/new/folder/m.db")
-    assert logger.id
-    logger.close("done", {})
-    assert (tmp_path / "new" / "folder" / "m.db").stat().st_size > 0
 
 
 def test_no_key_is_written_anywhere(campaign, killed):

@@ -14,9 +14,9 @@ from retrain.campaign.run import run_campaign
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_attempts
 from retrain.rollouts import Prompt
-from tests.tinker_api.running import KEY, MODEL, RunningServer, serve, write_tokenizer
+from tests.tinker_api.running import CALLS_SDK, KEY, MODEL, RunningServer, serve, write_tokenizer
 
-pytestmark = pytest.mark.extras
+pytestmark = CALLS_SDK
 ALPHABET = "01234="
 STEPS, RUNS = 15, 4
 FIRST_BURST, RESTART = 10, 30  # updates of all runs together, of 60
@@ -163,6 +163,7 @@ separate_turns = {str(separate).lower()}
     file = here / "campaign.toml"
     file.write_text(CAMPAIGN.format(model=MODEL, url=server.url, tokenizer=tokenizer, steps=2) + environment)
     one = ["campaign.seeds=[0]", 'campaign.conditions=[{name="one"}]', "training.max_tokens=4"]
+    one += ["campaign.parallel=false", "campaign.launcher=inline"]
     outcome = run_campaign(file, one)
     (run,) = (outcome.directory / "runs").iterdir()
     found = [(row["turns_mean"], row["separate_samples"], row["episode_errors"]) for row in read_metrics(run)]
