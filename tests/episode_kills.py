@@ -35,14 +35,14 @@ RUN: dict[str, Any] = {
         "max_steps": 8,
         "batch_size": 3,
         "group_size": 8,
-        "max_tokens": 8,
+        "max_tokens": 20,
         "temperature": 1.0,
         "lr": 1e-2,
         "save_every": 1,
     },
     "algorithm": {"advantage_mode": "grpo"},
     "data": {"task": "guess", "options": {"digits": 1, "base": 4}},
-    "environment": {"environment": "tests.episode_kills.Deadly", "max_turns": 4, "max_turn_tokens": 2},
+    "environment": {"environment": "tests.episode_kills.Deadly", "max_turns": 4, "max_turn_tokens": 5},
 }
 _left = [0]  # calls until the process is killed; below 1: never
 
