@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -57,6 +58,14 @@ class EventLoopThread:
             loop.call_soon_threadsafe(loop.stop)
             self._thread.join(LEAVE_S)
 
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        import asyncio
+
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:  # cancels tasks and closes it at the end
+            runner.get_loop()
+            while self._loop is loop:  # a task may have stopped it
+                _run_once_more(loop)
+
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         import asyncio
 
@@ -64,7 +73,7 @@ class EventLoopThread:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(
-                    target=_run, args=(self._loop,), name="backend-loop", daemon=True
+                    target=self._run, args=(self._loop,), name="backend-loop", daemon=True
                 )
                 self._thread.start()
             return self._loop
@@ -84,30 +93,23 @@ async def _wait_for(awaitable: Awaitable[T]) -> T:
     return await awaitable
 
 
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    import asyncio
-
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:  # cancels tasks and closes the loop at the end
-        while not _ran_until_stopped(runner.get_loop()):
-            pass
-
-
-def _ran_until_stopped(loop: asyncio.AbstractEventLoop) -> bool:
-    """Run the loop; False if a task raised an exit request, which its waiter receives."""
-    try:
+def _run_once_more(loop: asyncio.AbstractEventLoop) -> None:
+    """Run the loop until something stops it; a task's exit request is received by its waiter."""
+    with suppress(SystemExit, KeyboardInterrupt):
         loop.run_forever()
-    except (SystemExit, KeyboardInterrupt):
-        return False
-    return True
+
+
+def in_new_thread(work: Callable[[], None]) -> None:
+    """Begin to work in a daemon thread, which neither a thread pool nor the interpreter's end waits for."""
+    threading.Thread(target=work, name="blocking-call", daemon=True).start()
 
 
 def in_thread(
-    function: Callable[[], T], unwanted: Callable[[T], object] = lambda _: None
+    function: Callable[[], T],
+    unwanted: Callable[[T], object] = lambda _: None,
+    begin: Callable[[Callable[[], None]], None] = in_new_thread,
 ) -> asyncio.Future[T]:
-    """Run a blocking function in a daemon thread of its own; `unwanted` takes a result that nobody waits for.
-
-    Neither a full thread pool nor the interpreter's end waits for it.
-    """
+    """Run a blocking function in a thread; `unwanted` takes a result that nobody waits for."""
     import asyncio
 
     loop = asyncio.get_running_loop()
@@ -122,7 +124,7 @@ def in_thread(
             if future.cancelled() or not _call(loop, _deliver, future, result, unwanted):
                 unwanted(result)  # here, since the event loop may be busy
 
-    threading.Thread(target=work, name="blocking-call", daemon=True).start()
+    begin(work)
     return future
 
 

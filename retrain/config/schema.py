@@ -112,7 +112,7 @@ class Environment(Section):
     )
     error_reward: float | None = key(None, "reward of an episode that fails; default: it is unscored")
     time_limit_s: float = key(60.0, "time that one call of the environment may take", gt=0, le=86400)
-    threads: bool = key(False, "sample while plain functions wait; each call has a thread of its own")
+    threads: bool = key(False, "sample while plain functions wait; each episode has a thread of its own")
     processes: int = count(
         0, "processes that play the episodes; for functions that compute, may crash or leak; 0: none", least=0
     )

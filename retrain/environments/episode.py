@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, cast
 
 from retrain.demonstrations import as_prompt, conversation
 from retrain.environments.in_turn import LeftBehindError
-from retrain.event_loop import in_thread, result_of
+from retrain.event_loop import result_of
 from retrain.registry.code import located
 from retrain.rollouts import Messages, Prompt
 
@@ -59,6 +59,7 @@ class Conversation:
         limit_s: float | None,
         call_plain: CallPlain,
         call_async: CallAsync,
+        end: Callable[[], object] = lambda: None,
     ) -> None:
         """Prepare.
 
@@ -67,7 +68,9 @@ class Conversation:
             limit_s: time that a call may take; None: what is called limits it.
             call_plain: calls a plain function, within the limit; raises LeftBehindError.
             call_async: awaits what a function returns, within a limit: `within`, or in another loop.
+            end: called after the last call.
         """
+        self._end = end
         self._open, self._limit_s, self._call_plain = open_episode, limit_s, call_plain
         self._call_async = call_async
         self._episode: Any = None
@@ -111,11 +114,12 @@ class Conversation:
     async def close(self) -> None:
         """Close the episode; an error of it is ignored, because its result is known."""
         close = attribute(self._episode, "close")
-        if close is not None:
-            try:
-                await self._call("close", close)
-            except EpisodeError:
-                return
+        try:
+            if close is not None:
+                with contextlib.suppress(EpisodeError):
+                    await self._call("close", close)
+        finally:
+            self._end()
 
     async def _call(
         self,
@@ -179,17 +183,6 @@ def copies_ended() -> Iterator[None]:
             os._exit(0)
 
 
-async def in_own_thread(
-    limit_s: float, function: Callable[[], Any], unwanted: Callable[[Any], object]
-) -> Any:
-    """Return what a function returns, which raises nothing; LeftBehindError if it takes too long."""
-    try:
-        async with asyncio.timeout(limit_s):
-            return await in_thread(function, unwanted)
-    except TimeoutError as error:
-        raise LeftBehindError from error
-
-
 def outcome(function: Callable[[], Any]) -> Any:
     """Return what a function returns, or the error of an episode; an exit of it is an error, too."""
     try:
@@ -245,9 +238,17 @@ def _answered(given: Any) -> Answered:
     if not isinstance(given, tuple) or len(given) != FIELDS:
         raise EpisodeError(f"step returned {shown(given)}; needs {RESULT}")
     observation, reward, done = given
-    is_over = bool(done)
+    is_over = _is_over(done)
     messages = () if is_over else _messages("step", observation)
     return Answered(messages, None if reward is None else finite("step", reward), is_over)
+
+
+def _is_over(done: Any) -> bool:
+    """Return what a step says of the end: a text or an array would be true whatever it holds."""
+    number = done.item() if getattr(done, "ndim", None) == 0 else done
+    if not isinstance(number, int | float) or number not in (0, 1):
+        raise EpisodeError(f"step returned done = {shown(done)}; needs True or False")
+    return bool(number)
 
 
 def shown(value: object) -> str:

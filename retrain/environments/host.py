@@ -80,7 +80,7 @@ def _line(reply: Mapping[str, Any]) -> bytes:
 
 def _plain(value: Any) -> Any:
     """Return what JSON can hold of a value: a number of numpy's, or else how it is shown."""
-    return value.item() if hasattr(value, "item") else repr(value)
+    return value.item() if getattr(value, "ndim", None) == 0 else repr(value)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
-from retrain.environments.episode import Conversation, EpisodeError, in_own_thread, within
+from retrain.environments.episode import Conversation, EpisodeError, within
+from retrain.environments.own_thread import OwnThread
 from retrain.rollouts import Prompt
 
 LIMIT_S = 60.0  # of one call; the default of [environment].time_limit_s
@@ -15,7 +15,8 @@ LIMIT_S = 60.0  # of one call; the default of [environment].time_limit_s
 
 def try_out(open_episode: Callable[[], Any], prompt: Prompt, completions: Sequence[str]) -> str:
     """Play until the episode ends or no completion is left; return what is wrong, "" if nothing."""
-    talk = Conversation(open_episode, LIMIT_S, partial(in_own_thread, LIMIT_S), within)
+    thread = OwnThread(LIMIT_S)
+    talk = Conversation(open_episode, LIMIT_S, thread.call, within, thread.end)
     return asyncio.run(_played(talk, prompt, completions))
 
 

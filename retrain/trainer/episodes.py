@@ -25,12 +25,12 @@ from retrain.environments.episode import (
     EpisodeLostError,
     EpisodeTimeoutError,
     finite,
-    in_own_thread,
     within,
 )
 from retrain.environments.hosts import Hosts, at_once
 from retrain.environments.in_turn import InTurn
 from retrain.environments.own_loop import OwnLoop
+from retrain.environments.own_thread import OwnThread
 from retrain.event_loop import EventLoopThread
 from retrain.records.step_row import EpisodeSummary
 from retrain.rollouts import CallForm, Episode, FirstTurn, Group, NextTurn, Prompt, Rollout
@@ -174,10 +174,11 @@ class Episodes:
         limit_s = self._table.time_limit_s
         if self._hosts is not None:  # a process counts the time of each of its calls
             return Conversation(self._hosts.open, None, at_once, within)
-        plain = partial(in_own_thread, limit_s)
-        if not self._table.threads:
-            plain = partial(desk.held, self._in_turn.call)
-        return Conversation(self._open, limit_s, plain, partial(desk.free, self._own_loop.call))
+        call_async = partial(desk.free, self._own_loop.call)
+        if self._table.threads:
+            thread = OwnThread(limit_s)
+            return Conversation(self._open, limit_s, thread.call, call_async, thread.end)
+        return Conversation(self._open, limit_s, partial(desk.held, self._in_turn.call), call_async)
 
     async def _take_turns(self, ask: Ask, talk: Conversation, played: Played, how: Sampling) -> None:
         """Take turns until the environment, `max_turns` or a number of tokens ends the episode."""
