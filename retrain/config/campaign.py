@@ -158,8 +158,8 @@ class Decide(Section, affects="schedule"):
     )
     allocate: Literal["equal", "auto"] = key(
         "equal",
-        "equal: each round adds a seed to every open condition; auto: where a difference is likeliest to be "
-        "found per second",
+        "equal: each round adds a seed to every open condition; auto, for a tight "
+        "budget: where a difference is likeliest to be found per second",
     )
 
 
