@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
+from tests.tinker_api.exports import Signed
 from tests.tinker_api.service import Service, routes
 from tests.tinker_api.states import RefusalError
 from tests.tinker_api.wire import read_forward_backward
@@ -86,6 +87,12 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/admin/stats":
             self._answer(200, self._stats())
+            return
+        if self.path.startswith("/signed/"):
+            self._answer(*self.server.signed.file(self.path))
+            return
+        if self.path.endswith("/external_weights_urls"):
+            self._about_state(self.server.signed.urls)
             return
         kind, _, name = unquote(self.path.removeprefix(PREFIX)).partition("/")
         service = self.server.service
@@ -205,6 +212,7 @@ class ApiServer(ThreadingHTTPServer):
         self.service, self.routes = service, routes(service)
         self.paused = ""  # the state of its queue that every poll is told, "" if it works
         self.paused_status = 408
+        self.signed = Signed(service.states, f"http://127.0.0.1:{self.server_address[1]}")
         self.traffic, self.latency_s, self.key = Traffic(capacity), latency_s, key
 
 

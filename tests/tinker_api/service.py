@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.tinker_api.exports import write_adapter
 from tests.tinker_api.policies import Policy, Sampler
-from tests.tinker_api.states import RefusalError, States
+from tests.tinker_api.states import EXTERNAL, RefusalError, States
 from tests.tinker_api.wire import ForwardBackward
 
 Json = dict[str, Any]
@@ -185,6 +186,17 @@ class Service:
 
         return self._in_turn(model, request["seq_id"], snapshot)
 
+    def save_weights_external(self, request: Json) -> Json:
+        model = self._find(request["model_id"])
+        self.states.check_name(request["path"])
+
+        def save() -> Json:
+            path = self.states.save(model.id, EXTERNAL, request, model.policy, model.rank)
+            write_adapter(self.states.directory(path), model.policy)
+            return {"path": path, "type": "save_weights_external"}
+
+        return self._in_turn(model, request["seq_id"], save)
+
     def create_sampling_session(self, request: Json) -> Json:
         """Make a sampler of saved weights, or of the base model: a model of seed 0 before it is trained."""
         self._check_session(request["session_id"])
@@ -281,6 +293,7 @@ def routes(service: Service) -> Mapping[str, Callable[[Json], Json]]:
         "optim_step": service.optim_step,
         "save_weights": service.save_weights,
         "load_weights": service.load_weights,
+        "save_weights_external": service.save_weights_external,
         "weights_info": service.weights_info,
         "save_weights_for_sampler": service.save_weights_for_sampler,
         "create_sampling_session": service.create_sampling_session,

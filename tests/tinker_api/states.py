@@ -12,6 +12,7 @@ from tests.tinker_api.policies import Policy
 
 Json = dict[str, Any]
 FACTS = "facts.json"
+EXTERNAL = "external_weights"  # exported for others
 SHORTEST_TTL_S, LONGEST_TTL_S = 3600, 10 * 366 * 86400
 
 
@@ -56,7 +57,7 @@ class States:
         return json.loads((self.directory(path) / FACTS).read_text())
 
     def delete(self, path: str) -> Json:
-        self.facts(path, "weights", "sampler_weights")
+        self.facts(path, "weights", "sampler_weights", EXTERNAL)
         shutil.rmtree(self.directory(path))
         return {}
 

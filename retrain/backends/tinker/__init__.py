@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retrain import extras
@@ -17,6 +18,7 @@ from retrain.backends.options import number, parsed, problems_of, table, templat
 from retrain.errors import ConfigError
 
 if TYPE_CHECKING:
+    from retrain.backends.exported import Exported
     from retrain.backends.tinker.policy import TinkerBackend
     from retrain.config.prices import Price
     from retrain.config.schema import Config
@@ -97,6 +99,16 @@ def price(config: Config) -> Price | None:
     from retrain.backends.tinker.prices import PRICES
 
     return None if servers(config) else PRICES.get(config.model.model)
+
+
+def export(config: Config, checkpoint: Path, directory: Path) -> Exported:
+    """Download the adapters of a checkpoint's state into a directory, in peft's format."""
+    from retrain.backends.tinker.exporting import exported
+
+    if problems := _missing(config.model.model):
+        raise ConfigError(problems)
+    options = config.backend.options
+    return exported(config, parsed(TinkerOptions, options, check_options(options)), checkpoint, directory)
 
 
 def delete_states(config: Config, paths: Sequence[str]) -> Mapping[str, str]:

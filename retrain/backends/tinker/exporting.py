@@ -1,0 +1,104 @@
+"""Fetches a saved policy from the API: exported there in peft's format, downloaded, and deleted again.
+
+An export needs a model of its own at the API, loaded from the state, and is downloaded from signed addresses,
+which appear in no message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import tinker
+
+from retrain.backends.exported import Exported
+from retrain.backends.tinker import TinkerOptions
+from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe, lacks_route
+from retrain.backends.tinker.rest import ask
+from retrain.config.adapters import state_of
+from retrain.config.schema import Config
+from retrain.errors import ConfigError, LaunchError, RecordsError, RetrainError
+from retrain.squeeze import CONFIG, WEIGHTS
+
+ANSWER_S = 30.0  # to a question
+SILENCE_S = 60.0  # of a download
+GOODBYE_S = 5.0
+EXPORT_LIVES_S = 3600  # if it cannot be deleted; the API's shortest
+NAME = "retrain-publish"
+
+
+def exported(config: Config, options: TinkerOptions, checkpoint: Path, directory: Path) -> Exported:
+    """Download the adapters of a checkpoint's state into an existing directory."""
+    path, url = state_of(str(checkpoint)), config.model.base_url
+    if not path:
+        raise RecordsError(f"{checkpoint}: names no state at the API; use another step")
+    try:
+        with _though_route_is_missing():
+            ask(url, lambda client: client.get_weights_info_by_tinker_path(path), ANSWER_S)
+        with _export(url, path, options.call_timeout_s) as files:
+            for name in (CONFIG, WEIGHTS):
+                _download(name, files, directory)
+    except TimeoutError as error:
+        raise LaunchError(f"the Tinker API does not answer about {path}; try again later") from error
+    except FAULTS as error:
+        raise _failure(path, error) from error
+    return Exported(base=config.model.model, tokenizer=options.tokenizer or config.model.model)
+
+
+@contextmanager
+def _though_route_is_missing() -> Iterator[None]:
+    """Go on where a server only lacks the route of a question."""
+    try:
+        yield
+    except FAULTS as error:
+        if not lacks_route(error):
+            raise
+
+
+@contextmanager
+def _export(url: str, path: str, timeout_s: float) -> Iterator[Mapping[str, str]]:
+    """Export a state while entered: the signed address of each file."""
+    service = tinker.ServiceClient(base_url=url or None, user_metadata={"run": NAME})
+    made = ""
+    try:
+        training = service.create_training_client_from_state(path).result(timeout_s)
+        made = training.save_weights_external(NAME, ttl_seconds=EXPORT_LIVES_S).result(timeout_s).path
+        found = ask(url, lambda client: client.get_external_weights_urls(made), ANSWER_S)
+        yield dict(found.urls)
+    finally:
+        with suppress(*FAULTS):  # a session without heartbeat ends, and the export expires
+            if made:
+                ask(url, lambda client: client.delete_checkpoint_from_tinker_path(made), ANSWER_S)
+            service.close("success").result(GOODBYE_S)
+
+
+def _download(name: str, files: Mapping[str, str], directory: Path) -> None:
+    if name not in files:
+        raise RecordsError(f"the Tinker API exported {', '.join(files) or 'no file'}, and not {name}")
+    try:
+        with (
+            httpx.stream("GET", files[name], timeout=SILENCE_S, follow_redirects=True) as answer,
+            (directory / name).open("wb") as file,
+        ):
+            answer.raise_for_status()
+            for part in answer.iter_bytes():
+                file.write(part)
+    except httpx.HTTPStatusError as error:
+        status = error.response.status_code
+        raise LaunchError(f"the download of {name} is refused with status {status}; try again") from None
+    except httpx.HTTPError as error:
+        raise LaunchError(f"the download of {name} broke off ({type(error).__name__}); try again") from None
+
+
+def _failure(path: str, error: Exception) -> RetrainError:
+    kind, said = classify(error), describe(error)
+    if lacks_route(error):
+        return ConfigError(f"[model].base_url: the server cannot export {path} ({said})")
+    if kind is Fault.REFUSED:
+        return ConfigError(f"the Tinker API refuses the key ({said}); check TINKER_API_KEY")
+    if kind in (Fault.LOST, Fault.WRONG):
+        why = "states expire after [backend.options].state_days, and `retrain states --delete` removes them"
+        return RecordsError(f"the Tinker API has no {path} ({said}): {why}")
+    return LaunchError(f"the Tinker API cannot export {path} ({said}); try again later")
