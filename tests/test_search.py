@@ -266,6 +266,10 @@ def test_a_search_is_settled_when_its_winner_is_decided_about(tmp_path: Path) ->
         ("campaign.search.trials=5", ".trials: got 5; has no effect without a sampler, such as optuna:tpe"),
         ("campaign.search.sampler=tpe", ".sampler: no sampler is named \"tpe\"; did you mean 'optuna:tpe'?"),
         ("campaign.search.sampler=optuna:tpe", ".trials: is missing; give the number of points that"),
+        (
+            "campaign.search={ sampler = 'optuna:tpe', trials = 1000 }",
+            ".trials: would be 14,014 runs; at most 10,000 can be planned: ask for fewer points or seeds",
+        ),
     ],
 )
 def test_a_search_that_cannot_choose_is_refused(override: str, problem: str, tmp_path: Path) -> None:

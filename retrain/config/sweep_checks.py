@@ -53,6 +53,8 @@ def check_sweep(raw: Mapping[str, Any]) -> Iterator[Problem]:
 def _too_many(runs: int, raw: Mapping[str, Any]) -> Problem:
     """Return that there are too many runs, where what makes them so many is given."""
     refused = f"would be {runs:,} runs; at most {MOST_RUNS:,} can be planned"
+    if has_sampler(raw):
+        return ("campaign", "search", "trials"), f"{refused}: ask for fewer points or seeds"
     if swept_keys(table_of(raw)):
         return AT, f"{refused}: sweep fewer keys or values"
     most = ", or a smaller decision.max_seeds" if "decision" in raw else ""
