@@ -121,11 +121,15 @@ def _rewards(comparison: Comparison) -> list[MetricComparison]:
 
 
 def _to_sweep(campaign: CampaignRecord, comparison: Comparison) -> MetricComparison | None:
-    """Return all conditions in the first reward; of a search where all ran, at its first rung."""
+    """Return all conditions in the first reward; of a search where all ran: its seeds, at its first rung."""
     searched = campaign.manifest.searched if campaign.manifest else None
     if searched is None:
         return next(iter(_rewards(comparison)), None)
-    sides = Match("", conditions(campaign), campaign)
+    chosen = (
+        Side(side.label, tuple(run for run in side.runs if run.seed in searched.seeds))
+        for side in conditions(campaign)
+    )
+    sides = Match("", tuple(chosen), campaign)
     rungs = [Moment(step=one.step) for one in searched.rungs[:1]]
     return compare(sides, (searched.metric,), rungs[0]).metrics[0] if rungs else None
 

@@ -37,7 +37,7 @@ from retrain.records.lines import Row, parse_line, read_lines
 from retrain.records.manifest import Manifest, RunEntry
 from retrain.records.metrics import is_step
 from retrain.records.run_row import RunRow, row_of_inspected, unreadable_row
-from retrain.records.run_state import UNREADABLE, Attempt, Inspection, RunState, inspect_run
+from retrain.records.run_state import UNREADABLE, Attempt, Inspection, RunState, inspect_run, rung_of
 from retrain.records.text import plain
 from retrain.status import manifest_of, runs_of
 
@@ -88,6 +88,11 @@ class RunHistory(RunRow):
     def has_failed(self) -> bool:
         """Whether it failed and will not continue by itself."""
         return self.ended_badly and self.state != RunState.DIED
+
+    @property
+    def was_tried_again(self) -> bool:
+        """Whether it needed several attempts; to wait at a rung of a search is none."""
+        return sum(not rung_of(attempt.message) for attempt in self.attempts) > 1
 
     @property
     def last_step(self) -> int:

@@ -292,7 +292,7 @@ def failures(runs: Sequence[RunHistory]) -> Iterator[tuple[RunHistory, list[str]
 
     With each goes the end of its output; of all but the first few, which tend to fail alike, nothing.
     """
-    found = [run for run in runs if run.has_failed or run.state in TROUBLED or len(run.attempts) > 1]
+    found = [run for run in runs if run.has_failed or run.state in TROUBLED or run.was_tried_again]
     found.sort(key=lambda run: not run.has_failed)
     for i, run in enumerate(found):
         is_shown = i < MOST_TAILS and not run.is_done

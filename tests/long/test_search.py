@@ -25,6 +25,7 @@ from retrain.records.run_state import RunState, read_attempts, read_done
 from retrain.report.contents import contents
 from retrain.report.gather import gather
 from retrain.report.sides import choose
+from retrain.report.tables import failures
 from retrain.status import survey
 from tests.long.test_decision import DECISION
 from tests.stopping import kill_when
@@ -106,9 +107,10 @@ def test_a_search_drops_the_worse_and_decides_on_fresh_seeds(here: Path) -> None
     (status,) = survey(outcome.directory)
     assert (status.state, status.searched) == ("done", searched)
     shown = contents(gather(outcome.directory))
-    assert {row["c"] for row in shown.sections["sweep"][0].spec["layer"][0]["data"]["values"]} == set(
-        searched.rungs[0].scores
-    )
+    drawn = shown.sections["sweep"][0].spec["layer"][0]["data"]["values"]
+    assert {row["c"] for row in drawn} == set(searched.rungs[0].scores)
+    assert {row["seed"] for row in drawn} == {"5", "7"}  # all conditions on the same
+    assert not list(failures(gather(outcome.directory).runs))  # to wait at a rung is none
     with pytest.raises(ConfigError, match=r"raise decision\.max_seeds"):
         reopen(outcome.directory, more_seeds=1)
 
