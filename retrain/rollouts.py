@@ -33,6 +33,7 @@ class Prompt:
     messages: Messages = ()
     row: Mapping[str, Any] = field(default_factory=dict, compare=False)  # columns of its data, for a reward
     tools: str = ""  # JSON schemas of functions that a chat template shows besides the messages
+    ids: tuple[int, ...] = ()  # token ids in place of text and messages, from a program that renders itself
 
     @property
     def shown(self) -> str:
@@ -153,6 +154,7 @@ class NextTurn:
     rollout: Rollout
     messages: Messages
     max_tokens: int  # of the turn
+    tokens: tuple[int, ...] = ()  # those of the messages, from a program that renders itself
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,20 @@ def test_token_ids_and_logprobs_are_those_that_are_trained_on() -> None:
     assert answers[-1]["usage"]["prompt_tokens"] == len(last)
 
 
+def test_token_ids_are_refused_where_the_backend_reads_none() -> None:
+    answers: list[Any] = []
+
+    def run(prompt: Prompt, base_url: str, api_key: str) -> float:
+        body = {"token_ids": [1], "sampling_params": {}}
+        answers.append(post(base_url.removesuffix("/v1"), api_key, body, "/inference/v1/generate"))
+        return 0.0
+
+    play(run)
+    ((status, answer),) = answers
+    assert (status, answer["error"]["param"]) == (400, "token_ids")
+    assert "this backend reads none; ask at /v1/chat/completions" in answer["error"]["message"]
+
+
 def test_a_stream_has_the_same_turn_in_events() -> None:
     events: list[Any] = []
     options = {"stream": True, "stream_options": {"include_usage": True}}

@@ -160,6 +160,8 @@ class Text:
 
     def encode(self, prompt: Prompt) -> Ids:
         """Return a prompt's token ids, ready to be followed by a completion; at least one."""
+        if prompt.ids:
+            return self.checked(prompt.ids)
         if self.chat:
             ids = self.tokens_of(self.of(prompt).shown(messages_of(prompt), f"prompt {prompt.id}"))
         elif prompt.messages:
@@ -167,7 +169,7 @@ class Text:
                 f"prompt {prompt.id} is a conversation; set [backend.options].chat_template = true"
             )
         else:
-            ids = self._checked(self._without_added_end(prompt.text))
+            ids = self.checked(self._without_added_end(prompt.text))
         if not ids:
             raise PromptError(f"[data]: prompt {prompt.id} is {prompt.text!r}, which has no token")
         return ids
@@ -213,7 +215,7 @@ class Text:
 
     def tokens_of(self, text: str) -> Ids:
         """Return a text's token ids; special tokens are those that it spells out."""
-        return self._checked(self._ids_of(text, add_special_tokens=False))
+        return self.checked(self._ids_of(text, add_special_tokens=False))
 
     def shown(self, said: Messages, where: str = "a conversation") -> str:
         """Return a conversation in the chat template, ready for the assistant's turn; errors name `where`."""
@@ -263,7 +265,7 @@ class Text:
         ids: list[int] = self._tokenizer(text, **how)["input_ids"]
         return ids
 
-    def _checked(self, ids: Sequence[int]) -> Ids:
+    def checked(self, ids: Sequence[int]) -> Ids:
         if self._known is not None and max(ids, default=0) >= self._known:
             raise PromptError(
                 f"{self._named} gives token {max(ids)}, and the model knows {self._known}: "

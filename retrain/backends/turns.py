@@ -32,6 +32,8 @@ class Turns:
         """Return the tokens to append: the end of the policy's turn if it has none, then the messages."""
         text, said = self._text.of(turn.rollout.prompt), turn.messages
         place, shown = len(turn.rollout.tokens), "\n".join(content for _, content in said)
+        if turn.tokens:
+            return Given(place, text.checked(turn.tokens), shown)
         if not text.chat:
             return Given(place, text.tokens_of(shown), shown)
         tokens = text.tokens_of(Turns(text)._after(messages_of(turn.rollout.prompt), said))

@@ -167,9 +167,15 @@ def sampler_of(
     if brings_loop(table.environment):
         from retrain.trainer.programs import Programs  # takes 30 ms, and few runs serve programs
 
-        read, ask = (getattr(backend, name, None) for name in ("read", "call_form"))
-        call_form = (lambda schemas: calls.wait_for(ask(schemas))) if ask else None
-        programs = Programs(table, open_episode, has_template=has_template, read=read, call_form=call_form)
+        read, shown, ask = (getattr(backend, name, None) for name in ("read", "shown", "call_form"))
+        programs = Programs(
+            table,
+            open_episode,
+            has_template=has_template,
+            read=read,
+            shown=shown,
+            call_form=(lambda schemas: calls.wait_for(ask(schemas))) if ask else None,
+        )
     takes_several = backend.info.remote or backend.info.overlaps
     episodes = Episodes(
         table,

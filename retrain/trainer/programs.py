@@ -14,8 +14,9 @@ import numpy as np
 
 from retrain.backends import Sampling
 from retrain.config.schema import Environment
+from retrain.environments.endpoint.running import run_program
 from retrain.environments.endpoint.server import Endpoint
-from retrain.environments.endpoint.session import Ask, Limits, Read, Session, run_program
+from retrain.environments.endpoint.session import Ask, Limits, Read, Session, Shown
 from retrain.environments.episode import (
     MOST_RETRIES,
     CallAsync,
@@ -37,15 +38,16 @@ class Programs:
         *,
         has_template: bool = False,
         read: Read | None = None,
+        shown: Shown | None = None,
         call_form: Callable[[Sequence[Mapping[str, Any]]], CallForm] | None = None,
     ) -> None:
-        """Start to serve; see `Session` for `has_template` and `read`.
+        """Start to serve; see `Session` for `has_template`, `read` and `shown`.
 
         `call_form` is the backend's: schemas -> how the policy writes calls of functions.
         """
         self._form_of = cache(lambda schemas: call_form(json.loads(schemas))) if call_form else None
         self._table, self._open = table, open_episode
-        self._has_template, self._read = has_template, read
+        self._has_template, self._read, self._shown = has_template, read, shown
         self._endpoint = Endpoint()
 
     async def play(self, ask: Ask, prompt: Prompt, how: Sampling, call_async: CallAsync) -> Rollout:
@@ -96,6 +98,7 @@ class Programs:
             Limits(self._table.max_turns, how.max_tokens, turn_tokens),
             has_template=self._has_template,
             read=self._read,
+            shown=self._shown,
             form_of=self._form_of,
             is_stitched=not self._table.separate_turns,
         )

@@ -43,7 +43,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def played(backend: LocalBackend, run: Any, count: int = 4) -> list[Rollout]:
     settings = Environment()
-    known = {"read": backend.read, "call_form": backend.call_form}
+    known = {"read": backend.read, "shown": backend.shown, "call_form": backend.call_form}
     programs = Programs(settings, lambda: Program(run), has_template=True, **known)
     sample = TurnSampler(backend, EventLoopThread(), 0)
     episodes = Episodes(settings, lambda: Program(run), sample, programs)
@@ -96,6 +96,64 @@ def test_the_tokens_before_a_turn_are_those_of_the_template_and_earlier_turns(mo
         given = made(";uno 3;a", add_special_tokens=False)["input_ids"]
         read = read + choice["token_ids"] + given
         assert has_ended == (choice["token_ids"][-1] in backend.text.end_ids)
+
+
+def generate(base_url: str, api_key: str, ids: list[int], **more: Any) -> tuple[int, Any]:
+    """Ask as clients do that render conversations themselves: not below /v1."""
+    body = {"model": "policy", "token_ids": ids, "sampling_params": {"logprobs": 1, **more}}
+    return post(base_url.removesuffix("/v1"), api_key, body, "/inference/v1/generate")
+
+
+def test_tokens_in_and_tokens_out_are_one_sample(model: str) -> None:
+    backend = open_backend(model, chat_template=True)
+    stir(backend)
+    made, contexts, asked = AutoTokenizer.from_pretrained(model), [], []
+    first, given = (made(text, add_special_tokens=False)["input_ids"] for text in ("ssums;u7=;a", ";uno 3;a"))
+
+    def run(prompt: Prompt, base_url: str, api_key: str) -> float:
+        ids = [*first]
+        for _ in range(3):
+            status, answer = generate(base_url, api_key, ids, max_tokens=5)
+            assert status == 200, answer
+            (choice,) = answer["choices"]
+            asked.append(choice)
+            ids += choice["token_ids"]
+            contexts.append([*ids])
+            ids += given
+        return 1.0
+
+    (rollout,) = played(backend, run, count=1)
+    assert rollout.samples == (rollout,)
+    assert list(backend.read(rollout)) == contexts[-1]
+    assert [token for one in asked for token in one["token_ids"]] == list(rollout.tokens)
+    told = [entry for one in asked for entry in one["logprobs"]["content"]]
+    assert [entry["logprob"] for entry in told] == rollout.logprobs.tolist()
+    assert [entry["token"] for entry in told] == [f"token_id:{token}" for token in rollout.tokens]
+    assert [one.text for one in rollout.given] == ["uno 3a"] * 2  # no token is a semicolon
+    assert rollout.prompt.shown.startswith("ssumsu7=a\n(token ids ")
+    trained = [TrainingSample(rollout, np.ones(len(rollout.tokens)), 1.0 / len(rollout.tokens))]
+    stats = backend.update(trained, loss_named("importance_sampling"), Optimization(lr=1e-3))
+    assert stats.loss == pytest.approx(-1.0, rel=1e-3)  # every ratio is 1
+
+
+def test_tokens_that_continue_nothing_are_a_sample_of_their_own(model: str) -> None:
+    backend, refused = open_backend(model, chat_template=True), []
+
+    def run(prompt: Prompt, base_url: str, api_key: str) -> float:
+        _, answer = generate(base_url, api_key, [5, 6], max_tokens=2)
+        generate(base_url, api_key, [5, 7, *answer["choices"][0]["token_ids"], 8], max_tokens=2)
+        complete(base_url, api_key, [user("7=")], max_tokens=2)
+        refused.extend(generate(base_url, api_key, ids) for ids in ([], [-1], [5, 10**6], [5] * 200))
+        return 1.0
+
+    (rollout,) = played(backend, run, count=1)
+    assert [one.prompt.ids[:2] for one in rollout.samples] == [(), (5, 6), (5, 7)]
+    assert [status for status, _ in refused] == [400] * 4
+    said = [answer["error"]["message"] for _, answer in refused]
+    assert said[0].startswith("token_ids: List should have at least 1 item")
+    assert "token_ids.0: Input should be greater than or equal to 0" in said[1]
+    assert "gives token 1000000, and the model knows" in said[2]
+    assert "(prompt 0 has 200)" in said[3]
 
 
 def test_functions_of_a_request_are_shown_by_the_template(tmp_path: Path) -> None:

@@ -136,6 +136,9 @@ class LocalBackend:
         rows = LiveRows(feed, self.text, self._begin)
         self.sampler.follow(rows, sampling.temperature, self.generator.device, "sample")
 
+    def shown(self, tokens: Ids) -> str:
+        return self.text.completions([tokens])[0]
+
     def read(self, rollout: Rollout) -> Ids:
         return (*self._encode(rollout.prompt), *rollout.placed()[0])
 

@@ -10,12 +10,13 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from retrain.rollouts import Floats
 
+R = TypeVar("R", bound=BaseModel)
 END_OF_STREAM = b"data: [DONE]\n\n"
 ROLES = {"developer": "system"}  # as OpenAI calls it now
 
@@ -143,10 +144,10 @@ class ChatRequest(BaseModel):
         return self.max_completion_tokens or self.max_tokens
 
 
-def read_request(body: bytes) -> ChatRequest:
+def read_request(kind: type[R], body: bytes) -> R:
     """Return a request; a Refusal names the parameter that is wrong."""
     try:
-        return ChatRequest.model_validate_json(body)
+        return kind.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
@@ -182,7 +183,7 @@ def answer_to(request: ChatRequest, turn: Turn, name: str) -> bytes:
     told = _frame(request, name, "chat.completion", choice)
     if request.return_token_ids:
         told["prompt_token_ids"] = turn.read
-    return json.dumps({**told, "usage": _usage(turn)}).encode()
+    return json.dumps({**told, "usage": usage_of(turn)}).encode()
 
 
 def _events(request: ChatRequest, turn: Turn, name: str) -> Iterator[bytes]:
@@ -200,7 +201,7 @@ def _events(request: ChatRequest, turn: Turn, name: str) -> Iterator[bytes]:
     if request.return_token_ids:
         told[0]["prompt_token_ids"] = turn.read
     if request.stream_options and request.stream_options.include_usage:
-        told.append({**told[-1], "choices": [], "usage": _usage(turn)})
+        told.append({**told[-1], "choices": [], "usage": usage_of(turn)})
     for event in told:
         yield b"data: " + json.dumps(event).encode() + b"\n\n"
     yield END_OF_STREAM
@@ -227,6 +228,7 @@ def _scored(piece: str, logprob: float) -> dict[str, Any]:
     return {"token": piece, "logprob": logprob, "bytes": list(piece.encode()), "top_logprobs": []}
 
 
-def _usage(turn: Turn) -> dict[str, int]:
+def usage_of(turn: Turn) -> dict[str, int]:
+    """Return how many tokens a turn took."""
     before, sampled = len(turn.read or ()), len(turn.tokens)
     return {"prompt_tokens": before, "completion_tokens": sampled, "total_tokens": before + sampled}

@@ -1,6 +1,7 @@
 """Serves the policy of a worker on loopback, to the programs of its episodes.
 
-`POST /v1/chat/completions` and `GET /v1/models`, for clients whose key is that of an episode under way.
+`POST /v1/chat/completions` and `/inference/v1/generate`, and `GET /v1/models`, for clients whose key is that
+of an episode under way.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from retrain.environments.endpoint.chat import ChatRequest, Refusal, Turn, answer_to, read_request
+from retrain.environments.endpoint.generate import GenerateRequest, tokens_of
 from retrain.environments.endpoint.session import Session
 from retrain.registry.code import located
 
@@ -26,6 +28,7 @@ LARGEST_BODY_BYTES = 4 << 20  # a longer one takes seconds to tokenize, and fits
 IDLE_S = 120.0  # after which a connection without a request is closed
 LOOK_S = 0.5  # after which a client that waits is looked after
 POLL_S = 0.05  # of the thread that serves, to see that it should end
+CHAT, GENERATE = "/v1/chat/completions", "/inference/v1/generate"
 JSON, STREAM = "application/json", "text/event-stream; charset=utf-8"
 
 
@@ -68,9 +71,16 @@ class _Served:
     session: Session
     loop: asyncio.AbstractEventLoop
 
-    def wait_for_turn(self, request: ChatRequest, has_left: Callable[[], bool]) -> tuple[Turn, str]:
+    def wait_for_turn(
+        self, request: ChatRequest | GenerateRequest, has_left: Callable[[], bool]
+    ) -> tuple[Turn, str]:
         """Return a sampled turn and its name; CancelledError if the episode ends or the client leaves."""
-        turn = asyncio.run_coroutine_threadsafe(self.session.chat(request, has_left), self.loop)
+        asked = (
+            self.session.chat(request, has_left)
+            if isinstance(request, ChatRequest)
+            else self.session.generate(request, has_left)
+        )
+        turn = asyncio.run_coroutine_threadsafe(asked, self.loop)
         while not wait([turn], LOOK_S).done:
             if has_left():
                 turn.cancel()  # so that a retry continues the same conversation
@@ -106,10 +116,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         try:
             body = self._body()
-            if self.path != "/v1/chat/completions":
+            if self.path not in (CHAT, GENERATE):
                 raise _unknown(self.path)
             served = self._served()
-            request = read_request(body)
+            request = _read(self.path, body)
             turn, name = served.wait_for_turn(request, self._has_left)
         except Refusal as refusal:
             self._send_refusal(refusal)
@@ -118,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
         except Exception as error:  # noqa: BLE001 - a client gets an answer, whatever happens
             self._send_refusal(Refusal(located(error), status=500, kind="server_error"))
         else:
-            self._send(200, STREAM if request.stream else JSON, answer_to(request, turn, name))
+            self._send(200, STREAM if request.stream else JSON, _written(request, turn, name))
 
     def _has_left(self) -> bool:
         """Whether the client has closed the connection."""
@@ -157,6 +167,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Log nothing."""
+
+
+def _read(path: str, body: bytes) -> ChatRequest | GenerateRequest:
+    return read_request(ChatRequest, body) if path == CHAT else read_request(GenerateRequest, body)
+
+
+def _written(request: ChatRequest | GenerateRequest, turn: Turn, name: str) -> bytes:
+    if isinstance(request, ChatRequest):
+        return answer_to(request, turn, name)
+    return tokens_of(request, turn, name)
 
 
 def _unknown(path: str) -> Refusal:

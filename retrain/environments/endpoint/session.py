@@ -8,14 +8,12 @@ request begins a conversation, which is a sample of its own.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import itertools
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,13 +21,14 @@ import numpy as np
 from retrain.demonstrations import next_prompt
 from retrain.environments.endpoint.calling import Calling, FormOf
 from retrain.environments.endpoint.chat import ChatRequest, Refusal, Turn
-from retrain.environments.episode import CallAsync, EpisodeError, EpisodeTimeoutError, attribute, outcome
-from retrain.environments.in_turn import LeftBehindError
-from retrain.event_loop import in_thread
+from retrain.environments.endpoint.generate import GenerateRequest
+from retrain.environments.episode import EpisodeError
 from retrain.rollouts import FirstTurn, Messages, NextTurn, Prompt, Rollout
 
 Ask: TypeAlias = Callable[[FirstTurn | NextTurn], Awaitable[Rollout | None]]
-Read: TypeAlias = Callable[[Rollout], tuple[int, ...]]
+Ids: TypeAlias = tuple[int, ...]
+Read: TypeAlias = Callable[[Rollout], Ids]
+Shown: TypeAlias = Callable[[Ids], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class Limits:
 class Conversation:
     """A conversation with the policy, whose tokens are one sample."""
 
-    said: Messages  # up to the policy's last turn, which is included
+    said: Messages | None  # up to the policy's last turn, which is included; None: known by token ids only
     schemas: str  # of the functions that it was shown
     rollout: Rollout
     is_continued: bool = False  # a turn is being sampled
@@ -62,6 +61,7 @@ class Session:
         *,
         has_template: bool,
         read: Read | None = None,
+        shown: Shown | None = None,
         form_of: FormOf | None = None,
         is_stitched: bool = True,
     ) -> None:
@@ -72,12 +72,13 @@ class Session:
             ask: samples a turn; None if the context leaves no room, EpisodeError for unreadable messages.
             has_template: the backend renders conversations; without, their texts follow each other.
             read: returns the token ids of a rollout, its prompt included.
+            shown: returns the text of token ids; without, none are read from requests.
             form_of: returns how the policy writes calls of functions; without, it is shown none.
             is_stitched: requests continue conversations; else each is a sample of its own.
         """
         self.calling = Calling(form_of)
         self._prompt, self._ask, self._limits, self._read = prompt, ask, limits, read
-        self._has_template, self._is_stitched = has_template, is_stitched
+        self._has_template, self._is_stitched, self._shown = has_template, is_stitched, shown
         self.conversations: list[Conversation] = []  # that with the newest turn last
         self.turns = 0
         self.is_cut = False  # a limit has refused a turn
@@ -103,30 +104,80 @@ class Session:
             CancelledError: the episode is over, or the client has left, whose next try costs no other turn.
             Refusal: a limit of the episode is reached, or the policy cannot read the messages.
         """
+        self._check_turns()
+        asked, schemas = tuple(map(self.calling.as_written, request.messages)), request.schemas
+        self.calling.check(schemas)
+        earlier = self._continued(asked, schemas) if self._is_stitched else None
+        begun = earlier or self._begun(asked, schemas)
+        new = asked[len(begun.said or ()) :]
+        rollout = await self._taken(begun, earlier, new, (), request.limit, has_left)
+        self.conversations.append(Conversation((*asked, ("assistant", rollout.text)), schemas, rollout))
+        return self._turn(rollout, len(begun.rollout.tokens), schemas), f"chatcmpl-{next(self._names)}"
+
+    async def generate(self, request: GenerateRequest, has_left: Callable[[], bool]) -> tuple[Turn, str]:
+        """Sample a turn after token ids; errors as of `chat`."""
+        self._check_turns()
+        if self._shown is None or self._read is None:
+            raise Refusal(
+                "token_ids: this backend reads none; ask at /v1/chat/completions", param="token_ids"
+            )
+        ids = tuple(request.token_ids)
+        earlier = self._extended(ids, self._read) if self._is_stitched else None
+        tokens = ids[len(self._read(earlier.rollout)) :] if earlier else ids
+        begun = earlier or Conversation(None, "", _unsampled(self._of_ids(ids, self._shown(ids))))
+        new = (("user", self._shown(tokens)),)
+        limit = request.sampling_params.max_tokens
+        rollout = await self._taken(begun, earlier, new, tokens, limit, has_left)
+        self.conversations.append(Conversation(None, "", rollout))
+        return self._turn(rollout, len(begun.rollout.tokens), ""), f"generate-{next(self._names)}"
+
+    def _check_turns(self) -> None:
+        """Raise an error if the episode is over, or has no turn left."""
         if self._is_over:
             raise asyncio.CancelledError
         if self.turns + len(self._tasks) >= self._limits.turns:
             why = f"the episode has had its {self._limits.turns} turns ([environment].max_turns)"
             raise self._cut(why, "max_turns")
-        asked, schemas = tuple(map(self.calling.as_written, request.messages)), request.schemas
-        self.calling.check(schemas)
-        earlier = self._continued(asked, schemas) if self._is_stitched else None
-        begun = earlier or self._begun(asked, schemas)
+
+    async def _taken(
+        self,
+        begun: Conversation,
+        earlier: Conversation | None,
+        new: Messages,
+        tokens: Ids,
+        limit: int | None,
+        has_left: Callable[[], bool],
+    ) -> Rollout:
+        """Return a conversation with another turn, whose earlier form is forgotten."""
         with self._waits():
-            rollout = await self._sampled(begun, asked[len(begun.said) :], request.limit)
+            rollout = await self._sampled(begun, new, tokens, limit)
         if has_left():
             raise asyncio.CancelledError
         self.turns += 1
         self.is_cut |= rollout.truncated and len(rollout.tokens) >= self._limits.tokens
-        conversation = Conversation((*asked, ("assistant", rollout.text)), schemas, rollout)
         if earlier is not None:
             self.conversations.remove(earlier)
-        self.conversations.append(conversation)
-        return self._turn(rollout, len(begun.rollout.tokens), schemas), f"chatcmpl-{next(self._names)}"
+        return rollout
+
+    def _extended(self, ids: Ids, read: Read) -> Conversation | None:
+        """Return the conversation whose tokens are the first of these."""
+        for one in reversed(self.conversations):
+            if one.said is None and not one.is_continued:
+                known = read(one.rollout)
+                if len(known) < len(ids) and ids[: len(known)] == known:
+                    return one
+        return None
+
+    def _of_ids(self, ids: Ids, shown: str) -> Prompt:
+        """Return token ids as a prompt; they are in the text as well, which identifies a prompt."""
+        text = f"{shown}\n(token ids {' '.join(map(str, ids))})"
+        return replace(self._prompt, text=text, messages=(), ids=ids)
 
     def _continued(self, said: Messages, schemas: str) -> Conversation | None:
         """Return the conversation that messages continue."""
         for one in reversed(self.conversations):
+            if one.said is None:
+                continue
             new = said[len(one.said) :]
             is_told = new and all(role != "assistant" for role, _ in new)
             is_same = said[: len(one.said)] == one.said and schemas == one.schemas
@@ -137,9 +188,9 @@ class Session:
     def _begun(self, said: Messages, schemas: str) -> Conversation:
         """Return a conversation without a turn."""
         prompt = self._as_prompt(said, schemas)
-        return Conversation(said, schemas, Rollout(prompt, "", (), np.zeros(0), (), truncated=False))
+        return Conversation(said, schemas, _unsampled(prompt))
 
-    async def _sampled(self, begun: Conversation, new: Messages, limit: int | None) -> Rollout:
+    async def _sampled(self, begun: Conversation, new: Messages, tokens: Ids, limit: int | None) -> Rollout:
         left = self._limits.tokens - len(begun.rollout.tokens)
         if left <= 0:
             why = f"the conversation has had its {self._limits.tokens} tokens ([training].max_tokens)"
@@ -147,7 +198,7 @@ class Session:
         limit = min(left, self._limits.turn_tokens, limit or left)
         begun.is_continued = True
         is_first = not begun.rollout.tokens
-        further = NextTurn(begun.rollout, new, limit)
+        further = NextTurn(begun.rollout, new, limit, tokens)
         try:
             rollout = await self._ask(self._first(begun, limit) if is_first else further)
         except EpisodeError as error:
@@ -160,8 +211,9 @@ class Session:
 
     def _first(self, begun: Conversation, limit: int) -> FirstTurn:
         """Return the first turn of a conversation, which may repeat what was said in others."""
-        place = max((n for n, (role, _) in enumerate(begun.said, 1) if role == "assistant"), default=0)
-        told = begun.said[place:] if place else ()
+        said = begun.said or ()
+        place = max((n for n, (role, _) in enumerate(said, 1) if role == "assistant"), default=0)
+        told = said[place:] if place else ()
         return FirstTurn(begun.rollout.prompt, limit, self._as_prompt(told, begun.schemas) if told else None)
 
     def _as_prompt(self, said: Messages, schemas: str) -> Prompt:
@@ -206,45 +258,5 @@ class Session:
                 self._since_s = now_s
 
 
-async def run_program(
-    open_episode: Callable[[], Any],
-    session: Session,
-    arguments: tuple[Prompt, str, str],
-    limit_s: float,
-    call_async: CallAsync,
-) -> object:
-    """Open an episode, run its program to the end, and return its reward; plain functions run in a thread.
-
-    Raises:
-        EpisodeError: it raised, or neither asked for a turn nor ended for `limit_s`.
-    """
-    opened: list[Any] = []
-
-    def begin() -> Any:
-        opened.append(open_episode())
-        return opened[0].run(*arguments)
-
-    task = asyncio.ensure_future(_outcome(begin, None, call_async))
-    try:
-        while not task.done():
-            left_s = limit_s - session.idle_s()
-            if left_s <= 0:
-                raise EpisodeTimeoutError(f"run neither asked for a turn nor ended for {limit_s:g} s")
-            await asyncio.wait({task}, timeout=left_s)
-        if task.cancelled():  # by itself
-            raise EpisodeError("run cancelled its own task")
-        found: object = task.result()
-        if isinstance(found, EpisodeError):
-            raise found
-        return found
-    finally:
-        task.cancel()
-        for close in filter(None, (attribute(one, "close") for one in opened)):
-            with suppress(TimeoutError, LeftBehindError, EpisodeError):  # ignored: the result is known
-                await asyncio.wait_for(_outcome(close, limit_s, call_async), limit_s)
-
-
-async def _outcome(function: Callable[[], Any], limit_s: float | None, call_async: CallAsync) -> Any:
-    """Return what a function gives, called in a thread and awaited if need be, or the error of an episode."""
-    result = await in_thread(partial(outcome, function))
-    return await call_async(lambda: result, limit_s) if inspect.isawaitable(result) else result
+def _unsampled(prompt: Prompt) -> Rollout:
+    return Rollout(prompt, "", (), np.zeros(0), (), truncated=False)

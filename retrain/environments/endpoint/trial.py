@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from retrain.environments.endpoint.running import run_program
 from retrain.environments.endpoint.server import Endpoint
-from retrain.environments.endpoint.session import Limits, Session, run_program
+from retrain.environments.endpoint.session import Limits, Session
 from retrain.environments.episode import EpisodeError, within
 from retrain.environments.trial import LIMIT_S
 from retrain.rollouts import FirstTurn, NextTurn, Prompt, Rollout
