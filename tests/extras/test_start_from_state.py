@@ -32,7 +32,8 @@ from tests.extras.test_tinker_backend import server as server
 from tests.extras.test_tinker_backend import spec as spec
 from tests.extras.test_tinker_backend import tokenizer as tokenizer
 from tests.stopping import StopAfterStep
-from tests.tinker_api.running import CALLS_SDK, KEY, MODEL, RunningServer
+from tests.tinker_api.running import KEY, MODEL, RunningServer
+from tests.tinker_api.sdk import CALLS_SDK
 
 pytestmark = CALLS_SDK
 NEAR = replace(STEP, lr=0.05, kl_coef=0.2)

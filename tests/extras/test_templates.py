@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from retrain.cli import app
 from retrain.records.metrics import read_metrics
 from tests.extras.tiny_models import save_tiny_model
-from tests.tinker_api.running import CALLS_SDK, KEY, MODEL, RunningServer, serve, write_tokenizer
+from tests.tinker_api.running import KEY, MODEL, RunningServer, serve, write_tokenizer
+from tests.tinker_api.sdk import CALLS_SDK
 
 pytestmark = CALLS_SDK
 SMALLEST = (

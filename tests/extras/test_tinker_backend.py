@@ -24,7 +24,8 @@ from retrain.errors import ConfigError, InfrastructureError, NonFiniteError, Rec
 from retrain.rollouts import Group, Loss, Prompt, TrainingSample
 from retrain.semaphore import FileSemaphore
 from retrain.semaphore.adaptive import SharedPermits
-from tests.tinker_api.running import CALLS_SDK, KEY, MODEL, RunningServer, write_tokenizer
+from tests.tinker_api.running import KEY, MODEL, RunningServer, write_tokenizer
+from tests.tinker_api.sdk import CALLS_SDK
 
 pytestmark = CALLS_SDK
 ALPHABET = "01234="

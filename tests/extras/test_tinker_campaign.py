@@ -14,7 +14,8 @@ from retrain.campaign.run import run_campaign
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_attempts
 from retrain.rollouts import Prompt
-from tests.tinker_api.running import CALLS_SDK, KEY, MODEL, RunningServer, serve, write_tokenizer
+from tests.tinker_api.running import KEY, MODEL, RunningServer, serve, write_tokenizer
+from tests.tinker_api.sdk import CALLS_SDK
 
 pytestmark = CALLS_SDK
 ALPHABET = "01234="

@@ -19,7 +19,8 @@ from retrain.config.schema import Config, Model
 from retrain.records.spending import Tokens
 from retrain.rollouts import Loss, Prompt
 from tests.extras.test_tinker_backend import samples_of
-from tests.tinker_api.running import CALLS_SDK, KEY, MODEL, RunningServer, write_tokenizer
+from tests.tinker_api.running import KEY, MODEL, RunningServer, write_tokenizer
+from tests.tinker_api.sdk import CALLS_SDK
 
 pytestmark = CALLS_SDK
 ALPHABET = "01234="

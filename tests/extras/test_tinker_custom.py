@@ -25,7 +25,8 @@ from tests.extras.test_tinker_backend import spec as spec
 from tests.extras.test_tinker_backend import tokenizer as tokenizer
 from tests.test_tinker_parts import sample
 from tests.tinker_api.policies import Policy
-from tests.tinker_api.running import CALLS_SDK, RunningServer
+from tests.tinker_api.running import RunningServer
+from tests.tinker_api.sdk import CALLS_SDK
 from tests.tinker_api.wire import Datum, ForwardBackward
 
 pytestmark = CALLS_SDK
@@ -134,7 +135,7 @@ def test_a_base_model_that_was_lost_is_made_again(spec: BackendSpec, server: Run
 def test_an_entropy_bonus_spreads_a_sharp_policy(spec: BackendSpec) -> None:
     async def story(backend: TinkerBackend) -> list[float]:
         found = []
-        for step in range(12):
+        for step in range(20):
             data = samples_of(await backend.sample(PROMPTS, replace(HOW, group_size=16)))
             scale = 1.0 if step < 6 else 0.0  # sharpen it, then the bonus alone
             data = [replace(one, advantages=one.advantages * scale) for one in data]

@@ -30,7 +30,8 @@ from retrain.rollouts import Prompt
 from retrain.semaphore import FileSemaphore
 from retrain.status import survey
 from tests.extras.test_tinker_auto import CAMPAIGN
-from tests.tinker_api.running import CALLS_SDK, MODEL, RunningServer, serve, write_tokenizer
+from tests.tinker_api.running import MODEL, RunningServer, serve, write_tokenizer
+from tests.tinker_api.sdk import CALLS_SDK
 
 pytestmark = [*CALLS_SDK, pytest.mark.timeout(300)]
 ALPHABET = "01234="

@@ -22,7 +22,8 @@ from retrain.locks.held import hold
 from retrain.records.layout import CampaignFiles
 from retrain.records.run_state import RunState
 from tests.stopping import StopAfterStep
-from tests.tinker_api.running import CALLS_SDK, KEY, MODEL, RunningServer, serve, write_tokenizer
+from tests.tinker_api.running import KEY, MODEL, RunningServer, serve, write_tokenizer
+from tests.tinker_api.sdk import CALLS_SDK
 
 pytestmark = CALLS_SDK
 ALPHABET = "01234="

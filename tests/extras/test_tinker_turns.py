@@ -18,13 +18,9 @@ from tests.extras.test_local_turns import tokenizer as chat_tokenizer
 from tests.extras.test_tinker_backend import STEP, during, loss_of, with_options
 from tests.extras.test_tool_templates import QWEN, schema
 from tests.tinker_api.running import KEY, MODEL, RunningServer, write_tokenizer
+from tests.tinker_api.sdk import CALLS_SDK
 
-pytestmark = [
-    pytest.mark.extras,
-    # the SDK leaves connections to the garbage collector
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = CALLS_SDK
 ALPHABET, CONTEXT = "01234=", 16
 TURN = Sampling(group_size=1, max_tokens=2, temperature=1.0)
 

@@ -23,7 +23,8 @@ from tests.extras.local_policies import chosen, open_backend, plain_logprobs
 from tests.extras.test_tinker_backend import during
 from tests.extras.tiny_models import save_tiny_model
 from tests.test_trainer import make_run
-from tests.tinker_api.running import CALLS_SDK, KEY, MODEL, RunningServer, write_tokenizer
+from tests.tinker_api.running import KEY, MODEL, RunningServer, write_tokenizer
+from tests.tinker_api.sdk import CALLS_SDK
 
 pytestmark = [
     *CALLS_SDK,

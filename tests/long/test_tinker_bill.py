@@ -17,12 +17,9 @@ from retrain.plan.preflight import preflight
 from retrain.records.metrics import read_metrics
 from retrain.records.spending import Tokens
 from tests.tinker_api.running import MODEL, RunningServer, serve, write_tokenizer
+from tests.tinker_api.sdk import CALLS_SDK
 
-pytestmark = [
-    pytest.mark.timeout(900),
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = [*CALLS_SDK, pytest.mark.timeout(900)]
 ALPHABET = "01234="
 PRICE = Price(prefill=10.0, cached=2.0, sample=30.0, train=20.0)
 # lengths are random: the error of 4,000 completions in the pilot is about a percent, so 5 % is no chance

@@ -18,11 +18,6 @@ from transformers import PreTrainedTokenizerFast
 ROOT = Path(__file__).parent.parent.parent
 MODEL = "test/characters"
 KEY = "tml-a-key-that-must-never-be-written-down"
-CALLS_SDK = [  # marks of a file that calls the SDK: what it leaves behind is charged to nobody else
-    pytest.mark.extras,
-    pytest.mark.usefixtures("tinker_sdk"),
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-]
 
 
 class RunningServer:
