@@ -16,4 +16,4 @@ def export(config: Config, checkpoint: Path, directory: Path) -> Exported:
     """Write what `tests.test_publish` has left in the checkpoint."""
     shutil.copyfile(checkpoint / WEIGHTS, directory / WEIGHTS)
     (directory / CONFIG).write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": None}))
-    return Exported(base="org/base", tokenizer="org/base", dtype="bfloat16")
+    return Exported(base="org/base", tokenizer="/models/tokenizer", dtype="bfloat16")

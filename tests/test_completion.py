@@ -50,4 +50,5 @@ def test_runs_of_a_campaign_are_offered(press_tab, here):
     (here / "study" / "runs" / "grpo_s0").mkdir(parents=True)
     (here / "study" / "runs" / "maxrl_s0").mkdir()
     assert press_tab("retrain logs study g") == ["grpo_s0"]
+    assert press_tab("retrain publish study g") == ["grpo_s0"]
     assert press_tab("retrain samples study ''") == ["grpo_s0", "maxrl_s0"]

@@ -130,6 +130,7 @@ def test_the_card_has_what_hubs_read_and_nothing_of_this_machine(tmp_path):
     assert 'tags: ["retrain", "reinforcement-learning", "grpo", "lora"]' in front
     assert "| started from | start (digest not known) |" in shown
     assert "10.0.0.7" not in shown
+    assert 'AutoTokenizer.from_pretrained("org/base")' in shown
     assert "secret" not in shown
 
 
@@ -180,6 +181,12 @@ def test_a_backend_without_such_a_format_is_refused(retrain: Call, tmp_path, her
     assert not (here / "published").exists()
 
 
+@pytest.mark.parametrize("words", [["--private"], ["--dtype", "bfloat16"], ["--merge", "--dtype", "int3"]])
+def test_options_without_meaning_are_usage_errors(words, retrain: Call, tmp_path):
+    answer = retrain("publish", tmp_path, *words)
+    assert (answer.returncode, "needs --" in answer.stderr) == (EXIT_CONFIG, True)
+
+
 def test_the_command_prints_what_it_wrote(retrain: Call, tmp_path, here):
     directory = campaign(tmp_path, {("grpo", 0): flat(0.5)})
     found = json.loads(retrain("publish", directory, "--json").stdout)
@@ -190,5 +197,7 @@ def test_the_command_prints_what_it_wrote(retrain: Call, tmp_path, here):
     assert (again.returncode, "--force replaces it" in again.stderr) == (EXIT_CONFIG, True)
     shown = retrain("publish", directory, "grpo_s0", "-o", "other").stdout
     assert shown == "other: adapters of grpo_s0, step 20, 0.00 MB\n"
+    before = retrain("publish", "other", "--step", "10")
+    assert (before.returncode, "it can only be pushed" in before.stderr) == (EXIT_CONFIG, True)
     (directory / "runs" / "grpo_s0" / "run.toml").write_text("damaged")
     assert retrain("publish", directory, "-o", "third").returncode == EXIT_RECORDS

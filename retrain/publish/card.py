@@ -120,7 +120,10 @@ def _example(subject: Subject) -> Iterator[str]:
     yield "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
     yield f"name = {quoted(subject.name)}"
     if subject.kind == "adapter":
-        tokenizer = base if exported.tokenizer == exported.base else quoted(exported.tokenizer)
+        is_base = exported.tokenizer == exported.base or (
+            is_local(exported.tokenizer) and not is_local(subject.base)  # others have only the base model's
+        )
+        tokenizer = base if is_base else quoted(exported.tokenizer)
         yield f"model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({base}{dtype}), name)"
         yield f"tokenizer = AutoTokenizer.from_pretrained({tokenizer})"
     else:
