@@ -12,7 +12,6 @@ from retrain.config.drafts import Problem
 from retrain.config.keys import quote
 from retrain.config.resolve import RUN_SECTIONS, SECTIONS, overrides_of
 from retrain.config.sampler import Proposal, has_sampler
-from retrain.config.sobol import MOST_DIMENSIONS
 from retrain.config.sweep import (
     AT,
     RANGE_KEYS,
@@ -137,13 +136,16 @@ def _is_number(value: Any) -> bool:
 
 def _range_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
     """Check ranges, each of them right by itself, against each other."""
-    ranges = ranges_of(raw)
+    if not (ranges := ranges_of(raw)):
+        return
+    from retrain.config.sobol import MOST_DIMENSIONS  # not at the top: few files draw points
+
     counts = [table["samples"] for table in ranges.values() if "samples" in table]
-    last = next(reversed(ranges), "")
+    last = next(reversed(ranges))
     if len(set(counts)) > 1:
         what = " and ".join(map(str, dict.fromkeys(counts)))
         yield (*AT, last), f"ranges are drawn together, but samples are {what}; give all the same number"
-    elif ranges and not counts:
+    elif not counts:
         yield (*AT, last), "needs samples, how many points are drawn"
     elif len(ranges) > MOST_DIMENSIONS:
         yield AT, f"draws {len(ranges)} ranges together; at most {MOST_DIMENSIONS} are spread evenly"

@@ -25,7 +25,6 @@ from retrain.records.layout import (
     recorded_table,
     recorded_tables,
 )
-from retrain.records.proposals import all_of, read_proposals
 
 if TYPE_CHECKING:
     from retrain.records.manifest import RunEntry
@@ -202,6 +201,7 @@ def entries_without_manifest(files: CampaignFiles) -> tuple[RunEntry, ...]:
 def _planned(files: CampaignFiles) -> Sequence[RunEntry]:
     from retrain.config.load import load_types  # imports pydantic, and is seldom needed
     from retrain.plan.matrix import planned_runs  # not at the top: `status` needs no configuration
+    from retrain.records.proposals import all_of, read_proposals  # nor these
 
     origin, _ = known_origin(files)
     try:

@@ -14,7 +14,6 @@ from retrain.backends import BackendSpec, shows_no_functions
 from retrain.backends.options import number, one_of, parsed, problems_of, whole
 from retrain.config.adapters import NUMPY, REMOTE, weights_of
 from retrain.config.schema import Config
-from retrain.demonstrations import read_demonstrations
 from retrain.errors import ConfigError
 from retrain.json_lines import MAX_PROBLEMS
 from retrain.rollouts import Prompt
@@ -97,6 +96,8 @@ def check_alphabet(config: Config, prompts: Sequence[Prompt], alphabet: str) -> 
     texts = [(f"[data].task: prompt {prompt.id}", prompt.text) for prompt in prompts]
     warmup = config.warmup
     if warmup.steps:
+        from retrain.demonstrations import read_demonstrations  # not at the top: few files have a warm-up
+
         try:
             rows = read_demonstrations(warmup.path)
         except ConfigError:
