@@ -27,12 +27,11 @@ from tests.extras.tiny_models import save_tiny_model
 from tests.tinker_api.exports import write_adapter
 from tests.tinker_api.policies import Policy
 from tests.tinker_api.running import MODEL, RunningServer, serve, write_tokenizer
+from tests.tinker_api.sdk import CALLS_SDK
 from tests.tinker_api.states import EXTERNAL, States
 
 pytestmark = [
-    pytest.mark.extras,
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    *CALLS_SDK,
     pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),  # transformers' own
 ]
 IDS = torch.tensor([[3, 4, 5, 6, 7]])
