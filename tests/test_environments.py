@@ -952,7 +952,7 @@ def test_a_message_with_unknown_characters_costs_its_episode(own: str, tmp_path:
         ("gess", {}, "did you mean 'guess'?"),
         ("Once", {"options": {"nois": "!"}}, "did you mean 'noise'?"),
         ("guess", {"discount": 0.5}, "[environment].discount: would not be read; set turn_reward"),
-        ("Mute", {}, "returned a Mute without step"),
+        ("Mute", {}, "[environment].environment: 'OWN.Mute' returned a Mute without step; see"),
         ("Forgetful", {}, "step is (), and is called with (completion)"),
         ("tools", {}, "[environment].environment: backend 'numpy' cannot show functions to its policy; set"),
         ("tools", {"time_limit_s": 10.0}, "[environment.options].call_limit_s: got 10; needs less than"),

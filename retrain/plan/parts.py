@@ -36,6 +36,9 @@ def environment_problems(config: Config) -> Iterator[str]:
                 f"[environment].processes: got {table.processes}; {name!r} plays programs, which run in the "
                 "worker; leave it at 0, and let the program start the processes that it needs"
             )
+    except ConfigError as error:
+        yield from (f"[environment].environment: {problem}" for problem in error.problems)
+        return
     finally:
         if close := getattr(made, "close", None):
             with suppress(Exception):  # ignored, as in a run

@@ -85,7 +85,7 @@ def check_made(kind: str, name: str, made: T) -> T:
     lacking = [member for member in members if not hasattr(made, member)]
     if lacking:
         what = f"{name!r} returned a {type(made).__name__} without {', '.join(lacking)}"
-        raise ConfigError(f"{what}; see the page on extending for a {spec.noun}")
+        raise ConfigError(f"{what}; see the page on extending for {spec.one}")
     for method in methods:
         if problem := call_problem(getattr(made, method.name), method.arguments):
             raise ConfigError(f"{name!r}: {method.name} {problem}; see the page on extending")

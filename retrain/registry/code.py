@@ -114,7 +114,7 @@ class Imported:
         if not callable(found):
             raise ConfigError(f"{what!r} is a {type(found).__name__}, not a function")
         if problem := call_problem(found, arguments, given):
-            raise ConfigError(f"{what!r} {problem}; see the page on extending for a {self.spec.noun}")
+            raise ConfigError(f"{what!r} {problem}; see the page on extending for {self.spec.one}")
         function: Callable[..., Any] = found
         return function
 

@@ -84,6 +84,11 @@ class PluginSpec:
     hooks: tuple[Hook, ...] = ()
     judge: str = ""  # hook that checks the table's values; the only check if the entry function has no keys
 
+    @property
+    def one(self) -> str:
+        """The noun with its article."""
+        return f"{'an' if self.noun[0] in 'aeiou' else 'a'} {self.noun}"
+
     def hook(self, name: str) -> Hook:
         return next(hook for hook in self.hooks if hook.name == name)
 

@@ -160,7 +160,11 @@ def test_a_key_is_sent_and_shown_nowhere(server: Server, monkeypatch: pytest.Mon
     [
         ({"properties": {"a": {}, "b": {}}}, {}, "knows a, b, and requires none"),
         ({"properties": {"a": {"type": "array"}}, "required": ["a"]}, {}, "knows a, and requires a"),
-        ({"properties": {"a": {}}}, {"action": "b"}, "action: got 'b'; of an action, http"),
+        (
+            {"properties": {"a": {}}},
+            {"action": "b"},
+            r"^\[environment.options\].action: got 'b'; of an action, h",
+        ),
         ([], {}, "/schema is no schema of an OpenEnv server"),
     ],
 )

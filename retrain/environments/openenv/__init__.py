@@ -17,6 +17,7 @@ from retrain.config.schema import Config
 from retrain.environments.episode import EpisodeError
 from retrain.environments.openenv.wire import (
     FULL,
+    KEYS,
     WRONG_ACTION,
     RefusalError,
     Session,
@@ -135,12 +136,12 @@ class Server:
         if self.action in fields:
             return self.action
         if self.action:
-            raise ConfigError(f"action: got {self.action!r}; of an action, {known}")
+            raise ConfigError(f"{KEYS}.action: got {self.action!r}; of an action, {known}")
         if len(required) == 1 and fields[required[0]].get("type") in TEXTS:
             return required[0]
         raise ConfigError(
-            f"action: name the field that completions fill, or {JSON!r} if they are whole actions; {known}, "
-            f"and requires {', '.join(required) or 'none'}"
+            f"{KEYS}.action: name the field that completions fill, or {JSON!r} if they are whole actions; "
+            f"{known}, and requires {', '.join(required) or 'none'}"
         )
 
     def action_of(self, completion: str) -> dict[str, Any]:
