@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from retrain.backends import BackendSpec, EpisodeProgress, Optimization, Sampling
-from retrain.backends.live_turns import LiveTurn, Taken, TurnFeed
+from retrain.backends.live_turns import LiveTurn, Taken, TurnFeed, unsampled
 from retrain.backends.metering import Meter
 from retrain.backends.numpy import CONTEXT, connect
 from retrain.backends.numpy.policy import NumpyBackend
@@ -22,6 +22,7 @@ from retrain.errors import BackendMemoryError, InterruptedRunError, PromptError
 from retrain.losses import ppo
 from retrain.records.spending import Tokens
 from retrain.rollouts import FirstTurn, Loss, NextTurn, Prompt, Rollout, TrainingSample
+from retrain.trainer.desk import Desk
 from retrain.trainer.episodes import Episodes, summary_of
 from retrain.trainer.metered import MeteredBackend
 from retrain.trainer.turn_sampler import SampleTurns
@@ -279,3 +280,37 @@ def test_turns_that_a_stop_interrupts_may_have_been_billed():
     with pytest.raises(InterruptedRunError):
         sample(Stops({0: asked("?", 5)}), HOW)
     assert (meter.tokens, meter.open, meter.unsure) == (Tokens(), Tokens(), Tokens(sample=5))
+
+
+async def turns_of_the_loop(*_: object) -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def nothing(*_: object) -> None:
+    """Answer at once."""
+
+
+def test_nothing_is_settled_before_those_who_are_answered_have_taken_their_turn():
+    desk, rollout, passed = Desk(lambda: False), unsampled(Prompt(0, "", ""), 0), []
+
+    async def episode() -> None:
+        ask = desk.of_episode(0)
+        await ask(asked("?", 1))
+        await desk.held(turns_of_the_loop, lambda: None, print)
+        await ask(asked("<", 1))
+
+    async def answered_while_another_call_ends() -> None:
+        loop, playing = asyncio.get_running_loop(), asyncio.ensure_future(episode())
+        await turns_of_the_loop()
+        (request,) = desk.come()
+        desk.answer([request], [rollout])
+        loop.call_soon(desk._report)  # as `settled` has it called, from the thread that samples
+        await desk.held(nothing, lambda: None, print)  # its end has requests passed on
+        while not passed:
+            passed.append(await asyncio.to_thread(desk._receive))
+        playing.cancel()
+
+    asyncio.run(answered_while_another_call_ends())
+    ((found, is_report),) = passed
+    assert ([one.place for one in found], is_report) == ([(0, 1)], True)

@@ -143,8 +143,12 @@ class Desk:
                 return [], False
 
     def _report(self) -> None:
+        # a call of its own, because one that is due may come before those who are answered take their turn
+        asyncio.get_running_loop().call_soon(self._settle)
+
+    def _settle(self) -> None:
         self._is_report_due = True
-        self._pass_on_soon()  # after those who are answered have taken their turn
+        self._pass_on()
 
     def _pass_on_soon(self) -> None:
         if not (self._is_due or self._held):
