@@ -21,7 +21,7 @@ from retrain.plan.matrix import Plan, plan_runs
 from retrain.plan.proposals import DIFFERS, SAMPLERS, propose, to_come
 from retrain.records.layout import CampaignFiles, find_campaigns
 from retrain.records.manifest import read_manifest
-from retrain.records.proposals import Proposed, all_of, read_proposals
+from retrain.records.proposals import Proposed, all_of, append_proposals, read_proposals
 from retrain.report.contents import contents
 from retrain.report.gather import gather
 from tests.explained import explained
@@ -216,6 +216,12 @@ def test_kills_at_any_time_change_neither_the_proposals_nor_the_winner(here: Pat
     shown = contents(gather(outcome.directory))
     drawn = shown.sections["sweep"][0].spec["layer"][0]["data"]["values"]
     assert {row["c"] for row in drawn} == set(found.rungs[0].scores) - {"maxrl"}
+
+    stored = start(path)  # and killed between its proposals and their runs
+    files = CampaignFiles(stored.directory)
+    append_proposals(files.proposals, rounds[0])
+    assert reopen(stored.directory).execute().exit_code == EXIT_DONE
+    assert found_in(stored.directory) == expected
 
     campaign, crashes = start(path, observer=Crashing(1)), 0
     for after in (2, 4, 1, 1, 3, 5, 100):
