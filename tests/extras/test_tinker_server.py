@@ -153,11 +153,12 @@ def test_a_copy_of_a_run_leaves_the_session_of_the_original_alone(spec: BackendS
         assert running.stats()["models"] == 1
 
 
+@pytest.mark.parametrize(("dialect", "lacks"), [("json", "predates proto"), ("unnumbered", "sequence_ids")])
 def test_a_server_that_is_too_old_is_named_at_once_and_no_model_is_left(
-    spec: BackendSpec, tmp_path: Path
+    spec: BackendSpec, tmp_path: Path, dialect: str, lacks: str
 ) -> None:
-    with another(tmp_path, spec, "--dialect", "json", "--most-models", "1") as (own, running):
-        with pytest.raises(ConfigError, match=r"\[model\]\.base_url: the server is too old.*predates proto"):
+    with another(tmp_path, spec, "--dialect", dialect, "--most-models", "1") as (own, running):
+        with pytest.raises(ConfigError, match=rf"\[model\]\.base_url: the server is too old.*{lacks}"):
             during(own, one_group)
         assert running.stats()["requests"]["create_model"] == 1
         assert running.stats()["models"] == 0

@@ -227,7 +227,7 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=1024, help="most datums of one request")
     parser.add_argument("--most-models", type=int, default=10**6, help="more models at once are refused")
     parser.add_argument("--context", type=int, default=0, help="tokens that the model reads; 0: not told")
-    parser.add_argument("--dialect", default="", choices=("", "json", "silent"))
+    parser.add_argument("--dialect", default="", choices=("", "json", "unnumbered", "silent"))
     parser.add_argument("--key", default="tml-", help="what a valid key begins with")
     options = parser.parse_args()
     options.state.mkdir(parents=True, exist_ok=True)

@@ -75,7 +75,7 @@ class Service:
         self._model = model
         self._chunk = chunk
         self._most_models = most_models
-        self.dialect = dialect  # how it differs: "json" predates proto, "silent" reports no figures
+        self.dialect = dialect  # "json" predates proto, "unnumbered" sequence ids; "silent" has no figures
         self._loss = 404, "no model {}"  # what is said of a model that is gone
         self._lock = threading.Lock()
         self._names = itertools.count()
@@ -229,6 +229,8 @@ class Service:
             response, sampled = sampler.sample(prompt, count, params, score=bool(request["prompt_logprobs"]))
             self.bill.charge(name, prefill=len(prompt), cached=(count - 1) * len(prompt), sample=sampled)
             answer = self._promise(name, response)
+        if self.dialect == "unnumbered":
+            return answer
         return {**answer, "sample_sequence_ids": [f"{name}:{number}" for number in range(count)]}
 
     def future(self, request_id: str) -> Future:

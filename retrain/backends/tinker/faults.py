@@ -20,6 +20,7 @@ FAULTS: tuple[type[Exception], ...] = (
     OSError,  # includes TimeoutError and ConnectionError
     ValueError,
     RuntimeError,
+    AssertionError,  # a response lacks what the SDK relies on
 )
 
 
@@ -114,4 +115,6 @@ def _without_status(error: Exception) -> Fault:
         return Fault.REFUSED
     if isinstance(error, OSError | httpx.HTTPError | APIConnectionError):
         return Fault.BUSY
+    if isinstance(error, AssertionError):
+        return Fault.OLD
     return Fault.BROKEN
