@@ -52,15 +52,22 @@ def delete_states(directory: Path, *, all_of_them: bool = False) -> Mapping[str,
     if is_held(campaign.lock) or any(is_held(run.lock) for run in runs.values()):
         stop = f"`retrain stop {as_typed(directory)}`"
         raise LaunchError(f"{directory}: is running; wait for its end, or end it with {stop}")
-    for run_id, files in runs.items():
-        found = _of_run(run_id, files)
-        doomed = [path for path in found.paths if all_of_them or path not in found.needed]
-        if doomed:
-            config = read_run(files)
-            problems = _deleter(config)(config, doomed)
-            note_deleted(files, [path for path in doomed if not problems[path]])
-            told |= problems
+    doomed = {run_id: _doomed(_of_run(run_id, files), all_of_them) for run_id, files in runs.items()}
+    servers: dict[tuple[str, str], tuple[Config, list[str]]] = {}  # asked together: one may not answer
+    for run_id, paths in doomed.items():
+        if paths:
+            config = read_run(runs[run_id])
+            server = config.backend.backend, config.model.base_url
+            servers.setdefault(server, (config, []))[1].extend(paths)
+    for config, paths in servers.values():
+        told |= _deleter(config)(config, paths)
+    for run_id, paths in doomed.items():
+        note_deleted(runs[run_id], [path for path in paths if not told[path]])
     return told
+
+
+def _doomed(found: RunStates, all_of_them: bool) -> Sequence[str]:
+    return found.paths if all_of_them else [path for path in found.paths if path not in found.needed]
 
 
 def _of_run(run_id: str, files: RunFiles) -> RunStates:

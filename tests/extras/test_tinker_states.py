@@ -6,6 +6,8 @@ import json
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -14,7 +16,7 @@ import pytest
 
 from retrain import worker
 from retrain.backends.tinker import deleting
-from retrain.campaign.run import reopen, start
+from retrain.campaign.run import reopen, run_campaign, start
 from retrain.campaign.states import delete_states, states_of
 from retrain.config.schema import Config, Model
 from retrain.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_LAUNCH
@@ -92,6 +94,37 @@ def test_states_are_deleted_that_no_run_needs(
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, at_the_api(here)) == (EXIT_DONE, 0)
     assert f"{sum(len(one.paths) for one in finished)} states deleted" in done.stderr
+
+
+def test_what_a_server_that_dies_leaves_is_told_and_deleted_later(
+    here: Path, server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = here / "c.toml"
+    tokenizer = write_tokenizer(here / "tokenizer", ALPHABET)
+    file.write_text(CAMPAIGN.format(model=MODEL, url=server.url, tokenizer=tokenizer))
+    done = run_campaign(file)
+    assert done.exit_code == EXIT_DONE
+    saved = at_the_api(here)
+
+    def kill_in_the_middle() -> None:
+        while at_the_api(here) == saved:
+            time.sleep(0.001)
+        server.kill()
+
+    killer = threading.Thread(target=kill_in_the_middle)
+    killer.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(deleting, "ANSWER_S", 10.0)
+        told = delete_states(done.directory)
+    killer.join()
+    left = [path for path, problem in told.items() if problem]
+    assert len(told) == saved
+    assert 0 < len(left) < saved
+    assert all("not deleted: the API did not answer within 10 s" in told[path] for path in left)
+    assert [path for run in states_of(done.directory) for path in run.paths] == left
+    server.start()
+    assert set(delete_states(done.directory).values()) == {""}
+    assert (at_the_api(here), [run.paths for run in states_of(done.directory)]) == (0, [(), ()])
 
 
 def test_an_api_that_does_not_answer_is_told_instead_of_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
