@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 from pathlib import Path
 
+from retrain.errors import EXIT_INTERRUPTED
 from retrain.locks.held import is_held
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
@@ -44,6 +45,7 @@ NAMES = ("c0", "c1", "c2", "c3")
 CONDITIONS = "".join(
     f'[[campaign.conditions]]\nname = "{name}"\ntraining.lr = {n + 1}e-3\n' for n, name in enumerate(NAMES)
 )
+PRICED = "[budget.prices.numpy]\nprefill = 40_000\n"  # dollars: about one a step
 BROKEN = '[[campaign.conditions]]\nname = "broken"\nreward.reward = "tests.plugins.broken"\n'
 
 
@@ -102,6 +104,18 @@ def most_at_once(workers: Callable[[], Sized], *campaigns: subprocess.Popen[str]
         most = max(most, len(workers()))
         time.sleep(0.1)  # looking takes time from those who are looked at
     return most
+
+
+def goes_on_with_a_budget(retrain: Start, campaign: Path) -> None:
+    """Resume until a budget of some more steps ends it, then with a larger one until the campaign ends."""
+    before_usd = survey(campaign)[0].cost_usd or 0.0
+    code, said = finish(retrain("resume", campaign, "--budget-usd", before_usd + 4))
+    assert (code, "no room for another step" in said) == (EXIT_INTERRUPTED, True), said
+    after_usd = survey(campaign)[0].cost_usd or 0.0
+    assert before_usd < after_usd <= before_usd + 4 + 1  # the most that a step costs
+    assert not any(is_held(RunFiles(run).lock) for run in campaign.glob("runs/*"))
+    code, said = finish(retrain("resume", campaign, "--budget-usd", 1000))
+    assert code == 0, said
 
 
 def attempts_of(campaign: Path) -> list[int]:

@@ -13,6 +13,7 @@ from tests.cluster.campaigns import (
     BROKEN,
     CONDITIONS,
     NAMES,
+    PRICED,
     STEPS,
     TOML,
     WORKERS,
@@ -20,6 +21,7 @@ from tests.cluster.campaigns import (
     attempts_of,
     counting_runs,
     finish,
+    goes_on_with_a_budget,
     has_steps,
     numbers,
     only_campaign,
@@ -110,7 +112,7 @@ def test_a_second_task_of_a_running_run_leaves_and_touches_nothing(
 def test_stop_saves_everything_from_another_machine_and_resume_goes_on(
     slurm: Cluster, retrain: Start, tmp_path: Path
 ) -> None:
-    (tmp_path / "halt.toml").write_text(SLURM_TOML)
+    (tmp_path / "halt.toml").write_text(SLURM_TOML + PRICED)
     submitting = retrain("run", "halt.toml", *SLURM, "--set", "campaign.max_workers=1")
     await_that("steps", lambda: has_steps(tmp_path))
     submitting.send_signal(signal.SIGKILL)
@@ -120,8 +122,7 @@ def test_stop_saves_everything_from_another_machine_and_resume_goes_on(
     assert code == 0, said
     assert slurm.run("squeue", "-h").stdout == ""
     assert any(campaign.glob("runs/*/checkpoints/step-*"))
-    code, said = finish(retrain("resume", campaign))
-    assert code == 0, said
+    goes_on_with_a_budget(retrain, campaign)
     assert all(state == "done" for state, _ in results(campaign).values())
 
 
