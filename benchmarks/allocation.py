@@ -229,7 +229,10 @@ def main() -> None:
         campaigns = [drawn(plan, SCENARIOS[name], rng) for _ in range(options.campaigns)]
         rows += rows_of(name, plan, plan.decision, campaigns)
     if options.json:
-        print(json.dumps([asdict(row) for row in rows]))
+        plain = (
+            {key: None if value != value else value for key, value in asdict(row).items()} for row in rows
+        )
+        print(json.dumps(list(plain)))
         return
     columns = ("scenario", "budget", "cost", "power", "of rounds", "of equal seeds", "error")
     table = Table(*columns, "rounds: power", "error", box=None, title="percent")
