@@ -20,8 +20,8 @@ def command(
 ) -> None:
     """Show the states that a campaign has saved at an API, or delete them there.
 
-    States of finished runs are not needed to resume, but they are the trained models: fetch what you want
-    to keep first.
+    States of finished runs are not needed to resume, but they are the trained models: `retrain
+    publish` what you want to keep first.
 
     Example: retrain states logs/campaign-20260101T120000Z-1a2b --delete
     """
