@@ -17,12 +17,14 @@ from tests.cluster.campaigns import (
     BROKEN,
     CONDITIONS,
     NAMES,
+    PRICED,
     STEPS,
     TOML,
     Start,
     attempts_of,
     counting_runs,
     finish,
+    goes_on_with_a_budget,
     has_steps,
     numbers,
     only_campaign,
@@ -196,7 +198,7 @@ def test_runs_are_not_doubled_and_a_stop_of_the_job_or_the_campaign_saves_everyt
     ray: Cluster, retrain: Start, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
-    (tmp_path / "halt.toml").write_text(until(gate))
+    (tmp_path / "halt.toml").write_text(until(gate) + PRICED)
     settings = ("campaign.max_workers=1", "campaign.max_steps=100")
     first = retrain("run", "halt.toml", *on(ray, *settings))
     await_that("steps", lambda: has_steps(tmp_path))
@@ -227,7 +229,6 @@ def test_runs_are_not_doubled_and_a_stop_of_the_job_or_the_campaign_saves_everyt
     assert any(campaign.glob("runs/*/checkpoints/step-*"))
 
     gate.touch()
-    code, said = finish(retrain("resume", campaign))
-    assert code == 0, said
+    goes_on_with_a_budget(retrain, campaign)
     assert {state for state, _ in results(campaign).values()} == {"done"}
     assert [row["step"] for row in numbers(run)] == list(range(1, 101))
