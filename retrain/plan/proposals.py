@@ -125,7 +125,7 @@ class _Study:
             self._enqueue(Proposal({key: values.get(key) for key in self._swept}, number), name)
 
     def tell(self, values: Mapping[str, float | None]) -> None:
-        """Tell the values of conditions; None of one without a value."""
+        """Pass on the values of conditions; None of one without a value."""
         self.known |= values
         for name, value in values.items():
             if (trial := self._open.pop(name, None)) is not None:

@@ -113,7 +113,7 @@ def _unusable(what: str, error: Exception) -> ConfigError:
 
 
 def _untie(torch: Any, adapted: Model) -> None:
-    """Give the output head weights of its own if it shares the embedding's and either has adapters.
+    """Copy the output head's weights if it shares the embedding's and either has adapters.
 
     Merged into shared weights, the adapters of one would change the other.
     """

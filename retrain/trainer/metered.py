@@ -71,7 +71,7 @@ class MeteredBackend:
         return stats
 
     def count_turn(self, asked: LiveTurn, call: BilledCall, taken: Taken) -> None:
-        """Say what a turn was billed."""
+        """Count what a turn was billed."""
         turn = asked.turn
         if not isinstance(taken, Rollout):
             call.billed = Tokens()

@@ -57,6 +57,6 @@ class PlayMeter:
         self.show()
 
     def show(self) -> None:
-        """Tell how far the play is."""
+        """Report how far the play is."""
         took_s = time.monotonic() - self._began_s
         self._observe(EpisodeProgress(self._episodes, self._finished, self._turns, self._tokens, took_s))
