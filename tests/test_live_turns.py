@@ -279,7 +279,18 @@ def test_turns_that_a_stop_interrupts_may_have_been_billed():
     assert sample is not None
     with pytest.raises(InterruptedRunError):
         sample(Stops({0: asked("?", 5)}), HOW)
-    assert (meter.tokens, meter.open, meter.unsure) == (Tokens(), Tokens(), Tokens(sample=5))
+    assert (meter.tokens, meter.open, meter.unsure) == (Tokens(), Tokens(), Tokens(prefill=1, sample=5))
+
+
+def test_a_call_counts_with_all_that_it_may_be_billed_while_its_end_is_unknown():
+    told: list[Tokens] = []
+    meter = Meter(lambda one: told.append(one.open))
+    priced = MeteredBackend(policy(ends=False), meter, lambda found: found)
+    how = replace(HOW, group_size=3, max_tokens=2)
+    (group, _) = priced.sample([Prompt(0, "??", ""), Prompt(1, "<", "")], how)
+    priced.extend([NextTurn(group.rollouts[0], (("user", "><"),), 4)], replace(how, group_size=1))
+    assert [one for one in told if one != Tokens()] == [Tokens(3, 6, 12), Tokens(2, 4, 4)]
+    assert meter.tokens == Tokens(3, 6, 12) + Tokens(2, 4, 4)
 
 
 async def turns_of_the_loop(*_: object) -> None:

@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 
 from retrain.backends import Backend, Optimization, Sampling, UpdateStats
-from retrain.backends.live_turns import LiveTurn, Taken, TurnFeed
+from retrain.backends.live_turns import LiveTurn, Taken, TurnFeed, unsampled
 from retrain.backends.metering import BilledCall, Meter
-from retrain.errors import ConfigError
+from retrain.errors import ConfigError, PromptError
 from retrain.records.spending import Tokens
-from retrain.rollouts import Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
+from retrain.rollouts import FirstTurn, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
 
 
 class MeteredBackend:
@@ -36,15 +36,16 @@ class MeteredBackend:
         return getattr(self._backend, name)
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
-        most = len(prompts) * sampling.group_size * sampling.max_tokens
-        with self._meter.call(Tokens(sample=most)) as call:
+        size, read = sampling.group_size, sum(map(self._prompt, prompts))
+        most = Tokens(read, (size - 1) * read, size * len(prompts) * sampling.max_tokens)
+        with self._meter.call(most) as call:
             groups: list[Group] = self._wait_for(self._backend.sample(prompts, sampling))
             call.billed = sum(map(self._sampled, groups), Tokens())
         return groups
 
     def extend(self, turns: Sequence[NextTurn], sampling: Sampling) -> list[Rollout | None]:
         backend: Any = self._backend
-        with self._meter.call(Tokens(sample=sum(turn.max_tokens for turn in turns))) as call:
+        with self._meter.call(sum(map(self._at_most, turns), Tokens())) as call:
             found: list[Rollout | None] = self._wait_for(backend.extend(turns, sampling))
             call.billed = sum(map(self._extended, turns, found), Tokens())
         return found
@@ -82,7 +83,20 @@ class MeteredBackend:
 
     def begin_turn(self, asked: LiveTurn) -> AbstractContextManager[BilledCall]:
         """Return the call of a turn."""
-        return self._meter.call(Tokens(sample=asked.turn.max_tokens))
+        return self._meter.call(self._at_most(asked.turn))
+
+    def _at_most(self, turn: FirstTurn | NextTurn) -> Tokens:
+        """Return what a turn is billed at most; of messages without ids, a token for each byte."""
+        if isinstance(turn, NextTurn):
+            told = len(turn.tokens) or sum(len(content.encode()) for _, content in turn.messages)
+            return Tokens(told, self._length(turn.rollout), turn.max_tokens)
+        try:
+            return Tokens(self._prompt(turn.prompt), 0, turn.max_tokens)
+        except PromptError:  # the backend answers with it
+            return Tokens()
+
+    def _prompt(self, prompt: Prompt) -> int:
+        return self._length(unsampled(prompt, 0))
 
     def _sampled(self, group: Group) -> Tokens:
         first, others = group.rollouts[0], len(group.rollouts) - 1
