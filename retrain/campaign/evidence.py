@@ -68,8 +68,7 @@ class Rounds:
         known, done = read_looks(self._looks), self._done_of(plan)
         ended = dict.fromkeys(over) | {run.run_id: self._value(run, table.metric) for run in done}
         begun = {run.run_id for run in self._roll_up.entries() if run.attempts}
-        by_hand = {run.run_id for run in self._plan.runs if run.seed in self._plan.added_seeds}
-        is_spent = self._is_spent(table, begun - by_hand)
+        is_spent = self._is_spent(table, begun)
         seconds = self._seconds(done) if table.allocate == "auto" else {}
         found = decide(plan, table, ended, begun, is_spent=is_spent, known=known, seconds=seconds)
         if found.rounds and not known.design:
@@ -121,7 +120,9 @@ class Rounds:
         return self._values[run.run_id]
 
     def _is_spent(self, table: Decide, begun: Collection[str]) -> bool:
-        """Whether runs have used up the time or the money of the decision."""
+        """Whether runs, without those of seeds added by hand, have used up the decision's time or money."""
+        by_hand = {run.run_id for run in self._plan.runs if run.seed in self._plan.added_seeds}
+        begun = [run_id for run_id in begun if run_id not in by_hand]
         if table.budget_usd is not None and self._cost_usd(begun) >= table.budget_usd:
             return True
         return bool(table.budget) and self._busy_s(begun) >= parse_duration(table.budget)

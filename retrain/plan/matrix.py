@@ -174,7 +174,7 @@ def plan_runs(
     may be needed. `added_seeds` further ones follow all others. Of the conditions, the last `proposed` are a
     sampler's.
 
-    Raises ConfigError with every problem of `[decision]`.
+    Raises ConfigError with every problem of `[campaign.search]`, or of `[decision]`.
     """
     campaign, given = config.campaign or Campaign(), _seeds(config, drawn_seed)
     seeds = _with_further(config, given, added_seeds)
@@ -194,15 +194,21 @@ def plan_runs(
         added_seeds=tuple(seeds[len(seeds) - added_seeds :]),
         proposed=proposed,
     )
-    if campaign.search is not None:
-        from retrain.plan.search import require_searchable  # nor this
-
-        require_searchable(plan, campaign.search, file_name)
-    if plan.decision is not None:
-        from retrain.plan.decidable import require_decidable  # not at the top: few files have the table
-
-        require_decidable(plan.decision, plan, None if campaign.search else len(given), file_name)
+    _require_sound(plan, len(given), file_name)
     return plan
+
+
+def _require_sound(plan: Plan, seeds: int, file_name: str) -> None:
+    """Raise ConfigError with every problem of `[campaign.search]`, or of `[decision]`."""
+    search = plan.campaign.search
+    if search is not None:
+        from retrain.plan.search import require_searchable  # not at the top: few files have the table
+
+        require_searchable(plan, search, file_name)
+    if plan.decision is not None:
+        from retrain.plan.decidable import require_decidable  # nor this
+
+        require_decidable(plan.decision, plan, None if search else seeds, file_name)
 
 
 def _decide(config: Config) -> Decide | None:

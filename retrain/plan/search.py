@@ -56,34 +56,52 @@ def climb(
             got wherever it should, without a value.
         to_come: how many conditions a sampler has yet to propose; they join the others at the first rung.
     """
-    runs = {
+    alive = runs = {
         name: [run for run in plan.runs if run.condition == name and run.seed in plan.search_seeds]
         for name in plan.conditions
     }
     wanted = frozenset(run.run_id for several in runs.values() for run in several)
     over: dict[str, str] = {}
-    rungs, alive, is_growing = list(known), plan.conditions, to_come > 0 and not known
+    rungs, is_growing = list(known), to_come > 0 and not known
     if is_growing and to_come == table.trials:  # the first are proposed at once
         return Climb({}, over, (), wanted, due={})
     for place, step in enumerate(_steps(table, known)):
         if len(alive) == 1:
             break
-        batch = [run for name in alive for run in runs[name]]
         if place == len(rungs):
-            found = {run.run_id: value_at(run, step) for run in batch}
-            missing = {run.run_id: step for run in batch if not found[run.run_id][0]}
-            if missing:
-                return Climb(missing, over, tuple(rungs), wanted)
-            values = {name: [found[run.run_id][1] for run in runs[name]] for name in alive}
+            values, waits = _look(alive, step, value_at)
+            if waits:
+                return Climb(waits, over, tuple(rungs), wanted)
             if is_growing:
                 return Climb({}, over, (), wanted, due=_scores(values))
-            rungs.append(_rung(table, step or max(run.max_steps for run in batch), values, is_last=not step))
+            rungs.append(_rung(table, step or _last_step(alive), values, is_last=not step))
         one = rungs[place]
         if step:
-            over |= _dropped(one, {name: runs[name] for name in alive}, table.metric)
-        alive = tuple(name for name in one.kept if name in runs) or alive
-    over |= {run.run_id: WON for run in runs[alive[0]] if run.run_id not in over}
-    return Climb({}, over, tuple(rungs), wanted, alive[0])
+            over |= _dropped(one, alive, table.metric)
+        alive = {name: runs[name] for name in one.kept if name in runs} or alive
+    winner = next(iter(alive))
+    over |= {run.run_id: WON for run in runs[winner] if run.run_id not in over}
+    return Climb({}, over, tuple(rungs), wanted, winner)
+
+
+def _look(
+    alive: Mapping[str, Sequence[RunPlan]],
+    step: int,
+    value_at: Callable[[RunPlan, int], tuple[bool, float | None]],
+) -> tuple[dict[str, list[float | None]], dict[str, int]]:
+    """Return the values of conditions after a step, and the runs that are not there yet, with that step."""
+    found = {name: [value_at(run, step) for run in several] for name, several in alive.items()}
+    waits = {
+        run.run_id: step
+        for name, several in alive.items()
+        for run, (is_there, _) in zip(several, found[name], strict=True)
+        if not is_there
+    }
+    return {name: [value for _, value in seen] for name, seen in found.items()}, waits
+
+
+def _last_step(alive: Mapping[str, Sequence[RunPlan]]) -> int:
+    return max(run.max_steps for several in alive.values() for run in several)
 
 
 def _steps(table: Search, known: Sequence[Rung]) -> Sequence[int]:
