@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -93,3 +94,18 @@ def nothing_held_out(*, seed: int = 0) -> Task:
 
 def umlauts(*, seed: int = 0) -> Task:
     return Task(train=(), held_out=(Prompt(0, "ä", "ö"),), alphabet="äö", longest_answer=1)
+
+
+class AsksToStop:
+    """An episode of two turns, during which the run is asked to stop."""
+
+    STOP = threading.Event()
+
+    def start(self, prompt: Prompt) -> str:
+        self.turns = 0
+        return prompt.text
+
+    def step(self, completion: str) -> tuple[str, float, bool]:
+        self.STOP.set()
+        self.turns += 1
+        return "=", 0.0, self.turns == 2

@@ -30,6 +30,7 @@ from retrain.report.gather import gather
 from retrain.report.sides import Side
 from retrain.trainer.evaluation import standard_error
 from retrain.trainer.falling import WINDOW, Falling
+from tests.plugins import AsksToStop
 from tests.stopping import StopAfterStep
 from tests.test_trainer import SMALL, make_run, train, without_times
 
@@ -136,6 +137,17 @@ def test_episodes_are_played_in_the_run_s_environment_or_in_another(tmp_path: Pa
     assert rewards["scored"] == rewards["single"] == {0.0, 1.0}  # the evaluation's own reward
     assert rewards_of(alone, "own") - {0.0, 1.0}
     assert not any("turns_mean" in row for row in rows_of(alone))  # the run itself has none
+
+
+def test_a_stop_reaches_episodes_of_an_environment_of_an_evaluation_s_own(tmp_path: Path) -> None:
+    own = {"name": "own", "every": 3, "environment": "tests.plugins.AsksToStop"}
+    raw = with_evals(own, data=GUESSING)
+    whole, stopped = train(tmp_path / "whole", raw), make_run(tmp_path / "stopped", raw)
+    AsksToStop.STOP.clear()
+    assert worker.run(stopped.directory, AsksToStop.STOP) == 130
+    assert [len(rows_of(stopped)), rows_of(stopped, "own")[-1]] == [3, {}]
+    assert worker.run(stopped.directory, threading.Event()) == 0
+    assert rows_of(stopped, "own") == rows_of(whole, "own")
 
 
 def rewards_of(files: RunFiles, name: str) -> set[float | None]:

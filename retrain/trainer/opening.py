@@ -57,6 +57,10 @@ def open_trainer(
         saved = partial(checkpoint.written, files.checkpoints)
         journal.watch({"reward": scorer.progress, "evaluate": scorer.progress, "checkpoint": saved})
         is_over, calls = threading.Event(), EventLoopThread()
+
+        def is_leaving() -> bool:
+            return stop.is_set() or is_over.is_set()
+
         opened.callback(calls.close)
         spec = BackendSpec(
             seed=config.training.seed,
@@ -69,7 +73,7 @@ def open_trainer(
             observe_call=permits.observe_call,
             observe=_observer(config, journal),
             memory=partial(trainers_here, config, files, task),
-            is_leaving=lambda: stop.is_set() or is_over.is_set(),
+            is_leaving=is_leaving,
             run_name=permits.label,
             notes=files.directory,
             meter=budget.meter,
@@ -80,9 +84,13 @@ def open_trainer(
         opened.callback(lambda: calls.wait_for(backend.close()))
         if budget.has_price and not backend.info.bills:
             backend = MeteredBackend(backend, budget.meter, calls.wait_for)
-        sample = sampler_of(config, backend, calls, opened, journal.detail, stop.is_set)
+        sample = sampler_of(config, backend, calls, opened, journal.detail, is_leaving)
         evals = [
-            one(_eval_sampler(table, config, backend, calls, opened, sample))
+            one(
+                sampler_of(as_played(config, table), backend, calls, opened, journal.detail, is_leaving)
+                if table.environment
+                else sample
+            )
             for table, one in zip(config.eval.tables, asked, strict=True)
         ]
         if check := getattr(backend, "check_prompts", None):  # too long ones, before the first step
@@ -119,18 +127,6 @@ def _open_eval(
         own = _scorer(table.reward, table.params, config, opened)
         reward = partial(own.score, ignores_environment=True)
     return partial(OpenEval, table, task.held_out[: table.prompts], reward)
-
-
-def _eval_sampler(
-    table: Eval,
-    config: Config,
-    backend: Backend,
-    calls: EventLoopThread,
-    opened: ExitStack,
-    otherwise: SampleGroups,
-) -> SampleGroups:
-    """Return what samples an evaluation's groups: by default what samples the run's."""
-    return sampler_of(as_played(config, table), backend, calls, opened) if table.environment else otherwise
 
 
 def _observer(config: Config, journal: Journal) -> Callable[[BackendProgress], None]:
