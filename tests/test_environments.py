@@ -477,6 +477,29 @@ def test_a_coroutine_that_blocks_costs_its_episode(monkeypatch: pytest.MonkeyPat
     assert {one.retries for one in fine} <= {0, 1}
 
 
+def test_coroutines_that_block_cost_their_episodes_however_many_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("retrain.environments.own_loop.GRACE_S", 1.0)
+    over = threading.Event()
+
+    class Stuck(Count):
+        def start(self, prompt: Prompt) -> str:
+            self.blocks = prompt.id == 0
+            return super().start(prompt)
+
+        async def step(self, completion: str) -> tuple[str, float, bool]:  # type: ignore[override]
+            if self.blocks:
+                over.wait()
+            return super().step(completion)
+
+    rollouts = play(Stuck, prompts=2, how=replace(HOW, group_size=6), time_limit_s=0.2)
+    over.set()
+    played = [rollout.episode for rollout in rollouts if rollout.episode]
+    assert [one.timed_out for one in played] == [True] * 6 + [False] * 6
+    assert [(one.error, one.reward) for one in played[6:]] == [("", 3.0)] * 6
+
+
 def test_plain_functions_that_wait_do_so_at_the_same_time() -> None:
     everyone = threading.Barrier(6)
 

@@ -31,7 +31,7 @@ from retrain.environments.hosts import Hosts, at_once
 from retrain.environments.in_turn import InTurn
 from retrain.environments.own_loop import OwnLoop
 from retrain.environments.own_thread import OwnThread
-from retrain.event_loop import EventLoopThread
+from retrain.event_loop import EventLoopThread, in_new_thread
 from retrain.records.step_row import EpisodeSummary
 from retrain.rollouts import CallForm, Episode, FirstTurn, Group, NextTurn, Prompt, Rollout
 from retrain.trainer.desk import Ask, Asked, Desk
@@ -139,7 +139,8 @@ class Episodes:
             return await self._programs.play(ask, prompt, how, self._own_loop.call)
         began_s = time.perf_counter()
         for retries in count():
-            talk = self._conversation(desk)
+            loop = self._own_loop if retries == 0 else OwnLoop(self._table.time_limit_s)  # of this one alone
+            talk = self._conversation(desk, loop)
             played = Played(Rollout(prompt, "", (), np.zeros(0), (), truncated=False))
             error: EpisodeError | None = None
             try:
@@ -148,6 +149,8 @@ class Episodes:
                 error = failure
             finally:
                 await talk.close()
+                if retries:
+                    in_new_thread(loop.close)
             if not isinstance(error, EpisodeLostError) or retries == MOST_RETRIES:
                 break
         is_whole = played.done and not (played.rollout.truncated and played.tokens >= how.max_tokens)
@@ -170,11 +173,11 @@ class Episodes:
         )
         return replace(played.rollout, truncated=not (is_whole or error), episode=episode)
 
-    def _conversation(self, desk: Desk) -> Conversation:
+    def _conversation(self, desk: Desk, loop: OwnLoop) -> Conversation:
         limit_s = self._table.time_limit_s
         if self._hosts is not None:  # a process counts the time of each of its calls
             return Conversation(self._hosts.open, None, at_once, within)
-        call_async = partial(desk.free, self._own_loop.call)
+        call_async = partial(desk.free, loop.call)
         if self._table.threads:
             thread = OwnThread(limit_s)
             return Conversation(self._open, limit_s, thread.call, call_async, thread.end)
