@@ -18,6 +18,11 @@ from retrain.errors import ConfigError, LaunchError, RetrainError
 from retrain.records.text import as_typed, plain
 
 EXTRA, WHO = "hub", "publish --push"
+# of what was pushed there before: transformers prefers adapters to a whole model beside them
+WEIGHTS_OF_EARLIER = (
+    *("adapter_config.json", "adapter_model.safetensors"),
+    *("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json"),
+)
 
 
 def check_name(repository: str) -> None:
@@ -34,6 +39,8 @@ def check_name(repository: str) -> None:
 def push(directory: Path, repository: str, message: str, *, private: bool) -> str:
     """Push a directory as one commit to a repository, made if there is none; return its address.
 
+    The commit also deletes weights that were pushed before, unless it replaces them.
+
     Raises:
         ConfigError: the hub refuses the token, the name or the content.
         LaunchError: the hub cannot be reached, or fails.
@@ -46,7 +53,12 @@ def push(directory: Path, repository: str, message: str, *, private: bool) -> st
         url = api.create_repo(repository, private=private or None, exist_ok=True)
         if private and not api.model_info(repository).private:
             raise ConfigError("it exists and is public; make it private there, or name another")
-        api.upload_folder(repo_id=repository, folder_path=directory, commit_message=message)
+        api.upload_folder(
+            repo_id=repository,
+            folder_path=directory,
+            commit_message=message,
+            delete_patterns=list(WEIGHTS_OF_EARLIER),
+        )
     return str(url)
 
 

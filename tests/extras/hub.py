@@ -115,6 +115,8 @@ class Hub(ThreadingHTTPServer):
                 repository.files[value["path"]] = base64.b64decode(value["content"])
             elif row["key"] == "lfsFile":
                 repository.files[value["path"]] = self.objects[value["oid"]]
+            elif row["key"] == "deletedFile":
+                del repository.files[value["path"]]
         url = f"{self.url}/{name}/commit/{COMMIT}"
         return {"success": True, "commitOid": COMMIT, "commitUrl": url}
 

@@ -58,6 +58,18 @@ def test_a_directory_is_pushed_as_one_commit(hub, found):
     assert json.loads(repository.files[FACTS])["name"] == NAME
 
 
+def test_a_merged_model_takes_the_place_of_adapters_and_of_nothing_else(hub, found):
+    push_published(found, NAME, private=False)
+    repository = hub.repositories[NAME]
+    repository.files["notes.txt"] = b"of somebody"
+    directory = Path(found.directory)
+    (directory / WEIGHTS).rename(directory / "model.safetensors")
+    (directory / "adapter_config.json").rename(directory / "config.json")
+    push_published(found, NAME, private=False)
+    assert set(repository.files) == {CARD, FACTS, "model.safetensors", "config.json", "notes.txt"}
+    assert len(repository.messages) == 2
+
+
 def test_a_private_repository_is_one_and_a_public_one_is_not_used(hub, found):
     push_published(found, NAME, private=True)
     assert hub.repositories[NAME].private
