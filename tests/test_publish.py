@@ -138,6 +138,7 @@ def test_weights_and_facts_are_those_of_the_step(tmp_path):
     directory = campaign(tmp_path, {("grpo", 0): flat(0.5)})
     published(choose(directory, "", step=10), tmp_path / "out", base_model="org/other")
     assert (tmp_path / "out" / WEIGHTS).read_bytes() == b"grpo_s0 10"
+    assert (tmp_path / "out" / "templates").stat().st_mode & 0o111  # a directory, which can be entered
     facts = json.loads((tmp_path / "out" / FACTS).read_text())
     assert (facts["run_id"], facts["step"], facts["kind"]) == ("grpo_s0", 10, "adapter")
     known = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
@@ -158,6 +159,15 @@ def test_only_what_was_published_is_overwritten_and_only_on_request(tmp_path):
     published(choice, ours, force=True)
     assert sorted(path.name for path in mine.iterdir()) == ["thesis.txt"]
     assert not (ours / "left.txt").exists()
+
+
+def test_the_current_directory_is_not_replaced(tmp_path, monkeypatch):
+    choice = choose(campaign(tmp_path, {("grpo", 0): flat(0.5)}), "")
+    before = published(choice, tmp_path / "out")
+    monkeypatch.chdir(tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"-o needs a directory's name; write it as \.\./NAME"):
+        published(choice, Path(), force=True)
+    assert (tmp_path / "out" / "README.md").read_text() == before
 
 
 def test_a_failure_leaves_nothing_and_what_was_there(tmp_path):

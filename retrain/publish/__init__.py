@@ -97,8 +97,9 @@ def publish(choice: Choice, wishes: Wishes, say: Callable[[str], object]) -> Pub
         found = _described(subject, directory, made)
         (made / CARD).write_text(card(subject), encoding="utf-8")
         _write_facts(found, made)
-        for path in made.iterdir():  # some writers let nobody else read what they write
-            path.chmod((made / CARD).stat().st_mode)
+        for path in made.rglob("*"):  # some writers let nobody else read what they write
+            if path.is_file():  # tokenizers with several chat templates save a directory of them
+                path.chmod((made / CARD).stat().st_mode)
     return found
 
 
@@ -215,6 +216,8 @@ def _digest(directory: Path) -> str:
 @contextmanager
 def _made_beside(directory: Path, *, force: bool) -> Iterator[Path]:
     """Make a directory beside its place while entered, then move it there; nothing is left of a failure."""
+    if directory.name in ("", ".."):  # it would be replaced under the feet of who is in it
+        raise ConfigError(f"{directory}: -o needs a directory's name; write it as ../NAME")
     if directory.exists() or directory.is_symlink():
         if not (directory / FACTS).is_file():
             raise ConfigError(f"{directory}: exists, and is not from `retrain publish`; -o names another")
