@@ -44,8 +44,11 @@ class Rounds:
         search, self._rungs = plan.campaign.search, None
         if search is not None:
             self._rungs = Rungs(plan, search, roll_up, files_of, files, notice)
-        if known is None and (hopeless := undecidable(plan)):
-            notice(hopeless)
+
+    def tell_prospects(self) -> None:
+        """Notice that no difference can be found, before anything is known of one."""
+        if self._roll_up.manifest.decision is None and (hopeless := undecidable(self._plan)):
+            self._notice(hopeless)
 
     def asked(self, over: Collection[str]) -> frozenset[str]:
         """Return the ids of the runs asked for so far; all of them without `[decision]`.

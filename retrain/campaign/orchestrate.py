@@ -120,6 +120,8 @@ class CampaignRun:
         launcher = self._opened(lock, origin)
         rounds.begin_anew(self.accepted)
         self.accepted = ()
+        if self._supervisor is None:
+            rounds.tell_prospects()
         asked = rounds.asked(over)
         self._write(roll_up, ended=False)
         todo, alive = self._shares(asked, states, launcher.queued(), retry_failed)
@@ -292,9 +294,7 @@ class CampaignRun:
     def _lock(self) -> HeldLock:
         lock = hold(self._files.lock)
         if lock is None:
-            who = present_holder(self._files.lock)
-            raise LaunchError(
-                f"{self.directory}: is supervised by {who or 'another process'}; "
-                f"follow it with `retrain status {as_typed(self.directory)}`"
-            )
+            who = present_holder(self._files.lock) or "another process"
+            follow = f"follow it with `retrain status {as_typed(self.directory)}`"
+            raise LaunchError(f"{self.directory}: is supervised by {who}; {follow}")
         return lock

@@ -13,6 +13,7 @@ from typing import Any
 import optuna
 import pytest
 
+from retrain.campaign import Observer
 from retrain.campaign.run import reopen, start
 from retrain.config.campaign import Search
 from retrain.config.load import load_config
@@ -234,6 +235,19 @@ def test_kills_at_any_time_change_neither_the_proposals_nor_the_winner(here: Pat
     assert crashes >= 6
     assert campaign.execute().exit_code == EXIT_DONE
     assert found_in(campaign.directory) == expected
+
+
+def test_a_search_tells_once_that_it_cannot_find_a_difference(here: Path) -> None:
+    class Listening(Observer):
+        def notice(self, text: str) -> None:
+            told.append(text)
+
+    told: list[str] = []
+    path = here / "search.toml"
+    path.write_text(CAMPAIGN)
+    settings = ["decision.max_seeds=3", "campaign.search.trials=2", "campaign.search.trials_per_round=1"]
+    assert start(path, settings, observer=Listening()).execute().exit_code == EXIT_DONE
+    assert sum("max_seeds = 3 finds no difference" in one for one in told) == 1
 
 
 @pytest.mark.timeout(600)  # processes, on machines that do other things as well
