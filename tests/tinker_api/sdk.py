@@ -14,6 +14,7 @@ CALLS_SDK = [  # marks of a file that calls the SDK: what it leaves behind is ch
     pytest.mark.usefixtures("tinker_sdk"),
     pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
 ]
+CANCELLATIONS = 10
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +33,13 @@ def tinker_sdk() -> Iterator[None]:
 
 
 async def _end_tasks() -> None:
-    """End the tasks of this loop: those that close something by themselves, attempts at lost servers not."""
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    if tasks:
+    """End the tasks of this loop: those that close something by themselves, attempts at lost servers not.
+
+    A task that begins another attempt instead of being cancelled is cancelled again, but not for ever.
+    """
+    for _ in range(CANCELLATIONS):
+        if not (tasks := asyncio.all_tasks() - {asyncio.current_task()}):
+            return
         _, tasks = await asyncio.wait(tasks, timeout=0.5)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
