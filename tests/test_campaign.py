@@ -28,6 +28,7 @@ from retrain.records.metrics import read_metrics
 from retrain.records.run_state import RunState, read_attempts
 from retrain.semaphore import FileSemaphore
 from tests.conftest import TINY
+from tests.plugins import broken
 from tests.semaphore_processes import wait_until
 
 ROOT = Path(__file__).parent.parent
@@ -124,7 +125,8 @@ def test_a_failing_run_is_shown_with_its_log_and_the_rest_goes_on(campaign_file:
     assert outcome.exit_code == 4
     assert sorted((r, s) for r, s, _ in notes.ends) == [("grpo_s0", "done"), ("maxrl_s0", "failed")]
     (said,) = [message for _, state, message in notes.ends if state == "failed"]
-    assert "plugins.py:23: RuntimeError: this reward is broken" in said
+    line = broken.__code__.co_firstlineno + 1
+    assert f"plugins.py:{line}: RuntimeError: this reward is broken" in said
     assert notes.tails == []  # the message says all
     assert notes.retries == []
 
