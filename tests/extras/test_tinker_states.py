@@ -107,7 +107,7 @@ def test_what_a_server_that_dies_leaves_is_told_and_deleted_later(
     saved = at_the_api(here)
 
     def kill_in_the_middle() -> None:
-        while at_the_api(here) == saved:
+        while at_the_api(here) > saved - 2:  # when the second is gone, the first was answered
             time.sleep(0.001)
         server.kill()
 
