@@ -58,6 +58,35 @@ def test_an_early_comparison_finds_large_differences_sooner_and_keeps_the_error(
     assert len(verdicts(SequentialComparison(max_seeds=8, error=0.1), d)) > 4
 
 
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.floats(0.01, 10), min_size=7, max_size=7), st.booleans())
+def test_what_is_found_with_less_error_is_found_with_more(sizes, early):
+    """As Holm's procedure supposes, which passes on the error of what is found."""
+    patterns = [np.array(signs) * sizes for signs in itertools.product((1.0, -1.0), repeat=7)]
+    errors = (0.07, 0.1, 0.2)
+    found = [
+        {
+            i
+            for i, d in enumerate(patterns)
+            if SequentialComparison(7, error, early=early)
+            .look(d, np.zeros(7), later_errors=errors[k + 1 :])
+            .verdict
+            in ("better", "worse")
+        }
+        for k, error in enumerate(errors)
+    ]
+    assert found[0] <= found[1] <= found[2]
+
+
+def test_what_more_error_would_not_find_is_not_found():
+    d = np.array([0.32, -0.29, 0.31, -0.29, 1.29, 1.03, 4.14])
+    comparison = SequentialComparison(max_seeds=7, error=0.1)
+    assert comparison.look(d, np.zeros(7)).verdict == "better"
+    look = comparison.look(d, np.zeros(7), later_errors=[0.2])
+    assert look.verdict == "undecided"
+    assert look.p_value > 0.1
+
+
 def test_several_comparisons_share_the_error():
     sizes = np.random.default_rng(0).exponential(size=8)
     assert rejections(SequentialComparison(max_seeds=8, error=0.2, comparisons=4), sizes) <= 0.05

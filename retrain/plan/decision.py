@@ -16,7 +16,7 @@ import numpy as np
 
 from retrain.config.campaign import Decide
 from retrain.controllers.sequential import Look, SequentialComparison
-from retrain.controllers.sequential.allocation import found_per_cost, shares_of_error
+from retrain.controllers.sequential.allocation import found_per_cost, rising_errors, share_of_error
 from retrain.controllers.sequential.rejection import FloatArray
 from retrain.plan.matrix import Plan
 from retrain.records.decision import OPEN, ConditionDecision, Decision, is_higher_better
@@ -171,7 +171,7 @@ class Walk:
             for seed in self._seeds[self._asked[name] :]
         ]
         d = _differences(self._pairs(name, self._asked[name]))
-        return found_per_cost(self._comparison_of(name), d, costs)
+        return found_per_cost(self._comparison_of(name)[0], d, costs)
 
     def runs_of(self, asked: Mapping[str, int]) -> set[str]:
         """Return the runs that a round adds: seeds of its conditions, and of the reference as many."""
@@ -190,7 +190,11 @@ class Walk:
     def look(self, asked: Mapping[str, int], values: Mapping[str, float | None]) -> list[Found]:
         """Look at all open conditions after a round, and return those that are decided now.
 
-        By Holm's procedure (1979): once a difference is found, the others share its error.
+        By Holm's procedure (1979): once a difference is found, the others share its error. Of conditions
+        that equal the reference, the first to be found has at most the share that it has among these alone,
+        as shares only grow. What it finds with one share it finds with every larger one (`later_errors`): so
+        it errs at most with that share, and these add up to the error. Maurer and Bretz (2013,
+        doi:10.1080/19466315.2013.807748) ask this of group-sequential tests that pass on their error.
         """
         self._asked |= asked
         self.values |= values
@@ -217,26 +221,27 @@ class Walk:
         self._is_spent = True
         return found
 
-    def _comparison_of(self, name: str) -> SequentialComparison:
-        """Return the comparison of a condition with its share of the error.
+    def _comparison_of(self, name: str) -> tuple[SequentialComparison, Sequence[float]]:
+        """Return the comparison of a condition with its share of the error, and later errors.
 
-        Those found to differ need none any more. The shares of the others are equal, or with `allocate =
-        "auto"` by the sizes of their first differences.
+        Those found to differ need none. The shares of the others are equal, or go by their first differences.
         """
         left = [one for one, verdict in self.verdicts.items() if verdict not in FOUND or one == name]
         if self._table.allocate == "equal":
-            return replace(self._comparison, comparisons=len(left))
-        first = self._plan.first_seeds
-        share = shares_of_error({one: _differences(self._pairs(one, first)) for one in left})[name]
-        return replace(self._comparison, error=self._table.error * share, comparisons=1)
+            errors = [self._table.error / count for count in range(len(left), 0, -1)]
+        else:
+            first = {one: _differences(self._pairs(one, self._plan.first_seeds)) for one in self.verdicts}
+            errors = rising_errors(self._table.error, share_of_error(name, left, first))
+        return replace(self._comparison, error=errors[0], comparisons=1), errors[1:]
 
     def found(self, name: str, *, is_last: bool = False) -> Found:
         """Look at a condition."""
         pairs, final = self._pairs(name, self._asked[name]), self._asked[name] == len(self._seeds)
-        look, comparison = None, self._comparison_of(name)
+        comparison, later_errors = self._comparison_of(name)
+        look = None
         if len(pairs) >= FEWEST_PAIRS:
             spends = final or (is_last and self._table.allocate == "equal")
-            look = comparison.look(*np.array(pairs).T, final=spends)
+            look = comparison.look(*np.array(pairs).T, final=spends, later_errors=later_errors)
         verdict = look.verdict if look else OPEN
         if look and verdict == OPEN and self._table.allocate == "auto" and not comparison.can_find:
             verdict = "no_difference"  # its share of the error is too small

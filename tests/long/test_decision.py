@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -9,12 +10,15 @@ from subprocess import CompletedProcess
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from retrain.campaign import Observer
 from retrain.campaign.orchestrate import CampaignOutcome
 from retrain.campaign.run import reopen, start
 from retrain.config.load import load_config
-from retrain.controllers.sequential.allocation import shares_of_error
+from retrain.controllers.sequential.allocation import rising_errors, share_of_error
+from retrain.controllers.sequential.rejection import FloatArray
 from retrain.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_RUN_FAILED, ConfigError
 from retrain.plan.decidable import undecidable
 from retrain.plan.decision import Progress, decide
@@ -180,6 +184,21 @@ def test_a_difference_found_with_the_others_error_has_an_interval_on_its_side(de
     assert alike.high > 0.06
 
 
+def test_shares_that_grow_keep_the_error(decision_file: Path) -> None:
+    """Of all signs of a condition's differences, which has half of the error until another one is found."""
+    settings = ["max_seeds=7", "error=0.2", "smallest_difference=1e-9"]  # so that none is given up
+    plan = planned(decision_file, *(f"decision.{one}" for one in settings))
+    sizes = np.array([0.32, 0.29, 0.31, 0.29, 1.29, 1.03, 4.14])
+    late = [0.05, 0.9, -0.1, 0.8, 0.1, 0.7, 0.9]
+    false = []
+    for signs in itertools.product((1.0, -1.0), repeat=6):  # the reverse of a pattern is found alike
+        values = {"plain": [0.0] * 7, "bonus": late, "alike": [*(sizes[:-1] * signs), sizes[-1]]}
+        found = verdicts(progress(plan, values).decision)
+        assert found["bonus"] == ("better", 7)
+        false.append(found["alike"][0] in ("better", "worse"))
+    assert 0.15 < np.mean(false) <= 0.2
+
+
 def auto(path: Path, *overrides: str) -> Plan:
     return planned(path, "decision.allocate=auto", *overrides)
 
@@ -230,12 +249,29 @@ def test_the_error_goes_where_the_first_differences_are_large_of_either_sign(dec
 
 
 def test_equal_values_share_the_error_equally() -> None:
-    assert shares_of_error({"a": np.zeros(3), "b": np.zeros(2)}) == {"a": 0.5, "b": 0.5}
+    assert share_of_error("a", ["a", "b"], {"a": np.zeros(3), "b": np.zeros(2)}) == 0.5
+
+
+@given(st.lists(st.lists(st.floats(-9, 9), max_size=3).map(np.array), min_size=3, max_size=3))
+def test_a_share_of_the_error_only_grows(first: list[FloatArray]) -> None:
+    """Also that of a condition without values, and whichever of the others are found."""
+    known = dict(zip("abc", first, strict=True))
+    shares = [share_of_error("a", left, known) for left in ("abc", "ab", "a")]
+    assert shares == sorted(shares)
+    assert sum(share_of_error(name, "abc", known) for name in "abc") == pytest.approx(1)
+
+
+@given(st.floats(1e-300, 1))
+def test_a_share_is_rounded_down_to_one_of_few(share: float) -> None:
+    low, *later = rising_errors(0.05, share)
+    assert low <= max(0.05 * share, 0.05 * 2**-30) * (1 + 1e-9)
+    assert low > 0.95 * 0.05 * share
+    assert [low, *later] == sorted(rising_errors(0.05, 1e-300))[-len(later) - 1 :]
 
 
 def test_a_condition_whose_first_runs_failed_stays_open(decision_file: Path) -> None:
-    shares = shares_of_error({"a": np.ones(3), "b": np.zeros(0), "c": np.full(3, 0.1)})
-    assert shares["b"] == pytest.approx(1 / 3)
+    first = {"a": np.ones(3), "b": np.zeros(0), "c": np.full(3, 0.1)}
+    assert share_of_error("b", "bc", first) == 0.5
     values = {"plain": [0.0] * 3, "bonus": [0.5, 0.6, 0.55], "alike": [None] * 3}
     found = progress(auto(decision_file), values)
     assert verdicts(found.decision)["alike"] == ("continue", 0)

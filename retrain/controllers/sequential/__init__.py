@@ -161,7 +161,12 @@ class SequentialComparison:
         return SignFlips(self.max_seeds, EARLY_INTERIM if self.early else INTERIM)
 
     def look(
-        self, a: Sequence[float] | FloatArray, b: Sequence[float] | FloatArray, *, final: bool = False
+        self,
+        a: Sequence[float] | FloatArray,
+        b: Sequence[float] | FloatArray,
+        *,
+        final: bool = False,
+        later_errors: Sequence[float] = (),
     ) -> Look:
         """Return the verdict on a - b after the seeds so far.
 
@@ -172,6 +177,9 @@ class SequentialComparison:
             a, b: the metric of each seed, in the same order of seeds; 2 to `max_seeds` values.
             final: no seed follows, for a reason other than the values, so this look spends all error
                 that is left, as that after `max_seeds` does.
+            later_errors: what `error / comparisons` may become as others are found and leave it their
+                share. A difference is found only if each of these finds it too: so what is found with
+                less error is found with more, as Holm's procedure supposes (see `retrain.plan.decision`).
 
         Raises:
             ValueError: the lengths differ, there are too few or too many values, or one is not finite.
@@ -181,7 +189,7 @@ class SequentialComparison:
         values = np.array([a, b], np.float64)
         require("values", values.tolist(), bool(np.isfinite(values).all()), "finite numbers")
         d, resolution = _differences(*values)
-        outcome = self.test.outcome(d, self.error_of_each, final=final)
+        outcome = self._outcome(d, later_errors, final=final)
         p_value = min(1.0, outcome.share * self.comparisons)
         if not outcome.rejected_at:
             p_value = max(p_value, math.nextafter(self.error, 1.0))
@@ -220,6 +228,12 @@ class SequentialComparison:
     def from_state_dict(cls, state: Mapping[str, Any]) -> SequentialComparison:
         """Return the comparison that `state_dict` described."""
         return cls(**state)
+
+    def _outcome(self, d: FloatArray, later_errors: Sequence[float], *, final: bool) -> Outcome:
+        found = self.test.outcome(d, self.error_of_each, final=final)
+        later = (self.test.outcome(d, error, final=final) for error in later_errors if found.rejected_at)
+        is_lost = any(one.sign != found.sign for one in later)
+        return Outcome(0, found.share) if is_lost else found
 
     def _in_units(self, resolution: float) -> float | None:
         smallest = self.smallest_difference

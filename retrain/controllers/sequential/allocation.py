@@ -12,7 +12,7 @@ look (Spiegelhalter, Freedman and Blackburn 1986, doi:10.1016/0197-2456(86)90003
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -20,22 +20,35 @@ from retrain.controllers.sequential import FINAL, SequentialComparison
 from retrain.controllers.sequential.rejection import NORMAL, FloatArray, score
 
 STEEPNESS = 4.0  # of the shares in the mean square of differences: nearly all error goes where it is largest
-LEAST = 1e-9  # share of the error, of the largest
+LEAST = 1e-60  # mean square, relative to the largest, so that shares are numbers also if all are 0
+STEPS = 16  # of a share per halving: rounding costs 4 % of it at most
+FEWEST_STEPS = 30 * STEPS  # a share of 2**-30 rejects no pattern of signs, and a smaller one no fewer
 
 
-def shares_of_error(first: Mapping[str, FloatArray]) -> dict[str, float]:
-    """Return the share of the error of each comparison, by the sizes of its first differences.
+def share_of_error(name: str, left: Collection[str], first: Mapping[str, FloatArray]) -> float:
+    """Return the share of the error that a comparison has among those left.
 
-    One without any, as its runs failed, has as much as the others on average.
+    Its weight follows from the sizes of its first differences and never changes, so that its share only
+    grows while others are found. One without any, as its runs failed, has the smallest weight of all.
+
+    Args:
+        name: the comparison, one of those left.
+        left: comparisons that share the error.
+        first: the first differences of all comparisons there ever were.
     """
-    known = {name: d for name, d in first.items() if len(d)}
+    known = {one: d for one, d in first.items() if len(d)}
     largest = max((float(np.abs(d).max()) for d in known.values()), default=0.0) or 1.0
-    squares = {name: float(np.mean((d / largest) ** 2)) for name, d in known.items()}
+    squares = {one: float(np.mean((d / largest) ** 2)) for one, d in known.items()}
     top = max(squares.values(), default=0.0) or 1.0
-    weights = {name: (square / top) ** STEEPNESS + LEAST for name, square in squares.items()}
-    usual = float(np.mean(list(weights.values()))) if weights else 1.0
-    whole = sum(weights.values()) + usual * (len(first) - len(weights))
-    return {name: weights.get(name, usual) / whole for name in first}
+    weights = {one: max(square / top, LEAST) ** STEEPNESS for one, square in squares.items()}
+    least = min(weights.values(), default=1.0)
+    return weights.get(name, least) / math.fsum(weights.get(one, least) for one in left)
+
+
+def rising_errors(error: float, share: float) -> list[float]:
+    """Return a share of an error, rounded down to one of few levels, and all levels above it."""
+    steps = min(FEWEST_STEPS, math.ceil(-STEPS * math.log2(share) - 1e-9))
+    return [error * 2 ** (-step / STEPS) for step in range(steps, -1, -1)]
 
 
 def found_per_cost(comparison: SequentialComparison, d: FloatArray, costs: Sequence[float]) -> float:
