@@ -25,6 +25,7 @@ from retrain.records.rungs import (
     Rung,
     Searched,
     append_rung,
+    as_decided,
     is_settled,
     lines_of_search,
     read_rungs,
@@ -240,6 +241,18 @@ def test_a_run_that_waits_is_not_shown_as_interrupted(tmp_path: Path) -> None:
     assert shown == [("waiting", "at rung 10", False, ""), ("interrupted", "", False, "")]
     waits = row("a", 10)
     assert campaign_state([waits], is_supervised=False) == "interrupted"
+
+
+def test_a_run_that_goes_on_is_pending_until_it_starts() -> None:
+    rungs = [Rung(step, dict.fromkeys("ab", 0.5), ("a",)) for step in (10, 20)]
+    found = Searched("mean_reward", "a", (0,), (rungs[0],))
+    waits = replace(row("a", 11), phase="at rung 10")
+    on = as_decided(waits, found)
+    assert (on.state, on.phase) == ("pending", "after rung 10")
+    for other in (replace(waits, condition="b"), replace(waits, phase="at rung 20")):
+        assert as_decided(other, found) is other
+    assert as_decided(waits, None) is waits
+    assert as_decided(waits, replace(found, rungs=tuple(rungs))) == on  # resumed much later
 
 
 def test_a_search_is_settled_when_its_winner_is_decided_about(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ NAME_LIMIT = 200  # characters of an id, a condition (as many as its key allows)
 MESSAGE_LIMIT = 500  # characters; a damaged record names its path twice and the command that repairs it
 _CALM = (RunState.PENDING, RunState.RUNNING, RunState.DONE, RunState.INTERRUPTED, WAITING)
 _FINAL = (RunState.DONE, RunState.FAILED, UNREADABLE)  # these take no more steps
+AT_RUNG = "at rung "  # phase of a run that waits at a rung of a search; then the step
 _ONLY_RUN_TOML = ["run.toml"]
 
 
@@ -76,8 +77,11 @@ class RunRow:
         "pending, running, done, failed, infrastructure, timeout, stalled, interrupted, "
         "waiting (at a rung of a search), died or unreadable",
     )
-    phase: str = _column("", "last known phase of a running run; where a waiting one waits", default="")
-    detail: str = _column("", "how far a long phase is", default="")
+    phase: str = _column(
+        "",
+        "last known phase of a running run; where a waiting one waits; from where a pending one goes on",
+        default="",
+    )
     engine: str = _column("", "load of the server that samples, as it said last", default="")
     engine_server: str = _column("", "its log; its address if others started it", default="")
     step: int = _column("steps", "steps that are complete", default=0)
@@ -217,7 +221,7 @@ def row_of_parts(
         found |= columns_of(spending, is_alive=seen.state == RunState.RUNNING)
     of_last = {name: _value(last, name, kind) for name, kind in _OF_LAST_STEP.items()}
     if rung := _rung(seen):
-        found |= {"state": WAITING, "phase": f"at rung {rung}"}
+        found |= {"state": WAITING, "phase": f"{AT_RUNG}{rung}"}
     return row_of(planned, found | now | of_last)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from retrain.records.decision import Decision
 from retrain.records.files import read_json, readable, remove_file, write_json
 from retrain.records.layout import RunFiles
 from retrain.records.lines import append_line, parse_line, read_lines
-from retrain.records.run_state import WAITS, read_progress
+from retrain.records.run_row import AT_RUNG, RunRow
+from retrain.records.run_state import WAITING, WAITS, RunState, read_progress
 from retrain.records.text import count_of, number, plain
 
 
@@ -121,6 +122,15 @@ def is_waiting(files: RunFiles) -> bool:
     """Whether a run has ended its attempt to wait for the search."""
     progress = readable(read_progress, files.status)
     return progress is not None and why_to_wait(files.rung, progress.step) != ""
+
+
+def as_decided(row: RunRow, searched: Searched | None) -> RunRow:
+    """Return a run's row; one that waited at a rung, and goes on, is pending until its worker starts."""
+    rungs = searched.rungs if searched else ()
+    is_over = row.state == WAITING and row.phase in [f"{AT_RUNG}{one.step}" for one in rungs]
+    if not is_over or row.condition not in rungs[-1].kept:
+        return row
+    return replace(row, state=RunState.PENDING, phase=row.phase.replace("at", "after", 1))
 
 
 def lines_of_search(found: Searched | None) -> Iterator[str]:

@@ -38,6 +38,7 @@ from retrain.records.manifest import Manifest, RunEntry
 from retrain.records.metrics import is_step
 from retrain.records.run_row import RunRow, row_of_inspected, unreadable_row
 from retrain.records.run_state import UNREADABLE, Attempt, Inspection, RunState, inspect_run, rung_of
+from retrain.records.rungs import Searched, as_decided
 from retrain.records.text import plain
 from retrain.status import manifest_of, runs_of
 
@@ -147,7 +148,8 @@ def _read(directory: Path, *, with_rows: bool = True) -> CampaignRecord:
     problems: list[str] = []
     manifest = manifest_of(_with_manifest(files), problems)
     planned = runs_of(files, manifest, problems)
-    runs = [_run(files_of, entry, with_rows=with_rows) for files_of, entry in planned]
+    searched = manifest.searched if manifest else None
+    runs = [_run(files_of, entry, searched, with_rows=with_rows) for files_of, entry in planned]
     for i, run in enumerate(runs):
         if is_edited(run.config):
             problems.append(f"{run.run_id}: run.toml was changed after it was planned, and is left out")
@@ -179,11 +181,11 @@ def _with_manifest(files: CampaignFiles) -> CampaignFiles:
     return CampaignFiles(above.parent) if is_part else files
 
 
-def _run(files: RunFiles, entry: RunEntry, *, with_rows: bool) -> RunHistory:
+def _run(files: RunFiles, entry: RunEntry, searched: Searched | None, *, with_rows: bool) -> RunHistory:
     seen, columns = Inspection(RunState.PENDING, (), None), NO_ROWS
     try:
         seen = inspect_run(files, entry.config_hash)
-        row = row_of_inspected(entry, files, seen)
+        row = as_decided(row_of_inspected(entry, files, seen), searched)
         columns = read_columns(files.metrics) if with_rows else NO_ROWS
     except RecordsError as error:
         row = unreadable_row(entry, error)

@@ -36,7 +36,7 @@ from retrain.records.manifest import (
 from retrain.records.metrics import mean, median, sample_std
 from retrain.records.run_row import RunRow, read_row, unreadable_row
 from retrain.records.run_state import UNREADABLE, WAITING, RunState
-from retrain.records.rungs import Searched, is_settled
+from retrain.records.rungs import Searched, as_decided, is_settled
 from retrain.records.text import as_typed, plain
 
 if TYPE_CHECKING:
@@ -132,6 +132,7 @@ def campaign_row(
     directory, is_supervised = files.directory, _is_supervised(files, problems)
     state = campaign_state(runs, is_supervised=is_supervised)
     known, name = manifest or _UNKNOWN, directory.resolve().name
+    runs = tuple(as_decided(run, known.searched) for run in runs)
     if state == "done" and not is_settled(known.searched, known.decision):
         state = "interrupted"  # between two rounds
     expected = as_expected(runs, known.searched)

@@ -124,7 +124,8 @@ class _CampaignTracker:
         except RecordsError as error:
             problems.append(str(error))
         status = campaign_row(self._files, self._manifest, tuple(run.row for run in seen), problems)
-        runs = {run.row.run_id: run for run in seen}
+        shown = zip(seen, status.runs, strict=True)
+        runs = {row.run_id: run if run.row is row else replace(run, row=row) for run, row in shown}
         if self._now is not None and self._now.status == status and self._now.runs == runs:
             return self._now
         return WatchedCampaign(status, runs)

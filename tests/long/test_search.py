@@ -27,6 +27,7 @@ from retrain.report.gather import gather
 from retrain.report.sides import choose
 from retrain.report.tables import failures
 from retrain.status import survey
+from retrain.status.watch import Watcher
 from tests.long.test_decision import DECISION
 from tests.stopping import kill_when
 
@@ -68,11 +69,35 @@ def learned(files: RunFiles) -> list[dict[str, Any]]:
     return [{key: row[key] for key in kept} for row in read_metrics(files.directory)]
 
 
+class Looking(Observer):
+    """Looks as a user would at the runs that go on at the first rung, before one of them has started."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self.shown: list[
+            set[tuple[str, str]]
+        ] = []  # states and phases, by status, its live view and the report
+
+    def asked(self, runs: Sequence[RunPlan]) -> None:
+        if not self.shown:
+            (directory,) = find_campaigns(self._logs)
+            (watched,) = Watcher(directory).look().campaigns
+            views = (
+                survey(directory)[0].runs,
+                [run.row for run in watched.runs.values()],
+                gather(directory).runs,
+            )
+            asked = {run.run_id for run in runs}
+            self.shown = [{(one.state, one.phase) for one in view if one.run_id in asked} for view in views]
+
+
 def test_a_search_drops_the_worse_and_decides_on_fresh_seeds(here: Path) -> None:
     path = here / "search.toml"
     path.write_text(SEARCH)
-    outcome = start(path).execute()
+    looking = Looking(here / "logs")
+    outcome = start(path, observer=looking).execute()
     assert outcome.exit_code == EXIT_DONE
+    assert looking.shown == [{("pending", "after rung 2")}] * 3
     assert set(outcome.states.values()) == {RunState.DONE}
     manifest, files = manifest_of(outcome.directory), CampaignFiles(outcome.directory)
     searched, decision = manifest.searched, manifest.decision
