@@ -18,7 +18,7 @@ from retrain.backends.tinker.custom import Linear
 from retrain.backends.tinker.policy import TinkerBackend
 from retrain.backends.tinker.wire import ApiLoss, loss_inputs
 from retrain.rollouts import Loss, TrainingSample
-from tests.extras.test_tinker_backend import HOW, PROMPTS, STEP, during, samples_of
+from tests.extras.test_tinker_backend import HOW, PROMPTS, STEP, during, loss_of, samples_of
 from tests.extras.test_tinker_backend import place as place
 from tests.extras.test_tinker_backend import server as server
 from tests.extras.test_tinker_backend import spec as spec
@@ -133,17 +133,24 @@ def test_a_base_model_that_was_lost_is_made_again(spec: BackendSpec, server: Run
 
 
 def test_an_entropy_bonus_spreads_a_sharp_policy(spec: BackendSpec) -> None:
-    async def story(backend: TinkerBackend) -> list[float]:
-        found = []
-        for step in range(20):
-            data = samples_of(await backend.sample(PROMPTS, replace(HOW, group_size=16)))
-            scale = 1.0 if step < 6 else 0.0  # sharpen it, then the bonus alone
-            data = [replace(one, advantages=one.advantages * scale) for one in data]
-            loss = Loss("ppo", registry.find("losses", "ppo"))
-            how = replace(STEP, lr=0.05, entropy_bonus=1.0 - scale)
-            found.append((await backend.update(data, loss, how)).entropy)
-        return found
+    ppo = loss_of("ppo")
 
-    entropies = during(spec, story)
-    assert entropies[6] < entropies[0] - 0.3
-    assert entropies[-1] > entropies[6] + 0.3
+    async def step(backend: TinkerBackend, advantage: float, bonus: float) -> float:
+        """Reward each token 0, and return the entropy of what was sampled before."""
+        data = samples_of(await backend.sample(PROMPTS, replace(HOW, group_size=16)))
+        data = [replace(one, advantages=advantage * (np.array(one.rollout.tokens) == 0)) for one in data]
+        return (await backend.update(data, ppo, replace(STEP, lr=0.005, entropy_bonus=bonus))).entropy
+
+    async def story(backend: TinkerBackend) -> None:
+        entropy = begun = await step(backend, 1.0, 0.0)
+        for _ in range(50):  # until sharp, but not so sharp that no other token is drawn
+            if (entropy := await step(backend, 1.0, 0.0)) < begun - 0.4:
+                break
+        assert entropy < begun - 0.4
+        sharp = entropy
+        for _ in range(50):
+            if (entropy := await step(backend, 0.0, 1.0)) > sharp + 0.3:
+                break
+        assert entropy > sharp + 0.3
+
+    during(spec, story)
