@@ -17,7 +17,7 @@ from retrain.locks.held import is_held, signal_holder
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.metrics import read_metrics
 from tests.budget_kills import ALPHABET, CAMPAIGN, RUNS, STEP_USD, Stop, kill_with_budget, stop_of
-from tests.tinker_api.running import KEY, ROOT, RunningServer, serve, write_tokenizer
+from tests.tinker_api.running import KEY, WORKERS_PATH, RunningServer, serve, write_tokenizer
 
 
 def check(stop: Stop) -> None:
@@ -31,7 +31,7 @@ def test_the_bill_never_exceeds_the_budget_by_more_than_a_step_of_each_worker(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TINKER_API_KEY", KEY)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", WORKERS_PATH)
     found = kill_with_budget(here, kills=8, seed=1, kills_per_stop=4)
     assert found.kills >= 8
     for stop in found.stops:

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import zstandard
 from numpy.typing import NDArray
-from tinker.proto import tinker_public_pb2 as pb
 
+
+def _messages() -> ModuleType:
+    """Return the SDK's messages without the SDK, whose import would cost each server seconds."""
+    (package,) = importlib.util.find_spec("tinker").submodule_search_locations
+    file = Path(package) / "proto" / "tinker_public_pb2.py"
+    spec = importlib.util.spec_from_file_location("tinker_public_pb2", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+pb = _messages()
 DTYPES = {pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64: np.int64}
 
 
