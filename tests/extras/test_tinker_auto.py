@@ -1,8 +1,11 @@
-"""A campaign that finds out how many calls an API bears: it refuses more than four at once."""
+"""A campaign finds how many calls an API bears, here four at once, and shows and records that it pauses."""
 
 from __future__ import annotations
 
 import json
+import re
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,12 +13,13 @@ import pytest
 
 from retrain.campaign.run import run_campaign
 from retrain.records.metrics import read_metrics
+from retrain.records.run_state import read_attempts
 from retrain.status import survey
 from tests.tinker_api.running import MODEL, RunningServer, serve, write_tokenizer
 
 pytestmark = [pytest.mark.extras, pytest.mark.timeout(300)]
 ALPHABET = "01234="
-STEPS, RUNS, CAPACITY = 20, 3, 4
+STEPS, RUNS, CAPACITY = 10, 2, 4
 
 CAMPAIGN = """
 [model]
@@ -23,8 +27,8 @@ model = "{model}"
 base_url = "{url}"
 
 [training]
-batch_size = 4
-group_size = 4
+batch_size = 8
+group_size = 2
 max_tokens = 3
 temperature = 1.0
 save_every = 0
@@ -39,7 +43,7 @@ max_concurrent = "auto"
 options = {{ tokenizer = "{tokenizer}", first_retry_s = 0.1 }}
 
 [campaign]
-seeds = [0, 1, 2]
+seeds = [0, 1]
 max_steps = {steps}
 parallel = true
 """
@@ -50,25 +54,57 @@ def server(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningServe
     yield from serve(here, monkeypatch, ALPHABET, "--latency", "0.05", "--capacity", str(CAPACITY))
 
 
-def test_permits_settle_near_what_the_api_bears_and_every_run_finishes(
+class Pause(threading.Thread):
+    """Has the API pause after a few updates, until the campaign says so."""
+
+    def __init__(self, server: RunningServer, logs: Path) -> None:
+        super().__init__()
+        self._server, self._logs = server, logs
+        self._over = threading.Event()
+        self.said: list[str] = []
+
+    def run(self) -> None:
+        while self._server.stats()["updates"] < 4 and not self._over.wait(0.1):
+            pass
+        self._server.pause("paused_capacity")
+        gives_up_s = time.monotonic() + 120  # else the campaign would wait for ever
+        while not (self.said or self._over.wait(0.1)) and time.monotonic() < gives_up_s:
+            (campaign,) = survey(self._logs)
+            self.said.extend(run.detail for run in campaign.runs if run.phase == "API paused")
+        self._server.pause()
+
+    def end(self) -> None:
+        self._over.set()
+        self.join()
+
+
+def test_permits_settle_near_what_the_api_bears_and_a_pause_is_shown(
     here: Path, server: RunningServer
 ) -> None:
     tokenizer = write_tokenizer(here / "tokenizer", ALPHABET)
     file = here / "campaign.toml"
     file.write_text(CAMPAIGN.format(model=MODEL, url=server.url, tokenizer=tokenizer, steps=STEPS))
+    pause = Pause(server, here / "logs")
+    pause.start()
     outcome = run_campaign(file)
+    pause.end()
 
     assert outcome.exit_code == 0
-    rows = [row for run in (outcome.directory / "runs").iterdir() for row in read_metrics(run)]
+    runs = sorted((outcome.directory / "runs").iterdir())
+    assert [len(read_attempts(run / "attempts.jsonl")) for run in runs] == [1] * RUNS
+    rows = [row for run in runs for row in read_metrics(run)]
     assert len(rows) == RUNS * STEPS
     later = [row["permits"] for row in rows if row["step"] > STEPS / 2]
     assert CAPACITY / 3 <= sum(later) / len(later) <= 1.5 * CAPACITY  # fewer where this machine is slow
     lines = (outcome.directory / "permits" / "adaptive.jsonl").read_text().splitlines()
     changes = [json.loads(line) for line in lines]
-    assert len(changes) < RUNS * STEPS / 4  # a limit that stays is not tried again and again
     assert any(c["permits"] < c["before"] for c in changes)
     assert any(c["permits"] > c["before"] for c in changes)
     (status,) = survey(outcome.directory)
     assert status.permits is not None
     assert status.permits.permits == changes[-1]["permits"]
     assert changes[-1]["reason"] in status.permits.change
+
+    assert any(re.match(r"capacity, \d", text) for text in pause.said), pause.said
+    assert all(0 <= row["api_pause_s"] <= min(row["step_time_s"], row["api_pauses_s"]) for row in rows)
+    assert any(row["api_pause_s"] > 0 for row in rows)

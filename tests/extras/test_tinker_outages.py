@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import logging
 import re
-import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,14 +20,9 @@ from retrain.backends.tinker import outages as watching
 from retrain.backends.tinker.calls import Calls
 from retrain.backends.tinker.outages import Outages
 from retrain.backends.tinker.policy import TinkerBackend
-from retrain.campaign.run import run_campaign
 from retrain.controllers.permits import CallFacts
-from retrain.records.metrics import read_metrics
-from retrain.records.run_state import read_attempts
 from retrain.rollouts import Prompt
 from retrain.semaphore import FileSemaphore
-from retrain.status import survey
-from tests.extras.test_tinker_auto import CAMPAIGN
 from tests.tinker_api.running import MODEL, RunningServer, serve, write_tokenizer
 from tests.tinker_api.sdk import CALLS_SDK
 
@@ -217,35 +210,3 @@ def test_a_server_that_is_down_is_told_with_how_long(
         story_of(server, tmp_path, told, tell)
     assert told.outages[-1].phase == ""
     assert "the API answers again" in caplog.text
-
-
-def test_a_campaign_shows_and_records_a_pause(here: Path, server: RunningServer) -> None:
-    tokenizer = write_tokenizer(here / "tokenizer", ALPHABET)
-    file = here / "campaign.toml"
-    file.write_text(CAMPAIGN.format(model=MODEL, url=server.url, tokenizer=tokenizer, steps=12))
-    said: list[str] = []
-
-    over = threading.Event()
-
-    def pause() -> None:
-        while server.stats()["updates"] < 4 and not over.wait(0.02):
-            pass
-        server.pause("paused_capacity")
-        gives_up_s = time.monotonic() + 120  # else the campaign would wait for ever
-        while not (said or over.wait(0.1)) and time.monotonic() < gives_up_s:
-            (campaign,) = survey(here / "logs")
-            said.extend(run.detail for run in campaign.runs if run.phase == "API paused")
-        server.pause()
-
-    thread = threading.Thread(target=pause)
-    thread.start()
-    outcome = run_campaign(file, ["campaign.seeds=[0, 1]"])
-    over.set()
-    thread.join()
-    assert outcome.exit_code == 0
-    runs = sorted((outcome.directory / "runs").iterdir())
-    assert [len(read_attempts(run / "attempts.jsonl")) for run in runs] == [1, 1]
-    assert any(re.match(r"capacity, \d", text) for text in said), said
-    rows = [row for run in runs for row in read_metrics(run)]
-    assert all(0 <= row["api_pause_s"] <= min(row["step_time_s"], row["api_pauses_s"]) for row in rows)
-    assert any(row["api_pause_s"] > 0 for row in rows)
