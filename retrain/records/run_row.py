@@ -82,6 +82,7 @@ class RunRow:
         "last known phase of a running run; where a waiting one waits; from where a pending one goes on",
         default="",
     )
+    detail: str = _column("", "how far a long phase is", default="")
     engine: str = _column("", "load of the server that samples, as it said last", default="")
     engine_server: str = _column("", "its log; its address if others started it", default="")
     step: int = _column("steps", "steps that are complete", default=0)

@@ -40,7 +40,7 @@ def share_of_error(name: str, left: Collection[str], first: Mapping[str, FloatAr
     largest = max((float(np.abs(d).max()) for d in known.values()), default=0.0) or 1.0
     squares = {one: float(np.mean((d / largest) ** 2)) for one, d in known.items()}
     top = max(squares.values(), default=0.0) or 1.0
-    weights = {one: max(square / top, LEAST) ** STEEPNESS for one, square in squares.items()}
+    weights = {one: math.pow(max(square / top, LEAST), STEEPNESS) for one, square in squares.items()}
     least = min(weights.values(), default=1.0)
     return weights.get(name, least) / math.fsum(weights.get(one, least) for one in left)
 
