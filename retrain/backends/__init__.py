@@ -149,8 +149,7 @@ class BackendSpec:
 class Sampling:
     """How to sample: temperature 0 means greedy.
 
-    With a `seed`, the call uses its own random generator and does not affect later calls. With None, it
-    uses the run's generator, whose state is in the checkpoint.
+    With a `seed`, the call has a random generator of its own; with None, the run's, kept in checkpoints.
     """
 
     group_size: int
@@ -159,6 +158,7 @@ class Sampling:
     seed: int | None = None
     enough: int = 0  # groups that suffice, so that the slowest prompts may be left out; 0: all
     due: int = 0  # so many of the first prompts must be among them
+    evaluates: bool = False  # nothing is trained on it, and it must not change how training samples
 
 
 @dataclass(frozen=True, slots=True)

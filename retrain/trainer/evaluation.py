@@ -118,7 +118,9 @@ class Stream:
         entropy = [EVALUATION_STREAM, seed % 2**32, step, numbers.start, *self.name.encode()]
         drawn = int(np.random.SeedSequence(entropy).generate_state(1)[0])
         try:
-            return self.sample([self.prompts[n] for n in numbers], replace(self.how, seed=drawn))
+            return self.sample(
+                [self.prompts[n] for n in numbers], replace(self.how, seed=drawn, evaluates=True)
+            )
         except BackendMemoryError:
             if len(numbers) == 1:
                 raise

@@ -138,7 +138,7 @@ def test_a_run_that_leaves_frees_its_places_on_the_server_and_measures_to_the_en
     backend = connect(spec)
     with ThreadPoolExecutor(2) as threads:
         training = threads.submit(draw, backend, max_tokens=LONG)
-        measuring = threads.submit(backend.sample, UNEVEN, Sampling(1, LONG, 0.8, seed=1))
+        measuring = threads.submit(backend.sample, UNEVEN, Sampling(1, LONG, 0.8, seed=1, evaluates=True))
         wait_until(lambda: server.running == 2)
         is_leaving.set()
         with pytest.raises(InterruptedRunError):

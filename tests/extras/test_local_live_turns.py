@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -67,24 +70,37 @@ def test_turns_that_come_and_go_are_trained_with_the_log_probabilities_that_they
     assert stats.loss == pytest.approx(-1.0, rel=1e-4)  # every ratio is 1
 
 
-def test_turns_that_do_not_fit_in_memory_together_draw_the_same_in_parts(
-    backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = Script(turns(8), follow)
-    backend.sample_turns(expected, HOW)
-    body, most = backend.policy.body, 4
+@contextmanager
+def room_for(backend: LocalBackend, most: int) -> Iterator[None]:
+    """Let memory suffice for so many rows at a time."""
 
     def small(module: torch.nn.Module, arguments: object, named: dict[str, torch.Tensor]) -> None:
         if len(named["input_ids"]) > most:
             raise MemoryError("too many rows")
 
-    hook = body.register_forward_pre_hook(small, with_kwargs=True)
-    parts = Script(turns(8), follow)
-    backend.sample_turns(parts, HOW)
-    hook.remove()
+    hook = backend.policy.body.register_forward_pre_hook(small, with_kwargs=True)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def test_turns_that_do_not_fit_in_memory_together_draw_the_same_in_parts(backend: LocalBackend) -> None:
+    expected, parts = Script(turns(8), follow), Script(turns(8), follow)
+    backend.sample_turns(expected, HOW)
+    with room_for(backend, 4):
+        backend.sample_turns(parts, HOW)
     assert {n: one.tokens for n, one in parts.rollouts.items()} == {
         n: one.tokens for n, one in expected.rollouts.items()
     }
+
+
+def test_an_evaluation_that_does_not_fit_in_memory_leaves_training_its_budget(backend: LocalBackend) -> None:
+    before = dict(backend.sampler.budgets)
+    with room_for(backend, 4):
+        backend.sample_turns(Script(turns(8), follow), replace(HOW, evaluates=True))
+    assert backend.sampler.budgets["evaluate"] < before["evaluate"]
+    assert backend.sampler.budgets["sample"] == before["sample"]
 
 
 def test_a_turn_without_room_and_one_that_is_too_long_are_answered_so(backend: LocalBackend) -> None:

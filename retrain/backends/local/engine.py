@@ -137,7 +137,7 @@ class EngineSampler:
             end_ids=self._end_ids,
             stop=self._stop,
             cut={} if self._cut is None else {k: v for k, v in asdict(self._cut).items() if v},
-            can_be_ended=sampling.seed is None,  # evaluation goes on to the end of its step
+            can_be_ended=not sampling.evaluates,  # evaluation goes on to the end of its step
             enough=sampling.enough,
             due=sampling.due,
         )

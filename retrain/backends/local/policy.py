@@ -25,7 +25,7 @@ from retrain.backends.local.names import files_of, too_long
 from retrain.backends.local.optimizer import Optimizer
 from retrain.backends.local.quantization import weights_in
 from retrain.backends.local.reference import copied
-from retrain.backends.local.sampling import TorchSampler
+from retrain.backends.local.sampling import TorchSampler, budget_of
 from retrain.backends.local.shared_weights import share
 from retrain.backends.local.sizes import micro_batch, read_sizes
 from retrain.backends.local.start import load_start
@@ -134,7 +134,7 @@ class LocalBackend:
         """Sample turns as they are asked for, and answer each when it ends; not with an engine."""
         self._memory.begin_peak()
         rows = LiveRows(feed, self.text, self._begin)
-        self.sampler.follow(rows, sampling.temperature, self.generator.device, "sample")
+        self.sampler.follow(rows, sampling.temperature, self.generator.device, budget_of(sampling))
 
     def shown(self, tokens: Ids) -> str:
         return self.text.completions([tokens])[0]

@@ -53,6 +53,11 @@ def cache_for(policy: Policy, windows: Windows | None, device: torch.device) -> 
     return Pass(policy, device) if windows is None else Cohorts(policy, windows, device)
 
 
+def budget_of(sampling: Sampling) -> str:
+    """Return the name of the budget that a call uses, and lowers if it does not suffice."""
+    return "evaluate" if sampling.evaluates else "sample"
+
+
 @dataclass(slots=True, eq=False)
 class TorchSampler:
     """Samples with PyTorch, and remembers the size of the key-value cache that fits."""
@@ -90,7 +95,7 @@ class TorchSampler:
             Row(ids, min(limit, self.policy.context - len(ids)), stream)
             for (ids, limit), stream in zip(owners, streams, strict=True)
         ]
-        self.fill(rows, sampling.temperature, device, "sample" if sampling.seed is None else "evaluate")
+        self.fill(rows, sampling.temperature, device, budget_of(sampling))
         return [row.drawn() for row in rows]
 
     def fill(self, rows: Sequence[Row], temperature: float, device: torch.device, budget: str) -> None:
