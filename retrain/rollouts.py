@@ -68,7 +68,7 @@ class Episode:
     reward: float | None = None  # of the episode; None: `[reward]` scores the last turn
     error: str = ""  # why it failed, "" if it did not
     timed_out: bool = False  # the failure is a call that took too long
-    retries: int = 0  # how often it began again, because its process ended
+    retries: int = 0  # 1: it was played again, because what it shared with others ended
     time_s: float = 0.0
     environment_s: float = 0.0  # part of it that was spent in the environment
     idle_s: float = 0.0  # its share of the time in which all episodes waited, and nothing was sampled

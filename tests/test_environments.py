@@ -708,6 +708,7 @@ import io
 import os
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 
@@ -802,6 +803,27 @@ class Hosted(Once):
         return str(os.getpid()), numpy.float32(0.5), False
 
 
+class Delayed(Once):
+    """The first episode starts a thread that ends the process during the next call, of whichever episode."""
+
+    called = threading.Event()
+
+    def start(self, prompt):
+        self.number, self.turns = prompt.id, 0
+        return "?"
+
+    def step(self, completion):
+        Delayed.called.set()
+        if self.number == 0 and self.turns == 0:
+            Delayed.called.clear()
+            end = lambda: (Delayed.called.wait(), os._exit(3))
+            threading.Thread(target=end, name="end", daemon=True).start()
+        elif any(one.name == "end" for one in threading.enumerate()):
+            time.sleep(60)
+        self.turns += 1
+        return "<", 1.0, self.turns == 2
+
+
 class Forging(Once):
     """Answers its own call first, as a copy of the process would do."""
 
@@ -860,6 +882,27 @@ def test_processes_play_episodes_and_what_one_does_costs_only_itself(own: str) -
     assert summary
     assert summary.episode_errors == 3
     assert summary.episode_retries >= 1
+
+
+def test_processes_that_end_cost_no_sound_episode_however_many_do(own: str) -> None:
+    episodes = Episodes(Environment(f"{own}.Hosted", processes=1, max_turns=2), lambda: None, write("x"))
+    prompts = [Prompt(number, "dies", "") for number in range(5)] + [Prompt(5, "fine", "")]
+    *dead, fine = episodes.play(prompts, replace(HOW, group_size=1))
+    episodes.close()
+    assert [group.rollouts[0].episode.error for group in dead if group.rollouts[0].episode] == [
+        f"prompt {number}: its process ended by SIGKILL during step" for number in range(5)
+    ]
+    episode = fine.rollouts[0].episode
+    assert episode
+    assert (episode.error, episode.rewards, episode.retries) == ("", (0.5, 0.5), 1)
+
+
+def test_an_episode_whose_thread_ends_its_process_later_costs_no_other(own: str) -> None:
+    episodes = Episodes(Environment(f"{own}.Delayed", processes=1, max_turns=2), lambda: None, write("x"))
+    first, second = episodes.play([Prompt(0, "p", ""), Prompt(1, "p", "")], replace(HOW, group_size=1))
+    episodes.close()
+    said = [group.rollouts[0].episode.error for group in (first, second) if group.rollouts[0].episode]
+    assert said == ["prompt 0: its process ended with exit code 3 during step", ""]
 
 
 def test_a_fork_in_a_process_leaves_rewards_to_their_episodes(own: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import threading
@@ -341,8 +342,6 @@ def failing(prompt: Prompt, base_url: str, api_key: str) -> float:
 
 
 async def silent(prompt: Prompt, base_url: str, api_key: str) -> float:
-    import asyncio
-
     await asyncio.Event().wait()
     return 0.0
 
@@ -356,6 +355,29 @@ def test_a_coroutine_may_block_while_it_asks_for_turns() -> None:
     assert [(one.episode.reward, len(one.turns)) for one in rollouts if one.episode] == [(0.5, 2)] * 3
 
 
+def test_coroutines_that_block_cost_their_episodes_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retrain.environments.own_loop.GRACE_S", 0.5)
+    over = threading.Event()
+
+    async def block() -> None:
+        over.wait()
+
+    async def run(prompt: Prompt, base_url: str, api_key: str) -> float:
+        if prompt.id in (0, 2, 3, 5):
+            await block()
+        if prompt.id == 1:
+            await asyncio.create_task(block())
+        return await asyncio.to_thread(converse(1, []), prompt, base_url, api_key)
+
+    rollouts = play(run, prompts=8, fails=True, time_limit_s=2.0)
+    over.set()
+    played = [one.episode for one in rollouts if one.episode]
+    stuck, fine = [played[n] for n in (0, 1, 2, 3, 5)], [played[n] for n in (4, 6, 7)]
+    assert [(one.error, one.reward) for one in fine] == [("", 0.5)] * 3
+    assert all(one.timed_out for one in stuck)
+    assert "neither returned nor awaited anything for 2 s" in stuck[1].error
+
+
 def exiting(prompt: Prompt, base_url: str, api_key: str) -> float:
     raise SystemExit(1)
 
@@ -365,8 +387,6 @@ async def exiting_later(prompt: Prompt, base_url: str, api_key: str) -> float:
 
 
 async def cancelled(prompt: Prompt, base_url: str, api_key: str) -> float:
-    import asyncio
-
     raise asyncio.CancelledError
 
 

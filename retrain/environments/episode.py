@@ -21,7 +21,6 @@ from retrain.registry.code import located
 from retrain.rollouts import Messages, Prompt
 
 LARGEST_REWARD = 1e15  # beyond it float64 loses differences of 0.1, and sums of squares may overflow
-MOST_RETRIES = 3  # of an episode that was lost because of others
 RESULT = "(observation, reward, done)"
 FIELDS = RESULT.count(",") + 1
 # (function, what takes its result if nobody waits for it) -> its result; the function raises nothing
@@ -38,7 +37,7 @@ class EpisodeTimeoutError(EpisodeError):
 
 
 class EpisodeLostError(EpisodeError):
-    """What the episode ran in ended because of another one; it is played again."""
+    """What the episode shared with others ended, perhaps because of them; it is played again, alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Plays episodes in processes, which are killed if a call takes too long, and replaced if they end.
 
-A process plays several episodes, one call at a time. Those that did not make it end are played again.
+A process plays several episodes, one call at a time. Which of them made it end is not known for sure: threads
+of one may do so during a call of another. So each is played again in a process of its own.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ RETIRES_AFTER = 1000  # episodes of a process, so that what they leak does not a
 class _Host:
     """One process; used within one event loop."""
 
-    def __init__(self, setup: Mapping[str, Any], limit_s: float) -> None:
-        self._setup, self._limit_s = setup, limit_s
+    def __init__(self, setup: Mapping[str, Any], limit_s: float, *, is_alone: bool = False) -> None:
+        self._setup, self._limit_s, self.is_alone = setup, limit_s, is_alone
         self._in_turn = asyncio.Lock()
         self._process: Process | None = None
         self._calls = 0
@@ -40,12 +41,12 @@ class _Host:
         """Make a call of an episode; return its result, and the episode's counts so far.
 
         Raises:
-            EpisodeError: it failed, or the process ended.
-            EpisodeLostError: the process had ended before.
+            EpisodeError: it failed, or the process of this episode alone ended.
+            EpisodeLostError: the process that it shared with others ended.
         """
         async with self._in_turn:
             if self.is_gone:
-                raise EpisodeLostError("its process ended because of other episodes, again and again")
+                raise EpisodeLostError("the process that it shared with others ended")
             try:
                 process = self._process or await self._begin()
                 self._calls += 1
@@ -97,7 +98,8 @@ class _Host:
         if not line:
             code = await process.wait()
             how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-            raise EpisodeError(f"its process ended {how} during {what}")
+            kind = EpisodeError if self.is_alone else EpisodeLostError
+            raise kind(f"its process ended {how} during {what}")
         reply: dict[str, Any] = json.loads(line)
         if reply["call"] != self._calls:  # by a copy of the process, which a fork left
             raise EpisodeError(f"its process answered another call during {what}")
@@ -117,11 +119,20 @@ class Hosts:
         self._setup = {"environment": table.environment, "options": table.options, "form": shown}
         self._limit_s = table.time_limit_s
         self._hosts: list[_Host | None] = [None] * table.processes
-        self._retired: list[_Host] = []
+        self._retired: list[_Host] = []  # which end with their last episode
+        self._alone = asyncio.Semaphore(table.processes)  # so many more processes, of one episode each
 
-    def open(self) -> HostedEpisode:
+    def open(self, *, is_alone: bool) -> HostedEpisode:
         """Return an episode, which gets its process at the start."""
-        return HostedEpisode(self)
+        return HostedEpisode(self, is_alone=is_alone)
+
+    async def admit_alone(self) -> _Host:
+        """Return a process for one episode, once fewer than `processes` play such."""
+        await self._alone.acquire()
+        host = _Host(self._setup, self._limit_s, is_alone=True)
+        host.opened = host.playing = 1
+        self._retired.append(host)
+        return host
 
     def admit(self) -> _Host:
         """Return the process that plays the fewest episodes, for another one."""
@@ -141,6 +152,8 @@ class Hosts:
         if host in self._retired and not host.playing:
             self._retired.remove(host)
             host.kill()
+            if host.is_alone:
+                self._alone.release()
             await host.ended()
 
     async def close(self) -> None:
@@ -154,14 +167,14 @@ class Hosts:
 class HostedEpisode:
     """An episode that a process plays."""
 
-    def __init__(self, hosts: Hosts) -> None:
-        self._hosts = hosts
+    def __init__(self, hosts: Hosts, *, is_alone: bool) -> None:
+        self._hosts, self._is_alone = hosts, is_alone
         self._host: _Host | None = None
         self._number = 0
         self.tool_calls = self.tool_errors = 0
 
     async def start(self, prompt: Prompt) -> Any:
-        self._host = self._hosts.admit()
+        self._host = await self._hosts.admit_alone() if self._is_alone else self._hosts.admit()
         self._number = self._host.opened
         fields = [prompt.id, prompt.text, prompt.answer, prompt.messages, dict(prompt.row)]
         return await self._asked(self._host, "start", fields)

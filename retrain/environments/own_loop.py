@@ -1,7 +1,7 @@
 """The event loop of environments' coroutines, which is left behind if one of them blocks it.
 
 Episodes are played in another loop, which goes on meanwhile. The one whose coroutine blocks has failed; the
-others that were in the loop are lost, and are played again in a new one.
+others that were in the loop are lost, and each is played again in a loop of its own.
 """
 
 from __future__ import annotations
@@ -42,11 +42,16 @@ class _Call:
 
 
 class OwnLoop:
-    """The loop of a run's environments; used within another event loop."""
+    """The loop of a run's environments, or of one episode; used within another event loop."""
 
-    def __init__(self, limit_s: float) -> None:
-        """`limit_s` is how long a coroutine may run before it waits."""
-        self._limit_s = limit_s
+    def __init__(self, limit_s: float, *, is_alone: bool = False) -> None:
+        """Prepare.
+
+        Args:
+            limit_s: how long a coroutine may run before it waits.
+            is_alone: one episode uses the loop, so that whatever blocks it is that one's.
+        """
+        self._limit_s, self.is_alone = limit_s, is_alone
         self._loop = EventLoopThread()
         self._calls: set[_Call] = set()
         self._watching: asyncio.Task[None] | None = None
@@ -57,7 +62,7 @@ class OwnLoop:
         Raises:
             LeftBehindError: it took too long.
             EpisodeTimeoutError: it blocked the loop.
-            EpisodeLostError: another one did.
+            EpisodeLostError: something did, perhaps of another episode.
         """
         here = asyncio.get_running_loop()
         call = _Call(self._loop, here.create_future())
@@ -92,12 +97,13 @@ class OwnLoop:
     def _leave(self, blocking: asyncio.Task[Any] | None) -> None:
         left, self._loop = self._loop, EventLoopThread()
         for call in [one for one in self._calls if one.loop is left and not one.answer.done()]:
-            if blocking is not None and call.task is blocking:
+            if self.is_alone or call.task is blocking:
                 why = f"a coroutine neither returned nor awaited anything for {self._limit_s:g} s"
                 call.answer.set_exception(EpisodeTimeoutError(why))
             else:
-                why = "coroutines of other episodes blocked its event loop, again and again"
-                call.answer.set_exception(EpisodeLostError(why))
+                call.answer.set_exception(
+                    EpisodeLostError("something blocked the event loop of its coroutines")
+                )
         threading.Thread(target=left.close, name="left-loop", daemon=True).start()
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import count, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -19,7 +20,6 @@ from retrain.backends import EpisodeProgress, Sampling, ignore_progress, never
 from retrain.config.schema import Environment
 from retrain.demonstrations import next_prompt
 from retrain.environments.episode import (
-    MOST_RETRIES,
     Conversation,
     EpisodeError,
     EpisodeLostError,
@@ -134,25 +134,37 @@ class Episodes:
         return [Group(prompt, tuple(islice(rollouts, how.group_size))) for prompt in prompts]
 
     async def _one(self, desk: Desk, number: int, prompt: Prompt, how: Sampling) -> Rollout:
+        """Play an episode; one that is lost is played again, alone, with the same random numbers."""
+        began_s = time.perf_counter()
+        with suppress(EpisodeLostError):
+            return await self._once(desk, number, prompt, how, self._own_loop)
+        alone = OwnLoop(self._table.time_limit_s, is_alone=True)
+        try:
+            rollout = await self._once(desk, number, prompt, how, alone)
+        finally:
+            in_new_thread(alone.close)
+        assert rollout.episode is not None
+        return replace(
+            rollout, episode=replace(rollout.episode, retries=1, time_s=time.perf_counter() - began_s)
+        )
+
+    async def _once(self, desk: Desk, number: int, prompt: Prompt, how: Sampling, loop: OwnLoop) -> Rollout:
+        """Play an episode; raise EpisodeLostError if what it shares with others ends."""
         ask = desk.of_episode(number)
         if self._programs is not None:
-            return await self._programs.play(ask, prompt, how, self._own_loop.call)
+            return await self._programs.play(ask, prompt, how, loop.call)
         began_s = time.perf_counter()
-        for retries in count():
-            loop = self._own_loop if retries == 0 else OwnLoop(self._table.time_limit_s)  # of this one alone
-            talk = self._conversation(desk, loop)
-            played = Played(Rollout(prompt, "", (), np.zeros(0), (), truncated=False))
-            error: EpisodeError | None = None
-            try:
-                await self._take_turns(ask, talk, played, how)
-            except EpisodeError as failure:
-                error = failure
-            finally:
-                await talk.close()
-                if retries:
-                    in_new_thread(loop.close)
-            if not isinstance(error, EpisodeLostError) or retries == MOST_RETRIES:
-                break
+        talk = self._conversation(desk, loop)
+        played = Played(Rollout(prompt, "", (), np.zeros(0), (), truncated=False))
+        error: EpisodeError | None = None
+        try:
+            await self._take_turns(ask, talk, played, how)
+        except EpisodeLostError:
+            raise
+        except EpisodeError as failure:
+            error = failure
+        finally:
+            await talk.close()
         is_whole = played.done and not (played.rollout.truncated and played.tokens >= how.max_tokens)
         try:
             reward = self._worth(played, is_whole, error)
@@ -164,7 +176,6 @@ class Episodes:
             reward=reward,
             error="" if error is None else f"prompt {prompt.id}: {error}",
             timed_out=isinstance(error, EpisodeTimeoutError),
-            retries=retries,
             time_s=time.perf_counter() - began_s,
             environment_s=talk.time_s,
             tool_calls=calls,
@@ -176,7 +187,7 @@ class Episodes:
     def _conversation(self, desk: Desk, loop: OwnLoop) -> Conversation:
         limit_s = self._table.time_limit_s
         if self._hosts is not None:  # a process counts the time of each of its calls
-            return Conversation(self._hosts.open, None, at_once, within)
+            return Conversation(partial(self._hosts.open, is_alone=loop.is_alone), None, at_once, within)
         call_async = partial(desk.free, loop.call)
         if self._table.threads:
             thread = OwnThread(limit_s)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from retrain.environments.endpoint.running import run_program
 from retrain.environments.endpoint.server import Endpoint
 from retrain.environments.endpoint.session import Ask, Limits, Read, Session, Shown
 from retrain.environments.episode import (
-    MOST_RETRIES,
     CallAsync,
     EpisodeError,
     EpisodeLostError,
@@ -51,13 +49,14 @@ class Programs:
         self._endpoint = Endpoint()
 
     async def play(self, ask: Ask, prompt: Prompt, how: Sampling, call_async: CallAsync) -> Rollout:
-        """Run a program for a prompt; return its last conversation, with the others in its episode."""
+        """Run a program for a prompt; return its last conversation, with the others in its episode.
+
+        Raises:
+            EpisodeLostError: something blocked the event loop that it shares with others.
+        """
         began_s = time.perf_counter()
-        for retries in count():
-            session = self._session(ask, prompt, how)
-            reward, error = await self._run(session, prompt, call_async)
-            if not isinstance(error, EpisodeLostError) or retries == MOST_RETRIES:
-                break
+        session = self._session(ask, prompt, how)
+        reward, error = await self._run(session, prompt, call_async)
         time_s = time.perf_counter() - began_s
         *others, last = [one.rollout for one in session.conversations] or [_unasked(prompt)]
         episode = Episode(
@@ -65,7 +64,6 @@ class Programs:
             reward=reward,
             error="" if error is None else f"prompt {prompt.id}: {error}",
             timed_out=isinstance(error, EpisodeTimeoutError),
-            retries=retries,
             time_s=time_s,
             environment_s=time_s - session.waited_s,
             others=tuple(others),
@@ -83,6 +81,8 @@ class Programs:
                 arguments = prompt, self._endpoint.url, key
                 given = await run_program(self._open, session, arguments, table.time_limit_s, call_async)
             reward, error = None if given is None else finite("run", given), None
+        except EpisodeLostError:
+            raise
         except EpisodeError as failure:
             error = None if session.is_cut else failure
             reward = 0.0 if session.is_cut else table.error_reward

@@ -38,9 +38,10 @@ async def run_program(
     try:
         while not task.done():
             left_s = limit_s - session.idle_s()
-            if left_s <= 0:
+            if left_s > 0:
+                await asyncio.wait({task}, timeout=left_s)
+            elif not await _ends_while_loop_is_blocked(task, call_async):
                 raise EpisodeTimeoutError(f"run neither asked for a turn nor ended for {limit_s:g} s")
-            await asyncio.wait({task}, timeout=left_s)
         if task.cancelled():  # by itself
             raise EpisodeError("run cancelled its own task")
         found: object = task.result()
@@ -52,6 +53,17 @@ async def run_program(
         for close in filter(None, (attribute(one, "close") for one in opened)):
             with suppress(TimeoutError, LeftBehindError, EpisodeError):  # ignored: the result is known
                 await asyncio.wait_for(_outcome(close, limit_s, call_async), limit_s)
+
+
+async def _ends_while_loop_is_blocked(task: asyncio.Task[Any], call_async: CallAsync) -> bool:
+    """Whether a program ends before its event loop answers, which others may block."""
+    answer = asyncio.ensure_future(call_async(partial(asyncio.sleep, 0), None))
+    try:
+        await asyncio.wait({task, answer}, return_when=asyncio.FIRST_COMPLETED)
+        return task.done()
+    finally:
+        answer.cancel()
+        await asyncio.gather(answer, return_exceptions=True)
 
 
 async def _outcome(function: Callable[[], Any], limit_s: float | None, call_async: CallAsync) -> Any:
