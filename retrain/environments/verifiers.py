@@ -8,10 +8,12 @@ or the mean of several.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any
 
@@ -56,8 +58,7 @@ class Program:
             context = v1.clients.ModelContext(
                 client=client, model="policy", sampling=v1.types.SamplingConfig()
             )
-            env = self._source.environment()
-            async with env.serving():
+            async with self._source.serving() as env:
                 (slot,) = env.slots(task)
                 return _worth(await env.run_slot(slot, context))
         finally:
@@ -69,11 +70,26 @@ class Source:
 
     def __init__(self, v1: Any, config: Any) -> None:
         self.v1, self._config = v1, config
-        self._coming = iter(self.environment().taskset)
+        self._coming = iter(self._environment().taskset)
         self._tasks: list[Any] = []
+        self._shared: dict[asyncio.AbstractEventLoop, _Shared] = {}
 
-    def environment(self) -> Any:
-        """Return an environment, which serves one episode at a time."""
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[Any]:
+        """Yield an environment whose servers run; all episodes of an event loop share it."""
+        loop = asyncio.get_running_loop()
+        if (shared := self._shared.get(loop)) is None:
+            shared = self._shared[loop] = _Shared(self._environment())
+        shared.episodes += 1
+        try:
+            yield await asyncio.shield(shared.serving)
+        finally:
+            shared.episodes -= 1
+            if not shared.episodes:
+                del self._shared[loop]
+                await shared.end()
+
+    def _environment(self) -> Any:
         return self.v1.utils.loaders.load_environment(self._config)
 
     def task(self, number: int) -> Any:
@@ -85,6 +101,32 @@ class Source:
                 known, count = f"taskset {self._config.taskset.id!r}", len(self._tasks)
                 raise EpisodeError(f"{known} has {count} tasks; set [data.options].count = {count}") from None
         return self._tasks[number]
+
+
+class _Shared:
+    """An environment, and the task that holds its servers: others may not end them."""
+
+    def __init__(self, env: Any) -> None:
+        self.episodes = 0
+        self.serving: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._is_over = asyncio.Event()
+        self._holder = asyncio.create_task(self._hold(env))
+
+    async def _hold(self, env: Any) -> None:
+        try:
+            async with env.serving():
+                self.serving.set_result(env)
+                await self._is_over.wait()
+        except Exception as error:  # noqa: BLE001 - carried to the episodes that wait
+            if not self.serving.done():
+                self.serving.set_exception(error)
+
+    async def end(self) -> None:
+        """End the servers; an error of it is ignored, because the episodes are over."""
+        self._is_over.set()
+        if not self.serving.done():
+            self._holder.cancel()
+        await asyncio.wait({self._holder})
 
 
 @cache

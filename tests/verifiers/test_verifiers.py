@@ -6,6 +6,7 @@ first time. `pip install '.[test,verifiers]' uv && pytest tests/verifiers` runs 
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,25 @@ def test_an_episode_asks_the_policy_and_is_worth_its_reward() -> None:
     assert try_out_program(opener(**SUMS), Prompt(1, "1", ""), ["1"]) == ""
     said = try_out_program(opener(**SUMS), Prompt(9, "9", ""), ["1"])
     assert said.endswith("taskset 'sums-v1' has 9 tasks; set [data.options].count = 9")
+
+
+def test_episodes_share_the_servers_of_their_environment() -> None:
+    source, began = opener(**SUMS)()._source, []
+
+    async def hold(everyone: asyncio.Barrier) -> Any:
+        async with source.serving() as env:
+            began.append(env)
+            await everyone.wait()
+
+    async def twice() -> None:
+        for _ in range(2):
+            everyone = asyncio.Barrier(3)
+            await asyncio.gather(*(hold(everyone) for _ in range(3)))
+
+    asyncio.run(twice())
+    first, second = {*map(id, began[:3])}, {*map(id, began[3:])}
+    assert (len(first), len(second)) == (1, 1)
+    assert first != second
 
 
 def test_a_run_trains_on_what_its_agents_asked(tmp_path: Path) -> None:
