@@ -1,12 +1,13 @@
 """How busy episodes keep a sampler while their tools take time, and what it costs to play them.
 
-    python -m benchmarks.environments [--episodes 256] [--rounds 5] [--json]
+    python -m benchmarks.environments [--episodes 256] [--rounds 5] [--verifiers N] [--json]
 
 The sampler is simulated: 32 rows, 4 ms a token, 10 to 70 tokens a turn; a turn that finds no row waits. It is
 a server that is called, or samples in process, where turns are fed to it or sampled by one call at a time.
 A tool takes 50 to 500 ms, and an episode calls one after each of its 8 turns but the last. All that plays the
 episodes is the product's. It is compared with loops that sample turn by turn, and with TRL's, if it is
-installed, which is given the same sampler and the same tool.
+installed, which is given the same sampler and the same tool. With `--verifiers N`, all that is measured is
+the product and verifiers' loop with N episodes, which takes about a second of processor time for each.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
+import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -128,14 +131,39 @@ def overlap(count: int) -> list[dict[str, Any]]:
         from benchmarks.environments_trl import play_with_trl
 
         loops["TRL's loop, 32 at a time"] = (ROWS, play_with_trl)
-    rows = []
-    for name, (episodes, loop) in loops.items():
-        sampler = InProcess() if name.startswith(IN_PROCESS) else Sampler()
-        took_s = loop(sampler, episodes)
-        rows.append(
-            {"loop": name, "episodes": episodes, "seconds": took_s, "busy_percent": busy(sampler, took_s)}
-        )
-    return rows
+    return [measured(name, *loop) for name, loop in loops.items()]
+
+
+def beside_verifiers(count: int) -> list[dict[str, Any]]:
+    """Return how busy the product and verifiers' loop keep the rows, one after the other."""
+    from benchmarks.environments_verifiers import play_with_verifiers
+
+    loops: dict[str, Callable[[Any, int], float]] = {
+        "episodes, a server": lambda sampler, n: play(sampler, n, Tool, AT_ONCE),
+        "verifiers' loop": play_with_verifiers,
+    }
+    return [measured(name, count, loop) for name, loop in loops.items()]
+
+
+def measured(name: str, episodes: int, loop: Callable[[Any, int], float]) -> dict[str, Any]:
+    """Return how busy a loop keeps the rows, and its processor time, that of its processes included."""
+    sampler, before_s = InProcess() if name.startswith(IN_PROCESS) else Sampler(), with_children_s()
+    took_s = loop(sampler, episodes)
+    turn_ms = 1000 * (with_children_s() - before_s) / (episodes * TURNS)
+    return {
+        "loop": name,
+        "episodes": episodes,
+        "seconds": took_s,
+        "busy_percent": busy(sampler, took_s),
+        "turn_cpu_ms": turn_ms,
+        "load": os.getloadavg()[0],
+    }
+
+
+def with_children_s() -> float:
+    """Return the processor time of this process and of those that it started and that ended."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def overhead(count: int, rounds: int) -> dict[str, float]:
@@ -211,18 +239,26 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--episodes", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--verifiers", type=int, metavar="N", help="only the product and verifiers' loop")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    found: dict[str, Any] = {
-        "loops": overlap(options.episodes),
-        "overhead": overhead(options.episodes, options.rounds),
-        "single_turn": single_turn(4 * options.rounds),
-    }
+    found: dict[str, Any] = (
+        {"loops": beside_verifiers(options.verifiers)}
+        if options.verifiers
+        else {
+            "loops": overlap(options.episodes),
+            "overhead": overhead(options.episodes, options.rounds),
+            "single_turn": single_turn(4 * options.rounds),
+        }
+    )
     if options.json:
         print(json.dumps(found, indent=2))
         return
     for row in found["loops"]:
-        print(f"{row['loop']:<52}{row['seconds']:7.1f} s  rows busy {row['busy_percent']:5.1f} %")
+        facts = f"{row['seconds']:7.1f} s  rows busy {row['busy_percent']:5.1f} %"
+        print(f"{row['loop']:<52}{facts}  {row['turn_cpu_ms']:8.2f} ms of processor time a turn")
+    if options.verifiers:
+        return
     took = found["overhead"]
     print(f"machinery: {took['turn_ms']:.3f} ms of processor time a turn, fed {took['fed_turn_ms']:.3f} ms")
     print(f"single turns over the backend's call: {found['single_turn']}")
