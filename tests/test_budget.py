@@ -105,26 +105,27 @@ def pair(tmp_path: Path) -> tuple[RunFiles, RunFiles]:
     return runs
 
 
-def spend(budget: RunBudget, usd: float) -> None:
+def take_step(budget: RunBudget, usd: float) -> None:
     with budget.meter.call(tokens := Tokens(sample=round(usd * 1e6 / 2))) as call:
         call.billed = tokens
+    budget.took_step(12)
 
 
 def test_a_worker_leaves_what_another_has_set_aside(pair: tuple[RunFiles, RunFiles]) -> None:
     one, other = (RunBudget(worker.read_run(files), files) for files in pair)
     assert (one.why_to_stop(), other.why_to_stop()) == ("", "")
-    spend(one, 3.0)
-    spend(other, 3.0)
+    take_step(one, 3.0)
+    take_step(other, 3.0)
     assert one.why_to_stop() == ""  # 6 are spent, and 3 set aside
-    assert "$6.00 are spent, $3.00 are set aside for steps under way" in other.why_to_stop()
+    assert "$6.00 are spent, $3.00 are set aside by other runs" in other.why_to_stop()
     assert asked_to_stop(CampaignFiles(pair[0].directory.parent.parent)) == 1
 
 
 def test_what_a_finished_run_had_set_aside_is_free(pair: tuple[RunFiles, RunFiles]) -> None:
     one, other = (RunBudget(worker.read_run(files), files) for files in pair)
     assert (one.why_to_stop(), other.why_to_stop()) == ("", "")
-    spend(one, 3.0)
-    spend(other, 3.0)
+    take_step(one, 3.0)
+    take_step(other, 3.0)
     assert one.why_to_stop() == ""
     one.close()
     assert other.why_to_stop() == ""
@@ -140,7 +141,7 @@ def test_a_call_that_a_kill_cut_off_counts_in_full(pair: tuple[RunFiles, RunFile
     found = read_spending(files)
     assert found is not None
     assert (found.spent_usd, found.unsure, found.open) == (8.0, Tokens(sample=4_000_000), Tokens())
-    spend(again, 2.0)
+    take_step(again, 2.0)
     assert "no room for another step: $10.00 are spent" in again.why_to_stop()
 
 

@@ -24,11 +24,21 @@ COUNTS = (
     "trained_tokens",
 )  # keys of a row, in this order
 
+ESTIMATES = ("set_aside_usd", "largest_step_usd", "largest_rollout_usd")
+
 
 def tokens_of(row: Mapping[str, Any]) -> Tokens | None:
     """Return the tokens that a row of metrics.jsonl counts; None if it counts none."""
     counts = [count for key in COUNTS if isinstance(count := row.get(key), int)]
     return Tokens(*counts) if len(counts) == len(COUNTS) else None
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationCost:
+    """What an evaluation, of the run's own or an `[[eval]]`, costs at most."""
+
+    usd: float  # of the dearest so far
+    rollout_usd: float  # `largest_rollout_usd` when the newest was made
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +51,10 @@ class Spending:
     usd: float | None = None  # of `tokens`, at the prices at which they were taken
     unsure_usd: float | None = None
     open_usd: float | None = None
-    set_aside_usd: float = 0.0  # for the rest of the step that is being taken
+    set_aside_usd: float = 0.0  # for the rest of the step that is being taken, and evaluations after it
     largest_step_usd: float = 0.0  # so far
+    largest_rollout_usd: float = 0.0  # a step's cost over its rollouts
+    evaluations: Mapping[str, EvaluationCost] = field(default_factory=dict)
 
     @property
     def spent_usd(self) -> float | None:
@@ -58,8 +70,12 @@ def read_spending(files: RunFiles) -> Spending | None:
     try:
         tokens, unsure, open_ = (Tokens(**_whole(found[name])) for name in ("tokens", "unsure", "open"))
         usd, unsure_usd, open_usd = (_dollars(found[name]) for name in ("usd", "unsure_usd", "open_usd"))
-        promised = (_dollars(found[name]) or 0.0 for name in ("set_aside_usd", "largest_step_usd"))
-        return Spending(tokens, unsure, open_, usd, unsure_usd, open_usd, *promised)
+        aside, step, rollout = (_dollars(found.get(name)) or 0.0 for name in ESTIMATES)
+        evaluations = {
+            name: EvaluationCost(*(_dollars(one[key]) or 0.0 for key in ("usd", "rollout_usd")))
+            for name, one in found.get("evaluations", {}).items()  # earlier versions lack them
+        }
+        return Spending(tokens, unsure, open_, usd, unsure_usd, open_usd, aside, step, rollout, evaluations)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise DamagedRecordError(
             f"{files.spend}: does not tell what was spent ({error!r}); restore it, or remove it and lower "

@@ -144,8 +144,9 @@ def cost_line(campaign: CampaignStatus) -> str:
 def left_undone(runs: Sequence[RunRow]) -> str:
     """Return which runs are not done, and how many steps each has left; unstarted ones are counted."""
     begun = [run for run in runs if not run.is_done and run.step]
-    left = [count_of((run.max_steps or run.step) - run.step, "step") for run in begun]
-    names = [f"{run_name(run)} ({steps} left)" for run, steps in zip(begun, left, strict=True)]
+    left = [(run.max_steps or run.step) - run.step for run in begun]
+    what = [count_of(steps, "step") if steps else "the evaluation at its end" for steps in left]
+    names = [f"{run_name(run)} ({one} left)" for run, one in zip(begun, what, strict=True)]
     names += [run_name(run) for run in runs if not run.is_done and not run.step]
     return first_of(names, NAMED_RUNS * 2)
 

@@ -1,15 +1,17 @@
-"""What a run spends, and whether its campaign's budget has room for another step.
+"""What a run spends, and whether its campaign's budget has room for what it does next.
 
-Each worker sets aside, in its own spend.json, what its next step may cost, and only then adds up what all
-runs of the campaign have spent and set aside. So of two workers that look at the same time at least one sees
-the other, and no lock is needed, which nodes of a cluster may not share. A step may cost more than all before
-it: the budget is exceeded by at most one step of each worker.
+Each worker sets aside, in its own spend.json, what its next step and the evaluations after it may cost, and
+only then adds up what all runs of the campaign have spent and set aside. So of two workers that look at the
+same time at least one sees the other, and no lock is needed, which nodes of a cluster may not share. It looks
+again before the evaluations. A step may cost more than all before it: the budget is exceeded by at most one
+step of each worker.
 """
 
 from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 
 from retrain.backends.metering import NOTHING, Meter
@@ -18,8 +20,9 @@ from retrain.config.schema import Config
 from retrain.records.api_row import CostSummary
 from retrain.records.campaign_state import ask_to_stop
 from retrain.records.layout import RunFiles, campaign_of, files_of_runs, recorded_table
-from retrain.records.spending import Spending, read_spending, write_spending
+from retrain.records.spending import EvaluationCost, Spending, Tokens, read_spending, write_spending
 from retrain.records.text import dollars
+from retrain.trainer.due import Due
 
 
 class RunBudget:
@@ -34,6 +37,9 @@ class RunBudget:
         # calls that were in flight when the last attempt was killed may have been billed
         self._before = replace(known, unsure=known.unsure + known.open)
         self._set_aside_usd, self._largest_usd = 0.0, known.largest_step_usd
+        a_step = config.training.batch_size * config.training.group_size  # rollouts; earlier versions lack:
+        self._rollout_usd = known.largest_rollout_usd or known.largest_step_usd / a_step
+        self._evaluations = dict(known.evaluations)
         self._told = NOTHING  # tokens that a row has
         self._lock = threading.Lock()
         self.meter = Meter(self._keep)
@@ -70,43 +76,72 @@ class RunBudget:
             self._set_aside_usd = 0.0
             self._write(durable=False)
 
-    def why_to_stop(self) -> str:
-        """Set aside what the next step may cost; return why the campaign stops instead, "" if it need not.
+    def took_step(self, rollouts: int = 0) -> None:
+        """Learn from a step, since `why_to_stop`, what another may cost; `rollouts` of a warm-up are 0."""
+        usd = self._spent_usd() - self._began_usd
+        self._largest_usd = max(self._largest_usd, usd)
+        if rollouts:
+            self._rollout_usd = max(self._rollout_usd, usd / rollouts)
+
+    def evaluated(self, name: str, billed: Tokens) -> None:
+        """Learn from an evaluation what another of its kind may cost."""
+        if self._price is None or billed == NOTHING:
+            return
+        known = self._evaluations.get(name)
+        usd = max(billed.usd(self._price), known.usd if known else 0.0)
+        self._evaluations[name] = EvaluationCost(usd, self._rollout_usd)
+
+    def why_to_stop(self, due: Sequence[Due] = (), *, is_step: bool = True) -> str:
+        """Set aside what comes next; return why the campaign stops instead, "" if it need not.
 
         A stop is asked of the whole campaign.
         """
+        if not (due or is_step):
+            return ""
+        self._began_usd = self._spent_usd()
         if self._limit_usd is None or self._price is None:
             return ""
-        spent_usd = self._spent_usd()
-        self._largest_usd = max(self._largest_usd, spent_usd - self._began_usd)
-        self._began_usd = spent_usd
-        if not (why := self._lacking()):
+        if not (why := self._lacking(due, is_step=is_step)):
             return ""
         raised = recorded_table(self._files, "budget").get("usd")  # by a resume that adopted this worker
         if isinstance(raised, int | float) and raised > self._limit_usd:
             self._limit_usd = float(raised)
-            if not (why := self._lacking()):
+            if not (why := self._lacking(due, is_step=is_step)):
                 return ""
         self.close()
         ask_to_stop(campaign_of(self._files.directory), now=False, why=why)
         return why
 
-    def _lacking(self) -> str:
-        """Set the next step's cost aside, then look at all runs; return what the budget lacks, if it does."""
+    def _lacking(self, due: Sequence[Due], *, is_step: bool) -> str:
+        """Set the costs aside, then look at all runs; return what the budget lacks, if it does."""
         assert self._limit_usd is not None
-        step_usd = self._largest_usd or max((one.largest_step_usd for one in self._others()), default=0.0)
-        self._set_aside_usd = step_usd
+        next_usd = math.fsum([self._next_step_usd() if is_step else 0.0, *map(self._cost_usd, due)])
+        self._set_aside_usd = next_usd
         self._write(durable=False)
         others = self._others()
         spent_usd = math.fsum([self._began_usd, *(one.spent_usd or 0.0 for one in others)])
         promised_usd = math.fsum(one.set_aside_usd for one in others)
-        if spent_usd < self._limit_usd and spent_usd + promised_usd + step_usd <= self._limit_usd:
+        if spent_usd < self._limit_usd and spent_usd + promised_usd + next_usd <= self._limit_usd:
             return ""
-        under_way = f", {dollars(promised_usd)} are set aside for steps under way" if promised_usd else ""
+        under_way = f", {dollars(promised_usd)} are set aside by other runs" if promised_usd else ""
+        what = "step" if is_step else "evaluation"
+        evaluations = " with the evaluations after it" if is_step and due else ""
         return (
-            f"the budget of {dollars(self._limit_usd)} has no room for another step: {dollars(spent_usd)} "
-            f"are spent{under_way}, and a step costs up to {dollars(step_usd)}"
+            f"the budget of {dollars(self._limit_usd)} has no room for another {what}: {dollars(spent_usd)} "
+            f"are spent{under_way}, and the next {what}{evaluations} costs up to {dollars(next_usd)}"
         )
+
+    def _next_step_usd(self) -> float:
+        """Return what this run's dearest step cost; before its first, that of the others'."""
+        return self._largest_usd or max((one.largest_step_usd for one in self._others()), default=0.0)
+
+    def _cost_usd(self, due: Due) -> float:
+        """Return what the dearest evaluation of its kind cost, and more if completions have grown since."""
+        assert self._price is not None
+        if (known := self._evaluations.get(due.name)) is None:
+            return due.at_most_usd(self._price, self._rollout_usd) if self._rollout_usd else 0.0
+        growth = self._rollout_usd / known.rollout_usd if known.rollout_usd else 1.0
+        return known.usd * growth
 
     def _others(self) -> list[Spending]:
         runs = files_of_runs(campaign_of(self._files.directory)).values()
@@ -126,6 +161,8 @@ class RunBudget:
             unsure=unsure,
             open=meter.open,
             largest_step_usd=self._largest_usd,
+            largest_rollout_usd=self._rollout_usd,
+            evaluations=dict(self._evaluations),
         )
         if self._price is None:
             return now

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from retrain.backends import Sampling
 from retrain.backends.metering import tally
-from retrain.config.eval_table import Eval
+from retrain.config.eval_table import Eval, as_played
 from retrain.config.schema import Config
 from retrain.records.evaluation_row import EvalWatch, NamedEvaluation
 from retrain.rollouts import Floats, Group, Prompt
 from retrain.trainer.batch import CORRECT, ScoredBatch
+from retrain.trainer.due import Due
 from retrain.trainer.episodes import SampleGroups
 from retrain.trainer.evaluation import Stream, each_pass_at_k, standard_error
 from retrain.trainer.falling import Falling
@@ -56,18 +57,31 @@ class Evals:
         sample: Callable[[SampleGroups, Sequence[Prompt], Sampling], list[Group]],
         journal: Journal,
     ) -> None:
-        self._training, self._opened = config.training, opened
+        self._config, self._training, self._opened = config, config.training, opened
         self._sample, self._journal = sample, journal
         self._config_hash = config.run.config_hash if config.run else ""
         self._newest: dict[str, _Measured] = {}
         self._falling = Falling()
 
-    def evaluate(
-        self, step: int, is_due: Callable[[int, int], bool] = lambda *_: True
-    ) -> dict[str, NamedEvaluation]:
+    def evaluate(self, step: int, is_due: Callable[[int, int], bool]) -> dict[str, NamedEvaluation]:
         """Return the evaluations of the policy after `step` steps, of those that are due."""
         due = [one for one in self._opened if is_due(one.table.every, step)]
         return {one.table.name: self._of(one, step) for one in due}
+
+    def due(self, step: int, is_due: Callable[[int, int], bool]) -> list[Due]:
+        """Return what those that are due after `step` steps ask for, without those that were made."""
+        return [
+            Due(
+                table.name,
+                one.prompts,
+                table.samples,
+                table.max_tokens or self._training.max_tokens,
+                as_played(self._config, table).environment,
+                self._config,
+            )
+            for one in self._opened
+            if is_due((table := one.table).every, step) and self._known(table.name, step) is None
+        ]
 
     def watch(self, reward: float | None = None) -> EvalWatch | None:
         """Return which evaluations fall, None without any; `reward` is the mean of a step just taken."""
@@ -93,11 +107,14 @@ class Evals:
 
     def _of(self, opened: OpenEval, step: int) -> NamedEvaluation:
         name = opened.table.name
-        newest = self._newest.get(name)
-        if newest is None or (newest.step, newest.config_hash) != (step, self._config_hash):
+        if (newest := self._known(name, step)) is None:
             self._journal.phase(f"evaluate {name}", step)
             newest = self._newest[name] = _Measured(step, self._config_hash, self._measured(opened, step))
         return newest.evaluation
+
+    def _known(self, name: str, step: int) -> _Measured | None:
+        newest, wanted = self._newest.get(name), (step, self._config_hash)
+        return newest if newest and (newest.step, newest.config_hash) == wanted else None
 
     def _measured(self, opened: OpenEval, step: int) -> NamedEvaluation:
         table, started = opened.table, time.perf_counter()

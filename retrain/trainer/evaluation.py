@@ -17,6 +17,7 @@ from retrain.errors import BackendMemoryError
 from retrain.records.evaluation_row import Evaluation
 from retrain.rollouts import Floats, Group, Prompt
 from retrain.trainer.batch import CORRECT, ScoredBatch
+from retrain.trainer.due import Due
 
 EVALUATION_BATCH = 256  # prompts sampled at a time
 EVALUATION_STREAM = 0x6576616C  # keeps its random numbers apart from all others of the run
@@ -43,7 +44,7 @@ class HeldOut:
     ) -> None:
         self._prompts = prompts[: config.data.eval_prompts]
         self._samples = config.data.eval_samples
-        self._training = config.training
+        self._config, self._training = config, config.training
         self._sample = sample
         self._reward = reward
         self._config_hash = config.run.config_hash if config.run else ""
@@ -53,10 +54,17 @@ class HeldOut:
         """Evaluate the policy after `step` steps, once per step; None without held-out prompts."""
         if not self._prompts:
             return None
-        newest = self._newest
-        if newest is None or (newest.step, newest.config_hash) != (step, self._config_hash):
+        if (newest := self._known(step)) is None:
             newest = self._newest = _Measured(step, self._config_hash, self._measured(step))
         return newest.evaluation
+
+    def due(self, step: int) -> list[Due]:
+        """Return what an evaluation after `step` steps asks for; nothing if there is none, or it was made."""
+        if not self._prompts or self._known(step):
+            return []
+        samples = 1 + (self._samples if self._samples > 1 else 0)
+        longest, played = self._training.max_tokens, self._config.environment
+        return [Due("", self._prompts, samples, longest, played, self._config)]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the newest evaluation, so that a resumed run does not repeat it."""
@@ -69,6 +77,10 @@ class HeldOut:
         self._newest = None
         if found.keys() == known and {"step", "config_hash"} <= state.keys():
             self._newest = _Measured(state["step"], state["config_hash"], Evaluation(**found))
+
+    def _known(self, step: int) -> _Measured | None:
+        newest, wanted = self._newest, (step, self._config_hash)
+        return newest if newest and (newest.step, newest.config_hash) == wanted else None
 
     def _measured(self, step: int) -> Evaluation:
         started = time.perf_counter()

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from retrain.backends import Backend, Sampling
 from retrain.clock import utc_now
@@ -14,7 +14,6 @@ from retrain.config.schema import Config
 from retrain.controllers.throttle import ThrottleState
 from retrain.errors import BackendMemoryError, InterruptedRunError
 from retrain.event_loop import EventLoopThread
-from retrain.records.evaluation_row import Evaluation
 from retrain.records.layout import RunFiles
 from retrain.records.row_parts import Value, columns
 from retrain.records.rungs import why_to_wait
@@ -25,7 +24,9 @@ from retrain.trainer import checkpoint
 from retrain.trainer.batch import Algorithm, entropy_of
 from retrain.trainer.budget import RunBudget
 from retrain.trainer.control import Control, ControllerRows, StepFacts, StepSize, open_throttle
+from retrain.trainer.due import Due
 from retrain.trainer.episodes import SampleGroups, summary_of
+from retrain.trainer.eval_schedule import EvalSchedule, is_due
 from retrain.trainer.evals import Evals, OpenEval
 from retrain.trainer.evaluation import HeldOut
 from retrain.trainer.journal import Journal, ShownRollout, choose
@@ -62,8 +63,9 @@ class Trainer:
         self._control = Control(self.config, len(self.task.train))
         self._source = open_source(self.config, self.backend.info, self.task, self._sample_to_train)
         sample = partial(self._exclusively, self.sample)
-        self._held_out = HeldOut(self.config, self.task.held_out, sample, self.algorithm.reward)
+        held_out = HeldOut(self.config, self.task.held_out, sample, self.algorithm.reward)
         self._evals = Evals(self.config, self.evals, self._exclusively, self.journal)
+        self._schedule = EvalSchedule(self.config, held_out, self._evals, self.journal, self.budget)
         self._meter = StepMeter(self.backend, self.config.backpressure, self.journal)
         self._updates = Updates(self.config, self.backend, self.algorithm.loss, self.calls.wait_for)
         self._throttle = open_throttle(self.config, self.files.directory)
@@ -71,7 +73,7 @@ class Trainer:
         self._seeds = PlaySeeds(self.config, self.backend)
         self._unscored = UnscoredCount()
         self._parts: dict[str, Any] = {"source": self._source, "steering": self._control}
-        self._parts |= {"evaluation": self._held_out, "evals": self._evals, "unscored": self._unscored}
+        self._parts |= {"evaluation": held_out, "evals": self._evals, "unscored": self._unscored}
         self._owes_evaluation = False  # a stop came before the newest row was complete
 
     def train(self) -> dict[str, Value]:
@@ -83,45 +85,43 @@ class Trainer:
         """
         self._warm_up()
         if self._owes_evaluation:
-            self.journal.complete(self.step, self._evaluated())
+            if why := self.budget.why_to_stop(self._schedule.due(self.step), is_step=False):
+                self._stop(why)
+            self.journal.complete(self.step, self._schedule.of_step(self.step))
             self._owes_evaluation = False
         while self.step < self._training.max_steps:
             load = self._wait_for_machine()
             self._stop_if_asked()
-            self._stop_if_spent()
+            self._stop_if_spent(self._schedule.due(self.step + 1))
             try:
                 row, shown = self._next_step(load)
             except InterruptedRunError:  # the backend gave up the step
                 self._stop_if_asked()
                 raise
             self.step += 1
+            self.budget.took_step(row.rollouts.batch_size * row.rollouts.group_size)
             self._record(row, shown)
-            if self._is_due(self._training.save_every, self.step):
+            if is_due(self._training.save_every, self.step):
                 self.save()
         self.save()
-        self._stop_if_spent()
-        evals = self._evals.evaluate(self.step)
-        return columns(self.evaluate()) | columns(evals) | columns(self._evals.watch())
+        self._stop_if_spent(self._schedule.due(self.step), is_step=False)
+        return self._schedule.at_end(self.step)
 
     def _record(self, row: StepRow, shown: list[ShownRollout]) -> None:
         """Write a step's row with the evaluations that are due; after a stop, the next attempt adds them."""
         self._evals.watch(row.rollouts.mean_reward)
-        stopped: InterruptedRunError | None = None
+        stopped = self.budget.why_to_stop(self._schedule.due(self.step), is_step=False)
         try:
-            row = replace(row, **self._evaluated())
+            if not stopped:
+                row = replace(row, **self._schedule.of_step(self.step))
         except InterruptedRunError as error:
-            self._owes_evaluation, stopped = True, error
+            stopped = str(error)
+        self._owes_evaluation = bool(stopped)
         self.journal.row(row)
         self.journal.samples(self.step, shown)
-        if stopped is not None:
+        if stopped:
             self._stop_if_asked()
-            raise stopped
-
-    def _evaluated(self) -> dict[str, Any]:
-        """Return the parts of the step's row that are due after it."""
-        is_due = self._is_due(self._training.eval_every, self.step)
-        evaluation, evals = self.evaluate() if is_due else None, self._evals.evaluate(self.step, self._is_due)
-        return {"evaluation": evaluation, "evals": evals, "eval_watch": self._evals.watch()}
+            self._stop(stopped)
 
     def _next_step(self, load: ThrottleState | None) -> TakenStep:
         """Take one step; retry it with a smaller size if it does not fit in memory."""
@@ -189,11 +189,6 @@ class Trainer:
             )
         self._saved = (self.step, self._warmed)
 
-    def evaluate(self) -> Evaluation | None:
-        """Evaluate the current policy; None without held-out prompts."""
-        self.journal.phase("evaluate", self.step)
-        return self._held_out.evaluate(self.step)
-
     def close(self) -> None:
         """Stop sampling; whoever opened the backend closes it."""
         self._source.close()
@@ -212,9 +207,11 @@ class Trainer:
                 self._stop_if_asked()
                 self._stop_if_spent()
                 self.journal.phase(f"warm-up {self._warmed + 1} of {steps}", 0)
-                rows.append(asdict(warmup.step(self._warmed + 1)) | columns(self.budget.take()))
+                row = warmup.step(self._warmed + 1)
+                self.budget.took_step()
+                rows.append(asdict(row) | columns(self.budget.take()))
                 self._warmed += 1
-                if self._warmed < steps and self._is_due(self._training.save_every, self._warmed):
+                if self._warmed < steps and is_due(self._training.save_every, self._warmed):
                     rows.sync()
                     self.save()
             rows.sync()
@@ -264,10 +261,6 @@ class Trainer:
         with self._source.exclusive():
             return sample(prompts, how)
 
-    @staticmethod
-    def _is_due(every: int, done: int) -> bool:
-        return every > 0 and done % every == 0
-
     def _sample_to_train(self, prompts: Sequence[Prompt], enough: int = 0, due: int = 0) -> list[Group]:
         table = self._training
         how = Sampling(table.group_size, table.max_tokens, table.temperature, self._seeds.next(), enough, due)
@@ -287,10 +280,14 @@ class Trainer:
 
     def _stop_if_asked(self) -> None:
         if self.stop.is_set():
-            self.save()
-            raise InterruptedRunError(f"stopped after step {self.step}; a checkpoint was saved")
+            self._stop()
 
-    def _stop_if_spent(self) -> None:
-        if why := why_to_wait(self.files.rung, self.step) or self.budget.why_to_stop():
-            self.save()
-            raise InterruptedRunError(f"stopped after step {self.step}: {why}; a checkpoint was saved")
+    def _stop_if_spent(self, due: Sequence[Due] = (), *, is_step: bool = True) -> None:
+        waits = why_to_wait(self.files.rung, self.step)
+        if why := waits or self.budget.why_to_stop(due, is_step=is_step):
+            self._stop(why)
+
+    def _stop(self, why: str = "") -> NoReturn:
+        self.save()
+        because = f": {why}" if why else ""
+        raise InterruptedRunError(f"stopped after step {self.step}{because}; a checkpoint was saved")

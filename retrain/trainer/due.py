@@ -1,0 +1,43 @@
+"""Which evaluations are due, and what one may cost that was not made before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from retrain.config.prices import Price
+from retrain.config.schema import Config, Environment
+from retrain.records.spending import Tokens
+from retrain.rollouts import Prompt
+
+
+@dataclass(frozen=True)
+class Due:
+    """An evaluation that is due."""
+
+    name: str  # of its `[[eval]]`; "" for the run's own
+    prompts: Sequence[Prompt]
+    samples: int  # completions per prompt
+    max_tokens: int
+    played: Environment
+    trained: Config
+
+    def at_most_usd(self, price: Price, rollout_usd: float) -> float:
+        """Return what it costs if no completion is dearer than a rollout that a step also trained on.
+
+        Where it allows more tokens or turns than a step, each completion may be as much dearer.
+        """
+        table, own = self.trained.training, self.trained.environment
+        each_usd = rollout_usd * max(1.0, self.max_tokens / table.max_tokens)
+        if self.played.is_single_turn:
+            each_usd = min(each_usd, Tokens(sample=self.max_tokens).usd(price))
+        elif self.played.environment != own.environment:
+            each_usd *= self.played.max_turns
+        read = Tokens(prefill=sum(map(_tokens_at_most, self.prompts))).usd(price)
+        return self.samples * (read + len(self.prompts) * each_usd)
+
+
+def _tokens_at_most(prompt: Prompt) -> int:
+    """Return a token for each byte of a prompt."""
+    texts = [content for _, content in prompt.messages] or [prompt.text]
+    return len(prompt.ids) or sum(len(text.encode()) for text in (*texts, prompt.tools))

@@ -1,0 +1,156 @@
+"""A budget has room for evaluations: those at a run's end, and those that were never made before."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from retrain import worker
+from retrain.campaign.run import reopen, start
+from retrain.config.prices import Price
+from retrain.config.schema import Config, Environment
+from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.metrics import read_metrics
+from retrain.records.run_row import RunRow
+from retrain.records.run_state import read_done
+from retrain.records.spending import Tokens, read_spending
+from retrain.render.status import left_undone
+from retrain.rollouts import Prompt
+from retrain.status import survey
+from retrain.trainer.budget import RunBudget
+from retrain.trainer.due import Due
+from tests.test_budget import PRICED, PRICES, take_step
+from tests.test_trainer import make_run
+
+EVALUATED = """
+[[eval]]
+name = "hard"
+every = {every}
+prompts = 20
+samples = 2
+temperature = 1.0
+
+[budget.prices.numpy]
+sample = 2
+train = 3
+"""
+PRICE = Price(prefill=1, cached=1, sample=2, train=3)
+
+
+@pytest.mark.parametrize(("usd", "every"), [(0.0001, 1), (0.0003, 0), (0.0002, 3), (0.0008, 0)])
+def test_evaluations_are_made_only_where_the_budget_has_room_for_them(
+    campaign_file: Path, usd: float, every: int
+) -> None:
+    """A step costs $0.00006, the evaluations $0.00022: those of a first step, of others, of runs' ends."""
+    campaign_file.write_text(campaign_file.read_text() + EVALUATED.format(every=every))
+    options = ["campaign.launcher=inline", "campaign.parallel=false", f"training.eval_every={every}"]
+    stopped = start(campaign_file, [*options, f"budget.usd={usd}"]).execute()
+    whole = start(campaign_file, options).execute()
+    runs = [*(whole.directory / "runs").iterdir()]
+    [seen] = survey(stopped.directory)
+    assert stopped.exit_code == 130
+    assert seen.cost_usd is not None
+    assert 0.3 * usd < seen.cost_usd <= usd + max(map(dearest_step_usd, runs))
+    done = reopen(stopped.directory, budget_usd=1).execute()
+    assert done.exit_code == 0
+    for run in runs:
+        assert evaluated(done.directory / "runs" / run.name) == evaluated(run)
+
+
+def dearest_step_usd(run: Path) -> float:
+    spent = read_spending(RunFiles(run))
+    assert spent is not None
+    return spent.largest_step_usd
+
+
+def evaluated(run: Path) -> list[list[object]]:
+    done = read_done(RunFiles(run).done)
+    assert done is not None
+    return [
+        [value for key, value in row.items() if key.startswith("eval_") and not key.endswith("_time_s")]
+        for row in (*read_metrics(run), done.result)
+    ]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFiles:
+    """A run of steps of 12 rollouts, whose campaign may cost $10."""
+    files = CampaignFiles(tmp_path / "c")
+    made = make_run(files.run("a_s0").directory, {**PRICED, "budget": {"prices": PRICES, "usd": 10.0}})
+    files.campaign_toml.touch()
+    return made
+
+
+def asks(config: Config, prompts: int, text: str = "") -> Due:
+    """Return an evaluation of a completion of 4 tokens a prompt."""
+    return Due("hard", [Prompt(n, text, "") for n in range(prompts)], 1, 4, config.environment, config)
+
+
+def test_a_first_evaluation_is_set_aside_as_if_each_completion_cost_as_much_as_one_of_a_step(
+    run: RunFiles,
+) -> None:
+    config = replace(worker.read_run(run), training=replace(worker.read_run(run).training, max_tokens=10**6))
+    budget = RunBudget(config, run)
+    due = replace(asks(config, 36), max_tokens=10**6)
+    assert budget.why_to_stop([due]) == ""  # nothing is known before the first step
+    take_step(budget, 1.2)  # $0.10 a rollout
+    assert budget.why_to_stop([due]) == ""
+    spent = read_spending(run)
+    assert spent is not None
+    assert spent.set_aside_usd == pytest.approx(1.2 + 3.6)
+    said = budget.why_to_stop([replace(due, samples=3)], is_step=False)
+    assert (
+        "no room for another evaluation: $1.20 are spent, and the next evaluation costs up to $10.80" in said
+    )
+
+
+def test_a_dearer_evaluation_is_set_aside_from_then_on_and_grows_with_the_completions(run: RunFiles) -> None:
+    config = worker.read_run(run)
+    budget = RunBudget(config, run)
+    take_step(budget, 1.2)
+    for usd in (2.0, 1.0):
+        budget.evaluated("hard", Tokens(sample=int(usd * 1e6 / 2)))
+    assert budget.why_to_stop([asks(config, 1)], is_step=False) == ""
+    again = RunBudget(config, run)  # after a kill
+    take_step(again, 1.8)
+    assert again.why_to_stop([asks(config, 1)], is_step=False) == ""
+    spent = read_spending(run)
+    assert spent is not None
+    assert spent.set_aside_usd == pytest.approx(2.0 * 1.5)
+    assert spent.evaluations["hard"].usd == 2.0
+
+
+def test_spending_of_earlier_versions_bounds_an_evaluation_by_its_steps(run: RunFiles) -> None:
+    config = worker.read_run(run)
+    take_step(budget := RunBudget(config, run), 0.000012)
+    budget.sync()
+    found = json.loads(run.spend.read_text())
+    del found["largest_rollout_usd"], found["evaluations"]
+    run.spend.write_text(json.dumps(found))
+    assert RunBudget(config, run).why_to_stop([asks(config, 100)], is_step=False) == ""
+    spent = read_spending(run)
+    assert spent is not None
+    assert spent.set_aside_usd == pytest.approx(100 * 0.000001)
+
+
+def test_a_first_evaluation_costs_at_most_its_tokens_and_more_turns_cost_more(run: RunFiles) -> None:
+    config = worker.read_run(run)  # of 4 tokens a completion
+    due = asks(config, 10, text="12=")
+    assert due.at_most_usd(PRICE, rollout_usd=1.0) == pytest.approx(10 * (3 * 1 + 4 * 2) / 1e6)
+    longer = replace(due, max_tokens=8)
+    assert longer.at_most_usd(PRICE, 4e-6) == pytest.approx(10 * (3 * 1 + 4 * 2) / 1e6)
+    turns = replace(due, played=Environment(environment="guess", max_turns=5))
+    assert turns.at_most_usd(PRICE, 4e-6) == pytest.approx(10 * (3 * 1 + 5 * 4) / 1e6)
+    same = replace(turns, trained=replace(config, environment=turns.played))
+    assert same.at_most_usd(PRICE, 4e-6) == pytest.approx(10 * (3 * 1 + 4) / 1e6)
+
+
+def test_what_is_left_undone_is_steps_or_the_last_evaluation() -> None:
+    runs = [
+        RunRow(run_id=f"a_s{seed}", condition="a", seed=seed, state="interrupted", step=step, max_steps=4)
+        for seed, step in enumerate((4, 3, 0))
+    ]
+    assert left_undone(runs) == "a_s0 (the evaluation at its end left), a_s1 (1 step left), a_s2"
