@@ -12,6 +12,7 @@ import builtins
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 READS = ("len", "sorted", "list", "tuple", "set", "sum", "min", "max")
 PLAIN = (ast.Name, ast.Load, ast.Subscript, ast.Slice, ast.Constant, ast.UnaryOp, ast.USub, ast.Call)
@@ -35,8 +36,8 @@ class Uses:
         self.values, self.otherwise = _bindings(nodes)
         written = {name for name, values in self.values.items() if all(map(_is_literal, values))}
         self.written = written - self.otherwise
-        self.given = {one.id for one in _names([part for node in nodes for part in self._gives(node)])}
-        looked_at = {id(one) for one in _names([part for node in nodes for part in self._looks(node)])}
+        self.given = {one.id for one in _names([*chain.from_iterable(map(self._gives, nodes))])}
+        looked_at = set(map(id, _names([*chain.from_iterable(map(self._looks, nodes))])))
         # what the program gets nowhere, by whatever call
         self.constant = self.written - {one.id for one in self.loads if id(one) not in looked_at}
         self.fine: set[int] = set()  # uses of names
@@ -153,9 +154,9 @@ def _bound(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
         yield node.id
     elif isinstance(node, ast.Import | ast.ImportFrom):
-        names = [one.asname or one.name for one in node.names]
+        names = {one.asname or one.name for one in node.names}
         is_program = isinstance(node, ast.ImportFrom) and node.module == "solution"
-        yield from (name for name in names if not is_program or name in READS)
+        yield from names & set(READS) if is_program else names
     elif isinstance(node, ast.Global | ast.Nonlocal):
         yield from node.names
     elif name := getattr(node, BINDS.get(type(node), ""), None):

@@ -28,26 +28,6 @@ from retrain.sandbox.inside.stand_in import (
     number_of,
 )
 
-KNOWN: dict[str, Callable[[Any], tuple[Any, ...]]] = {  # types of the library that are data
-    "builtins.range": lambda x: (x.start, x.stop, x.step),
-    "builtins.slice": lambda x: (x.start, x.stop, x.step),
-    "collections.Counter": lambda x: (dict(x),),
-    "collections.defaultdict": lambda x: (x.default_factory, dict(x)),
-    "collections.deque": lambda x: (list(x), x.maxlen),
-    "datetime.date": lambda x: (x.year, x.month, x.day),
-    "datetime.datetime": lambda x: (
-        *(x.year, x.month, x.day, x.hour, x.minute, x.second, x.microsecond),
-        x.tzinfo,
-    ),
-    "datetime.time": lambda x: (x.hour, x.minute, x.second, x.microsecond, x.tzinfo),
-    "datetime.timezone": lambda x: (x.utcoffset(None),),
-    "datetime.timedelta": lambda x: (x.days, x.seconds, x.microseconds),
-    "decimal.Decimal": lambda x: (str(x),),
-    "fractions.Fraction": lambda x: (x.numerator, x.denominator),
-    **dict.fromkeys(("pathlib.PosixPath", "pathlib.PurePosixPath"), lambda x: (str(x),)),
-    "uuid.UUID": lambda x: (str(x),),
-    "numpy.array": lambda x: (x.tolist(), str(x.dtype)),
-}
 LONGEST_CHAIN = 20
 
 
@@ -191,27 +171,35 @@ class Peer:
         values.write_frame(self._writes, [reply[0], printed, *reply[1:]])
 
     def _do(self, kind: str, *rest: Any) -> tuple[Any, ...]:
-        if kind == "call":
-            return self._do_call(*rest)
-        if kind == "name" and self._names is not None:
-            name = rest[0]
-            return ([self.encode(self._names[name])] if name in self._names else [],)
-        if kind == "op":
-            name, operands = rest
-            if self._names is None and name not in READING:
-                raise TypeError(f"not supported on an object of the tests: {name}")
-            return (self.encode(OPERATIONS[name](*map(self.decode, operands))),)
-        target, name = self._exported[rest[0]], rest[1]
-        if self._names is None and (name.startswith("_") or type(target).__module__ != "__main__"):
-            raise AttributeError(name)
-        if kind == "get":
-            return (self.encode(getattr(target, name)),)
+        return REQUESTS[kind](self, *rest)
+
+    def _name(self, name: str) -> tuple[Any, ...]:
+        names = self._names or {}  # tests have none
+        return ([self.encode(names[name])] if name in names else [],)
+
+    def _operate(self, name: str, operands: Any) -> tuple[Any, ...]:
+        if self._names is None and name not in READING:
+            raise TypeError(f"not supported on an object of the tests: {name}")
+        return (self.encode(OPERATIONS[name](*map(self.decode, operands))),)
+
+    def _get(self, number: int, name: str) -> tuple[Any, ...]:
+        return (self.encode(getattr(self._opened(number, name), name)),)
+
+    def _set(self, number: int, name: str, value: Any) -> tuple[Any, ...]:
+        target = self._opened(number, name)
         if self._names is None and callable(getattr(type(target), name, None)):
             raise AttributeError(f"a method of the tests cannot be replaced: {name}")
-        setattr(target, name, self.decode(rest[2]))
+        setattr(target, name, self.decode(value))
         return (None,)
 
-    def _do_call(self, number: int, args: Any, kwargs: Any) -> tuple[Any, ...]:
+    def _opened(self, number: int, name: str) -> Any:
+        """Return an object whose attribute the other side may reach."""
+        target = self._exported[number]
+        if self._names is None and (name.startswith("_") or type(target).__module__ != "__main__"):
+            raise AttributeError(name)
+        return target
+
+    def _call(self, number: int, args: Any, kwargs: Any) -> tuple[Any, ...]:
         given = [self.decode(args), self.decode(kwargs)]
         result = self.encode(self._exported[number](*given[0], **given[1]))
         after, named = (self.encode(part)[1] for part in given)
@@ -224,22 +212,22 @@ class Peer:
     def _export(self, value: Any) -> Any:
         if (number := number_of(value)) is not None:
             return ["o", number]
-        kind = type(value)
         if isinstance(value, types.ModuleType):
             return ["m", value.__name__]
-        module = kind.__module__.removesuffix("._local")  # of pathlib, in Python 3.13
-        known = "numpy.array" if kind.__name__ == "ndarray" else f"{module}.{kind.__qualname__}"
-        is_table = known == "numpy.array" and value.dtype.names  # its records stay with it
-        if known in KNOWN and not is_table:
-            return ["k", known, self.encode(KNOWN[known](value))]
-        if kind.__module__ == "numpy" and hasattr(value, "item") and not is_table:
+        if known := values.parts_of(value):
+            return ["k", known[0], self.encode(known[1])]
+        kind = type(value)
+        if kind.__module__ == "numpy" and hasattr(value, "item") and kind.__name__ != "ndarray":
             return self.encode(value.item())
         number = self._numbers.setdefault(id(value), len(self._exported))
         if number == len(self._exported):
             self._exported.append(value)
-        for base in DATA:
-            if isinstance(value, base):
-                return ["x", self.encode(values.plain(base, value)), number, kind.__name__]
+        return self._stays(value, number)
+
+    def _stays(self, value: Any, number: int) -> list[Any]:
+        """Return what the other side gets for a value that stays here."""
+        if base := next((base for base in DATA if isinstance(value, base)), None):
+            return ["x", self.encode(values.plain(base, value)), number, type(value).__name__]
         if isinstance(value, type) and issubclass(value, BaseException):
             return ["e", _chain(value)]
         if isinstance(value, types.CoroutineType):
@@ -247,25 +235,26 @@ class Peer:
         return ["h", number, "class" if isinstance(value, type) else "object"]
 
     def _load(self, message: list[Any]) -> Any:
-        kind, *rest = message
-        if kind == "h" and isinstance(rest[0], int):
-            is_program = self._names is not None  # it has nothing to protect
-            made = StandIn(self, rest[0], is_class=is_program and rest[1] == "class", is_made=is_program)
-            found = self._stand_ins.setdefault((rest[0], made._is_class), made)
-            return awaited(made) if rest[1] == "coroutine" else found
-        if kind == "o":
-            return self._exported[rest[0]]
-        if kind == "x":
-            return data_stand_in(self.decode(rest[0]), self, int(rest[1]), str(rest[2]))
-        if kind == "e":
-            return self._error_class(tuple(map(str, rest[0])))
-        if kind == "k" and rest[0] in KNOWN:
-            module, _, name = rest[0].rpartition(".")
-            made = getattr(importlib.import_module(module), name)(*self.decode(rest[1]))
-            return values.widened(made) if module == "numpy" else made
-        if kind == "m" and (rest[0].partition(".")[0] in {*sys.stdlib_module_names, "numpy"}):
-            return importlib.import_module(rest[0])
-        raise values.FrameError(f"a value of unknown kind {kind!r:.40}")
+        match message:
+            case ["h", int(number), role]:
+                return self._stand_in(number, role)
+            case ["o", number]:
+                return self._exported[number]
+            case ["x", data, number, name]:
+                return data_stand_in(self.decode(data), self, int(number), str(name))
+            case ["e", names]:
+                return self._error_class(tuple(map(str, names)))
+            case ["k", known, parts] if known in values.KNOWN:
+                return values.made_from(known, self.decode(parts))
+            case ["m", str(name)] if name.partition(".")[0] in {*sys.stdlib_module_names, "numpy"}:
+                return importlib.import_module(name)
+        raise values.FrameError(f"a value of unknown kind {message[0]!r:.40}")
+
+    def _stand_in(self, number: int, role: str) -> Any:
+        is_program = self._names is not None  # it has nothing to protect
+        made = StandIn(self, number, is_class=is_program and role == "class", is_made=is_program)
+        found = self._stand_ins.setdefault((number, made._is_class), made)
+        return awaited(made) if role == "coroutine" else found
 
     def _told(self, error: BaseException) -> tuple[list[str], Any, str, Any]:
         try:
@@ -294,6 +283,15 @@ class Peer:
         if names not in self._errors:
             self._errors[names] = type(names[0], (self._error_class(names[1:]),), {})
         return self._errors[names]
+
+
+REQUESTS: dict[str, Callable[..., tuple[Any, ...]]] = {  # what the other side may ask for
+    "call": Peer._call,
+    "name": Peer._name,
+    "op": Peer._operate,
+    "get": Peer._get,
+    "set": Peer._set,
+}
 
 
 def _chain(kind: type[BaseException]) -> list[str]:

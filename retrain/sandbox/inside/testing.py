@@ -65,11 +65,7 @@ def run(reads: int, writes: int, source: str, tests: str) -> dict[str, Any]:
     names[changes.MARK] = peer.may_change
     if len(tests) <= changes.LONGEST:
         tree = changes.Marks(changes.Uses(tree).changeable()).visit(tree)
-    named = {node.id for node in every(ast.Name, tree)}
-    peer.refused = tuple(kind for kind, names in LOOP_ENDS.items() if not named & names)
-    for block in every(ast.With, tree):
-        if any(every(ast.Assert, block)):
-            peer.asserting.update(range(block.lineno, (block.end_lineno or 0) + 1))
+    watch(peer, tree)
     sys.modules["__main__"] = sys.modules["tests"] = module_of(names)
     sys.modules["solution"] = solution = types.ModuleType("solution")
     solution.__all__ = []  # type: ignore[attr-defined] # or `import *` could replace `abs`
@@ -90,6 +86,15 @@ def run(reads: int, writes: int, source: str, tests: str) -> dict[str, Any]:
         "used": peer.used,
         "needs_sharing": peer.needs_sharing,
     }
+
+
+def watch(peer: Peer, tree: ast.Module) -> None:
+    """Note what calls of the program may not do where tests use them."""
+    named = {node.id for node in every(ast.Name, tree)}
+    peer.refused = tuple(kind for kind, names in LOOP_ENDS.items() if not named & names)
+    for block in every(ast.With, tree):
+        if any(every(ast.Assert, block)):
+            peer.asserting.update(range(block.lineno, (block.end_lineno or 0) + 1))
 
 
 def failures(tests: str) -> list[Any]:
@@ -155,6 +160,14 @@ def library_module(name: str, tree: ast.Module) -> types.ModuleType | None:
     return module if all(hasattr(module, attribute) for attribute in used) else None
 
 
+def _own_names(tree: ast.Module) -> set[str]:
+    """Return the names that tests bind."""
+    names = {node.id for node in every(ast.Name, tree) if not isinstance(node.ctx, ast.Load)}
+    names |= {node.name for node in every(ast.FunctionDef, tree)}
+    names |= {node.name for node in every(ast.ClassDef, tree)}
+    return names | {node.asname or node.name for node in every(ast.alias, tree)}
+
+
 def replaced_names(tests: str, tree: ast.Module) -> frozenset[str]:
     """Return the one of Python's own names that tests take from the program, if any.
 
@@ -162,12 +175,8 @@ def replaced_names(tests: str, tree: ast.Module) -> frozenset[str]:
     function of Python's: then they test a function that is called like it.
     """
     loaded = frozenset(node.id for node in every(ast.Name, tree) if isinstance(node.ctx, ast.Load))
-    own = {node.id for node in every(ast.Name, tree) if not isinstance(node.ctx, ast.Load)}
-    own |= {node.name for node in every(ast.FunctionDef, tree)}
-    own |= {node.name for node in every(ast.ClassDef, tree)}
-    own |= {node.asname or node.name for node in every(ast.alias, tree)}
     python = frozenset(dir(builtins))
-    if "solution" in tests or loaded - python - own:
+    if "solution" in tests or loaded - python - _own_names(tree):
         return frozenset()
     classes = frozenset(name for name in loaded & python if isinstance(getattr(builtins, name), type))
     found = (loaded & python) - classes or classes

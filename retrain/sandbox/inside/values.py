@@ -7,11 +7,12 @@ themselves; everything else is a list that begins with its kind. Nothing that is
 from __future__ import annotations
 
 import collections
+import importlib
 import json
 import math
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 LONGEST_FRAME = 16 << 20
@@ -36,6 +37,28 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
     "c": complex,
     "b": bytes.fromhex,
     "a": bytearray.fromhex,
+}
+
+
+KNOWN: dict[str, Callable[[Any], tuple[Any, ...]]] = {  # types of the library that are data
+    "builtins.range": lambda x: (x.start, x.stop, x.step),
+    "builtins.slice": lambda x: (x.start, x.stop, x.step),
+    "collections.Counter": lambda x: (dict(x),),
+    "collections.defaultdict": lambda x: (x.default_factory, dict(x)),
+    "collections.deque": lambda x: (list(x), x.maxlen),
+    "datetime.date": lambda x: (x.year, x.month, x.day),
+    "datetime.datetime": lambda x: (
+        *(x.year, x.month, x.day, x.hour, x.minute, x.second, x.microsecond),
+        x.tzinfo,
+    ),
+    "datetime.time": lambda x: (x.hour, x.minute, x.second, x.microsecond, x.tzinfo),
+    "datetime.timezone": lambda x: (x.utcoffset(None),),
+    "datetime.timedelta": lambda x: (x.days, x.seconds, x.microseconds),
+    "decimal.Decimal": lambda x: (str(x),),
+    "fractions.Fraction": lambda x: (x.numerator, x.denominator),
+    **dict.fromkeys(("pathlib.PosixPath", "pathlib.PurePosixPath"), lambda x: (str(x),)),
+    "uuid.UUID": lambda x: (str(x),),
+    "numpy.array": lambda x: (x.tolist(), str(x.dtype)),
 }
 
 
@@ -86,8 +109,7 @@ def encode(value: Any, export: Callable[[Any], Any], depth: int = 0) -> Any:
     if depth > DEEPEST:
         raise FrameError(f"a value is nested more than {DEEPEST} levels deep")
     kind: type = type(value)
-    is_safe = -SAFE < value < SAFE if kind is int else kind is float and math.isfinite(value)
-    if value is None or is_safe or kind in (bool, str):
+    if _is_json(value, kind):
         return value
     if kind in COLLECTIONS:
         return [COLLECTIONS[kind], [encode(item, export, depth + 1) for item in value]]
@@ -99,30 +121,40 @@ def encode(value: Any, export: Callable[[Any], Any], depth: int = 0) -> Any:
     return export(value)
 
 
+def _is_json(value: Any, kind: type) -> bool:
+    """Whether a value stands for itself in JSON."""
+    if kind is int:
+        return bool(-SAFE < value < SAFE)
+    if kind is float:
+        return math.isfinite(value)
+    return value is None or kind in (bool, str)
+
+
 def decode(message: Any, load: Callable[[list[Any]], Any], depth: int = 0) -> Any:
     """Return the value that JSON stands for; `load` makes one of what `export` has made.
 
     Raises:
         FrameError: not such a value.
     """
+    if isinstance(message, dict):
+        raise FrameError("an object where a value belongs")
     if not isinstance(message, list):
-        if isinstance(message, dict):
-            raise FrameError("an object where a value belongs")
         return message
     if depth > DEEPEST or not message or not isinstance(message[0], str):
         raise FrameError("a value that is nested too deeply or has no kind")
-    kind, *rest = message
     try:
-        if kind not in BUILDERS:
-            return load(message)
-        (content,) = rest
-        if kind in COLLECTIONS.values():
-            content = [decode(item, load, depth + 1) for item in content]
-        elif kind == "d":
-            content = [[decode(one, load, depth + 1) for one in pair] for pair in content]
-        return BUILDERS[kind](content)
+        return _built(*message, load=load, depth=depth) if message[0] in BUILDERS else load(message)
     except (ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
         raise FrameError(f"not a value: {error}") from None
+
+
+def _built(kind: str, content: Any, *, load: Callable[[list[Any]], Any], depth: int) -> Any:
+    """Return a value of Python's own types."""
+    if kind in COLLECTIONS.values():
+        content = [decode(item, load, depth + 1) for item in content]
+    elif kind == "d":
+        content = [[decode(one, load, depth + 1) for one in pair] for pair in content]
+    return BUILDERS[kind](content)
 
 
 def plain(base: type, value: Any) -> Any:
@@ -132,33 +164,75 @@ def plain(base: type, value: Any) -> Any:
     return dict(value.items()) if base is dict else base(value)
 
 
+def parts_of(value: Any) -> tuple[str, tuple[Any, ...]] | None:
+    """Return the name of a value's type and what such a value is made from; None if it is no known data."""
+    kind = type(value)
+    module = kind.__module__.removesuffix("._local")  # of pathlib, in Python 3.13
+    name = "numpy.array" if kind.__name__ == "ndarray" else f"{module}.{kind.__qualname__}"
+    if name not in KNOWN or (name == "numpy.array" and value.dtype.names):  # its records stay with it
+        return None
+    return name, KNOWN[name](value)
+
+
+def made_from(known: str, parts: Sequence[Any]) -> Any:
+    """Return the value of a known type that is made from its parts."""
+    module, _, name = known.rpartition(".")
+    made = getattr(importlib.import_module(module), name)(*parts)
+    return widened(made) if module == "numpy" else made
+
+
 def merged(old: Any, new: Any) -> Any:
     """Return `new`; a list, dictionary or set of the same kind at the same place is changed in place."""
     if type(old) is not type(new):
         return new
-    if isinstance(new, list | tuple):
-        items = [*map(merged, old, new), *new[len(old) :]]
-        if isinstance(old, tuple):
-            return tuple(items)
-        old[:] = items
-    elif isinstance(new, dict):
-        items = [(key, merged(old[key], value) if key in old else value) for key, value in new.items()]
-        old.clear()
-        for key, value in items:  # a Counter's `update` would count
-            old[key] = value
-    elif isinstance(new, set):
-        old.intersection_update(new)
-        old.update(new)
-    elif isinstance(new, bytearray):
-        old[:] = new
-    elif isinstance(new, collections.deque):
-        old.clear()
-        old.extend(new)
-    elif type(new).__name__ == "ndarray" and (new.shape, new.dtype) == (old.shape, old.dtype):
+    if isinstance(new, tuple):
+        return tuple(_merged_items(old, new))
+    if type(new).__name__ == "ndarray" and (new.shape, new.dtype) == (old.shape, old.dtype):
         old[...] = new
-    else:
+        return old
+    fill = next((fill for kind, fill in FILLS.items() if isinstance(new, kind)), None)
+    if fill is None:
         return new
+    fill(old, new)
     return old
+
+
+def _merged_items(old: Sequence[Any], new: Sequence[Any]) -> list[Any]:
+    return [*map(merged, old, new), *new[len(old) :]]
+
+
+def _fill_list(old: list[Any], new: list[Any]) -> None:
+    old[:] = _merged_items(old, new)
+
+
+def _fill_dict(old: dict[Any, Any], new: dict[Any, Any]) -> None:
+    items = [(key, merged(old[key], value) if key in old else value) for key, value in new.items()]
+    old.clear()
+    for key, value in items:  # a Counter's `update` would count
+        old[key] = value
+
+
+def _fill_set(old: set[Any], new: set[Any]) -> None:
+    old.intersection_update(new)
+    old.update(new)
+
+
+def _fill_bytes(old: bytearray, new: bytearray) -> None:
+    old[:] = new
+
+
+def _fill_deque(old: collections.deque[Any], new: collections.deque[Any]) -> None:
+    old.clear()
+    old.extend(new)
+
+
+FILLS: dict[type, Callable[[Any, Any], None]] = {  # how an object gets the content of another
+    list: _fill_list,
+    dict: _fill_dict,
+    set: _fill_set,
+    bytearray: _fill_bytes,
+    collections.deque: _fill_deque,
+}
 
 
 def widened(array: Any) -> Any:
