@@ -63,13 +63,18 @@ class Spread:
         return "light" if len(self.ratios) >= TELLING_STEPS else "short"
 
 
+def _deviations(times: Sequence[float]) -> list[float]:
+    """Return how far off times are, relative to their mean."""
+    mean = math.fsum(times) / len(times)
+    return [time / mean - 1 if mean else 0.0 for time in times]
+
+
 def spread_of(pilot: Pilot | None) -> Spread:
     """Pool a pilot's step times as ratios to their condition's mean."""
     if pilot is None or not pilot.steps:
         return Spread((), {}, 0.0, 1.0, {}, 0.0)
     measured = {c: list(times) for c, times in pilot.step_times_s.items() if len(times)}
-    means = {c: math.fsum(times) / len(times) for c, times in measured.items()}
-    deviations = {c: [t / means[c] - 1 if means[c] else 0.0 for t in times] for c, times in measured.items()}
+    deviations = {c: _deviations(times) for c, times in measured.items()}
     total = sum(map(len, measured.values()))
     widen = math.sqrt(total / max(1, total - len(measured)))  # each mean was fitted to its own times
     ratios = tuple(max(0.0, 1 + widen * deviation) for row in deviations.values() for deviation in row)

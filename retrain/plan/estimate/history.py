@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -81,11 +81,9 @@ def learn_from(
     campaigns: Iterable[Path], conditions: Iterable[str] = (), most_of_a_condition: int = MOST_OF_A_CONDITION
 ) -> History:
     """Read the history of given campaigns, as `learn` does: the newest first, some runs of each condition."""
-    wanted = set(map(label_of, conditions))
     newest_first = sorted(campaigns, key=by_start, reverse=True)
     manifests = {path: readable(read_manifest, CampaignFiles(path).manifest) for path in newest_first}
-    candidates = [(path, run) for path, found in manifests.items() for run in _run_directories(path, found)]
-    candidates.sort(key=lambda entry: _label(entry[1]) not in wanted)  # stable: the newest first
+    candidates = _candidates(manifests, set(map(label_of, conditions)))
     measured = list(islice(_measured(candidates, most_of_a_condition), MOST_RUNS))
     used = {campaign: _alive_in(manifests[campaign]) for campaign in dict.fromkeys(c for c, _ in measured)}
     read = {path: found for path, found in manifests.items() if path in used and found is not None}
@@ -98,6 +96,14 @@ def learn_from(
         tuple(m.expected for m in read.values() if m.expected and m.expected.actual_s is not None),
         next(filter(None, (readable(_read_crowding, path.parent) for path in used)), None),
     )
+
+
+def _candidates(
+    manifests: Mapping[Path, Manifest | None], wanted: Collection[str]
+) -> list[tuple[Path, Path]]:
+    """Return campaigns and their runs: of the wanted conditions first, of each the newest first."""
+    found = [(path, run) for path, known in manifests.items() for run in _run_directories(path, known)]
+    return sorted(found, key=lambda entry: _label(entry[1]) not in wanted)
 
 
 def _measured(

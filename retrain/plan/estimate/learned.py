@@ -149,7 +149,8 @@ def _measured(run: RunPlan, runs: Sequence[MeasuredRun]) -> Measured:
     match, compared = _most_alike(run.condition, [(r, list(_differences(ours, r.tables))) for r in runs])
     chosen, differs = zip(*compared, strict=True)
     chosen = tuple(r.trained_for(run.config.training.updates_per_batch) for r in chosen)
-    times = tuple(itertools.chain.from_iterable(r.step_times_s for r in chosen))
+    by_run = [r.step_times_s for r in chosen]
+    times = tuple(itertools.chain.from_iterable(by_run))
     return Measured(
         condition=run.condition,
         match=match,
@@ -157,13 +158,13 @@ def _measured(run: RunPlan, runs: Sequence[MeasuredRun]) -> Measured:
         differs=tuple(dict.fromkeys(itertools.chain.from_iterable(differs))),
         runs=len(chosen),
         steps=len(times),
-        is_finished=any(r.is_finished and _is_named(r, run.condition) for r in runs),
+        is_finished=any(_is_named(r, run.condition) for r in runs if r.is_finished),
         median_step_time_s=statistics.median(times),
         mean_step_time_s=math.fsum(times) / len(times) + _beside_s(run, chosen),
         permit_held_s=statistics.fmean(r.parts.permit_held_s for r in chosen),
         max_token_hit_rate=mean(r.max_token_hit_rate for r in chosen),
         step_times_s=times,
-        run_means_s=tuple(statistics.fmean(r.step_times_s) for r in chosen),
+        run_means_s=tuple(map(statistics.fmean, by_run)),
         calls_at_once=round(statistics.median(r.parts.calls_at_once for r in chosen)),
         billed=tuple(r.billed for r in chosen if r.billed.steps),
         evaluations=_evaluations(run),

@@ -144,32 +144,61 @@ def measure_run(directory: Path) -> MeasuredRun | None:
         raise RecordsError(f"{files.run_toml}: cannot be read")
     number = ends.last[-1].get("attempt")
     attempt = next((a for a in attempts if a.number == number), attempts[-1])
-    whole = _steps_of(ends, number)
-    if not (steady := _after(whole, attempt.resumed_from_step + 1)):
+    last = _LastAttempt(attempt, _steps_of(ends, number), read_done(files.done), evals)
+    if not last.steady:
         return None
-    parts, last, done = _parts(steady), whole.last[-1], read_done(files.done)
-    times = tuple(_alone_s(row, parts.calls_at_once) for row in steady)
-    is_finished = attempt.ending == RunState.DONE and done is not None
-    found = MeasuredRun(
-        condition=str(tables.get("run", {}).get("condition", "")),
-        tables=tables,
-        step_times_s=times,
-        whole_step_times_s=tuple(_seconds(row, "step_time_s") for row in steady),
-        parts=parts,
-        between_s=0.0,
-        startup_s=_startup_s(attempt, whole.first, times),
-        closing_s=seconds_between(last.get("timestamp"), attempt.ended_at) if is_finished else None,
-        evaluation_s=_evaluation_s(whole.last, done, OWN),
-        evals_s={name: _evaluation_s(whole.last, done, key) for name, key in evals.items()},
-        max_token_hit_rate=mean(number_in(row, "max_token_hit_rate") for row in steady),
-        permits_borne=_permits_borne(whole.last),
-        failures=sum(a.ending in RETRIED for a in attempts),
-        active_s=math.fsum(times) / len(times) * int(ends.last[-1]["step"]),
-        span=_span(attempt, last),
-        billed=billed_of(files, ends.last, prefixes, done if is_finished else None),
-    )
-    gaps = dict(_gaps(whole.last, (OWN, *evals.values())))
-    return replace(found, between_s=_between_s(gaps, _save_every(tables), found.checkpoint_s))
+    found = last.measured(tables, billed_of(files, ends.last, prefixes, last.finished))
+    failures = sum(a.ending in RETRIED for a in attempts)
+    active_s = statistics.fmean(found.step_times_s) * int(ends.last[-1]["step"])
+    between_s = _between_s(last.gaps(), _save_every(tables), found.checkpoint_s)
+    return replace(found, failures=failures, active_s=active_s, between_s=between_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _LastAttempt:
+    """The last attempt of a run that took steps."""
+
+    attempt: Attempt
+    rows: MetricsEnds  # of this attempt
+    done: Done | None
+    evals: Mapping[str, str]  # the key with the time of each `[[eval]]`, by its name
+
+    @property
+    def steady(self) -> list[Row]:
+        """Its last rows, without the one of its first step."""
+        return [row for row in self.rows.last if row["step"] > self.attempt.resumed_from_step + 1]
+
+    @property
+    def finished(self) -> Done | None:
+        return self.done if self.attempt.ending == RunState.DONE else None
+
+    def gaps(self) -> dict[int, float]:
+        return dict(_gaps(self.rows.last, (OWN, *self.evals.values())))
+
+    def measured(self, tables: Mapping[str, Any], billed: Billed) -> MeasuredRun:
+        """Return the times of its steps; what comes between them, and other attempts, are not in it yet."""
+        steady, rows, last = self.steady, self.rows.last, self.rows.last[-1]
+        parts = _parts(steady)
+        times = tuple(_alone_s(row, parts.calls_at_once) for row in steady)
+        ended_at = self.attempt.ended_at
+        return MeasuredRun(
+            condition=str(tables.get("run", {}).get("condition", "")),
+            tables=tables,
+            step_times_s=times,
+            whole_step_times_s=tuple(_seconds(row, "step_time_s") for row in steady),
+            parts=parts,
+            between_s=0.0,
+            startup_s=_startup_s(self.attempt, self.rows.first, times),
+            closing_s=seconds_between(last.get("timestamp"), ended_at) if self.finished else None,
+            evaluation_s=_evaluation_s(rows, self.done, OWN),
+            evals_s={name: _evaluation_s(rows, self.done, key) for name, key in self.evals.items()},
+            max_token_hit_rate=mean(number_in(row, "max_token_hit_rate") for row in steady),
+            permits_borne=_permits_borne(rows),
+            failures=0,
+            active_s=0.0,
+            span=_span(self.attempt, last),
+            billed=billed,
+        )
 
 
 def _eval_keys(tables: Mapping[str, Any]) -> dict[str, str]:
@@ -177,11 +206,6 @@ def _eval_keys(tables: Mapping[str, Any]) -> dict[str, str]:
     found = tables.get("eval", {}).get("tables", [])
     names = [one.get("name") for one in found if isinstance(one, dict)] if isinstance(found, list) else []
     return {str(name): f"eval_{name}_time_s" for name in names}
-
-
-def _after(ends: MetricsEnds, step: int) -> list[Row]:
-    """Return the last rows that come after a step."""
-    return [row for row in ends.last if row["step"] > step]
 
 
 def _startup_s(attempt: Attempt, first: Row | None, times_s: Sequence[float]) -> float | None:
