@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from operator import eq
@@ -86,18 +86,22 @@ def variants(raw: Mapping[str, Any], proposed: Sequence[Proposal] = ()) -> list[
         return [Variant(number, table, table) for number, table in enumerate(own, start=1)]
     tables, defaults = list(enumerate(own or [{}], start=1)), with_default_plugins(raw)
     shown = {key: _short(key, found) for key in found}
-    whole = {key for key, listed in found.items() if isinstance(listed, list) and _are_alike(listed)}
-    if has_sampler(raw):
-        plain = [Variant(number, table, table) for number, table in tables]
-        own_of = dict(tables)
-        chosen = [
-            (one.number, own_of[one.number], {key: one.point[key] for key in found if key in one.point})
-            for one in proposed
-            if one.number in own_of
-        ]
-    else:
-        plain, chosen = [], [(number, table, point) for number, table in tables for point in _points(raw)]
+    whole = {key for key, listed in found.items() if _are_alike(listed)}
+    if not has_sampler(raw):
+        all_points = product(tables, _points(raw))
+        return [_variant(n, table, point, shown, whole, defaults) for (n, table), point in all_points]
+    plain = [Variant(number, table, table) for number, table in tables]
+    chosen = _chosen(dict(tables), found, proposed)
     return plain + [_variant(*one, shown, whole, defaults) for one in chosen]
+
+
+def _chosen(
+    tables: Mapping[int, Mapping[str, Any]], swept: Collection[str], proposed: Sequence[Proposal]
+) -> Iterator[tuple[int, Mapping[str, Any], dict[str, Any]]]:
+    """Iterate over proposed points, each with the number and the table of its condition."""
+    for one in proposed:
+        if one.number in tables:
+            yield one.number, tables[one.number], {key: one.point[key] for key in swept if key in one.point}
 
 
 def expanded(raw: Mapping[str, Any], proposed: Sequence[Proposal] = ()) -> Mapping[str, Any]:
@@ -236,7 +240,7 @@ def _variant(
     return Variant(number, condition, {**table, "name": name}, point, stem)
 
 
-def _are_alike(listed: Sequence[Any]) -> bool:
+def _are_alike(listed: Iterable[Any]) -> bool:
     """Whether names would show texts of a list alike, as models of one name by two makers."""
     texts = [text_of(value) for value in listed if isinstance(value, str)]
     return len(set(texts)) < len(texts)

@@ -163,22 +163,24 @@ def _sampled_ranges(raw: Mapping[str, Any]) -> Iterator[Problem]:
 
 def _count(raw: Mapping[str, Any]) -> int:
     """Return how many runs there would be, with those that `[decision]` may add."""
-    found, campaign = swept_keys(table_of(raw)), raw["campaign"]
-    lengths = [len(value) for value in found.values() if isinstance(value, list)]
-    samples = [
-        value["samples"] for value in found.values() if isinstance(value, Mapping) and "samples" in value
-    ]
-    seeds = campaign.get("seeds")
-    given, decision = len(seeds) if isinstance(seeds, list) else 1, raw.get("decision")
-    is_search = isinstance(campaign.get("search"), Mapping)
-    default = Decide.max_seeds if is_search or isinstance(decision, Mapping) else 1
-    most = decision.get("max_seeds", default) if isinstance(decision, Mapping) else default
-    most = most if isinstance(most, int) else 1
-    count, own = given + most if is_search else max(given, most), len(conditions(raw)) or 1
+    found = swept_keys(table_of(raw)).values()
+    count, own = _seed_count(raw), len(conditions(raw)) or 1
     if has_sampler(raw):
-        trials = campaign["search"].get("trials")
+        trials = raw["campaign"]["search"].get("trials")
         return count * (own + (trials if isinstance(trials, int) else 0))
+    lengths = [len(value) for value in found if isinstance(value, list)]
+    samples = [value["samples"] for value in found if isinstance(value, Mapping) and "samples" in value]
     return math.prod([*lengths, *samples[:1], count, own])
+
+
+def _seed_count(raw: Mapping[str, Any]) -> int:
+    """Return how many seeds a condition may have."""
+    seeds, search = raw["campaign"].get("seeds"), raw["campaign"].get("search")
+    given = len(seeds) if isinstance(seeds, list) else 1
+    decision = raw.get("decision", {} if isinstance(search, Mapping) else None)
+    most = decision.get("max_seeds", Decide.max_seeds) if isinstance(decision, Mapping) else 1
+    most = most if isinstance(most, int) else 1
+    return given + most if isinstance(search, Mapping) else max(given, most)
 
 
 def ends_of(raw: Mapping[str, Any]) -> list[Proposal]:

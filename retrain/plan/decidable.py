@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from retrain.config.campaign import Decide
@@ -38,23 +38,33 @@ def _problems(table: Decide, configs: Mapping[str, Config], given: int | None) -
         yield f".reference: no condition is named {quote(table.reference)}; {others}"
     if given is not None and given > table.max_seeds:
         yield f".max_seeds: got {table.max_seeds}, but campaign.seeds has {given}; raise it, or list fewer"
-    for condition, config in configs.items():
-        known = metrics_of_config(config)
-        if table.metric not in known:
-            others = hint(table.metric, known, f"there are {', '.join(known)}")
-            yield f".metric: no row of {condition} will have {quote(table.metric)}; {others}"
-            break
+    if problem := unmeasured(table.metric, configs):
+        yield f".metric: {problem}"
+    yield from _budget_problems(table, configs.values())
+
+
+def _budget_problems(table: Decide, configs: Collection[Config]) -> Iterator[str]:
     if table.budget:
         try:
             parse_duration(table.budget)
         except ValueError as error:
             yield f".budget: {error}"
     if table.budget_usd is not None:
-        unknown = {priced_as(config) for config in configs.values() if price_of(config) is None}
+        unknown = {priced_as(config) for config in configs if price_of(config) is None}
         yield from (f".budget_usd: {unpriced(name)}" for name in sorted(unknown))
 
 
-def metrics_of_config(config: Config) -> tuple[str, ...]:
+def unmeasured(metric: str, configs: Mapping[str, Config]) -> str:
+    """Return why a metric decides nothing, by the first condition that does not measure it; "" if all do."""
+    for condition, config in configs.items():
+        known = _metrics_of(config)
+        if metric not in known:
+            others = hint(metric, known, f"there are {', '.join(known)}")
+            return f"no row of {condition} will have {quote(metric)}; {others}"
+    return ""
+
+
+def _metrics_of(config: Config) -> tuple[str, ...]:
     """List the numbers that runs of a configuration measure and that may decide."""
     from retrain.records.decision import metrics_of_rows  # not at the top: imports what rows have
 

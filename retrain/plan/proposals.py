@@ -231,20 +231,22 @@ def sampler_problems(table: Search, sweep: Mapping[str, Any], conditions: int) -
         yield ".sampler: proposes points of [campaign.sweep], and there is none"
     elif table.trials is None:
         yield ".trials: is missing; give the number of points that the sampler proposes"
-    elif problem := _misfit(table, found, conditions) or _missing(table) or _wrong_option(table):
+    elif (
+        problem := _misfit(table, table.trials, found, conditions) or _missing(table) or _wrong_option(table)
+    ):
         yield problem
 
 
-def _misfit(table: Search, found: Mapping[str, Any], conditions: int) -> str:
+def _misfit(table: Search, trials: int, found: Mapping[str, Any], conditions: int) -> str:
     """Return why the sampler does not suit the sweep; "" if it does."""
-    lists = {key: value for key, value in found.items() if isinstance(value, list)}
-    least = SAMPLERS[table.sampler].ranges
-    if least and (lists or conditions > 1 or len(found) < least):
-        others = "lists and conditions" if lists or conditions > 1 else "fewer"
+    lists = [value for value in found.values() if isinstance(value, list)]
+    least, is_mixed = SAMPLERS[table.sampler].ranges, bool(lists) or conditions > 1
+    if least and (is_mixed or len(found) < least):
+        others = "lists and conditions" if is_mixed else "fewer"
         needed = "one range or more" if least == 1 else f"{least} ranges or more"
         return f".sampler: {table.sampler} needs {needed}; {others} it would draw at random: use optuna:tpe"
-    points = math.prod(map(len, lists.values())) * conditions
-    if len(lists) == len(found) and (table.trials or 0) >= points:
+    points = math.prod(map(len, lists)) * conditions
+    if len(lists) == len(found) and trials >= points:
         return (
             f".trials: got {table.trials}, and the lists have {points} combinations in all: give fewer, or "
             "remove the sampler, and all are run"

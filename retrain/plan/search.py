@@ -12,19 +12,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import TypeAlias
 
 from retrain.config.campaign import Search
 from retrain.config.keys import quote
 from retrain.errors import ConfigError
-from retrain.plan.decidable import metrics_of_config
+from retrain.plan.decidable import unmeasured
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.proposals import sampler_problems
 from retrain.records.decision import HELD_OUT, is_higher_better
 from retrain.records.rungs import Rung
 from retrain.records.text import number
-from retrain.registry import hint
 
 WON = "won the search; it runs again on fresh seeds"
+ValueAt: TypeAlias = Callable[[RunPlan, int], tuple[bool, float | None]]  # whether a run is there, its value
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ def climb(
     plan: Plan,
     table: Search,
     known: Sequence[Rung],
-    value_at: Callable[[RunPlan, int], tuple[bool, float | None]],
+    value_at: ValueAt,
     to_come: int = 0,
 ) -> Climb:
     """Return what a search needs next and what it has found.
@@ -56,38 +58,66 @@ def climb(
             got wherever it should, without a value.
         to_come: how many conditions a sampler has yet to propose; they join the others at the first rung.
     """
-    alive = runs = {
-        name: [run for run in plan.runs if run.condition == name and run.seed in plan.search_seeds]
-        for name in plan.conditions
-    }
-    wanted = frozenset(run.run_id for several in runs.values() for run in several)
-    over: dict[str, str] = {}
-    rungs, is_growing = list(known), to_come > 0 and not known
-    if is_growing and to_come == table.trials:  # the first are proposed at once
-        return Climb({}, over, (), wanted, due={})
-    for place, step in enumerate(_steps(table, known)):
-        if len(alive) == 1:
+    climber, steps = _Climber(plan, table, known), _steps(table, known)
+    if to_come and not known:
+        return climber.before_rungs(steps[0], value_at, is_first=to_come == table.trials)
+    for place, step in enumerate(steps):
+        if len(climber.alive) == 1:
             break
-        if place == len(rungs):
-            values, waits = _look(alive, step, value_at)
-            if waits:
-                return Climb(waits, over, tuple(rungs), wanted)
-            if is_growing:
-                return Climb({}, over, (), wanted, due=_scores(values))
-            rungs.append(_rung(table, step or _last_step(alive), values, is_last=not step))
-        one = rungs[place]
+        if place == len(climber.rungs) and (waits := climber.decide(step, value_at)):
+            return climber.found(waits)
+        climber.drop(step, climber.rungs[place])
+    return climber.won()
+
+
+class _Climber:
+    """The conditions of a search that go on after the rungs so far."""
+
+    def __init__(self, plan: Plan, table: Search, known: Sequence[Rung]) -> None:
+        self._table = table
+        self._runs = {
+            name: [run for run in plan.runs if run.condition == name and run.seed in plan.search_seeds]
+            for name in plan.conditions
+        }
+        self.alive, self.rungs, self._over = self._runs, list(known), dict[str, str]()
+
+    def before_rungs(self, step: int, value_at: ValueAt, *, is_first: bool) -> Climb:
+        """Return what a search needs whose sampler proposes the conditions of the first rung."""
+        values, waits = ({}, {}) if is_first else _look(self.alive, step, value_at)
+        return self.found(waits) if waits else self.found(due=_scores(values))
+
+    def decide(self, step: int, value_at: ValueAt) -> Mapping[str, int]:
+        """Decide the next rung; return the runs that it waits for, if there are any."""
+        values, waits = _look(self.alive, step, value_at)
+        if not waits:
+            last = max(run.max_steps for several in self.alive.values() for run in several)
+            self.rungs.append(_rung(self._table, step or last, values, is_last=not step))
+        return waits
+
+    def drop(self, step: int, rung: Rung) -> None:
+        """Go on with the conditions that a rung kept."""
         if step:
-            over |= _dropped(one, alive, table.metric)
-        alive = {name: runs[name] for name in one.kept if name in runs} or alive
-    winner = next(iter(alive))
-    over |= {run.run_id: WON for run in runs[winner] if run.run_id not in over}
-    return Climb({}, over, tuple(rungs), wanted, winner)
+            self._over |= _dropped(rung, self.alive, self._table.metric)
+        self.alive = {name: self._runs[name] for name in rung.kept if name in self._runs} or self.alive
+
+    def won(self) -> Climb:
+        winner = next(iter(self.alive))
+        self._over |= {run.run_id: WON for run in self._runs[winner] if run.run_id not in self._over}
+        return self.found(winner=winner)
+
+    def found(
+        self,
+        waits: Mapping[str, int] | None = None,
+        *,
+        winner: str = "",
+        due: Mapping[str, float | None] | None = None,
+    ) -> Climb:
+        wanted = frozenset(run.run_id for several in self._runs.values() for run in several)
+        return Climb(waits or {}, self._over, tuple(self.rungs), wanted, winner, due)
 
 
 def _look(
-    alive: Mapping[str, Sequence[RunPlan]],
-    step: int,
-    value_at: Callable[[RunPlan, int], tuple[bool, float | None]],
+    alive: Mapping[str, Sequence[RunPlan]], step: int, value_at: ValueAt
 ) -> tuple[dict[str, list[float | None]], dict[str, int]]:
     """Return the values of conditions after a step, and the runs that are not there yet, with that step."""
     found = {name: [value_at(run, step) for run in several] for name, several in alive.items()}
@@ -98,10 +128,6 @@ def _look(
         if not is_there
     }
     return {name: [value for _, value in seen] for name, seen in found.items()}, waits
-
-
-def _last_step(alive: Mapping[str, Sequence[RunPlan]]) -> int:
-    return max(run.max_steps for several in alive.values() for run in several)
 
 
 def _steps(table: Search, known: Sequence[Rung]) -> Sequence[int]:
@@ -202,25 +228,33 @@ def _problems(plan: Plan, table: Search) -> Iterator[str]:
         yield ": chooses among conditions, and there is one; add some, or sweep a key in [campaign.sweep]"
     if plan.added_seeds:
         yield ": adds fresh seeds by itself; instead of adding seeds, raise decision.max_seeds"
+    runs = plan.first_runs()
+    yield from _rung_problems(table, runs)
+    if problem := unmeasured(table.metric, {name: run.config for name, run in runs.items()}):
+        yield f".metric: {problem}"
+    else:
+        yield from islice(_late(table, runs), 1)
+    yield from sampler_problems(table, plan.campaign.sweep, len(plan.own_conditions))
+
+
+def _rung_problems(table: Search, runs: Mapping[str, RunPlan]) -> Iterator[str]:
     if sorted(set(table.rungs)) != list(table.rungs):
         yield f".rungs: got {quote(table.rungs)}; needs steps in ascending order, each once"
-    if not (table.rungs or table.sampler):
+    if not table.rungs and not table.sampler:
         yield ".rungs: is missing; give the steps at which the worse conditions are dropped"
-    for name, run in plan.first_runs().items():
+    for name, run in runs.items():
         if table.rungs and table.rungs[-1] >= run.max_steps:
             yield f".rungs: got {table.rungs[-1]}; needs steps below max_steps = {run.max_steps} of {name}"
             break
-    for name, run in plan.first_runs().items():
-        known = metrics_of_config(run.config)
-        if table.metric not in known:
-            others = hint(table.metric, known, f"there are {', '.join(known)}")
-            yield f".metric: no row of {name} will have {quote(table.metric)}; {others}"
-            break
-        if late := [step for step in table.rungs if not _is_known(run, table.metric, step)]:
-            what = f"no row of {name} at step {late[0]} will have {quote(table.metric)}"
-            yield f".metric: {what}; evaluate there"
-            break
-    yield from sampler_problems(table, plan.campaign.sweep, len(plan.own_conditions))
+
+
+def _late(table: Search, runs: Mapping[str, RunPlan]) -> Iterator[str]:
+    """Iterate over the rungs at which a condition does not evaluate what decides."""
+    for name, run in runs.items():
+        for step in table.rungs:
+            if not _is_known(run, table.metric, step):
+                what = f"no row of {name} at step {step} will have {quote(table.metric)}"
+                yield f".metric: {what}; evaluate there"
 
 
 def _is_known(run: RunPlan, metric: str, step: int) -> bool:
