@@ -55,7 +55,8 @@ def command(
     from retrain.system import cpu_capacity
 
     budget_s = duration(budget, "--budget") if budget else None
-    plan = as_launched(plan_runs(load_config(file, overrides or ()), file.name), file.name)
+    given = overrides or ()
+    plan = as_launched(plan_runs(load_config(file, given), file.name), file.name)
     checked = preflight(plan, file.name)
     check_fits(checked.memory.values(), file.name)
     history = None
@@ -71,7 +72,7 @@ def command(
         shlex.quote(str(file)),
         learned_from=shlex.quote(str(logs)) if logs else "",
         budget_s=budget_s,
-        sets_max_tokens=sets_key(file, overrides or (), "training", "max_tokens"),
+        sets_max_tokens=sets_key(file, given, "training", "max_tokens"),
         script=ask_launcher(plan, "script") or "",
         free_memory=free_memory,
     )
@@ -94,7 +95,8 @@ def _lines(explanation: Explanation) -> Iterator[str | Text]:
     for condition in explanation.conditions:
         yield from (f"  {condition.condition}: {plain(one, 200)}" for one in condition.differs)
     yield ""
-    yield from (f"{name:<24}{plain(value, 500)}" for name, value in _facts(explanation))
+    facts = (*_steps(explanation), *_launch(explanation), *_forecast(explanation))
+    yield from (f"{name:<24}{plain(value, 500)}" for name, value in facts)
     if explanation.wall_time:
         yield from (f"  {plain(note, 500)}" for note in explanation.wall_time.notes)
     if explanation.script:
@@ -131,12 +133,15 @@ def _seeds(seeds: Sequence[int]) -> str:
     return f"{seeds[0]} {seeds[1]} ... {seeds[-1]} ({len(seeds)})"
 
 
-def _facts(explanation: Explanation) -> Iterator[tuple[str, str]]:
+def _steps(explanation: Explanation) -> Iterator[tuple[str, str]]:
     at_most = "at most " * bool(explanation.search)
     yield "total campaign steps", f"{at_most}{explanation.total_campaign_steps}"
     yield from (("" if row else "search", line) for row, line in enumerate(explanation.search))
     for row, expected in enumerate(explanation.expected_seeds):
         yield "" if row else "seeds that it takes", _expected_seeds(expected, explanation)
+
+
+def _launch(explanation: Explanation) -> Iterator[tuple[str, str]]:
     yield "effective parallelism", f"{explanation.effective_parallelism} ({explanation.launcher})"
     if explanation.permits is not None:
         adapted = " at first, then adapted to the API" * explanation.permits_adapt
@@ -148,6 +153,9 @@ def _facts(explanation: Explanation) -> Iterator[tuple[str, str]]:
     if explanation.sandboxes:
         yield "programs run in", ", ".join(explanation.sandboxes)
     yield from dict.fromkeys(("memory of a run", _memory(use)) for use in explanation.memory)
+
+
+def _forecast(explanation: Explanation) -> Iterator[tuple[str, str]]:
     if explanation.wall_time is not None:
         at_most = ", at most" * bool(explanation.search)  # the expected ones are with the seeds
         yield from _time(explanation.wall_time, at_most)

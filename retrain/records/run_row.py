@@ -201,17 +201,9 @@ def row_of_parts(
 ) -> RunRow:
     """Return the row of a run from its parts; the rows of `ends` hold `KEYS`."""
     last = ends.last[-1] if ends.last else {}
-    rewards = _numbers(ends.last, "mean_reward")
-    running = progress if seen.state == RunState.RUNNING else None
-    now = {name: getattr(running, name) for name in _OF_NOW} if running else {}
     found = {
         "state": str(seen.state),
-        "step": max(progress.step if progress else 0, last.get("step", 0)),
-        "max_steps": progress.max_steps if progress else None,
         "attempt": seen.attempts[-1].number if seen.attempts else 0,
-        "reward_first": number_in(ends.first, "mean_reward"),
-        "reward_last": rewards[-1] if rewards else None,
-        "reward_mean": mean(rewards),
         "eval_reward": _eval_reward(ends.last, seen.done),
         "eval_falling": str((seen.done.result if seen.done else last).get("eval_falling", "")),
         "step_time_s": median(_numbers(ends.last, "step_time_s")),
@@ -220,10 +212,27 @@ def row_of_parts(
     }
     if spending is not None:
         found |= columns_of(spending, is_alive=seen.state == RunState.RUNNING)
-    of_last = {name: _value(last, name, kind) for name, kind in _OF_LAST_STEP.items()}
     if rung := _rung(seen):
         found |= {"state": WAITING, "phase": f"{AT_RUNG}{rung}"}
-    return row_of(planned, found | now | of_last)
+    of_last = {name: _value(last, name, kind) for name, kind in _OF_LAST_STEP.items()}
+    return row_of(planned, found | _rewards(ends) | _progress(seen, progress, last) | of_last)
+
+
+def _rewards(ends: MetricsEnds) -> dict[str, object]:
+    rewards = _numbers(ends.last, "mean_reward")
+    return {
+        "reward_first": number_in(ends.first, "mean_reward"),
+        "reward_last": rewards[-1] if rewards else None,
+        "reward_mean": mean(rewards),
+    }
+
+
+def _progress(seen: Inspection, progress: Progress | None, last: Row) -> dict[str, object]:
+    step = last.get("step", 0)
+    if progress is None:
+        return {"step": step}
+    now = {name: getattr(progress, name) for name in _OF_NOW if seen.state == RunState.RUNNING}
+    return now | {"step": max(progress.step, step), "max_steps": progress.max_steps}
 
 
 def _rung(seen: Inspection) -> str:

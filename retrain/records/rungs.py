@@ -135,20 +135,27 @@ def as_decided(row: RunRow, searched: Searched | None) -> RunRow:
 
 def lines_of_search(found: Searched | None) -> Iterator[str]:
     """Iterate over what a search found, a sentence each, safe to print."""
-    if found and found.proposed:
+    if found is None:
+        return
+    if found.proposed:
         more = f", {found.to_come} more follow" * bool(found.to_come)
         yield f"search: {found.sampler} proposed {count_of(found.proposed, 'condition')}{more}"
-    for place, one in enumerate(found.rungs if found else ()):
-        best = one.scores.get(one.kept[0])
-        score = "" if best is None or found is None else f", {found.metric} {number(best)}"
-        went = f"{len(one.kept)} of {count_of(len(one.scores), 'condition')} went on"
-        order = "their rank at the rung before" if place else "the file's order"
-        tie = f"; {count_of(len(one.tied), 'condition')} were equal, so {order} decided" if one.tied else ""
-        yield plain(f"search, step {one.step}: {went}; best: {one.kept[0]}{score}{tie}", 500)
-    if found and found.winner:
+    order = "the file's order"
+    for one in found.rungs:
+        yield plain(_line_of_rung(one, found.metric, order), 500)
+        order = "their rank at the rung before"
+    if found.winner:
         seeds = f"seeds {', '.join(map(str, found.seeds))} chose it, so others decide"
         is_better = f"compared with {found.reference} on fresh seeds" if found.decides else "the reference"
         yield plain(f"search: {found.winner} won, {is_better} ({seeds})", 500)
+
+
+def _line_of_rung(one: Rung, metric: str, order: str) -> str:
+    best = one.scores.get(one.kept[0])
+    score = "" if best is None else f", {metric} {number(best)}"
+    went = f"{len(one.kept)} of {count_of(len(one.scores), 'condition')} went on"
+    tie = f"; {count_of(len(one.tied), 'condition')} were equal, so {order} decided" if one.tied else ""
+    return f"search, step {one.step}: {went}; best: {one.kept[0]}{score}{tie}"
 
 
 def _rung(row: Mapping[str, Any]) -> Rung:

@@ -18,21 +18,8 @@ from retrain.plan.estimate.halving import as_expected
 from retrain.plan.provenance import entries_without_manifest
 from retrain.records.campaign_state import why_stopped
 from retrain.records.decision import Decision
-from retrain.records.layout import (
-    CampaignFiles,
-    RunFiles,
-    campaign_of,
-    find_campaigns,
-    is_single_run,
-)
-from retrain.records.manifest import (
-    Expectation,
-    Manifest,
-    RunEntry,
-    entry_from_name,
-    marks_of,
-    read_manifest,
-)
+from retrain.records.layout import CampaignFiles, RunFiles, campaign_of, find_campaigns, is_single_run
+from retrain.records.manifest import Expectation, Manifest, RunEntry, entry_from_name, marks_of, read_manifest
 from retrain.records.metrics import mean, median, sample_std
 from retrain.records.run_row import RunRow, read_row, unreadable_row
 from retrain.records.run_state import UNREADABLE, WAITING, RunState
@@ -40,7 +27,6 @@ from retrain.records.rungs import Searched, as_decided, is_settled
 from retrain.records.text import as_typed, plain
 
 if TYPE_CHECKING:
-    from retrain.plan.estimate.remaining import Remaining
     from retrain.semaphore.slots import Holder
 
 _NAME_LIMIT = 120
@@ -130,15 +116,12 @@ def campaign_row(
 ) -> CampaignStatus:
     """Return a campaign's row from those of its runs, and from its lock and permits as they are now."""
     directory, is_supervised = files.directory, _is_supervised(files, problems)
-    state = campaign_state(runs, is_supervised=is_supervised)
     known, name = manifest or _UNKNOWN, directory.resolve().name
+    state = campaign_state(runs, known, is_supervised=is_supervised)
     runs = tuple(as_decided(run, known.searched) for run in runs)
-    if state == "done" and not is_settled(known.searched, known.decision):
-        state = "interrupted"  # between two rounds
     expected = as_expected(runs, known.searched)
-    left = _remaining(expected, known, is_supervised=is_supervised)
-    steps = [run.max_steps for run in expected if run.max_steps is not None]
-    permits = _permits(directory, known.shared_permits, problems)
+    eta_s, eta_p90_s = _time_left_s(expected, known, is_supervised=is_supervised)
+    stopped = "" if is_supervised or state == "done" else why_stopped(files)
     return CampaignStatus(
         id=plain(name, _NAME_LIMIT),
         name=plain(known.name or name, _NAME_LIMIT),
@@ -150,20 +133,26 @@ def campaign_row(
         runs=runs,
         step_time_s=median(run.step_time_s for run in runs),
         steps_done=sum(run.step for run in runs),
-        steps_total=sum(steps) if len(steps) == len(runs) else None,
-        eta_s=left.p50_s if left else None,
-        eta_p90_s=left.p90_s if left else None,
+        steps_total=_steps_total(expected),
+        eta_s=eta_s,
+        eta_p90_s=eta_p90_s,
         searched=known.searched,
         decision=known.decision,
         expected=known.expected,
-        permits=permits,
+        permits=_permits(directory, known.shared_permits, problems),
         problem=plain("; ".join(problems), 500),
         is_supervised=is_supervised,
         cost_usd=cost_of(runs),
         budget_usd=known.budget_usd,
-        stopped="" if is_supervised or state == "done" else why_stopped(files),
-        resume_with=_resume_with(directory, state) if not is_supervised else "",
+        stopped=stopped,
+        resume_with="" if is_supervised else _resume_with(directory, state),
     )
+
+
+def _steps_total(runs: Sequence[RunRow]) -> int | None:
+    """Return how many steps runs take together; None if that is not known of each."""
+    steps = [run.max_steps for run in runs if run.max_steps is not None]
+    return sum(steps) if len(steps) == len(runs) else None
 
 
 def _is_supervised(files: CampaignFiles, problems: list[str]) -> bool:
@@ -252,18 +241,17 @@ def summarize(runs: Sequence[RunRow]) -> tuple[ConditionStatus, ...]:
     return tuple(_condition(name, seeds) for name, seeds in by_condition.items())
 
 
-def campaign_state(runs: Sequence[RunRow], *, is_supervised: bool) -> str:
+def campaign_state(runs: Sequence[RunRow], known: Manifest = _UNKNOWN, *, is_supervised: bool) -> str:
     """Return a campaign's state: running if its orchestrator or any worker is alive."""
-    states = [run.state for run in runs]
+    states = {run.state for run in runs}
     if is_supervised or RunState.RUNNING in states:
         return "running"
-    if all(state == RunState.PENDING for state in states):
+    if states <= {RunState.PENDING}:
         return "pending"
-    if all(state == RunState.DONE for state in states):
-        return "done"
-    left = (RunState.PENDING, RunState.INTERRUPTED, RunState.DIED, WAITING)
-    work_is_left = any(state in left for state in states)
-    return "interrupted" if work_is_left else "failed"
+    if states <= {RunState.DONE}:  # else it is between two rounds
+        return "done" if is_settled(known.searched, known.decision) else "interrupted"
+    left = {RunState.PENDING, RunState.INTERRUPTED, RunState.DIED, WAITING}
+    return "interrupted" if states & left else "failed"
 
 
 def cost_of(runs: Sequence[RunRow]) -> float | None:
@@ -272,15 +260,18 @@ def cost_of(runs: Sequence[RunRow]) -> float | None:
     return math.fsum(known) if known else None
 
 
-def _remaining(runs: Sequence[RunRow], manifest: Manifest, *, is_supervised: bool) -> Remaining | None:
-    """Estimate when the last run ends, from the pace so far; None if nothing runs or no pace is known."""
+def _time_left_s(
+    runs: Sequence[RunRow], manifest: Manifest, *, is_supervised: bool
+) -> tuple[float, float] | tuple[None, None]:
+    """Estimate when the last run ends, P50 and P90; None if nothing runs or no pace is known."""
     if not any(run.state == RunState.RUNNING for run in runs):
-        return None
+        return None, None
     from retrain.plan.estimate.remaining import remaining  # here: only a live campaign needs these
     from retrain.plan.estimate.workload import ALONE, on_cores
 
     crowding = on_cores(manifest.shared_cores) if manifest.shared_cores else ALONE
-    return remaining(runs, manifest.workers, manifest.stagger_s, crowding, is_supervised=is_supervised)
+    left = remaining(runs, manifest.workers, manifest.stagger_s, crowding, is_supervised=is_supervised)
+    return (left.p50_s, left.p90_s) if left else (None, None)
 
 
 def _condition(name: str, runs: Sequence[RunRow]) -> ConditionStatus:
