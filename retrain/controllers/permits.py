@@ -98,23 +98,22 @@ class AdaptivePermits:
         `now_s` is a clock shared by all callers. It may be adjusted: a jump longer than the pause between
         decreases, in either direction, ends that pause early.
         """
-        slow = not call.overloaded and self._is_slow(call)
-        if call.overloaded or slow:
+        if call.overloaded or self._is_slow(call):
             self._good_calls, self._was_wanted = 0, False
             return self._decrease(now_s, call)
         self._good_calls += 1
         self._was_wanted |= call.waited
         is_trial = self.permits == self._ceiling
-        if self._good_calls < self.permits * (TRIAL_ROUNDS if is_trial else 1) or not self._was_wanted:
+        rounds = TRIAL_ROUNDS if is_trial else 1
+        if self._good_calls < self.permits * rounds or not self._was_wanted:
             return PermitDecision(self.permits, False, "steady")
         self._refusals = 0
         if is_trial:
             self._ceiling, self._hold_s = None, FIRST_HOLD_S  # it has risen
-        holds = self.permits + 1 == self._ceiling and abs(now_s - self._held_since_s) < self._hold_s
-        if holds or self.permits == self._highest:
-            return PermitDecision(
-                self.permits, False, "held below what the API refused" if holds else "steady"
-            )
+        if self.permits + 1 == self._ceiling and abs(now_s - self._held_since_s) < self._hold_s:
+            return PermitDecision(self.permits, False, "held below what the API refused")
+        if self.permits == self._highest:
+            return PermitDecision(self.permits, False, "steady")
         self._good_calls, self._was_wanted = 0, False
         self.permits += 1
         return PermitDecision(self.permits, True, "calls succeed and others wait")

@@ -41,18 +41,23 @@ def _problem_with(run: str, function: Callable[..., Any], config: Mapping[str, A
     """Return why a function cannot be called with the keys of a table; "" if it can."""
     if problem := call_problem(function, GIVEN, [key for key in config if registry.takes(function, key)]):
         return f"run: {run!r} {problem}"
+    return _key_problem(run, function, config)
+
+
+def _key_problem(run: str, function: Callable[..., Any], config: Mapping[str, Any]) -> str:
+    """Return which key of a table a function has not, or needs as well; "" if it takes the table."""
     try:
         known = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # written in C
         return ""
     own = [p.name for p in known if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)][len(GIVEN) :]
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in known)
-    if unknown := [key for key in config if key not in own and not takes_any]:
+    unknown = [key for key in config if key not in own]
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in known):
         others = f"it takes {', '.join(own) or 'none'}"
         return f"config: {run!r} has no key {unknown[0]!r}; {registry.hint(unknown[0], own, others)}"
-    if lacking := [name for name in own if name in registry.needed_by(function) and name not in config]:
-        return f"config: {run!r} needs {', '.join(lacking)}, which the table does not give"
-    return ""
+    needed = registry.needed_by(function)
+    lacking = ", ".join(name for name in own if name in needed and name not in config)
+    return f"config: {run!r} needs {lacking}, which the table does not give" if lacking else ""
 
 
 class Program:

@@ -80,16 +80,23 @@ def _one_of(runs: Sequence[RunHistory], *, best: bool) -> tuple[RunHistory, str]
         names = first_of([run.run_id for run in done or runs], 10)
         fix = f"name one ({names}), or add --best" if done else f"name one ({names}) with --unfinished"
         raise ConfigError(f"condition {condition!r} has several runs, {count}; {fix}")
+    if found := _best_of(done):
+        return found
+    raise ConfigError(
+        f"condition {condition!r}: its seeds have no reward in common to choose by; name one of "
+        f"{first_of([run.run_id for run in done], 10)}"
+    )
+
+
+def _best_of(done: Sequence[RunHistory]) -> tuple[RunHistory, str] | None:
+    """Return the best run by the first metric that all have, and which one that is."""
     for metric in JUDGES:
         values = [final_value(run, metric, Moment()) for run in done]
         known = [value for value in values if value is not None]
         if len(known) == len(done):
             at = values.index(max(known))
             return done[at], f"the best by {metric}, {significant(max(known))}, of {len(done)} finished seeds"
-    raise ConfigError(
-        f"condition {condition!r}: its seeds have no reward in common to choose by; name one of "
-        f"{first_of([run.run_id for run in done], 10)}"
-    )
+    return None
 
 
 def _checkpoint(run: RunHistory, step: int | None, *, unfinished: bool) -> Checkpoint:

@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -55,11 +56,15 @@ def by_question(first: Side, second: Side, metric: str, moment: Moment) -> ByQue
     if len(pairs) < FEWEST or not _were_asked_alike(pairs, name):
         return None
     found = [[_values(run, name, measure, moment) for run in pair] for pair in pairs]
-    found = [pair for pair in found if all(pair)]
+    return _compared([pair for pair in found if all(pair)])
+
+
+def _compared(found: Sequence[Sequence[dict[int, float]]]) -> ByQuestion | None:
+    """Compare two runs each, whose outcomes are given by question."""
     if len(found) < FEWEST:
         return None
-    common = set.intersection(*(set(values) for pair in found for values in pair))
-    gains = [[after[q] - before[q] for q in sorted(common)] for before, after in found]
+    common = sorted(set.intersection(*map(set, chain.from_iterable(found))))
+    gains = [[after[q] - before[q] for q in common] for before, after in found]
     return summarize(np.array(gains)) if len(common) >= FEWEST else None
 
 

@@ -156,20 +156,12 @@ class Episodes:
         began_s = time.perf_counter()
         talk = self._conversation(desk, loop)
         played = Played(Rollout(prompt, "", (), np.zeros(0), (), truncated=False))
-        error: EpisodeError | None = None
         try:
-            await self._take_turns(ask, talk, played, how)
-        except EpisodeLostError:
-            raise
-        except EpisodeError as failure:
-            error = failure
+            error = await self._take_turns(ask, talk, played, how)
         finally:
             await talk.close()
         is_whole = played.done and not (played.rollout.truncated and played.tokens >= how.max_tokens)
-        try:
-            reward = self._worth(played, is_whole, error)
-        except EpisodeError as failure:
-            error, reward = failure, self._table.error_reward
+        reward, error = self._worth(played, is_whole, error)
         calls, errors = talk.counts
         episode = Episode(
             rewards=tuple(played.rewards),
@@ -194,7 +186,19 @@ class Episodes:
             return Conversation(self._open, limit_s, thread.call, call_async, thread.end)
         return Conversation(self._open, limit_s, partial(desk.held, self._in_turn.call), call_async)
 
-    async def _take_turns(self, ask: Ask, talk: Conversation, played: Played, how: Sampling) -> None:
+    async def _take_turns(
+        self, ask: Ask, talk: Conversation, played: Played, how: Sampling
+    ) -> EpisodeError | None:
+        """Play an episode; return why it failed, None if it did not."""
+        try:
+            await self._take_all_turns(ask, talk, played, how)
+        except EpisodeLostError:
+            raise
+        except EpisodeError as failure:
+            return failure
+        return None
+
+    async def _take_all_turns(self, ask: Ask, talk: Conversation, played: Played, how: Sampling) -> None:
         """Take turns until the environment, `max_turns` or a number of tokens ends the episode."""
         asked: Asked = await talk.start(played.rollout.prompt)
         while rollout := await ask(asked):
@@ -220,19 +224,23 @@ class Episodes:
         )
         return FirstTurn(whole, turn.max_tokens, told)
 
-    def _worth(self, played: Played, is_whole: bool, error: EpisodeError | None) -> float | None:
-        """Return an episode's reward; None if it failed, or `[reward]` scores it."""
+    def _worth(
+        self, played: Played, is_whole: bool, error: EpisodeError | None
+    ) -> tuple[float | None, EpisodeError | None]:
+        """Return an episode's reward, None if it failed or `[reward]` scores it, and why it failed."""
         table = self._table
         if error is not None:
-            return table.error_reward
+            return table.error_reward, error
         if not is_whole and table.truncated_reward is not None:
-            return table.truncated_reward
+            return table.truncated_reward, None
         last = played.rewards[-1] if played.rewards else 0.0
         if table.turn_reward == "final" or last is None:
-            return last
-        return finite(
-            "all turns", sum(table.discount**turn * (one or 0.0) for turn, one in enumerate(played.rewards))
-        )
+            return last, None
+        total = sum(table.discount**turn * (one or 0.0) for turn, one in enumerate(played.rewards))
+        try:
+            return finite("all turns", total), None
+        except EpisodeError as failure:
+            return table.error_reward, failure
 
 
 def _with_idle(group: Group, idle_s: float) -> Group:
@@ -250,17 +258,21 @@ def summary_of(rollouts: Sequence[Rollout]) -> EpisodeSummary | None:
     episodes = [rollout.episode for rollout in rollouts if rollout.episode is not None]
     if not episodes:
         return None
+
+    def each(name: str) -> list[Any]:
+        return [getattr(episode, name) for episode in episodes]
+
     return EpisodeSummary(
-        turns_mean=float(np.mean([len(episode.rewards) for episode in episodes])),
+        turns_mean=float(np.mean(list(map(len, each("rewards"))))),
         observation_tokens=sum(
             one.length - len(one.tokens) for rollout in rollouts for one in rollout.samples
         ),
-        episode_errors=sum(bool(episode.error) for episode in episodes),
-        episode_retries=sum(episode.retries for episode in episodes),
-        separate_samples=sum(len(episode.others) for episode in episodes),
-        tool_calls=sum(episode.tool_calls for episode in episodes),
-        tool_errors=sum(episode.tool_errors for episode in episodes),
-        episode_time_s=float(np.mean([episode.time_s for episode in episodes])),
-        environment_time_s=float(np.mean([episode.environment_s for episode in episodes])),
-        environment_wait_s=sum(episode.idle_s for episode in episodes),
+        episode_errors=sum(map(bool, each("error"))),
+        episode_retries=sum(each("retries")),
+        separate_samples=sum(map(len, each("others"))),
+        tool_calls=sum(each("tool_calls")),
+        tool_errors=sum(each("tool_errors")),
+        episode_time_s=float(np.mean(each("time_s"))),
+        environment_time_s=float(np.mean(each("environment_s"))),
+        environment_wait_s=sum(each("idle_s")),
     )

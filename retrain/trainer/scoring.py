@@ -124,10 +124,7 @@ class Scorer:
         self._check(answers, kept)
         rest = iter(kept)
         scores = [score or next(rest) for score in by_environment]
-        if all(score.value is None for score in scores):
-            if not answers:
-                _raise_unplayed(scores)
-            self._raise_unscored(scores, has_answered=any(score.value is not None for score in given))
+        self._require_some(scores, given)
         return scores
 
     def progress(self) -> str:
@@ -163,9 +160,14 @@ class Scorer:
                     "a reward must be a finite number"
                 )
 
-    def _raise_unscored(self, scores: Sequence[Score], *, has_answered: bool) -> NoReturn:
+    def _require_some(self, scores: Sequence[Score], given: Sequence[Score]) -> None:
+        """Raise the error of a step without any score; `given` are those of the reward, if it was asked."""
+        if any(score.value is not None for score in scores):
+            return
+        if not given:
+            _raise_unplayed(scores)
         what = f"none of {len(scores)} completions could be scored by {self._name!r}; "
         last = f"the last one: {next(score.message for score in reversed(scores) if score.message)}"
-        if has_answered:  # another attempt would give the same
+        if any(score.value is not None for score in given):  # another attempt would give the same
             raise RunFailedError(f"{what}{last}; correct the reward or its RANGE")
         raise InfrastructureError(what + last)
