@@ -18,14 +18,16 @@ from hypothesis import strategies as st
 
 from retrain.records.layout import RunFiles
 from retrain.records.samples import SamplesWriter
+from retrain.records.spending import Spending, write_spending
 from retrain.records.text import MISSING
 from retrain.report.contents import contents
 from retrain.report.curves import describe, domain, line_ends, points, seed_points
+from retrain.report.facts import failures, headline, provenance
 from retrain.report.gather import CampaignRecord, gather
 from retrain.report.outputs import Table, ends_of, rows_of, write_csv, write_jsonl
 from retrain.report.series import Bins, Curve, bins_for, curve
 from retrain.report.sides import Side
-from retrain.report.tables import failures, headline, provenance, significant
+from retrain.report.tables import significant
 from retrain.report.timeline import step_split, timeline
 from tests.simulated import Simulated, flat, side, write_campaign
 
@@ -209,6 +211,13 @@ def test_a_headline_counts_runs_by_state(tmp_path):
     runs = {("grpo", 0): flat(0.5), ("maxrl", 0): flat(0.5, 5, ending="failed")}
     found = headline(gather(write_campaign(tmp_path, runs)))
     assert found == "2 runs (1 done, 1 failed): 2 conditions, 1 seed, 25 steps."
+
+
+def test_a_headline_has_what_all_runs_cost(tmp_path):
+    directory = write_campaign(tmp_path, {("grpo", seed): flat(0.5) for seed in range(3)})
+    for seed, usd in enumerate((2.0, 1.5)):
+        write_spending(RunFiles(directory / "runs" / f"grpo_s{seed}"), Spending(usd=usd), durable=False)
+    assert headline(gather(directory)).endswith("60 steps, cost $3.50.")
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0\xff{[" * 99, b'{"step": 1e9}\n{"step": true}\n[]\n7\n'])

@@ -18,7 +18,7 @@ from typing import Any
 
 from retrain import extras
 from retrain.records.rungs import lines_of_search
-from retrain.report import tables
+from retrain.report import facts, tables
 from retrain.report.back_pressure import fits
 from retrain.report.charts import STYLE, VEGA_LITE, Spec, axis_title, converter
 from retrain.report.contents import Contents
@@ -66,6 +66,7 @@ def page(contents: Contents) -> str:
             vega_style=STYLE,
             table_of_keys=table_of_keys,
             table_of_servers=table_of_servers,
+            facts=facts,
             tables=tables,
             titles={
                 name: name.replace("-", " ").capitalize() for name in SECTIONS if optional.get(name, True)

@@ -23,9 +23,9 @@ from retrain.records.manifest import Manifest, read_manifest
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import RunState, read_attempts, read_done
 from retrain.report.contents import contents
+from retrain.report.facts import failures
 from retrain.report.gather import gather
 from retrain.report.sides import choose
-from retrain.report.tables import failures
 from retrain.status import survey
 from retrain.status.watch import Watcher
 from tests.long.test_decision import DECISION

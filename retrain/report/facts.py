@@ -1,0 +1,91 @@
+"""What a report says of the campaign itself: a headline, its configuration, its provenance, its failures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import islice
+
+import tomli_w
+
+from retrain.clock import utc_now
+from retrain.config.digest import BESIDE_RESULTS
+from retrain.distribution import version
+from retrain.records.files import readable
+from retrain.records.layout import RunFiles
+from retrain.records.run_row import last_output
+from retrain.records.text import MISSING, count_of, counts_of, dollars, plain, plain_lines
+from retrain.report.gather import CampaignRecord, RunHistory
+from retrain.status import cost_of
+
+TAIL_LINES = 30
+LINE_LIMIT = 300
+MOST_TAILS = 20
+MOST_TOML = 20_000  # characters
+MOST_SOFTWARE = 5  # distinct versions listed: the hosts of one campaign are usually alike
+MOST_HOSTS = 20
+TROUBLED = ("died", "interrupted")
+
+
+def excerpt(toml: str) -> str:
+    """Return the beginning of a TOML file, safe to show."""
+    lines = plain_lines(toml[:MOST_TOML])
+    return "\n".join([*lines, "…"] if len(toml) > MOST_TOML else lines)
+
+
+def resolved(campaign: CampaignRecord) -> str:
+    """Return the whole configuration of the first run that has one, as TOML."""
+    config = next((run.config for run in campaign.runs if run.config), {})
+    return tomli_w.dumps({key: value for key, value in config.items() if key not in BESIDE_RESULTS})
+
+
+def headline(campaign: CampaignRecord) -> str:
+    """Return a summary of the campaign in one sentence."""
+    runs = campaign.runs
+    seeds = len({run.seed for run in runs})
+    steps = sum(run.last_step for run in runs)
+    matrix = f"{count_of(len(campaign.conditions), 'condition')}, {count_of(seeds, 'seed')}"
+    what = counts_of(run.state for run in runs) or "none begun"
+    usd = cost_of(runs)
+    cost = "" if usd is None else f", cost {dollars(usd)}"
+    return f"{count_of(len(runs), 'run')} ({what}): {matrix}, {steps:,} steps{cost}."
+
+
+def provenance(campaign: CampaignRecord) -> Sequence[tuple[str, str]]:
+    """Return pairs of name and value; a dash where the records lack it."""
+    facts = {"campaign": campaign.id}
+    if manifest := campaign.manifest:
+        git = manifest.git
+        changed = " (with uncommitted changes)" if git and git.is_dirty else ""
+        facts |= {
+            "retrain": plain(manifest.package_version),
+            "Python": plain(manifest.python),
+            "git commit": plain(git.commit) + changed if git else "",
+            "started on": plain(manifest.host),
+            "started": plain(manifest.started_at),
+            "ended": plain(manifest.ended_at),
+            "configuration hash": plain(manifest.config_hash),
+        }
+    attempts = [attempt for run in campaign.runs for attempt in run.attempts]
+    hosts = dict.fromkeys(plain(attempt.host) for attempt in attempts)
+    software = dict.fromkeys(plain(attempt.software) for attempt in attempts if attempt.software)
+    facts |= {
+        "command-line overrides": "  ".join(campaign.overrides),
+        "workers' hosts": ", ".join(islice(hosts, MOST_HOSTS)),
+        "workers' software": "; ".join(islice(software, MOST_SOFTWARE)),
+        "report made": f"{utc_now()} by retrain {version()}",
+    }
+    return [(name, value or MISSING) for name, value in facts.items()]
+
+
+def failures(runs: Sequence[RunHistory]) -> Iterator[tuple[RunHistory, list[str]]]:
+    """Iterate over runs that failed, were interrupted or needed several attempts, the failed ones first.
+
+    With each goes the end of its output; of all but the first few, which tend to fail alike, nothing.
+    """
+    found = [run for run in runs if run.has_failed or run.state in TROUBLED or run.was_tried_again]
+    found.sort(key=lambda run: not run.has_failed)
+    for i, run in enumerate(found):
+        is_shown = i < MOST_TAILS and not run.is_done
+        tail = readable(partial(last_output, count=TAIL_LINES), RunFiles(run.directory)) if is_shown else []
+        yield run, [line[:LINE_LIMIT] for line in plain_lines("\n".join(tail or []))]
