@@ -15,7 +15,7 @@ from retrain.records.text import count_of, first_of, plain
 from retrain.report.gather import CampaignRecord, RunHistory, gather
 from retrain.report.sides import Moment, final_value, side_of
 from retrain.report.tables import significant
-from retrain.trainer.checkpoint import Checkpoint, of_step, steps_of
+from retrain.trainer.checkpoint import NAME, Checkpoint, of_step, steps_of
 
 JUDGES = ("eval_reward", "mean_reward")  # of which seed is best: the first that all seeds have
 
@@ -57,6 +57,10 @@ def _runs(directory: Path, name: str) -> tuple[CampaignRecord, Sequence[RunHisto
             raise ConfigError(f"{directory}: is a run; name only its campaign's directory with {name!r}")
         campaign = gather(campaign_of(directory.resolve()).directory)
         return campaign, [run for run in campaign.runs if run.directory.resolve() == directory.resolve()]
+    place = directory.resolve()
+    if (named := NAME.fullmatch(place.name)) and is_single_run(place.parents[1]):
+        fix = f"name its run's directory, and the checkpoint with --step {int(named[1])}"
+        raise ConfigError(f"{directory}: is a checkpoint; {fix}")
     if not is_campaign(directory):
         raise ConfigError(f"{directory}: is no campaign and no run; `retrain status` lists those in logs/")
     campaign = gather(directory)
