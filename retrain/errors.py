@@ -6,7 +6,10 @@ Raise the most specific class, with a message that says where, what and how to f
 from __future__ import annotations
 
 import errno
+import os
+import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 EXIT_DONE = 0
@@ -90,17 +93,17 @@ class BackendMemoryError(InfrastructureError):
 
 
 _FIXES = {
-    errno.ENOSPC: "free some disk space, then resume",
-    errno.EDQUOT: "free some of your disk quota, then resume",
-    errno.EFBIG: "raise the file size limit (ulimit -f), then resume",
+    errno.ENOSPC: "free some disk space, then {then}",
+    errno.EDQUOT: "free some of your disk quota, then {then}",
+    errno.EFBIG: "raise the file size limit (ulimit -f), then {then}",
     errno.EACCES: "make it readable and writable for this user",
     errno.EPERM: "make it readable and writable for this user",
     errno.EROFS: "the file system is read-only: remount it or choose another log_dir",
     errno.ELOOP: "it is a symbolic link, which records never follow: remove the link",
     errno.EISDIR: "something else is in its place: move it away",
     errno.ENOTDIR: "something else is on its way: move it away",
-    errno.EMFILE: "raise the limit of open files (ulimit -n), then resume",
-    errno.ENFILE: "this machine has too many open files: end what holds them, then resume",
+    errno.EMFILE: "raise the limit of open files (ulimit -n), then {then}",
+    errno.ENFILE: "this machine has too many open files: end what holds them, then {then}",
     errno.EIO: "the disk reports an error: check it, or choose another log_dir",
 }
 _LASTING = frozenset(
@@ -121,6 +124,21 @@ _SURROUNDINGS = frozenset(
         *(errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE),  # out of memory, processes or open files
     }
 )
+
+
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+
+
+@contextmanager
+def os_errors() -> Iterator[None]:
+    """Raise the OSError that an error of a library in Rust, such as safetensors, only names in its text."""
+    try:
+        yield
+    except Exception as error:
+        found = None if isinstance(error, OSError | RetrainError) else _OS_ERROR.search(str(error))
+        if found is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
 
 
 def exit_code_of(error: Exception) -> int:
@@ -151,7 +169,7 @@ def _is_the_surroundings(error: BaseException) -> bool:
     return isinstance(error, OSError) and (error.errno in _SURROUNDINGS or is_name_trouble)
 
 
-def records_error(path: Path, doing: str, error: OSError) -> RecordsError:
-    """Return an error that names the file, the problem and the fix."""
-    fix = _FIXES.get(error.errno or 0, "check the path and the disk")
+def records_error(path: Path, doing: str, error: OSError, then: str = "resume") -> RecordsError:
+    """Return an error that names the file, the problem, the fix, and what to do then."""
+    fix = _FIXES.get(error.errno or 0, "check the path and the disk").format(then=then)
     return RecordsError(f"{path}: cannot {doing} ({error.strerror or error}); {fix}")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain import extras
-from retrain.errors import ConfigError
+from retrain.errors import ConfigError, os_errors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # peft's prefix of module names
@@ -243,7 +243,8 @@ def write_adapter(adapter: Adapter, directory: Path) -> None:
     }
     try:
         directory.mkdir(parents=True)
-        save_file({**adapter.others, **factors}, str(directory / WEIGHTS), metadata={"format": "pt"})
+        with os_errors():
+            save_file({**adapter.others, **factors}, str(directory / WEIGHTS), metadata={"format": "pt"})
         text = json.dumps({**adapter.config, **_ranks(adapter)}, indent=2, sort_keys=True)
         (directory / CONFIG).write_text(text + "\n", encoding="utf-8")
     except FileExistsError as error:

@@ -7,7 +7,6 @@ in the world (a step, a death, a full disk), the last one the orchestrator's own
 from __future__ import annotations
 
 import queue
-import resource
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from retrain.records.metrics import MetricsWriter
 from retrain.records.run_state import begin_attempt, end_attempt, write_done
 from retrain.trainer import checkpoint
 from retrain.worker import read_run
+from tests.full_disk import files_of_at_most
 
 KILLED = -9
 A_LITTLE = 7  # bytes that still fit on a disk that is full
@@ -166,12 +166,8 @@ class World:
     def step_on_a_full_disk(self, run_id: str) -> None:
         worker = self.alive[run_id]
         size = worker.files.metrics.stat().st_size
-        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size + A_LITTLE, hard))
-        try:
+        with files_of_at_most(size + A_LITTLE):
             code = worker.take_step()
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         self._settle(run_id, code)
 
     def kill_orchestrator(self) -> None:

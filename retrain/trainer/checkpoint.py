@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retrain.errors import records_error
+from retrain.errors import os_errors, records_error
 from retrain.records.files import DIRECTORY_MODE, make_directory, sync_directory, write_json
 from retrain.records.text import count_of, gib
 
@@ -55,7 +55,8 @@ def save(
     try:
         _remove(root.glob(".step-*.partial"))  # left by killed workers
         os.mkdir(temporary, DIRECTORY_MODE)
-        save_backend(temporary)
+        with os_errors():
+            save_backend(temporary)
         write_json(temporary / STATE, state, durable=False)  # synced with the others
         _seal(temporary)
         if final.exists():  # damaged, or this step would not have been repeated

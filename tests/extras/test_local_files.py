@@ -17,13 +17,14 @@ from retrain import worker
 from retrain.backends import Optimization
 from retrain.config.load import parse
 from retrain.config.resolve import as_tables
-from retrain.errors import RecordsError
+from retrain.errors import RecordsError, may_pass
 from retrain.plan.matrix import plan_runs
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.trainer import checkpoint
 from tests.extras.local_policies import as_samples, draw, loss_named, open_backend, plain_logprobs
 from tests.extras.tiny_models import save_tiny_model
+from tests.full_disk import files_of_at_most
 from tests.stopping import StopAfterStep
 
 HOW = Optimization(lr=1e-2, temperature=0.8, wants_moments=True)
@@ -204,3 +205,11 @@ def test_a_checkpoint_without_a_measure_of_evaluation_takes_that_of_sampling(mod
     (again := tmp_path / "again").mkdir()
     backend.save(again)
     assert json.loads((again / "local.json").read_text())["tokens_at_a_time"]["evaluate"] == 321
+
+
+def test_a_full_disk_is_told_as_one_that_may_be_freed(model, tmp_path):
+    policy, told = open_backend(model), r"cannot write the checkpoint \(File too large\)"
+    with files_of_at_most(1000), pytest.raises(RecordsError, match=told) as error:
+        checkpoint.save(tmp_path, 1, {}, policy.save, keep=2)
+    assert may_pass(error.value)
+    assert [*tmp_path.iterdir()] == []

@@ -24,6 +24,7 @@ from retrain.publish.choice import Choice, choose
 from retrain.squeeze import CONFIG, WEIGHTS
 from tests.extras.test_tinker_states import ALPHABET, CAMPAIGN
 from tests.extras.tiny_models import save_tiny_model
+from tests.full_disk import files_of_at_most
 from tests.tinker_api.exports import write_adapter
 from tests.tinker_api.policies import Policy
 from tests.tinker_api.running import MODEL, RunningServer, serve, write_tokenizer
@@ -126,6 +127,23 @@ def test_a_download_that_is_refused_names_no_signed_address(server, tmp_path):
     with pytest.raises(LaunchError, match=r"the download of adapter_config\.json is refused .* 403") as told:
         exporting._download(CONFIG, {CONFIG: expired}, tmp_path)
     assert "secret" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "said"), [(410, "session session-0-1 has expired"), (404, "no model session-0-1:train:0")]
+)
+def test_a_lost_session_or_model_is_not_reported_as_an_expired_state(choice, server, tmp_path, status, said):
+    server.fail("save_weights_external", times=1, status=status, content={"error": said})
+    with pytest.raises(LaunchError, match=rf"cannot export tinker://.*{said}.*; try again later"):
+        publish(choice, Wishes(tmp_path / "out"), lambda _: None)
+
+
+def test_a_full_disk_is_not_blamed_on_the_api(choice, place, tmp_path):
+    told = rf"{WEIGHTS}: cannot write it \(File too large\); .*, then publish again"
+    with files_of_at_most(1000), pytest.raises(RecordsError, match=told):
+        publish(choice, Wishes(tmp_path / "out"), lambda _: None)
+    assert [*tmp_path.iterdir()] == []
+    assert exports(place) == []
 
 
 def test_an_api_that_does_not_answer_is_no_fault_of_the_user(choice, place, tmp_path, monkeypatch):

@@ -28,7 +28,7 @@ def exported(config: Config, options: LocalOptions, checkpoint: Path, directory:
             if path.suffix in (".json", ".safetensors"):  # peft adds a model card of its own
                 shutil.copyfile(path, directory / path.name)
     except OSError as error:
-        raise records_error(checkpoint, "copy its weights", error) from error
+        raise records_error(checkpoint, "copy its weights", error, then="publish again") from error
     except ValueError as error:
         raise RecordsError(f"{checkpoint}: local.json cannot be read ({error}); use another step") from error
     return Exported(

@@ -15,11 +15,11 @@ import tinker
 
 from retrain.backends.exported import Exported
 from retrain.backends.tinker import TinkerOptions
-from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe, lacks_route
+from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe, has_lost_model, lacks_route
 from retrain.backends.tinker.rest import ask
 from retrain.config.adapters import state_of
 from retrain.config.schema import Config
-from retrain.errors import ConfigError, LaunchError, RecordsError, RetrainError
+from retrain.errors import ConfigError, LaunchError, RecordsError, RetrainError, records_error
 from retrain.squeeze import CONFIG, WEIGHTS
 
 ANSWER_S = 30.0  # to a question
@@ -88,7 +88,9 @@ def _download(name: str, files: Mapping[str, str], directory: Path) -> None:
     except httpx.HTTPStatusError as error:
         status = error.response.status_code
         raise LaunchError(f"the download of {name} is refused with status {status}; try again") from None
-    except httpx.HTTPError as error:
+    except OSError as error:
+        raise records_error(directory / name, "write it", error, then="publish again") from error
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise LaunchError(f"the download of {name} broke off ({type(error).__name__}); try again") from None
 
 
@@ -98,7 +100,7 @@ def _failure(path: str, error: Exception) -> RetrainError:
         return ConfigError(f"[model].base_url: the server cannot export {path} ({said})")
     if kind is Fault.REFUSED:
         return ConfigError(f"the Tinker API refuses the key ({said}); check TINKER_API_KEY")
-    if kind in (Fault.LOST, Fault.WRONG):
+    if kind in (Fault.LOST, Fault.WRONG) and not has_lost_model(error):
         why = "states expire after [backend.options].state_days, and `retrain states --delete` removes them"
         return RecordsError(f"the Tinker API has no {path} ({said}): {why}")
     return LaunchError(f"the Tinker API cannot export {path} ({said}); try again later")

@@ -84,6 +84,11 @@ def is_full(error: Exception) -> bool:
     return _FULL.search(str(error)) is not None
 
 
+def has_lost_model(error: Exception) -> bool:
+    """Whether the API says that it has lost the session, or a model or sampler of it."""
+    return _status(error) in (409, 410) or _LOST.search(str(error)) is not None
+
+
 def is_refusal(error: Exception) -> bool:
     """Whether the API refuses what a model is to be made of, and not because its session is lost."""
     about_session = _status(error) in (409, 410) or _LOST_SESSION.search(str(error)) is not None
