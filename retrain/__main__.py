@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from retrain.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_RECORDS, RetrainError
+from retrain.errors import EXIT_BUG, EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_RECORDS, RetrainError
 from retrain.hidden import hide
 from retrain.streams import fill_closed
 
@@ -29,7 +29,19 @@ def main() -> None:
         code = _run(arguments)
     except KeyboardInterrupt:  # while modules are imported; what runs has a handler of its own
         code = EXIT_INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the edge: a bug, or --debug
+        import traceback
+
+        _print(traceback.format_exc().rstrip())
+        code = error.exit_code if isinstance(error, RetrainError) else EXIT_BUG
     sys.exit(code)
+
+
+def _print(text: str) -> None:
+    """Print what went wrong, without the users and passwords of addresses in it."""
+    from retrain.http_client import without_user  # imported late: few commands fail
+
+    print(without_user(text), file=sys.stderr)
 
 
 def _names_a_file(argument: str) -> bool:
@@ -44,7 +56,7 @@ def _run(arguments: list[str]) -> int:
     except RetrainError as error:
         if "--debug" in arguments:
             raise
-        print(error, file=sys.stderr)
+        _print(str(error))
         return error.exit_code
     except Exception as error:
         if "--debug" in arguments and not isinstance(error, BrokenPipeError):

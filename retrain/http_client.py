@@ -51,8 +51,8 @@ class CallError(Exception):
 
 
 def without_user(address: str) -> str:
-    """Return an address without its user and password."""
-    return re.sub(r"//[^/@]*@", "//", address)
+    """Return an address, or a text with addresses, without their users and passwords."""
+    return re.sub(r"//[^/?#\s]*@", "//", address)
 
 
 def is_address(url: str) -> bool:

@@ -216,10 +216,10 @@ def _train(
             )
     except Exception as error:  # noqa: BLE001 - the worker's edge: every error is recorded
         code = exit_code_of(error)
-        message = str(error) if isinstance(error, RetrainError) else _message(error)
+        message = _redacted(str(error) if isinstance(error, RetrainError) else _message(error))
         if code != EXIT_INTERRUPTED:
             is_told = isinstance(error, _TOLD) or registry.names_place(message)
-            _say(message if is_told else traceback.format_exc().rstrip(), code)
+            _say(message if is_told else _redacted(traceback.format_exc().rstrip()), code)
         journal.ended(ENDINGS.get(code, RunState.FAILED), {})
         with contextlib.suppress(RecordsError):  # for display only: must not hide the error
             journal.phase("", step, state=ENDINGS.get(code, RunState.FAILED), message=message)
@@ -238,6 +238,13 @@ def _loggers(
 
 def _message(error: Exception) -> str:
     return registry.fault_of(error) or f"{type(error).__name__}: {error}"
+
+
+def _redacted(text: str) -> str:
+    """Return a text without the users and passwords of addresses in it."""
+    from retrain.http_client import without_user  # imported late: few runs fail
+
+    return without_user(text)
 
 
 def _say_damaged(directory: Path) -> None:

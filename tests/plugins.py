@@ -20,6 +20,11 @@ def not_a_number(completion: str, prompt: Prompt) -> float:
     return float("nan")
 
 
+def unreachable(completion: str, prompt: Prompt) -> float:
+    address = f"http://me:{os.environ['PASSWORD']}@127.0.0.1/judge"
+    raise ConnectionError(f"no answer from {address}")
+
+
 def broken(completion: str, prompt: Prompt) -> float:
     raise RuntimeError("this reward is broken [bold]on purpose[/bold]\x1b[31m")
 

@@ -60,7 +60,16 @@ def test_a_bad_file_gives_every_problem_and_creates_nothing(command: str, retrai
 
 def test_debug_shows_the_traceback(retrain: Call, here: Path) -> None:
     (here / "bad.toml").write_text("[training]\nlr = -1\n")
-    assert "Traceback" in retrain("--debug", "explain", "bad.toml").stderr
+    answer = retrain("--debug", "explain", "bad.toml")
+    assert (answer.returncode, "Traceback" in answer.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("words", [[], ["--debug"]])
+def test_the_password_of_an_address_is_in_no_error(words: list[str], retrain: Call, here: Path) -> None:
+    (here / "bad.toml").write_text('[model]\n"http://me:s3cret@127.0.0.1/models" = 1\n')
+    told = retrain(*words, "explain", "bad.toml").stderr
+    assert "http://127.0.0.1/models" in told
+    assert "s3cret" not in told
 
 
 def test_a_usage_error_has_exit_code_2(retrain: Call) -> None:

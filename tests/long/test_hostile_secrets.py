@@ -27,11 +27,12 @@ def run_with_secrets(retrain: Call, *arguments: object) -> subprocess.CompletedP
     return retrain(*arguments, env={**os.environ, **secrets, "PYTHONPATH": str(ROOT)})
 
 
-@pytest.mark.parametrize("reward", ["tests.plugins.always_right", "tests.plugins.broken"])
+@pytest.mark.parametrize("reward", ["always_right", "broken", "unreachable"])
 def test_no_file_and_no_output_of_a_campaign_holds_a_key_from_the_environment(
     reward: str, retrain: Call, campaign_file: Path, here: Path
 ) -> None:
-    sets = ["--set", f"reward.reward={reward}", "--set", "campaign.seeds=[0]"]
+    sets = ["--set", f"reward.reward=tests.plugins.{reward}", "--set", "campaign.seeds=[0]"]
+    sets += ["--set", "campaign.retries=0"]
     ran = run_with_secrets(retrain, "--debug", "run", campaign_file.name, *sets)
     (campaign,) = (here / "logs").iterdir()
     shown = run_with_secrets(retrain, "status", campaign, "--json")
