@@ -58,7 +58,7 @@ def command(
     if found is None:
         choice = choose(directory, name, best=best, step=step, unfinished=unfinished)
         found = publish(choice, wishes, lambda line: typer.echo(line, err=True))
-    elif not push or wishes != Wishes(name=push) or name or best or step is not None or unfinished:
+    elif not push or wishes != Wishes(repository=push) or name or best or step is not None or unfinished:
         raise typer.BadParameter(f"{directory} was published before; it can only be pushed", param_hint="RUN")
     if push:
         typer.echo(f"pushing {found.directory} to {push}", err=True)

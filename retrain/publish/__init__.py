@@ -1,7 +1,8 @@
 """Makes a run's policy usable without retrain: weights in others' formats, checked, with a model card.
 
-A directory is published whole or not at all: it is made beside its place, and moved there at the end. `FACTS`
-in it says what it is and marks it as ours: nothing else is ever overwritten.
+A directory is published whole or not at all: it is made beside its place, and moved there at the end. What it
+replaces is whole until then, whatever is killed. `FACTS` in it says what it is and marks it as ours: nothing
+else is ever overwritten.
 """
 
 from __future__ import annotations
@@ -11,25 +12,27 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from retrain import registry
 from retrain.backends.exported import Exported
 from retrain.distribution import version
-from retrain.errors import ConfigError, RecordsError, records_error
+from retrain.errors import ConfigError, RecordsError, os_errors, records_error
 from retrain.publish.card import Subject, card, is_local, renamed
 from retrain.publish.choice import Choice
 from retrain.publish.hub import push
 from retrain.publish.merging import Merged, loaded_tokenizer, merge
 from retrain.publish.probes import probes_of
-from retrain.records.files import read_json, record_of, write_json
+from retrain.records.files import read_json, record_of
 from retrain.squeeze import CONFIG, WEIGHTS
 
 FACTS, CARD = "retrain.json", "README.md"
 PARENT = Path("published")
+AGAIN = "publish again"
 NEEDS_NAME = (
     "--push {}: the base model is a directory of this machine, so others could not use its adapters; publish "
     "them with --base-model ORG/NAME"
@@ -46,7 +49,7 @@ class Wishes:
     dtype: str = "float32"  # of merged weights
     base_model: str = ""  # what others call the base model; "": as the run does
     license: str = ""
-    name: str = ""  # of the repository that it will be loaded from; "": the directory
+    repository: str = ""  # to which it will be pushed; "": it will not be
 
 
 @dataclass(frozen=True)
@@ -88,15 +91,14 @@ def publish(choice: Choice, wishes: Wishes, say: Callable[[str], object]) -> Pub
             choice=choice,
             exported=exported,
             kind="model" if exported.is_whole else "merged" if merged else "adapter",
-            name=wishes.name or str(directory),
+            name=str(directory),
             base=wishes.base_model or exported.base,
             license=wishes.license,
             digest=digest,
             merged=merged,
         )
         found = _described(subject, directory, made)
-        (made / CARD).write_text(card(subject), encoding="utf-8")
-        _write_facts(found, made)
+        _describe(found, card(subject), made)
         for path in made.rglob("*"):  # some writers let nobody else read what they write
             if path.is_file():  # tokenizers with several chat templates save a directory of them
                 path.chmod((made / CARD).stat().st_mode)
@@ -117,22 +119,31 @@ def read_published(directory: Path) -> Published | None:
 
 
 def push_published(found: Published, repository: str, *, private: bool) -> Published:
-    """Push what was published to a hub, with a card that loads it from there."""
+    """Push a directory to a hub, with a card that loads it from there; the directory stays as it is."""
     directory = Path(found.directory)
     if found.kind == "adapter" and is_local(found.base_model):
         raise ConfigError(NEEDS_NAME.format(repository))
-    if found.name != repository:
-        text = (directory / CARD).read_text(encoding="utf-8")
-        (directory / CARD).write_text(renamed(text, found.name, repository), encoding="utf-8")
-        found = replace(found, name=repository)
-        _write_facts(found, directory)
+    pushed = replace(found, name=repository)
     message = f"{found.run_id} at step {found.step}, by retrain {version()}"
-    return replace(found, url=push(directory, repository, message, private=private))
+    with TemporaryDirectory(prefix="retrain-push-") as place:
+        staged = Path(place) / "staged"
+        try:
+            text = (directory / CARD).read_text(encoding="utf-8", errors="surrogateescape")
+            shutil.copytree(directory.resolve(), staged, copy_function=os.symlink)
+            for name in (CARD, FACTS):
+                (staged / name).unlink()
+            _describe(pushed, renamed(text, found.name, repository), staged)
+        except OSError as error:
+            raise records_error(directory, "push it", error, AGAIN) from error
+        url = push(staged, directory, repository, message, private=private)
+    return replace(pushed, url=url)
 
 
-def _write_facts(found: Published, directory: Path) -> None:
+def _describe(found: Published, text: str, directory: Path) -> None:
+    """Write the card and the facts into a directory."""
     facts = {key: value for key, value in asdict(found).items() if key not in OF_THIS_MACHINE}
-    write_json(directory / FACTS, facts)
+    (directory / CARD).write_text(text, encoding="utf-8", errors="surrogateescape")
+    (directory / FACTS).write_text(json.dumps(facts, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def _exporter(backend: str) -> Callable[..., Exported]:
@@ -157,8 +168,8 @@ def _shaped(
         loaded_tokenizer(exported).save_pretrained(str(made))
         return None
     if not wishes.merge:
-        if wishes.name and is_local(wishes.base_model or exported.base):
-            raise ConfigError(NEEDS_NAME.format(wishes.name))
+        if wishes.repository and is_local(wishes.base_model or exported.base):
+            raise ConfigError(NEEDS_NAME.format(wishes.repository))
         _complete(made / CONFIG, {"base_model_name_or_path": wishes.base_model or exported.base})
         return None
     if exported.unmergeable:
@@ -180,9 +191,9 @@ def _complete(path: Path, known: dict[str, Any]) -> None:
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         facts |= known | {"task_type": facts.get("task_type") or "CAUSAL_LM"}
-        path.write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise RecordsError(f"{path.name}: what the backend wrote cannot be read ({error})") from error
+    path.write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _described(subject: Subject, directory: Path, made: Path) -> Published:
@@ -215,22 +226,51 @@ def _digest(directory: Path) -> str:
 
 @contextmanager
 def _made_beside(directory: Path, *, force: bool) -> Iterator[Path]:
-    """Make a directory beside its place while entered, then move it there; nothing is left of a failure."""
+    """Make a directory beside its place while entered, then move it there; a failure changes nothing."""
     if directory.name in ("", ".."):  # it would be replaced under the feet of who is in it
         raise ConfigError(f"{directory}: -o needs a directory's name; write it as ../NAME")
+    place = Path(os.path.realpath(directory))  # of a link, what it points to
+    aside = place.with_name(f".{place.name}.replaced")
+    _restore(place, aside)  # if one was killed
     if directory.exists() or directory.is_symlink():
         if not (directory / FACTS).is_file():
             raise ConfigError(f"{directory}: exists, and is not from `retrain publish`; -o names another")
         if not force:
             raise ConfigError(f"{directory}: exists; --force replaces it, -o names another")
-    made = directory.with_name(f".{directory.name}.partial")
+    made = place.with_name(f".{place.name}.partial")
     try:
-        shutil.rmtree(made, ignore_errors=True)  # of one that was killed
+        for left in (aside, made):  # by one that was killed
+            _discard(left)
         made.mkdir(parents=True)
-        yield made
-        shutil.rmtree(directory, ignore_errors=True)
-        os.replace(made, directory)  # noqa: PTH105
+        with os_errors():
+            yield made
+        _put(made, place, aside)
     except OSError as error:
-        raise records_error(directory, "write it", error) from error
+        raise records_error(directory, "write it", error, AGAIN) from error
     finally:
         shutil.rmtree(made, ignore_errors=True)
+
+
+def _put(made: Path, place: Path, aside: Path) -> None:
+    """Move a directory to its place; what was there is whole, there or aside, until the new one is there."""
+    try:
+        if place.exists():
+            place.rename(aside)
+        made.rename(place)
+    except BaseException:
+        _restore(place, aside)
+        raise
+    _discard(aside)
+
+
+def _restore(place: Path, aside: Path) -> None:
+    """Move what was put aside back to its place if nothing is there."""
+    if not place.exists() and (aside / FACTS).is_file():
+        aside.rename(place)
+
+
+def _discard(aside: Path) -> None:
+    """Remove what was put aside; from its first file on it is never restored."""
+    with suppress(OSError):
+        (aside / FACTS).unlink(missing_ok=True)
+    shutil.rmtree(aside, ignore_errors=True)

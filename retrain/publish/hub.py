@@ -1,20 +1,24 @@
 """Pushes a published directory to a hub, the one of `HF_ENDPOINT` or Hugging Face's, with huggingface_hub.
 
-The token is found where that package looks for it: `HF_TOKEN`, or what `hf auth login` left. A push that
-fails leaves the directory as it is, and says how to try again.
+The token is found where that package looks for it: `HF_TOKEN`, or what `hf auth login` left. A push never
+changes the directory, and one that fails says how to try again.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from retrain import extras
-from retrain.errors import ConfigError, LaunchError, RetrainError
+from retrain.errors import ConfigError, LaunchError, RetrainError, records_error
+from retrain.http_client import without_user
 from retrain.records.text import as_typed, plain
 
 EXTRA, WHO = "hub", "publish --push"
@@ -23,6 +27,8 @@ WEIGHTS_OF_EARLIER = (
     *("adapter_config.json", "adapter_model.safetensors"),
     *("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json"),
 )
+# what huggingface_hub raises when an answer is not what it expects: a page, a list, a missing key
+NO_ANSWERS = (json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError)
 
 
 def check_name(repository: str) -> None:
@@ -36,10 +42,10 @@ def check_name(repository: str) -> None:
         raise ConfigError(f"--push {plain(repository)}: {plain(str(error))}") from error
 
 
-def push(directory: Path, repository: str, message: str, *, private: bool) -> str:
-    """Push a directory as one commit to a repository, made if there is none; return its address.
+def push(content: Path, directory: Path, repository: str, message: str, *, private: bool) -> str:
+    """Push the content of a directory as one commit to a repository, made if there is none.
 
-    The commit also deletes weights that were pushed before, unless it replaces them.
+    The commit also deletes weights that were pushed before, unless it replaces them. Returns the address.
 
     Raises:
         ConfigError: the hub refuses the token, the name or the content.
@@ -48,18 +54,32 @@ def push(directory: Path, repository: str, message: str, *, private: bool) -> st
     hub = extras.load("huggingface_hub", EXTRA, WHO)
     if not sys.stderr.isatty():
         extras.load("huggingface_hub.utils", EXTRA, WHO).disable_progress_bars()
-    api = hub.HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
+    api = hub.HfApi(**_address())
     with _explained(api.endpoint, directory, repository, private=private):
         url = api.create_repo(repository, private=private or None, exist_ok=True)
         if private and not api.model_info(repository).private:
             raise ConfigError("it exists and is public; make it private there, or name another")
         api.upload_folder(
             repo_id=repository,
-            folder_path=directory,
+            folder_path=content,
             commit_message=message,
             delete_patterns=list(WEIGHTS_OF_EARLIER),
         )
     return str(url)
+
+
+def _address() -> dict[str, Any]:
+    """Return where the hub is, for huggingface_hub; it would show the password of an address in messages."""
+    url = os.environ.get("HF_ENDPOINT", "")
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise ConfigError("HF_ENDPOINT: is not an address; set it to https://HOST, or unset it") from None
+    if "@" not in parts.netloc:
+        return {"endpoint": url or None}
+    user = ":".join(unquote(part or "") for part in (parts.username, parts.password))
+    login = f"Basic {base64.b64encode(user.encode()).decode()}"
+    return {"endpoint": without_user(url), "headers": {"authorization": login}}
 
 
 @contextmanager
@@ -71,14 +91,18 @@ def _explained(hub_url: str, directory: Path, repository: str, *, private: bool)
     network: tuple[Any, ...] = answers.__bases__  # what all errors of its HTTP library are, and OSError
     try:
         yield
-    except (*network, ConfigError, ValueError, RuntimeError) as error:
+    except (*network, ConfigError, ValueError, RuntimeError, *NO_ANSWERS) as error:
         cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
         kind, what = ConfigError, _first_line(cause)
         if isinstance(cause, answers):
             kind, what = _refusal(cause, repository)
+        elif isinstance(cause, OSError) and cause.filename is not None:
+            raise records_error(directory, "read it", cause, f"try again with: {again}") from error
         elif isinstance(cause, network):
             unreachable = f"the hub at {hub_url} cannot be reached ({what})"
             kind, what = LaunchError, f"{unreachable}; check the network and HF_ENDPOINT"
+        elif isinstance(cause, NO_ANSWERS):
+            what = f"what answers at {hub_url} is no hub ({type(cause).__name__}: {what}); check HF_ENDPOINT"
         raise kind(
             f"--push {repository}: {what}\n{directory} is complete; try again with: {again}"
         ) from error

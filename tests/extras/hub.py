@@ -32,6 +32,15 @@ class Repository:
     messages: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Answer:
+    """An answer instead of the hub's own."""
+
+    status: int
+    content: Any  # a text is sent as a page
+    headers: dict[str, str] = field(default_factory=dict)
+
+
 class RefusalError(Exception):
     """An HTTP status instead of an answer."""
 
@@ -49,7 +58,8 @@ class Hub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.repositories: dict[str, Repository] = {}
         self.objects: dict[str, bytes] = {}  # LFS, by their SHA-256
-        self.failing: dict[str, int] = {}  # beginning of a path -> status
+        self.failing: dict[str, Answer] = {}  # by the beginning of a path
+        self.login = ""  # user and password, instead of the token
         self.asked: list[str] = []
 
     @property
@@ -143,6 +153,8 @@ class Handler(BaseHTTPRequestHandler):
         body = self._body()
         oid = self.path.rpartition("/")[2]
         assert hashlib.sha256(body).hexdigest() == oid
+        if self._is_injected(self.path):
+            return
         self.server.objects[oid] = body
         self._answer(200, b"")
 
@@ -160,10 +172,11 @@ class Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         self.server.asked.append(f"{self.command} {path}")
         try:
-            status = next((s for start, s in self.server.failing.items() if path.startswith(start)), 0)
-            if status:
-                raise RefusalError(status, "an injected fault")
-            if self.headers.get("authorization") != f"Bearer {TOKEN}":
+            if self._is_injected(path):
+                return
+            login = base64.b64encode(self.server.login.encode()).decode()
+            wanted = f"Basic {login}" if login else f"Bearer {TOKEN}"
+            if self.headers.get("authorization") != wanted:
                 raise RefusalError(401, "Invalid username or password.")
             found = (answer or self._found)(path)
             data = found if isinstance(found, bytes) else json.dumps(found).encode()
@@ -172,6 +185,17 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(
                 refusal.status, json.dumps(refusal.content).encode(), {"X-Error-Message": str(refusal)}
             )
+
+    def _is_injected(self, path: str) -> bool:
+        """Whether it was answered with what was injected for its path."""
+        for start, wanted in self.server.failing.items():
+            if path.startswith(start):
+                is_page = isinstance(wanted.content, str)
+                data = wanted.content if is_page else json.dumps(wanted.content)
+                kind = {"content-type": "text/html" if is_page else "application/json"}
+                self._answer(wanted.status, data.encode(), {**kind, **wanted.headers})
+                return True
+        return False
 
     def _posted(self, path: str, body: bytes) -> Any:
         hub, parts = self.server, path.strip("/").split("/")

@@ -17,13 +17,14 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from retrain.backends.exported import Exported
 from retrain.campaign.run import start
-from retrain.errors import ConfigError, RunFailedError
-from retrain.publish import Wishes, publish, push_published
+from retrain.errors import ConfigError, RecordsError, RunFailedError
+from retrain.publish import Wishes, publish, push_published, read_published
 from retrain.publish.choice import Choice, choose
 from retrain.publish.merging import Probe, merge
 from tests.extras.hub import TOKEN, USER, Repository, serving
 from tests.extras.local_policies import open_backend
 from tests.extras.tiny_models import save_tiny_model
+from tests.full_disk import files_of_at_most
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*is deprecated:FutureWarning"
@@ -125,9 +126,10 @@ def test_what_was_pushed_is_loaded_from_the_hub_with_its_base_model(choice, mode
         )
         for name, value in {**known, "HF_ENDPOINT": hub.url}.items():
             monkeypatch.setenv(name, value)
-        found = published(choice, tmp_path / "out", base_model=f"{USER}/base", name=f"{USER}/sorter")
+        found = published(choice, tmp_path / "out", base_model=f"{USER}/base", repository=f"{USER}/sorter")
         push_published(found, f"{USER}/sorter", private=True)
-        program = lines_of(tmp_path / "out") + SCORE
+        (tmp_path / "README.md").write_bytes(hub.repositories[f"{USER}/sorter"].files["README.md"])
+        program = lines_of(tmp_path) + SCORE
         [result] = results_of(program, tmp_path)
     assert torch.allclose(result, policy_of(choice, model), atol=1e-5)
 
@@ -201,3 +203,16 @@ def test_a_base_model_that_is_gone_is_named(choice, tmp_path, monkeypatch):
     gone = Exported(str(tmp_path / "gone"), str(tmp_path / "gone"))
     with pytest.raises(ConfigError, match=r"the base model '.*gone' with these adapters cannot be loaded"):
         merge(gone, tmp_path, tmp_path / "out", [])
+
+
+def test_a_merge_that_does_not_fit_on_the_disk_leaves_what_was_published_before(choice, tmp_path):
+    before = published(choice, tmp_path / "out")
+    largest = max(path.stat().st_size for path in (tmp_path / "out").iterdir())
+    fix = r"raise the file size limit \(ulimit -f\), then publish again"
+    with (
+        files_of_at_most(largest),
+        pytest.raises(RecordsError, match=rf"out: cannot write it \(File too large\); {fix}"),
+    ):
+        published(choice, tmp_path / "out", merge=True, force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert read_published(tmp_path / "out") == before

@@ -8,18 +8,19 @@ import re
 import socket
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
 
-from retrain.errors import EXIT_CONFIG, EXIT_DONE, ConfigError, LaunchError
+from retrain.errors import EXIT_CONFIG, EXIT_DONE, ConfigError, LaunchError, RecordsError, RetrainError
 from retrain.publish import CARD, FACTS, Published, Wishes, publish, push_published, read_published
 from retrain.publish.choice import choose
 from retrain.publish.hub import check_name
 from retrain.squeeze import WEIGHTS
-from tests.extras.hub import TOKEN, USER, Hub, serving
+from tests.extras.hub import TOKEN, USER, Answer, Hub, serving
 from tests.simulated import flat
 from tests.test_publish import campaign
 
@@ -56,6 +57,8 @@ def test_a_directory_is_pushed_as_one_commit(hub, found):
     assert [said.partition(", by retrain ")[0] for said in repository.messages] == ["grpo_s0 at step 20"]
     assert f'name = "{NAME}"' in repository.files[CARD].decode()
     assert json.loads(repository.files[FACTS])["name"] == NAME
+    assert found == read_published(Path(found.directory))
+    assert f'name = "{found.directory}"' in (Path(found.directory) / CARD).read_text()
 
 
 def test_a_merged_model_takes_the_place_of_adapters_and_of_nothing_else(hub, found):
@@ -97,7 +100,7 @@ def test_a_name_of_others_is_told(hub, found):
 
 
 def test_a_hub_that_fails_or_is_not_there_is_no_fault_of_the_user(hub, found, monkeypatch):
-    hub.failing["/api/repos/create"] = 503
+    hub.failing["/api/repos/create"] = Answer(503, {"error": "an injected fault"})
     with pytest.raises(LaunchError, match=r"the hub fails \(503: an injected fault\); try again later"):
         push_published(found, NAME, private=False)
     with socket.socket() as nobody:
@@ -114,6 +117,68 @@ def test_a_card_that_the_hub_refuses_is_told(hub, found):
         push_published(found, NAME, private=False)
 
 
+@pytest.mark.parametrize(
+    ("path", "status", "content", "told"),
+    [
+        ("/api/repos/create", 409, {"error": "it exists"}, r"is no hub \(KeyError: 'url'\); check HF_"),
+        ("/api/repos/create", 200, "<html>Welcome</html>", r"is no hub \(JSONDecodeError: .*; check HF_"),
+        ("/api/repos/create", 200, ["a", "list"], r"is no hub \(TypeError: .*; check HF_ENDPOINT"),
+        ("/api/repos/create", 400, ["a", "list"], r"is no hub \(AttributeError: .*; check HF_ENDPOINT"),
+        ("/api/repos/create", 502, "<html>Bad Gateway</html>", r"the hub fails \(502: .*; try again later"),
+        ("/api/repos/create", 401, "<html>Log in</html>", r"refuses the token, or found none"),
+        ("/api/repos/create", 403, "<html>Forbidden</html>", r"the token may not write to"),
+        ("/api/models/", 409, {"error": "a conflict"}, r"the hub refuses it \(409: a conflict\)"),
+        (f"/api/models/{NAME}/preupload", 200, {"files": None}, r"preupload_info is improperly formatted"),
+        (f"/{NAME}.git", 413, "<html>Too Large</html>", r"the hub refuses it \(413: "),
+        (f"/{NAME}.git", 200, {"objects": "none"}, r"Malformed response from server"),
+        ("/lfs/", 413, "<html>Too Large</html>", r"the hub refuses it \(413: "),
+    ],
+)
+def test_an_unexpected_answer_is_one_clear_line(hub, found, path, status, content, told):
+    hub.failing[path] = Answer(status, content)
+    with pytest.raises(RetrainError, match=told) as error:
+        push_published(found, NAME, private=False)
+    first, second = str(error.value).splitlines()
+    assert first.startswith(f"--push {NAME}: ")
+    assert second == f"{found.directory} is complete; try again with: {again(found)}"
+
+
+def again(found: Published) -> str:
+    return f"retrain publish {found.directory} --push {NAME}"
+
+
+def test_a_redirect_in_a_circle_is_told(hub, found):
+    hub.failing["/api/repos"] = Answer(307, "", {"location": f"{hub.url}/api/repos/create"})
+    with pytest.raises(LaunchError, match=r"cannot be reached \(Exceeded maximum allowed redirects"):
+        push_published(found, NAME, private=False)
+
+
+def test_a_redirect_to_a_page_is_told(hub, found):
+    hub.failing["/api/repos"] = Answer(302, "", {"location": f"{hub.url}/login"})
+    hub.failing["/login"] = Answer(200, "<html>Log in</html>")
+    with pytest.raises(ConfigError, match=r"is no hub \(JSONDecodeError"):
+        push_published(found, NAME, private=False)
+
+
+def test_a_file_that_cannot_be_read_is_not_blamed_on_the_hub(hub, found):
+    (Path(found.directory) / CARD).unlink()
+    with pytest.raises(RecordsError, match=r"out: cannot push it \(No such file or directory\)"):
+        push_published(found, NAME, private=False)
+
+
+def test_a_password_in_the_address_is_in_no_message(hub, found, monkeypatch, caplog):
+    with_password = hub.url.replace("//", "//me:s%40cret@")
+    monkeypatch.setenv("HF_ENDPOINT", with_password)
+    hub.login = "me:s@cret"
+    assert push_published(found, NAME, private=True).url == f"{hub.url}/{NAME}"
+    hub.failing["/api/models"] = Answer(404, "<html>Not Found</html>")
+    with pytest.raises(ConfigError, match=r"the hub refuses it \(404: ") as told:
+        push_published(found, NAME, private=True)
+    shown = "".join(traceback.format_exception(told.value)) + caplog.text
+    assert "s%40cret" not in shown
+    assert "s@cret" not in shown
+
+
 @pytest.mark.parametrize("name", ["sorter", "a/b/c", "some body/sorter", "somebody/"])
 def test_a_name_that_cannot_be_is_told_before_anything_is_written(name):
     with pytest.raises(ConfigError, match="--push "):
@@ -122,7 +187,7 @@ def test_a_name_that_cannot_be_is_told_before_anything_is_written(name):
 
 def test_adapters_of_a_model_without_a_name_are_not_pushed(hub, tmp_path, monkeypatch):
     choice = choose(campaign(tmp_path / "logs", {("grpo", 0): flat(0.5)}), "")
-    wishes = Wishes(tmp_path / "out", base_model="/models/mine", name=NAME)
+    wishes = Wishes(tmp_path / "out", base_model="/models/mine", repository=NAME)
     with pytest.raises(ConfigError, match="publish them with --base-model ORG/NAME"):
         publish(choice, wishes, lambda _: None)
     assert not (tmp_path / "out").exists()
@@ -131,7 +196,7 @@ def test_adapters_of_a_model_without_a_name_are_not_pushed(hub, tmp_path, monkey
 def test_the_command_pushes_and_pushes_again(hub, tmp_path, here):
     directory = campaign(tmp_path, {("grpo", 0): flat(0.5)})
     env = {**os.environ, "HF_HUB_DISABLE_XET": "1"}
-    hub.failing["/api/models"] = 403
+    hub.failing["/api/models"] = Answer(403, {"error": "an injected fault"})
 
     def call(*words: object) -> CompletedProcess[str]:
         command = [sys.executable, "-m", "retrain", "publish", *map(str, words)]
@@ -144,5 +209,5 @@ def test_the_command_pushes_and_pushes_again(hub, tmp_path, here):
     done = call(*again.split(), "--json")
     assert done.returncode == EXIT_DONE, done.stderr
     assert (done.returncode, json.loads(done.stdout)["url"]) == (EXIT_DONE, f"{hub.url}/{NAME}")
-    assert f'name = "{NAME}"' in (here / "published" / f"{directory.name}-grpo_s0" / CARD).read_text()
+    assert f'name = "{NAME}"' in hub.repositories[NAME].files[CARD].decode()
     assert TOKEN not in refused.stderr + done.stderr
