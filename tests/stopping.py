@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from retrain.records.layout import RunFiles
+import psutil
+
+from retrain.campaign.orchestrate import CampaignOutcome
+from retrain.campaign.run import reopen
+from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.metrics import read_metrics
+
+INLINE, IN_TWO_WORKERS = 'launcher = "inline"', 'launcher = "local"\nparallel = true\nmax_workers = 2'
 
 
 class StopAfterStep(threading.Event):
@@ -40,10 +44,30 @@ class StopAtLook(threading.Event):
 
 def kill_when(is_time: Callable[[], bool], command: Sequence[str], directory: Path) -> None:
     """Run a command, and kill it with all that it started when it is time, or after five minutes."""
-    process = subprocess.Popen(command, cwd=directory, start_new_session=True, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, cwd=directory, stderr=subprocess.DEVNULL)
     until = time.monotonic() + 300
     while not is_time() and process.poll() is None and time.monotonic() < until:
         time.sleep(0.01)
-    with contextlib.suppress(ProcessLookupError):  # it may just have ended
-        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(psutil.NoSuchProcess):  # it may just have ended
+        command_itself = psutil.Process(process.pid)
+        command_itself.suspend()  # it starts no more
+        killed = [*command_itself.children(recursive=True), command_itself]
+        for one in killed:
+            one.kill()
+        while not all(map(_has_ended, killed)):
+            time.sleep(0.01)
     process.wait()
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def finish_inline(directory: Path) -> CampaignOutcome:
+    """Let a campaign of two workers at a time go on to its end in this process, which starts no others."""
+    given = CampaignFiles(directory).campaign_toml
+    given.write_text(given.read_text().replace(IN_TWO_WORKERS, INLINE))
+    return reopen(directory).execute()

@@ -9,8 +9,8 @@ from retrain.campaign import Observer
 from retrain.campaign.run import start
 from retrain.errors import EXIT_INTERRUPTED
 from tests.long.test_decision import DECISION, decision_of, verdicts
-from tests.long.test_decision_kills import PARALLEL
 
+PARALLEL = ("campaign.launcher=local", "campaign.parallel=true", "campaign.max_workers=6")
 TWO_CONDITIONS = DECISION.partition('[[campaign.conditions]]\nname = "alike"')[0]
 
 
@@ -30,7 +30,7 @@ class StopOnceStarted(Observer):
 def test_interrupted_runs_end_no_decision(here: Path) -> None:
     path, observer = here / "decision.toml", StopOnceStarted(6)
     path.write_text(TWO_CONDITIONS)
-    settings = (*PARALLEL, "campaign.max_workers=6", "campaign.max_steps=100000", "decision.max_seeds=3")
+    settings = (*PARALLEL, "campaign.max_steps=100000", "decision.max_seeds=3")
     campaign = start(path, settings, observer)
     observer.stop = campaign.stop
     outcome = campaign.execute()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -29,7 +28,7 @@ from retrain.report.sides import choose
 from retrain.status import survey
 from retrain.status.watch import Watcher
 from tests.long.test_decision import DECISION
-from tests.stopping import kill_when
+from tests.stopping import IN_TWO_WORKERS, INLINE, finish_inline, kill_when
 
 TABLE = """
 [decision]
@@ -54,7 +53,6 @@ keep = 0.7
 """
 )
 WINNER, REFERENCE = "maxrl bonus=0.5", "maxrl bonus=0.0"
-PARALLEL = ("campaign.launcher=local", "campaign.parallel=true", "campaign.max_workers=2")
 
 
 def manifest_of(directory: Path) -> Manifest:
@@ -192,13 +190,14 @@ def test_kills_of_all_processes_change_neither_the_winner_nor_the_verdict(here: 
     expected = found_of(start(path).execute().directory)
     own = here / "killed"
     own.mkdir()
+    path.write_text(SEARCH.replace(INLINE, IN_TWO_WORKERS))
     command = [sys.executable, "-m", "retrain", "run", str(path)]
-    command += [word for one in PARALLEL for word in ("--set", one)]
     for attempts in (6, 14):
         kill_when(partial(have_begun, own, attempts), command, own)
         (directory,) = find_campaigns(own / "logs")
         command = [sys.executable, "-m", "retrain", "resume", str(directory)]
-    subprocess.run(command, cwd=own, check=True, stderr=subprocess.DEVNULL)
+    assert found_of(directory) != expected  # this far, there was something to kill
+    assert finish_inline(directory).exit_code == EXIT_DONE
     assert found_of(directory) == expected
     results = [json.loads(path.read_text()) for path in directory.glob("runs/*/done.json")]
     assert sum("dropped" in one["result"] for one in results) == 6
