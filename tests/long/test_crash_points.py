@@ -21,6 +21,7 @@ from tests.crash_run import every_point, losses_after_kills, power_losses, rando
 
 Patch = pytest.MonkeyPatch
 MEMORY = Path("/dev/shm")  # the disk below is a simulated one: what carries it should be quick
+KILL_PLANS, LOSS_PLANS = 400, 100  # in which careless writers are caught below; `benchmarks.chaos` makes more
 
 
 @pytest.fixture
@@ -38,6 +39,18 @@ def test_a_death_at_any_operation_loses_doubles_and_spoils_nothing(scratch: Path
 def test_a_loss_of_power_soon_after_a_kill_costs_no_checkpoint_that_was_saved(scratch: Path) -> None:
     verdict = losses_after_kills(scratch)
     assert verdict.plans > 200
+    assert verdict.problems == []
+
+
+def test_kills_in_a_row_lose_double_and_spoil_nothing(scratch: Path) -> None:
+    verdict = random_kills(scratch, plans=KILL_PLANS, seed=21)
+    assert verdict.kills > KILL_PLANS
+    assert verdict.problems == []
+
+
+def test_losses_of_power_in_a_row_cost_nothing_that_was_synced(scratch: Path) -> None:
+    verdict = power_losses(scratch, plans=LOSS_PLANS, seed=22)
+    assert verdict.kills > LOSS_PLANS
     assert verdict.problems == []
 
 
@@ -101,7 +114,7 @@ def test_the_kills_catch_writers_that_are_careless(
     mutate: Callable[[Patch], None], scratch: Path, monkeypatch: Patch
 ) -> None:
     mutate(monkeypatch)
-    assert random_kills(scratch, plans=400, seed=3).problems != []
+    assert random_kills(scratch, plans=KILL_PLANS, seed=3).problems != []
 
 
 def rows_not_synced_before_a_checkpoint(patch: Patch) -> None:
@@ -130,7 +143,7 @@ def test_power_losses_catch_writers_that_do_not_sync(
     mutate: Callable[[Patch], None], scratch: Path, monkeypatch: Patch
 ) -> None:
     mutate(monkeypatch)
-    assert power_losses(scratch, plans=100, seed=4).problems != []
+    assert power_losses(scratch, plans=LOSS_PLANS, seed=4).problems != []
 
 
 def test_a_damaged_newer_checkpoint_never_costs_the_one_just_saved(tmp_path: Path) -> None:
