@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 import signal
@@ -86,6 +87,15 @@ class Found:
     stops: list[Stop] = field(default_factory=list)
 
 
+PRELOADED = (  # what a worker would import in each of its lives
+    "retrain.trainer.opening",
+    "retrain.backends.tinker.policy",
+    "retrain.tasks.successor",
+    "retrain.rewards.partial",
+    "transformers.models.auto.tokenization_auto",
+)
+
+
 class Workers:
     """The campaign's workers: forks of this process, which has imported everything."""
 
@@ -123,6 +133,7 @@ class Workers:
             log = os.open(run.output_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(log, sys.stdout.fileno())
             os.dup2(log, sys.stderr.fileno())
+            forget_threads()
             code = worker.run(run.directory, threading.Event())
         except BaseException:  # noqa: BLE001 - a child must not return into the tests
             traceback.print_exc()
@@ -130,8 +141,16 @@ class Workers:
             os._exit(code)
 
 
+def forget_threads() -> None:
+    """Have the SDK start its thread anew: a fork has none of those that its parent may have started."""
+    holders = importlib.import_module("tinker.lib.internal_client_holder")
+    holders._internal_client_holder_thread_singleton = holders.InternalClientHolderThreadSingleton()
+
+
 def kill_with_budget(root: Path, kills: int, seed: int, kills_per_stop: int = 10) -> Found:
     """Kill workers so often; the budget is raised whenever it has stopped the campaign."""
+    for name in PRELOADED:
+        importlib.import_module(name)
     found, chosen = Found(), random.Random(seed)
     server = RunningServer(root, ALPHABET)
     try:
