@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from retrain.calibrate.advice import Advice
 from retrain.config.load import load_config, parse
 from tests.semaphore_processes import wait_until
 
+Called = Callable[..., subprocess.CompletedProcess[str]]
 QUICK = ("--probe-seconds", "0.2")
 TOML = """
 # what I wrote
@@ -66,34 +68,25 @@ def test_a_calibrated_file_says_what_was_and_why_and_is_valid(workers: int, spee
     )
 
 
-def calibrate(here: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "retrain",
-        "calibrate",
-        "campaign.toml",
-        "--steps",
-        "6",
-        *QUICK,
-        *arguments,
-    ]
-    surroundings = quiet() | environment
-    return subprocess.run(command, cwd=here, capture_output=True, text=True, check=False, env=surroundings)
-
-
-def quiet() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "COLUMNS": "200"}
-
-
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
     (tmp_path / "campaign.toml").write_text(TOML)
     return tmp_path
 
 
-def test_a_file_is_calibrated_by_real_runs(here: Path) -> None:
-    done = calibrate(here, "--most-workers", "2", "--json")
+@pytest.fixture
+def calibrate(retrain: Called) -> Called:
+    """The command with few steps and short probes."""
+
+    def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        surroundings = {**os.environ, "COLUMNS": "200", **environment}
+        return retrain("calibrate", "campaign.toml", "--steps", "6", *QUICK, *arguments, env=surroundings)
+
+    return call
+
+
+def test_a_file_is_calibrated_by_real_runs(here: Path, calibrate: Called, retrain: Called) -> None:
+    done = calibrate("--most-workers", "2", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert [split["condition"] for split in found["steps"]] == ["one", "two"]
@@ -109,13 +102,13 @@ def test_a_file_is_calibrated_by_real_runs(here: Path) -> None:
     calibrated = load_config(here / "campaign.calibrated.toml")
     assert calibrated.campaign.stagger_seconds == 0.0
     assert (here / "campaign.toml").read_text() == TOML
-    status = [sys.executable, "-m", "retrain", "status", "logs", "--json"]
-    done = subprocess.run(status, cwd=here, capture_output=True, text=True, check=False, env=quiet())
-    assert json.loads(done.stdout)["campaigns"] == []  # trials are never among results
+    assert (
+        json.loads(retrain("status", "logs", "--json").stdout)["campaigns"] == []
+    )  # trials are never among results
 
 
-def test_a_budget_that_is_over_ends_the_trials_and_reports(here: Path) -> None:
-    done = calibrate(here, "--budget", "2s", "--steps", "1000")
+def test_a_budget_that_is_over_ends_the_trials_and_reports(here: Path, calibrate: Called) -> None:
+    done = calibrate("--budget", "2s", "--steps", "1000")
     assert done.returncode in (0, 4), done.stderr  # 4: this machine took no two steps in that time
     assert "skipped: workers-1: the time budget is used up" in done.stdout
     assert ("breakdown of step time" in done.stdout) == (done.returncode == 0)
@@ -130,7 +123,7 @@ def rows_of_pilot(here: Path) -> int:
 def test_an_interrupt_keeps_what_was_measured_and_still_reports(here: Path) -> None:
     command = [sys.executable, "-m", "retrain", "calibrate", "campaign.toml", "--steps", "1000"]
     with subprocess.Popen(
-        command, cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=quiet()
+        command, cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         wait_until(lambda: rows_of_pilot(here) >= 20 or process.poll() is not None)
         process.send_signal(signal.SIGINT)
@@ -141,32 +134,34 @@ def test_an_interrupt_keeps_what_was_measured_and_still_reports(here: Path) -> N
     assert (here / "campaign.calibrated.toml").exists()
 
 
-def test_a_pilot_that_runs_out_of_memory_says_at_what_size(here: Path) -> None:
+def test_a_pilot_that_runs_out_of_memory_says_at_what_size(here: Path, calibrate: Called) -> None:
     small = TOML.replace("batch_size = 4", "batch_size = 8").replace(
         "[campaign]", '[backend]\nbackend = "tests.small_memory.connect"\n[campaign]\nlauncher = "inline"'
     )
     (here / "campaign.toml").write_text(small)
-    done = calibrate(here, PYTHONPATH=str(Path(__file__).parents[2]))
+    done = calibrate(PYTHONPATH=str(Path(__file__).parents[2]))
     assert done.returncode == 0, done.stderr
     assert "8 prompts at a time did not fit in memory" in done.stdout
     assert "32 are configured" in done.stdout  # rollouts at a time: 8 x 4, not the parts of them
 
 
-def test_a_pilot_in_which_nothing_works_leaves_no_file_and_tries_no_more(here: Path) -> None:
+def test_a_pilot_in_which_nothing_works_leaves_no_file_and_tries_no_more(
+    here: Path, calibrate: Called
+) -> None:
     (here / "broken.py").write_text("def score(text, prompt):\n    raise RuntimeError('no')\n")
     broken = TOML.replace("[campaign]", '[reward]\nreward = "broken.score"\n[campaign]\nlauncher = "inline"')
     (here / "campaign.toml").write_text(broken)
-    done = calibrate(here, PYTHONPATH=str(here))
+    done = calibrate(PYTHONPATH=str(here))
     assert done.returncode == 4
     assert "skipped: batch: no condition completed two steps in the pilot" in done.stdout
     assert not (here / "campaign.calibrated.toml").exists()
 
 
 @pytest.mark.parametrize("target", ["campaign.toml", "same.toml", "other.toml", "nowhere/c.toml"])
-def test_no_file_but_a_calibrated_one_is_ever_replaced(here: Path, target: str) -> None:
+def test_no_file_but_a_calibrated_one_is_ever_replaced(here: Path, calibrate: Called, target: str) -> None:
     (here / "same.toml").symlink_to(here / "campaign.toml")
     (here / "other.toml").write_text("[training]\n")
-    done = calibrate(here, "-o", target)
+    done = calibrate("-o", target)
     assert done.returncode == (5 if "nowhere" in target else 2)
     assert f"{target}: " in done.stderr
     assert (here / "campaign.toml").read_text() == TOML
@@ -174,26 +169,26 @@ def test_no_file_but_a_calibrated_one_is_ever_replaced(here: Path, target: str) 
     assert not (here / "logs").exists()  # nothing ran
 
 
-def test_a_condition_that_fails_is_not_tried_again(here: Path) -> None:
+def test_a_condition_that_fails_is_not_tried_again(here: Path, calibrate: Called) -> None:
     (here / "broken.py").write_text("def score(text, prompt):\n    raise RuntimeError('no')\n")
     bad = TOML.replace('name = "one"', 'name = "one"\nreward.reward = "broken.score"')
     (here / "campaign.toml").write_text(bad.replace("[campaign]", '[campaign]\nlauncher = "inline"'))
-    done = calibrate(here, "--json", PYTHONPATH=str(here))
+    done = calibrate("--json", PYTHONPATH=str(here))
     found = json.loads(done.stdout)
     assert [split["condition"] for split in found["steps"]] == ["two"]
     (batch,) = here.glob("logs/calibrations/*/batch.toml")
     assert [c["name"] for c in tomllib.loads(batch.read_text())["campaign"]["conditions"]] == ["two"]
 
 
-def test_a_wrong_file_is_refused_before_anything_runs(here: Path) -> None:
+def test_a_wrong_file_is_refused_before_anything_runs(here: Path, calibrate: Called) -> None:
     (here / "campaign.toml").write_text(TOML.replace("max_steps", "max_stepz"))
-    done = calibrate(here)
+    done = calibrate()
     assert done.returncode == 2
     assert "[campaign].max_stepz: unknown key" in done.stderr
     assert not (here / "logs").exists()
 
 
-def test_a_span_that_is_none_is_bad_usage(here: Path) -> None:
-    done = calibrate(here, "--budget", "soon")
+def test_a_span_that_is_none_is_bad_usage(here: Path, calibrate: Called) -> None:
+    done = calibrate("--budget", "soon")
     assert done.returncode == 2
     assert "'soon' is not a time span" in done.stderr

@@ -29,6 +29,7 @@ from tests.orchestrators import race
 ROOT = Path(__file__).parents[2]
 INLINE = ["campaign.launcher=inline"]
 SET_ONE_RUN = [word for setting in ONE_RUN for word in ("--set", setting)]
+SET_INLINE = ["--set", *INLINE]
 
 
 @pytest.fixture(autouse=True)
@@ -262,7 +263,7 @@ def test_a_single_runs_change_is_found_without_a_manifest(campaign_file: Path) -
 
 @pytest.mark.parametrize("end", ["a full disk", "a reader that left"])
 def test_messages_that_cannot_be_written_end_no_campaign(end: str, campaign_file: Path, here: Path) -> None:
-    command = [sys.executable, "-m", "retrain", "run", campaign_file.name, *SET_ONE_RUN]
+    command = [sys.executable, "-m", "retrain", "run", campaign_file.name, *SET_ONE_RUN, *SET_INLINE]
     if end == "a full disk":
         with Path("/dev/full").open("wb") as full:
             code = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=full).returncode
@@ -276,9 +277,13 @@ def test_messages_that_cannot_be_written_end_no_campaign(end: str, campaign_file
     assert (code, states) == (0, [True])
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-", ">/dev/full"])
+NO_STREAMS = "<&- >&- 2>&-"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", NO_STREAMS, ">/dev/full"])
 def test_a_campaign_does_not_need_its_standard_streams(closed: str, campaign_file: Path, here: Path) -> None:
-    command = shlex.join([sys.executable, "-m", "retrain", "run", campaign_file.name, *SET_ONE_RUN])
+    where = SET_INLINE if closed != NO_STREAMS else []
+    command = shlex.join([sys.executable, "-m", "retrain", "run", campaign_file.name, *SET_ONE_RUN, *where])
     done = subprocess.run(["bash", "-c", f"{command} {closed}"], capture_output=True, text=True)
     (directory,) = (here / "logs").iterdir()
     states = [RunFiles(run).done.exists() for run in (directory / "runs").iterdir()]
