@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+LONGEST_PAUSE_S = 0.01
 HOLD = """
 import sys
 from retrain.semaphore import FileSemaphore
@@ -123,9 +124,11 @@ def running(code: str, *arguments: object) -> Iterator[Child]:
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
-    """Poll; pytest's own timeout ends a wait that never succeeds."""
+    """Poll, less often the longer it takes; pytest's own timeout ends a wait that never succeeds."""
+    pause_s = 0.001
     while not is_so():
-        time.sleep(0.001)
+        time.sleep(pause_s)
+        pause_s = min(1.2 * pause_s, LONGEST_PAUSE_S)
 
 
 @dataclass(frozen=True)
