@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
-from datetime import date
-from math import nan
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ from retrain import worker
 from retrain.campaign.orchestrate import CampaignOutcome
 from retrain.campaign.run import reopen, start
 from retrain.config.load import load_config, parse
-from retrain.config.prices import Price, age_notice, price_of
+from retrain.config.prices import Price
 from retrain.errors import ConfigError, RecordsError
 from retrain.plan.estimate.history import learn
 from retrain.plan.explain import explain_plan
@@ -166,29 +164,6 @@ def test_a_run_whose_spending_is_damaged_says_so(pair: tuple[RunFiles, RunFiles]
     assert "does not tell what was spent" in read_attempts(pair[0].attempts)[-1].message
 
 
-@pytest.mark.parametrize(
-    ("prices", "said"),
-    [
-        ({"numpy": 3}, "[budget.prices].numpy: got 3; needs a table"),
-        ({"numpy": {}}, "[budget.prices].numpy: got {}; needs a table"),
-        ({"numpy": {"sampel": 3}}, "[budget.prices.numpy].sampel: unknown key; did you mean 'sample'?"),
-        ({"a/b": {"sample": "3"}}, '[budget.prices."a/b"].sample: got "3"; needs dollars'),
-        ({"numpy": {"sample": -1}}, "[budget.prices.numpy].sample: got -1; needs dollars"),
-        ({"numpy": {"sample": nan}}, "[budget.prices.numpy].sample: got nan; needs dollars"),
-        ({"numpy": {"sample": 1e300}}, "[budget.prices.numpy].sample: got 1e+300; needs dollars"),
-        (
-            {"numpy": {"sample": 10**400}},
-            "000…; needs dollars per million tokens, from 0 to 1,000,000,000",
-        ),
-        ({"numpy": {"sample": True}}, "[budget.prices.numpy].sample: got true; needs dollars"),
-    ],
-)
-def test_a_wrong_price_is_refused(prices: dict, said: str) -> None:
-    with pytest.raises(ConfigError) as raised:
-        parse({**SMALL, "budget": {"prices": prices}}, "c.toml")
-    assert said in str(raised.value)
-
-
 @pytest.mark.parametrize("command", ["run", "resume"])
 @pytest.mark.parametrize("usd", ["0", "-5", "nan", "inf"])
 def test_a_budget_that_is_no_amount_of_money_is_refused(retrain: Callable, command: str, usd: str) -> None:
@@ -208,24 +183,6 @@ def test_a_budget_without_a_price_is_refused_before_anything_starts() -> None:
     plan = plan_runs(parse({**SMALL, "budget": {"usd": 5}}, "c.toml"))
     with pytest.raises(ConfigError, match=r'\[budget\]\.usd: the price of "numpy" is not known'):
         preflight(plan, "c.toml")
-
-
-def test_a_cached_prompt_costs_as_much_as_another_unless_told() -> None:
-    config = plan_runs(parse({**SMALL, "budget": {"prices": {"numpy": {"prefill": 3}}}}, "c")).runs[0].config
-    assert price_of(config) == Price(prefill=3, cached=3, sample=0, train=0)
-
-
-def test_old_prices_are_told() -> None:
-    known = Price(1, 1, 1, 1, source="a page", as_of="2026-01-01")
-    assert age_notice(known, date(2026, 4, 1)) == ""
-    assert "of 2026-01-01, 91 days ago: compare them with a page" in age_notice(known, date(2026, 4, 2))
-
-
-@pytest.mark.parametrize(
-    ("usd", "said"), [(12.3, "$12.30"), (0, "$0.00"), (0.0042, "$0.0042"), (1234.5, "$1,234.50"), (None, "-")]
-)
-def test_dollars_are_told_with_the_digits_that_count(usd: float | None, said: str) -> None:
-    assert dollars(usd) == said
 
 
 def test_compare_tells_what_a_difference_costs(campaign_file: Path) -> None:

@@ -63,7 +63,8 @@ def start(
     beside = beside or config_path.parent
     config = load_config(config_path, overrides, beside=beside)
     plan = plan_runs(config, config_path.name)
-    check_fits(preflight(plan, config_path.name).memory.values(), config_path.name)
+    checked = preflight(plan, config_path.name)
+    check_fits(checked.memory.values(), config_path.name)
     plan = as_launched(plan, config_path.name)
     if not has_engine(plan.campaign):
         check_memory(plan, config_path.name)
@@ -89,6 +90,8 @@ def start(
         make_new_directory(files.runs)
     campaign.propose = lambda told: add_proposals(campaign, told, campaign.notice)
     write_what_differs(campaign, origin, campaign.notice)
+    for warning in checked.warnings:
+        campaign.notice(warning)
     return campaign
 
 

@@ -5,7 +5,7 @@ A model that is in neither has no price: its cost is not known, and not 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields
 from datetime import date
 from typing import TYPE_CHECKING, Any
@@ -69,6 +69,16 @@ def missing_price(config: Config) -> str:
     if config.budget.usd is None or price_of(config) is not None:
         return ""
     return f"[budget].usd: {unpriced(priced_as(config))}"
+
+
+def misnamed_prices(configs: Collection[Config]) -> Iterator[str]:
+    """Iterate over tables of `[budget.prices]` that no run uses, while the price of some run is not known."""
+    unknown = {priced_as(config) for config in configs if price_of(config) is None}
+    tables = {name for config in configs for name in config.budget.prices}
+    for name in sorted(tables - set(map(priced_as, configs))) if unknown else ():
+        lacking = f"the price of {' and '.join(map(quote, sorted(unknown)))} is not known"
+        advice = registry.hint(name, unknown, lacking)
+        yield f"[budget.prices.{as_key(name)}]: no run has a model of this name; {advice}"
 
 
 def unpriced(name: str) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from retrain import registry
 from retrain.config.eval_table import Eval, as_played
-from retrain.config.prices import age_notice, missing_price, price_of
+from retrain.config.prices import age_notice, misnamed_prices, missing_price, price_of
 from retrain.config.schema import Config
 from retrain.errors import ConfigError, LaunchError
 from retrain.plan.matrix import Plan
@@ -41,6 +41,7 @@ def preflight(plan: Plan, source: str) -> Checked:
     problems: dict[str, None] = {}
     warnings: dict[str, None] = {}
     built: dict[str, Task] = {}
+    misnamed = [*misnamed_prices([run.config for run in plan.first_runs().values()])]
     for run in plan.first_runs().values():  # a seed changes nothing here
         data = run.config.data
         task = _built(data.task, data.options, data.seed, built)
@@ -60,10 +61,11 @@ def preflight(plan: Plan, source: str) -> Checked:
         if (price := price_of(config)) and (old := age_notice(price, date.today())):
             warnings[old] = None
         if missing := missing_price(config):
-            found.append(missing)
+            found += [missing, *misnamed]
         problems.update(dict.fromkeys(f"{source} {problem}" for problem in found))
     if problems:
         raise ConfigError(list(problems))
+    warnings.update(dict.fromkeys(f"{source} {one}" for one in misnamed))
     return Checked(longest_answers, memory, tuple(warnings))
 
 
