@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.budget_kills import RUNS, kill_with_budget
+from tests.budget_kills import WORKERS, kill_with_budget
 from tests.tinker_api.running import KEY
 
 
@@ -33,7 +33,7 @@ def main() -> None:
     row = {
         "kills": found.kills,
         "stops by the budget": len(stops),
-        "workers": RUNS,
+        "workers": WORKERS,
         "most expensive steps over the budget, at worst": max(stop.steps_over for stop in stops),
         "bills above the budget": sum(stop.billed_usd > stop.budget_usd for stop in stops),
         "bills outside of what was counted": sum(

@@ -11,22 +11,25 @@ import threading
 import time
 import traceback
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from retrain import worker
 from retrain.campaign.run import reopen, start
 from retrain.config.prices import Price
 from retrain.records.campaign_state import asked_to_stop
-from retrain.records.layout import CampaignFiles
-from retrain.records.spending import Spending, Tokens, read_spending
+from retrain.records.layout import CampaignFiles, files_of_runs
+from retrain.records.spending import Tokens, read_spending
 from tests.tinker_api.running import MODEL, RunningServer, write_tokenizer
 
 ALPHABET = "01234="
-RUNS, BATCH, GROUP, LONGEST, PROMPT = 3, 2, 4, 3, 2  # tokens of a completion and of a prompt, at most
+WORKERS, BATCH, GROUP, LONGEST, PROMPT = 3, 2, 4, 3, 2  # tokens of a completion and of a prompt, at most
+RUNS, STEPS = 300, 3  # more runs than are made; each ends soon, with its evaluations
 PRICE = Price(prefill=10.0, cached=2.0, sample=30.0, train=20.0)
 STEP_USD = Tokens(
     BATCH * PROMPT, BATCH * (GROUP - 1) * PROMPT, BATCH * GROUP * LONGEST, BATCH * GROUP * (PROMPT + LONGEST)
 ).usd(PRICE)  # the most that a step can cost
+# an evaluation samples four times as many completions as a step: of both held-out prompts, 16
 CAMPAIGN = f"""
 [model]
 model = "{MODEL}"
@@ -36,14 +39,21 @@ base_url = "{{url}}"
 batch_size = {BATCH}
 group_size = {GROUP}
 max_tokens = {LONGEST}
-max_steps = 1000000
+max_steps = {{steps}}
 temperature = 1.0
 lr = 1e-3
-save_every = 3
+save_every = 2
 
 [data]
 task = "successor"
-options = {{{{ digits = 1, base = 5, held_out = 0.0 }}}}
+options = {{{{ digits = 1, base = 5, held_out = 0.4 }}}}
+eval_samples = 15
+
+[[eval]]
+name = "often"
+every = 2
+samples = 16
+temperature = 1.0
 
 [reward]
 reward = "partial"
@@ -60,8 +70,16 @@ sample = {PRICE.sample}
 train = {PRICE.train}
 
 [campaign]
-seeds = {list(range(RUNS))}
+seeds = {{seeds}}
 """
+
+
+def write_campaign(directory: Path, server: RunningServer, runs: int, steps: int) -> Path:
+    """Write a campaign's file, with a tokenizer."""
+    tokenizer = write_tokenizer(directory / "tokenizer", ALPHABET)
+    file, seeds = directory / "campaign.toml", list(range(runs))
+    file.write_text(CAMPAIGN.format(url=server.url, tokenizer=tokenizer, seeds=seeds, steps=steps))
+    return file
 
 
 @dataclass
@@ -96,6 +114,10 @@ PRELOADED = (  # what a worker would import in each of its lives
 )
 
 
+def run_id(seed: int) -> str:
+    return f"maxrl_s{seed}"
+
+
 class Workers:
     """The campaign's workers: forks of this process, which has imported everything."""
 
@@ -104,9 +126,12 @@ class Workers:
         self._alive: dict[int, str] = {}
 
     def start_missing(self) -> None:
-        for number in range(RUNS):
-            if (run_id := f"maxrl_s{number}") not in self._alive.values():
-                self._alive[self._fork(run_id)] = run_id
+        """Start workers of the first runs that are not done."""
+        self.reap()
+        open_runs = (name for name in map(run_id, range(RUNS)) if not self._campaign.run(name).done.exists())
+        for name in islice(open_runs, WORKERS):
+            if name not in self._alive.values():
+                self._alive[self._fork(name)] = name
 
     def reap(self) -> int:
         """Return how many are alive."""
@@ -124,12 +149,12 @@ class Workers:
         del self._alive[pid]
         return True
 
-    def _fork(self, run_id: str) -> int:
+    def _fork(self, name: str) -> int:
         if pid := os.fork():
             return pid
         code = 1
         try:
-            run = self._campaign.run(run_id)
+            run = self._campaign.run(name)
             log = os.open(run.output_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(log, sys.stdout.fileno())
             os.dup2(log, sys.stderr.fileno())
@@ -154,10 +179,7 @@ def kill_with_budget(root: Path, kills: int, seed: int, kills_per_stop: int = 10
     found, chosen = Found(), random.Random(seed)
     server = RunningServer(root, ALPHABET)
     try:
-        file = root / "campaign.toml"
-        file.write_text(
-            CAMPAIGN.format(url=server.url, tokenizer=write_tokenizer(root / "tokenizer", ALPHABET))
-        )
+        file = write_campaign(root, server, RUNS, STEPS)
         budget_usd = _more(kills_per_stop, chosen)
         campaign = start(file, [f"budget.usd={budget_usd}", f"logging.log_dir={root / 'logs'}"])
         files = CampaignFiles(campaign.directory)
@@ -173,7 +195,7 @@ def kill_with_budget(root: Path, kills: int, seed: int, kills_per_stop: int = 10
 
 def _more(kills: int, chosen: random.Random) -> float:
     """Return money for so many kills, and some steps between them."""
-    return STEP_USD * (RUNS + kills * chosen.uniform(1.0, 3.0))
+    return STEP_USD * (WORKERS + kills * chosen.uniform(1.0, 3.0))
 
 
 def _until_stopped(files: CampaignFiles, chosen: random.Random, most_kills: int) -> int:
@@ -190,7 +212,8 @@ def _until_stopped(files: CampaignFiles, chosen: random.Random, most_kills: int)
 
 
 def stop_of(server: RunningServer, files: CampaignFiles, budget_usd: float) -> Stop:
-    spent = [read_spending(files.run(f"maxrl_s{number}")) or Spending() for number in range(RUNS)]
+    found = (read_spending(run) for run in files_of_runs(files).values())
+    spent = [one for one in found if one is not None]
     return Stop(
         budget_usd,
         Tokens(**server.stats()["billed"]).usd(PRICE),

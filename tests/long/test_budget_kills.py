@@ -16,12 +16,21 @@ from retrain.errors import EXIT_INTERRUPTED
 from retrain.locks.held import is_held, signal_holder
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.metrics import read_metrics
-from tests.budget_kills import ALPHABET, CAMPAIGN, RUNS, STEP_USD, Stop, kill_with_budget, stop_of
-from tests.tinker_api.running import KEY, WORKERS_PATH, RunningServer, serve, write_tokenizer
+from tests.budget_kills import (
+    ALPHABET,
+    STEP_USD,
+    WORKERS,
+    Stop,
+    kill_with_budget,
+    run_id,
+    stop_of,
+    write_campaign,
+)
+from tests.tinker_api.running import KEY, WORKERS_PATH, RunningServer, serve
 
 
 def check(stop: Stop) -> None:
-    assert stop.steps_over <= RUNS
+    assert stop.steps_over <= WORKERS
     assert stop.known_usd <= stop.billed_usd * (1 + 1e-9)
     assert stop.billed_usd <= stop.at_most_usd * (1 + 1e-9)
     assert stop.at_most_usd > 0.3 * stop.budget_usd  # it was used
@@ -55,14 +64,13 @@ def steps_of(run: RunFiles) -> int:
 @pytest.mark.timeout(600)
 def test_a_budget_holds_after_the_orchestrator_was_killed(here: Path, server: RunningServer) -> None:
     """Its workers go on, all but one that is killed as well, and resume adopts them."""
-    file, budget_usd = here / "campaign.toml", 90 * STEP_USD
-    tokenizer = write_tokenizer(here / "tokenizer", ALPHABET)
-    file.write_text(CAMPAIGN.format(url=server.url, tokenizer=tokenizer) + "parallel = true\n")
+    file, budget_usd = write_campaign(here, server, WORKERS, steps=10**6), 120 * STEP_USD
+    file.write_text(file.read_text() + "parallel = true\n")
     command = [sys.executable, "-m", "retrain", "run", str(file), f"--budget-usd={budget_usd}"]
     started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    await_that(lambda: len([*here.glob("logs/*/runs/*/metrics.jsonl")]) == RUNS)
+    await_that(lambda: len([*here.glob("logs/*/runs/*/metrics.jsonl")]) == WORKERS)
     files = CampaignFiles(next(here.glob("logs/*")))
-    killed, *others = (files.run(f"maxrl_s{seed}") for seed in range(RUNS))
+    killed, *others = (files.run(run_id(seed)) for seed in range(WORKERS))
     await_that(lambda: min(map(steps_of, (killed, *others))) > 0)
     started.send_signal(signal.SIGKILL)
     started.wait()
