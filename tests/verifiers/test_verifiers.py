@@ -6,7 +6,6 @@ first time. `pip install '.[test,verifiers]' uv && pytest tests/verifiers` runs 
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from pathlib import Path
 from typing import Any
@@ -54,31 +53,22 @@ def test_an_episode_asks_the_policy_and_is_worth_its_reward() -> None:
     assert said.endswith("taskset 'sums-v1' has 9 tasks; set [data.options].count = 9")
 
 
-def test_episodes_share_the_servers_of_their_environment() -> None:
-    source, began = opener(**SUMS)()._source, []
+def test_a_run_trains_on_what_its_agents_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import verifiers.v1 as vf
 
-    async def hold(everyone: asyncio.Barrier) -> Any:
-        async with source.serving() as env:
-            began.append(env)
-            await everyone.wait()
+    began, serving = [], vf.Env.serving
 
-    async def twice() -> None:
-        for _ in range(2):
-            everyone = asyncio.Barrier(3)
-            await asyncio.gather(*(hold(everyone) for _ in range(3)))
+    def counted(env: Any) -> Any:
+        began.append(env)
+        return serving(env)
 
-    asyncio.run(twice())
-    first, second = {*map(id, began[:3])}, {*map(id, began[3:])}
-    assert (len(first), len(second)) == (1, 1)
-    assert first != second
-
-
-def test_a_run_trains_on_what_its_agents_asked(tmp_path: Path) -> None:
+    monkeypatch.setattr(vf.Env, "serving", counted)
     size = {**SMALL["training"], "max_steps": 2, "batch_size": 2, "group_size": 2, "max_tokens": 2}
     data = {"task": "numbered", "options": {"count": 9, "held_out": 0.0}}
     table = {"environment": "verifiers", "options": SUMS, "time_limit_s": 300.0}
     run = make_run(tmp_path / "run", {"training": size, "data": data, "environment": table})
     assert worker.run(run.directory, threading.Event()) == 0
+    assert 2 <= len(began) < 8  # episodes of a step share servers
     rows = read_metrics(run.directory)
     shown = read_samples(run.samples)
     assert not [row["error"] for row in shown if "error" in row]
