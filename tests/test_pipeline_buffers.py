@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from scipy.special import chdtrc
+import scipy  # which imports its parts when they are used
 
 from retrain.config.flow import FlowSettings
 from retrain.pipeline.buffers import Fifo, Firo, Reservoir, Sample, build
@@ -36,7 +36,7 @@ def test_firo_keeps_its_threshold_behind():
 def chance_of(counts):
     """Return how probable counts at least as unequal are where all are equally likely (Pearson)."""
     expected = sum(counts) / len(counts)
-    return chdtrc(len(counts) - 1, sum((count - expected) ** 2 / expected for count in counts))
+    return scipy.special.chdtrc(len(counts) - 1, sum((count - expected) ** 2 / expected for count in counts))
 
 
 def test_firo_draws_every_sample_with_the_same_probability():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy  # which imports its parts when they are used
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from retrain.report.statistics import describe_sample, difference_of, holm, interquartile_mean
 
@@ -30,8 +30,8 @@ def test_seeds_that_do_not_match_are_judged_by_welch():
     t = (np.mean(b) - np.mean(a)) / error
     freedom = error**4 / ((np.var(a, ddof=1) / 4) ** 2 / 3 + (np.var(b, ddof=1) / 3) ** 2 / 2)
     assert found.n is None
-    assert found.p == pytest.approx(2 * stats.t.sf(t, freedom))
-    assert found.low == pytest.approx(np.mean(b) - np.mean(a) - stats.t.ppf(0.975, freedom) * error)
+    assert found.p == pytest.approx(2 * scipy.stats.t.sf(t, freedom))
+    assert found.low == pytest.approx(np.mean(b) - np.mean(a) - scipy.stats.t.ppf(0.975, freedom) * error)
 
 
 def test_a_seed_without_partner_does_not_undo_the_pairing():
@@ -79,7 +79,7 @@ def test_the_chance_of_improvement_counts_ties_half():
 
 def test_the_chance_of_improvement_is_mann_whitneys_statistic():
     a, b = np.random.default_rng(0).normal(size=(2, 9)).round(1)
-    u = stats.mannwhitneyu(b, a).statistic
+    u = scipy.stats.mannwhitneyu(b, a).statistic
     assert difference_of(seeds(*a), seeds(*b)).improvement == pytest.approx(u / 81)
 
 
@@ -93,7 +93,7 @@ def test_the_detectable_difference_is_found_four_times_in_five():
     exact = samples / samples.std(axis=1, ddof=1, keepdims=True)  # the spread that was planned with
     found = difference_of(seeds(*np.zeros(n)), seeds(*exact[0]))
     assert found.detectable is not None
-    p = stats.ttest_1samp(samples + found.detectable, 0.0, axis=1).pvalue
+    p = scipy.stats.ttest_1samp(samples + found.detectable, 0.0, axis=1).pvalue
     assert np.mean(p < 0.05) == pytest.approx(0.8, abs=0.05)
 
 
@@ -103,12 +103,12 @@ def test_the_bootstrap_interval_is_that_of_all_resamples_where_those_can_be_coun
     jackknife = np.array([np.delete(gains, i).mean() for i in range(6)])
     off = jackknife.mean() - jackknife
     skew = (off**3).sum() / (6 * (off**2).sum() ** 1.5)
-    bias = stats.norm.ppf(np.mean(every < gains.mean()) + np.mean(every == gains.mean()) / 2)
-    edges = bias + (bias + stats.norm.ppf([0.025, 0.975])) / (
-        1 - skew * (bias + stats.norm.ppf([0.025, 0.975]))
+    bias = scipy.stats.norm.ppf(np.mean(every < gains.mean()) + np.mean(every == gains.mean()) / 2)
+    edges = bias + (bias + scipy.stats.norm.ppf([0.025, 0.975])) / (
+        1 - skew * (bias + scipy.stats.norm.ppf([0.025, 0.975]))
     )
     found = difference_of(seeds(*np.zeros(6)), seeds(*gains))
-    exact = np.quantile(every, stats.norm.cdf(edges))
+    exact = np.quantile(every, scipy.stats.norm.cdf(edges))
     assert (found.bootstrap_low, found.bootstrap_high) == pytest.approx(exact, abs=0.005)
 
 
@@ -129,7 +129,7 @@ def test_identical_conditions_are_told_apart_in_one_case_of_twenty(n, paired):
     rng, tries = np.random.default_rng(7), 200
     draws = -rng.lognormal(size=(tries, 2, n))  # most near the top, now and then a collapse
     p = [difference_of(seeds(*a), seeds(*b), paired=paired).p for a, b in draws]
-    assert np.mean(np.array(p) < 0.05) <= stats.binom.ppf(0.999, tries, 0.05) / tries
+    assert np.mean(np.array(p) < 0.05) <= scipy.stats.binom.ppf(0.999, tries, 0.05) / tries
 
 
 def test_a_mean_has_an_interval_from_three_seeds_on():

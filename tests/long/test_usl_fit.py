@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import curve_fit
-from scipy.special import stdtrit
 
 from retrain.controllers.usl import ABOVE, BELOW, MIDDLE, UslFit, fit_usl
 
@@ -48,6 +46,8 @@ def test_a_published_curve_predicts_its_published_throughputs():
 
 @pytest.mark.parametrize("name", ["cisco_ucs_mysql", "raytracer_first6", "usl_synthetic_002"])
 def test_standard_errors_agree_with_scipy(name):
+    from scipy.optimize import curve_fit
+
     p, x = (np.array(NAMED[name][key], dtype=float) for key in ("p", "X"))
     _, covariance = curve_fit(usl, p, x, p0=[0.1, 0.01, float((x / p).max())], xtol=1e-14, ftol=1e-14)
 
@@ -222,6 +222,8 @@ def test_published_intervals_are_reproduced():
 @pytest.mark.parametrize("freedom", range(1, 40))
 @pytest.mark.parametrize(("quantile", "level"), [(BELOW, 0.96), (MIDDLE, 0.975), (ABOVE, 0.99)])
 def test_quantiles_are_students(freedom, quantile, level):
+    from scipy.special import stdtrit
+
     assert quantile.of(freedom) == pytest.approx(stdtrit(freedom, level), rel=2e-3)
 
 
