@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from retrain import registry
 from retrain.config.schema import RateLimiter
+from retrain.plan.decidable import undecidable
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.text import about, first_of
 
@@ -36,6 +37,13 @@ class ChecklistLine:
     state: CheckState
     answer: str
     command: str  # "" if it is settled
+
+
+INLINE = {  # keys without effect there, and why
+    "parallel": "runs take turns in this process",
+    "run_timeout": "no other process watches the time",
+    "stall_timeout": "no other process watches the time",
+}
 
 
 @dataclass(frozen=True)
@@ -175,10 +183,7 @@ def warnings_of(plan: Plan, longest_answers: Mapping[str, int], cores: float) ->
         )
     yield from _room_to_ramble(plan, longest_answers)
     yield from _without_effect(plan)
-    if plan.decision is not None:
-        from retrain.plan.decidable import undecidable  # not at the top: few files decide
-
-        yield from filter(None, [undecidable(plan)])
+    yield from filter(None, [undecidable(plan)])
     if any(map(_never_trains, plan.runs)):
         yield ('throttle.min_level = "paused" never trains, even on an idle machine; use "minimal" or less')
     if len(plan.conditions) > 1 and any(map(_may_change_batch, plan.runs)):
@@ -207,11 +212,9 @@ def _without_effect(plan: Plan) -> Iterator[str]:
     if campaign.max_workers > 1 and not campaign.parallel:
         yield f"max_workers = {campaign.max_workers} has no effect without campaign.parallel = true"
     if campaign.launcher == "inline":
-        if campaign.parallel:
-            yield 'parallel has no effect with launcher = "inline": runs take turns in this process'
-        for key in ("run_timeout", "stall_timeout"):
+        for key, why in INLINE.items():
             if getattr(campaign, key):
-                yield f'{key} has no effect with launcher = "inline": no other process watches the time'
+                yield f'{key} has no effect with launcher = "inline": {why}'
     limiters = [run.config.rate_limiter for run in plan.runs]
     if any(limiter.max_staleness == 0 and limiter != RateLimiter() for limiter in limiters):
         yield (

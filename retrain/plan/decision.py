@@ -70,9 +70,7 @@ def decide(
     for one in known.rounds:
         walk.take(one)
     looked = tuple(_new_rounds(walk, ended, frozenset(begun), is_spent=is_spent))
-    described = {found.condition: found for one in (*known.rounds, *looked) for found in one.decided}
-    by_hand = {walk.ids[name, seed] for seed in plan.added_seeds for name in plan.conditions}
-    wanted = walk.wanted | by_hand
+    wanted = walk.wanted | {walk.ids[name, seed] for seed in plan.added_seeds for name in plan.conditions}
     decision = Decision(
         metric=table.metric,
         reference=plan.reference,
@@ -82,7 +80,7 @@ def decide(
         saved_runs=len(plan.runs) - len(wanted) if walk.ending else 0,
         ended=walk.ending,
         smallest_difference=table.smallest_difference,
-        conditions=tuple(described.get(name) or walk.found(name).described() for name in walk.verdicts),
+        conditions=walk.described((*known.rounds, *looked)),
         changes=known.changes,
         again=tuple(sorted(r for r, value in walk.values.items() if ended.get(r) not in (None, value))),
     )
@@ -135,8 +133,7 @@ class Walk:
         """Why no seeds are added any more; "" while they are."""
         if self._is_spent:
             return BUDGET
-        is_undecided = "undecided" in self.verdicts.values()
-        return "" if self._open else "seeds" if is_undecided else "decided"
+        return "" if self._open else "seeds" if "undecided" in self.verdicts.values() else "decided"
 
     @property
     def _open(self) -> list[str]:
@@ -160,14 +157,12 @@ class Walk:
 
     def _promise(self, name: str) -> float:
         """Return the chance of finding a condition to differ, per second that it takes."""
-        reference = self._plan.reference
         costs = [
             sum(
                 self._seconds.get(one, self._usual_s)
-                for one in pair
+                for one in (name, self._plan.reference)
                 if self.ids[one, seed] not in self.wanted
             )
-            for pair in [(name, reference)]
             for seed in self._seeds[self._asked[name] :]
         ]
         d = _differences(self._pairs(name, self._asked[name]))
@@ -238,11 +233,11 @@ class Walk:
         """Look at a condition."""
         pairs, final = self._pairs(name, self._asked[name]), self._asked[name] == len(self._seeds)
         comparison, later_errors = self._comparison_of(name)
-        look = None
+        look, verdict = None, OPEN
         if len(pairs) >= FEWEST_PAIRS:
             spends = final or (is_last and self._table.allocate == "equal")
             look = comparison.look(*np.array(pairs).T, final=spends, later_errors=later_errors)
-        verdict = look.verdict if look else OPEN
+            verdict = look.verdict
         if look and verdict == OPEN and self._table.allocate == "auto" and not comparison.can_find:
             verdict = "no_difference"  # its share of the error is too small
         if (final or is_last) and verdict == OPEN:
@@ -250,6 +245,11 @@ class Walk:
         if is_higher_better(self._table.metric) is False:
             verdict = {"better": "worse", "worse": "better"}.get(verdict, verdict)
         return Found(name, verdict, pairs, look, self._comparison)
+
+    def described(self, rounds: Sequence[Round]) -> tuple[ConditionDecision, ...]:
+        """Return what was found of each condition: where rounds decided it, else as it looks now."""
+        decided = {found.condition: found for one in rounds for found in one.decided}
+        return tuple(decided.get(name) or self.found(name).described() for name in self.verdicts)
 
     def _pairs(self, name: str, seeds: int) -> list[tuple[float, float]]:
         """Return the values of a condition and of the reference at so many seeds, where both have one."""

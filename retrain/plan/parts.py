@@ -30,8 +30,7 @@ def environment_problems(config: Config) -> Iterator[str]:
         return
     try:
         registry.check_made("environments", name, made)
-        program = registry.spec_of("environments").instead
-        if table.processes and program and hasattr(made, program.name):
+        if table.processes and _plays_programs(made):
             yield (
                 f"[environment].processes: got {table.processes}; {name!r} plays programs, which run in the "
                 "worker; leave it at 0, and let the program start the processes that it needs"
@@ -43,9 +42,20 @@ def environment_problems(config: Config) -> Iterator[str]:
         if close := getattr(made, "close", None):
             with suppress(Exception):  # ignored, as in a run
                 result_of(close())
-    tools = registry.hook("environments", name, "tools")
+    yield from _tool_problems(config)
+
+
+def _plays_programs(environment: Any) -> bool:
+    """Whether an environment brings its own loop."""
+    program = registry.spec_of("environments").instead
+    return program is not None and hasattr(environment, program.name)
+
+
+def _tool_problems(config: Config) -> Iterator[str]:
+    """Iterate over why a backend cannot show an environment's functions to the policy."""
+    tools = registry.hook("environments", config.environment.environment, "tools")
     check_tools = registry.hook("backends", config.backend.backend, "check_tools")
-    if tools and check_tools and (schemas := tools(options)):
+    if tools and check_tools and (schemas := tools(config.environment.options)):
         yield from check_tools(config, schemas)
 
 

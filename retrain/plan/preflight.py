@@ -162,16 +162,7 @@ def servers_of(configs: Iterable[Config]) -> Iterator[Server]:
     """
     named: dict[str, str] = {}
     for config in configs:
-        backend = registry.hook("backends", config.backend.backend, "servers")
-        named |= backend(config) if backend else {}
-        played = [as_played(config, one).environment for one in config.eval.tables]
-        others = [
-            ("environments", one.environment, one.options, "[environment.options]")
-            for one in (config.environment, *played)
-        ]
-        for kind, plugin, params, where in (*others, *(("rewards", *one) for one in _scoring(config))):
-            find = registry.hook(kind, plugin, "servers")
-            named |= {address: f"{where}.{key}" for address, key in (find(params) if find else {}).items()}
+        named |= _servers_named(config)
     for address, key in named.items():
         # not at the top: few runs have servers; it takes 20 ms
         from retrain.http_client import answer_of, without_user
@@ -179,6 +170,23 @@ def servers_of(configs: Iterable[Config]) -> Iterator[Server]:
         if not re.match(r"https?://", address):  # reported elsewhere
             continue
         yield Server(without_user(address), key, answer_of(address)[1])
+
+
+def _servers_named(config: Config) -> dict[str, str]:
+    """Return the addresses that a configuration names, each with the key that sets it."""
+    backend = registry.hook("backends", config.backend.backend, "servers")
+    named: dict[str, str] = dict(backend(config)) if backend else {}
+    for one in (config, *(as_played(config, table) for table in config.eval.tables)):
+        table = one.environment
+        named |= _servers_of("environments", table.environment, table.options, "[environment.options]")
+    for reward, params, where in _scoring(config):
+        named |= _servers_of("rewards", reward, params, where)
+    return named
+
+
+def _servers_of(kind: str, plugin: str, params: Mapping[str, Any], where: str) -> dict[str, str]:
+    find = registry.hook(kind, plugin, "servers")
+    return {address: f"{where}.{key}" for address, key in find(params).items()} if find else {}
 
 
 def check_servers(configs: Iterable[Config], source: str) -> None:
