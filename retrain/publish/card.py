@@ -194,7 +194,7 @@ def _provenance(subject: Subject) -> Iterator[str]:
         "campaign": plain(choice.campaign.id),
         "run": f"{plain(run.run_id)}: condition {plain(run.condition)}, seed {run.seed}",
         "configuration hash": config.run.config_hash if config.run else "",
-        "git commit": f"{git.commit}{' (with uncommitted changes)' * git.is_dirty}" if git else "",
+        "git commit": str(git or ""),
         "trained by": f"retrain {manifest.package_version}" if manifest else "",
         "software": "; ".join(software),
         "SHA-256 of the trained weights": subject.digest,

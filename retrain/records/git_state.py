@@ -15,6 +15,9 @@ class GitState:
     commit: str
     is_dirty: bool  # whether tracked files differ from it
 
+    def __str__(self) -> str:
+        return self.commit + " (with uncommitted changes)" * self.is_dirty
+
 
 def git_state(directory: Path) -> GitState | None:
     """Return a directory's git state; None outside a repository, without git, or if git takes too long."""

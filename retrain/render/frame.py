@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from operator import attrgetter
 
 from rich.cells import cell_len, set_cell_size
@@ -188,12 +188,14 @@ def matrix(campaign: CampaignStatus, width: int, height: int, glyphs: Glyphs) ->
     cell, shown, heads = _seed_columns(seeds, width - name_width - 2, glyphs)
     lines = [Text(set_cell_size("  seed", name_width + 2) + heads, style="dim")]
     fitting = len(conditions) if len(conditions) < height else height - 2
+
+    def mark(name: str, seed: int | None) -> tuple[str, str]:
+        glyph, style = state_cell(cells.get((name, seed)), glyphs)
+        return " " * (cell - 1) + glyph, style
+
     for name in conditions[:fitting]:
-        line = Text("  " + _shortened(name, name_width, glyphs))
-        for seed in campaign.seeds[:shown]:
-            glyph, style = state_cell(cells.get((name, seed)), glyphs)
-            line.append(" " * (cell - 1)).append(glyph, style=style or None)
-        lines.append(line)
+        marks = [mark(name, seed) for seed in campaign.seeds[:shown]]
+        lines.append(Text.assemble("  " + _shortened(name, name_width, glyphs), *marks))
     if fitting < len(conditions):
         lines.append(Text(f"  and {len(conditions) - fitting} more conditions", style="dim"))
     return lines
@@ -253,7 +255,7 @@ def _run_lines(campaign: WatchedCampaign, begun: int, width: int, height: int, g
     fitting = begun if begun + (begun < len(runs)) < height else max(0, height - 2)
     shown, hidden = runs[:fitting], runs[fitting:]
     curves = [value for run in runs for value in (*run.rewards[:1], *run.rewards[-1:])]
-    curves += [value for run in shown for value in run.rewards]
+    curves += chain.from_iterable(run.rewards for run in shown)
     scale = (min(curves, default=0.0), max(curves, default=1.0))  # one for all: lines can be compared
     lines = _table(shown, width, scale, glyphs) if shown else []
     rest = Text(f"  and {counts_of(run.row.state for run in hidden)}", style="dim")

@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from operator import itemgetter
 from typing import Any
 
 from retrain import extras
@@ -173,8 +174,8 @@ def final_chart(found: MetricComparison) -> Chart:
     limits = range_of(found.metric, min(values), max(values))
     means = [_mean(side, limits) for side in found.sides if side.values]
     intervals = [row for row in means if "l" in row]
-    shown = [*values, *(row[end] for row in intervals for end in "lh")]
-    cut = ", clipped to the range of the metric" if any(row.get("cut") for row in means) else ""
+    shown = [*values, *map(itemgetter("l"), intervals), *map(itemgetter("h"), intervals)]
+    cut = ", clipped to the range of the metric" * any(map(itemgetter("cut"), intervals))
     line = f" Line: its 95 % interval{cut}." if intervals else ""
     rule = {"type": "rule", "color": INK, "strokeWidth": 1.4}
     tick = {"type": "tick", "thickness": 3, "size": 20, "color": INK}

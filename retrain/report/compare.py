@@ -145,17 +145,18 @@ def _metric(name: str, sides: Sequence[Side], moment: Moment, *, paired: bool) -
     gaps = [difference_of(found[0], other, paired=paired) for other in found[1:]]
     are_alike = [_are_alike(name, results[0], other) for other in results[1:]]
     adjusted = holm([gap.p if alike else None for gap, alike in zip(gaps, are_alike, strict=True)])
-    judged = []
-    for side, gap, p, alike in zip(sides[1:], gaps, adjusted, are_alike, strict=True):
+
+    def judge(side: Side, gap: Difference, p: float | None, alike: bool) -> Judged:
         verdict = _verdict(gap, p) if alike else Verdict.OTHER_STEPS
         questions = by_question(sides[0], side, name, moment) if alike and paired else None
-        judged.append(Judged(side.label, gap, p, verdict, questions))
+        return Judged(side.label, gap, p, verdict, questions)
+
     return MetricComparison(
         metric=name,
         how=describe(name, moment),
         higher_is_better=is_higher_better(name),
         sides=results,
-        differences=tuple(judged),
+        differences=tuple(map(judge, sides[1:], gaps, adjusted, are_alike)),
     )
 
 
@@ -203,13 +204,14 @@ def _verdict(gap: Difference, p: float | None) -> Verdict:
 
 def _costs(sides: Sequence[Side], moment: Moment) -> tuple[Cost, ...]:
     """Return what a run of each side cost; none if no price is known."""
-    counted = [[run.cost_usd for run in side.runs if moment.has(run)] for side in sides]
-    known = [[cost for cost in costs if cost is not None] for costs in counted]
-    means = [math.fsum(costs) / len(costs) if costs else None for costs in known]
-    first = next(iter(means), None)
-    dearer = [None if mean is None or first is None else mean - first for mean in means]
-    found = zip(sides, known, means, dearer, strict=True)
-    return tuple(Cost(side.label, len(costs), mean, more) for side, costs, mean, more in found) * any(known)
+    first, costs = None, []
+    for side in sides:
+        known = [run.cost_usd for run in side.runs if moment.has(run) and run.cost_usd is not None]
+        mean = math.fsum(known) / len(known) if known else None
+        first = mean if side is sides[0] else first
+        more = None if mean is None or first is None else mean - first
+        costs.append(Cost(side.label, len(known), mean, more))
+    return tuple(costs) if any(cost.runs for cost in costs) else ()
 
 
 def cost_lines(comparison: Comparison) -> Iterator[str]:

@@ -148,9 +148,12 @@ def describe(found: Sequence[Curve], bins: Bins) -> str:
     line = f"Line: mean over {seeds} seeds" if seeds > 1 else "Line: one seed"
     each = f", each point over {bins.width} steps" if bins.width > 1 and not is_sparse(found) else ""
     thin = " Thin lines: the seeds." if any(len(one.each) for one in found) else ""
+    return f"{line}{each}.{thin}{_band_shown(found) if has_band(found) else ''}{_without_mean(found)}"
+
+
+def _without_mean(found: Sequence[Curve]) -> str:
     failed = ", ".join(one.condition for one in found if len(one.each) and not has_mean(one))
-    none = f" All runs of {failed} failed: no mean." if failed else ""
-    return f"{line}{each}.{thin}{_band_shown(found) if has_band(found) else ''}{none}"
+    return f" All runs of {failed} failed: no mean." if failed else ""
 
 
 def _band_shown(found: Sequence[Curve]) -> str:

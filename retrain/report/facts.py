@@ -55,12 +55,10 @@ def provenance(campaign: CampaignRecord) -> Sequence[tuple[str, str]]:
     """Return pairs of name and value; a dash where the records lack it."""
     facts = {"campaign": campaign.id}
     if manifest := campaign.manifest:
-        git = manifest.git
-        changed = " (with uncommitted changes)" if git and git.is_dirty else ""
         facts |= {
             "retrain": plain(manifest.package_version),
             "Python": plain(manifest.python),
-            "git commit": plain(git.commit) + changed if git else "",
+            "git commit": plain(str(manifest.git or "")),
             "started on": plain(manifest.host),
             "started": plain(manifest.started_at),
             "ended": plain(manifest.ended_at),

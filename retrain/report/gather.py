@@ -11,7 +11,7 @@ import math
 import sys
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, MutableSequence
+from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from pathlib import Path
@@ -154,14 +154,7 @@ def _read(directory: Path, *, with_rows: bool = True) -> CampaignRecord:
         if is_edited(run.config):
             problems.append(f"{run.run_id}: run.toml was changed after it was planned, and is left out")
             runs[i] = replace(run, config={})
-    problems += left_out(runs)
-    problems += [f"{run.run_id}: {run.unscored}" for run in runs if run.unscored]
-    problems += [f"{run.run_id}: {run.mismatch_rise}" for run in runs if run.mismatch_rise]
-    problems += [
-        f"{run.run_id}: {run.columns.skipped_lines} lines of metrics.jsonl could not be read and are left out"
-        for run in runs
-        if run.columns.skipped_lines
-    ]
+    problems += _problems_of(runs)
     given = RunFiles(directory).run_toml if is_single_run(directory) else files.campaign_toml
     return CampaignRecord(
         id=plain(directory.resolve().name, _NAME_LIMIT),
@@ -172,6 +165,16 @@ def _read(directory: Path, *, with_rows: bool = True) -> CampaignRecord:
         runs=tuple(runs),
         problems=tuple(plain(problem, 500) for problem in problems),
     )
+
+
+def _problems_of(runs: Sequence[RunHistory]) -> Iterator[str]:
+    yield from left_out(runs)
+    yield from (f"{run.run_id}: {run.unscored}" for run in runs if run.unscored)
+    yield from (f"{run.run_id}: {run.mismatch_rise}" for run in runs if run.mismatch_rise)
+    for run in runs:
+        if skipped := run.columns.skipped_lines:
+            what = "lines of metrics.jsonl could not be read and are left out"
+            yield f"{run.run_id}: {skipped} {what}"
 
 
 def _with_manifest(files: CampaignFiles) -> CampaignFiles:
