@@ -111,11 +111,11 @@ def _scores(name: str, table: Table) -> str:
     with contextlib.closing(scorer), contextlib.closing(calls):
         scores = calls.wait_for(scorer.score_all(answers))
     known = [score for score in scores if score.value is not None]
-    if odd := [score.value for score in known if not np.isfinite(score.value or 0.0)]:
-        return f"returned {odd[0]}; a reward is a finite number"
-    if refused := [score.message for score in range_of(name).keep(known) if score.value is None]:
-        return refused[0]
-    return "" if known else f"scored none of {len(answers)} completions"
+    for score in known:
+        if not np.isfinite(score.value or 0.0):
+            return f"returned {score.value}; a reward is a finite number"
+    refused = (score.message for score in range_of(name).keep(known) if score.value is None)
+    return next(refused, "" if known else f"scored none of {len(answers)} completions")
 
 
 def _confines(name: str, table: Table) -> str:

@@ -32,13 +32,9 @@ def form_of(text: Text, schemas: Sequence[Mapping[str, Any]]) -> CallForm:
     same = takewhile(lambda pair: pair[0] == pair[1], zip(shown, with_call, strict=False))
     written = with_call[len(list(same)) :]
     for place, value in _values(written):
-        one = value[0] if isinstance(value, list) and value else value
-        if isinstance(one, dict) and isinstance(one.get("function"), dict):
-            one = one["function"]
-        keys = {key: kind for key, given in _items(one) if (kind := _kind(given))}
-        if sorted(keys.values()) == ["arguments", "name"]:
-            by_kind = {kind: key for key, kind in keys.items()}
-            return CallForm(text.without_special(written[:place]).strip(), **by_kind)
+        keys = {kind: key for key, given in _call_in(value).items() if (kind := _kind(given))}
+        if sorted(keys) == ["arguments", "name"]:
+            return CallForm(text.without_special(written[:place]).strip(), **keys)
     raise form_refused("does not write calls of functions as JSON with a name and arguments")
 
 
@@ -52,8 +48,12 @@ def _values(text: str) -> Iterator[tuple[int, Any]]:
                 continue
 
 
-def _items(value: Any) -> Iterator[tuple[str, Any]]:
-    return iter(value.items() if isinstance(value, dict) else ())
+def _call_in(value: Any) -> dict[str, Any]:
+    """Return the object that may be a call: a value itself, or the first of a list, or its `function`."""
+    one = value[0] if isinstance(value, list) and value else value
+    if not isinstance(one, dict):
+        return {}
+    return one["function"] if isinstance(one.get("function"), dict) else one
 
 
 def _kind(given: Any) -> str:

@@ -14,7 +14,7 @@ from retrain.plan.decidable import undecidable
 from retrain.plan.matrix import Plan
 from retrain.records.decision import Decision, ending_of, final_value, verdict_of
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.looks import ADDED, append_round, begin_design, known_looks, read_looks
+from retrain.records.looks import ADDED, Looks, Round, append_round, begin_design, known_looks, read_looks
 from retrain.records.manifest import RunEntry
 from retrain.records.run_state import RunState
 from retrain.records.spending import read_spending
@@ -74,13 +74,17 @@ class Rounds:
         is_spent = self._is_spent(table, begun)
         seconds = self._seconds(done) if table.allocate == "auto" else {}
         found = decide(plan, table, ended, begun, is_spent=is_spent, known=known, seconds=seconds)
-        if found.rounds and not known.design:
-            begin_design(self._looks, self._plan.design, known.changes)
-        for one in found.rounds:
-            append_round(self._looks, one)
+        self._record(found.rounds, known)
         self._roll_up.decided(found.decision, found.wanted | begun | climbed)
         self._tell(found.decision)
         return found.wanted
+
+    def _record(self, rounds: Sequence[Round], known: Looks) -> None:
+        """Write what was looked at, after what is known."""
+        if rounds and not known.design:
+            begin_design(self._looks, self._plan.design, known.changes)
+        for one in rounds:
+            append_round(self._looks, one)
 
     def due(self, over: Collection[str]) -> Mapping[str, float | None] | None:
         """Return the values from which the search's sampler proposes further conditions; None if not yet."""

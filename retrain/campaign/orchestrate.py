@@ -137,8 +137,7 @@ class CampaignRun:
             raise
         if not self._supervisor.is_stopping and rounds.due(self._gone) is not None:
             return None
-        finished = [run for run in self.plan.runs if states[run.run_id] is RunState.DONE]
-        return self._outcome(self._supervisor, lock, roll_up, finished, forecaster)
+        return self._outcome(self._supervisor, lock, roll_up, states, forecaster)
 
     def _opened(self, lock: HeldLock, origin: Provenance) -> Launcher:
         where = working_directories(self._files, origin)[0]
@@ -174,17 +173,17 @@ class CampaignRun:
         supervisor: Supervisor,
         lock: HeldLock,
         roll_up: RollUp,
-        finished: Sequence[RunPlan],
+        before: Mapping[str, RunState],
         forecaster: Forecaster,
     ) -> CampaignOutcome:
-        """Complete the records; `finished` are the runs that were done before."""
+        """Complete the records; runs were in the states `before`."""
         if not lock.is_in_place:
             raise RecordsError(
                 f"{self.directory}: was removed or replaced while the campaign ran; its runs were "
                 "asked to stop, and their records are lost unless you restore the directory"
             )
-        say = self.notice
-        deliver_missing(finished, self.files_of, roll_up, say, lambda: self._asked_to_stop > 0)
+        finished = [run for run in self.plan.runs if before[run.run_id] is RunState.DONE]
+        deliver_missing(finished, self.files_of, roll_up, self.notice, lambda: self._asked_to_stop > 0)
         states = self._states(roll_up)
         # workers may have ended before they wrote a record
         states |= {r: e.state for r, e in self._endings.items() if states[r] is RunState.PENDING}

@@ -7,7 +7,7 @@ changed by hand and is not trusted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -66,21 +66,28 @@ def reconcile(
     recorded |= _not_needed_yet(plan, recorded, files_of, may_be_new)
     found = _compare(plan, recorded, files_of, is_same_file=is_same_file)
     found = replace(found, changes=(*redesigned, *found.changes))
-    alive = [run_id for run_id in recorded if found.changes and is_held(files_of(run_id).lock)]
+    if found.changes:
+        alive = [run_id for run_id in recorded if is_held(files_of(run_id).lock)]
+        _require_accepted(files, found.changes, alive, accept_changes=accept_changes)
+    return found
+
+
+def _require_accepted(
+    files: CampaignFiles, changes: Sequence[str], alive: Sequence[str], *, accept_changes: bool
+) -> None:
     if alive:
         raise ConfigError(
             f"{files.campaign_toml}: changed while {first_of(alive)} still run as it was before; "
             f"undo the change, or end them first with `retrain stop {as_typed(files.directory)}`"
         )
-    if found.changes and not accept_changes:
+    if not accept_changes:
         raise ConfigError(
             [
                 f"{files.campaign_toml}: results would differ from how this campaign began:",
-                *(f"  {change}" for change in found.changes),
+                *(f"  {change}" for change in changes),
                 "undo the change, start a new campaign with it, or resume with --accept-config-change",
             ]
         )
-    return found
 
 
 def _manifest(files: CampaignFiles) -> Manifest | None:

@@ -97,7 +97,7 @@ def vllm_server(
     line = [
         _executable(command[0]) or command[0], *command[1:], "serve", model,
         "--host", "127.0.0.1", "--port", "{port}",
-        *(["--revision", revision] if revision else []),
+        *("--revision", revision) * bool(revision),
         "--dtype", dtype,
         "--enable-lora", "--max-lora-rank", str(rank), "--max-loras", str(ADAPTERS),
         "--max-cpu-loras", str(4 * ADAPTERS),
@@ -105,7 +105,7 @@ def vllm_server(
         "--generation-config", "vllm",  # the model's own would add top_k and penalties
         "--disable-uvicorn-access-log",  # so that its last lines say why it crashed
         *device,
-        *(["--enable-sleep-mode"] if sleeps else []),
+        *("--enable-sleep-mode",) * sleeps,
         *arguments,
     ]  # fmt: skip
     developer = DEVELOPER if sleeps else {}

@@ -52,11 +52,11 @@ def _key_problem(run: str, function: Callable[..., Any], config: Mapping[str, An
         return ""
     own = [p.name for p in known if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)][len(GIVEN) :]
     unknown = [key for key in config if key not in own]
-    if unknown and not any(p.kind is p.VAR_KEYWORD for p in known):
+    if unknown and all(p.kind is not p.VAR_KEYWORD for p in known):
         others = f"it takes {', '.join(own) or 'none'}"
         return f"config: {run!r} has no key {unknown[0]!r}; {registry.hint(unknown[0], own, others)}"
-    needed = registry.needed_by(function)
-    lacking = ", ".join(name for name in own if name in needed and name not in config)
+    needed = set(own) & set(registry.needed_by(function)) - config.keys()
+    lacking = ", ".join(sorted(needed, key=own.index))
     return f"config: {run!r} needs {lacking}, which the table does not give" if lacking else ""
 
 

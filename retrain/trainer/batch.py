@@ -7,7 +7,7 @@ only if a KL term or an entropy bonus gives them a gradient. Unscored rollouts e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -138,12 +138,7 @@ class Algorithm:
         scope, _, unit = self.normalization.rpartition("_")
         informative = np.any(advantages != 0, axis=1)
         is_counted = batch.scored & (informative[:, None] | (not scope))
-        counted = [
-            (group, advantages[group, number], rollout)
-            for group, number in np.argwhere(is_counted).tolist()
-            for rollout in batch.groups[group].rollouts[number].samples
-            if rollout.tokens and not (self.mask_truncated and rollout.truncated)
-        ]
+        counted = list(self._counted(batch, advantages, is_counted))
         rollouts = [rollout for _, _, rollout in counted]
         weigh = self._weights(unit, rollouts)
         bonus = weigh if scope else self._weights("token", rollouts)
@@ -151,7 +146,7 @@ class Algorithm:
         return [
             TrainingSample(
                 rollout,
-                self.reweigh(rollout, float(advantage), progress)
+                self.reweigh(rollout, advantage, progress)
                 if informative[group]
                 else np.zeros(len(rollout.tokens)),
                 weigh(rollout),
@@ -160,6 +155,15 @@ class Algorithm:
             )
             for group, advantage, rollout in trained
         ]
+
+    def _counted(
+        self, batch: ScoredBatch, advantages: Floats, is_counted: NDArray[np.bool_]
+    ) -> Iterator[tuple[int, float, Rollout]]:
+        """Iterate over the samples that the loss counts, each with its group and its advantage."""
+        for group, number in np.argwhere(is_counted).tolist():
+            for rollout in batch.groups[group].rollouts[number].samples:
+                if rollout.tokens and not (self.mask_truncated and rollout.truncated):
+                    yield group, float(advantages[group, number]), rollout
 
     def _weights(self, unit: str, rollouts: Sequence[Rollout]) -> Callable[[Rollout], float]:
         if unit == "token":

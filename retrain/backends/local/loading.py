@@ -157,9 +157,13 @@ def load(spec: BackendSpec, options: LocalOptions, device: torch.device, seed: i
     with fitting(model):
         causal.to(device)
         causal.eval()
+    return Policy(causal, adapters, causal.base_model, _context(config)), tokenizer
+
+
+def _context(config: Any) -> int:
+    """Return the longest text that a model takes, in tokens."""
     text = config.get_text_config()
-    context = next((int(n) for name in CONTEXT if (n := getattr(text, name, None))), 2**31 - 1)
-    return Policy(causal, adapters, causal.base_model, context), tokenizer
+    return next((int(n) for name in CONTEXT if (n := getattr(text, name, None))), 2**31 - 1)
 
 
 def _weights(options: LocalOptions, dtype: torch.dtype, device: torch.device, source: dict[str, Any]) -> Any:

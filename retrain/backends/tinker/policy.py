@@ -128,9 +128,8 @@ class TinkerBackend:
         data = await self._data(samples, wanted)
         if len(self.session.since) >= self._options.replay_steps:
             await self.session.save()
-        on_policy = not (wanted.is_supervised and linear is None) and all(
-            s.rollout.policy_version == self.session.version for s in samples
-        )
+        on_policy = linear is not None or not wanted.is_supervised
+        on_policy &= {s.rollout.policy_version for s in samples} == {self.session.version}
         outcome = await self.session.update(
             Update(data, wanted, self._adam(optimization), optimization.is_last)
         )

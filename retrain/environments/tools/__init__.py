@@ -129,15 +129,7 @@ class ToolBox:
         return read.encode(errors="replace").decode(), is_error  # half a character cannot be tokenized
 
     async def _result(self, call: Call) -> Any:
-        if call.problem:
-            raise ToolError(call.problem)
-        tool = self.tools.get(call.name)
-        if tool is None:
-            raise ToolError(f"there is no function {call.name!r}; there is {', '.join(self.tools)}")
-        names = tool.parameters
-        if len(call.positional) > len(names) or call.arguments.keys() & set(names[: len(call.positional)]):
-            raise ToolError(f"{call.name}: takes {', '.join(names) or 'nothing'}, each once")
-        arguments = tool.bound({**dict(zip(names, call.positional, strict=False)), **call.arguments})
+        tool, arguments = self._bound(call)
         try:
             async with asyncio.timeout(self._limit_s):
                 outcome = await (
@@ -155,6 +147,18 @@ class ToolBox:
         if isinstance(outcome, ToolError):
             raise outcome
         return outcome
+
+    def _bound(self, call: Call) -> tuple[Tool, dict[str, Any]]:
+        """Return the function that is called, and its arguments; a ToolError if the call is wrong."""
+        if call.problem:
+            raise ToolError(call.problem)
+        tool = self.tools.get(call.name)
+        if tool is None:
+            raise ToolError(f"there is no function {call.name!r}; there is {', '.join(self.tools)}")
+        names = tool.parameters
+        if len(call.positional) > len(names) or call.arguments.keys() & set(names[: len(call.positional)]):
+            raise ToolError(f"{call.name}: takes {', '.join(names) or 'nothing'}, each once")
+        return tool, tool.bound({**dict(zip(names, call.positional, strict=False)), **call.arguments})
 
     def _add(self, path: str) -> str:
         """Add a function; return what is wrong with it, "" if nothing."""

@@ -84,8 +84,7 @@ def run(
         remove(own)
         return {"fault": f"no further program: {error}"}
     finally:
-        for fd in fds:
-            os.close(fd)
+        close(fds)
     theirs.close()
     with ours:
         confined, told, _, _ = socket.recv_fds(ours, 1, 2)
@@ -96,8 +95,7 @@ def run(
     left = 0 if setup["mounts"] else end_children()  # a process namespace ends by itself
     is_full = watch.is_full() or any(map(has_no_room, mounted))
     remove(own)
-    for fd in told:
-        os.close(fd)
+    close(told)
     if not confined:
         return {"fault": "a program could not be confined"}
     broke = faults(code, is_full=is_full, left=left)
@@ -262,6 +260,12 @@ def remove(folder: str) -> None:
         opens = ["true"] if os.path.islink(folder) else ["chmod", "-R", "u+rwx", folder]  # noqa: PTH114
         for command in (opens, ["rm", "-rf", "--", folder]):
             subprocess.run(command, timeout=CLEANUP_S, check=False)
+
+
+def close(fds: Sequence[int]) -> None:
+    """Close descriptors."""
+    for fd in fds:
+        os.close(fd)
 
 
 def close_all_but(fds: Sequence[int]) -> None:
