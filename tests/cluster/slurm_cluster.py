@@ -15,10 +15,10 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from tests.cluster.ports import free_ports
+from tests.cluster.processes import command_of, environment_of, kill, running
 from tests.cluster.waiting import await_that
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol", "srun")
@@ -128,10 +128,10 @@ class Cluster:
 
     def stop(self) -> None:
         """End everything, jobs first."""
-        self._kill(self.job_processes())
+        kill(self.job_processes())
         for name in reversed(list(self._daemons)):
             self._end(name)
-        self._kill(self.job_processes())
+        kill(self.job_processes())
 
     def start_controller(self, *arguments: str) -> None:
         """Start slurmctld; with `-c` it forgets all that was, and counts jobs where nodes remember none."""
@@ -159,7 +159,7 @@ class Cluster:
         self._spawn("unshare", "-m", "-u", "bash", "-c", script, name=STRANGER)
         said = self.home / f"{STRANGER}.out"
         try:
-            await_that("idle stranger", lambda: self._state(STRANGER) == "idle")
+            await_that("idle stranger", lambda: self._states().get(STRANGER) == "idle")
         except TimeoutError as error:
             raise TimeoutError(f"{error}; it needs root and /dev/fuse: {said.read_text()[-500:]}") from error
 
@@ -168,7 +168,7 @@ class Cluster:
         self.kill_node(STRANGER)
         pid = self.home / "bindfs.pid"
         if pid.exists():
-            self._kill([int(pid.read_text())])
+            kill([int(pid.read_text())])
             pid.unlink()
 
     def as_stranger(self, *command: str) -> list[str]:
@@ -179,12 +179,12 @@ class Cluster:
         """End a node with all that runs there, as a power cut does; gives the processes of jobs."""
         killed = self.job_processes(node)
         self._end(node, signal.SIGKILL)
-        self._kill(killed)
+        kill(killed)
         return killed
 
     def repair(self) -> None:
         """Start what was killed, end what still runs, and wait until all nodes are idle."""
-        self._kill(self.job_processes())
+        kill(self.job_processes())
         if "slurmctld" not in self._daemons:  # it would wait for jobs whose end it missed
             self.start_controller("-c")
         self.run("scancel", "--quiet", "-u", str(os.getuid()))
@@ -197,10 +197,11 @@ class Cluster:
         """Wait until every node is there and has nothing to do."""
 
         def idle() -> bool:
+            states = self._states()
             for node in NODES:  # a controller that was killed may start a task twice, and shut that node out
-                if self._state(node).startswith(("drain", "down")):
+                if states.get(node, "").startswith(("drain", "down")):
                     self.run("scontrol", "update", f"nodename={node}", "state=resume")
-            return {self._state(node) for node in NODES} == {"idle"}
+            return {states.get(node) for node in NODES} == {"idle"}
 
         try:
             await_that("four idle nodes", idle, IDLE_S)
@@ -209,8 +210,9 @@ class Cluster:
                 self.run("scontrol", "update", f"nodename={node}", "state=down", "reason=missed")
             await_that(f"four idle nodes after {self.run('sinfo', '-N', '-l').stdout}", idle, IDLE_S)
 
-    def _state(self, node: str) -> str:
-        return self.run("sinfo", "-h", "-N", "-n", node, "-o", "%T").stdout.split("\n")[0]
+    def _states(self) -> dict[str, str]:
+        lines = self.run("sinfo", "-h", "-N", "-o", "%N %T").stdout.splitlines()
+        return dict(line.split(maxsplit=1) for line in lines)
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Run one of Slurm's commands."""
@@ -220,17 +222,20 @@ class Cluster:
 
     def job_processes(self, node: str = "") -> list[int]:
         """List processes that this Slurm started for jobs (on a node), with those that watch over them."""
-        found = set()
-        for pid, variables in _environments():
-            ours = f"SLURM_CONF={self.conf}" in variables
-            job = next((v.partition("=")[2] for v in variables if v.startswith("SLURMD_NODENAME=")), "")
-            if ours and job and (not node or job == node):
-                found |= {pid, *_stepd_above(pid)}
+        found = {above for pid in self._of_jobs(node) for above in (pid, *_stepd_above(pid))}
         return sorted(found - {os.getpid()})
 
     def workers(self, node: str = "") -> list[int]:
         """List the workers that run on the nodes, or on one."""
-        return [pid for pid in self.job_processes(node) if "retrain.worker" in _command(pid)]
+        return list(self._of_jobs(node, "retrain.worker"))
+
+    def _of_jobs(self, node: str, program: str = "") -> Iterator[int]:
+        for pid in running(program):
+            variables = environment_of(pid)
+            ours = f"SLURM_CONF={self.conf}" in variables
+            job = next((v.partition("=")[2] for v in variables if v.startswith("SLURMD_NODENAME=")), "")
+            if ours and job and (not node or job == node):
+                yield pid
 
     def _spawn(self, program: str, *arguments: str, name: str = "") -> None:
         found = _find(program)
@@ -257,25 +262,9 @@ class Cluster:
             daemon.kill()
             daemon.wait()
 
-    @staticmethod
-    def _kill(pids: list[int]) -> None:
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
 
 def _find(program: str) -> str | None:
     return shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
-
-
-def _environments() -> Iterator[tuple[int, list[str]]]:
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                data = (entry / "environ").read_bytes()
-            except OSError:
-                continue
-            yield int(entry.name), data.decode(errors="replace").split("\0")
 
 
 def _stepd_above(pid: int) -> list[int]:
@@ -284,11 +273,4 @@ def _stepd_above(pid: int) -> list[int]:
     except OSError:
         return []
     parent = int(fields[1])
-    return [parent] if "slurmstepd" in _command(parent) else []
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
+    return [parent] if "slurmstepd" in command_of(parent)[0] else []

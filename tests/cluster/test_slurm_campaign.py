@@ -39,7 +39,8 @@ def test_a_harmed_cluster_gives_what_one_machine_gives(
     slurm: Cluster, retrain: Start, tmp_path: Path
 ) -> None:
     (tmp_path / "both.toml").write_text(SLURM_TOML + CONDITIONS + BROKEN)
-    local = retrain("run", "both.toml", "--set", "logging.log_dir=alone", "--set", "campaign.max_workers=3")
+    inline = ("--set", 'campaign.launcher="inline"')
+    local = retrain("run", "both.toml", *inline, "--set", "logging.log_dir=alone")
     with counting_runs(tmp_path / "logs") as counts:
         submitting = retrain("run", "both.toml", *SLURM)
         await_that("workers on three nodes", lambda: len(slurm.workers()) == WORKERS)

@@ -9,7 +9,7 @@ PATIENCE_S = 900.0  # a busy machine starts a Ray in more than a minute, and run
 
 
 def await_that(
-    what: str, is_so: Callable[[], object], patience_s: float = PATIENCE_S, every_s: float = 0.1
+    what: str, is_so: Callable[[], object], patience_s: float = PATIENCE_S, every_s: float = 0.25
 ) -> None:
     """Wait for something that happens elsewhere, looking again and again.
 
