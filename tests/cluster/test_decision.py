@@ -1,4 +1,4 @@
-"""Campaigns that add seeds, or search: the same results on Slurm, on Ray and on this machine."""
+"""A search that then adds seeds to decide: the same results on Slurm, on Ray and on this machine."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from tests.cluster.campaigns import Start, finish, only_campaign
 from tests.cluster.ray_cluster import Cluster as RayCluster
 from tests.cluster.slurm_cluster import Cluster as Slurm
 from tests.cluster.waiting import await_that
-from tests.long.test_decision import DECISION, decision_of
 from tests.long.test_search import SEARCH, found_of
 
-TWO_CONDITIONS = DECISION.partition('[[campaign.conditions]]\nname = "alike"')[0]
+FEW = {
+    "[0.0, 0.1, 0.2, 0.3, 0.5]": "[0.0, 0.2, 0.5]",
+    "rungs = [2, 4]": "rungs = [2]",
+    "seeds = 6": "seeds = 4",
+}
 PARALLEL = ("--set", "campaign.parallel=true", "--set", "campaign.max_workers=3")
 ENGINES = """
 [campaign.slurm]
@@ -28,22 +31,23 @@ cpus = 0.5
 """
 
 
-def on_this_machine(file: Path, retrain: Start) -> Path:
-    """Run a campaign on this machine, and return its directory."""
-    logs = file.with_name(f"{file.stem}-alone")
-    code, said = finish(retrain("run", file, "--set", f"logging.log_dir={logs}"))
-    assert code == EXIT_DONE, said
-    return only_campaign(logs)
+def text() -> str:
+    """Return a search of six runs, whose decision adds seeds for its winner and its reference."""
+    found = SEARCH
+    for given, fewer in FEW.items():
+        assert given in found
+        found = found.replace(given, fewer)
+    return found + ENGINES
 
 
-def killed_on(engine: tuple[str, ...], file: Path, has_begun: str, retrain: Start) -> Path:
+def killed_on(engine: tuple[str, ...], file: Path, retrain: Start) -> Path:
     """Run it on an engine, and return its directory.
 
-    Its first orchestrator is killed when seven runs have a file, which is in a later round.
+    Its first orchestrator is killed when seven runs have begun: six are in the first round.
     """
     logs = file.with_suffix("")
-    started = retrain("run", file, "--set", f"logging.log_dir={logs}", *engine)
-    await_that("a later round", lambda: len(list(logs.glob(f"*/runs/*/{has_begun}"))) >= 7)
+    started = retrain("run", file, "--set", f"logging.log_dir={logs}", *engine, *PARALLEL)
+    await_that("a later round", lambda: len(list(logs.glob("*/runs/*/metrics.jsonl"))) >= 7)
     os.kill(started.pid, signal.SIGKILL)
     started.communicate()
     directory = only_campaign(logs)
@@ -54,21 +58,20 @@ def killed_on(engine: tuple[str, ...], file: Path, has_begun: str, retrain: Star
 
 
 def run_the_same(engine: tuple[str, ...], retrain: Start, tmp_path: Path) -> None:
-    """Check that an engine comes to the same verdicts, and the same winner of a search, as this machine."""
-    for name, text, found, has_begun in (
-        ("decision", TWO_CONDITIONS, decision_of, "done.json"),
-        ("search", SEARCH.replace("rungs = [2, 4]", "rungs = [2]"), found_of, "checkpoints/*-000002"),
-    ):
-        file = tmp_path / f"{name}.toml"
-        file.write_text(text + ENGINES)
-        expected = found(on_this_machine(file, retrain))
-        assert found(killed_on(engine, file, has_begun, retrain)) == expected
+    """Check that an engine comes to the same winner, and the same verdict on it, as this machine."""
+    file, logs = tmp_path / "search.toml", tmp_path / "alone"
+    file.write_text(text())
+    alone = retrain("run", file, "--set", f"logging.log_dir={logs}")
+    there = found_of(killed_on(engine, file, retrain))
+    code, said = finish(alone)
+    assert code == EXIT_DONE, said
+    assert there == found_of(only_campaign(logs))
 
 
 def test_slurm_runs_the_rounds(slurm: Slurm, retrain: Start, tmp_path: Path) -> None:
-    run_the_same(("--set", 'campaign.launcher="slurm"', *PARALLEL), retrain, tmp_path)
+    run_the_same(("--set", 'campaign.launcher="slurm"'), retrain, tmp_path)
 
 
 def test_ray_runs_the_rounds(ray: RayCluster, retrain: Start, tmp_path: Path) -> None:
     at = f"campaign.ray.address={ray.address}"
-    run_the_same(("--set", 'campaign.launcher="ray"', "--set", at, *PARALLEL), retrain, tmp_path)
+    run_the_same(("--set", 'campaign.launcher="ray"', "--set", at), retrain, tmp_path)
