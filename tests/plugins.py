@@ -41,10 +41,10 @@ def held(completion: str, prompt: Prompt, *, gate: str) -> float:
     return float(completion == prompt.answer)
 
 
-def slow_until(completion: str, prompt: Prompt, *, gate: str) -> float:
-    """Take a tenth of a second before somebody has made a file."""
+def slow_until(completion: str, prompt: Prompt, *, gate: str, wait_s: float = 0.1) -> float:
+    """Take some time before somebody has made a file."""
     if not Path(gate).exists():
-        time.sleep(0.1)
+        time.sleep(wait_s)
     return float(completion == prompt.answer)
 
 

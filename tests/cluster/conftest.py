@@ -61,7 +61,6 @@ def ray_nodes() -> Iterator[RayCluster]:
         patch.setenv("PYTHONPATH", str(ROOT))
         cluster = RayCluster(home)
         try:
-            cluster.start()
             yield cluster
         finally:
             cluster.stop()
@@ -69,16 +68,17 @@ def ray_nodes() -> Iterator[RayCluster]:
 
 
 @pytest.fixture
-def ray(ray_nodes: RayCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayCluster]:
-    """The cluster, idle and whole before each test and after it."""
+def ray(ray_nodes: RayCluster, monkeypatch: pytest.MonkeyPatch) -> RayCluster:
+    """The cluster, idle and whole before each test."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    yield ray_nodes
     ray_nodes.repair()
+    return ray_nodes
 
 
 @pytest.fixture(scope="module")
 def ray_stranger(ray_nodes: RayCluster) -> Iterator[RayCluster]:
     """The cluster with its stranger, for the tests of a file."""
+    ray_nodes.repair()
     ray_nodes.start_stranger()
     yield ray_nodes
     ray_nodes.kill(STRANGER)

@@ -12,14 +12,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
-
-import psutil
 
 from retrain.errors import EngineDownError
 from retrain.launchers.ray.client import Client
 from tests.cluster.ports import free_ports
+from tests.cluster.processes import environment_of, kill, running
 from tests.cluster.waiting import await_that
 
 HEAD = "127.0.0.2"
@@ -30,12 +30,22 @@ ALL = (*ADDRESSES, STRANGER, HEAD)
 MARK = "RAY_TEST_NODE"
 QUIET = {
     "RAY_DISABLE_IMPORT_WARNING": "1",
+    # of each node's agent, which has nothing to tell
     "REPORTER_UPDATE_INTERVAL_MS": "60000",  # looks at all processes
+    "EVENT_AGENT_REPORT_INTERVAL_SECONDS": "60",
+    "SCAN_EVENT_DIR_INTERVAL_SECONDS": "60",
+    "RAY_DASHBOARD_AGENT_CHECK_PARENT_INTERVAL_S": "5",
+    "RAY_task_events_report_interval_ms": "0",
+    "RAY_event_stats": "0",
+    "RAY_memory_monitor_refresh_ms": "0",
     "RAY_enable_metrics_collection": "0",
     # of workers for jobs without an environment, which ours are not
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
 }
+# A node that was killed is missed after five looks, one that lost its head ends after half a minute.
+HASTE = {"RAY_health_check_period_ms": "1000", "RAY_gcs_rpc_server_reconnect_timeout_s": "30"}
+FAIR = {"RAY_worker_niceness": "0"}  # by default workers wait for whatever else this machine does
 ASK_S = 0.5  # a head that starts has other things to do than to answer
 
 
@@ -59,16 +69,16 @@ class Cluster:
         """The nodes that the present head knows, except the stranger."""
         return [node for node in ADDRESSES if node in self._nodes and node not in self._forgotten]
 
-    def start(self) -> None:
-        """Start what does not run; returns when all nodes are there."""
+    def start(self, nodes: int = NODES) -> None:
+        """Start what does not run; returns when there are that many nodes beside the head."""
         if HEAD not in self._nodes:
             self.start_head()
-        while len(self.nodes) < NODES:  # one after the other: they share files below the head's directory
+        while len(self.nodes) < nodes:  # one after the other: they share files below the head's directory
             self._join(next(node for node in ADDRESSES if node not in self._nodes), '{"tinker": 2}')
 
     def start_stranger(self) -> None:
         """Start the stranger, alone with the resource `stranger`."""
-        self._join(STRANGER, '{"stranger": 2}', "unshare", "--mount")
+        self._join(STRANGER, '{"tinker": 2, "stranger": 2}', "unshare", "--mount")
 
     def hide(self, directory: Path) -> None:
         """Let the stranger see nothing in a directory."""
@@ -89,8 +99,7 @@ class Cluster:
     def _join(self, node: str, resources: str, *inside: str) -> None:
         await_that(f"the end of the former {node}", lambda: not self._is_there(node), every_s=ASK_S)
         options = (f"--address={HEAD}:{self._ports[0]}", "--num-cpus=4", f"--resources={resources}")
-        self._spawn(node, *options, inside=inside)
-        await_that(f"node {node}", lambda: self._is_there(node), every_s=ASK_S)
+        self._start(node, *options, inside=inside)
 
     def start_head(self) -> None:
         """Start the head; one that was killed has forgotten everything, for good."""
@@ -100,8 +109,7 @@ class Cluster:
         ports = dict(zip(("port", "dashboard-port", "ray-client-server-port"), self._ports, strict=True))
         options = [f"--{name}={port}" for name, port in ports.items()]
         options += ["--head", "--num-cpus=0", "--dashboard-host=127.0.0.1", f"--temp-dir={self.home}"]
-        self._spawn(HEAD, *options, "--no-monitor")  # which would scale a cluster of a cloud
-        await_that("the head", lambda: self._is_there(HEAD), every_s=ASK_S)
+        self._start(HEAD, *options, "--no-monitor")  # which would scale a cluster of a cloud
 
     def stop(self) -> None:
         """End everything, the nodes before the head."""
@@ -113,9 +121,8 @@ class Cluster:
         daemon = self._nodes.pop(node, None)
         self._forgotten.discard(node)
         while found := self.processes(node):
-            for process in found:
-                _kill(process)
-            psutil.wait_procs(found, timeout=5)
+            kill(found)
+            time.sleep(0.05)
         if daemon is not None:
             daemon.wait()
 
@@ -129,28 +136,35 @@ class Cluster:
                 self.client.stop(job.id)
         await_that("no worker", lambda: not self.workers())
 
-    def processes(self, *nodes: str) -> list[psutil.Process]:
-        """List the processes of nodes."""
-        return self._marked(psutil.process_iter(), nodes)
-
     def workers(self, *nodes: str) -> list[int]:
         """List the workers that run on any node, or on some."""
-        return [
-            process.pid for process in self._marked(filter(_is_worker, psutil.process_iter()), nodes or ALL)
-        ]
+        return self.processes(*(nodes or ALL), program="retrain.worker")
 
-    def _marked(self, processes: Iterable[psutil.Process], nodes: Sequence[str]) -> list[psutil.Process]:
-        marks = {str(self.home / node) for node in nodes}
-        return [process for process in processes if _variable(process, MARK) in marks]
+    def processes(self, *nodes: str, program: str = "") -> list[int]:
+        """List the processes of nodes, or those whose command line has a word."""
+        marks = {f"{MARK}={self.home / node}" for node in nodes}
+        return [pid for pid in running(program) if not marks.isdisjoint(environment_of(pid))]
 
     def _variables(self, node: str) -> dict[str, str]:
-        return {**os.environ, MARK: str(self.home / node), **QUIET}
+        return {**os.environ, MARK: str(self.home / node), **QUIET, **HASTE, **FAIR}
 
     def _is_there(self, node: str) -> bool:
         try:
             return any(f"node:{node}" in found for found in self.client.resources())
         except EngineDownError:
             return False
+
+    def _start(self, node: str, *arguments: str, inside: Sequence[str] = ()) -> None:
+        """Start a node; again if Ray gives up, as it does after half a minute on a busy machine."""
+        self._spawn(node, *arguments, inside=inside)
+
+        def is_there() -> bool:
+            if self._nodes[node].poll() is not None:
+                self.kill(node)
+                self._spawn(node, *arguments, inside=inside)
+            return self._is_there(node)
+
+        await_that(f"node {node}", is_there, every_s=ASK_S)
 
     def _spawn(self, node: str, *arguments: str, inside: Sequence[str] = ()) -> None:
         command = [
@@ -177,24 +191,3 @@ class Cluster:
                 cwd=self.home,
                 start_new_session=True,
             )
-
-
-def _variable(process: psutil.Process, name: str) -> str:
-    try:
-        return process.environ().get(name, "")
-    except (psutil.Error, OSError):
-        return ""
-
-
-def _is_worker(process: psutil.Process) -> bool:
-    try:
-        return "retrain.worker" in process.cmdline()
-    except psutil.Error:
-        return False
-
-
-def _kill(process: psutil.Process) -> None:
-    try:
-        process.kill()
-    except psutil.NoSuchProcess:
-        return

@@ -17,11 +17,10 @@ from retrain.locks.held import is_held
 from tests.cluster.campaigns import (
     Start,
     finish,
-    most_at_once,
     only_campaign,
     results,
 )
-from tests.cluster.ray_cluster import NODES, Cluster
+from tests.cluster.ray_cluster import FAIR, Cluster
 from tests.cluster.test_ray_campaign import RAY_TOML, on, settings_for
 from tests.cluster.waiting import PATIENCE_S, await_that
 
@@ -97,18 +96,13 @@ def test_a_python_that_nodes_do_not_have_is_found_in_the_logs(
     assert "/nowhere/python" in out
 
 
-def test_a_custom_resource_caps_the_runs_of_all_campaigns(ray: Cluster, retrain: Start, file: Path) -> None:
-    two_each = option("resources={tinker=2}")
-    both = [retrain("run", file, *on(ray), *two_each, "--set", f"logging.log_dir=logs{n}") for n in (1, 2)]
-    assert most_at_once(ray.workers, *both) <= NODES  # that have two of it each
-    assert [finish(campaign)[0] for campaign in both] == [0, 0]
-
-
 def test_a_cluster_of_this_machine_is_started_and_ended(
     retrain: Start, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local = ("--set", 'campaign.launcher="ray"', *option("address=local"))
     monkeypatch.setenv("HOME", str(file.parent))
+    for name, value in FAIR.items():
+        monkeypatch.setenv(name, value)
     code, said = finish(retrain("run", file, *local, "--set", "campaign.max_workers=2"))
     assert code == 0, said
     assert "starting a Ray cluster on this machine" in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,8 @@ import pytest
 from retrain.errors import EXIT_LAUNCH, EXIT_RUN_FAILED
 from retrain.launchers.ray.home import Home
 from retrain.semaphore import FileSemaphore
-from tests.cluster.campaigns import Start, attempts_of, counting_runs, finish, only_campaign, results
-from tests.cluster.ray_cluster import STRANGER, Cluster
+from tests.cluster.campaigns import Start, attempts_of, counting_runs, finish, only_campaign
+from tests.cluster.ray_cluster import NODES, STRANGER, Cluster
 from tests.cluster.test_ray_campaign import RAY_TOML, on
 
 pytestmark = pytest.mark.usefixtures("ray_stranger")
@@ -23,92 +24,77 @@ SHARED = (
 )
 
 
-def test_a_node_that_does_not_see_the_directory_is_named_as_the_reason(
+def test_a_node_that_does_not_see_the_directory_is_named_and_permits_are_shared_on_it_alone(
     ray: Cluster, retrain: Start, tmp_path: Path
 ) -> None:
-    (tmp_path / "unseen.toml").write_text(RAY_TOML)
+    (tmp_path / "lone.toml").write_text(RAY_TOML)
     there = ("campaign.ray.resources={stranger=1}", "campaign.seeds=[0]", "campaign.retries=0")
     ray.hide(tmp_path)
-    code, said = finish(retrain("run", "unseen.toml", *on(ray, *there)))
+    code, said = finish(retrain("run", "lone.toml", *on(ray, *SHARED, *there)))
     assert code == EXIT_RUN_FAILED
+    assert "all runs keep to it" in said, said
     assert "No such file or directory" in said, said
     assert "whether the nodes see that directory" in said
     campaign = only_campaign(tmp_path / "logs")
     assert attempts_of(campaign) == [0]
+    assert f"node:{STRANGER}" in Home(campaign).orders().options["resources"]
     ray.show(tmp_path)
     code, said = finish(retrain("resume", campaign))
     assert code == 0, said
     assert attempts_of(campaign) == [1]
+    assert not any(job.id.startswith(f"{campaign.name}.locks.") for job in ray.client.jobs())
+    assert (campaign / "permits" / "permits.json").exists()
 
 
-def nodes_of_test(ray: Cluster) -> list[str]:
-    """Return Ray's ids of the nodes on which locks were tested last."""
-    return [job.node for job in ray.client.jobs() if ".locks." in job.id][-2:]
+def nodes_of_tests(ray: Cluster, campaign: Path) -> list[set[str]]:
+    """Return Ray's ids of the nodes that ran the parts of each test of locks of a campaign."""
+    nodes = defaultdict(set)
+    for job in ray.client.jobs():
+        test, _, rank = job.id.rpartition("-")
+        if rank and test.startswith(f"{campaign.name}.locks."):
+            nodes[test].add(job.node)
+    return list(nodes.values())
 
 
-def test_permits_are_shared_with_other_campaigns_after_two_nodes_proved_that_locks_are(
+def test_permits_are_refused_until_two_nodes_prove_that_they_share_locks_and_a_resource_caps_runs(
     ray: Cluster, retrain: Start, tmp_path: Path
 ) -> None:
     (tmp_path / "shared.toml").write_text(RAY_TOML)
-    together = f"backend.throttle_dir={tmp_path / 'permits'}"
-    held = [0]
-    with counting_runs(tmp_path / "logs") as alive:
-        campaign = retrain("run", "shared.toml", *on(ray, *SHARED, together, "campaign.max_steps=40"))
-        while campaign.poll() is None:
-            if (tmp_path / "permits" / "permits.json").exists():
-                held.append(len(FileSemaphore.inspect(tmp_path / "permits").holders))
-            time.sleep(0.05)  # looking takes time from those who are looked at
-    code, said = finish(campaign)
-    assert code == 0, said
-    assert "two nodes test whether they see each other's file locks" in said
-    assert max(alive) == 2  # split, one permit would let one run go at a time
-    assert max(held) == 1
-    first, second = nodes_of_test(ray)
-    assert first != second
-    verdict = json.loads((only_campaign(tmp_path / "logs") / "ray" / "locks.json").read_text())
-    assert (verdict["problem"], str(tmp_path / "permits") in verdict["directories"]) == ("", True)
-
-
-def test_permits_are_refused_where_two_nodes_do_not_see_each_others_locks(
-    ray: Cluster, retrain: Start, tmp_path: Path
-) -> None:
-    (tmp_path / "refused.toml").write_text(RAY_TOML)
+    permits = tmp_path / "permits"
+    settings = (*SHARED, f"backend.throttle_dir={permits}", "campaign.ray.resources={tinker=2}")
     ray.unlock(tmp_path)
-    code, said = finish(retrain("run", "refused.toml", *on(ray, *SHARED)))
+    code, said = finish(retrain("run", "shared.toml", *on(ray, *settings)))
     assert code == EXIT_LAUNCH, said
     assert "could lock a file" in said
     assert 'permits = "split"' in said
-    assert attempts_of(only_campaign(tmp_path / "logs")) == [0, 0]
-
-
-def test_permits_are_refused_until_two_nodes_see_the_directory(
-    ray: Cluster, retrain: Start, tmp_path: Path
-) -> None:
-    (tmp_path / "seen.toml").write_text(RAY_TOML)
+    campaign = only_campaign(tmp_path / "logs")
+    ray.show(tmp_path)
     ray.hide(tmp_path)
-    code, said = finish(retrain("run", "seen.toml", *on(ray, *SHARED)))
+    code, said = finish(retrain("resume", campaign))
     assert code == EXIT_LAUNCH, said
     assert "two nodes could not test" in said
     assert "exit code 127" in said
     assert "Do all nodes see" in said
+    assert attempts_of(campaign) == [0, 0]
     ray.show(tmp_path)
-    code, said = finish(retrain("resume", only_campaign(tmp_path / "logs")))
-    assert code == 0, said
 
-
-def test_where_one_node_alone_is_large_enough_permits_are_shared_there(
-    ray: Cluster, retrain: Start, tmp_path: Path
-) -> None:
-    hidden = tmp_path / "hidden"
-    hidden.mkdir()
-    ray.hide(hidden)
-    (tmp_path / "lone.toml").write_text(RAY_TOML)
-    there = "campaign.ray.resources={stranger=1}"
-    code, said = finish(retrain("run", "lone.toml", *on(ray, *SHARED, there)))
-    assert code == 0, said
-    assert "all runs keep to it" in said
-    campaign = only_campaign(tmp_path / "logs")
-    assert f"node:{STRANGER}" in Home(campaign).orders().options["resources"]
-    assert not any(job.id.startswith(f"{campaign.name}.locks.") for job in ray.client.jobs())
-    assert (campaign / "permits" / "permits.json").exists()
-    assert {state for state, _ in results(campaign).values()} == {"done"}
+    held, most = [0], 0
+    both = [retrain("resume", campaign), retrain("run", "shared.toml", *on(ray, *settings))]
+    with counting_runs(tmp_path / "logs") as alive:
+        while any(one.poll() is None for one in both):
+            most = max(most, len(ray.workers()))
+            if (permits / "permits.json").exists():
+                held.append(len(FileSemaphore.inspect(permits).holders))
+            time.sleep(0.2)  # looking takes time from those who are looked at
+    for one in both:
+        code, said = finish(one)
+        assert code == 0, said
+        assert "two nodes test whether they see each other's file locks" in said
+    assert (
+        1 < max(alive) <= NODES + 1
+    )  # that have two of the resource; split, one permit would be for one run
+    assert most <= NODES + 1
+    assert max(held) == 1
+    assert [len(nodes) for nodes in nodes_of_tests(ray, campaign)] == [2, 2, 2]
+    verdict = json.loads((campaign / "ray" / "locks.json").read_text())
+    assert (verdict["problem"], str(permits) in verdict["directories"]) == ("", True)
