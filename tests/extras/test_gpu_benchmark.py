@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+import argparse
 from pathlib import Path
 
+import pytest
+
+from benchmarks.gpu import PARTS, measured
 from benchmarks.gpu_model import SIZES, Setup, save_model
-from benchmarks.gpu_parts import phases
+from benchmarks.gpu_parts import peaks, phases
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_every_part_measures_something_or_says_why_it_cannot() -> None:
-    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--small", "--json"]
-    command += ["--parts", "out_of_memory", "nvml"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    areas = {area["area"]: area for area in json.loads(done.stdout)}
-    measured = ["Model, and peaks of the device", "Out of memory"]
-    assert [area for area in areas if areas[area]["lines"]] == measured
-    assert areas["NVML"]["problem"] == "not measured: needs an NVIDIA GPU"
-    lines = {line["what"]: line for line in areas["Out of memory"]["lines"]}
-    assert lines["tokens at a time that fit"]["verdict"] == "met"
-    assert lines["its loss, apart from the other's"]["verdict"] == "met"
-
-
 def test_phases_are_measured_against_the_peaks(tmp_path: Path) -> None:
+    assert all(line.ours > 0 for line in peaks(Setup("cpu", SIZES["small"], tmp_path)))
     setup = Setup("cpu", SIZES["small"], tmp_path, peaks=(50.0, 5.0))
-    save_model(setup)
     lines = {line.what: line for line in phases(setup)}
     for phase in ("prefill", "decode, 64 rows", "train"):
         assert lines[phase].ours > 0
     assert 0 < lines["train: arithmetic, of the peak"].ours < 100
     assert 0 < lines["decode: bandwidth, of the peak"].ours < 100
     assert not any(line.limit for line in lines.values())  # goals are for a GPU
+
+
+def test_a_part_measures_in_a_process_of_its_own_or_says_why_it_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model(Setup("cpu", SIZES["small"], tmp_path))
+    arguments = ["--device", "cpu", "--size", "small", "--directory", str(tmp_path)]
+    options = argparse.Namespace(device="cpu", json="-")
+    parts = {part.name: part for part in PARTS}
+    monkeypatch.chdir(ROOT)
+    assert measured(parts["NVML"], arguments, options).problem == "not measured: needs an NVIDIA GPU"
+    out_of_memory = measured(parts["Out of memory"], arguments, options)
+    assert out_of_memory.problem == ""
+    lines = {line.what: line for line in out_of_memory.lines}
+    assert lines["tokens at a time that fit"].verdict == "met"
+    assert lines["its loss, apart from the other's"].verdict == "met"

@@ -53,7 +53,7 @@ def die(self, row):
 Journal.row = die
 sys.exit(worker.run(Path(sys.argv[1]), threading.Event()))
 """
-# Opens MLflow's logger for a run, and is killed at its second upgrade of the tables if told so.
+# Opens MLflow's logger for a run, and is killed at its second upgrade of the tables.
 OPEN_MLFLOW = """
 import os, sys
 from pathlib import Path
@@ -64,10 +64,10 @@ upgrades = []
 @event.listens_for(Engine, "before_cursor_execute")
 def count(connection, cursor, statement, *rest):
     upgrades.extend([statement] * statement.startswith("UPDATE alembic_version"))
-    if sys.argv[2] == "die" and len(upgrades) == 2:
+    if len(upgrades) == 2:
         os.kill(os.getpid(), 9)
-run = LoggedRun("c", "r_s0", "r", 0, 1, 0, Path(sys.argv[1]), {}, "")
-mlflow.open_here(run, tracking_uri="", experiment="")
+run = LoggedRun("c", "r_s0", "r", 0, 1, 0, Path(), {}, "")
+mlflow.open_here(run, tracking_uri=sys.argv[1], experiment="")
 """
 
 
@@ -176,13 +176,19 @@ def test_mlflow_draws_each_step_once_although_some_were_taken_twice(killed, key)
 
 
 @pytest.mark.filterwarnings("ignore:.*loader strategy is deprecated")
-def test_a_call_to_mlflow_that_fails_half_way_repeats_no_step_in_a_file_of_ones_own(tmp_path, monkeypatch):
+def test_a_kill_while_mlflow_makes_its_tables_and_a_call_that_fails_half_way_harm_no_later_one(
+    tmp_path, environment, monkeypatch
+):
     from retrain.loggers import LoggedRun, mlflow
 
-    run = LoggedRun("c", "r_s0", "r", 0, 1, 0, tmp_path, {}, "")
     file = tmp_path / "new" / "folder" / "m.db"
-    logger = mlflow.open_here(run, tracking_uri=f"sqlite:///{file}", experiment="")
-    assert file.stat().st_size > 0
+    uri = f"sqlite:///{file}"
+    killed = subprocess.run([sys.executable, "-c", OPEN_MLFLOW, uri], env=environment, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    run = LoggedRun("c", "r_s0", "r", 0, 1, 0, tmp_path, {}, "")
+    logger = mlflow.open_here(run, tracking_uri=uri, experiment="")
+    assert sorted(path.name for path in file.parent.iterdir()) == ["m.db", "m.db.lock"]
+
     monkeypatch.setattr(mlflow, "AT_ONCE", 4)
     real, calls = logger.client.log_batch, []
 
@@ -200,17 +206,6 @@ def test_a_call_to_mlflow_that_fails_half_way_repeats_no_step_in_a_file_of_ones_
     assert calls == [4, 4, 4, 2]
     history = logger.client.get_metric_history(logger.id, "loss")
     assert [one.step for one in history] == [1, 2, 3, 4, 5]
-
-
-def test_a_kill_while_mlflow_makes_its_tables_harms_no_later_run(tmp_path, environment):
-    def opened(how):
-        command = [sys.executable, "-c", OPEN_MLFLOW, str(tmp_path), how]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-    assert opened("die").returncode == -signal.SIGKILL
-    ended = opened("live")
-    assert ended.returncode == 0, ended.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mlflow.db", "mlflow.db.lock"]
 
 
 def test_no_key_is_written_anywhere(campaign, killed):

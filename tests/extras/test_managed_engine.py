@@ -81,12 +81,23 @@ def assert_own(backend) -> None:
         assert np.allclose(chosen(logps, sample).detach(), sample.rollout.logprobs, atol=1e-4)
 
 
-def test_two_runs_share_a_server_and_survive_its_crash_and_the_loss_of_its_daemon(managed, folder):
+def test_runs_share_a_server_and_survive_its_crash_and_the_loss_of_its_daemon(
+    managed, model, folder, tmp_path
+):
     first, second = managed(0), managed(1)
     for backend in (first, second):
         assert_own(backend)
     files = files_in(folder)
     assert files.log.read_text().count("serving") == 1
+
+    trained = open_backend(model)
+    stir(trained, seed=5)
+    trained.save(tmp_path)
+    second.start_from(str(tmp_path / "adapter"), is_reference=True)
+    samples = as_samples(draw(second))
+    for sample, logps in zip(samples, plain_logprobs(trained, samples, 0.8), strict=True):
+        assert np.allclose(chosen(logps, sample).detach(), sample.rollout.logprobs, atol=1e-4)
+
     os.kill(files.read_state().pid, signal.SIGKILL)
     first.update(as_samples(draw(first)), loss_named("gspo"), Optimization(lr=1e-2, temperature=0.8))
     for backend in (first, second):
@@ -97,17 +108,6 @@ def test_two_runs_share_a_server_and_survive_its_crash_and_the_loss_of_its_daemo
     os.kill(daemon.pid, signal.SIGKILL)
     wait_until(lambda: start_mark(daemon.pid) != daemon.started)
     assert_own(first)
-
-
-def test_a_server_samples_with_the_adapters_that_a_run_starts_from(managed, model, tmp_path):
-    trained = open_backend(model)
-    stir(trained, seed=5)
-    trained.save(tmp_path)
-    backend = managed(0)
-    backend.start_from(str(tmp_path / "adapter"), is_reference=True)
-    samples = as_samples(draw(backend))
-    for sample, logps in zip(samples, plain_logprobs(trained, samples, 0.8), strict=True):
-        assert np.allclose(chosen(logps, sample).detach(), sample.rollout.logprobs, atol=1e-4)
 
 
 def test_a_server_sleeps_while_a_run_trains_and_gets_adapters_when_awake(model, tmp_path, monkeypatch):

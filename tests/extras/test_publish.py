@@ -98,7 +98,9 @@ def results_of(program: str, where: Path) -> list[torch.Tensor]:
     return [torch.tensor(json.loads(line)) for line in lines]
 
 
-def test_the_lines_of_the_card_load_the_policy_in_a_new_process(choice, model, tmp_path):
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub's own
+def test_the_lines_of_a_card_load_the_policy_in_a_new_process(choice, model, tmp_path, monkeypatch):
+    """From a directory, merged, and from the hub with its base model."""
     wanted = policy_of(choice, model)
     with torch.no_grad():
         untrained = scored(
@@ -107,17 +109,6 @@ def test_the_lines_of_the_card_load_the_policy_in_a_new_process(choice, model, t
     assert (wanted - untrained).abs().max() > 0.1  # it has learned something
     published(choice, tmp_path / "adapters")
     found = published(choice, tmp_path / "whole", merge=True)
-    adapters, whole = (lines_of(tmp_path / name) + SCORE for name in ("adapters", "whole"))
-    results = results_of(adapters + whole, tmp_path)
-    assert len(results) == 2
-    for result in results:
-        assert torch.allclose(result, wanted, atol=1e-5)
-    assert found.merged.largest_difference < 1e-5
-    assert found.merged.tokens > 10
-
-
-@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub's own
-def test_what_was_pushed_is_loaded_from_the_hub_with_its_base_model(choice, model, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
     known = {"HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path / "cache")}
     with serving() as hub:
@@ -126,12 +117,17 @@ def test_what_was_pushed_is_loaded_from_the_hub_with_its_base_model(choice, mode
         )
         for name, value in {**known, "HF_ENDPOINT": hub.url}.items():
             monkeypatch.setenv(name, value)
-        found = published(choice, tmp_path / "out", base_model=f"{USER}/base", repository=f"{USER}/sorter")
-        push_published(found, f"{USER}/sorter", private=True)
-        (tmp_path / "README.md").write_bytes(hub.repositories[f"{USER}/sorter"].files["README.md"])
-        program = lines_of(tmp_path) + SCORE
-        [result] = results_of(program, tmp_path)
-    assert torch.allclose(result, policy_of(choice, model), atol=1e-5)
+        pushed = published(choice, tmp_path / "out", base_model=f"{USER}/base", repository=f"{USER}/sorter")
+        push_published(pushed, f"{USER}/sorter", private=True)
+        (tmp_path / "pushed").mkdir()
+        (tmp_path / "pushed" / "README.md").write_bytes(hub.repositories[f"{USER}/sorter"].files["README.md"])
+        names = ("adapters", "whole", "pushed")
+        results = results_of("".join(lines_of(tmp_path / name) + SCORE for name in names), tmp_path)
+    assert len(results) == 3
+    for result in results:
+        assert torch.allclose(result, wanted, atol=1e-5)
+    assert found.merged.largest_difference < 1e-5
+    assert found.merged.tokens > 10
 
 
 def test_a_card_of_a_chat_model_encodes_as_the_run_did(tmp_path, model):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,16 +43,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / f"retrain-weights-{os.getuid()}"
 
 
-@pytest.fixture
-def user(model: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that uses the same weights."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", USER, model], text=True, **pipes) as process:
-        assert process.stdout.readline().strip().startswith(str(folder))
-        yield process
-        process.kill()
-
-
 def trained(backend) -> list[torch.Tensor]:
     """Train two steps; return the adapters and what was sampled."""
     found = []
@@ -63,23 +53,22 @@ def trained(backend) -> list[torch.Tensor]:
     return found + [p.detach().clone() for p in backend.policy.trainable().values()]
 
 
-def test_shared_weights_give_the_numbers_of_a_run_alone(model, folder, user):
-    alone, sharing = open_backend(model, share_weights=False), open_backend(model)
-    assert len(list(folder.glob("*.bin"))) == 1  # the other process's file
-    before = [p.clone() for p in sharing.policy.causal.parameters() if not p.requires_grad]
-    for ours, theirs in zip(trained(sharing), trained(alone), strict=True):
-        assert torch.equal(ours, theirs)
-    after = [p for p in sharing.policy.causal.parameters() if not p.requires_grad]
-    assert all(map(torch.equal, before, after))
-    mapped = {p.untyped_storage().data_ptr() for p in after}
-    assert len(mapped) == 1
-    sharing.close()
-    assert len(list(folder.glob("*.bin"))) == 1
-
-
-def test_the_last_user_removes_the_file_and_a_killed_one_s_is_removed_by_the_next(model, folder, user):
-    user.kill()
-    user.wait()
+def test_shared_weights_give_the_numbers_of_a_run_alone_and_outlive_no_user(model, folder):
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", USER, model], text=True, **pipes) as user:
+        assert user.stdout.readline().strip().startswith(str(folder))
+        alone, sharing = open_backend(model, share_weights=False), open_backend(model)
+        assert len(list(folder.glob("*.bin"))) == 1  # the other process's file
+        before = [p.clone() for p in sharing.policy.causal.parameters() if not p.requires_grad]
+        for ours, theirs in zip(trained(sharing), trained(alone), strict=True):
+            assert torch.equal(ours, theirs)
+        after = [p for p in sharing.policy.causal.parameters() if not p.requires_grad]
+        assert all(map(torch.equal, before, after))
+        mapped = {p.untyped_storage().data_ptr() for p in after}
+        assert len(mapped) == 1
+        sharing.close()
+        assert len(list(folder.glob("*.bin"))) == 1
+        user.kill()
     assert len(list(folder.glob("*.bin"))) == 1
     backend = open_backend(model, rank=8)
     assert len(list(folder.glob("*.bin"))) == 1
@@ -104,8 +93,10 @@ def test_a_folder_that_cannot_be_used_is_named_and_a_full_disk_costs_nothing(mod
         share(frozen)
     folder.rmdir()
     folder.mkdir(mode=0o700)
-    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
-    command = [sys.executable, "-c", limited + USER, model]
-    found = subprocess.run(command, input="", capture_output=True, text=True)
-    assert found.stdout.strip() == "None", found.stderr
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        assert share(frozen) is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not list(folder.glob("*.bin"))
