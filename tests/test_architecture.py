@@ -16,7 +16,12 @@ from retrain import registry
 from retrain.registry import KINDS
 
 ROOT = Path(__file__).parent.parent
-MOST_LINES = 300
+MOST_LINES, MOST_BRANCHES = 300, 10
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+BRANCHES = (
+    *(ast.If, ast.IfExp, ast.For, ast.While, ast.comprehension),
+    *(ast.BoolOp, ast.Match, ast.ExceptHandler, ast.Assert),
+)
 
 
 def name_of(path: Path) -> str:
@@ -56,6 +61,11 @@ def parse(text: str) -> ast.Module:
             gc.enable()
 
 
+@cache
+def tree_of(name: str) -> ast.Module:
+    return parse(MODULES[name].read_text(encoding="utf-8"))
+
+
 class Unclosed:
     """Garbage whose end is told with a traceback."""
 
@@ -78,8 +88,7 @@ def test_garbage_does_not_hinder_reading_a_module() -> None:
 
 @cache
 def imports(name: str, *, lazily: bool) -> set[str]:
-    tree = parse(MODULES[name].read_text(encoding="utf-8"))
-    return set(imported_by(tree, lazily=lazily)) & MODULES.keys() - {name}
+    return set(imported_by(tree_of(name), lazily=lazily)) & MODULES.keys() - {name}
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
@@ -93,6 +102,25 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 def test_no_file_is_longer_than_can_be_read_at_once() -> None:
     lines = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in MODULES.items()}
     assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
+
+
+def own_nodes(function: ast.AST) -> Iterator[ast.AST]:
+    """Iterate over the nodes of a function, without those of functions that it defines."""
+    for node in ast.iter_child_nodes(function):
+        yield node
+        if not isinstance(node, FUNCTIONS):
+            yield from own_nodes(node)
+
+
+def test_no_function_has_more_branches_than_can_be_followed() -> None:
+    """Unlike the linter's C901, this counts conditions and loops inside expressions as well."""
+    found = {
+        f"{name}.{node.name}": 1 + sum(isinstance(one, BRANCHES) for one in own_nodes(node))
+        for name in MODULES
+        for node in ast.walk(tree_of(name))
+        if isinstance(node, FUNCTIONS)
+    }
+    assert {name: count for name, count in found.items() if count > MOST_BRANCHES} == {}
 
 
 def test_every_module_that_the_page_on_the_package_names_exists() -> None:

@@ -49,7 +49,7 @@ def command(
 
     if private and not push:
         raise typer.BadParameter("needs --push", param_hint="--private")
-    if dtype not in DTYPES or (dtype != DTYPES[0] and not merge):
+    if dtype not in DTYPES[: len(DTYPES) if merge else 1]:
         raise typer.BadParameter(f"needs --merge and one of {', '.join(DTYPES)}", param_hint="--dtype")
     if push:
         check_name(push)
@@ -58,7 +58,7 @@ def command(
     if found is None:
         choice = choose(directory, name, best=best, step=step, unfinished=unfinished)
         found = publish(choice, wishes, lambda line: typer.echo(line, err=True))
-    elif not push or wishes != Wishes(repository=push) or name or best or step is not None or unfinished:
+    elif any((not push, wishes != Wishes(repository=push), name, best, step is not None, unfinished)):
         raise typer.BadParameter(f"{directory} was published before; it can only be pushed", param_hint="RUN")
     if push:
         typer.echo(f"pushing {found.directory} to {push}", err=True)

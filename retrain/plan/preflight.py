@@ -41,32 +41,39 @@ def preflight(plan: Plan, source: str) -> Checked:
     problems: dict[str, None] = {}
     warnings: dict[str, None] = {}
     built: dict[str, Task] = {}
-    misnamed = [*misnamed_prices([run.config for run in plan.first_runs().values()])]
-    for run in plan.first_runs().values():  # a seed changes nothing here
+    first_runs = plan.first_runs().values()  # a seed changes nothing here
+    misnamed = [*misnamed_prices([run.config for run in first_runs])]
+    for run in first_runs:
         data = run.config.data
         task = _built(data.task, data.options, data.seed, built)
         longest_answers[run.condition] = task.longest_answer
         config = replace(run.config, campaign=plan.campaign)
-        prompts = [*task.train, *task.held_out]
-        found = [
-            *environment_problems(config),
-            *reward_problems(config.reward.reward, config.reward.params, prompts, "[reward].reward"),
-            *backend_problems(config, task, prompts, "[data]"),
-            *_eval_problems(config, task, built),
-            *_decision_problems(plan, config, task),
-        ]
+        found = list(_run_problems(plan, config, task, built))
         if not found and (needed := memory_of(config, task.train)):
             memory[run.condition] = needed
-        warnings.update(dict.fromkeys(_trained_on(config, task, built)))
-        if (price := price_of(config)) and (old := age_notice(price, date.today())):
-            warnings[old] = None
+        warnings.update(dict.fromkeys(_warnings_of(config, task, built)))
         if missing := missing_price(config):
             found += [missing, *misnamed]
-        problems.update(dict.fromkeys(f"{source} {problem}" for problem in found))
+        problems.update((f"{source} {problem}", None) for problem in found)
     if problems:
         raise ConfigError(list(problems))
     warnings.update(dict.fromkeys(f"{source} {one}" for one in misnamed))
     return Checked(longest_answers, memory, tuple(warnings))
+
+
+def _warnings_of(config: Config, task: Task, built: dict[str, Task]) -> Iterator[str]:
+    yield from _trained_on(config, task, built)
+    if (price := price_of(config)) and (old := age_notice(price, date.today())):
+        yield old
+
+
+def _run_problems(plan: Plan, config: Config, task: Task, built: dict[str, Task]) -> Iterator[str]:
+    prompts = [*task.train, *task.held_out]
+    yield from environment_problems(config)
+    yield from reward_problems(config.reward.reward, config.reward.params, prompts, "[reward].reward")
+    yield from backend_problems(config, task, prompts, "[data]")
+    yield from _eval_problems(config, task, built)
+    yield from _decision_problems(plan, config, task)
 
 
 def _built(name: str, options: Mapping[str, Any], seed: int, built: dict[str, Task]) -> Task:

@@ -168,13 +168,19 @@ def _shaped(
         loaded_tokenizer(exported).save_pretrained(str(made))
         return None
     if not wishes.merge:
-        if wishes.repository and is_local(wishes.base_model or exported.base):
+        base = wishes.base_model or exported.base
+        if wishes.repository and is_local(base):
             raise ConfigError(NEEDS_NAME.format(wishes.repository))
-        _complete(made / CONFIG, {"base_model_name_or_path": wishes.base_model or exported.base})
+        _complete(made / CONFIG, {"base_model_name_or_path": base})
         return None
     if exported.unmergeable:
         raise ConfigError(f"--merge: {exported.unmergeable}")
     say("merging, and comparing log-probabilities before and after")
+    return _merged(choice, exported, wishes, made)
+
+
+def _merged(choice: Choice, exported: Exported, wishes: Wishes, made: Path) -> Merged:
+    """Replace the adapters in a directory by the whole model."""
     whole, tokenizer = made / "merged", loaded_tokenizer(exported)
     merged = merge(exported, made, whole, probes_of(choice, tokenizer), wishes.dtype)
     tokenizer.save_pretrained(str(whole))

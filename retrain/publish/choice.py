@@ -50,6 +50,15 @@ def choose(
     return Choice(campaign, run, build(Config, as_meant(run.config)), found, why)
 
 
+def _require_campaign(directory: Path) -> None:
+    place = directory.resolve()
+    if (named := NAME.fullmatch(place.name)) and is_single_run(place.parents[1]):
+        fix = f"name its run's directory, and the checkpoint with --step {int(named[1])}"
+        raise ConfigError(f"{directory}: is a checkpoint; {fix}")
+    if not is_campaign(directory):
+        raise ConfigError(f"{directory}: is no campaign and no run; `retrain status` lists those in logs/")
+
+
 def _runs(directory: Path, name: str) -> tuple[CampaignRecord, Sequence[RunHistory]]:
     """Return the campaign that a directory belongs to, and the runs that are meant."""
     if is_single_run(directory):
@@ -57,12 +66,7 @@ def _runs(directory: Path, name: str) -> tuple[CampaignRecord, Sequence[RunHisto
             raise ConfigError(f"{directory}: is a run; name only its campaign's directory with {name!r}")
         campaign = gather(campaign_of(directory.resolve()).directory)
         return campaign, [run for run in campaign.runs if run.directory.resolve() == directory.resolve()]
-    place = directory.resolve()
-    if (named := NAME.fullmatch(place.name)) and is_single_run(place.parents[1]):
-        fix = f"name its run's directory, and the checkpoint with --step {int(named[1])}"
-        raise ConfigError(f"{directory}: is a checkpoint; {fix}")
-    if not is_campaign(directory):
-        raise ConfigError(f"{directory}: is no campaign and no run; `retrain status` lists those in logs/")
+    _require_campaign(directory)
     campaign = gather(directory)
     names = first_of([plain(label) for label in campaign.conditions], 10)
     if not name and len(campaign.conditions) > 1:

@@ -123,9 +123,9 @@ class RunBudget:
         promised_usd = math.fsum(one.set_aside_usd for one in others)
         if spent_usd < self._limit_usd and spent_usd + promised_usd + next_usd <= self._limit_usd:
             return ""
-        under_way = f", {dollars(promised_usd)} are set aside by other runs" if promised_usd else ""
         what = "step" if is_step else "evaluation"
-        evaluations = " with the evaluations after it" if is_step and due else ""
+        under_way = f", {dollars(promised_usd)} are set aside by other runs" * bool(promised_usd)
+        evaluations = " with the evaluations after it" * bool(is_step and due)
         return (
             f"the budget of {dollars(self._limit_usd)} has no room for another {what}: {dollars(spent_usd)} "
             f"are spent{under_way}, and the next {what}{evaluations} costs up to {dollars(next_usd)}"
