@@ -3,7 +3,7 @@
     python -m benchmarks [AREA ...] [--json FILE] [--markdown FILE]
 
 About half an hour on two cores. Peers that are not installed are skipped with a note:
-pip install portalocker training-throttle trl
+pip install portalocker training-throttle trl verifiers
 The page of tables keeps those of areas that are not measured again.
 """
 

@@ -206,6 +206,14 @@ def environments(found: dict[str, Any]) -> Iterator[Line]:
     yield Line("the same as episodes of one turn", ratios["as_episodes"], "x")
 
 
+def environments_verifiers(rows: list[dict[str, Any]]) -> Iterator[Line]:
+    ours, theirs = rows
+    other = f"{theirs['loop']}, {theirs['episodes']} episodes"
+    yield Line("32 rows of a server busy, episodes", ours["busy_percent"], "%", theirs["busy_percent"], other)
+    took = ours["turn_cpu_ms"], "CPU ms", theirs["turn_cpu_ms"]
+    yield Line("all of a turn, processes included", *took, other, at_most=theirs["turn_cpu_ms"])
+
+
 def gpu(areas: list[dict[str, Any]]) -> Iterator[Line]:
     for area in areas:
         if area["problem"]:
@@ -273,6 +281,14 @@ AREAS = (
     Area("Rate limiter", "rate_limiter", rate_limiter),
     Area("Staleness bias", "staleness_bias", staleness_bias),
     Area("Environments", "environments", environments, peers=("trl",)),
+    Area(
+        "Environments of verifiers",
+        "environments_verifiers",
+        environments_verifiers,
+        needs=("verifiers", "aiohttp"),
+        longest_s=1800.0,
+        note="few episodes leave rows empty; verifiers starts a process for each, and two cores are full",
+    ),
     Area("Throttle", "throttle", throttle, peers=("training_throttle",)),
     Area("Learning-rate scaling", "scaling", scaling),
     Area(

@@ -1,13 +1,12 @@
 """How busy episodes keep a sampler while their tools take time, and what it costs to play them.
 
-    python -m benchmarks.environments [--episodes 256] [--rounds 5] [--verifiers N] [--json]
+    python -m benchmarks.environments [--episodes 256] [--rounds 5] [--json]
 
 The sampler is simulated: 32 rows, 4 ms a token, 10 to 70 tokens a turn; a turn that finds no row waits. It is
 a server that is called, or samples in process, where turns are fed to it or sampled by one call at a time.
 A tool takes 50 to 500 ms, and an episode calls one after each of its 8 turns but the last. All that plays the
 episodes is the product's. It is compared with loops that sample turn by turn, and with TRL's, if it is
-installed, which is given the same sampler and the same tool. With `--verifiers N`, all that is measured is
-the product and verifiers' loop with N episodes, which takes about a second of processor time for each.
+installed, which is given the same sampler and the same tool. See `environments_verifiers` for another loop.
 """
 
 from __future__ import annotations
@@ -134,17 +133,6 @@ def overlap(count: int) -> list[dict[str, Any]]:
     return [measured(name, *loop) for name, loop in loops.items()]
 
 
-def beside_verifiers(count: int) -> list[dict[str, Any]]:
-    """Return how busy the product and verifiers' loop keep the rows, one after the other."""
-    from benchmarks.environments_verifiers import play_with_verifiers
-
-    loops: dict[str, Callable[[Any, int], float]] = {
-        "episodes, a server": lambda sampler, n: play(sampler, n, Tool, AT_ONCE),
-        "verifiers' loop": play_with_verifiers,
-    }
-    return [measured(name, count, loop) for name, loop in loops.items()]
-
-
 def measured(name: str, episodes: int, loop: Callable[[Any, int], float]) -> dict[str, Any]:
     """Return how busy a loop keeps the rows, and its processor time, that of its processes included."""
     sampler, before_s = InProcess() if name.startswith(IN_PROCESS) else Sampler(), with_children_s()
@@ -158,6 +146,11 @@ def measured(name: str, episodes: int, loop: Callable[[Any, int], float]) -> dic
         "turn_cpu_ms": turn_ms,
         "load": os.getloadavg()[0],
     }
+
+
+def shown(row: dict[str, Any]) -> str:
+    facts = f"{row['seconds']:7.1f} s  rows busy {row['busy_percent']:5.1f} %"
+    return f"{row['loop']:<52}{facts}  {row['turn_cpu_ms']:8.2f} ms of processor time a turn"
 
 
 def with_children_s() -> float:
@@ -239,26 +232,18 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--episodes", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--verifiers", type=int, metavar="N", help="only the product and verifiers' loop")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    found: dict[str, Any] = (
-        {"loops": beside_verifiers(options.verifiers)}
-        if options.verifiers
-        else {
-            "loops": overlap(options.episodes),
-            "overhead": overhead(options.episodes, options.rounds),
-            "single_turn": single_turn(4 * options.rounds),
-        }
-    )
+    found: dict[str, Any] = {
+        "loops": overlap(options.episodes),
+        "overhead": overhead(options.episodes, options.rounds),
+        "single_turn": single_turn(4 * options.rounds),
+    }
     if options.json:
         print(json.dumps(found, indent=2))
         return
     for row in found["loops"]:
-        facts = f"{row['seconds']:7.1f} s  rows busy {row['busy_percent']:5.1f} %"
-        print(f"{row['loop']:<52}{facts}  {row['turn_cpu_ms']:8.2f} ms of processor time a turn")
-    if options.verifiers:
-        return
+        print(shown(row))
     took = found["overhead"]
     print(f"machinery: {took['turn_ms']:.3f} ms of processor time a turn, fed {took['fed_turn_ms']:.3f} ms")
     print(f"single turns over the backend's call: {found['single_turn']}")

@@ -1,14 +1,17 @@
 """Verifiers' own loop over tool calls, on the sampler and the tool of `benchmarks.environments`.
 
-A taskset with a tool is played as `vf-eval` plays it: one tool server for all episodes, 128 episodes at once,
-and for each a process with the harness `null`. Their model is the simulated sampler behind HTTP.
+    python -m benchmarks.environments_verifiers [--episodes 32] [--json]
 
-    python -m benchmarks.environments_verifiers    # starts the tool server, which verifiers does
+A taskset with a tool is played as `vf-eval` plays it: one tool server for all episodes, 128 episodes at once,
+and for each a process with the harness `null`, which takes seconds of processor time. Their model is the
+simulated sampler behind HTTP. Before it, the product plays as many episodes.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import importlib
 import json
 import os
 import sys
@@ -23,7 +26,8 @@ from verifiers.v1 import clients, types
 from verifiers.v1.configs.agent import AgentConfig
 from verifiers.v1.utils import loaders
 
-from benchmarks.environments import TURNS, Tool
+from benchmarks.environments import AT_ONCE as CALLS_AT_ONCE
+from benchmarks.environments import TURNS, Tool, measured, play, shown
 from benchmarks.simulated_samplers import Sampler
 
 AT_ONCE = 128  # episodes, as of `vf-eval`
@@ -62,7 +66,7 @@ def play_with_verifiers(sampler: Sampler, count: int) -> float:
 
 async def _played(sampler: Sampler, count: int) -> float:
     os.environ |= {KEY: "none", "PYTHONPATH": str(Path(__file__).parents[1])}  # for the tool server
-    sys.modules[TASKSET] = sys.modules[__name__]
+    sys.modules[TASKSET] = importlib.import_module("benchmarks.environments_verifiers")
     on_this_machine = AgentConfig(runtime={"type": "subprocess"}, harness={"id": "null"})
     table = {"taskset": {"id": TASKSET}, "agent": on_this_machine}
     env = loaders.load_environment(loaders.resolve_env_config(table))
@@ -126,7 +130,22 @@ def _event(chunk: dict[str, Any]) -> bytes:
     return f"data: {json.dumps(chunk)}\n\n".encode()
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--episodes", type=int, default=32)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    rows = [
+        measured("episodes", options.episodes, lambda sampler, n: play(sampler, n, Tool, CALLS_AT_ONCE)),
+        measured("verifiers' loop", options.episodes, play_with_verifiers),
+    ]
+    print(json.dumps(rows, indent=2) if options.json else "\n".join(map(shown, rows)))
+
+
 __all__ = ["Questions"]
 
 if __name__ == "__main__":
-    Tools.run()
+    if "VF_CONFIG" in os.environ:  # verifiers starts the tool server so
+        Tools.run()
+    else:
+        main()
