@@ -209,7 +209,7 @@ def test_a_checkpoint_without_a_measure_of_evaluation_takes_that_of_sampling(mod
 
 def test_a_full_disk_is_told_as_one_that_may_be_freed(model, tmp_path):
     policy, told = open_backend(model), r"cannot write the checkpoint \(File too large\)"
-    with files_of_at_most(1000), pytest.raises(RecordsError, match=told) as error:
+    with files_of_at_most(16_000), pytest.raises(RecordsError, match=told) as error:
         checkpoint.save(tmp_path, 1, {}, policy.save, keep=2)
     assert may_pass(error.value)
     assert [*tmp_path.iterdir()] == []
