@@ -29,6 +29,7 @@ WEIGHTS_OF_EARLIER = (
 )
 # what huggingface_hub raises when an answer is not what it expects: a page, a list, a missing key
 NO_ANSWERS = (json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError)
+XET_ROUTE = "/xet-write-token"
 
 
 def check_name(repository: str) -> None:
@@ -98,6 +99,8 @@ def _explained(hub_url: str, directory: Path, repository: str, *, private: bool)
             kind, what = _refusal(cause, repository)
         elif isinstance(cause, OSError) and cause.filename is not None:
             raise records_error(directory, "read it", cause, f"try again with: {again}") from error
+        elif XET_ROUTE in what:  # hf_xet's errors of the network name the address
+            what = f"the hub at {hub_url} opens no Xet storage ({what}); without it: HF_HUB_DISABLE_XET=1"
         elif isinstance(cause, network):
             unreachable = f"the hub at {hub_url} cannot be reached ({what})"
             kind, what = LaunchError, f"{unreachable}; check the network and HF_ENDPOINT"

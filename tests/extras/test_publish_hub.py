@@ -179,6 +179,19 @@ def test_a_password_in_the_address_is_in_no_message(hub, found, monkeypatch, cap
     assert "s@cret" not in shown
 
 
+def test_weights_are_pushed_to_xet_storage_where_the_hub_offers_it(hub, found, monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", False)
+    monkeypatch.setenv("HF_XET_CACHE", str(tmp_path / "xet"))
+    with pytest.raises(ConfigError, match=r"opens no Xet storage .*404.*; without it: HF_HUB_DISABLE_XET=1"):
+        push_published(found, NAME, private=False)
+    hub.offers_xet = True
+    push_published(found, NAME, private=False)
+    assert set(hub.repositories[NAME].files) == {CARD, FACTS, WEIGHTS, "adapter_config.json"}
+    assert hub.repositories[NAME].files[WEIGHTS] == b"grpo_s0 20"
+    assert len(hub.repositories[NAME].messages) == 1
+    assert not any("lfs" in asked for asked in hub.asked)
+
+
 @pytest.mark.parametrize("name", ["sorter", "a/b/c", "some body/sorter", "somebody/"])
 def test_a_name_that_cannot_be_is_told_before_anything_is_written(name):
     with pytest.raises(ConfigError, match="--push "):
