@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from tests.cluster.campaigns import (
     results,
 )
 from tests.cluster.slurm_cluster import Cluster
-from tests.cluster.waiting import PATIENCE_S, await_that
+from tests.cluster.waiting import await_that
 
 SLURM = ("--set", 'campaign.launcher="slurm"')
 LONG = 240  # steps: more than fit before Slurm's signal, which comes 5 to 35 s after the start
@@ -142,13 +141,3 @@ def test_a_run_that_is_longer_than_its_time_limit_goes_on_in_new_jobs(
     assert len(attempts) > 1
     assert [attempt.ending for attempt in attempts] == ["interrupted"] * (len(attempts) - 1) + ["done"]
     assert [row["step"] for row in numbers(run)] == list(range(1, LONG + 1))
-
-
-def test_status_and_logs_need_no_slurm(slurm: Cluster, retrain: Start, tmp_path: Path) -> None:
-    (tmp_path / "seen.toml").write_text(SLURM_TOML)
-    assert finish(retrain("run", "seen.toml", *SLURM))[0] == 0
-    campaign = only_campaign(tmp_path / "logs")
-    slurm.kill_controller()
-    shown = retrain("status", campaign, "--json")
-    out, _ = shown.communicate(timeout=PATIENCE_S)
-    assert {run["state"] for run in json.loads(out)["campaigns"][0]["runs"]} == {"done"}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 from pathlib import Path
 
 import pytest
 
-from retrain.errors import EXIT_INTERRUPTED, EXIT_LAUNCH, EXIT_RUN_FAILED
+from retrain.campaign.run import start
+from retrain.errors import EXIT_INTERRUPTED, EXIT_LAUNCH, EXIT_RUN_FAILED, LaunchError
 from retrain.locks.held import holder, is_held
 from tests.cluster.campaigns import Start, attempts_of, finish, most_at_once, only_campaign, results
 from tests.cluster.slurm_cluster import Cluster
@@ -32,24 +35,19 @@ def option(text: str) -> tuple[str, str]:
     return "--set", f"campaign.slurm.{text}"
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ("partition=nope", "see [campaign.slurm].partition"),
-        ("licence=unheard:1", "see [campaign.slurm].licence"),
-        ("licence=tinker:9", "see [campaign.slurm].licence"),
-        ("mem=900G", "see [campaign.slurm]"),
-        ("time=soon", "Invalid --time"),
-        ("gres=gpu:1", "Invalid generic resource"),
-        ("""flags=['--no-such-option']""", "unrecognized option"),
-    ],
-)
-def test_what_slurm_refuses_is_said_before_anything_exists(
-    wrong: str, message: str, slurm: Cluster, retrain: Start, file: Path
-) -> None:
-    code, said = finish(retrain("run", file, *SLURM, *option(wrong)))
-    assert code == EXIT_LAUNCH, said
-    assert message in said
+def test_what_slurm_refuses_is_said_before_anything_exists(slurm: Cluster, file: Path) -> None:
+    wrong = {
+        "partition=nope": "see [campaign.slurm].partition",
+        "licence=unheard:1": "see [campaign.slurm].licence",
+        "licence=tinker:9": "see [campaign.slurm].licence",
+        "mem=900G": "see [campaign.slurm]",
+        "time=soon": "Invalid --time",
+        "gres=gpu:1": "Invalid generic resource",
+        "flags=['--no-such-option']": "unrecognized option",
+    }
+    for setting, message in wrong.items():
+        with pytest.raises(LaunchError, match=re.escape(message)):
+            start(file, ['campaign.launcher="slurm"', f"campaign.slurm.{setting}"])
     assert not (file.parent / "logs").exists()
 
 
@@ -61,7 +59,7 @@ def test_a_controller_that_is_away_at_the_start_is_named(slurm: Cluster, retrain
     assert not (file.parent / "logs").exists()
 
 
-def test_a_campaign_whose_runs_finish_needs_no_controller_to_end(
+def test_a_campaign_whose_runs_finish_needs_no_controller_to_end_nor_status_one(
     slurm: Cluster, retrain: Start, file: Path
 ) -> None:
     directory = in_the_background(retrain, file)
@@ -69,7 +67,8 @@ def test_a_campaign_whose_runs_finish_needs_no_controller_to_end(
     slurm.kill_controller()
     await_that("the notice", lambda: "Slurm does not answer" in (directory / "campaign.log").read_text())
     await_that("the end", lambda: not is_held(directory / "campaign.lock"))
-    assert {state for state, _ in results(directory).values()} == {"done"}
+    shown, _ = retrain("status", directory, "--json").communicate(timeout=PATIENCE_S)
+    assert {run["state"] for run in json.loads(shown)["campaigns"][0]["runs"]} == {"done"}
 
 
 def test_a_stop_reaches_workers_while_the_controller_is_away(
