@@ -189,8 +189,7 @@ def _train(
     config: Config, files: RunFiles, journal: Journal, stop: threading.Event, found: Checkpoint | None
 ) -> AttemptEnd:
     """Train until the run is finished, stopped or failed; no error escapes."""
-    from retrain.trainer.opening import open_trainer
-    from retrain.trainer.starting import check_reference, start_anew
+    from retrain.trainer.opening import check_reference, open_trainer, start_anew
 
     step = found.step if found else 0
     try:

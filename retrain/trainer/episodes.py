@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -36,7 +36,6 @@ from retrain.records.step_row import EpisodeSummary
 from retrain.rollouts import CallForm, Episode, FirstTurn, Group, NextTurn, Prompt, Rollout
 from retrain.trainer.desk import Ask, Asked, Desk
 from retrain.trainer.play_meter import PlayMeter
-from retrain.trainer.played import Played
 from retrain.trainer.turn_calls import TurnCalls
 from retrain.trainer.turn_feed import TurnFeed
 from retrain.trainer.turn_sampler import SampleTurns, of_its_own
@@ -44,8 +43,30 @@ from retrain.trainer.turn_sampler import SampleTurns, of_its_own
 if TYPE_CHECKING:
     from retrain.trainer.programs import Programs
 
+
 SampleLive: TypeAlias = Callable[[TurnFeed, Sampling], object]
 SampleGroups: TypeAlias = Callable[[Sequence[Prompt], Sampling], list[Group]]
+
+
+@dataclass(slots=True)
+class Played:
+    """An episode so far."""
+
+    rollout: Rollout
+    rewards: list[float | None] = field(default_factory=list)
+    done: bool = False
+    others: list[Rollout] = field(default_factory=list)  # earlier turns, if each is a sample of its own
+
+    @property
+    def tokens(self) -> int:
+        """Sampled ones, of all turns."""
+        return sum(len(one.tokens) for one in (*self.others, self.rollout))
+
+    def take(self, rollout: Rollout) -> None:
+        """Go on to a rollout with another turn."""
+        if self.rollout.tokens and rollout.prompt is not self.rollout.prompt:
+            self.others.append(self.rollout)
+        self.rollout = rollout
 
 
 class Episodes:

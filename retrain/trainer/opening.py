@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retrain import registry
 from retrain.backends import (
@@ -15,18 +16,22 @@ from retrain.backends import (
     BackendSpec,
     EpisodeProgress,
     SamplingProgress,
+    Trainers,
     ignore_progress,
     never,
     shows_no_functions,
 )
 from retrain.backends.live_turns import live_sampler
+from retrain.config.adapters import KEY
 from retrain.config.eval_table import Eval, as_played
+from retrain.config.files import changed_files
 from retrain.config.schema import Config
 from retrain.environments import brings_loop
 from retrain.environments.opening import opened as opened_environment
-from retrain.errors import ConfigError
+from retrain.errors import ConfigError, RecordsError
 from retrain.event_loop import EventLoopThread
-from retrain.records.layout import RunFiles
+from retrain.records.layout import RunFiles, campaign_of
+from retrain.records.manifest import read_manifest
 from retrain.rollouts import CallForm
 from retrain.tasks import Task
 from retrain.trainer import checkpoint
@@ -36,11 +41,13 @@ from retrain.trainer.episodes import Episodes, SampleGroups
 from retrain.trainer.evals import OpenEval
 from retrain.trainer.journal import Journal
 from retrain.trainer.loop import Trainer
-from retrain.trainer.memory import trainers_here
 from retrain.trainer.metered import MeteredBackend
 from retrain.trainer.permits import RunPermits
 from retrain.trainer.scoring import Scorer
 from retrain.trainer.turn_sampler import TurnSampler
+
+if TYPE_CHECKING:
+    from retrain.trainer.loop import Trainer
 
 
 @contextmanager
@@ -208,3 +215,39 @@ def _offered(config: Config, backend: Backend, calls: EventLoopThread) -> CallFo
         form: CallForm = calls.wait_for(made)
         return form
     raise ConfigError(shows_no_functions(config.backend.backend))
+
+
+def trainers_here(config: Config, files: RunFiles, task: Task) -> Trainers | None:
+    """Return the estimate of a run, and how many of its campaign run at a time; None if there is none."""
+    estimate = registry.hook("backends", config.backend.backend, "memory")
+    each = estimate(config, task.train) if estimate is not None else None
+    count = 1
+    if not os.environ.get("RETRAIN_JOB"):  # which a cluster may start anywhere
+        with suppress(RecordsError):
+            manifest = read_manifest(campaign_of(files.directory).manifest)
+            count = manifest.workers if manifest else 1
+    return None if each is None else Trainers(each, max(1, count))
+
+
+def start_anew(config: Config, trainer: Trainer) -> None:
+    """Load the weights that a run starts from; a ConfigError if they are not those that were planned."""
+    if not (adapter := config.model.adapter):
+        return
+    known = {key: text for key, text in config.run.files.items() if key == KEY} if config.run else {}
+    if changed := changed_files(config, known):
+        raise ConfigError([f"[model].adapter{line.removeprefix(KEY)}; restore it" for line in changed])
+    backend: Any = trainer.backend  # the method is optional in the protocol
+    is_reference = config.algorithm.kl_coef > 0 and config.algorithm.kl_reference == "start"
+    trainer.calls.wait_for(backend.start_from(adapter, is_reference=is_reference))
+
+
+def check_reference(config: Config, trainer: Trainer) -> None:
+    """Raise a ConfigError if a resumed run's KL term needs another reference than its checkpoint has."""
+    algorithm, has_start = config.algorithm, getattr(trainer.backend, "has_start", None)
+    if not (config.model.adapter and algorithm.kl_coef and has_start):
+        return
+    if has_start() != (algorithm.kl_reference == "start"):
+        raise ConfigError(
+            "[algorithm]: kl_coef or kl_reference was changed, and the checkpoint has not the reference that "
+            "the run now needs; undo the change, or start the run again"
+        )
