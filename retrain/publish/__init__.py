@@ -25,8 +25,7 @@ from retrain.errors import ConfigError, RecordsError, os_errors, records_error
 from retrain.publish.card import Subject, card, is_local, renamed
 from retrain.publish.choice import Choice
 from retrain.publish.hub import push
-from retrain.publish.merging import Merged, loaded_tokenizer, merge
-from retrain.publish.probes import probes_of
+from retrain.publish.merging import Merged, loaded_tokenizer, merge, probes_of
 from retrain.records.files import read_json, record_of
 from retrain.squeeze import CONFIG, WEIGHTS
 

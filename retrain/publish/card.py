@@ -22,9 +22,8 @@ from retrain.config.resolve import values_of
 from retrain.config.schema import Config
 from retrain.distribution import version
 from retrain.publish.choice import Choice
-from retrain.publish.markdown import table
 from retrain.publish.merging import Merged
-from retrain.publish.results import cost, result
+from retrain.publish.results import cost, result, table
 from retrain.records.layout import RunFiles
 from retrain.records.samples import read_samples
 from retrain.records.text import plain

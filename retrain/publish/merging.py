@@ -17,9 +17,16 @@ from typing import Any
 
 from retrain import extras
 from retrain.backends.exported import Exported
-from retrain.errors import ConfigError, RunFailedError
+from retrain.backends.text import Text
+from retrain.errors import ConfigError, PromptError, RunFailedError
+from retrain.publish.choice import Choice
+from retrain.records.layout import RunFiles
+from retrain.records.samples import read_samples
+from retrain.rollouts import Prompt
 
 WHO = "publish --merge"
+MOST_PROBES, MOST_TOKENS = 16, 256
+TEXT = "The quick brown fox jumps over the lazy dog. 12 + 30 = 42"  # of a run that kept no samples
 DTYPES = ("float32", "bfloat16")
 EXACT = 1e-3  # nats per token, mean absolute difference; what rounding in float32 stays well below
 MOST_LOST = 0.25  # share of what the adapters change, if the merged weights are of a shorter type
@@ -148,3 +155,27 @@ def _quiet(transformers: Any) -> Iterator[None]:
             yield
     finally:
         transformers.logging.set_verbosity(level)
+
+
+def probes_of(choice: Choice, tokenizer: Any) -> list[Probe]:
+    """Return the last samples that a run kept: prompts, and completions to be scored."""
+    options = choice.config.backend.options
+    text = Text(
+        tokenizer,
+        choice.config.model.model,
+        chat=bool(options.get("chat_template")),
+        system=str(options.get("system_prompt", "")),
+        template_kwargs=options.get("chat_template_kwargs"),
+    )
+    found = [probe for probe in _sampled(choice, text) if len(probe.ids) > probe.start]
+    return found[-MOST_PROBES:] or [Probe(text.tokens_of(TEXT), 1)]
+
+
+def _sampled(choice: Choice, text: Text) -> Iterator[Probe]:
+    for row in read_samples(RunFiles(choice.run.directory).samples)[-4 * MOST_PROBES :]:
+        prompt, completion = str(row.get("prompt", "")), str(row.get("completion", ""))
+        try:
+            start = text.encode(Prompt(0, prompt, ""))[-MOST_TOKENS:]
+        except PromptError:  # an episode's, which began with more than a text
+            continue
+        yield Probe((*start, *text.tokens_of(completion)[:MOST_TOKENS]), len(start))

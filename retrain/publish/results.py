@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 
 from retrain.publish.choice import Choice
-from retrain.publish.markdown import table
 from retrain.publish.merging import Merged
 from retrain.records.text import count_of, dollars, format_duration, plain
 from retrain.report.compare import Comparison, MetricComparison, SideResult, compare
@@ -81,3 +80,16 @@ def _spent(runs: Sequence[RunHistory]) -> str:
     costs = [run.cost_usd for run in runs if run.cost_usd is not None]
     price = dollars(math.fsum(costs)) if len(costs) == len(runs) else "price not known"
     return f"{format_duration(took_s)}, {price}"
+
+
+def table(found: Table) -> Iterator[str]:
+    """Iterate over the lines of a table; '>' before a header aligns its column right."""
+    headers, rows = found
+    yield _row([name.lstrip(">") for name in headers])
+    yield _row(["---:" if name.startswith(">") else "---" for name in headers])
+    yield from map(_row, rows)
+    yield ""
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"

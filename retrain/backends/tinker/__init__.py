@@ -113,7 +113,7 @@ def export(config: Config, checkpoint: Path, directory: Path) -> Exported:
 
 def delete_states(config: Config, paths: Sequence[str]) -> Mapping[str, str]:
     """Delete saved states at the API; return each one's problem, "" if there was none."""
-    from retrain.backends.tinker.deleting import deleted
+    from retrain.backends.tinker.rest import deleted
 
     return deleted(config, paths)
 

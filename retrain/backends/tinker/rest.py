@@ -1,15 +1,19 @@
-"""Questions to the API that need no session."""
+"""Questions to the API that need no session, and states that are deleted there."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from operator import methodcaller
+from typing import Any
 
 import tinker
 
-T = TypeVar("T")
+from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe
+from retrain.config.schema import Config
+
+DELETE_S = 30.0  # for each state
 
 
 def ask(url: str, question: Callable[[tinker.RestClient], Any], answer_s: float) -> Any:
@@ -28,3 +32,17 @@ def ask(url: str, question: Callable[[tinker.RestClient], Any], answer_s: float)
 
     threading.Thread(target=wait, daemon=True).start()
     return answer.result(answer_s)
+
+
+def deleted(config: Config, paths: Sequence[str]) -> Mapping[str, str]:
+    """Delete states; return each one's problem, "" if it is deleted or was gone before."""
+    told = dict.fromkeys(paths, "")
+    for number, path in enumerate(paths):
+        try:
+            ask(config.model.base_url, methodcaller("delete_checkpoint_from_tinker_path", path), DELETE_S)
+        except TimeoutError:
+            unanswered = f"not deleted: the API did not answer within {DELETE_S:g} s; try again later"
+            return told | dict.fromkeys(paths[number:], unanswered)
+        except FAULTS as error:
+            told[path] = "" if classify(error) is Fault.LOST else describe(error)
+    return told
