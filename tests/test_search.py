@@ -14,7 +14,6 @@ from retrain.config.campaign import Search
 from retrain.config.load import load_config, parse
 from retrain.config.sampler import Proposal
 from retrain.errors import ConfigError
-from retrain.plan.estimate.halving import as_expected
 from retrain.plan.matrix import Plan, RunPlan, plan_runs
 from retrain.plan.search import WON, Climb, climb, fresh_plan, most_runs, stages_of
 from retrain.records.layout import RunFiles
@@ -26,6 +25,7 @@ from retrain.records.rungs import (
     Searched,
     append_rung,
     as_decided,
+    as_expected,
     is_settled,
     lines_of_search,
     read_rungs,

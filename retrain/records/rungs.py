@@ -5,7 +5,7 @@ A rung that was decided stands, as a look of a `[decision]` does: runs that are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -164,3 +164,33 @@ def _rung(row: Mapping[str, Any]) -> Rung:
     if not kept:
         raise ValueError("nothing was kept")
     return Rung(int(row["step"]), scores, kept)
+
+
+def as_expected(rows: Sequence[RunRow], searched: Searched | None) -> list[RunRow]:
+    """Return the rows of runs with the step to which each is expected to go as its `max_steps`.
+
+    Of the conditions left, those that ranked first are expected to go on, before the first rung those that
+    were planned first. Fresh runs, which decide, and those of a campaign without a search go to their ends.
+    """
+    if searched is None:
+        return list(rows)
+    ends, seeds = _ends(rows, searched), searched.seeds
+    return [_until(row, ends.get(row.condition, 0)) if row.seed in seeds else row for row in rows]
+
+
+def _ends(rows: Sequence[RunRow], searched: Searched) -> dict[str, int | None]:
+    """Return the last step of each condition that goes on from where it is; None: the end of its runs."""
+    rungs, stages = searched.rungs, searched.stages
+    if searched.winner:
+        return {}
+    alive = rungs[-1].kept if rungs else tuple(dict.fromkeys(row.condition for row in rows))
+    ends: dict[str, int | None] = {} if stages else dict.fromkeys(alive)
+    for count, step in stages[len(rungs) :]:
+        ends |= dict.fromkeys(alive[:count], step or None)
+    return ends
+
+
+def _until(row: RunRow, step: int | None) -> RunRow:
+    if step is None or row.max_steps is None:
+        return row
+    return replace(row, max_steps=max(row.step, min(step, row.max_steps)))

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from retrain.errors import RecordsError
 from retrain.locks.held import is_held
-from retrain.plan.estimate.halving import as_expected
 from retrain.plan.provenance import entries_without_manifest
 from retrain.records.campaign_state import why_stopped
 from retrain.records.decision import Decision
@@ -23,7 +22,7 @@ from retrain.records.manifest import Expectation, Manifest, RunEntry, entry_from
 from retrain.records.metrics import mean, median, sample_std
 from retrain.records.run_row import RunRow, read_row, unreadable_row
 from retrain.records.run_state import UNREADABLE, WAITING, RunState
-from retrain.records.rungs import Searched, as_decided, is_settled
+from retrain.records.rungs import Searched, as_decided, as_expected, is_settled
 from retrain.records.text import as_typed, plain
 
 if TYPE_CHECKING:
