@@ -29,11 +29,11 @@ model = "{MODEL}"
 base_url = "{{url}}"
 
 [training]
-batch_size = 4
+batch_size = 8
 group_size = 16
 max_tokens = 6
-max_steps = 60
-eval_every = 12
+max_steps = 30
+eval_every = 6
 temperature = 1.0
 lr = 1e-4
 
@@ -44,7 +44,7 @@ eval_samples = 8
 
 [[eval]]
 name = "often"
-every = 7
+every = 4
 
 [rate_limiter]
 max_staleness = 1
@@ -81,7 +81,7 @@ def test_a_forecast_is_within_5_percent_of_the_servers_bill(here: Path, server: 
     file = here / "campaign.toml"
     tokenizer = write_tokenizer(here / "tokenizer", ALPHABET)
     file.write_text(CAMPAIGN.format(url=server.url, tokenizer=tokenizer))
-    assert run_campaign(file, ["training.max_steps=30"]).exit_code == 0
+    assert run_campaign(file, ["training.max_steps=15"]).exit_code == 0
     pilot_usd, others = bill_usd(server), ["campaign.seeds=[2, 3]"]
     plan = plan_runs(load_config(file, others), str(file))
     cost = explain_plan(plan, preflight(plan, str(file)), learn(here / "logs"), 2.0, str(file)).cost
