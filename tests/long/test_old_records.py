@@ -100,16 +100,19 @@ def test_json_rows_are_json(old, retrain):
     assert {json.loads(line)["kind"] for line in lines} == {"run", "campaign", "event"}
 
 
-def reopened(logs, retrain):
+def reopened(logs, retrain, *, inline=True):
     """Resume the campaign on the command line; its reward works by now."""
     campaign = only_campaign(logs)
+    if inline:  # which may change, and starts no worker
+        text = campaign.campaign_toml.read_text()
+        campaign.campaign_toml.write_text(text.replace("[campaign]", '[campaign]\nlauncher = "inline"'))
     result = retrain("resume", campaign.directory)
     assert result.returncode == 0, result.stderr
     return campaign, result.stderr
 
 
 def test_it_is_resumed_and_ends(old, retrain):
-    campaign, said = reopened(old, retrain)
+    campaign, said = reopened(old, retrain, inline=False)
     assert "4 finished runs skipped" in said
     (seen,) = survey(old)
     assert {run.state for run in seen.runs} == {"done"}
@@ -129,7 +132,7 @@ def test_it_is_resumed_after_a_kill_halfway_through_bringing_it_up_to_date(old, 
     manifest = campaign.manifest.read_bytes()
     reopened(old, retrain)
     campaign.manifest.write_bytes(manifest)
-    _, said = reopened(old, retrain)
+    _, said = reopened(old, retrain, inline=False)
     assert "6 finished runs skipped" in said
 
 
@@ -144,5 +147,5 @@ def test_a_changed_file_is_told_key_by_key(old, retrain):
 def test_an_edited_run_is_written_again(old, retrain):
     files = only_campaign(old).run("broken_s0")
     files.run_toml.write_text(files.run_toml.read_text().replace("lr = 0.005", "lr = 0.5"))
-    reopened(old, retrain)
+    reopened(old, retrain, inline=False)
     assert {row["lr"] for row in read_metrics(files.directory) if row["attempt"] == 3} == {0.005}

@@ -96,6 +96,7 @@ def test_what_own_code_raises_in_explain_names_its_line(
     assert ("Traceback" in debugged) == ("SystemExit" not in says)
 
 
+HERE = ["campaign.seeds=[0]", "campaign.launcher=inline"]
 REWARD = """
 from my_parts import letters
 
@@ -118,7 +119,8 @@ def test_a_raising_reward_is_named_once_for_all_runs(
     own = f'[reward]\nreward = "{reward}"\n'
     own += '[reward.params]\npath = "my_reward.score"\nworkers = 1\n' if reward == "custom" else ""
     campaign_file.write_text(campaign_file.read_text() + own)
-    done = retrain("run", campaign_file, "--set", "campaign.seeds=[0]")
+    where = HERE if reward == "custom" else HERE[:1]
+    done = retrain("run", campaign_file, *(part for one in where for part in ("--set", one)))
     assert done.returncode == 4
     told = [line for line in done.stderr.splitlines() if "KeyError" in line]
     assert len(told) == 2, done.stderr  # the event of each run
@@ -139,7 +141,7 @@ def test_a_reward_written_for_trl_works_as_it_is(retrain: Retrain, campaign_file
     options = (
         "data.options={path = 'rows.jsonl', prompt_field = 'question', columns = ['weight'], held_out = 0}"
     )
-    chosen = ["reward.reward=trl_reward.weighed", "data.task=jsonl", options, "campaign.seeds=[0]"]
+    chosen = ["reward.reward=trl_reward.weighed", "data.task=jsonl", options, *HERE]
     done = retrain("run", campaign_file, *(part for one in chosen for part in ("--set", one)))
     assert done.returncode == 0, done.stderr
     (metrics, *_) = (campaign_file.parent / "logs").glob("*/runs/*/metrics.jsonl")
