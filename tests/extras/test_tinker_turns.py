@@ -79,6 +79,23 @@ def test_a_context_without_room_ends_an_episode(spec: BackendSpec) -> None:
     during(spec, story)
 
 
+def test_what_is_too_long_is_refused_before_anything_is_billed(
+    spec: BackendSpec, server: RunningServer
+) -> None:
+    async def story(backend: TinkerBackend) -> None:
+        await backend.check_turns()
+        groups = await backend.sample([Prompt(n, "0=", "") for n in range(3)], TURN)
+        turns = [NextTurn(group.rollouts[0], (("user", "1"),), 2) for group in groups]
+        billed = server.stats()["billed"]
+        with pytest.raises(FullContextError):
+            await backend.sample([Prompt(n, "0" * 10 * (n + 1), "") for n in range(3)], TURN)
+        with pytest.raises(PromptError):
+            await backend.extend([*turns, replace(turns[0], messages=(("user", "1" * 16),))], TURN)
+        assert server.stats()["billed"] == billed
+
+    during(spec, story)
+
+
 def with_template(spec: BackendSpec, directory: Path, template: str) -> BackendSpec:
     chat_tokenizer(template).save_pretrained(directory)
     return with_options(spec, tokenizer=str(directory), chat_template=True)

@@ -82,7 +82,8 @@ class TinkerBackend:
         """Sample each prompt's group with one call; if one fails, cancel the others."""
         text = await self._tokenizer()
         places = asyncio.Semaphore(self._options.requests_at_once)
-        return await _all(self._group(prompt, sampling, text, places) for prompt in prompts)
+        asked = [(prompt, self._read(prompt, text)) for prompt in prompts]  # all, before anything is billed
+        return await _all(self._group(prompt, ids, sampling, text, places) for prompt, ids in asked)
 
     async def check_turns(self) -> None:
         """Raise a ConfigError if the chat template does not let turns be appended."""
@@ -105,7 +106,11 @@ class TinkerBackend:
         """Sample another turn of each rollout that the context has room for, with one call each."""
         text = await self._tokenizer()
         places = asyncio.Semaphore(self._options.requests_at_once)
-        return await _all(self._further(turn, sampling, text, places) for turn in turns)
+        told = [(Turns(text).told(turn, self._context), turn.max_tokens) for turn in turns]
+        how = replace(sampling, group_size=1)
+        return await _all(
+            self._further(one, replace(how, max_tokens=most), text, places) for one, most in told
+        )
 
     def read(self, rollout: Rollout) -> Ids:
         assert self._text is not None  # loaded to sample it
@@ -242,30 +247,30 @@ class TinkerBackend:
             grad_clip_norm=optimization.max_grad_norm,
         )
 
-    async def _group(
-        self, prompt: Prompt, sampling: Sampling, text: Text, places: asyncio.Semaphore
-    ) -> Group:
+    def _read(self, prompt: Prompt, text: Text) -> Ids:
         ids = text.encode(prompt)
         if self._context is not None and len(ids) >= self._context:
             raise FullContextError(
                 f"[data]: prompt {prompt.id} has {len(ids)} tokens, which leaves no room in the model's "
                 f"context of {self._context}"
             )
+        return ids
+
+    async def _group(
+        self, prompt: Prompt, ids: Ids, sampling: Sampling, text: Text, places: asyncio.Semaphore
+    ) -> Group:
         async with places:
             version, found = await self._drawn(ids, prompt, sampling, text)
         return to_groups(text, [prompt], found, sampling.group_size, version)[0]
 
     async def _further(
-        self, turn: NextTurn, sampling: Sampling, text: Text, places: asyncio.Semaphore
+        self, told: Rollout, sampling: Sampling, text: Text, places: asyncio.Semaphore
     ) -> Rollout | None:
-        told, context = Turns(text).told(turn, self._context), self._context
         ids = self.read(told)
-        if context is not None and len(ids) >= context:
+        if self._context is not None and len(ids) >= self._context:
             return None
         async with places:
-            _, (one,) = await self._drawn(
-                ids, told.prompt, replace(sampling, group_size=1, max_tokens=turn.max_tokens), text
-            )
+            _, (one,) = await self._drawn(ids, told.prompt, sampling, text)
         check_finite([one])
         return extended(text, told, one)
 
