@@ -33,7 +33,7 @@ from retrain.records.rungs import (
     why_to_wait,
     write_wait,
 )
-from retrain.status import campaign_state
+from retrain.status import campaign_state, summarize
 from tests.explained import explained
 
 FILE = """
@@ -253,6 +253,15 @@ def test_a_run_that_goes_on_is_pending_until_it_starts() -> None:
         assert as_decided(other, found) is other
     assert as_decided(waits, None) is waits
     assert as_decided(waits, replace(found, rungs=tuple(rungs))) == on  # resumed much later
+
+
+def test_the_reward_of_a_winner_is_that_of_seeds_that_did_not_choose_it() -> None:
+    found = Searched("mean_reward", "a", (0,), winner="b")
+    lucky = [replace(row(name, 30, state="done"), reward_mean=0.9) for name in "abc"]
+    fresh = [replace(row(name, 30, seed=1, state="done"), reward_mean=0.5) for name in "ab"]
+    rewards = {one.condition: one.reward_mean for one in summarize([*lucky, *fresh], found)}
+    assert rewards == {"a": 0.5, "b": 0.5, "c": 0.9}
+    assert [one.reward_mean for one in summarize([*lucky, *fresh])] == [0.7, 0.7, 0.9]
 
 
 def test_a_search_is_settled_when_its_winner_is_decided_about(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ class ConditionStatus:
     done: int
     running: int
     failed: int  # ended badly: failed, infrastructure, timeout, stalled, died, unreadable
-    reward_mean: float | None  # over seeds that are done or running, each seed's mean over its last rows
+    reward_mean: float | None  # over done and running seeds, each by its last rows; fresh ones after a search
     reward_std: float | None  # sample standard deviation over those seeds; None below two
     step_time_s: float | None  # median over seeds
     cost_usd: float | None = None  # of all seeds; None where no price is known
@@ -127,7 +127,7 @@ def campaign_row(
         state=state,
         started_at=plain(known.started_at, _NAME_LIMIT),
         ended_at=plain(known.ended_at, _NAME_LIMIT),
-        conditions=summarize(runs),
+        conditions=summarize(runs, known.searched),
         seeds=tuple(dict.fromkeys(run.seed for run in runs)),
         runs=runs,
         step_time_s=median(run.step_time_s for run in runs),
@@ -232,12 +232,12 @@ def _permits(directory: Path, shared: Sequence[str], problems: list[str]) -> Per
     return PermitStatus(seen.permits, holders, seen.waiting, plain(why, 200))
 
 
-def summarize(runs: Sequence[RunRow]) -> tuple[ConditionStatus, ...]:
+def summarize(runs: Sequence[RunRow], searched: Searched | None = None) -> tuple[ConditionStatus, ...]:
     """Return the row of each condition over its seeds, in order of appearance."""
     by_condition: dict[str, list[RunRow]] = {}
     for run in runs:
         by_condition.setdefault(run.condition, []).append(run)
-    return tuple(_condition(name, seeds) for name, seeds in by_condition.items())
+    return tuple(_condition(name, seeds, searched) for name, seeds in by_condition.items())
 
 
 def campaign_state(runs: Sequence[RunRow], known: Manifest = _UNKNOWN, *, is_supervised: bool) -> str:
@@ -273,9 +273,10 @@ def _time_left_s(
     return (left.p50_s, left.p90_s) if left else (None, None)
 
 
-def _condition(name: str, runs: Sequence[RunRow]) -> ConditionStatus:
-    # A run that ended early would lower its condition's mean without being worse at the task.
-    counted = (r.reward_mean for r in runs if r.state in (RunState.DONE, RunState.RUNNING))
+def _condition(name: str, runs: Sequence[RunRow], searched: Searched | None) -> ConditionStatus:
+    # A winner was chosen for its luck as well; a run that ended early is not worse at the task for that.
+    fresh = [run for run in runs if searched and run.seed not in searched.seeds] or runs
+    counted = (run.reward_mean for run in fresh if run.state in (RunState.DONE, RunState.RUNNING))
     rewards = [reward for reward in counted if reward is not None]
     return ConditionStatus(
         condition=name,
