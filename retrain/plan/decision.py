@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from retrain.config.campaign import Decide
 from retrain.controllers.sequential import Look, SequentialComparison
-from retrain.controllers.sequential.allocation import found_per_cost, rising_errors, share_of_error
+from retrain.controllers.sequential.allocation import found_per_cost, rising_errors, weights_of_error
 from retrain.controllers.sequential.rejection import FloatArray
 from retrain.plan.matrix import Plan
 from retrain.records.decision import OPEN, ConditionDecision, Decision, is_higher_better
@@ -38,13 +39,8 @@ class Progress:
 
 def comparison_of(table: Decide, conditions: int) -> SequentialComparison:
     """Return the test that a table asks for, of so many conditions with the reference among them."""
-    return SequentialComparison(
-        table.max_seeds,
-        table.error,
-        table.smallest_difference,
-        comparisons=conditions - 1,
-        early=table.allocate == "auto",
-    )
+    is_early, smallest = table.allocate == "auto", table.smallest_difference
+    return SequentialComparison(table.max_seeds, table.error, smallest, conditions - 1, is_early)
 
 
 def decide(
@@ -157,16 +153,13 @@ class Walk:
 
     def _promise(self, name: str) -> float:
         """Return the chance of finding a condition to differ, per second that it takes."""
-        costs = [
-            sum(
-                self._seconds.get(one, self._usual_s)
-                for one in (name, self._plan.reference)
-                if self.ids[one, seed] not in self.wanted
-            )
+        left = [
+            [one for one in (name, self._plan.reference) if self.ids[one, seed] not in self.wanted]
             for seed in self._seeds[self._asked[name] :]
         ]
-        d = _differences(self._pairs(name, self._asked[name]))
-        return found_per_cost(self._comparison_of(name)[0], d, costs)
+        costs = [sum(self._seconds.get(one, self._usual_s) for one in pair) for pair in left]
+        pairs = self._pairs(name, self._asked[name])
+        return found_per_cost(self._comparison_of(name)[0], _differences(pairs), costs)
 
     def runs_of(self, asked: Mapping[str, int]) -> set[str]:
         """Return the runs that a round adds: seeds of its conditions, and of the reference as many."""
@@ -221,13 +214,18 @@ class Walk:
 
         Those found to differ need none. The shares of the others are equal, or go by their first differences.
         """
-        left = [one for one, verdict in self.verdicts.items() if verdict not in FOUND or one == name]
+        left = {one for one, verdict in self.verdicts.items() if verdict not in FOUND} | {name}
         if self._table.allocate == "equal":
             errors = [self._table.error / count for count in range(len(left), 0, -1)]
         else:
-            first = {one: _differences(self._pairs(one, self._plan.first_seeds)) for one in self.verdicts}
-            errors = rising_errors(self._table.error, share_of_error(name, left, first))
+            share = self._weights[name] / math.fsum(self._weights[one] for one in left)
+            errors = rising_errors(self._table.error, share)
         return replace(self._comparison, error=errors[0], comparisons=1), errors[1:]
+
+    @cached_property
+    def _weights(self) -> dict[str, float]:
+        pairs = {name: self._pairs(name, self._plan.first_seeds) for name in self.verdicts}
+        return weights_of_error({name: _differences(both) for name, both in pairs.items()})
 
     def found(self, name: str, *, is_last: bool = False) -> Found:
         """Look at a condition."""

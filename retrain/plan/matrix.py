@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,7 +96,7 @@ class Plan:
     added_seeds: tuple[int, ...] = ()  # by the user, after it had begun
     proposed: int = 0  # conditions, the last ones, that the sampler of `[campaign.search]` proposed
 
-    @property
+    @cached_property
     def conditions(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(run.condition for run in self.runs))
 
@@ -111,11 +112,11 @@ class Plan:
             first.setdefault(run.condition, run)
         return first
 
-    @property
+    @cached_property
     def seeds(self) -> tuple[int, ...]:
         return tuple(dict.fromkeys(run.seed for run in self.runs))
 
-    @property
+    @cached_property
     def reference(self) -> str:
         """The condition that others are compared with."""
         wanted = self.decision.reference if self.decision else ""

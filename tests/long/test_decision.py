@@ -17,8 +17,7 @@ from retrain.campaign import Observer
 from retrain.campaign.orchestrate import CampaignOutcome
 from retrain.campaign.run import reopen, start
 from retrain.config.load import load_config
-from retrain.controllers.sequential.allocation import rising_errors, share_of_error
-from retrain.controllers.sequential.rejection import FloatArray
+from retrain.controllers.sequential.allocation import rising_errors, weights_of_error
 from retrain.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_RUN_FAILED, ConfigError
 from retrain.plan.decidable import undecidable
 from retrain.plan.decision import Progress, decide
@@ -249,16 +248,8 @@ def test_the_error_goes_where_the_first_differences_are_large_of_either_sign(dec
 
 
 def test_equal_values_share_the_error_equally() -> None:
-    assert share_of_error("a", ["a", "b"], {"a": np.zeros(3), "b": np.zeros(2)}) == 0.5
-
-
-@given(st.lists(st.lists(st.floats(-9, 9), max_size=3).map(np.array), min_size=3, max_size=3))
-def test_a_share_of_the_error_only_grows(first: list[FloatArray]) -> None:
-    """Also that of a condition without values, and whichever of the others are found."""
-    known = dict(zip("abc", first, strict=True))
-    shares = [share_of_error("a", left, known) for left in ("abc", "ab", "a")]
-    assert shares == sorted(shares)
-    assert sum(share_of_error(name, "abc", known) for name in "abc") == pytest.approx(1)
+    weights = weights_of_error({"a": np.zeros(3), "b": np.zeros(2)})
+    assert weights["a"] == weights["b"] > 0
 
 
 @given(st.floats(1e-300, 1))
@@ -271,7 +262,8 @@ def test_a_share_is_rounded_down_to_one_of_few(share: float) -> None:
 
 def test_a_condition_whose_first_runs_failed_stays_open(decision_file: Path) -> None:
     first = {"a": np.ones(3), "b": np.zeros(0), "c": np.full(3, 0.1)}
-    assert share_of_error("b", "bc", first) == 0.5
+    weights = weights_of_error(first)
+    assert weights["b"] == weights["c"] < weights["a"]
     values = {"plain": [0.0] * 3, "bonus": [0.5, 0.6, 0.55], "alike": [None] * 3}
     found = progress(auto(decision_file), values)
     assert verdicts(found.decision)["alike"] == ("continue", 0)

@@ -12,7 +12,7 @@ look (Spiegelhalter, Freedman and Blackburn 1986, doi:10.1016/0197-2456(86)90003
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -25,24 +25,19 @@ STEPS = 16  # of a share per halving: rounding costs 4 % of it at most
 FEWEST_STEPS = 30 * STEPS  # a share of 2**-30 rejects no pattern of signs, and a smaller one no fewer
 
 
-def share_of_error(name: str, left: Collection[str], first: Mapping[str, FloatArray]) -> float:
-    """Return the share of the error that a comparison has among those left.
+def weights_of_error(first: Mapping[str, FloatArray]) -> dict[str, float]:
+    """Return the weight of each comparison, by the sizes of its first differences.
 
-    Its weight follows from the sizes of its first differences and never changes, so that its share only
-    grows while others are found. One without any, as its runs failed, has the smallest weight of all.
-
-    Args:
-        name: the comparison, one of those left.
-        left: comparisons that share the error.
-        first: the first differences of all comparisons there ever were.
+    The error is shared in proportion to the weights of those that are left; these never change, so a share
+    only grows while others are found. A comparison without any difference, as its runs failed, has the
+    smallest weight of all.
     """
-    known = {one: d for one, d in first.items() if len(d)}
+    known = {name: d for name, d in first.items() if len(d)}
     largest = max((float(np.abs(d).max()) for d in known.values()), default=0.0) or 1.0
-    squares = {one: float(np.mean((d / largest) ** 2)) for one, d in known.items()}
+    squares = {name: float(np.mean((d / largest) ** 2)) for name, d in known.items()}
     top = max(squares.values(), default=0.0) or 1.0
-    weights = {one: math.pow(max(square / top, LEAST), STEEPNESS) for one, square in squares.items()}
-    least = min(weights.values(), default=1.0)
-    return weights.get(name, least) / math.fsum(weights.get(one, least) for one in left)
+    weights = {name: math.pow(max(square / top, LEAST), STEEPNESS) for name, square in squares.items()}
+    return dict.fromkeys(first, min(weights.values(), default=1.0)) | weights
 
 
 def rising_errors(error: float, share: float) -> list[float]:

@@ -19,6 +19,9 @@ EARLY_INTERIM = 0.3  # the same of a comparison that is to end early
 ENUMERATED = 14  # seeds whose patterns of signs are all counted; further signs are drawn
 EARLIER = 1e-7  # weight of the earlier sums, which orders sums that are equal
 REPEATED = 4096  # looks that are kept: a campaign repeats its own at each round
+KEPT = 128  # sets of patterns, at most 20 MB
+SHALLOW = 100  # looks between calls of their own, so that recursion never goes deeper
+WIDTH = 8  # bytes of a difference
 NORMAL = NormalDist()
 
 
@@ -53,31 +56,63 @@ class SignFlips:
 
     @lru_cache(maxsize=REPEATED)  # noqa: B019  # of frozen values, and bounded
     def _outcome(self, differences: bytes, error: float, last: int) -> Outcome:
-        d = np.frombuffer(differences)
-        signs = _patterns(self.max_seeds)[: len(d)]
-        # the first column is what was seen: where patterns are a sample, it is one of them
-        signs = np.hstack([np.where(d < 0, -1.0, 1.0)[:, None], signs])
-        counted = 0 if self.max_seeds > ENUMERATED else 1
-        alive, squares = np.ones(signs.shape[1] - counted, bool), 0.0
-        room = math.floor(error * len(alive) * (1 + 1e-12))  # patterns that may still reject
-        sums, earlier, reached = (np.zeros(signs.shape[1]) for _ in range(3))
-        for k, size in enumerate(np.abs(d), 1):
-            squares += size * size
-            sums += signs[k - 1] * size
-            earlier += np.abs(sums)
-            # ties of few distinct values would leave error unspent, so what got there earlier is larger
-            reached = np.abs(sums) + EARLIER * earlier / k
-            if k < FEWEST or not self.can_reject(k, error):
-                continue
-            here, others = float(reached[0]), reached[counted:]
-            bound = 0.0 if k == last else _boundary(k, squares, self.interim * error)
+        count = len(differences) // WIDTH
+        for k in range(SHALLOW, count, SHALLOW):
+            self._after(differences[: k * WIDTH], error)
+        return self._after(differences, error, is_last=count == last).outcome
+
+    @lru_cache(maxsize=KEPT)  # noqa: B019  # as above; so a look takes the time of one, not of all before
+    def _after(self, differences: bytes, error: float, *, is_last: bool = False) -> _Patterns:
+        """Return the patterns after a look at each of the differences; `is_last`: none will follow."""
+        if not differences:
+            return self._before_any(error)
+        before = self._after(differences[:-WIDTH], error)
+        if before.outcome.rejected_at:
+            return before
+        k, last = len(differences) // WIDTH, float(np.frombuffer(differences)[-1])
+        signs, size = _patterns(self.max_seeds)[k - 1], abs(last)
+        squares, sums = before.squares + size * size, before.sums.copy()
+        sums[0] += last
+        sums[1:] += signs * size
+        earlier = before.earlier + np.abs(sums)
+        # ties of few distinct values would leave error unspent, so what got there earlier is larger
+        reached = np.abs(sums) + EARLIER * earlier / k
+        here, others = float(reached[0]), reached[self._counted :]
+        alive, room, rejected_at = before.alive, before.room, 0
+        if k >= FEWEST and self.can_reject(k, error):
+            bound = 0.0 if is_last else _boundary(k, squares, self.interim * error)
             above = _above(others[alive & (others >= bound)], room)
             if squares > 0 and here >= bound and here > above:
-                return Outcome(k, float(np.mean(~alive | (others >= here))), int(np.sign(d[:k].sum())))
-            hit = alive & (others >= bound) & (others > above)
-            room -= int(hit.sum())
-            alive &= ~hit
-        return Outcome(0, float(np.mean(~alive | (reached[counted:] >= reached[0]))))
+                rejected_at = k
+            else:
+                hit = alive & (others >= bound) & (others > above)
+                alive, room = alive & ~hit, room - int(hit.sum())
+        sign = int(np.sign(sums[0])) if rejected_at else 0
+        outcome = Outcome(rejected_at, float(np.mean(~alive | (others >= here))), sign)
+        return _Patterns(sums, earlier, alive, room, squares, outcome)
+
+    @property
+    def _counted(self) -> int:
+        """Where the patterns that are counted begin: with what was seen, if they are a sample."""
+        return 0 if self.max_seeds > ENUMERATED else 1
+
+    def _before_any(self, error: float) -> _Patterns:
+        none = np.zeros(1 + _patterns(self.max_seeds).shape[1])
+        alive = np.ones(len(none) - self._counted, bool)
+        room = math.floor(error * len(alive) * (1 + 1e-12))
+        return _Patterns(none, none, alive, room, 0.0, Outcome(0, 1.0))
+
+
+@dataclass(frozen=True)
+class _Patterns:
+    """All patterns of signs after some looks; the first is what was seen."""
+
+    sums: FloatArray
+    earlier: FloatArray  # sums of the sizes of all sums so far
+    alive: NDArray[np.bool_]  # of those that are counted: whether none of these looks rejects them
+    room: int  # how many may still be rejected
+    squares: float
+    outcome: Outcome  # of what was seen
 
 
 @lru_cache(maxsize=4)
