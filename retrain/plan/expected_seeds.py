@@ -1,7 +1,8 @@
 """How many seeds a campaign with `[decision]` is expected to need: simulated, for differences that may be.
 
 The differences of pairs are drawn from a normal distribution, with the spread of the paired differences in
-earlier campaigns. While that is unknown, differences are told in units of it.
+earlier campaigns. While that is unknown, differences are told in units of it. Campaigns go through the rounds
+that real ones would, with either `allocate`, until the budget is used up; all runs count as equally costly.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from retrain.config.campaign import Decide
-from retrain.controllers.sequential import SequentialComparison
+from retrain.controllers.sequential.rejection import FloatArray
 from retrain.errors import ConfigError, RecordsError
+from retrain.plan.decision import FOUND, Walk
 from retrain.plan.matrix import Plan
 from retrain.plan.search import fresh_plan
 from retrain.records.decision import final_value
@@ -23,10 +25,11 @@ from retrain.records.files import readable
 from retrain.records.layout import CampaignFiles, find_campaigns
 from retrain.records.manifest import RunEntry, read_manifest
 from retrain.records.run_state import RunState
+from retrain.records.text import parse_duration
 
 SIMULATED = 60  # comparisons per difference: half a seed of error, in a second
+CROWDED = 4  # conditions from which on there are fewer: the time of a campaign grows with their square
 LATEST = 20  # campaigns whose spread is read
-FOUND = ("better", "worse")
 
 
 @dataclass(frozen=True)
@@ -59,16 +62,12 @@ def expected_seeds(most: Most, table: Decide, logs: Path) -> tuple[ExpectedSeeds
     winner differs so much from the reference, unless that is the winner: then it takes the search alone.
     """
     spread, smallest = spread_of(most.plan, table, logs), table.smallest_difference
-    compared = compared_in(most.plan)
-    others = len(compared.conditions) - 1
-    comparison = SequentialComparison(
-        table.max_seeds, table.error, comparisons=others, early=table.allocate == "auto"
-    )
     unit, step, sd = "SD", 1.0, 1.0
     if spread is not None and smallest is not None:
         unit, step, sd = table.metric, smallest, spread
-        comparison = replace(comparison, smallest_difference=smallest)
-    return tuple(_expected(most, compared, comparison, times * step, unit, sd) for times in (0, 1, 2))
+    else:
+        table = replace(table, smallest_difference=None)
+    return tuple(_expected(most, table, times * step, unit, sd) for times in (0, 1, 2))
 
 
 def compared_in(plan: Plan) -> Plan:
@@ -117,31 +116,62 @@ def _value(files: CampaignFiles, run: RunEntry, metric: str) -> float | None:
         return None
 
 
-def _expected(
-    most: Most,
-    plan: Plan,
-    comparison: SequentialComparison,
-    difference: float,
-    unit: str,
-    sd: float,
-) -> ExpectedSeeds:
-    others, rng = len(plan.conditions) - 1, np.random.default_rng(0)
-    drawn = rng.normal(difference, sd, (max(1, SIMULATED // others), others, comparison.max_seeds))
-    ends = [
-        [comparison.end_of(one, np.zeros_like(one), plan.first_seeds) for one in campaign]
-        for campaign in drawn
-    ]
-    seeds = np.array([[count for count, _ in campaign] for campaign in ends])
-    runs = float(np.mean(seeds.sum(axis=1) + seeds.max(axis=1)))
+def _expected(most: Most, table: Decide, difference: float, unit: str, sd: float) -> ExpectedSeeds:
+    plan, rng = compared_in(most.plan), np.random.default_rng(0)
+    others = len(plan.conditions) - 1
+    count = max(1, min(SIMULATED // others, CROWDED * SIMULATED // others**2))
+    drawn = rng.normal(difference, sd, (count, others, len(plan.planned_seeds)))
+    most_runs = _within_budget(most, plan, table)
+    walks = [_simulated(plan, table, values, most_runs) for values in drawn]
+    runs = float(np.mean([len(walk.wanted) for walk in walks]))
+    seeds = [len(walk.wanted & ids) for walk in walks for ids in _ids(walk, plan)]
+    found = [verdict in FOUND for walk in walks for verdict in walk.verdicts.values()]
     whole = most.plan.total_steps
     steps = whole - plan.total_steps * (1 - runs / len(plan.runs))
     return ExpectedSeeds(
         difference=difference,
         unit=unit,
-        seeds=float(seeds.mean()),
-        found=float(np.mean([verdict in FOUND for campaign in ends for _, verdict in campaign])),
+        seeds=float(np.mean(seeds)),
+        found=float(np.mean(found)),
         runs=len(most.plan.runs) - len(plan.runs) + runs,
         time_s=None if most.time_s is None else most.time_s * steps / whole,
         steps=steps,
         cost_usd=None if most.cost_usd is None else most.cost_usd * steps / whole,
     )
+
+
+def _ids(walk: Walk, plan: Plan) -> Iterator[set[str]]:
+    """Iterate over the runs of each condition but the reference."""
+    for name in walk.verdicts:
+        yield {walk.ids[name, seed] for seed in plan.planned_seeds}
+
+
+def _simulated(plan: Plan, table: Decide, differences: FloatArray, most_runs: float) -> Walk:
+    """Return the end of a campaign whose conditions differ so much from the reference at each seed."""
+    walk = Walk(plan, table, {})
+    of_seed = dict(zip(plan.planned_seeds, differences.T, strict=True))
+    values: dict[str, float | None] = {
+        run_id: float(dict(zip(walk.verdicts, of_seed[seed], strict=True)).get(name, 0.0))
+        for (name, seed), run_id in walk.ids.items()
+    }
+    while not walk.is_over and (asked := walk.next_round()):
+        if walk.wanted and len(walk.wanted) >= most_runs:
+            walk.close()
+            break
+        batch = walk.runs_of(asked)
+        walk.wanted |= batch
+        walk.look(asked, {run_id: values[run_id] for run_id in batch})
+    return walk
+
+
+def _within_budget(most: Most, plan: Plan, table: Decide) -> float:
+    """Return after how many of the runs that decide the budget is used up; infinite without one."""
+    shares = []
+    if table.budget and most.time_s:
+        shares.append(parse_duration(table.budget) / most.time_s)
+    if table.budget_usd is not None and most.cost_usd:
+        shares.append(table.budget_usd / most.cost_usd)
+    if not shares:
+        return math.inf
+    lacking = most.plan.total_steps * (1 - min(shares))
+    return len(plan.runs) * (1 - lacking / plan.total_steps)

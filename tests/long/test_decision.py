@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from retrain.controllers.sequential.allocation import rising_errors, weights_of_
 from retrain.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_RUN_FAILED, ConfigError
 from retrain.plan.decidable import undecidable
 from retrain.plan.decision import Progress, decide
+from retrain.plan.expected_seeds import Most, expected_seeds
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.plan.preflight import preflight
 from retrain.records.decision import Decision
@@ -455,6 +458,26 @@ def test_explain_tells_how_many_seeds_it_takes(
         "explain", decision_file, *first, "--set", "decision.smallest_difference=0.01", "--from", "logs"
     )
     assert [one["unit"] for one in json.loads(known.stdout)["expected_seeds"]] == ["mean_reward"] * 3
+
+
+def test_explain_forecasts_the_allocation_and_the_budget(decision_file: Path) -> None:
+    """Conditions that are equal, and 1 and 2 standard deviations off; all 24 runs would take a day."""
+    plan, none = planned(decision_file), decision_file.parent / "none"
+    table = plan.decision
+    assert table is not None
+
+    def expected(**keys: Any) -> tuple[list[float], list[float]]:
+        found = expected_seeds(Most(plan, 86_400.0, 24.0), replace(table, **keys), none)
+        return [one.runs for one in found], [one.found for one in found]
+
+    (equal_runs, equal_found), (runs, found) = expected(), expected(allocate="auto")
+    assert runs[0] < equal_runs[0]  # what is unlikely to be found is given up
+    assert found[1] < equal_found[1]
+    assert found[2] > 0.9
+    runs, found = expected(budget="10h")
+    assert (max(runs), found) == (12, [0, 0, 0])  # the round that passes the budget ends
+    runs, found = expected(allocate="auto", budget_usd=5)
+    assert (runs, found) == ([9, 9, 9], [0, 0, 0])  # the first seeds of three conditions
 
 
 @pytest.mark.parametrize(
