@@ -11,6 +11,7 @@ import base64
 import hashlib
 import subprocess
 import sys
+from functools import cache
 from importlib import resources
 from importlib.util import find_spec
 from itertools import chain
@@ -96,10 +97,11 @@ def _valid(value: Any) -> Any:
     return str(value).encode("utf-8", "replace").decode("utf-8").replace("\0", "\ufffd")
 
 
+@cache
 def _bundle() -> str:
     """Return the scripts that draw charts in a browser: Vega, Vega-Lite and vega-embed.
 
-    A subprocess makes them, because the engine that it loads keeps 130 MB until its process ends.
+    A subprocess makes them in two seconds, because the engine keeps 130 MB until its process ends.
     """
     if find_spec("vl_convert") is None:  # importing it here would cost 9 MB
         converter()

@@ -274,7 +274,9 @@ def test_images_stand_alone(tmp_path):
     assert {"figure-mean-reward.svg", "figure-usl.svg", "figure-step-time-s.svg"} <= names
     for file in files:
         assert "href" not in ElementTree.parse(file).getroot().attrib
-    png = write(found, tmp_path / "figure.png", "png", [])
+    small = gather(write_campaign(tmp_path / "small", {("grpo", 0): flat(0.5)}))
+    png = write(small, tmp_path / "figure.png", "png", [])
+    assert png
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in png)
 
 
