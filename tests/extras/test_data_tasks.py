@@ -10,7 +10,6 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import reasoning_gym
 
 from retrain.rewards import reasoning_gym as gym_reward
 from retrain.trainer.scoring import Scorer
@@ -150,6 +149,8 @@ def test_a_data_set_that_cannot_be_loaded_says_so(tmp_path: Path) -> None:
 
 
 def test_reasoning_gym_generates_what_the_package_does() -> None:
+    import reasoning_gym  # here: it imports matplotlib, which takes four seconds
+
     task = build(
         "reasoning_gym", dataset="chain_sum", count=20, config={"max_terms": 3}, held_out=0.25, seed=5
     )
@@ -171,6 +172,8 @@ def test_reasoning_gym_refuses_what_it_does_not_know() -> None:
 
 @pytest.mark.parametrize("dataset", ["countdown", "chain_sum"])
 def test_reasoning_gym_scores_its_own_answers_with_its_own_rules(dataset: str) -> None:
+    import reasoning_gym
+
     task = build("reasoning_gym", dataset=dataset, count=8, answers="entry", held_out=0, seed=3)
     entries = reasoning_gym.create_dataset(dataset, seed=3, size=8)
     scorer = Scorer("reasoning_gym", {"workers": 1})
