@@ -60,6 +60,7 @@ advantage_mode = "grpo"
 name = "maxrl"
 """
 KEYS = ("step", "loss", "mean_reward", "grad_norm", "lr", "batch_size", "tokens_per_step")
+MOST_FRUITLESS = 2  # orchestrators killed in a row without a worker; a slow machine would start none at all
 DEAD_AFTER_S = 100.0  # a worker that was starting when everything was done leaves by itself
 
 
@@ -101,6 +102,7 @@ class Chaos:
         self._directory = directory
         self._chance = random.Random(seed)
         self._mean_pause_s = mean_pause_s
+        self._fruitless = 0
         (directory / "chaos.toml").write_text(TOML)
         undisturbed = self._start("run", "chaos.toml")
         if undisturbed.wait() != 0:
@@ -140,8 +142,12 @@ class Chaos:
         return tally
 
     def _kill_one(self, campaign: Path, orchestrator: subprocess.Popen[bytes], tally: Tally) -> None:
-        holding = {holder_of(campaign / "campaign.lock")}
-        holding |= {holder_of(RunFiles(run).lock) for run in (campaign / "runs").iterdir()}
+        holding = {holder_of(RunFiles(run).lock) for run in (campaign / "runs").iterdir()}
+        if any(holding):
+            self._fruitless = 0
+        elif self._fruitless == MOST_FRUITLESS:
+            return
+        holding.add(holder_of(campaign / "campaign.lock"))
         starting = {orchestrator.pid, *_workers(campaign)} - holding
         victims = sorted(pid for pid in holding if pid)
         if starting and self._chance.random() < 0.1:  # more would keep anything from getting anywhere
@@ -152,6 +158,7 @@ class Chaos:
         with contextlib.suppress(ProcessLookupError):
             os.kill(victim, signal.SIGKILL)
         tally.kills += 1
+        self._fruitless += victim == orchestrator.pid
         tally.orchestrator_kills += victim == orchestrator.pid
         tally.worker_kills += victim != orchestrator.pid
 
