@@ -348,15 +348,25 @@ def stopped_after(path: Path, runs: int) -> CampaignOutcome:
     return campaign.execute()
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A campaign that nothing stopped; it is to be read."""
+    directory = tmp_path_factory.mktemp("undisturbed")
+    (directory / "decision.toml").write_text(DECISION)
+    log_dir = f"logging.log_dir='{directory / 'logs'}'"
+    return start(directory / "decision.toml", [log_dir]).execute().directory
+
+
 @pytest.mark.parametrize("runs", [4, 9, 12])
-def test_a_stopped_campaign_comes_to_the_same_verdicts(decision_file: Path, runs: int) -> None:
-    expected = decision_of(start(decision_file).execute().directory)
+def test_a_stopped_campaign_comes_to_the_same_verdicts(
+    undisturbed: Path, decision_file: Path, runs: int
+) -> None:
     stopped = stopped_after(decision_file, runs)
     assert stopped.exit_code == EXIT_INTERRUPTED
     assert survey(stopped.directory)[0].state == "interrupted"
     CampaignFiles(stopped.directory).manifest.unlink()  # only the runs' records decide
     assert reopen(stopped.directory).execute().exit_code == EXIT_DONE
-    assert decision_of(stopped.directory) == expected
+    assert decision_of(stopped.directory) == decision_of(undisturbed)
 
 
 def test_a_failed_run_costs_its_seed(decision_file: Path) -> None:
@@ -368,9 +378,9 @@ def test_a_failed_run_costs_its_seed(decision_file: Path) -> None:
 
 
 def test_status_and_compare_tell_the_verdicts(
-    decision_file: Path, retrain: Callable[..., CompletedProcess[str]]
+    undisturbed: Path, retrain: Callable[..., CompletedProcess[str]]
 ) -> None:
-    directory = start(decision_file).execute().directory
+    directory = undisturbed
     line = "bonus: better than plain in mean_reward after 7 seeds: 0.500"
     assert line in retrain("status", directory).stdout
     assert line in retrain("compare", directory).stdout

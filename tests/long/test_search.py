@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -149,6 +150,15 @@ def found_of(directory: Path) -> tuple[Any, Decision | None]:
     return manifest.searched, manifest.decision
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a search that nothing ended, to be read."""
+    directory = tmp_path_factory.mktemp("undisturbed")
+    (directory / "search.toml").write_text(SEARCH)
+    log_dir = f"logging.log_dir='{directory / 'logs'}'"
+    return start(directory / "search.toml", [log_dir]).execute().directory
+
+
 class Crash(BaseException):
     """The end of this process, as it were."""
 
@@ -166,10 +176,11 @@ class Crashing(Observer):
             raise Crash
 
 
-def test_an_orchestrator_that_dies_again_and_again_comes_to_the_same_verdict(here: Path) -> None:
+def test_an_orchestrator_that_dies_again_and_again_comes_to_the_same_verdict(
+    undisturbed: Path, here: Path
+) -> None:
     path = here / "search.toml"
     path.write_text(SEARCH)
-    expected = found_of(start(path).execute().directory)
     campaign, crashes = start(path, observer=Crashing(3)), 0
     directory = campaign.directory
     for after in (5, 4, 3, 2, 1, 3, 6, 100):
@@ -180,14 +191,14 @@ def test_an_orchestrator_that_dies_again_and_again_comes_to_the_same_verdict(her
         campaign = reopen(directory, Crashing(after))
     assert crashes >= 7
     assert campaign.execute().exit_code == EXIT_DONE
-    assert found_of(directory) == expected
+    assert found_of(directory) == found_of(undisturbed)
 
 
 @pytest.mark.timeout(600)  # processes, on machines that do other things as well
-def test_kills_of_all_processes_change_neither_the_winner_nor_the_verdict(here: Path) -> None:
-    path = here / "search.toml"
-    path.write_text(SEARCH)
-    expected = found_of(start(path).execute().directory)
+def test_kills_of_all_processes_change_neither_the_winner_nor_the_verdict(
+    undisturbed: Path, here: Path
+) -> None:
+    path, expected = here / "search.toml", found_of(undisturbed)
     own = here / "killed"
     own.mkdir()
     path.write_text(SEARCH.replace(INLINE, IN_TWO_WORKERS))
@@ -208,10 +219,8 @@ def have_begun(directory: Path, attempts: int) -> bool:
     return sum(path.read_text().count('"begin"') for path in paths) >= attempts
 
 
-def test_a_search_goes_on_from_its_files_without_a_manifest(here: Path) -> None:
-    path = here / "search.toml"
-    path.write_text(SEARCH)
-    directory = start(path).execute().directory
+def test_a_search_goes_on_from_its_files_without_a_manifest(undisturbed: Path, here: Path) -> None:
+    directory = Path(shutil.copytree(undisturbed, here / "search"))
     expected = found_of(directory)
     CampaignFiles(directory).manifest.unlink()
     assert reopen(directory).execute().exit_code == EXIT_DONE
