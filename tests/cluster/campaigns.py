@@ -41,7 +41,7 @@ max_steps = {STEPS}
 parallel = true
 max_workers = {WORKERS}
 """
-NAMES = ("c0", "c1", "c2", "c3")
+NAMES = ("c0", "c1", "c2")
 CONDITIONS = "".join(
     f'[[campaign.conditions]]\nname = "{name}"\ntraining.lr = {n + 1}e-3\n' for n, name in enumerate(NAMES)
 )
