@@ -43,8 +43,7 @@ QUIET = {
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
 }
-# A node that was killed is missed after five looks, one that lost its head ends after half a minute.
-HASTE = {"RAY_health_check_period_ms": "1000", "RAY_gcs_rpc_server_reconnect_timeout_s": "30"}
+HASTE = {"RAY_health_check_period_ms": "1000"}  # a node that was killed is missed after five looks
 FAIR = {"RAY_worker_niceness": "0"}  # by default workers wait for whatever else this machine does
 ASK_S = 0.5  # a head that starts has other things to do than to answer
 
