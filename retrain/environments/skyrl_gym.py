@@ -20,7 +20,7 @@ from retrain.extras import load
 from retrain.rollouts import Prompt
 
 EXTRA = "skyrl-gym"
-PACKAGES = ("skyrl_gym",)
+PACKAGES = ("skyrl_gym", "omegaconf")
 
 
 def open_episode(

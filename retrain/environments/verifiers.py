@@ -139,7 +139,7 @@ def _source(written: str) -> Source:
         return Source(v1, v1.utils.loaders.resolve_env_config(_on_this_machine(v1, table)))
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"verifiers cannot play {table['taskset']['id']!r} as configured: {error}"
+            f"taskset: verifiers cannot play {table['taskset']['id']!r} as configured: {error}"
         ) from error
 
 

@@ -36,7 +36,7 @@ def opener(**options: Any) -> Any:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"taskset": "nowhere-v1"}, "verifiers cannot play 'nowhere-v1' as configured"),
+        ({"taskset": "nowhere-v1"}, "taskset: verifiers cannot play 'nowhere-v1' as configured"),
         ({**SUMS, "config": {"agent": {"max_turnz": 3}}}, "max_turnz"),
         ({**SUMS, "config": {"agent": {"harness": {"id": "none"}}}}, "harness 'none' not found"),
     ],
