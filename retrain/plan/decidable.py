@@ -48,7 +48,7 @@ def _budget_problems(table: Decide, configs: Collection[Config]) -> Iterator[str
         try:
             parse_duration(table.budget)
         except ValueError as error:
-            yield f".budget: {error}"
+            yield f".budget: {error}; without it there is no limit"
     if table.budget_usd is not None:
         unknown = {priced_as(config) for config in configs if price_of(config) is None}
         yield from (f".budget_usd: {unpriced(name)}" for name in sorted(unknown))

@@ -120,7 +120,11 @@ def dollars(usd: float | None) -> str:
 
 def parse_duration(text: str) -> float:
     """Read `6h`, `90m`, `90 min`, `1h30m`, `2d`, `45s`; a ValueError if it is no time span, or zero."""
-    seconds = math.fsum(float(number) * UNITS_S[unit] for number, unit in _PART.findall(text))
-    if _PART.sub("", text).strip() or not 0 < seconds < math.inf:
+    parts = _PART.findall(text)
+    seconds = math.fsum(float(number) * UNITS_S[unit] for number, unit in parts)
+    is_read = bool(parts) and not _PART.sub("", text).strip()
+    if is_read and seconds == 0:
+        raise ValueError(f"got {text!r}; needs more than no time, as 6h, 90m or 1h30m")
+    if not is_read or seconds == math.inf:
         raise ValueError(f"{text!r} is not a time span; write it as 6h, 90m or 1h30m")
     return seconds
