@@ -96,6 +96,27 @@ def test_what_is_too_long_is_refused_before_anything_is_billed(
     during(spec, story)
 
 
+def test_a_context_that_the_server_does_not_tell_ends_an_episode_too(
+    spec: BackendSpec, tmp_path: Path
+) -> None:
+    running = RunningServer(tmp_path, ALPHABET, "--context", str(CONTEXT), "--dialect", "silent")
+
+    async def story(backend: TinkerBackend) -> None:
+        await backend.check_turns()
+        (group,) = await backend.sample([Prompt(0, "0" * 10, "")], replace(TURN, max_tokens=1))
+        turn = NextTurn(group.rollouts[0], (("user", "1"),), 9)
+        fits, too_long = await backend.extend([replace(turn, max_tokens=1), turn], TURN)
+        assert fits
+        assert too_long is None
+        with pytest.raises(FullContextError, match="prompt 7 has 20 tokens, which leave no room for 2 more"):
+            await backend.sample([Prompt(7, "0" * 20, "")], TURN)
+
+    try:
+        during(replace(spec, base_url=running.url), story)
+    finally:
+        running.end()
+
+
 def with_template(spec: BackendSpec, directory: Path, template: str) -> BackendSpec:
     chat_tokenizer(template).save_pretrained(directory)
     return with_options(spec, tokenizer=str(directory), chat_template=True)

@@ -75,7 +75,9 @@ class Service:
         self._model = model
         self._chunk = chunk
         self._most_models = most_models
-        self.dialect = dialect  # "json" predates proto, "unnumbered" sequence ids; "silent" has no figures
+        self.dialect = (
+            dialect  # "json" predates proto, "unnumbered" sequence ids; "silent" has no figures and no limits
+        )
         self._loss = 404, "no model {}"  # what is said of a model that is gone
         self._lock = threading.Lock()
         self._names = itertools.count()
@@ -100,7 +102,7 @@ class Service:
         return {"fwdbwd_max_chunk_len": self._chunk}
 
     def capabilities(self) -> Json:
-        if not self.context:
+        if not self.context or self.dialect == "silent":
             raise RefusalError(404, "no such route")
         return {"supported_models": [{"model_name": self._model, "max_context_length": self.context}]}
 
@@ -223,7 +225,9 @@ class Service:
         self.stops.add(str(params.get("stop")))
         prompt = [token for chunk in request["prompt"]["chunks"] for token in chunk["tokens"]]
         if self.context and len(prompt) + int(params["max_tokens"]) > self.context:
-            raise RefusalError(400, f"{len(prompt)} tokens and as many sampled ones exceed {self.context}")
+            raise RefusalError(
+                400, f"prompt and max_tokens exceed the model's context window of {self.context}"
+            )
         name = f"{request['sampling_session_id']}:{request['seq_id']}"
         with self._lock:  # a sampler has one random generator
             response, sampled = sampler.sample(prompt, count, params, score=bool(request["prompt_logprobs"]))

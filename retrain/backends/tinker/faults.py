@@ -49,6 +49,7 @@ _LOST = re.compile(_GONE.format(what=r"\b(?:model|session|sampler)"), re.IGNOREC
 _LOST_SESSION = re.compile(_GONE.format(what=r"\bsession"), re.IGNORECASE)
 _FULL = re.compile(r"maximum number of (?:lora )?(?:adapters|models)", re.IGNORECASE)
 _OLD = re.compile(r"only supports as proto|predates proto|proto deserialization failed", re.IGNORECASE)
+_TOO_LONG = re.compile(r"context (?:window|length|size)|prompt (?:is )?too long", re.IGNORECASE)
 _NO_ROUTE = re.compile(r"'detail': 'Not Found'|not (?:supported|implemented)", re.IGNORECASE)
 
 
@@ -87,6 +88,11 @@ def is_full(error: Exception) -> bool:
 def has_lost_model(error: Exception) -> bool:
     """Whether the API says that it has lost the session, or a model or sampler of it."""
     return _status(error) in (409, 410) or _LOST.search(str(error)) is not None
+
+
+def is_too_long(error: Exception) -> bool:
+    """Whether the API rejects a prompt because it has no room in the model's context."""
+    return _TOO_LONG.search(str(error)) is not None
 
 
 def is_refusal(error: Exception) -> bool:

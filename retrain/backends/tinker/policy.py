@@ -28,14 +28,7 @@ from retrain.backends.tinker.reference import Reference
 from retrain.backends.tinker.sampling import context_of, drawn
 from retrain.backends.tinker.session import Session
 from retrain.backends.tinker.state import Update, read_state, write_state
-from retrain.backends.tinker.wire import (
-    LINEAR,
-    ApiLoss,
-    Auditor,
-    api_loss,
-    scored_by,
-    to_datum,
-)
+from retrain.backends.tinker.wire import LINEAR, ApiLoss, Auditor, api_loss, scored_by, to_datum
 from retrain.backends.turns import Turns
 from retrain.config.adapters import state_of
 from retrain.demonstrations import Demonstration
@@ -269,8 +262,11 @@ class TinkerBackend:
         ids = self.read(told)
         if self._context is not None and len(ids) >= self._context:
             return None
-        async with places:
-            _, (one,) = await self._drawn(ids, told.prompt, sampling, text)
+        try:
+            async with places:
+                _, (one,) = await self._drawn(ids, told.prompt, sampling, text)
+        except FullContextError:  # of a server that does not tell its context before
+            return None
         check_finite([one])
         return extended(text, told, one)
 

@@ -12,11 +12,12 @@ from retrain.backends import BackendSpec, Sampling
 from retrain.backends.tinker import billing
 from retrain.backends.tinker.billing import billed, sampled
 from retrain.backends.tinker.calls import Calls
-from retrain.backends.tinker.faults import FAULTS
+from retrain.backends.tinker.faults import FAULTS, describe, is_too_long
 from retrain.backends.tinker.session import Session
 from retrain.backends.tinker.state import Sampler
 from retrain.backends.tinker.wire import drawn_from
 from retrain.engines import Drawn, Ids
+from retrain.errors import FullContextError, RunFailedError
 from retrain.rollouts import Prompt
 
 PATIENCE = 2  # failures of one call before a new session is opened
@@ -58,7 +59,16 @@ async def drawn(
         elif (lost and used is None) or failures % PATIENCE == 0:
             await session.renew(generation)
 
-    version, response = await calls.persist(f"sampling prompt {prompt.id}", attempt, repair)
+    try:
+        version, response = await calls.persist(f"sampling prompt {prompt.id}", attempt, repair)
+    except RunFailedError as error:
+        cause = error.__cause__
+        if not (isinstance(cause, FAULTS) and is_too_long(cause)):
+            raise
+        raise FullContextError(
+            f"[data]: prompt {prompt.id} has {length} tokens, which leave no room for {how.max_tokens} more "
+            f"in the model's context ({describe(cause)}); lower training.max_tokens, or leave the prompt out"
+        ) from error
     return version, drawn_from(response, prompt, how.group_size, ends)
 
 
