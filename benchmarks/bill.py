@@ -9,11 +9,11 @@ prices; its pilot is of one seed, or of two with `--pilot-seeds 2`.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 from pathlib import Path
 
+from benchmarks.suite import print_figures
 from retrain.campaign.run import start
 from retrain.config.load import load_config
 from retrain.plan.estimate.history import learn
@@ -104,11 +104,7 @@ def main() -> None:
         "bills up to P90": statistics.fmean(bill <= p90 for _, p90, bill in found),
         "P90 over P50, less 1, median": statistics.median(p90 / p50 - 1 for p50, p90, _ in found),
     }
-    if options.json:
-        print(json.dumps(row, indent=2))
-        return
-    for name, value in row.items():
-        print(f"{name:<40}{value:>10.3g}")
+    print_figures(row, as_json=options.json)
 
 
 if __name__ == "__main__":

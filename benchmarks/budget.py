@@ -8,13 +8,13 @@ The bill is the server's own. Whenever the budget has stopped the campaign it is
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.suite import print_figures
 from tests.budget_kills import WORKERS, kill_with_budget
 from tests.tinker_api.running import KEY
 
@@ -43,11 +43,7 @@ def main() -> None:
         "bill over budget, median": statistics.median(stop.billed_usd / stop.budget_usd for stop in stops),
         "seconds": round(time.perf_counter() - started),
     }
-    if options.json:
-        print(json.dumps(row, indent=2))
-        return
-    for name, value in row.items():
-        print(f"{name:<50}{value:>12.4g}")
+    print_figures(row, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,13 @@ waves times that; a worker's start-up is measured in the same run, by runs that 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.suite import print_figures
 from retrain.campaign.run import run_campaign
 
 TOML = """
@@ -62,11 +62,7 @@ def main() -> None:
         "over_ideal": waiting_s / ideal_s,
         "over_ideal_plus_start_up": waiting_s / (ideal_s + empty_s),
     }
-    if options.json:
-        print(json.dumps(row, indent=2))
-        return
-    for name, value in row.items():
-        print(f"{name:<28}{value:>10.3f}" if isinstance(value, float) else f"{name:<28}{value:>10}")
+    print_figures(row, as_json=options.json)
 
 
 def campaign_seconds(runs: int, workers: int, seconds: float) -> float:

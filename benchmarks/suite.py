@@ -7,10 +7,20 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
+
+
+def print_figures(row: Mapping[str, float], *, as_json: bool) -> None:
+    """Print what a script has measured: an object, or a line for each figure."""
+    if as_json:
+        print(json.dumps(row, indent=2))
+        return
+    width = max(map(len, row)) + 2
+    for name, value in row.items():
+        print(f"{name:<{width}}{value:>12.4g}")
 
 
 @dataclass(frozen=True)

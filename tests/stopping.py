@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import psutil
 
 from retrain.campaign.orchestrate import CampaignOutcome
 from retrain.campaign.run import reopen
-from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.layout import CampaignFiles, RunFiles, find_campaigns
 from retrain.records.metrics import read_metrics
 
 INLINE, IN_TWO_WORKERS = 'launcher = "inline"', 'launcher = "local"\nparallel = true\nmax_workers = 2'
@@ -57,6 +59,19 @@ def kill_when(is_time: Callable[[], bool], command: Sequence[str], directory: Pa
         while not all(map(_has_ended, killed)):
             time.sleep(0.01)
     process.wait()
+
+
+def killed_at(
+    moments: Sequence[int], have_come: Callable[[Path, int], bool], file: Path, directory: Path
+) -> Path:
+    """Run a campaign in a new directory, and kill it, and what resumes it, at each moment; return its own."""
+    directory.mkdir()
+    command = [sys.executable, "-m", "retrain", "run", str(file)]
+    for moment in moments:
+        kill_when(partial(have_come, directory, moment), command, directory)
+        (campaign,) = find_campaigns(directory / "logs")
+        command = [sys.executable, "-m", "retrain", "resume", str(campaign)]
+    return campaign
 
 
 def _has_ended(process: psutil.Process) -> bool:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from retrain import locks
 from retrain.errors import RecordsError, records_error
@@ -24,6 +24,7 @@ _MAX_TAIL_BYTES = 16 * 2**20  # our lines are never that long
 _DECODER = json.JSONDecoder()
 
 Row = dict[str, Any]
+T = TypeVar("T")
 
 
 class LineAppender:
@@ -153,6 +154,15 @@ def read_lines(path: Path) -> Iterator[bytes]:
     """Iterate over the non-blank lines of a file; none if the file does not exist."""
     with suppress(FileNotFoundError), opened(path) as fd, os.fdopen(fd, "rb", _BLOCK, closefd=False) as file:
         yield from filter(bytes.strip, file)
+
+
+def read_records(path: Path, build: Callable[[Row], T]) -> tuple[T, ...]:
+    """Return what `build` makes of each line; lines in which a value is missing or wrong are skipped."""
+    found = []
+    for line in read_lines(path):
+        with suppress(LookupError, TypeError, ValueError, AttributeError):
+            found.append(build(parse_line(line) or {}))
+    return tuple(found)
 
 
 def read_tail(fd: int, count: int) -> list[bytes]:

@@ -7,13 +7,12 @@ value on, proposes the same.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from retrain.config.sampler import Proposal
-from retrain.records.lines import append_line, parse_line, read_lines
+from retrain.records.lines import append_line, read_records
 
 
 @dataclass(frozen=True)
@@ -26,12 +25,7 @@ class Proposed:
 
 def read_proposals(path: Path) -> tuple[Proposed, ...]:
     """Read proposals.jsonl; lines that are no round are skipped."""
-    found = []
-    for line in read_lines(path):
-        row = parse_line(line) or {}
-        with suppress(LookupError, TypeError, ValueError, AttributeError):
-            found.append(_round(row))
-    return tuple(found)
+    return read_records(path, _round)
 
 
 def append_proposals(path: Path, one: Proposed) -> None:

@@ -6,7 +6,6 @@ A rung that was decided stands, as a look of a `[decision]` does: runs that are 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from retrain.records.decision import Decision
 from retrain.records.files import read_json, readable, remove_file, write_json
 from retrain.records.layout import RunFiles
-from retrain.records.lines import append_line, parse_line, read_lines
+from retrain.records.lines import append_line, read_records
 from retrain.records.run_row import AT_RUNG, RunRow
 from retrain.records.run_state import WAITING, WAITS, RunState, read_progress
 from retrain.records.text import count_of, number, plain
@@ -65,12 +64,7 @@ def is_settled(searched: Searched | None, decision: Decision | None) -> bool:
 
 def read_rungs(path: Path) -> tuple[Rung, ...]:
     """Read search.jsonl; lines that are no rungs are skipped."""
-    found = []
-    for line in read_lines(path):
-        row = parse_line(line) or {}
-        with suppress(LookupError, TypeError, ValueError, AttributeError):
-            found.append(_rung(row))
-    return tuple(found)
+    return read_records(path, _rung)
 
 
 def append_rung(path: Path, one: Rung) -> None:

@@ -6,7 +6,6 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,14 @@ from retrain.config.load import load_config
 from retrain.errors import EXIT_DONE, ConfigError
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.plan.proposals import DIFFERS, SAMPLERS, propose, to_come
-from retrain.records.layout import CampaignFiles, find_campaigns
+from retrain.records.layout import CampaignFiles
 from retrain.records.manifest import read_manifest
 from retrain.records.proposals import Proposed, all_of, append_proposals, read_proposals
 from retrain.report.contents import contents
 from retrain.report.gather import gather
 from tests.explained import explained
 from tests.long.test_search import SEARCH, Crash, Crashing, have_begun
-from tests.stopping import kill_when
+from tests.stopping import killed_at
 
 FILE = """
 [training]
@@ -255,14 +254,9 @@ def test_all_processes_may_be_killed_while_conditions_are_proposed(here: Path) -
     path = here / "search.toml"
     path.write_text(CAMPAIGN)
     expected = found_in(start(path).execute().directory)
-    own = here / "killed"
-    own.mkdir()
-    command = [sys.executable, "-m", "retrain", "run", str(path)]
-    for attempts in (3, 9):
-        kill_when(partial(have_begun, own, attempts), command, own)
-        (directory,) = find_campaigns(own / "logs")
-        command = [sys.executable, "-m", "retrain", "resume", str(directory)]
-    done = subprocess.run(command, cwd=own, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    directory = killed_at((3, 9), have_begun, path, here / "killed")
+    command = [sys.executable, "-m", "retrain", "resume", str(directory)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert b"search: optuna:tpe proposed 5 conditions" in done.stdout
     assert found_in(directory) == expected
 

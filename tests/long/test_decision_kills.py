@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from functools import partial
 from pathlib import Path
 
 from retrain.campaign.run import start
-from retrain.records.layout import find_campaigns
 from tests.long.test_decision import DECISION, decision_of
-from tests.stopping import IN_TWO_WORKERS, INLINE, finish_inline, kill_when
+from tests.stopping import IN_TWO_WORKERS, INLINE, finish_inline, killed_at
 
 KILL_AT = (2, 5, 8)  # runs that are done, of 12: whoever waits for them may be late
 
@@ -27,14 +24,9 @@ def test_kills_change_no_verdict(here: Path) -> None:
     text = DECISION.partition('[[campaign.conditions]]\nname = "alike"')[0]
     path.write_text(text)
     expected = decision_of(start(path).execute().directory)
-    own = here / "killed"
-    own.mkdir()
     path.write_text(text.replace(INLINE, IN_TWO_WORKERS))
-    command = [sys.executable, "-m", "retrain", "run", str(path)]
-    for runs in KILL_AT:
-        kill_when(partial(are_done, own, runs), command, own)
-        (directory,) = find_campaigns(own / "logs")
-        command = [sys.executable, "-m", "retrain", "resume", str(directory)]
+    own = here / "killed"
+    directory = killed_at(KILL_AT, are_done, path, own)
     assert decision_of(directory).ended == ""
     finish_inline(directory)
     assert decision_of(directory) == expected

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,7 @@ from retrain.report.sides import choose
 from retrain.status import survey
 from retrain.status.watch import Watcher
 from tests.long.test_decision import DECISION
-from tests.stopping import IN_TWO_WORKERS, INLINE, finish_inline, kill_when
+from tests.stopping import IN_TWO_WORKERS, INLINE, finish_inline, killed_at
 
 TABLE = """
 [decision]
@@ -199,14 +197,8 @@ def test_kills_of_all_processes_change_neither_the_winner_nor_the_verdict(
     undisturbed: Path, here: Path
 ) -> None:
     path, expected = here / "search.toml", found_of(undisturbed)
-    own = here / "killed"
-    own.mkdir()
     path.write_text(SEARCH.replace(INLINE, IN_TWO_WORKERS))
-    command = [sys.executable, "-m", "retrain", "run", str(path)]
-    for attempts in (6, 14):
-        kill_when(partial(have_begun, own, attempts), command, own)
-        (directory,) = find_campaigns(own / "logs")
-        command = [sys.executable, "-m", "retrain", "resume", str(directory)]
+    directory = killed_at((6, 14), have_begun, path, here / "killed")
     assert found_of(directory) != expected  # this far, there was something to kill
     assert finish_inline(directory).exit_code == EXIT_DONE
     assert found_of(directory) == expected
