@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+import tomli_w
+
 from retrain import worker
 from retrain.campaign.run import reopen, start
-from retrain.config.prices import Price
+from retrain.config.prices import KINDS, Price
 from retrain.records.campaign_state import asked_to_stop
 from retrain.records.layout import CampaignFiles, files_of_runs
 from retrain.records.spending import Tokens, read_spending
@@ -26,6 +28,7 @@ ALPHABET = "01234="
 WORKERS, BATCH, GROUP, LONGEST, PROMPT = 3, 2, 4, 3, 2  # tokens of a completion and of a prompt, at most
 RUNS, STEPS = 300, 3  # more runs than are made; each ends soon, with its evaluations
 PRICE = Price(prefill=10.0, cached=2.0, sample=30.0, train=20.0)
+PRICES = tomli_w.dumps({"budget": {"prices": {MODEL: {kind: getattr(PRICE, kind) for kind in KINDS}}}})
 STEP_USD = Tokens(
     BATCH * PROMPT, BATCH * (GROUP - 1) * PROMPT, BATCH * GROUP * LONGEST, BATCH * GROUP * (PROMPT + LONGEST)
 ).usd(PRICE)  # the most that a step can cost
@@ -63,11 +66,7 @@ backend = "tinker"
 max_concurrent = 3
 options = {{{{ tokenizer = "{{tokenizer}}", first_retry_s = 0.05 }}}}
 
-[budget.prices."{MODEL}"]
-prefill = {PRICE.prefill}
-cached = {PRICE.cached}
-sample = {PRICE.sample}
-train = {PRICE.train}
+{PRICES}
 
 [campaign]
 seeds = {{seeds}}

@@ -27,6 +27,7 @@ from retrain.trainer.episodes import Episodes, summary_of
 from retrain.trainer.metered import MeteredBackend
 from retrain.trainer.turn_sampler import SampleTurns
 from tests.feeds import Script
+from tests.test_environments import Count
 
 HOW = Sampling(group_size=1, max_tokens=120, temperature=1.0, seed=7)
 LONG = replace(HOW, max_tokens=1000)
@@ -109,14 +110,8 @@ def test_rows_wait_until_they_have_lost_what_it_costs_to_join():
     assert Admission().is_due(1, 0)
 
 
-class Told:
+class Told(Count):
     """Answers with what it is told to, and ends after four turns."""
-
-    def __init__(self) -> None:
-        self.turns = 0
-
-    def start(self, prompt: Prompt) -> str:
-        return prompt.text
 
     def step(self, completion: str) -> tuple[str, float, bool]:
         self.turns += 1

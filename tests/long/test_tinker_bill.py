@@ -9,19 +9,17 @@ import pytest
 
 from retrain.campaign.run import run_campaign
 from retrain.config.load import load_config
-from retrain.config.prices import Price
 from retrain.plan.estimate.history import learn
 from retrain.plan.explain import explain_plan
 from retrain.plan.matrix import plan_runs
 from retrain.plan.preflight import preflight
 from retrain.records.metrics import read_metrics
 from retrain.records.spending import Tokens
+from tests.budget_kills import ALPHABET, PRICE, PRICES
 from tests.tinker_api.running import MODEL, RunningServer, serve, write_tokenizer
 from tests.tinker_api.sdk import CALLS_SDK
 
 pytestmark = [*CALLS_SDK, pytest.mark.timeout(900)]
-ALPHABET = "01234="
-PRICE = Price(prefill=10.0, cached=2.0, sample=30.0, train=20.0)
 # lengths are random: the error of 4,000 completions in the pilot is about a percent, so 5 % is no chance
 CAMPAIGN = f"""
 [model]
@@ -56,11 +54,7 @@ reward = "partial"
 backend = "tinker"
 options = {{{{ tokenizer = "{{tokenizer}}" }}}}
 
-[budget.prices."{MODEL}"]
-prefill = {PRICE.prefill}
-cached = {PRICE.cached}
-sample = {PRICE.sample}
-train = {PRICE.train}
+{PRICES}
 
 [campaign]
 seeds = [0, 1]
