@@ -2,7 +2,7 @@
 
 import sys
 from functools import partial
-from resource import RUSAGE_SELF, getrusage
+from pathlib import Path
 
 import numpy as np
 
@@ -31,4 +31,6 @@ samples = [
 loss = Loss("ppo", partial(registry.find("losses", "ppo")))
 for _ in range(2):  # the optimizer's moments are there from the second on
     backend.update(samples, loss, Optimization(lr=1e-5))
-print(local.memory(config, prompts).peak, 1024 * getrusage(RUSAGE_SELF).ru_maxrss)
+# not ru_maxrss, which a process inherits from the one that started it
+status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+print(local.memory(config, prompts).peak, 1024 * int(status["VmHWM"].split()[0]))
