@@ -319,6 +319,24 @@ def test_a_sampler_that_cannot_propose_is_refused(
     assert caught.value.problems[0].startswith(f"c.toml [campaign.search]{problem}")
 
 
+def test_a_sampler_that_has_proposed_all_need_not_be_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a search is resumed on another machine."""
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    file = tmp_path / "c.toml"
+    file.write_text(FILE)
+    found = (Proposal({"training.lr": 0.01}, 1), Proposal({"training.lr": 0.1}, 1))
+    for trials, is_needed in ((2, False), (3, True)):
+        given = [f"campaign.search.{one}" for one in ("sampler=optuna:tpe", f"trials={trials}")]
+        config = load_config(file, given, proposed=found)
+        if is_needed:
+            with pytest.raises(ConfigError, match="needs the extra 'optuna'"):
+                plan_runs(config, "c.toml", proposed=2)
+        else:
+            assert plan_runs(config, "c.toml", proposed=2).proposed == 2
+
+
 def test_what_a_sampler_may_propose_is_checked_before_it_is_asked(tmp_path: Path) -> None:
     sweep = "campaign.sweep.training={ lr = { uniform = [-1.0, 1.0], samples = 3 }, batch_size = [4, 0] }"
     with pytest.raises(ConfigError) as caught:

@@ -234,7 +234,8 @@ def _problems(plan: Plan, table: Search) -> Iterator[str]:
         yield f".metric: {problem}"
     else:
         yield from islice(_late(table, runs), 1)
-    yield from sampler_problems(table, plan.campaign.sweep, len(plan.own_conditions))
+    if not plan.proposed or plan.proposed < (table.trials or 0):  # else it is not asked again, and not needed
+        yield from sampler_problems(table, plan.campaign.sweep, len(plan.own_conditions))
 
 
 def _rung_problems(table: Search, runs: Mapping[str, RunPlan]) -> Iterator[str]:
