@@ -47,7 +47,7 @@ def render(assignment: Assignment, table: Slurm) -> str:
         "#!/bin/bash",
         f"# A run of {assignment.campaign} per task; the number of the array's first run is the argument:",
         f"# sbatch --array=INDICES%{workers_at_a_time(assignment, table.permits)} job.sh NUMBER",
-        *(f"#SBATCH {flag}" for flag in flags(assignment, table, home)),
+        *(f"#SBATCH {flag}" for flag in flags(table, home)),
         "umask 077",
         f"cd {shlex.quote(str(assignment.where))} || exit 75",
         f'run=$(sed -n "$(( $1 + SLURM_ARRAY_TASK_ID + 1 ))p" {shlex.quote(str(home / "runs.txt"))})',
@@ -182,7 +182,7 @@ def kept_names(assignment: Assignment, runs: int) -> ArrayNames:
     return ArrayNames(kept["name"], kept["size"], runs)
 
 
-def flags(assignment: Assignment, table: Slurm, home: Path) -> list[str]:
+def flags(table: Slurm, home: Path) -> list[str]:
     """Return the options of sbatch that every job of a campaign has."""
     output = str(home / "task").replace("%", "%%")
     wanted = {
@@ -212,7 +212,7 @@ def render_lock_test(assignment: Assignment, table: Slurm) -> str:
     part = shlex.quote('exec "$@" "$SLURM_PROCID" "$SLURM_JOB_ID" "${SLURMD_NODENAME:-$(hostname)}"')
     lines = [
         "#!/bin/bash",
-        *(f"#SBATCH {flag}" for flag in flags(assignment, replace(table, time="10", licence=""), home)),
+        *(f"#SBATCH {flag}" for flag in flags(replace(table, time="10", licence=""), home)),
         f'#SBATCH --output="{str(home / "locks").replace("%", "%%")}-%j.out"',
         "#SBATCH --nodes=2 --ntasks=2 --ntasks-per-node=1",
         "umask 077",
