@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal
 
 from retrain import registry
 from retrain.config.schema import RateLimiter
-from retrain.plan.decidable import undecidable
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.text import about, first_of
 
@@ -183,7 +182,7 @@ def warnings_of(plan: Plan, longest_answers: Mapping[str, int], cores: float) ->
         )
     yield from _room_to_ramble(plan, longest_answers)
     yield from _without_effect(plan)
-    yield from filter(None, [undecidable(plan)])
+    yield from _undecided(plan)
     if any(map(_never_trains, plan.runs)):
         yield ('throttle.min_level = "paused" never trains, even on an idle machine; use "minimal" or less')
     if len(plan.conditions) > 1 and any(map(_may_change_batch, plan.runs)):
@@ -205,6 +204,13 @@ def _room_to_ramble(plan: Plan, longest_answers: Mapping[str, int]) -> Iterator[
                 f"{label}: max_tokens = {allowed}, but the longest answer has {need} "
                 f"characters, and every token costs time: training.max_tokens = {2 * (need + 1)} is enough"
             )
+
+
+def _undecided(plan: Plan) -> Iterator[str]:
+    if plan.decision is not None:
+        from retrain.plan.decidable import undecidable  # not at the top: most files decide nothing
+
+        yield from filter(None, [undecidable(plan)])
 
 
 def _without_effect(plan: Plan) -> Iterator[str]:
