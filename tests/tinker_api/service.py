@@ -41,7 +41,9 @@ class Bill:
             if request not in self._charged:
                 self._charged.add(request)
                 self.tokens.update(tokens)
-                self._path.write_text(json.dumps(self.tokens))
+                new = self._path.with_suffix(".new")
+                new.write_text(json.dumps(self.tokens))
+                new.replace(self._path)  # a server may be killed at any moment, and starts again
 
 
 @dataclass

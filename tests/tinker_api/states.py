@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,12 @@ class States:
         directory = self.directory(path)
         if directory.is_dir() and not request.get("overwrite"):
             raise RefusalError(400, f"checkpoint {path} exists")
+        new = directory.with_suffix(f".new{threading.get_ident()}")  # whole or not there after a kill
+        new.mkdir(parents=True)
+        policy.save(new)
+        (new / FACTS).write_text(json.dumps({"lora_rank": rank, "ttl_seconds": ttl_s}))
         shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True)
-        policy.save(directory)
-        (directory / FACTS).write_text(json.dumps({"lora_rank": rank, "ttl_seconds": ttl_s}))
+        new.rename(directory)
         return path
 
     def facts(self, path: str, *kinds: str) -> Json:
