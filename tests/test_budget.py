@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,18 @@ def test_what_a_finished_run_had_set_aside_is_free(pair: tuple[RunFiles, RunFile
     assert one.why_to_stop() == ""
     one.close()
     assert other.why_to_stop() == ""
+
+
+@pytest.mark.parametrize("usd", [None, 5.0, 20.0])
+def test_a_worker_that_a_resume_adopts_keeps_the_budget_of_now(
+    pair: tuple[RunFiles, RunFiles], usd: float | None
+) -> None:
+    config = worker.read_run(pair[0])  # of $10
+    budget = RunBudget(replace(config, budget=replace(config.budget, usd=usd)), pair[0])
+    for _ in range(3):
+        assert budget.why_to_stop() == ""
+        take_step(budget, 3.0)
+    assert "the budget of $10.00 has no room for another step: $9.00 are spent" in budget.why_to_stop()
 
 
 def test_a_call_that_a_kill_cut_off_counts_in_full(pair: tuple[RunFiles, RunFiles]) -> None:

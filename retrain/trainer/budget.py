@@ -99,35 +99,34 @@ class RunBudget:
         if not (due or is_step):
             return ""
         self._began_usd = self._spent_usd()
-        if self._limit_usd is None or self._price is None:
+        if self._price is None or (limit_usd := self._limit_now_usd()) is None:
             return ""
-        if not (why := self._lacking(due, is_step=is_step)):
+        if not (why := self._lacking(limit_usd, due, is_step=is_step)):
             return ""
-        raised = recorded_table(self._files, "budget").get("usd")  # by a resume that adopted this worker
-        if isinstance(raised, int | float) and raised > self._limit_usd:
-            self._limit_usd = float(raised)
-            if not (why := self._lacking(due, is_step=is_step)):
-                return ""
         self.close()
         ask_to_stop(campaign_of(self._files.directory), now=False, why=why)
         return why
 
-    def _lacking(self, due: Sequence[Due], *, is_step: bool) -> str:
+    def _limit_now_usd(self) -> float | None:
+        """Return the campaign's budget, which a resume that adopted this worker may have changed."""
+        recorded = recorded_table(self._files, "budget").get("usd")
+        return float(recorded) if isinstance(recorded, int | float) else self._limit_usd
+
+    def _lacking(self, limit_usd: float, due: Sequence[Due], *, is_step: bool) -> str:
         """Set the costs aside, then look at all runs; return what the budget lacks, if it does."""
-        assert self._limit_usd is not None
         next_usd = math.fsum([self._next_step_usd() if is_step else 0.0, *map(self._cost_usd, due)])
         self._set_aside_usd = next_usd
         self._write(durable=False)
         others = self._others()
         spent_usd = math.fsum([self._began_usd, *(one.spent_usd or 0.0 for one in others)])
         promised_usd = math.fsum(one.set_aside_usd for one in others)
-        if spent_usd < self._limit_usd and spent_usd + promised_usd + next_usd <= self._limit_usd:
+        if spent_usd < limit_usd and spent_usd + promised_usd + next_usd <= limit_usd:
             return ""
         what = "step" if is_step else "evaluation"
         under_way = f", {dollars(promised_usd)} are set aside by other runs" * bool(promised_usd)
         evaluations = " with the evaluations after it" * bool(is_step and due)
         return (
-            f"the budget of {dollars(self._limit_usd)} has no room for another {what}: {dollars(spent_usd)} "
+            f"the budget of {dollars(limit_usd)} has no room for another {what}: {dollars(spent_usd)} "
             f"are spent{under_way}, and the next {what}{evaluations} costs up to {dollars(next_usd)}"
         )
 
