@@ -146,6 +146,15 @@ def test_a_first_evaluation_costs_at_most_its_tokens_and_more_turns_cost_more(ru
     assert turns.at_most_usd(PRICE, 4e-6) == pytest.approx(10 * (3 * 1 + 5 * 4) / 1e6)
     same = replace(turns, trained=replace(config, environment=turns.played))
     assert same.at_most_usd(PRICE, 4e-6) == pytest.approx(10 * (3 * 1 + 4) / 1e6)
+    harder = replace(same, played=replace(turns.played, options={"high": 100}))
+    assert harder.at_most_usd(PRICE, 4e-6) == turns.at_most_usd(PRICE, 4e-6)
+
+
+def test_a_first_evaluation_reads_the_system_prompt_with_each_prompt(run: RunFiles) -> None:
+    config = worker.read_run(run)
+    backend = replace(config.backend, options={"chat_template": True, "system_prompt": "Think. " * 100})
+    due = replace(asks(config, 10, text="12="), trained=replace(config, backend=backend))
+    assert due.at_most_usd(PRICE, rollout_usd=1.0) == pytest.approx(10 * (703 * 1 + 4 * 2) / 1e6)
 
 
 def test_what_is_left_undone_is_steps_or_the_last_evaluation() -> None:

@@ -31,9 +31,10 @@ class Due:
         each_usd = rollout_usd * max(1.0, self.max_tokens / table.max_tokens)
         if self.played.is_single_turn:
             each_usd = min(each_usd, Tokens(sample=self.max_tokens).usd(price))
-        elif self.played.environment != own.environment:
+        elif self.played != own:
             each_usd *= self.played.max_turns
-        read = Tokens(prefill=sum(map(_tokens_at_most, self.prompts))).usd(price)
+        system = len(str(self.trained.backend.options.get("system_prompt", "")).encode())
+        read = Tokens(prefill=sum(_tokens_at_most(one) + system for one in self.prompts)).usd(price)
         return self.samples * (read + len(self.prompts) * each_usd)
 
 
