@@ -157,6 +157,19 @@ def test_a_first_evaluation_reads_the_system_prompt_with_each_prompt(run: RunFil
     assert due.at_most_usd(PRICE, rollout_usd=1.0) == pytest.approx(10 * (703 * 1 + 4 * 2) / 1e6)
 
 
+def test_a_step_is_set_aside_beside_an_evaluation_where_sampling_goes_on(run: RunFiles) -> None:
+    config = worker.read_run(run)
+    ahead = replace(config, rate_limiter=replace(config.rate_limiter, max_staleness=1))
+    for each, aside_usd in ((config, 2.0), (ahead, 2.0 + 1.2)):
+        budget = RunBudget(each, run)
+        take_step(budget, 1.2)
+        budget.evaluated("hard", Tokens(sample=10**6))
+        assert budget.why_to_stop([asks(each, 1)], is_step=False) == ""
+        spent = read_spending(run)
+        assert spent is not None
+        assert spent.set_aside_usd == pytest.approx(aside_usd)
+
+
 def test_what_is_left_undone_is_steps_or_the_last_evaluation() -> None:
     runs = [
         RunRow(run_id=f"a_s{seed}", condition="a", seed=seed, state="interrupted", step=step, max_steps=4)

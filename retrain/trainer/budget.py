@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from retrain.backends.metering import NOTHING, Meter
+from retrain.config.flow import flow_settings
 from retrain.config.prices import price_of
 from retrain.config.schema import Config
 from retrain.records.api_row import CostSummary
@@ -32,6 +33,7 @@ class RunBudget:
         self._files = files
         self._price = price_of(config)
         self._limit_usd = config.budget.usd
+        self._samples_ahead = flow_settings(config) is not None  # rollouts of later steps, at any time
         found = read_spending(files)
         known = found or Spending()
         # calls that were in flight when the last attempt was killed may have been billed
@@ -114,7 +116,8 @@ class RunBudget:
 
     def _lacking(self, limit_usd: float, due: Sequence[Due], *, is_step: bool) -> str:
         """Set the costs aside, then look at all runs; return what the budget lacks, if it does."""
-        next_usd = math.fsum([self._next_step_usd() if is_step else 0.0, *map(self._cost_usd, due)])
+        step_usd = self._next_step_usd() if is_step or self._samples_ahead else 0.0
+        next_usd = math.fsum([step_usd, *map(self._cost_usd, due)])
         self._set_aside_usd = next_usd
         self._write(durable=False)
         others = self._others()
