@@ -21,6 +21,10 @@ from retrain.distribution import install_command
 from retrain.errors import ConfigError
 
 
+class MissingPackageError(ConfigError):
+    """A package is not installed; the message names it, its extra and the command."""
+
+
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What a plugin needs beyond the core; usually nothing."""
@@ -78,13 +82,15 @@ def missing_problem(kind: str, name: str) -> str | None:
 
 
 def load(module: str, extra: str, who: str) -> Any:
-    """Import a module of an extra on behalf of a plugin; a ConfigError names the extra and the command."""
+    """Import a module of an extra on behalf of a plugin.
+
+    Raises:
+        MissingPackageError: it is not installed, or not with all that it imports.
+    """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
-            raise
-        raise ConfigError(_problem(who, [module], extra)) from error
+        raise MissingPackageError(_problem(who, [error.name or module], extra)) from error
 
 
 def _has_key(where: str) -> bool:

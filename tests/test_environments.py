@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -1081,6 +1082,20 @@ def test_every_environment_is_tried_out(own: str) -> None:
     for name in ("guess", "single_turn", f"{own}.Once"):
         assert not [finding for finding in check_plugin("environments", name, {}) if finding.problem]
     wrong = [finding.problem for finding in check_plugin("environments", f"{own}.Broken", {})]
+def test_what_an_installed_package_lacks_is_named_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "textarena").mkdir()
+    (tmp_path / "textarena" / "__init__.py").write_text("import words_of_games\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "textarena", raising=False)
+    tables = with_environment("textarena", options={"game": "Mastermind-v0"})
+    with pytest.raises(ConfigError) as caught:
+        preflight(plan_runs(parse(tables, "c.toml")), "c.toml")
+    lacking = "'textarena' needs the extra 'textarena' (words_of_games not found): "
+    assert str(caught.value).startswith(f"c.toml [environment].environment: {lacking}")
+
+
     assert any("OSError: the board is gone" in problem for problem in wrong)
 
 

@@ -10,6 +10,7 @@ from retrain import registry
 from retrain.config.schema import Config
 from retrain.errors import ConfigError
 from retrain.event_loop import result_of
+from retrain.extras import MissingPackageError
 from retrain.plan.starting import adapter_problems
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ def environment_problems(config: Config) -> Iterator[str]:
     yield from check_run(config) if check_run else ()
     try:
         made = result_of(registry.bound("environments", name, options)())
+    except MissingPackageError as error:
+        yield f"[environment].environment: {error}"
+        return
     except ConfigError as error:
         yield from (f"[environment.options].{problem}" for problem in error.problems)
         return
