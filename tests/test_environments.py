@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from retrain import registry, worker
 from retrain.backends import BackendSpec, Sampling
 from retrain.backends.numpy import CONTEXT
 from retrain.config.load import parse
-from retrain.config.schema import Environment
+from retrain.config.schema import Config, Environment
 from retrain.conformance import check_plugin
 from retrain.environments.guess import Game
 from retrain.errors import ConfigError, InterruptedRunError, PromptError
@@ -34,6 +35,7 @@ from retrain.records.metrics import read_metrics
 from retrain.records.samples import read_samples
 from retrain.rollouts import Given, Group, NextTurn, Prompt, Rollout
 from retrain.trainer.episodes import Episodes, summary_of
+from retrain.trainer.opening import sampler_of
 from retrain.trainer.turn_sampler import SampleTurns, TurnSampler
 from tests.semaphore_processes import wait_until
 from tests.stopping import StopAfterStep, StopAtLook
@@ -653,6 +655,14 @@ def test_the_template_of_episodes_finishes_two_steps(here: Path, retrain: Callab
 
 
 def test_an_error_of_the_sampler_ends_every_episode() -> None:
+def test_a_prompt_that_is_too_long_without_an_environment_is_one_of_the_data() -> None:
+    backend = registry.bound("backends", "numpy", {})(BackendSpec(seed=0, alphabet="a"))
+    calls = EventLoopThread()
+    with ExitStack() as opened, pytest.raises(ConfigError, match=r"^\[data\]: prompt 3 has 16385 characters"):
+        sampler_of(Config(), backend, calls, opened)([Prompt(3, "a" * (CONTEXT + 1), "")], HOW)
+    calls.close()
+
+
     def broken(asked: Sequence[Prompt | NextTurn], how: Sampling) -> list[Rollout | None]:
         raise MemoryError("too many")
 

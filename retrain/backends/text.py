@@ -171,7 +171,7 @@ class Text:
         else:
             ids = self.checked(self._without_added_end(prompt.text))
         if not ids:
-            raise PromptError(f"[data]: prompt {prompt.id} is {prompt.text!r}, which has no token")
+            raise PromptError(f"prompt {prompt.id} is {prompt.text!r}, which has no token")
         return ids
 
     def written(self, demonstration: Demonstration) -> Rollout:

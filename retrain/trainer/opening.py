@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from retrain.backends import (
     BackendProgress,
     BackendSpec,
     EpisodeProgress,
+    Sampling,
     SamplingProgress,
     Trainers,
     ignore_progress,
@@ -28,11 +29,11 @@ from retrain.config.files import changed_files
 from retrain.config.schema import Config
 from retrain.environments import brings_loop
 from retrain.environments.opening import opened as opened_environment
-from retrain.errors import ConfigError, RecordsError
+from retrain.errors import ConfigError, PromptError, RecordsError
 from retrain.event_loop import EventLoopThread
 from retrain.records.layout import RunFiles, campaign_of
 from retrain.records.manifest import read_manifest
-from retrain.rollouts import CallForm
+from retrain.rollouts import CallForm, Group, Prompt
 from retrain.tasks import Task
 from retrain.trainer import checkpoint
 from retrain.trainer.batch import Algorithm
@@ -101,7 +102,8 @@ def open_trainer(
             for table, one in zip(config.eval.tables, asked, strict=True)
         ]
         if check := getattr(backend, "check_prompts", None):  # too long ones, before the first step
-            check([*task.train, *task.held_out, *(prompt for one in evals for prompt in one.prompts)])
+            with _of_data():
+                check([*task.train, *task.held_out, *(prompt for one in evals for prompt in one.prompts)])
         algorithm = Algorithm.of(config, scorer.score)
         trainer = Trainer(
             config, files, backend, task, algorithm, permits, budget, journal, stop, calls, sample, evals
@@ -157,7 +159,7 @@ def sampler_of(
     """Return what samples each prompt's group: the backend, or episodes in the run's environment."""
     table = config.environment
     if table.is_single_turn:
-        return lambda prompts, how: calls.wait_for(backend.sample(prompts, how))
+        return partial(_single_turns, backend, calls)
     has_template = config.backend.options.get("chat_template") is True
     if not (table.separate_turns or hasattr(backend, "extend")):
         raise ConfigError(
@@ -194,6 +196,23 @@ def sampler_of(
     )
     opened.callback(episodes.close)
     return episodes.play
+
+
+def _single_turns(
+    backend: Backend, calls: EventLoopThread, prompts: Sequence[Prompt], how: Sampling
+) -> list[Group]:
+    with _of_data():
+        return calls.wait_for(backend.sample(prompts, how))
+
+
+@contextmanager
+def _of_data() -> Iterator[None]:
+    """Name the data as the place of a prompt that cannot be read, which may be an environment's elsewhere."""
+    try:
+        yield
+    except PromptError as error:
+        told = str(error)
+        raise ConfigError(told if told.startswith("[") else f"[data]: {told}") from error
 
 
 def _offered(config: Config, backend: Backend, calls: EventLoopThread) -> CallForm | None:

@@ -21,7 +21,9 @@ def test_a_prompt_that_fills_the_context_is_a_problem_and_a_shorter_one_is_none(
     model = save_tiny_model(tmp_path / "model", hidden=32, context=12)
     prompts = [Prompt(7, "1" * 12, ""), Prompt(8, "1" * 11, "")]
     found = prompts_problem(model, prompts)
-    assert found.startswith("1 prompts fill the model's context of 12 tokens (prompt 7 has 12)")
+    assert found.startswith(
+        "prompt 7 has 12 tokens, which leaves no room in the model's context of 12; shorten"
+    )
     assert prompts_problem(model, prompts[1:]) == ""
 
 

@@ -115,7 +115,7 @@ def test_no_completion_goes_past_the_model_s_context(model):
 
 
 def test_a_prompt_that_fills_the_context_is_refused_by_name(model):
-    with pytest.raises(ConfigError, match="prompt 7 has 64"):
+    with pytest.raises(ConfigError, match=r"^prompt 7 has 64"):
         open_backend(model).check_prompts([Prompt(7, "1" * 64, "")])
 
 

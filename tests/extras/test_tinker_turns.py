@@ -73,7 +73,7 @@ def test_a_context_without_room_ends_an_episode(spec: BackendSpec) -> None:
         assert await backend.extend([replace(turn, messages=(("user", "1" * 5),))], TURN) == [None]
         with pytest.raises(PromptError, match="an observation has 16 tokens, which leaves no room"):
             await backend.extend([replace(turn, messages=(("user", "1" * 16),))], TURN)
-        with pytest.raises(FullContextError, match="prompt 7 has 20 tokens, which leaves no room"):
+        with pytest.raises(FullContextError, match=r"^prompt 7 has 20 tokens, which leaves no room"):
             await backend.sample([Prompt(7, "0" * 20, "")], TURN)
 
     during(spec, story)
@@ -108,7 +108,9 @@ def test_a_context_that_the_server_does_not_tell_ends_an_episode_too(
         fits, too_long = await backend.extend([replace(turn, max_tokens=1), turn], TURN)
         assert fits
         assert too_long is None
-        with pytest.raises(FullContextError, match="prompt 7 has 20 tokens, which leave no room for 2 more"):
+        with pytest.raises(
+            FullContextError, match=r"^prompt 7 has 20 tokens, which leave no room for 2 more"
+        ):
             await backend.sample([Prompt(7, "0" * 20, "")], TURN)
 
     try:

@@ -143,6 +143,12 @@ def too_long(prompts: Iterable[tuple[int, int]], room: float) -> str:
     found = [(number, tokens) for number, tokens in prompts if tokens >= room]
     if not found:
         return ""
+    if len(found) == 1:
+        ((number, tokens),) = found
+        return (
+            f"prompt {number} has {tokens} tokens, which leaves no room in the model's context of {room}; "
+            "shorten it or use a model with a longer context"
+        )
     shown = ", ".join(f"prompt {number} has {tokens}" for number, tokens in found[:SHOWN])
     return (
         f"{len(found)} prompts fill the model's context of {room} tokens ({shown}); "

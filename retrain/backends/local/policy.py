@@ -247,7 +247,7 @@ class LocalBackend:
 
     def _check_room(self, lengths: Iterable[tuple[int, int]]) -> None:
         if problem := too_long(lengths, self.policy.context):
-            raise FullContextError(f"[data]: {problem}")
+            raise FullContextError(problem)
 
 
 def _micro_batch(spec: BackendSpec, options: LocalOptions, policy: Policy) -> int:

@@ -244,7 +244,7 @@ class TinkerBackend:
         ids = text.encode(prompt)
         if self._context is not None and len(ids) >= self._context:
             raise FullContextError(
-                f"[data]: prompt {prompt.id} has {len(ids)} tokens, which leaves no room in the model's "
+                f"prompt {prompt.id} has {len(ids)} tokens, which leaves no room in the model's "
                 f"context of {self._context}"
             )
         return ids

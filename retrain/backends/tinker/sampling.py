@@ -66,7 +66,7 @@ async def drawn(
         if not (isinstance(cause, FAULTS) and is_too_long(cause)):
             raise
         raise FullContextError(
-            f"[data]: prompt {prompt.id} has {length} tokens, which leave no room for {how.max_tokens} more "
+            f"prompt {prompt.id} has {length} tokens, which leave no room for {how.max_tokens} more "
             f"in the model's context ({describe(cause)}); lower training.max_tokens, or leave the prompt out"
         ) from error
     return version, drawn_from(response, prompt, how.group_size, ends)
