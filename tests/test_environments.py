@@ -503,6 +503,40 @@ def test_coroutines_that_block_cost_their_episodes_however_many_there_are(
     assert [(one.error, one.reward) for one in played[6:]] == [("", 3.0)] * 6
 
 
+def test_a_coroutine_that_blocks_until_others_are_late_costs_none_of_them() -> None:
+    class Awaits(Count):
+        def start(self, prompt: Prompt) -> str:
+            self.blocks = prompt.id == 0
+            return super().start(prompt)
+
+        async def step(self, completion: str) -> tuple[str, float, bool]:  # type: ignore[override]
+            if self.blocks:
+                time.sleep(1.5)  # longer than the limit, and not for long enough to be left behind
+            for _ in range(5):
+                await asyncio.sleep(0.01)
+            return super().step(completion)
+
+    rollouts = play(Awaits, prompts=3, how=replace(HOW, group_size=1), time_limit_s=1.0)
+    blocking, *sound = [rollout.episode for rollout in rollouts if rollout.episode]
+    assert (blocking.error, blocking.timed_out) == ("prompt 0: step took longer than 1 s", True)
+    assert [(one.error, one.reward) for one in sound] == [("", 3.0)] * 2
+
+
+def test_a_coroutine_that_refuses_to_be_cancelled_costs_its_episode() -> None:
+    class Stays(Count):
+        async def step(self, completion: str) -> tuple[str, float, bool]:  # type: ignore[override]
+            until_s = time.monotonic() + 5.0
+            while time.monotonic() < until_s:
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0.01)
+            return "", 1.0, True
+
+    stays, fine = (one.episode for one in play(first_of(Stays), time_limit_s=0.5))
+    assert stays
+    assert fine
+    assert (stays.error, fine.error) == ("prompt 0: step took longer than 0.5 s", "")
+
+
 def test_plain_functions_that_wait_do_so_at_the_same_time() -> None:
     everyone = threading.Barrier(6)
 
@@ -621,6 +655,14 @@ def test_a_conversation_rendered_anew_that_outgrows_the_context_is_truncated(
     assert len(rollout.samples) == len(rollout.episode.rewards) == (2 if truncated else 1)
 
 
+def test_a_prompt_that_is_too_long_without_an_environment_is_one_of_the_data() -> None:
+    backend = registry.bound("backends", "numpy", {})(BackendSpec(seed=0, alphabet="a"))
+    calls = EventLoopThread()
+    with ExitStack() as opened, pytest.raises(ConfigError, match=r"^\[data\]: prompt 3 has 16385 characters"):
+        sampler_of(Config(), backend, calls, opened)([Prompt(3, "a" * (CONTEXT + 1), "")], HOW)
+    calls.close()
+
+
 def test_an_environment_that_never_answers_is_ended() -> None:
     class Silent(Count):
         async def step(self, completion: str) -> object:
@@ -655,14 +697,6 @@ def test_the_template_of_episodes_finishes_two_steps(here: Path, retrain: Callab
 
 
 def test_an_error_of_the_sampler_ends_every_episode() -> None:
-def test_a_prompt_that_is_too_long_without_an_environment_is_one_of_the_data() -> None:
-    backend = registry.bound("backends", "numpy", {})(BackendSpec(seed=0, alphabet="a"))
-    calls = EventLoopThread()
-    with ExitStack() as opened, pytest.raises(ConfigError, match=r"^\[data\]: prompt 3 has 16385 characters"):
-        sampler_of(Config(), backend, calls, opened)([Prompt(3, "a" * (CONTEXT + 1), "")], HOW)
-    calls.close()
-
-
     def broken(asked: Sequence[Prompt | NextTurn], how: Sampling) -> list[Rollout | None]:
         raise MemoryError("too many")
 
@@ -1048,6 +1082,20 @@ def test_a_wrong_table_is_an_error_before_the_run(
     assert said in str(caught.value).replace(own, "OWN")
 
 
+def test_what_an_installed_package_lacks_is_named_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "textarena").mkdir()
+    (tmp_path / "textarena" / "__init__.py").write_text("import words_of_games\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "textarena", raising=False)
+    tables = with_environment("textarena", options={"game": "Mastermind-v0"})
+    with pytest.raises(ConfigError) as caught:
+        preflight(plan_runs(parse(tables, "c.toml")), "c.toml")
+    lacking = "'textarena' needs the extra 'textarena' (words_of_games not found): "
+    assert str(caught.value).startswith(f"c.toml [environment].environment: {lacking}")
+
+
 def test_what_the_checks_before_a_run_open_is_closed(own: str, tmp_path: Path) -> None:
     tables = with_environment(f"{own}.Opened", options={"path": str(tmp_path / "file")})
     preflight(plan_runs(parse(tables, "c.toml")), "c.toml")
@@ -1092,20 +1140,6 @@ def test_every_environment_is_tried_out(own: str) -> None:
     for name in ("guess", "single_turn", f"{own}.Once"):
         assert not [finding for finding in check_plugin("environments", name, {}) if finding.problem]
     wrong = [finding.problem for finding in check_plugin("environments", f"{own}.Broken", {})]
-def test_what_an_installed_package_lacks_is_named_before_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "textarena").mkdir()
-    (tmp_path / "textarena" / "__init__.py").write_text("import words_of_games\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "textarena", raising=False)
-    tables = with_environment("textarena", options={"game": "Mastermind-v0"})
-    with pytest.raises(ConfigError) as caught:
-        preflight(plan_runs(parse(tables, "c.toml")), "c.toml")
-    lacking = "'textarena' needs the extra 'textarena' (words_of_games not found): "
-    assert str(caught.value).startswith(f"c.toml [environment].environment: {lacking}")
-
-
     assert any("OSError: the board is gone" in problem for problem in wrong)
 
 

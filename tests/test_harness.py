@@ -378,6 +378,21 @@ def test_coroutines_that_block_cost_their_episodes_and_no_other(monkeypatch: pyt
     assert "neither returned nor awaited anything for 2 s" in stuck[1].error
 
 
+def test_a_coroutine_that_blocks_until_others_are_late_costs_none_of_them() -> None:
+    async def run(prompt: Prompt, base_url: str, api_key: str) -> float:
+        await asyncio.sleep(0.2)  # all have begun
+        if prompt.id == 0:
+            time.sleep(3.0)  # longer than the limit, and not for long enough to be left behind
+        for _ in range(50):
+            await asyncio.sleep(0.01)
+        return 0.5
+
+    blocking, *sound = [one.episode for one in play(run, prompts=3, fails=True, time_limit_s=2.0)]
+    assert blocking
+    assert blocking.timed_out
+    assert [(one.error, one.reward) for one in sound if one] == [("", 0.5)] * 2
+
+
 def exiting(prompt: Prompt, base_url: str, api_key: str) -> float:
     raise SystemExit(1)
 

@@ -21,6 +21,7 @@ from retrain.registry.code import located
 from retrain.rollouts import Messages, Prompt
 
 LARGEST_REWARD = 1e15  # beyond it float64 loses differences of 0.1, and sums of squares may overflow
+CLEAN_UP_S = 1.0  # for a coroutine that is cancelled; one that goes on is left behind
 RESULT = "(observation, reward, done)"
 FIELDS = RESULT.count(",") + 1
 # (function, what takes its result if nobody waits for it) -> its result; the function raises nothing
@@ -150,13 +151,16 @@ class Conversation:
 
 async def within(function: Callable[[], Awaitable[Any]], limit_s: float | None) -> Any:
     """Return what awaiting gives, or the error of an episode; LeftBehindError if it takes too long."""
+    task = asyncio.ensure_future(awaited(function))  # of its own, because it may cancel itself
+    began_s = time.monotonic()
     try:
-        async with asyncio.timeout(limit_s) as limit:
-            return await asyncio.ensure_future(awaited(function))  # a task that may cancel itself
-    except TimeoutError as error:
-        if not limit.expired():
-            raise
-        raise LeftBehindError from error
+        if (await asyncio.wait({task}, timeout=limit_s))[0]:
+            return task.result()
+        assert limit_s is not None
+        raise LeftBehindError(time.monotonic() - began_s - limit_s)
+    finally:
+        if task.cancel():
+            await asyncio.wait({task}, timeout=CLEAN_UP_S)
 
 
 def counts_of(episode: object) -> tuple[int, int]:

@@ -16,9 +16,12 @@ from functools import partial
 from typing import Any
 
 from retrain.environments.episode import EpisodeLostError, EpisodeTimeoutError, within
+from retrain.environments.in_turn import LeftBehindError
 from retrain.event_loop import EventLoopThread
 
 GRACE_S = 2.0  # for a busy machine
+LATE_S = 0.1  # a limit that is noticed so late was passed while the loop was blocked
+BLOCKED = "something blocked the event loop of its coroutines"
 LOOK_S, SLICE_S = 1.0, 0.1  # between looks at the loop, and at one that does not answer
 
 
@@ -66,7 +69,7 @@ class OwnLoop:
         """
         here = asyncio.get_running_loop()
         call = _Call(self._loop, here.create_future())
-        begun = self._loop.begin(within(partial(_registered, call, function), limit_s))
+        begun = self._loop.begin(self._limited(partial(_registered, call, function), limit_s))
         begun.add_done_callback(partial(_deliver, here, call))
         self._calls.add(call)
         if self._watching is None or self._watching.done():
@@ -80,6 +83,18 @@ class OwnLoop:
     def close(self) -> None:
         """Cancel what still runs."""
         self._loop.close()
+
+    def check(self, late_s: float) -> None:
+        """Raise EpisodeLostError if a limit was noticed so late that others may have blocked the loop."""
+        if late_s > LATE_S and not self.is_alone:
+            raise EpisodeLostError(BLOCKED)
+
+    async def _limited(self, function: Callable[[], Awaitable[Any]], limit_s: float | None) -> Any:
+        try:
+            return await within(function, limit_s)
+        except LeftBehindError as error:
+            self.check(error.late_s)
+            raise
 
     async def _watch(self) -> None:
         """Leave the loop behind once a task has blocked it for too long; end with the last call."""
@@ -101,9 +116,7 @@ class OwnLoop:
                 why = f"a coroutine neither returned nor awaited anything for {self._limit_s:g} s"
                 call.answer.set_exception(EpisodeTimeoutError(why))
             else:
-                call.answer.set_exception(
-                    EpisodeLostError("something blocked the event loop of its coroutines")
-                )
+                call.answer.set_exception(EpisodeLostError(BLOCKED))
         threading.Thread(target=left.close, name="left-loop", daemon=True).start()
 
 

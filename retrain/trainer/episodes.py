@@ -173,7 +173,7 @@ class Episodes:
         """Play an episode; raise EpisodeLostError if what it shares with others ends."""
         ask = desk.of_episode(number)
         if self._programs is not None:
-            return await self._programs.play(ask, prompt, how, loop.call)
+            return await self._programs.play(ask, prompt, how, loop)
         began_s = time.perf_counter()
         talk = self._conversation(desk, loop)
         played = Played(Rollout(prompt, "", (), np.zeros(0), (), truncated=False))

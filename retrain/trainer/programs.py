@@ -16,13 +16,8 @@ from retrain.config.schema import Environment
 from retrain.environments.endpoint.running import run_program
 from retrain.environments.endpoint.server import Endpoint
 from retrain.environments.endpoint.session import Ask, Limits, Read, Session, Shown
-from retrain.environments.episode import (
-    CallAsync,
-    EpisodeError,
-    EpisodeLostError,
-    EpisodeTimeoutError,
-    finite,
-)
+from retrain.environments.episode import EpisodeError, EpisodeLostError, EpisodeTimeoutError, finite
+from retrain.environments.own_loop import OwnLoop
 from retrain.rollouts import CallForm, Episode, Prompt, Rollout
 
 
@@ -48,7 +43,7 @@ class Programs:
         self._has_template, self._read, self._shown = has_template, read, shown
         self._endpoint = Endpoint()
 
-    async def play(self, ask: Ask, prompt: Prompt, how: Sampling, call_async: CallAsync) -> Rollout:
+    async def play(self, ask: Ask, prompt: Prompt, how: Sampling, loop: OwnLoop) -> Rollout:
         """Run a program for a prompt; return its last conversation, with the others in its episode.
 
         Raises:
@@ -56,7 +51,7 @@ class Programs:
         """
         began_s = time.perf_counter()
         session = self._session(ask, prompt, how)
-        reward, error = await self._run(session, prompt, call_async)
+        reward, error = await self._run(session, prompt, loop)
         time_s = time.perf_counter() - began_s
         *others, last = [one.rollout for one in session.conversations] or [_unasked(prompt)]
         episode = Episode(
@@ -72,14 +67,16 @@ class Programs:
         return replace(last, truncated=session.is_cut, episode=episode)
 
     async def _run(
-        self, session: Session, prompt: Prompt, call_async: CallAsync
+        self, session: Session, prompt: Prompt, loop: OwnLoop
     ) -> tuple[float | None, EpisodeError | None]:
         """Return an episode's reward, and why it failed."""
         table = self._table
         try:
             with self._endpoint.serving(session) as key:
                 arguments = prompt, self._endpoint.url, key
-                given = await run_program(self._open, session, arguments, table.time_limit_s, call_async)
+                given = await run_program(
+                    self._open, session, arguments, table.time_limit_s, loop.call, loop.check
+                )
             reward, error = None if given is None else finite("run", given), None
         except EpisodeLostError:
             raise

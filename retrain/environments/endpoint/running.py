@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -22,8 +23,12 @@ async def run_program(
     arguments: tuple[Prompt, str, str],
     limit_s: float,
     call_async: CallAsync,
+    check_late: Callable[[float], object] = lambda late_s: None,
 ) -> object:
     """Open an episode, run its program to the end, and return its reward; plain functions run in a thread.
+
+    Args:
+        check_late: raises the error of a program whose limit passed while its event loop was blocked.
 
     Raises:
         EpisodeError: it raised, or neither asked for a turn nor ended for `limit_s`.
@@ -40,7 +45,8 @@ async def run_program(
             left_s = limit_s - session.idle_s()
             if left_s > 0:
                 await asyncio.wait({task}, timeout=left_s)
-            elif not await _ends_while_loop_is_blocked(task, call_async):
+            elif (late_s := await _blocked_s(task, call_async)) is not None:
+                check_late(late_s)
                 raise EpisodeTimeoutError(f"run neither asked for a turn nor ended for {limit_s:g} s")
         if task.cancelled():  # by itself
             raise EpisodeError("run cancelled its own task")
@@ -55,12 +61,13 @@ async def run_program(
                 await asyncio.wait_for(_outcome(close, limit_s, call_async), limit_s)
 
 
-async def _ends_while_loop_is_blocked(task: asyncio.Task[Any], call_async: CallAsync) -> bool:
-    """Whether a program ends before its event loop answers, which others may block."""
+async def _blocked_s(task: asyncio.Task[Any], call_async: CallAsync) -> float | None:
+    """Return how long a program's event loop takes to answer; None: the program ends before."""
+    began_s = time.monotonic()
     answer = asyncio.ensure_future(call_async(partial(asyncio.sleep, 0), None))
     try:
         await asyncio.wait({task, answer}, return_when=asyncio.FIRST_COMPLETED)
-        return task.done()
+        return None if task.done() else time.monotonic() - began_s
     finally:
         answer.cancel()
         await asyncio.gather(answer, return_exceptions=True)
