@@ -1,9 +1,10 @@
-"""A search that then adds seeds to decide: the same results on Slurm, on Ray and on this machine."""
+"""A search by Optuna that then adds seeds: the same results on Slurm, on Ray and on this machine."""
 
 from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 from retrain.errors import EXIT_DONE
@@ -13,12 +14,13 @@ from tests.cluster.campaigns import Start, finish, only_campaign
 from tests.cluster.ray_cluster import Cluster as RayCluster
 from tests.cluster.slurm_cluster import Cluster as Slurm
 from tests.cluster.waiting import await_that
-from tests.long.test_search import SEARCH, found_of
+from tests.extras.test_optuna import CAMPAIGN, found_in
 
 FEW = {
-    "[0.0, 0.1, 0.2, 0.3, 0.5]": "[0.0, 0.2, 0.5]",
-    "rungs = [2, 4]": "rungs = [2]",
-    "seeds = 6": "seeds = 4",
+    "\ntrials = 5": "\ntrials = 2",
+    "trials_per_round = 2": "trials_per_round = 1",
+    "keep = 0.4": "keep = 0.7",
+    "max_seeds = 6": "max_seeds = 4",
 }
 PARALLEL = ("--set", "campaign.parallel=true", "--set", "campaign.max_workers=3")
 ENGINES = """
@@ -32,40 +34,48 @@ cpus = 0.5
 
 
 def text() -> str:
-    """Return a search of six runs, whose decision adds seeds for its winner and its reference."""
-    found = SEARCH
+    """Return a search of six runs, two of which follow from the others; then seeds are added to decide."""
+    found = CAMPAIGN
     for given, fewer in FEW.items():
         assert given in found
         found = found.replace(given, fewer)
     return found + ENGINES
 
 
+def have_begun(logs: Path, runs: int) -> bool:
+    return len(list(logs.glob("*/runs/*/metrics.jsonl"))) >= runs
+
+
 def killed_on(engine: tuple[str, ...], file: Path, retrain: Start) -> Path:
     """Run it on an engine, and return its directory.
 
-    Its first orchestrator is killed when seven runs have begun: six are in the first round.
+    Its orchestrator is killed before the sampler's last proposal, which two further runs follow, and, once
+    it is resumed, in the rounds of seeds, which begin with the seventh run.
     """
     logs = file.with_suffix("")
-    started = retrain("run", file, "--set", f"logging.log_dir={logs}", *engine, *PARALLEL)
-    await_that("a later round", lambda: len(list(logs.glob("*/runs/*/metrics.jsonl"))) >= 7)
-    os.kill(started.pid, signal.SIGKILL)
-    started.communicate()
-    directory = only_campaign(logs)
-    code, said = finish(retrain("resume", directory))
+    command: tuple[object, ...] = "run", file, "--set", f"logging.log_dir={logs}", *engine, *PARALLEL
+    for begun in (4, 7):
+        started = retrain(*command)
+        await_that(f"{begun} runs", partial(have_begun, logs, begun))
+        os.kill(started.pid, signal.SIGKILL)
+        started.communicate()
+        directory = only_campaign(logs)
+        command = "resume", directory
+    code, said = finish(retrain(*command))
     assert code == EXIT_DONE, said
     assert not any(is_held(RunFiles(run).lock) for run in CampaignFiles(directory).runs.iterdir())
     return directory
 
 
 def run_the_same(engine: tuple[str, ...], retrain: Start, tmp_path: Path) -> None:
-    """Check that an engine comes to the same winner, and the same verdict on it, as this machine."""
+    """Check that an engine comes to the same proposals, winner and verdict on it as this machine."""
     file, logs = tmp_path / "search.toml", tmp_path / "alone"
     file.write_text(text())
     alone = retrain("run", file, "--set", f"logging.log_dir={logs}")
-    there = found_of(killed_on(engine, file, retrain))
+    there = found_in(killed_on(engine, file, retrain))
     code, said = finish(alone)
     assert code == EXIT_DONE, said
-    assert there == found_of(only_campaign(logs))
+    assert there == found_in(only_campaign(logs))
 
 
 def test_slurm_runs_the_rounds(slurm: Slurm, retrain: Start, tmp_path: Path) -> None:
