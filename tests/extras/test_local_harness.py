@@ -153,7 +153,7 @@ def test_tokens_that_continue_nothing_are_a_sample_of_their_own(model: str) -> N
     assert said[0].startswith("token_ids: List should have at least 1 item")
     assert "token_ids.0: Input should be greater than or equal to 0" in said[1]
     assert "gives token 1000000, and the model knows" in said[2]
-    assert "(prompt 0 has 200)" in said[3]
+    assert "prompt 0 has 200 tokens" in said[3]
 
 
 def test_functions_of_a_request_are_shown_by_the_template(tmp_path: Path) -> None:

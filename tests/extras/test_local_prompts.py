@@ -64,7 +64,7 @@ def test_a_model_that_cannot_fit_is_told_before_anything_starts(
     header = b'{"layers.0.q_proj.weight": {"dtype": "F32", "shape": [4000000, 1000000]}}'
     (model / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     (here / "c.toml").write_text(campaign_of(model))
-    refused = retrain(command, "c.toml")
+    refused = retrain(command, "c.toml", env={**os.environ, "COLUMNS": "400"})
     assert refused.returncode == 2
     assert "weights 14901" in refused.stdout + refused.stderr
     assert not (here / "logs").exists()

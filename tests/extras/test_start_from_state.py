@@ -173,8 +173,9 @@ def campaign(spec: BackendSpec, here: Path) -> Callable[..., tuple[Path, RunFile
         (here / name).mkdir()
         raw: dict[str, Any] = {
             "model": {"model": MODEL, "base_url": spec.base_url, "adapter": str(adapter)},
-            "training": {"batch_size": 2, "group_size": 4, "max_tokens": 3, "temperature": 1.0, "lr": 0.02},
+            "training": {"batch_size": 2, "group_size": 16, "max_tokens": 3, "temperature": 1.0, "lr": 0.02},
             "data": {"task": "successor", "options": {"digits": 1, "base": 5, "held_out": 0.0}},
+            "reward": {"reward": "partial"},  # no step has ties alone
             "algorithm": {"kl_coef": 0.1},
             "backend": {"backend": "tinker", "options": dict(spec.options)},
             "campaign": {"seeds": [0], "max_steps": 4, "launcher": "inline"},
