@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import inspect
 import json
 import threading
 import time
@@ -376,6 +377,29 @@ def test_coroutines_that_block_cost_their_episodes_and_no_other(monkeypatch: pyt
     assert [(one.error, one.reward) for one in fine] == [("", 0.5)] * 3
     assert all(one.timed_out for one in stuck)
     assert "neither returned nor awaited anything for 2 s" in stuck[1].error
+
+
+def test_a_coroutine_that_a_blocked_loop_never_began_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retrain.environments.own_loop.GRACE_S", 0.5)
+    blocked, over = threading.Event(), threading.Event()
+    begun: list[Any] = []
+
+    async def episode(prompt: Prompt) -> float:
+        if prompt.id == 0:
+            blocked.set()
+            over.wait()
+        return 0.5
+
+    def run(prompt: Prompt, base_url: str, api_key: str) -> Any:
+        if prompt.id:
+            blocked.wait()
+        begun.append(episode(prompt))
+        return begun[-1]
+
+    *_, fine = [one.episode for one in play(run, prompts=2, fails=True, time_limit_s=1.0)]
+    states = {inspect.getcoroutinestate(one) for one in begun}
+    over.set()
+    assert (fine and fine.reward, len(begun), states) == (0.5, 3, {"CORO_RUNNING", "CORO_CLOSED"})
 
 
 def test_a_coroutine_that_blocks_until_others_are_late_costs_none_of_them() -> None:

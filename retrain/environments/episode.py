@@ -135,7 +135,7 @@ class Conversation:
                 return _sound(await self._call_async(function, self._limit_s))
             result = await self._call_plain(partial(outcome, function), unwanted)
             if inspect.isawaitable(result):
-                result = await self._call_async(lambda: result, self._limit_s)
+                result = await result_awaited(result, self._limit_s, self._call_async)
             return _sound(result)
         except EpisodeError:
             raise
@@ -161,6 +161,16 @@ async def within(function: Callable[[], Awaitable[Any]], limit_s: float | None) 
     finally:
         if task.cancel():
             await asyncio.wait({task}, timeout=CLEAN_UP_S)
+
+
+async def result_awaited(result: Awaitable[Any], limit_s: float | None, call_async: CallAsync) -> Any:
+    """Return what awaiting a call's result gives; a coroutine that a blocked loop never began is closed."""
+    try:
+        return await call_async(lambda: result, limit_s)
+    finally:
+        if inspect.iscoroutine(result) and inspect.getcoroutinestate(result) == inspect.CORO_CREATED:
+            with contextlib.suppress(ValueError):  # begun at this moment
+                result.close()
 
 
 def counts_of(episode: object) -> tuple[int, int]:

@@ -11,7 +11,14 @@ from functools import partial
 from typing import Any
 
 from retrain.environments.endpoint.session import Session
-from retrain.environments.episode import CallAsync, EpisodeError, EpisodeTimeoutError, attribute, outcome
+from retrain.environments.episode import (
+    CallAsync,
+    EpisodeError,
+    EpisodeTimeoutError,
+    attribute,
+    outcome,
+    result_awaited,
+)
 from retrain.environments.in_turn import LeftBehindError
 from retrain.event_loop import in_thread
 from retrain.rollouts import Prompt
@@ -76,4 +83,4 @@ async def _blocked_s(task: asyncio.Task[Any], call_async: CallAsync) -> float | 
 async def _outcome(function: Callable[[], Any], limit_s: float | None, call_async: CallAsync) -> Any:
     """Return what a function gives, called in a thread and awaited if need be, or the error of an episode."""
     result = await in_thread(partial(outcome, function))
-    return await call_async(lambda: result, limit_s) if inspect.isawaitable(result) else result
+    return await result_awaited(result, limit_s, call_async) if inspect.isawaitable(result) else result
