@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from retrain import registry
 from retrain.backends import (
@@ -46,9 +46,6 @@ from retrain.trainer.metered import MeteredBackend
 from retrain.trainer.permits import RunPermits
 from retrain.trainer.scoring import Scorer
 from retrain.trainer.turn_sampler import TurnSampler
-
-if TYPE_CHECKING:
-    from retrain.trainer.loop import Trainer
 
 
 @contextmanager
