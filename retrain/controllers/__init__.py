@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any, get_args, get_type_hints
+from typing import Any, Protocol, TypeAlias, get_args, get_type_hints
 
 from retrain.config.keys import keys_of
 
@@ -18,6 +18,18 @@ BOUNDS = {
     "le": (operator.le, "at most"),
     "lt": (operator.lt, "less than"),
 }
+
+StateDict: TypeAlias = dict[str, Any]  # plain data that JSON keeps, of one part of a run
+
+
+class Stateful(Protocol):
+    """What a checkpoint keeps of a part of a run, and how a resumed run continues from it."""
+
+    def state_dict(self) -> StateDict:
+        """Return all that later decisions depend on."""
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Restore what `state_dict` returned, also that of an earlier version."""
 
 
 def require(name: str, value: object, holds: bool, needed: str) -> None:

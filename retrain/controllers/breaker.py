@@ -10,11 +10,9 @@ Source: the circuit breaker pattern, Nygard, Release It! (2007).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
-from retrain.controllers import require
+from retrain.controllers import StateDict, require
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +106,9 @@ class CircuitBreaker:
         state.why += f"; last error: {message}" if message else ""
         return True
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return everything as plain data; times are on the caller's clock."""
         return asdict(self._state)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         self._state = _State(**state)

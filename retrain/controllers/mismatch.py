@@ -8,8 +8,8 @@ trainer, and more so with each update: often the beginning of a collapse.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+
+from retrain.controllers import StateDict
 
 WINDOW = 10  # steps of a mean
 RISES = 3  # in a row
@@ -43,9 +43,9 @@ class MismatchTrend:
         )
         return self.rise
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         return {"window": list(self._window), "means": list(self._means), "rise": self.rise}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         self._window, self._means = list(state["window"]), list(state["means"])
         self.rise = state.get("rise", "")

@@ -15,11 +15,9 @@ networks (1989); remembering the number at the last refusal as in CUBIC, Ha, Rhe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
-from retrain.controllers import require
+from retrain.controllers import StateDict, require
 
 OVERLOAD = (429, 502, 503, 504)  # HTTP statuses that mean overload
 WAITED_S = 0.05  # a call that got its permit later than this had to wait
@@ -118,7 +116,7 @@ class AdaptivePermits:
         self.permits += 1
         return PermitDecision(self.permits, True, "calls succeed and others wait")
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         return {
             "permits": self.permits,
             "latencies": {kind: asdict(latency) for kind, latency in self._latencies.items()},
@@ -131,7 +129,7 @@ class AdaptivePermits:
             "held_since_s": self._held_since_s,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore a `state_dict`; the number is clipped to the configured bounds."""
         self.permits = min(max(int(state["permits"]), self._lowest), self._highest)
         self._latencies = {kind: _Latency(**latency) for kind, latency in state["latencies"].items()}

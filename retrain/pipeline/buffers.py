@@ -9,13 +9,13 @@ Ensemble Runs", SC 2023, arXiv:2309.16743.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from retrain.config.flow import FlowSettings
+from retrain.controllers import StateDict
 
 Item = TypeVar("Item")
 
@@ -76,11 +76,11 @@ class Fifo(Generic[Item]):
         self._unseen = [s for s in self._unseen if s.version >= version]
         return dropped
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the random generator's state, JSON-able."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore the random generator's state."""
 
 
@@ -101,10 +101,10 @@ class Firo(Fifo[Item]):
         taken, self._unseen = self._unseen[:oldest], self._unseen[oldest:]
         return taken + [self._draw() for _ in range(batch_size - len(taken))]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         return {"rng": self._rng.bit_generator.state}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         self._rng.bit_generator.state = state["rng"]
 
     def _draw(self) -> Sample[Item]:

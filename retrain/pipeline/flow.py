@@ -14,11 +14,12 @@ it, and the batch is never held back while nothing can come in.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Generic
 
 from retrain.config.flow import FlowSettings
+from retrain.controllers import StateDict
 from retrain.controllers.rate import RateAccount
 from retrain.pipeline.buffers import Fifo, Item, Sample
 
@@ -134,7 +135,7 @@ class Flow(Generic[Item]):
             self._drop([sample.item for sample in old])
         self._let_in()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return counts and generators, JSON-able; samples under way count as lost and are not saved."""
         return {
             "account": self.account.state_dict(),
@@ -146,7 +147,7 @@ class Flow(Generic[Item]):
             "lost": self.lost + self.ahead,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore what `state_dict` returned, with an empty buffer: the watermark applies again."""
         self.account.load_state_dict(state["account"])
         self.account.restart()

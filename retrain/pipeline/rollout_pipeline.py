@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic
 
 from retrain.config.flow import FlowSettings
+from retrain.controllers import StateDict
 from retrain.pipeline import ClosedError, Monitor
 from retrain.pipeline.buffers import Item, build
 from retrain.pipeline.flow import Flow
@@ -140,7 +141,7 @@ class RolloutPipeline(Generic[Item]):
                 batches_per_unit=flow.batches / flow.units if flow.units else None,
             )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return counts and the buffer's random generator, JSON-able.
 
         Items are not saved: after a resume they would be stale. They count as lost. Each `Batch` tells which
@@ -149,7 +150,7 @@ class RolloutPipeline(Generic[Item]):
         with self._monitor:
             return self._flow.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore what `state_dict` returned; call it before `start`."""
         with self._monitor:
             self._flow.load_state_dict(state)

@@ -13,12 +13,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from retrain.controllers import StateDict
 from retrain.errors import os_errors, records_error
 from retrain.records.files import DIRECTORY_MODE, make_directory, sync_directory, write_json
 from retrain.records.text import count_of, gib
@@ -34,7 +34,7 @@ class Checkpoint:
 
     step: int
     directory: Path
-    state: Mapping[str, Any]
+    state: StateDict
 
 
 def written(root: Path) -> str:
@@ -46,9 +46,7 @@ def written(root: Path) -> str:
     return f"{count_of(len(sizes), 'file')}, {gib(sum(sizes))}" if sizes else ""
 
 
-def save(
-    root: Path, step: int, state: Mapping[str, Any], save_backend: Callable[[Path], object], keep: int
-) -> Path:
+def save(root: Path, step: int, state: StateDict, save_backend: Callable[[Path], object], keep: int) -> Path:
     """Write the checkpoint of `step`, then delete all but the newest `keep`; a failure leaves them intact."""
     make_directory(root)
     final, temporary = root / f"step-{step:06d}", root / f".step-{step:06d}.partial"

@@ -8,14 +8,14 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from retrain import registry
 from retrain.backends import UpdateStats
 from retrain.config.schema import Config
+from retrain.controllers import StateDict
 from retrain.controllers.backpressure import BackPressure
 from retrain.controllers.backpressure.step import Decision, StepObservation
 from retrain.controllers.mismatch import MismatchTrend
@@ -172,7 +172,7 @@ class Control:
             self._largest = max(1, size.at_a_time // 2)
         return size.at_a_time > 1
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the controllers' state, JSON-able."""
         return {
             "back_pressure": self._back_pressure.state_dict() if self._back_pressure else None,
@@ -181,7 +181,7 @@ class Control:
             "mismatch": self._mismatch.state_dict(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         if self._back_pressure is not None and state["back_pressure"] is not None:
             self._back_pressure.load_state_dict(state["back_pressure"])
         self._scaling.load_state_dict(state["scaling"])

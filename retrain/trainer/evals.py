@@ -6,10 +6,9 @@ They change nothing that they measure: a run takes the same steps with them as w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from retrain.backends import Sampling
 from retrain.backends.metering import tally
 from retrain.config.eval_table import Eval, as_played
 from retrain.config.schema import Config
+from retrain.controllers import StateDict
 from retrain.records.evaluation_row import EvalWatch, NamedEvaluation
 from retrain.rollouts import Floats, Group, Prompt
 from retrain.trainer.batch import CORRECT, ScoredBatch
@@ -89,12 +89,12 @@ class Evals:
             self._falling.trained(reward)
         return self._falling.watch() if self._opened else None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the newest evaluations, so that a resumed run does not repeat them, and what falls."""
         newest = {name: asdict(newest) for name, newest in self._newest.items()}
         return {"newest": newest, "falling": self._falling.state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore what `state_dict` returned; another version's evaluations are not used."""
         known = {field.name for field in fields(NamedEvaluation)}
         if state:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from retrain.backends import Sampling
 from retrain.backends.metering import tally
 from retrain.config.schema import Config
+from retrain.controllers import StateDict
 from retrain.errors import BackendMemoryError
 from retrain.records.evaluation_row import Evaluation
 from retrain.rollouts import Floats, Group, Prompt
@@ -66,11 +66,11 @@ class HeldOut:
         longest, played = self._training.max_tokens, self._config.environment
         return [Due("", self._prompts, samples, longest, played, self._config)]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the newest evaluation, so that a resumed run does not repeat it."""
         return asdict(self._newest) if self._newest is not None else {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore what `state_dict` returned; another version's or configuration's evaluation is not used."""
         known = {field.name for field in fields(Evaluation)}
         found = state.get("evaluation", {})

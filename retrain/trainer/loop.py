@@ -6,11 +6,12 @@ import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias
 
 from retrain.backends import Backend, Sampling
 from retrain.clock import utc_now
 from retrain.config.schema import Config
+from retrain.controllers import Stateful
 from retrain.controllers.throttle import ThrottleState
 from retrain.errors import BackendMemoryError, InterruptedRunError
 from retrain.event_loop import EventLoopThread
@@ -72,7 +73,7 @@ class Trainer:
         self._warmed, self._saved = 0, (0, 0)  # complete supervised updates before the steps
         self._seeds = PlaySeeds(self.config, self.backend)
         self._unscored = UnscoredCount()
-        self._parts: dict[str, Any] = {"source": self._source, "steering": self._control}
+        self._parts: dict[str, Stateful] = {"source": self._source, "steering": self._control}
         self._parts |= {"evaluation": held_out, "evals": self._evals, "unscored": self._unscored}
         self._owes_evaluation = False  # a stop came before the newest row was complete
 

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from retrain.controllers import StateDict
 from retrain.errors import InfrastructureError, RunFailedError
 from retrain.event_loop import EventLoopThread
 from retrain.records.step_row import Unscored
@@ -41,11 +42,11 @@ class UnscoredCount:
             return None
         return Unscored(fraction=self.unscored / self.rollouts, reason=self.reason)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the counts, as JSON takes them."""
         return asdict(self)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore what `state_dict` returned; a checkpoint of 0.1.0 has none."""
         vars(self).update(state)
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from retrain.backends import BackendInfo
 from retrain.config.flow import FlowSettings, flow_settings
 from retrain.config.schema import Config
+from retrain.controllers import StateDict
 from retrain.errors import BackendMemoryError, InterruptedRunError
 from retrain.pipeline.rollout_pipeline import RolloutPipeline
 from retrain.records.step_row import PipelineStats
@@ -65,10 +66,10 @@ class PromptStream(Generic[T]):
             self._epoch, self._order = epoch, self._shuffled(epoch)
         return self._prompts[self._order[number]]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         return {"taken": self._taken, "again": list(self._again)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         self._taken, self._again = int(state["taken"]), list(state["again"])
 
     def _shuffled(self, epoch: int) -> list[int]:
@@ -128,10 +129,10 @@ class Source:
         """Sample the last step's prompts again: the step did not fit in memory."""
         self._prompts.load_state_dict(self._before)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         return {"prompts": self._prompts.state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         self._prompts.load_state_dict(state["prompts"])
 
     def close(self) -> None:
@@ -210,7 +211,7 @@ class AsyncSource(Source):
         self._pipeline, self._is_started = self._open(), False
         self._pipeline.load_state_dict(counts)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return counts and the data cursor, to which prompts under way are put back."""
         pipeline = self._pipeline.state_dict()  # before the cursor: its lock is the outer one
         with self._order:
@@ -219,7 +220,7 @@ class AsyncSource(Source):
             prompts = {**cursor, "again": again}
             return {"prompts": prompts, "pipeline": pipeline, "at_a_time": self._at_a_time}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         self._prompts.load_state_dict(state["prompts"])
         self._at_a_time = state.get("at_a_time", self._at_a_time)
         if "pipeline" in state:

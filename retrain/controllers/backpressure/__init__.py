@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrain.config.schema import BackPressure as Settings
-from retrain.controllers import require, require_keys
+from retrain.controllers import StateDict, require, require_keys
 from retrain.controllers.backpressure.changepoint import ChangeDetector, Residual
 from retrain.controllers.backpressure.curve import ENOUGH_SAMPLES, FittedCurve, NoiseScaleTrack, fit_curve
 from retrain.controllers.backpressure.explore import Explorer, MemoryLimit, Situation, batch_sizes, nearest
@@ -116,7 +116,7 @@ class BackPressure:
         """Return an unchanged decision after a step without a measurement (skipped or failed)."""
         return self._decision("hold", "warmup" if self._explorer.warming else "optimal", reason)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the complete state as plain data for JSON."""
         return {
             "version": STATE_VERSION,
@@ -131,7 +131,7 @@ class BackPressure:
             "noise_scale": asdict(self._noise_scale),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue from a `state_dict`, decision for decision.
 
         Raises:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from retrain.config.schema import BackPressure as Settings
+from retrain.controllers import StateDict
 from retrain.controllers.backpressure.measurements import Measurements
 from retrain.controllers.backpressure.posterior import Posterior
 from retrain.controllers.backpressure.step import Purpose
@@ -89,12 +89,12 @@ class MemoryLimit:
             slope = top / largest
         return largest + (CEILING - top) / slope if slope > 0.0 else float("inf")
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> StateDict:
         """Return plain data; JSON has no integer keys, so the peaks become pairs."""
         return asdict(self) | {"peaks": [[size, peak] for size, peak in self.peaks.items()]}
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> MemoryLimit:
+    def from_state(cls, state: StateDict) -> MemoryLimit:
         return cls(**{**state, "peaks": {int(size): float(peak) for size, peak in state["peaks"]}})
 
 

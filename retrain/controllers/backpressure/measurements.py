@@ -7,12 +7,12 @@ many steps at one size do not displace the measurements of the others.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from retrain.controllers import StateDict
 
 FloatArray = NDArray[np.float64]
 
@@ -78,11 +78,11 @@ class Measurements:
         """Discount all earlier observations after a change point."""
         np.minimum(self.count, self.noise_variance / STALE_DEVIATION**2, out=self.count)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> StateDict:
         """Return plain data; floats round-trip exactly through JSON."""
         return asdict(self) | {"count": self.count.tolist(), "mean": self.mean.tolist()}
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Measurements:
+    def from_state(cls, state: StateDict) -> Measurements:
         arrays = {name: np.array(state[name], dtype=float) for name in ("count", "mean")}
         return cls(**{**state, **arrays})

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
-from retrain.controllers import require
+from retrain.controllers import StateDict, require
 from retrain.rollouts import Floats
 
 FIRST_SETTLED_STEP = 5  # before this step Adam's second moment is mostly noise
@@ -116,7 +115,7 @@ class GradientNoiseScale:
         self._weight = keep * self._weight + (1 - keep)
         return True
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         return {
             "smoothing": self._smoothing,
             "consecutive": self._consecutive,
@@ -125,7 +124,7 @@ class GradientNoiseScale:
             "var": self._var.tolist(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         self._smoothing = float(state["smoothing"])
         self._consecutive = bool(state["consecutive"])
         self._weight = float(state["weight"])

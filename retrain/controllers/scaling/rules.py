@@ -10,11 +10,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from retrain.controllers import require
+from retrain.controllers import StateDict, require
 from retrain.controllers.scaling.noise_scale import LEAST_VAR, GradientNoiseScale, InformativeGroups
 from retrain.rollouts import Floats
 
@@ -231,7 +231,7 @@ class LearningRateScaling:
         scale = decision.scale if informative is None else informative / self._groups.per_initial_update
         return self._noise.update(local, mean, scale, consecutive=consecutive)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         return {
             "progress": self._progress,
             "last_scale": self._last_scale,
@@ -239,7 +239,7 @@ class LearningRateScaling:
             "noise": self._noise.state_dict(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         self._progress = float(state["progress"])
         self._last_scale = float(state["last_scale"])
         self._groups.load_state_dict(state["groups"])

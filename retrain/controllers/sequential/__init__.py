@@ -18,14 +18,14 @@ comparison that is unlikely to be decided is ended early by its conditional powe
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
-from retrain.controllers import require
+from retrain.controllers import StateDict, require
 from retrain.controllers.sequential.rejection import (
     EARLY_INTERIM,
     FEWEST,
@@ -220,12 +220,12 @@ class SequentialComparison:
                 return k, "no_difference"
         return end, verdict
 
-    def state_dict(self) -> dict[str, float | None]:
+    def state_dict(self) -> StateDict:
         """Return the settings as plain data; the seeds' values are all else that a look depends on."""
         return asdict(self)
 
     @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> SequentialComparison:
+    def from_state_dict(cls, state: StateDict) -> SequentialComparison:
         """Return the comparison that `state_dict` described."""
         return cls(**state)
 
