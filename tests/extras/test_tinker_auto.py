@@ -20,6 +20,7 @@ from tests.tinker_api.running import MODEL, RunningServer, serve, write_tokenize
 pytestmark = [pytest.mark.extras, pytest.mark.timeout(300)]
 ALPHABET = "01234="
 STEPS, RUNS, CAPACITY = 10, 2, 4
+SAMPLED_BEFORE = 40  # requests before the pause, of 160: updates are few, since many steps have only ties
 
 CAMPAIGN = """
 [model]
@@ -55,7 +56,7 @@ def server(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningServe
 
 
 class Pause(threading.Thread):
-    """Has the API pause after a few updates, until the campaign says so."""
+    """Has the API pause after a few steps, until the campaign says so."""
 
     def __init__(self, server: RunningServer, logs: Path) -> None:
         super().__init__()
@@ -64,7 +65,7 @@ class Pause(threading.Thread):
         self.said: list[str] = []
 
     def run(self) -> None:
-        while self._server.stats()["updates"] < 4 and not self._over.wait(0.1):
+        while self._sampled() < SAMPLED_BEFORE and not self._over.wait(0.1):
             pass
         self._server.pause("paused_capacity")
         gives_up_s = time.monotonic() + 120  # else the campaign would wait for ever
@@ -72,6 +73,9 @@ class Pause(threading.Thread):
             (campaign,) = survey(self._logs)
             self.said.extend(run.detail for run in campaign.runs if run.phase == "API paused")
         self._server.pause()
+
+    def _sampled(self) -> int:
+        return int(self._server.stats()["requests"].get("asample", 0))
 
     def end(self) -> None:
         self._over.set()
