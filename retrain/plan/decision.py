@@ -14,18 +14,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from retrain.config.campaign import Decide
-from retrain.controllers.sequential import Look, SequentialComparison
+from retrain.controllers.sequential import SequentialComparison
 from retrain.controllers.sequential.allocation import found_per_cost, rising_errors, weights_of_error
 from retrain.controllers.sequential.rejection import FloatArray
+from retrain.plan.found import FOUND, Found, comparison_of
 from retrain.plan.matrix import Plan
 from retrain.records.decision import OPEN, ConditionDecision, Decision, is_higher_better
 from retrain.records.looks import Looks, Round
 
-BUDGET = "budget"
-FOUND = ("better", "worse")
+BUDGET, FAILED = "budget", "failed"
 FEWEST_PAIRS = 2  # of values that are compared
+LOST = 3  # seeds in a row without a value: runs that fail so often fail at further seeds as well
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,6 @@ class Progress:
     decision: Decision
     wanted: frozenset[str]  # ids of the runs asked for so far
     rounds: tuple[Round, ...]  # that were looked at now
-
-
-def comparison_of(table: Decide, conditions: int) -> SequentialComparison:
-    """Return the test that a table asks for, of so many conditions with the reference among them."""
-    is_early, smallest = table.allocate == "auto", table.smallest_difference
-    return SequentialComparison(table.max_seeds, table.error, smallest, conditions - 1, is_early)
 
 
 def decide(
@@ -65,6 +61,7 @@ def decide(
     walk, known = Walk(plan, table, seconds or {}), known or Looks({})
     for one in known.rounds:
         walk.take(one)
+    walk.reopen(ended)
     looked = tuple(_new_rounds(walk, ended, frozenset(begun), is_spent=is_spent))
     wanted = walk.wanted | {walk.ids[name, seed] for seed in plan.added_seeds for name in plan.conditions}
     decision = Decision(
@@ -118,6 +115,8 @@ class Walk:
         self._asked = dict.fromkeys(self.verdicts, 0)
         self.values: dict[str, float | None] = {}
         self.wanted: set[str] = set()
+        self._lost: set[str] = set()  # conditions that get no more seeds, as their last runs gave no value
+        self._mended: set[str] = set()  # those that were lost and will have further seeds
         self._is_spent = False
 
     @property
@@ -129,7 +128,9 @@ class Walk:
         """Why no seeds are added any more; "" while they are."""
         if self._is_spent:
             return BUDGET
-        return "" if self._open else "seeds" if "undecided" in self.verdicts.values() else "decided"
+        if self._open:
+            return ""
+        return FAILED if self._lost else "seeds" if "undecided" in self.verdicts.values() else "decided"
 
     @property
     def _open(self) -> list[str]:
@@ -158,8 +159,8 @@ class Walk:
             for seed in self._seeds[self._asked[name] :]
         ]
         costs = [sum(self._seconds.get(one, self._usual_s) for one in pair) for pair in left]
-        pairs = self._pairs(name, self._asked[name])
-        return found_per_cost(self._comparison_of(name)[0], _differences(pairs), costs)
+        so_far = self._differences(name, self._asked[name])
+        return found_per_cost(self._comparison_of(name)[0], so_far, costs)
 
     def runs_of(self, asked: Mapping[str, int]) -> set[str]:
         """Return the runs that a round adds: seeds of its conditions, and of the reference as many."""
@@ -170,10 +171,28 @@ class Walk:
     def take(self, one: Round) -> None:
         """Go through a round as it was recorded."""
         self.wanted |= self.runs_of(one.asked)
+        self._go_on(self._lost & one.asked.keys())
         self._asked |= one.asked
         self.values |= one.values
-        self.verdicts |= {found.condition: found.verdict for found in one.decided}
+        self._decided(one.decided)
         self._is_spent = one.ended == BUDGET
+
+    def reopen(self, ended: Mapping[str, float | None]) -> None:
+        """Go on with conditions whose runs gave no value, once a pair of them was repaired: at further seeds.
+
+        What was looked at without a value stays left out: the look may have found other conditions.
+        """
+        if not self._is_spent:
+            self._go_on({name for name in self._lost if not self._lacks(name, ended).any(axis=0).all()})
+
+    def _go_on(self, mended: set[str]) -> None:
+        self._lost -= mended
+        self._mended |= mended
+        self.verdicts |= dict.fromkeys(mended, OPEN)
+
+    def _decided(self, closed: Sequence[ConditionDecision | Found]) -> None:
+        self.verdicts |= {one.condition: one.verdict for one in closed}
+        self._lost |= {one.condition for one in closed if one.reason}
 
     def look(self, asked: Mapping[str, int], values: Mapping[str, float | None]) -> list[Found]:
         """Look at all open conditions after a round, and return those that are decided now.
@@ -186,12 +205,13 @@ class Walk:
         """
         self._asked |= asked
         self.values |= values
+        self._mended -= asked.keys()
         decided: list[Found] = []
         while True:
             found = [self.found(name) for name in self._open]
             differing = [one for one in found if one.verdict in FOUND]
             closed = differing or self._closed(found)
-            self.verdicts |= {one.condition: one.verdict for one in closed}
+            self._decided(closed)
             decided += closed
             if not differing:
                 return decided
@@ -224,30 +244,49 @@ class Walk:
 
     @cached_property
     def _weights(self) -> dict[str, float]:
-        pairs = {name: self._pairs(name, self._plan.first_seeds) for name in self.verdicts}
-        return weights_of_error({name: _differences(both) for name, both in pairs.items()})
+        first = self._plan.first_seeds
+        return weights_of_error({name: self._differences(name, first) for name in self.verdicts})
 
     def found(self, name: str, *, is_last: bool = False) -> Found:
         """Look at a condition."""
         pairs, final = self._pairs(name, self._asked[name]), self._asked[name] == len(self._seeds)
         comparison, later_errors = self._comparison_of(name)
-        look, verdict = None, OPEN
+        look, verdict, reason = None, OPEN, ""
         if len(pairs) >= FEWEST_PAIRS:
             spends = final or (is_last and self._table.allocate == "equal")
             look = comparison.look(*np.array(pairs).T, final=spends, later_errors=later_errors)
             verdict = look.verdict
-        if look and verdict == OPEN and self._table.allocate == "auto" and not comparison.can_find:
-            verdict = "no_difference"  # its share of the error is too small
-        if (final or is_last) and verdict == OPEN:
-            verdict = "undecided"
+            if verdict == OPEN and self._table.allocate == "auto" and not comparison.can_find:
+                verdict = "no_difference"  # its share of the error is too small
+        if verdict == OPEN:
+            reason = self._why_lost(name)
+            verdict = "undecided" if final or is_last or reason else OPEN
         if is_higher_better(self._table.metric) is False:
             verdict = {"better": "worse", "worse": "better"}.get(verdict, verdict)
-        return Found(name, verdict, pairs, look, self._comparison)
+        return Found(name, verdict, pairs, look, self._comparison, reason)
+
+    def _why_lost(self, name: str) -> str:
+        """Return why no pair of a condition's last runs has values; "" if one has, or no seeds are left."""
+        lacks, may_go_on = self._lacks(name, self.values), LOST <= self._asked[name] < len(self._seeds)
+        if name in self._mended or not may_go_on or not lacks.any(axis=0).all():
+            return ""
+        own, reference = (bool(side.all()) for side in lacks)
+        whose = "its" if own else f"{self._plan.reference}'s" if reference else "its or the reference's"
+        return f"{whose} last {LOST} runs gave no value"
+
+    def _lacks(self, name: str, values: Mapping[str, float | None]) -> NDArray[np.bool_]:
+        """Return which runs, of a condition's last seeds, have no value: its own, then the reference's."""
+        asked, both = self._asked[name], (name, self._plan.reference)
+        seeds = self._seeds[max(0, asked - LOST) : asked]
+        return np.array([[values.get(self.ids[one, seed]) is None for seed in seeds] for one in both])
 
     def described(self, rounds: Sequence[Round]) -> tuple[ConditionDecision, ...]:
         """Return what was found of each condition: where rounds decided it, else as it looks now."""
         decided = {found.condition: found for one in rounds for found in one.decided}
-        return tuple(decided.get(name) or self.found(name).described() for name in self.verdicts)
+        return tuple(
+            self.found(name).described() if verdict == OPEN else decided[name]
+            for name, verdict in self.verdicts.items()
+        )
 
     def _pairs(self, name: str, seeds: int) -> list[tuple[float, float]]:
         """Return the values of a condition and of the reference at so many seeds, where both have one."""
@@ -257,42 +296,5 @@ class Walk:
         ]
         return [(a, b) for a, b in pairs if a is not None and b is not None]
 
-
-def _differences(pairs: Sequence[tuple[float, float]]) -> FloatArray:
-    return np.array([a - b for a, b in pairs])
-
-
-@dataclass(frozen=True)
-class Found:
-    """A look at a condition; described only where it is needed, as an interval takes a hundred looks."""
-
-    condition: str
-    verdict: str
-    pairs: Sequence[tuple[float, float]]
-    look: Look | None  # None: too few pairs
-    planned: SequentialComparison  # with the error that is sure for each condition
-
-    def described(self) -> ConditionDecision:
-        """Return the verdict with its interval.
-
-        The interval has the error that each condition has from the first: it holds for all at once. Holm's
-        procedure may find a difference whose sign that interval leaves open; the sign is certain then.
-        """
-        if self.look is None:
-            return ConditionDecision(self.condition, self.verdict, len(self.pairs))
-        values, reference = np.array(self.pairs).T
-        alone = float(values.var(ddof=1) + reference.var(ddof=1))
-        removed = 1 - float((values - reference).var(ddof=1)) / alone if alone > 0 else None
-        low, high = replace(self.look, comparison=self.planned).interval
-        if self.look.verdict in FOUND:
-            low, high = (max(low, 0.0), high) if self.look.difference > 0 else (low, min(high, 0.0))
-        return ConditionDecision(
-            self.condition,
-            self.verdict,
-            self.look.seeds,
-            self.look.difference,
-            low if math.isfinite(low) else None,
-            high if math.isfinite(high) else None,
-            min(1.0, self.look.p_value * self.planned.error / self.look.comparison.error),
-            removed,
-        )
+    def _differences(self, name: str, seeds: int) -> FloatArray:
+        return np.array([a - b for a, b in self._pairs(name, seeds)])

@@ -53,6 +53,7 @@ class ConditionDecision:
     high: float | None = None
     p_value: float | None = None
     variance_removed: float | None = None  # share of the difference's variance, by comparing the same seeds
+    reason: str = ""  # why it gets no more seeds although some are left
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Decision:
     max_seeds: int
     runs: int  # asked for so far
     saved_runs: int  # not needed of all conditions with all seeds; 0 until the end
-    ended: str  # decided, seeds or budget (used up), dropped (from the file); "" while seeds are added
+    ended: str  # decided, seeds or budget (used up), failed (runs), dropped (from the file); "": not yet
     smallest_difference: float | None = None
     conditions: tuple[ConditionDecision, ...] = ()  # all but the reference
     changes: tuple[str, ...] = ()  # to the design after looks; the last began the decision anew
@@ -76,11 +77,10 @@ def verdict_of(one: ConditionDecision, decision: Decision) -> str:
     """Return a verdict as a sentence, with its interval."""
     verdict = VERDICTS.get(one.verdict, one.verdict).format(decision.reference)
     said = f"{one.condition}: {verdict} in {decision.metric} after {count_of(one.seeds, 'seed')}"
-    if one.difference is None:
-        return said
     known = one.low is not None and one.high is not None
     bounds = f" ({number(one.low)} to {number(one.high)})" if known else ""
-    return f"{said}: {number(one.difference)}{bounds}"
+    figures = "" if one.difference is None else f": {number(one.difference)}{bounds}"
+    return said + figures + f"; {one.reason}" * bool(one.reason)
 
 
 def ending_of(decision: Decision) -> str:
@@ -89,7 +89,11 @@ def ending_of(decision: Decision) -> str:
         return f"seeds are added until all conditions are decided, at most {decision.max_seeds}"
     if decision.ended == DROPPED:
         return "[decision] was taken out of campaign.toml after these verdicts: they stand as they were"
-    why = {"decided": "all conditions are decided", "seeds": "all seeds are used up"}
+    why = {
+        "decided": "all conditions are decided",
+        "seeds": "all seeds are used up",
+        "failed": "no seeds are added while runs fail; `retrain resume DIR --failed` goes on",
+    }
     saved = f"{count_of(decision.saved_runs, 'run')} saved of {decision.runs + decision.saved_runs}"
     return f"{why.get(decision.ended, 'the budget is used up')}: {saved}"
 

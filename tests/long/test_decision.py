@@ -267,9 +267,9 @@ def test_a_condition_whose_first_runs_failed_stays_open(decision_file: Path) -> 
     first = {"a": np.ones(3), "b": np.zeros(0), "c": np.full(3, 0.1)}
     weights = weights_of_error(first)
     assert weights["b"] == weights["c"] < weights["a"]
-    values = {"plain": [0.0] * 3, "bonus": [0.5, 0.6, 0.55], "alike": [None] * 3}
+    values = {"plain": [0.0] * 3, "bonus": [0.5, 0.6, 0.55], "alike": [None, None, 0.1]}
     found = progress(auto(decision_file), values)
-    assert verdicts(found.decision)["alike"] == ("continue", 0)
+    assert verdicts(found.decision)["alike"] == ("continue", 1)
 
 
 def test_a_campaign_that_allocates_comes_to_verdicts(decision_file: Path) -> None:
@@ -369,12 +369,13 @@ def test_a_stopped_campaign_comes_to_the_same_verdicts(
     assert decision_of(stopped.directory) == decision_of(undisturbed)
 
 
-def test_a_failed_run_costs_its_seed(decision_file: Path) -> None:
+def test_a_condition_whose_runs_fail_gets_no_more_seeds(decision_file: Path) -> None:
     text = DECISION.replace("reward.params.bonus = 0.5", 'reward.reward = "tests.plugins.broken"')
     decision_file.write_text(text)
     outcome = start(decision_file).execute()
-    found = verdicts(decision_of(outcome.directory))
-    assert (outcome.exit_code, found["bonus"]) == (EXIT_RUN_FAILED, ("undecided", 0))
+    found = decision_of(outcome.directory)
+    assert (outcome.exit_code, verdicts(found)["bonus"]) == (EXIT_RUN_FAILED, ("undecided", 0))
+    assert (found.ended, found.runs) == ("failed", 9)  # none was run for nothing
 
 
 def test_status_and_compare_tell_the_verdicts(

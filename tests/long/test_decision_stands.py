@@ -263,3 +263,27 @@ def test_fewer_seeds_may_be_asked_for_before_a_look_also_without_a_manifest(deci
     files.campaign_toml.write_text(files.campaign_toml.read_text().replace("max_seeds = 8", "max_seeds = 6"))
     assert reopen(directory).execute().exit_code == EXIT_DONE
     assert decision_of(directory).max_seeds == 6
+
+
+@pytest.mark.parametrize(("condition", "whose"), [("bonus", "its"), ("plain", "plain's")])
+def test_a_condition_whose_runs_failed_goes_on_once_they_are_repaired(
+    decision_file: Path, condition: str, whose: str, retrain: Callable[..., CompletedProcess[str]]
+) -> None:
+    campaign = start(decision_file, WITHOUT_RETRIES)
+    in_the_way = [campaign.files_of(f"{condition}_s{seed}").metrics for seed in (5, 7, 8)]
+    for path in in_the_way:
+        path.mkdir()
+    assert campaign.execute().exit_code == EXIT_RUN_FAILED
+    lost = decision_of(campaign.directory)
+    assert (lost.ended, lost.runs, lost.saved_runs) == ("failed", 6, 10)
+    told = f"after 0 seeds; {whose} last 3 runs gave no value"
+    assert told in retrain("status", campaign.directory).stdout
+    assert reopen(campaign.directory).execute().exit_code == EXIT_RUN_FAILED  # failed runs are left alone
+    assert decision_of(campaign.directory) == lost
+    for path in in_the_way:
+        path.rmdir()
+    reopen(campaign.directory).execute(retry_failed=True)
+    found = decision_of(campaign.directory)
+    (one,) = found.conditions
+    assert (one.verdict, one.seeds, one.reason) == ("undecided", 5, "")  # 3 of 8 seeds are lost
+    assert (found.ended, found.again) == ("seeds", tuple(path.parent.name for path in in_the_way))
