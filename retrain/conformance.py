@@ -34,7 +34,7 @@ from retrain.records.run_state import RunState
 from retrain.rewards import Answer
 from retrain.rewards.opening import open_reward, range_of
 from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
-from retrain.sandbox.choice import choose
+from retrain.sandbox import choose
 from retrain.sandbox.probe import holes
 
 Table = Mapping[str, Any]

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from retrain import registry
 from retrain.backends import Optimization
-from retrain.backends.objective import TokenData, Totals
-from retrain.backends.ratio_cap import RatioCap
+from retrain.backends.objective import RatioCap, TokenData, Totals
 from retrain.config.load import load_config
 from retrain.controllers import mismatch
 from retrain.controllers.mismatch import MismatchTrend

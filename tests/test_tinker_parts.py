@@ -13,7 +13,7 @@ import pytest
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.numpy import connect as numpy_policy
 from retrain.backends.numpy.training import loss_gradient
-from retrain.backends.ratio_cap import RatioCap
+from retrain.backends.objective import RatioCap
 from retrain.backends.tinker import advise_run, check_options, check_run, connect
 from retrain.backends.tinker.custom import Linear
 from retrain.backends.tinker.state import State, read_state, write_state

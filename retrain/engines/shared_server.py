@@ -22,16 +22,18 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from retrain.errors import ConfigError, InfrastructureError, RecordsError
+from retrain.locks import LockFile
 from retrain.locks.held import hold, is_held
 from retrain.records.files import own_temporary_folder, read_json, record_of, write_json
 
 STARTING, READY, RESTARTING, FAILED, ENDED = "starting", "ready", "restarting", "failed", "ended"
 LOOK_S = 0.1
+TURN_LOOK_S = 0.02  # for one whose turn it is on a shared GPU
 LISTENS_S = 1.0
 LINGER_S = 10.0  # after the last user, so that a campaign's next run finds the server
 DAEMONS = 3  # started by one user in a row before it gives up
@@ -220,3 +222,36 @@ def _directory(command: Sequence[str], environment: Mapping[str, str]) -> Path:
     """Return the directory of a server; raise ConfigError if its folder belongs to another user."""
     known = json.dumps([list(command), sorted(environment.items())]).encode()
     return own_temporary_folder("engines") / hashlib.sha256(known).hexdigest()[:16]
+
+
+class GpuLock:
+    """A lock of those who share a GPU with a server: all sample at the same time, or one trains alone.
+
+    Each of them trains before it samples again.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        """Use a file; without one, nobody waits for anybody."""
+        self._path = path
+
+    @contextlib.contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Wait until nobody trains, and keep it so while the body runs."""
+        yield from self._hold(shared=True)
+
+    @contextlib.contextmanager
+    def training(self) -> Iterator[None]:
+        """Wait until nobody else samples or trains, and keep it so while the body runs."""
+        yield from self._hold(shared=False)
+
+    def _hold(self, *, shared: bool) -> Iterator[None]:
+        if self._path is None:
+            yield
+            return
+        lock = LockFile(str(self._path))
+        try:
+            while not lock.try_lock(shared=shared):
+                time.sleep(TURN_LOOK_S)
+            yield
+        finally:
+            lock.close()

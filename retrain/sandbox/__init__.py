@@ -7,9 +7,11 @@ whatever comes back for hostile.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from retrain import registry
 from retrain.registry import Hook, PluginSpec
 
 SPEC = PluginSpec(
@@ -64,3 +66,18 @@ class SandboxError(Exception):
 
 class SandboxEndedError(SandboxError):
     """The sandbox has ended while a program ran, perhaps because of it."""
+
+
+def choose(name: str, options: Mapping[str, Any]) -> Sandbox:
+    """Open a sandbox by TOML name, entry point or dotted path, and hide this process from its programs.
+
+    Raises:
+        ConfigError: there is no such sandbox, or it cannot be used here.
+    """
+    made = registry.find("sandbox", name)(**options)
+    found: Sandbox = registry.check_made("sandbox", name, made)
+    if not found.mounts:
+        from retrain.hidden import hide  # here: it loads ctypes, and every plan imports this module
+
+        hide()  # answers, and keys in its environment
+    return found

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from retrain import registry
 from retrain.advantages import OVER_BATCH
 from retrain.backends import UpdateStats
-from retrain.backends.ratio_cap import RatioCap
+from retrain.backends.objective import RatioCap
 from retrain.config.schema import Config
 from retrain.errors import RunFailedError
 from retrain.records.step_row import RolloutSummary

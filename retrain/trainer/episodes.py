@@ -36,9 +36,8 @@ from retrain.records.step_row import EpisodeSummary
 from retrain.rollouts import CallForm, Episode, FirstTurn, Group, NextTurn, Prompt, Rollout
 from retrain.trainer.desk import Ask, Asked, Desk
 from retrain.trainer.play_meter import PlayMeter
-from retrain.trainer.turn_calls import TurnCalls
+from retrain.trainer.turn_calls import SampleTurns, TurnCalls, of_its_own
 from retrain.trainer.turn_feed import TurnFeed
-from retrain.trainer.turn_sampler import SampleTurns, of_its_own
 
 if TYPE_CHECKING:
     from retrain.trainer.programs import Programs

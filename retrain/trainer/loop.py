@@ -32,10 +32,10 @@ from retrain.trainer.evals import Evals, OpenEval
 from retrain.trainer.evaluation import HeldOut
 from retrain.trainer.journal import Journal, ShownRollout, choose
 from retrain.trainer.permits import RunPermits
-from retrain.trainer.play_seeds import PlaySeeds
 from retrain.trainer.scoring import UnscoredCount
 from retrain.trainer.source import open_source
 from retrain.trainer.step_meter import StepMeter
+from retrain.trainer.turn_calls import PlaySeeds
 from retrain.trainer.updates import Updates
 
 TakenStep: TypeAlias = tuple[StepRow, list[ShownRollout]]  # what to record of a step

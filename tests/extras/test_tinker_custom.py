@@ -13,7 +13,7 @@ from tinker.proto import tinker_public_pb2 as pb
 from retrain import registry
 from retrain.backends import BackendSpec, Optimization, UpdateStats
 from retrain.backends.numpy.training import loss_gradient
-from retrain.backends.ratio_cap import RatioCap
+from retrain.backends.objective import RatioCap
 from retrain.backends.tinker.custom import Linear
 from retrain.backends.tinker.policy import TinkerBackend
 from retrain.backends.tinker.wire import ApiLoss, loss_inputs

@@ -18,9 +18,8 @@ from retrain.errors import ConfigError
 from retrain.rewards import Answer, Outcome, Score, python
 from retrain.rewards.python.scorer import ProgramScorer
 from retrain.rollouts import Prompt
-from retrain.sandbox import Sandbox, SandboxError
+from retrain.sandbox import Sandbox, SandboxError, choose
 from retrain.sandbox.cell import Cell
-from retrain.sandbox.choice import choose
 from retrain.sandbox.probe import holes
 from tests.namespaces import BUBBLEWRAP
 
@@ -261,7 +260,7 @@ def test_a_container_that_ends_while_a_program_runs_costs_its_completion(ending:
 SHOWS_WHETHER_IT_MAY_BE_READ = """
 import ctypes, sys
 from retrain.sandbox.cell import Cell
-from retrain.sandbox.choice import choose
+from retrain.sandbox import choose
 Cell(choose("process", {}))
 print(ctypes.CDLL(None).prctl(3))
 """
@@ -277,7 +276,7 @@ OPENS_AND_WAITS = """
 import psutil, select, sys
 from retrain.sandbox import Limits
 from retrain.sandbox.cell import Cell
-from retrain.sandbox.choice import choose
+from retrain.sandbox import choose
 from retrain.sandbox.inside import values
 cell = Cell(choose(sys.argv[1], {}))
 program = cell.start(Limits(60.0, 1 << 29))

@@ -32,9 +32,8 @@ from retrain.backends.local.progress import Progress
 from retrain.backends.local.training import evaluate
 from retrain.engines import Drawn, Ids, LostAdaptersError
 from retrain.engines.completions import Wanted
-from retrain.engines.gpu_lock import GpuLock
 from retrain.engines.openai import Engine
-from retrain.engines.shared_server import RESTARTING, STARTING, ServerState, SharedServer
+from retrain.engines.shared_server import RESTARTING, STARTING, GpuLock, ServerState, SharedServer
 from retrain.engines.vllm import START_S, vllm_server
 from retrain.errors import InfrastructureError, InterruptedRunError
 

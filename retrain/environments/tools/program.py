@@ -8,9 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from retrain.environments.tools.functions import ToolError
-from retrain.sandbox import Limits, Sandbox, SandboxError
+from retrain.sandbox import Limits, Sandbox, SandboxError, choose
 from retrain.sandbox.cell import Cell
-from retrain.sandbox.choice import choose
 from retrain.sandbox.inside import values
 
 LONGEST_OUTPUT = 1 << 16  # bytes

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from retrain.registry import Megabytes, Positive, Workers
 from retrain.rewards import BatchScorer, score_with
 from retrain.rewards.python.scorer import ProgramScorer
-from retrain.sandbox.choice import choose
+from retrain.sandbox import choose
 
 RANGE = (0.0, 1.0)
 

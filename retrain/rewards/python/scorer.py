@@ -12,9 +12,8 @@ from typing import Any
 from retrain.rewards import Answer, Outcome, Score, UnscoredError
 from retrain.rewards.python.program import are_alike, cases_of, checked_tests, program_of
 from retrain.rewards.threads import ScoringThreads
-from retrain.sandbox import Ended, Limits, Sandbox, SandboxEndedError, SandboxError
+from retrain.sandbox import Ended, Limits, Sandbox, SandboxEndedError, SandboxError, choose
 from retrain.sandbox.cell import Cell, Program
-from retrain.sandbox.choice import choose
 from retrain.sandbox.inside import values
 
 VERDICT_BYTES = 1 << 16
