@@ -20,7 +20,9 @@ LEAVE_S = 5.0  # for tasks that still run at the end to clean up; then the threa
 class EventLoopThread:
     """An event loop in its own thread, started at the first coroutine and shared by all callers."""
 
-    def __init__(self) -> None:
+    def __init__(self, new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None) -> None:
+        """Prepare; `new_loop` makes the loop, by default one as asyncio does."""
+        self._new_loop = new_loop
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -71,7 +73,7 @@ class EventLoopThread:
 
         with self._lock:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
+                self._loop = (self._new_loop or asyncio.new_event_loop)()
                 self._thread = threading.Thread(
                     target=self._run, args=(self._loop,), name="backend-loop", daemon=True
                 )

@@ -19,10 +19,6 @@ from typing import Any, TypeAlias
 class LeftBehindError(Exception):
     """A call took too long; its thread still runs."""
 
-    def __init__(self, late_s: float = 0.0) -> None:
-        super().__init__()
-        self.late_s = late_s  # after the limit, because something blocked the event loop
-
 
 SLOW_S = 0.05
 SLOW_ONCE_S = 0.001  # the same after a slow call, because the next ones probably are

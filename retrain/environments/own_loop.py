@@ -15,12 +15,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from retrain.environments.episode import EpisodeLostError, EpisodeTimeoutError, within
+from retrain.environments.episode import (
+    CallAsync,
+    EpisodeError,
+    EpisodeLostError,
+    EpisodeTimeoutError,
+    within,
+)
 from retrain.environments.in_turn import LeftBehindError
+from retrain.environments.shared_loop import SharedLoop, check_held_up
 from retrain.event_loop import EventLoopThread
 
 GRACE_S = 2.0  # for a busy machine
-LATE_S = 0.1  # a limit that is noticed so late was passed while the loop was blocked
 BLOCKED = "something blocked the event loop of its coroutines"
 LOOK_S, SLICE_S = 1.0, 0.1  # between looks at the loop, and at one that does not answer
 
@@ -55,7 +61,7 @@ class OwnLoop:
             is_alone: one episode uses the loop, so that whatever blocks it is that one's.
         """
         self._limit_s, self.is_alone = limit_s, is_alone
-        self._loop = EventLoopThread()
+        self._loop = self._new_loop()
         self._calls: set[_Call] = set()
         self._watching: asyncio.Task[None] | None = None
 
@@ -80,21 +86,41 @@ class OwnLoop:
             begun.cancel()  # has no effect unless the wait was cancelled
             self._calls.discard(call)
 
+    def of_episode(self) -> CallAsync:
+        """Return `call` for one episode, which is lost with the loop of its first call."""
+        used: EventLoopThread | None = None
+
+        async def call(function: Callable[[], Awaitable[Any]], limit_s: float | None) -> Any:
+            nonlocal used
+            before, used = used, self._loop
+            if before is not None and before is not used:
+                raise EpisodeLostError(BLOCKED)
+            try:
+                return await self.call(function, limit_s)
+            except Exception:
+                used = self._loop  # in which the episode can be closed
+                raise
+
+        return call
+
     def close(self) -> None:
         """Cancel what still runs."""
         self._loop.close()
 
-    def check(self, late_s: float) -> None:
-        """Raise EpisodeLostError if a limit was noticed so late that others may have blocked the loop."""
-        if late_s > LATE_S and not self.is_alone:
-            raise EpisodeLostError(BLOCKED)
+    def _new_loop(self) -> EventLoopThread:
+        return EventLoopThread() if self.is_alone else EventLoopThread(SharedLoop)
 
     async def _limited(self, function: Callable[[], Awaitable[Any]], limit_s: float | None) -> Any:
+        """Return what a call gives; EpisodeLostError in place of a failure that others may have caused."""
+        began_s = time.monotonic()
         try:
-            return await within(function, limit_s)
-        except LeftBehindError as error:
-            self.check(error.late_s)
+            found = await within(function, limit_s)
+        except LeftBehindError:
+            check_held_up(began_s, limit_s)
             raise
+        if isinstance(found, EpisodeError):
+            check_held_up(began_s, limit_s)
+        return found
 
     async def _watch(self) -> None:
         """Leave the loop behind once a task has blocked it for too long; end with the last call."""
@@ -110,7 +136,7 @@ class OwnLoop:
             await asyncio.sleep(LOOK_S)
 
     def _leave(self, blocking: asyncio.Task[Any] | None) -> None:
-        left, self._loop = self._loop, EventLoopThread()
+        left, self._loop = self._loop, self._new_loop()
         for call in [one for one in self._calls if one.loop is left and not one.answer.done()]:
             if self.is_alone or call.task is blocking:
                 why = f"a coroutine neither returned nor awaited anything for {self._limit_s:g} s"

@@ -200,7 +200,7 @@ class Episodes:
         limit_s = self._table.time_limit_s
         if self._hosts is not None:  # a process counts the time of each of its calls
             return Conversation(partial(self._hosts.open, is_alone=loop.is_alone), None, at_once, within)
-        call_async = partial(desk.free, loop.call)
+        call_async = partial(desk.free, loop.of_episode())
         if self._table.threads:
             thread = OwnThread(limit_s)
             return Conversation(self._open, limit_s, thread.call, call_async, thread.end)

@@ -74,9 +74,7 @@ class Programs:
         try:
             with self._endpoint.serving(session) as key:
                 arguments = prompt, self._endpoint.url, key
-                given = await run_program(
-                    self._open, session, arguments, table.time_limit_s, loop.call, loop.check
-                )
+                given = await run_program(self._open, session, arguments, table.time_limit_s, loop.call)
             reward, error = None if given is None else finite("run", given), None
         except EpisodeLostError:
             raise

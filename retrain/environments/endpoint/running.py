@@ -20,6 +20,7 @@ from retrain.environments.episode import (
     result_awaited,
 )
 from retrain.environments.in_turn import LeftBehindError
+from retrain.environments.shared_loop import check_held_up
 from retrain.event_loop import in_thread
 from retrain.rollouts import Prompt
 
@@ -30,15 +31,12 @@ async def run_program(
     arguments: tuple[Prompt, str, str],
     limit_s: float,
     call_async: CallAsync,
-    check_late: Callable[[float], object] = lambda late_s: None,
 ) -> object:
     """Open an episode, run its program to the end, and return its reward; plain functions run in a thread.
 
-    Args:
-        check_late: raises the error of a program whose limit passed while its event loop was blocked.
-
     Raises:
         EpisodeError: it raised, or neither asked for a turn nor ended for `limit_s`.
+        EpisodeLostError: it did so while others held up its event loop.
     """
     opened: list[Any] = []
 
@@ -52,13 +50,13 @@ async def run_program(
             left_s = limit_s - session.idle_s()
             if left_s > 0:
                 await asyncio.wait({task}, timeout=left_s)
-            elif (late_s := await _blocked_s(task, call_async)) is not None:
-                check_late(late_s)
+            elif await _is_late(task, session, limit_s, call_async):
                 raise EpisodeTimeoutError(f"run neither asked for a turn nor ended for {limit_s:g} s")
         if task.cancelled():  # by itself
             raise EpisodeError("run cancelled its own task")
         found: object = task.result()
         if isinstance(found, EpisodeError):
+            await _check_held_up(session, limit_s, call_async)
             raise found
         return found
     finally:
@@ -68,16 +66,26 @@ async def run_program(
                 await asyncio.wait_for(_outcome(close, limit_s, call_async), limit_s)
 
 
-async def _blocked_s(task: asyncio.Task[Any], call_async: CallAsync) -> float | None:
-    """Return how long a program's event loop takes to answer; None: the program ends before."""
-    began_s = time.monotonic()
-    answer = asyncio.ensure_future(call_async(partial(asyncio.sleep, 0), None))
+async def _is_late(task: asyncio.Task[Any], session: Session, limit_s: float, call_async: CallAsync) -> bool:
+    """Return whether a program goes on although its event loop had time for it; errors of the check."""
+    checked = asyncio.ensure_future(_check_held_up(session, limit_s, call_async))
     try:
-        await asyncio.wait({task, answer}, return_when=asyncio.FIRST_COMPLETED)
-        return None if task.done() else time.monotonic() - began_s
+        await asyncio.wait({task, checked}, return_when=asyncio.FIRST_COMPLETED)
+        return not task.done() and checked.result() is None
     finally:
-        answer.cancel()
-        await asyncio.gather(answer, return_exceptions=True)
+        checked.cancel()
+        await asyncio.gather(checked, return_exceptions=True)
+
+
+async def _check_held_up(session: Session, limit_s: float, call_async: CallAsync) -> None:
+    """Raise EpisodeLostError if others held up the event loop since the program's last turn."""
+    since_s = time.monotonic() - session.idle_s()
+
+    async def check() -> None:
+        check_held_up(since_s, limit_s)
+
+    if isinstance(error := await call_async(check, None), EpisodeError):
+        raise error
 
 
 async def _outcome(function: Callable[[], Any], limit_s: float | None, call_async: CallAsync) -> Any:

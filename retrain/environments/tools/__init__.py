@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from retrain import registry
 from retrain.config.schema import Config
 from retrain.environments.episode import copies_ended
+from retrain.environments.shared_loop import check_held_up
 from retrain.environments.single_turn import spoken
 from retrain.environments.tools.calls import Call, calls_in
 from retrain.environments.tools.functions import Tool, ToolError, tool_of
@@ -121,10 +123,16 @@ class ToolBox:
         self.programs.close()
 
     async def answer(self, call: Call) -> tuple[str, bool]:
-        """Return what a call returns, and whether it is an error."""
+        """Return what a call returns, and whether it is an error.
+
+        Raises:
+            EpisodeLostError: it is one, perhaps because calls of other episodes blocked the event loop.
+        """
+        began_s = time.monotonic()
         try:
             read, is_error = _written(call.name, await self._result(call)) or NOTHING, False
         except ToolError as error:
+            check_held_up(began_s, self._limit_s)
             read, is_error = self._wrong or f"error: {error}", True
         return read.encode(errors="replace").decode(), is_error  # half a character cannot be tokenized
 
