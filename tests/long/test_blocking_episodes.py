@@ -109,39 +109,44 @@ def test_no_call_of_a_tool_fails_because_others_block() -> None:
     assert errors == [1, 0, 0]
 
 
+class Keeps(Count):
+    """Reads what a task fills that began in the first call; the first episode then blocks."""
+
+    over: threading.Event
+
+    async def start(self, prompt: Prompt) -> str:  # type: ignore[override]
+        self.number, self.queue = prompt.id, asyncio.Queue[int]()
+        self.filling = asyncio.ensure_future(self.fill())
+        return "?"
+
+    async def fill(self) -> None:
+        while True:
+            await asyncio.sleep(0.01)
+            self.queue.put_nowait(1)
+
+    async def step(self, completion: str) -> tuple[str, float, bool]:  # type: ignore[override]
+        await self.queue.get()
+        while not self.queue.empty():
+            self.queue.get_nowait()
+        if self.number == 0:
+            await asyncio.sleep(0.5)  # the other waits for its turn
+            self.over.wait()
+        return super().step(completion)
+
+    async def close(self) -> None:
+        self.filling.cancel()
+
+
 def test_an_episode_that_waits_for_its_turn_is_lost_with_its_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What it keeps from one call to the next may belong to that loop."""
-    is_left, over = threading.Event(), threading.Event()
+    is_left, Keeps.over = threading.Event(), threading.Event()
     leave = OwnLoop._leave
 
     def left(loop: OwnLoop, blocking: asyncio.Task[object] | None) -> None:
         leave(loop, blocking)
         is_left.set()
-
-    class Keeps(Count):
-        async def start(self, prompt: Prompt) -> str:  # type: ignore[override]
-            self.number, self.queue = prompt.id, asyncio.Queue[int]()
-            self.filling = asyncio.ensure_future(self.fill())
-            return "?"
-
-        async def fill(self) -> None:
-            while True:
-                await asyncio.sleep(0.01)
-                self.queue.put_nowait(1)
-
-        async def step(self, completion: str) -> tuple[str, float, bool]:  # type: ignore[override]
-            await self.queue.get()
-            while not self.queue.empty():
-                self.queue.get_nowait()
-            if self.number == 0:
-                await asyncio.sleep(0.5)  # the other waits for its turn
-                over.wait()
-            return super().step(completion)
-
-        async def close(self) -> None:
-            self.filling.cancel()
 
     def sample(asked: Sequence[Prompt | NextTurn], how: Sampling) -> list[Rollout | None]:
         if isinstance(asked[0], NextTurn):
@@ -151,7 +156,7 @@ def test_an_episode_that_waits_for_its_turn_is_lost_with_its_event_loop(
     monkeypatch.setattr(OwnLoop, "_leave", left)
     episodes = Episodes(Environment(time_limit_s=1.0), Keeps, sample)
     groups = episodes.play([Prompt(number, "?", "") for number in range(2)], ONE)
-    over.set()
+    Keeps.over.set()
     episodes.close()
     stuck, fine = (group.rollouts[0].episode for group in groups)
     assert stuck
