@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -21,6 +22,7 @@ from tests.simulated import Simulated, flat, write_campaign
 
 Call = Callable[..., CompletedProcess[str]]
 SEEDS = {("grpo", s): flat(0.5 + s / 100) for s in range(3)} | {("maxrl", s): flat(0.7) for s in range(3)}
+IS_PUBLISHING = rf"link: process {os.getpid()} on .* is publishing there; wait for it"
 UNFINISHED = Simulated([0.5] * 12, ending="interrupted")
 
 
@@ -136,6 +138,58 @@ def test_the_card_has_what_hubs_read_and_nothing_of_this_machine(tmp_path):
     assert "secret" not in shown
 
 
+def with_options(directory: Path, **tables: str) -> Choice:
+    """Return the choice of a run whose plugins have these options."""
+    path = directory / "runs" / "grpo_s0" / "run.toml"
+    text = path.read_text()
+    for name, options in tables.items():
+        text = text.replace(f"[{name}.options]\n", f"[{name}.options]\n{options}\n")
+    path.write_text(text)
+    return choose(directory, "")
+
+
+def test_option_tables_show_no_path_server_or_secret(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "acme").mkdir()
+    (tmp_path / "acme" / "rows").touch()
+    shown_as = {
+        "../../acme/x.jsonl": "x.jsonl",
+        "acme/2026/x.jsonl": "x.jsonl",
+        "acme/rows": "rows",
+        "python /home/me/acme/play.py --rows=../acme/rows -v": "python play.py --rows=rows -v",
+        "~/acme/notes": "notes",
+        "http://10.0.0.7/acme": "(a server)",
+        "openai/gsm8k": "openai/gsm8k",
+        "add and/or subtract\\n/no_think": "add and/or subtract\\n/no_think",
+    }
+    options = "\n".join(f'o{number} = "{value}"' for number, value in enumerate(shown_as))
+    choice = with_options(
+        campaign(tmp_path, {("grpo", 0): flat(0.5)}), data=f'{options}\napi_key = "hunter2"'
+    )
+    text = published(choice, tmp_path / "out")
+    for number, value in enumerate(shown_as.values()):
+        assert f'o{number} = "{value}"' in text
+    assert 'key = "***"' in text
+
+
+def test_a_system_prompt_is_in_the_card_unless_it_is_to_stay_private(tmp_path, retrain: Call):
+    prompt = "Answer in French; see https://example.org/rules"
+    directory = campaign(tmp_path, {("grpo", 0): flat(0.5)})
+    with_options(directory, backend=f'chat_template = true\nsystem_prompt = "{prompt}"')
+    shown = retrain("publish", directory, "-o", tmp_path / "shown")
+    hidden = retrain("publish", directory, "-o", tmp_path / "hidden", "--no-system-prompt")
+    card = (tmp_path / "shown" / "README.md").read_text()
+    assert f'{{"role": "system", "content": "{prompt}"}}' in card
+    assert f'system_prompt = "{prompt}"' in card
+    assert "the card shows the system prompt" in shown.stderr
+    card = (tmp_path / "hidden" / "README.md").read_text()
+    assert '{"role": "system", "content": "(not published)"}' in card
+    assert prompt not in card
+    assert "system prompt" not in hidden.stderr
+    again = retrain("publish", tmp_path / "shown", "--push", "me/it")
+    assert "the card shows the system prompt" in again.stderr
+
+
 def test_weights_and_facts_are_those_of_the_step(tmp_path):
     directory = campaign(tmp_path, {("grpo", 0): flat(0.5)})
     published(choose(directory, "", step=10), tmp_path / "out", base_model="org/other")
@@ -213,3 +267,19 @@ def test_the_command_prints_what_it_wrote(retrain: Call, tmp_path, here):
     assert (before.returncode, "it can only be pushed" in before.stderr) == (EXIT_CONFIG, True)
     (directory / "runs" / "grpo_s0" / "run.toml").write_text("damaged")
     assert retrain("publish", directory, "-o", "third").returncode == EXIT_RECORDS
+
+
+def test_who_publishes_where_another_does_is_told_and_changes_nothing(tmp_path):
+    choice = choose(campaign(tmp_path, {("grpo", 0): flat(0.5)}), "")
+    told = []
+
+    def publish_meanwhile(_: str) -> None:
+        with pytest.raises(ConfigError, match=IS_PUBLISHING) as error:
+            publish(choice, Wishes(tmp_path / "link"), lambda _: None)
+        told.append(error)
+
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    publish(choice, Wishes(tmp_path / "out"), publish_meanwhile)
+    assert told
+    assert (tmp_path / "out" / WEIGHTS).read_bytes() == b"grpo_s0 20"
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []

@@ -13,6 +13,11 @@ from retrain.cli import AsJson, RunDirectory, complete_runs
 if TYPE_CHECKING:
     from retrain.publish import Published
 
+PROMPT_IS_SHOWN = (
+    "the card shows the system prompt that the policy was trained with; publish with --no-system-prompt to "
+    "keep it private\n"
+)
+
 
 def command(
     directory: RunDirectory,
@@ -29,6 +34,7 @@ def command(
     unfinished: bool = Option(False, "--unfinished", help="Also if the run is not finished."),
     base_model: str = Option("", "--base-model", help="What others call the base model, such as ORG/NAME."),
     license: str = Option("", "--license", help="Such as apache-2.0; default: unknown."),
+    no_prompt: bool = Option(False, "--no-system-prompt", help="Leave the system prompt out of the card."),
     force: bool = Option(False, "--force", help="Replace what was published there before."),
     push: str = Option("", "--push", metavar="USER/NAME", help="Push it to this repository of a hub."),
     private: bool = Option(False, "--private", help="With --push: a repository that only you can read."),
@@ -53,13 +59,14 @@ def command(
         raise typer.BadParameter(f"needs --merge and one of {', '.join(DTYPES)}", param_hint="--dtype")
     if push:
         check_name(push)
-    wishes = Wishes(output, force, merge, dtype, base_model, license, push)
+    wishes = Wishes(output, force, merge, dtype, base_model, license, push, no_prompt)
     found = read_published(directory)
     if found is None:
         choice = choose(directory, name, best=best, step=step, unfinished=unfinished)
         found = publish(choice, wishes, lambda line: typer.echo(line, err=True))
     elif any((not push, wishes != Wishes(repository=push), name, best, step is not None, unfinished)):
         raise typer.BadParameter(f"{directory} was published before; it can only be pushed", param_hint="RUN")
+    typer.echo(PROMPT_IS_SHOWN * found.shows_system_prompt, err=True, nl=False)
     if push:
         typer.echo(f"pushing {found.directory} to {push}", err=True)
         found = push_published(found, push, private=private)

@@ -1,8 +1,6 @@
 """Makes a run's policy usable without retrain: weights in others' formats, checked, with a model card.
 
-A directory is published whole or not at all: it is made beside its place, and moved there at the end. What it
-replaces is whole until then, whatever is killed. `FACTS` in it says what it is and marks it as ours: nothing
-else is ever overwritten.
+`FACTS` in a published directory says what it is and marks it as ours: nothing else is ever overwritten.
 """
 
 from __future__ import annotations
@@ -11,8 +9,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,17 +18,17 @@ from typing import Any
 from retrain import registry
 from retrain.backends.exported import Exported
 from retrain.distribution import version
-from retrain.errors import ConfigError, RecordsError, os_errors, records_error
-from retrain.publish.card import Subject, card, is_local, renamed
+from retrain.errors import ConfigError, RecordsError, records_error
+from retrain.publish.card import PRIVATE, Subject, card, is_local, renamed
 from retrain.publish.choice import Choice
 from retrain.publish.hub import push
 from retrain.publish.merging import Merged, loaded_tokenizer, merge, probes_of
+from retrain.publish.place import AGAIN, FACTS, made_beside
 from retrain.records.files import read_json, record_of
 from retrain.squeeze import CONFIG, WEIGHTS
 
-FACTS, CARD = "retrain.json", "README.md"
+CARD = "README.md"
 PARENT = Path("published")
-AGAIN = "publish again"
 NEEDS_NAME = (
     "--push {}: the base model is a directory of this machine, so others could not use its adapters; publish "
     "them with --base-model ORG/NAME"
@@ -49,6 +46,7 @@ class Wishes:
     base_model: str = ""  # what others call the base model; "": as the run does
     license: str = ""
     repository: str = ""  # to which it will be pushed; "": it will not be
+    is_prompt_private: bool = False  # the card leaves the system prompt out
 
 
 @dataclass(frozen=True)
@@ -66,6 +64,7 @@ class Published:
     digest: str  # SHA-256 of the trained weights
     weights_bytes: int
     merged: Merged | None = None
+    shows_system_prompt: bool = False
     url: str = ""  # of the repository that it was pushed to
 
 
@@ -81,7 +80,7 @@ def publish(choice: Choice, wishes: Wishes, say: Callable[[str], object]) -> Pub
     """
     export = _exporter(choice.config.backend.backend)
     directory = wishes.output or PARENT / f"{choice.campaign.id}-{choice.run.run_id}"
-    with _made_beside(directory, force=wishes.force) as made:
+    with made_beside(directory, force=wishes.force) as made:
         say(f"{choice.run.run_id}: fetching the weights of step {choice.checkpoint.step}")
         exported = export(choice.config, choice.checkpoint.directory, made)
         digest = _digest(made)
@@ -95,6 +94,7 @@ def publish(choice: Choice, wishes: Wishes, say: Callable[[str], object]) -> Pub
             license=wishes.license,
             digest=digest,
             merged=merged,
+            is_prompt_private=wishes.is_prompt_private,
         )
         found = _described(subject, directory, made)
         _describe(found, card(subject), made)
@@ -122,7 +122,8 @@ def push_published(found: Published, repository: str, *, private: bool) -> Publi
     directory = Path(found.directory)
     if found.kind == "adapter" and is_local(found.base_model):
         raise ConfigError(NEEDS_NAME.format(repository))
-    pushed = replace(found, name=repository)
+    base = Path(found.base_model).name if is_local(found.base_model) else found.base_model
+    pushed = replace(found, name=repository, base_model=base)
     message = f"{found.run_id} at step {found.step}, by retrain {version()}"
     with TemporaryDirectory(prefix="retrain-push-") as place:
         staged = Path(place) / "staged"
@@ -215,6 +216,7 @@ def _described(subject: Subject, directory: Path, made: Path) -> Published:
         digest=subject.digest,
         weights_bytes=sum(path.stat().st_size for path in made.glob("*.safetensors")),
         merged=subject.merged,
+        shows_system_prompt=subject.system_prompt not in ("", PRIVATE),
     )
 
 
@@ -227,55 +229,3 @@ def _digest(directory: Path) -> str:
     if not found:
         raise RecordsError(f"the backend wrote no {WEIGHTS} and no model; use another step")
     return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
-
-
-@contextmanager
-def _made_beside(directory: Path, *, force: bool) -> Iterator[Path]:
-    """Make a directory beside its place while entered, then move it there; a failure changes nothing."""
-    if directory.name in ("", ".."):  # it would be replaced under the feet of who is in it
-        raise ConfigError(f"{directory}: -o needs a directory's name; write it as ../NAME")
-    place = Path(os.path.realpath(directory))  # of a link, what it points to
-    aside = place.with_name(f".{place.name}.replaced")
-    _restore(place, aside)  # if one was killed
-    if directory.exists() or directory.is_symlink():
-        if not (directory / FACTS).is_file():
-            raise ConfigError(f"{directory}: exists, and is not from `retrain publish`; -o names another")
-        if not force:
-            raise ConfigError(f"{directory}: exists; --force replaces it, -o names another")
-    made = place.with_name(f".{place.name}.partial")
-    try:
-        for left in (aside, made):  # by one that was killed
-            _discard(left)
-        made.mkdir(parents=True)
-        with os_errors():
-            yield made
-        _put(made, place, aside)
-    except OSError as error:
-        raise records_error(directory, "write it", error, AGAIN) from error
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-
-
-def _put(made: Path, place: Path, aside: Path) -> None:
-    """Move a directory to its place; what was there is whole, there or aside, until the new one is there."""
-    try:
-        if place.exists():
-            place.rename(aside)
-        made.rename(place)
-    except BaseException:
-        _restore(place, aside)
-        raise
-    _discard(aside)
-
-
-def _restore(place: Path, aside: Path) -> None:
-    """Move what was put aside back to its place if nothing is there."""
-    if not place.exists() and (aside / FACTS).is_file():
-        aside.rename(place)
-
-
-def _discard(aside: Path) -> None:
-    """Remove what was put aside; from its first file on it is never restored."""
-    with suppress(OSError):
-        (aside / FACTS).unlink(missing_ok=True)
-    shutil.rmtree(aside, ignore_errors=True)

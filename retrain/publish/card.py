@@ -1,12 +1,14 @@
 """The model card of a published run: README.md with the front matter that hubs read.
 
-It shows what decides the result and what came out: of paths only their last part, of servers nothing, of
-prompts only those of generated tasks.
+It shows what decides the result and what came out: of paths only their last part, of servers and secrets
+nothing, of prompts only those of generated tasks, and the system prompt unless it is to stay private.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -21,6 +23,7 @@ from retrain.config.keys import as_toml
 from retrain.config.resolve import values_of
 from retrain.config.schema import Config
 from retrain.distribution import version
+from retrain.loggers import without_secrets
 from retrain.publish.choice import Choice
 from retrain.publish.merging import Merged
 from retrain.publish.results import cost, result, table
@@ -36,6 +39,9 @@ SHOWN = {  # keys in every card, although they may be defaults
 LEFT_OUT = ("model.model", ADAPTER, "model.base_url")  # shown elsewhere, or of no use to others
 LONGEST_PROMPT = 200  # characters of the example's
 FALLBACK_PROMPT = "Hello"
+SYSTEM_PROMPT = "system_prompt"  # an option of backends with a chat template
+PRIVATE = "(not published)"
+PATH = re.compile(r"(?<![\w.~/])(?:~\w*|\.{1,2})?(?:/[^\s/'\":;,=]+){2,}/?")  # within a command, for example
 KINDS = {
     "adapter": "LoRA adapters for `{}`, trained",
     "merged": "`{}` merged with LoRA adapters that were trained",
@@ -55,6 +61,14 @@ class Subject:
     license: str  # "" if not known
     digest: str  # of the trained weights
     merged: Merged | None = None
+    is_prompt_private: bool = False  # the system prompt is left out
+
+    @property
+    def system_prompt(self) -> str:
+        """The system prompt as the card shows it; "" if the run had none."""
+        options = self.choice.config.backend.options
+        has_one = options.get("chat_template") and options.get(SYSTEM_PROMPT)
+        return (PRIVATE if self.is_prompt_private else str(options[SYSTEM_PROMPT])) if has_one else ""
 
 
 def card(subject: Subject) -> str:
@@ -62,7 +76,7 @@ def card(subject: Subject) -> str:
     parts = (
         *(_front_matter(subject), _summary(subject), _example(subject)),
         *(result(subject.choice, subject.merged), cost(subject.choice)),
-        *(_training(subject.choice), _provenance(subject)),
+        *(_training(subject), _provenance(subject)),
     )
     return "\n".join(chain(*parts)).rstrip() + "\n"
 
@@ -128,16 +142,16 @@ def _example(subject: Subject) -> Iterator[str]:
     else:
         yield 'model = AutoModelForCausalLM.from_pretrained(name, dtype="auto")'
         yield "tokenizer = AutoTokenizer.from_pretrained(name)"
-    yield f"prompt = {_tokenized(subject.choice)}"
+    yield f"prompt = {_tokenized(subject.choice, subject.system_prompt)}"
     yield "print(tokenizer.decode(model.generate(**prompt, max_new_tokens=64)[0]))\n```\n"
 
 
-def _tokenized(choice: Choice) -> str:
+def _tokenized(choice: Choice, system_prompt: str) -> str:
     """Return the expression that encodes a prompt as the run did."""
     options, text = choice.config.backend.options, _prompt(choice)
     if not options.get("chat_template"):
         return f'tokenizer({quoted(text)}, return_tensors="pt")'
-    system = [{"role": "system", "content": options["system_prompt"]}] * bool(options.get("system_prompt"))
+    system = [{"role": "system", "content": system_prompt}] * bool(system_prompt)
     chat = quoted([*system, {"role": "user", "content": text}])
     variables = "".join(
         f", {key}={value!r}" for key, value in options.get("chat_template_kwargs", {}).items()
@@ -156,30 +170,42 @@ def _prompt(choice: Choice) -> str:
     return next((prompt for prompt in kept if 0 < len(prompt) <= LONGEST_PROMPT), FALLBACK_PROMPT)
 
 
-def _training(choice: Choice) -> Iterator[str]:
+def _training(subject: Subject) -> Iterator[str]:
     yield "## Training\n"
-    yield from table((("key", "value"), [(f"`{key}`", f"`{value}`") for key, value in _keys(choice)]))
+    yield from table((("key", "value"), [(f"`{key}`", f"`{value}`") for key, value in _keys(subject)]))
 
 
-def _keys(choice: Choice) -> Iterator[tuple[str, str]]:
+def _keys(subject: Subject) -> Iterator[tuple[str, str]]:
     """Iterate over the keys that decide the result and are not at their default, and those of `SHOWN`."""
-    for section, key, value in values_of(choice.config):
+    for section, key, value in values_of(subject.choice.config):
         name = f"{section}.{key.name}"
         if name in LEFT_OUT or key.affects != "result":
             continue
         if value != key.first_default or name in SHOWN:
-            yield name, plain(as_toml(mapped(value, name, key.path, _shown)), 1000)
+            shown = mapped(without_secrets(value, key.name), name, key.path, _shown)
+            if name == "backend.options" and SYSTEM_PROMPT in shown:
+                shown[SYSTEM_PROMPT] = PRIVATE if subject.is_prompt_private else value[SYSTEM_PROMPT]
+            yield name, plain(as_toml(shown), 1000)
 
 
 def _shown(value: Any, _: str, __: str) -> Any:
     """Return a value without what is this machine's: directories and addresses."""
     if not isinstance(value, str):
         return value
-    return "(a server)" if "://" in value else _last_part(value)
+    if "://" in value:
+        return "(a server)"
+    text = PATH.sub(lambda found: Path(found[0]).name, value)
+    is_path = not re.search(r"\s", text) and (text.count("/") > 1 or _is_found(text))
+    return Path(text).name if is_path else text
 
 
 def _last_part(text: str) -> str:
     return Path(text).name if text.startswith(("/", "~")) else text
+
+
+def _is_found(text: str) -> bool:
+    """Whether a text with one slash names a file rather than a hub's model or data set."""
+    return "/" in text and os.path.exists(text)  # noqa: PTH110 - False for what can be no path
 
 
 def _provenance(subject: Subject) -> Iterator[str]:

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -29,7 +30,11 @@ WEIGHTS_OF_EARLIER = (
 )
 # what huggingface_hub raises when an answer is not what it expects: a page, a list, a missing key
 NO_ANSWERS = (json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError)
-XET_ROUTE = "/xet-write-token"
+XET_TOKEN = ("casUrl", "accessToken", "exp")
+XET_RETRIES = (
+    "HF_XET_CLIENT_RETRY_MAX_ATTEMPTS",
+    "3",
+)  # of the package's five, 40 s in place of 4 minutes of silence
 
 
 def check_name(repository: str) -> None:
@@ -60,6 +65,7 @@ def push(content: Path, directory: Path, repository: str, message: str, *, priva
         url = api.create_repo(repository, private=private or None, exist_ok=True)
         if private and not api.model_info(repository).private:
             raise ConfigError("it exists and is public; make it private there, or name another")
+        _check_xet(api, repository)
         api.upload_folder(
             repo_id=repository,
             folder_path=content,
@@ -67,6 +73,28 @@ def push(content: Path, directory: Path, repository: str, message: str, *, priva
             delete_patterns=list(WEIGHTS_OF_EARLIER),
         )
     return str(url)
+
+
+def _check_xet(api: Any, repository: str) -> None:
+    """Raise a ConfigError if weights would go to a Xet storage that the hub does not have.
+
+    hf_xet itself repeats for minutes, without a word, what has an unexpected answer.
+    """
+    constants = extras.load("huggingface_hub.constants", EXTRA, WHO)
+    if constants.HF_HUB_DISABLE_XET or find_spec("hf_xet") is None:
+        return
+    os.environ.setdefault(*XET_RETRIES)
+    utils = extras.load("huggingface_hub.utils", EXTRA, WHO)
+    url = f"{api.endpoint}/api/models/{repository}/xet-write-token/main"
+    answer = utils.get_session().get(url, headers=utils.build_hf_headers(headers=api.headers))
+    problem = "404"
+    if answer.status_code != 404:
+        utils.hf_raise_for_status(answer)
+        missing = [name for name in XET_TOKEN if not answer.json().get(name)]
+        problem = f"its answer has no {', '.join(missing)}" if missing else ""
+    if problem:
+        without = "without it: HF_HUB_DISABLE_XET=1"
+        raise ConfigError(f"the hub at {api.endpoint} opens no Xet storage ({problem}); {without}")
 
 
 def _address() -> dict[str, Any]:
@@ -99,10 +127,8 @@ def _explained(hub_url: str, directory: Path, repository: str, *, private: bool)
             kind, what = _refusal(cause, repository)
         elif isinstance(cause, OSError) and cause.filename is not None:
             raise records_error(directory, "read it", cause, f"try again with: {again}") from error
-        elif XET_ROUTE in what:  # hf_xet's errors of the network name the address
-            what = f"the hub at {hub_url} opens no Xet storage ({what}); without it: HF_HUB_DISABLE_XET=1"
         elif isinstance(cause, network):
-            unreachable = f"the hub at {hub_url} cannot be reached ({what})"
+            unreachable = f"the hub at {hub_url} or its storage cannot be reached ({what})"
             kind, what = LaunchError, f"{unreachable}; check the network and HF_ENDPOINT"
         elif isinstance(cause, NO_ANSWERS):
             what = f"what answers at {hub_url} is no hub ({type(cause).__name__}: {what}); check HF_ENDPOINT"

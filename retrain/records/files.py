@@ -33,7 +33,7 @@ Source = TypeVar("Source")
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
-_CONVERT: Mapping[str, type] = {"str": str, "int": int, "float": float}
+_CONVERT: Mapping[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
 MAX_SMALL_FILE_BYTES = 128 * 2**20  # a manifest of 100,000 runs fits; a larger file is not one of our records
 
 

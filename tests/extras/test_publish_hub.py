@@ -10,6 +10,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -182,14 +183,37 @@ def test_a_password_in_the_address_is_in_no_message(hub, found, monkeypatch, cap
 def test_weights_are_pushed_to_xet_storage_where_the_hub_offers_it(hub, found, monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", False)
     monkeypatch.setenv("HF_XET_CACHE", str(tmp_path / "xet"))
-    with pytest.raises(ConfigError, match=r"opens no Xet storage .*404.*; without it: HF_HUB_DISABLE_XET=1"):
+    token = f"/api/models/{NAME}/xet-write-token"
+    with pytest.raises(ConfigError, match=r"opens no Xet storage \(404\); without it: HF_HUB_DISABLE_XET=1"):
         push_published(found, NAME, private=False)
+    assert sum(asked.startswith(f"GET {token}") for asked in hub.asked) == 1
+    no_address = {"accessToken": TOKEN, "exp": 2_000_000_000, "casUrl": ""}
+    for content, told in [
+        (no_address, r"opens no Xet storage \(its answer has no casUrl\); without it: HF_HUB_DISABLE_XET=1"),
+        ({"accessToken": TOKEN}, r"opens no Xet storage \(its answer has no casUrl, exp\)"),
+        (["a", "list"], "is no hub"),
+        ("<html>Welcome</html>", "is no hub"),
+    ]:
+        hub.failing[token] = Answer(200, content)
+        with pytest.raises(ConfigError, match=told):
+            push_published(found, NAME, private=False)
+    hub.failing.clear()
+    assert sum(asked.startswith(f"GET {token}") for asked in hub.asked) == 5  # none is repeated for minutes
     hub.offers_xet = True
     push_published(found, NAME, private=False)
     assert set(hub.repositories[NAME].files) == {CARD, FACTS, WEIGHTS, "adapter_config.json"}
     assert hub.repositories[NAME].files[WEIGHTS] == b"grpo_s0 20"
     assert len(hub.repositories[NAME].messages) == 1
     assert not any("lfs" in asked for asked in hub.asked)
+
+
+def test_a_pushed_model_names_no_directory_of_this_machine(hub, tmp_path):
+    choice = choose(campaign(tmp_path / "logs", {("grpo", 0): flat(0.5)}), "")
+    found = publish(choice, Wishes(tmp_path / "out", base_model="/models/mine"), lambda _: None)
+    pushed = push_published(replace(found, kind="merged"), NAME, private=False)
+    assert pushed.base_model == "mine"
+    assert "/models" not in hub.repositories[NAME].files[FACTS].decode()
+    assert read_published(tmp_path / "out").base_model == "/models/mine"
 
 
 @pytest.mark.parametrize("name", ["sorter", "a/b/c", "some body/sorter", "somebody/"])
