@@ -77,9 +77,15 @@ class Episode:
     tool_errors: int = 0  # calls that failed
 
 
+def _no_numbers() -> Floats:
+    import numpy as np  # here: planning reads prompts only
+
+    return np.zeros(0)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Rollout:
-    """One sampled completion, or the sampled turns of one episode.
+    """One sampled completion, or the sampled turns of one episode; by default before its first token.
 
     `tokens` are the sampled token ids, each end-of-sequence token included when it was
     sampled; `logprobs` (same length) are the sampler's own log-probabilities of those tokens;
@@ -88,11 +94,11 @@ class Rollout:
     """
 
     prompt: Prompt
-    text: str  # of the last turn
-    tokens: tuple[int, ...]
-    logprobs: Floats
-    pieces: tuple[str, ...]
-    truncated: bool  # reached max_tokens without ending
+    text: str = ""  # of the last turn
+    tokens: tuple[int, ...] = ()
+    logprobs: Floats = field(default_factory=_no_numbers)
+    pieces: tuple[str, ...] = ()
+    truncated: bool = False  # reached max_tokens without ending
     policy_version: int = 0  # number of updates of the sampling policy
     mean_entropy: float = float("nan")  # nats per token of the sampling distribution; NaN if unknown
     given: tuple[Given, ...] = ()  # in order; none in a single turn, and none after the last turn

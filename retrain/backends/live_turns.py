@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-import numpy as np
-
 from retrain.backends import Backend, Sampling
 from retrain.backends.rows import Row
 from retrain.backends.text import Vocabulary, check_finite, extended
@@ -61,7 +59,7 @@ class Begun:
 
 def unsampled(prompt: Prompt, version: int) -> Rollout:
     """Return the rollout of a prompt before its first token."""
-    return Rollout(prompt, "", (), np.zeros(0), (), truncated=False, policy_version=version, mean_entropy=0.0)
+    return Rollout(prompt, policy_version=version, mean_entropy=0.0)
 
 
 def with_turns(

@@ -175,7 +175,7 @@ class Episodes:
             return await self._programs.play(ask, prompt, how, loop)
         began_s = time.perf_counter()
         talk = self._conversation(desk, loop)
-        played = Played(Rollout(prompt, "", (), np.zeros(0), (), truncated=False))
+        played = Played(Rollout(prompt))
         try:
             error = await self._take_turns(ask, talk, played, how)
         finally:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -23,7 +23,7 @@ from retrain.rollouts import Floats, Group, Prompt
 from retrain.trainer.batch import CORRECT, ScoredBatch
 from retrain.trainer.due import Due
 from retrain.trainer.episodes import SampleGroups
-from retrain.trainer.evaluation import Stream, each_pass_at_k, standard_error
+from retrain.trainer.evaluation import Newest, Stream, each_pass_at_k, standard_error
 from retrain.trainer.falling import Falling
 from retrain.trainer.journal import Journal
 
@@ -38,15 +38,6 @@ class OpenEval:
     sample: SampleGroups  # completions, or whole episodes
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """An evaluation, and of which policy."""
-
-    step: int
-    config_hash: str
-    evaluation: NamedEvaluation
-
-
 class Evals:
     """Evaluates the policy by every `[[eval]]`, each once per step."""
 
@@ -59,8 +50,7 @@ class Evals:
     ) -> None:
         self._config, self._training, self._opened = config, config.training, opened
         self._sample, self._journal = sample, journal
-        self._config_hash = config.run.config_hash if config.run else ""
-        self._newest: dict[str, _Measured] = {}
+        self._newest = Newest(NamedEvaluation, config)
         self._falling = Falling()
 
     def evaluate(self, step: int, is_due: Callable[[int, int], bool]) -> dict[str, NamedEvaluation]:
@@ -80,7 +70,7 @@ class Evals:
                 self._config,
             )
             for one in self._opened
-            if is_due((table := one.table).every, step) and self._known(table.name, step) is None
+            if is_due((table := one.table).every, step) and self._newest.of(table.name, step) is None
         ]
 
     def watch(self, reward: float | None = None) -> EvalWatch | None:
@@ -91,30 +81,20 @@ class Evals:
 
     def state_dict(self) -> StateDict:
         """Return the newest evaluations, so that a resumed run does not repeat them, and what falls."""
-        newest = {name: asdict(newest) for name, newest in self._newest.items()}
-        return {"newest": newest, "falling": self._falling.state_dict()}
+        return {"newest": self._newest.state_dict(), "falling": self._falling.state_dict()}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Restore what `state_dict` returned; another version's evaluations are not used."""
-        known = {field.name for field in fields(NamedEvaluation)}
         if state:
             self._falling.load_state_dict(state["falling"])
-        self._newest = {
-            name: _Measured(found["step"], found["config_hash"], NamedEvaluation(**found["evaluation"]))
-            for name, found in state.get("newest", {}).items()
-            if found["evaluation"].keys() == known
-        }
+        self._newest.load_state_dict(state.get("newest", {}))
 
     def _of(self, opened: OpenEval, step: int) -> NamedEvaluation:
         name = opened.table.name
-        if (newest := self._known(name, step)) is None:
-            self._journal.phase(f"evaluate {name}", step)
-            newest = self._newest[name] = _Measured(step, self._config_hash, self._measured(opened, step))
-        return newest.evaluation
-
-    def _known(self, name: str, step: int) -> _Measured | None:
-        newest, wanted = self._newest.get(name), (step, self._config_hash)
-        return newest if newest and (newest.step, newest.config_hash) == wanted else None
+        if newest := self._newest.of(name, step):
+            return newest
+        self._journal.phase(f"evaluate {name}", step)
+        return self._newest.keep(name, step, self._measured(opened, step))
 
     def _measured(self, opened: OpenEval, step: int) -> NamedEvaluation:
         table, started = opened.table, time.perf_counter()

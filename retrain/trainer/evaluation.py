@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,22 +15,48 @@ from retrain.backends.metering import tally
 from retrain.config.schema import Config
 from retrain.controllers import StateDict
 from retrain.errors import BackendMemoryError
-from retrain.records.evaluation_row import Evaluation
+from retrain.records.evaluation_row import Evaluation, NamedEvaluation
 from retrain.rollouts import Floats, Group, Prompt
 from retrain.trainer.batch import CORRECT, ScoredBatch
 from retrain.trainer.due import Due
 
 EVALUATION_BATCH = 256  # prompts sampled at a time
+Measured = TypeVar("Measured", Evaluation, NamedEvaluation)
 EVALUATION_STREAM = 0x6576616C  # keeps its random numbers apart from all others of the run
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """An evaluation, and of which policy."""
+class Newest(Generic[Measured]):
+    """The newest evaluations of a run by name, so that none is made twice of the same policy."""
 
-    step: int
-    config_hash: str
-    evaluation: Evaluation
+    def __init__(self, kind: type[Measured], config: Config) -> None:
+        self._known = {field.name for field in fields(kind)}
+        self._kind: type[Measured] = kind
+        self._config_hash = config.run.config_hash if config.run else ""
+        self._found: dict[str, tuple[int, str, Measured]] = {}  # after which step, of which configuration
+
+    def of(self, name: str, step: int) -> Measured | None:
+        """Return the evaluation after `step` steps; None if it was not made, or of another configuration."""
+        found = self._found.get(name)
+        return found[2] if found and found[:2] == (step, self._config_hash) else None
+
+    def keep(self, name: str, step: int, made: Measured) -> Measured:
+        """Keep an evaluation in place of an earlier one of its name."""
+        self._found[name] = step, self._config_hash, made
+        return made
+
+    def state_dict(self) -> StateDict:
+        return {
+            name: {"step": step, "config_hash": config_hash, "evaluation": asdict(made)}
+            for name, (step, config_hash, made) in self._found.items()
+        }
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Restore what `state_dict` returned; another version's evaluations are not used."""
+        self._found = {
+            name: (one["step"], one["config_hash"], self._kind(**one["evaluation"]))
+            for name, one in state.items()
+            if {"step", "config_hash"} <= one.keys() and one.get("evaluation", {}).keys() == self._known
+        }
 
 
 class HeldOut:
@@ -47,20 +74,17 @@ class HeldOut:
         self._config, self._training = config, config.training
         self._sample = sample
         self._reward = reward
-        self._config_hash = config.run.config_hash if config.run else ""
-        self._newest: _Measured | None = None
+        self._newest = Newest(Evaluation, config)
 
     def evaluate(self, step: int) -> Evaluation | None:
         """Evaluate the policy after `step` steps, once per step; None without held-out prompts."""
         if not self._prompts:
             return None
-        if (newest := self._known(step)) is None:
-            newest = self._newest = _Measured(step, self._config_hash, self._measured(step))
-        return newest.evaluation
+        return self._newest.of("", step) or self._newest.keep("", step, self._measured(step))
 
     def due(self, step: int) -> list[Due]:
         """Return what an evaluation after `step` steps asks for; nothing if there is none, or it was made."""
-        if not self._prompts or self._known(step):
+        if not self._prompts or self._newest.of("", step):
             return []
         samples = 1 + (self._samples if self._samples > 1 else 0)
         longest, played = self._training.max_tokens, self._config.environment
@@ -68,19 +92,11 @@ class HeldOut:
 
     def state_dict(self) -> StateDict:
         """Return the newest evaluation, so that a resumed run does not repeat it."""
-        return asdict(self._newest) if self._newest is not None else {}
+        return dict(self._newest.state_dict().get("", {}))
 
     def load_state_dict(self, state: StateDict) -> None:
         """Restore what `state_dict` returned; another version's or configuration's evaluation is not used."""
-        known = {field.name for field in fields(Evaluation)}
-        found = state.get("evaluation", {})
-        self._newest = None
-        if found.keys() == known and {"step", "config_hash"} <= state.keys():
-            self._newest = _Measured(state["step"], state["config_hash"], Evaluation(**found))
-
-    def _known(self, step: int) -> _Measured | None:
-        newest, wanted = self._newest, (step, self._config_hash)
-        return newest if newest and (newest.step, newest.config_hash) == wanted else None
+        self._newest.load_state_dict({"": state})
 
     def _measured(self, step: int) -> Evaluation:
         started = time.perf_counter()

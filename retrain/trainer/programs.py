@@ -9,8 +9,6 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import numpy as np
-
 from retrain.backends import Sampling
 from retrain.config.schema import Environment
 from retrain.environments.endpoint.running import run_program
@@ -53,7 +51,7 @@ class Programs:
         session = self._session(ask, prompt, how)
         reward, error = await self._run(session, prompt, loop)
         time_s = time.perf_counter() - began_s
-        *others, last = [one.rollout for one in session.conversations] or [_unasked(prompt)]
+        *others, last = [one.rollout for one in session.conversations] or [Rollout(prompt)]
         episode = Episode(
             rewards=(None,) * (session.turns - 1) + (reward,),
             reward=reward,
@@ -101,7 +99,3 @@ class Programs:
     def close(self) -> None:
         """Stop to serve."""
         self._endpoint.close()
-
-
-def _unasked(prompt: Prompt) -> Rollout:
-    return Rollout(prompt, "", (), np.zeros(0), (), truncated=False)
