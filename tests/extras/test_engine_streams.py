@@ -19,7 +19,7 @@ from retrain import worker
 from retrain.backends import BackendProgress, BackendSpec, Sampling, SamplingProgress
 from retrain.backends.local import connect
 from retrain.backends.local.policy import LocalBackend
-from retrain.backends.local.progress import Progress
+from retrain.backends.progress import Progress
 from retrain.engines import openai as engine_module
 from retrain.engines.completions import Row
 from retrain.errors import InfrastructureError, InterruptedRunError

@@ -132,7 +132,7 @@ DEFAULTS = LocalOptions()
 
 def connect(spec: BackendSpec) -> LocalBackend:
     """Load a model and add fresh adapters to it."""
-    options = parsed(LocalOptions, spec.options, check_options(spec.options))
+    options = _options(spec.options)
     if missing := extras.missing_problem("backends", "local"):
         raise ConfigError(f"[backend].backend: {missing}")
     # peft imports it, if it is installed; it warns of kernels that are only faster
@@ -140,6 +140,10 @@ def connect(spec: BackendSpec) -> LocalBackend:
     from retrain.backends.local.policy import LocalBackend
 
     return LocalBackend(spec, options)
+
+
+def _options(options: Mapping[str, object]) -> LocalOptions:
+    return parsed(LocalOptions, options, check_options(options))
 
 
 def check_options(options: Mapping[str, object]) -> list[str]:
@@ -253,8 +257,7 @@ def check_prompts(config: Config, prompts: Sequence[Prompt]) -> list[str]:
 
 def check_tools(config: Config, schemas: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return why functions certainly cannot be shown, judged by the options and the model's files."""
-    from retrain.backends.call_form import SHOWS_NONE, form_refused  # imports numpy
-    from retrain.backends.turns import NEEDS_TEMPLATE
+    from retrain.backends.turns import NEEDS_TEMPLATE, SHOWS_NONE, form_refused  # imports numpy
 
     if not config.backend.options.get("chat_template"):
         return [NEEDS_TEMPLATE]
@@ -263,26 +266,23 @@ def check_tools(config: Config, schemas: Sequence[Mapping[str, Any]]) -> list[st
 
 def check_adapter(config: Config, alphabet: str) -> list[str]:
     """Return why a run cannot start from its adapter, judged by the adapter's files."""
-    from retrain.backends.local.start import start_problems  # few runs need it
+    from retrain.backends.local.adapters import start_problems  # few runs need it
 
-    options = config.backend.options
-    return list(start_problems(config, parsed(LocalOptions, options, check_options(options))))
+    return list(start_problems(config, _options(config.backend.options)))
 
 
 def export(config: Config, checkpoint: Path, directory: Path) -> Exported:
     """Copy a checkpoint's trained weights into a directory, as peft or transformers reads them."""
-    from retrain.backends.local.exporting import exported
+    from retrain.backends.local.adapters import exported
 
-    options = config.backend.options
-    return exported(config, parsed(LocalOptions, options, check_options(options)), checkpoint, directory)
+    return exported(config, _options(config.backend.options), checkpoint, directory)
 
 
 def memory(config: Config, prompts: Sequence[Prompt]) -> MemoryEstimate | None:
     """Return an estimate of the memory that a run takes; None without the model's files."""
     from retrain.backends.local.sizes import estimate
 
-    options = config.backend.options
-    return estimate(config, parsed(LocalOptions, options, check_options(options)), prompts)
+    return estimate(config, _options(config.backend.options), prompts)
 
 
 def servers(config: Config) -> dict[str, str]:

@@ -28,8 +28,8 @@ from retrain.backends.local.engine_watch import EngineWatch
 from retrain.backends.local.files import ADAPTER, save_weights
 from retrain.backends.local.loading import Cut, Policy
 from retrain.backends.local.micro_batches import lay_out
-from retrain.backends.local.progress import Progress
 from retrain.backends.local.training import evaluate
+from retrain.backends.progress import Progress
 from retrain.engines import Drawn, Ids, LostAdaptersError
 from retrain.engines.completions import Wanted
 from retrain.engines.openai import Engine

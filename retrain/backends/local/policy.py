@@ -15,6 +15,7 @@ import torch
 from retrain.backends import BackendInfo, BackendSpec, Optimization, Sampling, SamplingWork, UpdateStats
 from retrain.backends.live_turns import Begun, LiveRows, TurnFeed, unsampled, with_turns
 from retrain.backends.local import DEFAULTS, NO_REFERENCE, LocalOptions
+from retrain.backends.local.adapters import load_start
 from retrain.backends.local.costs import costs_of
 from retrain.backends.local.devices import DeviceMemory, choose_device
 from retrain.backends.local.dropout import Dropout
@@ -28,7 +29,6 @@ from retrain.backends.local.reference import copied
 from retrain.backends.local.sampling import TorchSampler, budget_of
 from retrain.backends.local.shared_weights import share
 from retrain.backends.local.sizes import micro_batch, read_sizes
-from retrain.backends.local.start import load_start
 from retrain.backends.local.training import Learner
 from retrain.backends.local.trial import most_shared, try_out
 from retrain.backends.text import Text, to_groups

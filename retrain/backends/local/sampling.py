@@ -23,7 +23,7 @@ from retrain.backends.local.devices import DeviceMemory, finished_s, is_out_of_m
 from retrain.backends.local.drawing import draw
 from retrain.backends.local.loading import Cut, Policy
 from retrain.backends.local.passes import Pass
-from retrain.backends.local.progress import Progress
+from retrain.backends.progress import Progress
 from retrain.backends.rows import Admission, GivenRows, Row, RowSource, uniforms
 from retrain.backends.text import Text
 from retrain.backends.work import ModelCosts, WorkMeter

@@ -1,17 +1,19 @@
-"""Starts a run from adapters in peft's format: which fit is known from their files, without torch."""
+"""Adapters as files in peft's format, without torch: what a run starts from, and what it exports."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrain.backends.local import LocalOptions
+from retrain.backends.exported import Exported
+from retrain.backends.local import DEFAULTS, LocalOptions
 from retrain.config.adapters import PEFT, REMOTE, weights_of
 from retrain.config.files import fingerprint
 from retrain.config.schema import Config
-from retrain.errors import ConfigError
+from retrain.errors import ConfigError, RecordsError, records_error
 
 if TYPE_CHECKING:
     from retrain.backends.local.loading import Policy
@@ -98,3 +100,32 @@ def load_start(adapter: str, policy: Policy) -> None:
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         first = next(iter(str(error).strip().splitlines()), "")
         raise ConfigError(f"[model].adapter: {file or adapter} does not fit the model ({first})") from error
+
+
+QUANTIZED = (
+    "they were trained on weights in four bits, and merged with the full ones they would be another policy; "
+    "publish the adapters, which others load on the same four bits"
+)
+
+
+def exported(config: Config, options: LocalOptions, checkpoint: Path, directory: Path) -> Exported:
+    """Copy a checkpoint's adapters, or its whole model, into an existing directory."""
+    weights = weights_of(checkpoint) if options.lora else None
+    source = weights.parent if weights else checkpoint / "model"
+    try:
+        facts = json.loads((checkpoint / "local.json").read_text(encoding="utf-8"))
+        for path in source.iterdir():
+            if path.suffix in (".json", ".safetensors"):  # peft adds a model card of its own
+                shutil.copyfile(path, directory / path.name)
+    except OSError as error:
+        raise records_error(checkpoint, "copy its weights", error, then="publish again") from error
+    except ValueError as error:
+        raise RecordsError(f"{checkpoint}: local.json cannot be read ({error}); use another step") from error
+    return Exported(
+        base=config.model.model,
+        tokenizer=config.model.model,
+        revision=options.revision,
+        dtype=str(facts.get("identity", {}).get("dtype", "")),
+        is_whole=weights is None,
+        unmergeable="" if options.quantization == DEFAULTS.quantization else QUANTIZED,
+    )
