@@ -13,17 +13,18 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from tests.chaos import Chaos
 from tests.crash_run import Verdict, power_losses, random_kills
-from tests.episode_kills import kill_within_episodes
+from tests.episode_kills import TABLES, kill_within_episodes
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=60)
-    parser.add_argument("--episodes", type=int, default=60, help="kills in the middle of episodes")
+    parser.add_argument("--episodes", type=int, default=60, help="kills in the middle of episodes, in all")
     parser.add_argument("--plans", type=int, default=2000)
     parser.add_argument("--losses", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
@@ -43,9 +44,10 @@ def main() -> None:
                 lambda: simulated(power_losses(root / "losses", options.losses, options.seed))
             ),
             "real kills": timed(lambda: real(root / "real", options.kills, options.seed)),
-            "kills within episodes": timed(
-                lambda: episodes(root / "episodes", options.episodes, options.seed)
-            ),
+            **{
+                f"kills within episodes, {way}": timed(partial(episodes, root / way, options, way))
+                for way in TABLES
+            },
         }
     if options.json:
         print(json.dumps(found, indent=2))
@@ -73,8 +75,8 @@ def real(directory: Path, kills: int, seed: int) -> dict[str, object]:
     return asdict(Chaos(directory, seed).disturb(kills))
 
 
-def episodes(directory: Path, kills: int, seed: int) -> dict[str, object]:
-    found = kill_within_episodes(directory, kills, seed)
+def episodes(directory: Path, options: argparse.Namespace, way: str) -> dict[str, object]:
+    found = kill_within_episodes(directory, options.episodes // len(TABLES), options.seed, way)
     steps = f"{min(found.resumed_from)} to {max(found.resumed_from)}" if found.resumed_from else "none"
     facts = {"kills": found.kills, "runs": found.runs, "resumed from steps": steps}
     return {**facts, "problems": len(found.problems)}

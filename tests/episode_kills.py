@@ -7,28 +7,39 @@ sends the signal in the middle of an episode: at a call of it that is drawn by l
 from __future__ import annotations
 
 import importlib
+import json
+import math
+import operator
 import os
 import random
 import shutil
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from retrain import worker
-from retrain.environments.guess import Game
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_attempts
 from retrain.records.samples import read_samples
-from retrain.rollouts import Prompt
 from retrain.trainer import checkpoint
+from tests import deadly
 from tests.test_trainer import make_run, without_times
 
+PROCESSES = 2
+STATES, WEIGHTS = ("policy.json", "trainer.json"), "policy.npz"  # of a checkpoint
 MOST_CALLS = 300  # of the environment before a kill: in the third step, so that most lives save a checkpoint
-PRELOADED = ("retrain.trainer.opening", "retrain.backends.numpy.policy", "retrain.tasks.guess")
+PRELOADED = (
+    "retrain.trainer.opening",
+    "retrain.trainer.programs",
+    "retrain.backends.numpy.policy",
+    "retrain.tasks.guess",
+)
 RUN: dict[str, Any] = {
     "training": {
         "seed": 7,
@@ -42,31 +53,16 @@ RUN: dict[str, Any] = {
     },
     "algorithm": {"advantage_mode": "grpo"},
     "data": {"task": "guess", "options": {"digits": 1, "base": 4}},
-    "environment": {"environment": "tests.episode_kills.Deadly", "max_turns": 4, "max_turn_tokens": 5},
 }
-_left = [0]  # calls until the process is killed; below 1: never
-
-
-class Deadly(Game):
-    """Guess a number, with an answer to guesses of any form; one call may be the process's last."""
-
-    def start(self, prompt: Prompt) -> str:
-        _live_on()
-        return super().start(prompt)
-
-    def step(self, completion: str) -> tuple[str, float, bool]:
-        _live_on()
-        signs, reward, is_over = super().step(completion)
-        in_form = bool(signs)
-        return (
-            (signs, reward, is_over) if in_form else ("?", 0.02 * sum(map(str.isdecimal, completion)), False)
-        )
-
-
-def _live_on() -> None:
-    _left[0] -= 1
-    if _left[0] == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
+OF_PROGRAMS = {"environment": "tests.deadly.Program", "max_turns": deadly.TURNS, "max_turn_tokens": 5}
+OF_GAMES = {**OF_PROGRAMS, "environment": "tests.deadly.Deadly"}
+TABLES: dict[str, dict[str, Any]] = {
+    "plain": OF_GAMES,
+    "threads": {**OF_GAMES, "threads": True},
+    "async": {**OF_GAMES, "environment": "tests.deadly.Awaiting"},
+    "processes": {**OF_GAMES, "processes": PROCESSES},
+    "program": OF_PROGRAMS,
+}
 
 
 @dataclass
@@ -79,24 +75,32 @@ class Kills:
     problems: list[str] = field(default_factory=list)
 
 
-def kill_within_episodes(directory: Path, kills: int, seed: int = 0) -> Kills:
-    """Kill runs in one episode after another until so many kills were sent; compare each when it is done."""
+def kill_within_episodes(directory: Path, kills: int, seed: int = 0, way: str = "plain") -> Kills:
+    """Kill runs in one episode after another until so many kills were sent; compare each when it is done.
+
+    Args:
+        way: in which episodes are played, of `TABLES`. Only with "plain" the same turns are sampled together
+            each time; else rounding may differ.
+    """
     for name in PRELOADED:  # a life would import them each time
         importlib.import_module(name)
     chance, found = random.Random(seed), Kills()
-    expected = make_run(directory / "undisturbed", RUN)
+    run = {**RUN, "environment": TABLES[way]}
+    equal = operator.eq if way == "plain" else near
+    most = MOST_CALLS // TABLES[way].get("processes", 1)  # of which each counts its own
+    expected = make_run(directory / "undisturbed", run)
     if ending := _life(expected.directory, 0):
         raise RuntimeError(f"the undisturbed run ended with status {ending}")
     while found.kills < kills and not found.problems:
         found.runs += 1
-        files = make_run(directory / f"killed-{found.runs}", RUN)
-        while ending := _life(files.directory, chance.randint(1, MOST_CALLS)):
+        files = make_run(directory / f"killed-{found.runs}", run)
+        while ending := _life(files.directory, chance.randint(1, most)):
             if ending != -signal.SIGKILL:
                 found.problems.append(f"run {found.runs} ended with status {ending}")
                 return found
             found.kills += 1
         found.resumed_from |= {attempt.resumed_from_step for attempt in read_attempts(files.attempts)}
-        found.problems += [f"run {found.runs}: {what}" for what in _differences(files, expected)]
+        found.problems += [f"run {found.runs}: {what}" for what in _differences(files, expected, equal)]
         if not found.problems:
             shutil.rmtree(files.directory)
     return found
@@ -108,28 +112,43 @@ def _life(directory: Path, calls: int) -> int:
     if pid == 0:
         code = 99
         try:
-            _left[0] = calls
+            os.environ |= {deadly.CALLS: str(calls), deadly.WORKER: str(os.getpid())}
             code = worker.run(directory, threading.Event())
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def _differences(files: RunFiles, expected: RunFiles) -> list[str]:
+def _differences(files: RunFiles, expected: RunFiles, equal: Callable[[Any, Any], bool]) -> list[str]:
     """Return what of a run's records differs from those of another one."""
     pairs = {
         "rows": [without_times(read_metrics(one.directory)) for one in (files, expected)],
         "samples": [_shown(one) for one in (files, expected)],
         "checkpoints": [_checkpoint(one) for one in (files, expected)],
     }
-    return [f"{what} differ" for what, (ours, theirs) in pairs.items() if ours != theirs or not ours]
+    return [f"{what} differ" for what, (ours, theirs) in pairs.items() if not equal(ours, theirs) or not ours]
+
+
+def near(ours: Any, theirs: Any) -> bool:
+    """Whether two records differ by rounding only."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        return ours.keys() == theirs.keys() and all(near(value, theirs[key]) for key, value in ours.items())
+    if isinstance(ours, list) and isinstance(theirs, list):
+        return len(ours) == len(theirs) and all(map(near, ours, theirs))
+    if isinstance(ours, float) and isinstance(theirs, float):
+        return math.isclose(ours, theirs, rel_tol=1e-4, abs_tol=1e-5)
+    return bool(ours == theirs)
 
 
 def _shown(files: RunFiles) -> Sequence[dict[str, Any]]:
     return [{**row, "attempt": 0} for row in read_samples(files.samples)]
 
 
-def _checkpoint(files: RunFiles) -> str:
-    """Return the digests of the last checkpoint: of weights, optimizer, random generators and data cursor."""
+def _checkpoint(files: RunFiles) -> dict[str, Any]:
+    """Return the last checkpoint: weights, optimizer, random generators and data cursor."""
     found = checkpoint.newest(files.checkpoints)
-    return (found.directory / "digests.json").read_text() if found else ""
+    if found is None:
+        return {}
+    states = {name: json.loads((found.directory / name).read_text()) for name in STATES}
+    with np.load(found.directory / WEIGHTS) as arrays:
+        return {**states, **{name: array.tolist() for name, array in arrays.items()}}

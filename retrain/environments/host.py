@@ -34,6 +34,8 @@ def main() -> None:
                 replies.write(table.answer(*json.loads(line)))
     except ConfigError as error:
         replies.write(_line({"call": 0, "error": str(error)}))
+    except BrokenPipeError:  # the run was killed
+        return
 
 
 class _Table:
