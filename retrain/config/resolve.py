@@ -88,13 +88,12 @@ def merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, An
 
 def resolve(config: Config, condition: Condition | None, seed: int) -> Config:
     """Return the configuration of one run: no campaign, its own seed, every value explicit."""
-    tables = dataclasses.asdict(config)
-    campaign = tables.pop("campaign") or {}
-    del tables["decision"]
-    if campaign.get("max_steps") is not None:
-        tables["training"]["max_steps"] = campaign["max_steps"]
+    sections = {name: getattr(config, name) for name in SECTIONS if name not in ("campaign", "decision")}
+    tables = {name: dict(vars(section)) for name, section in sections.items() if section is not None}
+    if config.campaign is not None and config.campaign.max_steps is not None:
+        tables["training"]["max_steps"] = config.campaign.max_steps
     if condition is not None:
-        tables = merge(tables, overrides_of(dataclasses.asdict(condition)))
+        tables = merge(tables, overrides_of(vars(condition)))
     tables["training"] = {**tables["training"], "seed": seed}
     return build(Config, tables)
 
@@ -132,6 +131,8 @@ def as_tables(config: Config) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """Return a value as TOML holds it: of tables in a list, the keys that differ from their defaults."""
+    if isinstance(value, str | int | float | None):  # first: most are, and a sweep has a million
+        return value
     if isinstance(value, list):
         return [_plain(one) for one in value]
     if dataclasses.is_dataclass(value):

@@ -28,7 +28,7 @@ from retrain.config.sweep import (
 )
 from retrain.registry import hint
 
-MOST_RUNS = 10_000  # a second of planning for each 500
+MOST_RUNS = 10_000  # `explain` takes 16 s of CPU and 106 MB for them, as of 5,000 conditions with 2 seeds
 MOST_SAMPLES = 100_000
 
 

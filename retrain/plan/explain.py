@@ -254,7 +254,7 @@ def _condition(run: RunPlan, plan: Plan, base: RunPlan) -> ConditionPlan:
     training = run.config.training
     return ConditionPlan(
         condition=run.condition,
-        seeds=plan.search_seeds or tuple(r.seed for r in plan.runs if r.condition == run.condition),
+        seeds=plan.search_seeds or plan.seeds,
         max_steps=training.max_steps,
         batch_size=training.batch_size,
         group_size=training.group_size,

@@ -240,7 +240,8 @@ def _conditions(config: Config) -> list[tuple[str, Config]]:
     found: Sequence[Condition | None] = (config.campaign and config.campaign.conditions) or [None]
     if config.campaign is not None:  # without all others, which would be copied for each
         config = dataclasses.replace(config, campaign=dataclasses.replace(config.campaign, conditions=None))
-    return [(_name(condition, config), resolve(config, condition, seed=0)) for condition in found]
+    resolved = [(condition, resolve(config, condition, seed=0)) for condition in found]
+    return [(_name(condition, base), base) for condition, base in resolved]
 
 
 def _seeds(config: Config, drawn_seed: int | None) -> Sequence[int]:
@@ -268,13 +269,12 @@ def _run_id(condition: str, seed: int) -> str:
     return f"{label_of(condition)}_s{seed}"
 
 
-def _name(condition: Condition | None, config: Config) -> str:
+def _name(condition: Condition | None, resolved: Config) -> str:
     if condition is not None and condition.name:
         return shown_name(condition.name)
-    if condition is None and config.run is not None:
-        return shown_name(config.run.condition)
-    algorithm = resolve(config, condition, seed=0).algorithm
-    return label_of_modes(algorithm.advantage_mode, algorithm.transform_mode)
+    if condition is None and resolved.run is not None:
+        return shown_name(resolved.run.condition)
+    return label_of_modes(resolved.algorithm.advantage_mode, resolved.algorithm.transform_mode)
 
 
 def shown_name(name: str) -> str:
