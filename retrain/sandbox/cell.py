@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -129,7 +129,7 @@ class Cell:
                 if not self.sandbox.single_use:
                     self._say(json.dumps(asdict(limits)).encode(), *[theirs.fileno()] * 2, *others)
                     return program
-                text = boot_text(self.sandbox, asdict(limits))
+                text = boot_text(self.sandbox, limits)
                 self._end()
                 self._process = self._start(theirs, theirs, len(text))
             program.send(text)
@@ -171,7 +171,7 @@ class Cell:
             self._process.wait()
 
     def _warm_up(self) -> None:
-        text = boot_text(self.sandbox, {})
+        text = boot_text(self.sandbox)
         self._control, theirs = _socket_pair(_SOCKET_KIND)
         self._opened.enter_context(self._control)
         with theirs:
@@ -259,11 +259,14 @@ def clean_environment(sandbox: Sandbox) -> dict[str, str]:
     return {"PATH": path, "HOME": folder, "TMPDIR": folder, "OMP_NUM_THREADS": "1"}
 
 
-def boot_text(sandbox: Sandbox, limits: Mapping[str, Any]) -> bytes:
-    """Return what an interpreter in the sandbox reads first: the code that it runs, and its settings."""
+def boot_text(sandbox: Sandbox, limits: Limits | None = None) -> bytes:
+    """Return what an interpreter in the sandbox reads first: the code that it runs, and its settings.
+
+    Those are of `retrain.sandbox.inside.zygote.Setup`, the limits those of a single program.
+    """
     fields = ("single_use", "mounts", "folder", "readable")
     setup = {name: getattr(sandbox, name) for name in fields}
-    return json.dumps({"modules": _modules(), "limits": limits, **setup}).encode()
+    return json.dumps({"modules": _modules(), "limits": limits and asdict(limits), **setup}).encode()
 
 
 @cache

@@ -24,7 +24,7 @@ from retrain.errors import NonFiniteError, RecordsError
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import MetricsWriter, read_metrics
 from retrain.records.outcomes import OutcomesWriter, Rewards
-from retrain.records.row_parts import columns
+from retrain.records.row_parts import Value, columns
 from retrain.records.run_state import Progress, RunState, write_progress
 from retrain.records.samples import SamplesWriter, shortened
 from retrain.records.step_row import EngineUse, StepRow
@@ -49,7 +49,7 @@ class Journal:
         self, files: RunFiles, attempt: int, max_steps: int, loggers: LoggerThreads | None = None
     ) -> None:
         self._loggers = loggers
-        self._ending: tuple[str, Mapping[str, Any]] = (RunState.DIED, {})
+        self._ending: tuple[str, Mapping[str, Value]] = (RunState.DIED, {})
         self._metrics = MetricsWriter(files.metrics, attempt)
         if loggers is not None:
             loggers.begin()
@@ -184,7 +184,7 @@ class Journal:
         if self._loggers is not None:
             self._loggers.flush()
 
-    def ended(self, state: str, result: Mapping[str, Any]) -> None:
+    def ended(self, state: str, result: Mapping[str, Value]) -> None:
         """Set the state and result with which `close` ends the loggers."""
         self._ending = (state, result)
 
@@ -197,6 +197,15 @@ class Journal:
         self._samples.close()
         self._outcomes.close()
         return "" if self._loggers is None else self._loggers.close(*self._ending)
+
+
+@dataclass(frozen=True, slots=True)
+class ShownTurn:
+    """One turn of an episode in a row of samples.jsonl."""
+
+    policy: str
+    reward: float | None
+    environment: str  # what it answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +222,7 @@ class ShownRollout:
     prompt: str
     answer: str
     completion: str
-    # of an episode, one per turn: what the `policy` said, its `reward`, and what the `environment` answered
-    turns: tuple[Mapping[str, Any], ...] = ()
+    turns: tuple[ShownTurn, ...] = ()
     error: str = ""  # why the episode failed
     tool_calls: int = 0
     tool_errors: int = 0  # of them
@@ -264,11 +272,11 @@ def _shown(batch: ScoredBatch, advantages: Floats, group: int, rollout: int) -> 
     )
 
 
-def _turns(rollout: Rollout) -> Iterator[Mapping[str, Any]]:
+def _turns(rollout: Rollout) -> Iterator[ShownTurn]:
     """Iterate over what the policy and the environment said in turn; nothing in a single turn."""
     if rollout.episode is None:
         return
     turns, heard = rollout.turns, [given.text for given in rollout.given]
     rewards = rollout.episode.rewards[-len(turns) :]  # an episode's earlier ones are of other conversations
     for said, reward, answer in zip_longest(turns, rewards, heard):
-        yield {"policy": shortened(said or ""), "reward": reward, "environment": shortened(answer or "")}
+        yield ShownTurn(shortened(said or ""), reward, shortened(answer or ""))

@@ -13,9 +13,8 @@ import resource
 import signal
 import struct
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any
 
 FILE_BYTES = 16 << 20
 OPEN_FILES = 64
@@ -122,7 +121,7 @@ def mount(folder: str, disk_bytes: int) -> None:
     _check(libc.mount(b"tmpfs", folder.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, size), "mount")
 
 
-def confine(folder: str, limits: Mapping[str, Any], readable: Sequence[str]) -> list[int]:
+def confine(folder: str, seconds: float, memory_bytes: int, readable: Sequence[str]) -> list[int]:
     """Confine this process to a folder; return the descriptor that tells of denied calls, if there is one."""
     os.chdir(folder)
     listener = NO_FILTER
@@ -133,7 +132,7 @@ def confine(folder: str, limits: Mapping[str, Any], readable: Sequence[str]) -> 
         if readable:
             _landlock(folder, readable)
         listener = _filter_calls()
-    _limit(limits, may_start_threads=listener != NO_FILTER)
+    _limit(seconds, memory_bytes, may_start_threads=listener != NO_FILTER)
     return [listener] if listener > 0 else []
 
 
@@ -184,15 +183,15 @@ def _check(result: int, what: str) -> None:
         raise OSError(code, f"{what}: {os.strerror(code)}")
 
 
-def _limit(limits: Mapping[str, Any], *, may_start_threads: bool) -> None:
+def _limit(seconds: float, memory_bytes: int, *, may_start_threads: bool) -> None:
     most = {
-        resource.RLIMIT_CPU: (int(limits["seconds"]) + 2) * (os.cpu_count() or 1),  # beyond its deadline
+        resource.RLIMIT_CPU: (int(seconds) + 2) * (os.cpu_count() or 1),  # beyond its deadline
         resource.RLIMIT_FSIZE: FILE_BYTES,
         resource.RLIMIT_NOFILE: OPEN_FILES,
         resource.RLIMIT_CORE: 0,
     }
     if IS_LINUX:
-        most[resource.RLIMIT_AS] = limits["memory_bytes"]
+        most[resource.RLIMIT_AS] = memory_bytes
         if not may_start_threads:
             most[resource.RLIMIT_NPROC] = 0
     for what, value in most.items():

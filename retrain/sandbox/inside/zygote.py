@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from retrain.hidden import hide
 from retrain.sandbox.inside import confine, jobs
@@ -33,7 +33,25 @@ MOST_FILES = 8192
 UNTOUCHED_BYTES = 64 << 20  # of its memory, which a program that ran out of it may not have used
 
 
-def main(setup: Mapping[str, Any]) -> None:
+class Allowed(TypedDict):
+    """The limits of one program."""
+
+    seconds: float
+    memory_bytes: int
+    disk_bytes: int
+
+
+class Setup(TypedDict):
+    """What a sandbox tells its zygote of itself."""
+
+    single_use: bool
+    mounts: bool
+    folder: str
+    readable: Sequence[str]
+    limits: Allowed  # of the only program
+
+
+def main(setup: Setup) -> None:
     """Serve requests on standard input, a socket, until it closes; or run one program from there."""
     hide()
     confine.adopt_orphans()
@@ -69,9 +87,7 @@ def main(setup: Mapping[str, Any]) -> None:
             answer = run(fds, json.loads(request), setup, [wakes, control.fileno()])
 
 
-def run(
-    fds: Sequence[int], limits: Mapping[str, Any], setup: Mapping[str, Any], wakers: Sequence[int]
-) -> dict[str, Any]:
+def run(fds: Sequence[int], limits: Allowed, setup: Setup, wakers: Sequence[int]) -> dict[str, Any]:
     """Run a program on its descriptors, and leave nothing behind; return how it ended."""
     own = ""  # folder; a mounted one goes with its program
     try:
@@ -104,7 +120,7 @@ def run(
     return {"code": code, "in_time": in_time, "broke": broke, "denied": watch.told["denied"], "over": over}
 
 
-def end(program: int, limits: Mapping[str, Any]) -> tuple[int, bool]:
+def end(program: int, limits: Allowed) -> tuple[int, bool]:
     """End a program and its group; return its exit status, and whether it ran out of memory (Linux)."""
     was_killed = not has_ended(program)  # by what follows, not by the kernel for its memory
     kill_group(program)
@@ -136,9 +152,7 @@ def faults(code: int, *, is_full: bool, left: int) -> str:
     return " and ".join(what for what, is_so in found.items() if is_so)
 
 
-def start(
-    fds: Sequence[int], limits: Mapping[str, Any], setup: Mapping[str, Any], folder: str, tells: socket.socket
-) -> None:
+def start(fds: Sequence[int], limits: Allowed, setup: Setup, folder: str, tells: socket.socket) -> None:
     """Confine this process, and run the program; ends this process."""
     try:
         signal.set_wakeup_fd(-1)
@@ -149,7 +163,8 @@ def start(
         os.environ.update(HOME=folder, TMPDIR=folder)
         tempfile.tempdir = None
         mounted = [os.open(folder, os.O_RDONLY)] if setup["mounts"] else []
-        socket.send_fds(tells, [b"1"], mounted + confine.confine(folder, limits, setup["readable"]))
+        told = confine.confine(folder, limits["seconds"], limits["memory_bytes"], setup["readable"])
+        socket.send_fds(tells, [b"1"], mounted + told)
         close_all_but(fds)
         jobs.run(*fds)
     finally:  # this process must not go on as the zygote
@@ -163,7 +178,7 @@ class Watch:
         self,
         program: int,
         folder: str,
-        limits: Mapping[str, Any],
+        limits: Allowed,
         wakers: Sequence[int],
         listeners: Sequence[int],
     ) -> None:
