@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 ROOT = Path(__file__).parent.parent.parent
 # Of workers: the tests' plugins, and no PyTorch, as where only the extra `tinker` is installed: the SDK would
@@ -118,6 +116,9 @@ def serve(
 
 def write_tokenizer(directory: Path, alphabet: str, *, end: str | None = "<end>") -> Path:
     """Write a tokenizer of single characters in transformers' format, its end token last."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast  # seconds, which most tests of this process do not need
+
     characters = sorted(set(alphabet))
     vocabulary = {character: number for number, character in enumerate([*characters, "<end>"])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<end>"))
