@@ -31,7 +31,14 @@ from tests.extras.tiny_models import save_tiny_model
 from tests.semaphore_processes import wait_until
 from tests.test_trainer import make_run
 
-LONG = engine_module.LONGEST_WHOLE + 6  # tokens; such completions are streamed
+LONG, WHOLE = 16, 10  # tokens, at most, of completions that are streamed here, and of those that are not
+REALLY_LONG = engine_module.LONGEST_WHOLE + 1  # what a process streams to which nobody said so
+
+
+@pytest.fixture(autouse=True)
+def short_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have shorter completions streamed than users do, for the server writes them with a real policy."""
+    monkeypatch.setattr(engine_module, "LONGEST_WHOLE", WHOLE)
 
 
 @pytest.fixture(scope="module")
@@ -152,9 +159,14 @@ def test_a_run_that_leaves_frees_its_places_on_the_server_and_measures_to_the_en
 
 
 def run_on(
-    server: CompletionsServer, model: str, directory: Path, engine_spare: float = 0.0, **more: object
+    server: CompletionsServer,
+    model: str,
+    directory: Path,
+    engine_spare: float = 0.0,
+    max_tokens: int = LONG,
+    **more: object,
 ) -> RunFiles:
-    training = {"seed": 0, "max_steps": 4, "batch_size": 2, "group_size": 2, "max_tokens": LONG}
+    training = {"seed": 0, "max_steps": 4, "batch_size": 2, "group_size": 2, "max_tokens": max_tokens}
     raw = {
         "model": {"model": model, "lora_rank": 4},
         "training": training,
@@ -211,7 +223,7 @@ def test_the_slowest_prompts_are_cancelled_and_due_in_the_next_step(server, mode
 
 
 def test_a_killed_worker_frees_its_places_on_the_server(server, model, tmp_path):
-    files = run_on(server, model, tmp_path / "run")
+    files = run_on(server, model, tmp_path / "run", max_tokens=REALLY_LONG)
     server.is_held = lambda body: True
     command = [sys.executable, "-m", "retrain.worker", str(files.directory)]
     with subprocess.Popen(command, cwd=Path(__file__).parents[2]) as process:
