@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
@@ -20,6 +21,17 @@ def variables() -> dict[str, str]:
     """Return its environment variables: it finds the modules that this process finds."""
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)  # noqa: PTH109 - as text
     return {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path}
+
+
+def kill_group(leader: int, number: int = signal.SIGKILL) -> None:
+    """Signal a process that leads a group, and its children; none is there any more without an error."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: a zombie refuses signals
+        os.killpg(leader, number)
+
+
+def how_ended(code: int) -> str:
+    """Return how a process ended, by its exit status: `by SIGKILL`, or `with exit code 1`."""
+    return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
 
 
 def private_pipes() -> tuple[BinaryIO, BinaryIO]:

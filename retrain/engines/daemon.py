@@ -22,6 +22,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from retrain.engines.shared_server import FAILED, READY, RESTARTING, STARTING, ServerFiles, ServerState
+from retrain.line_process import kill_group
 from retrain.locks import is_of_this_boot, start_mark
 from retrain.locks.held import hold, is_held
 from retrain.records.files import write_json
@@ -135,12 +136,6 @@ def end_group(server: subprocess.Popen[bytes]) -> None:
         server.wait(GRACE_S)
     kill_group(server.pid, signal.SIGKILL)
     server.wait()
-
-
-def kill_group(leader: int, number: signal.Signals) -> None:
-    """Signal a process group, if it still exists."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, number)
 
 
 def end_left_over(left: ServerState) -> None:

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
 from retrain.config.schema import Environment
 from retrain.environments.episode import EpisodeError, EpisodeLostError, EpisodeTimeoutError
-from retrain.line_process import command_of, variables
+from retrain.line_process import command_of, how_ended, kill_group, variables
 from retrain.rollouts import CallForm, Prompt
 
 STARTUP_S = 120.0  # imports on a cold network disk; only a broken machine takes longer
@@ -63,8 +60,7 @@ class _Host:
         """Kill the process and its children; safe to call twice."""
         self.is_gone = True
         if self._process is not None and self._process.returncode is None:
-            with suppress(ProcessLookupError, PermissionError):  # macOS: a zombie refuses signals
-                os.killpg(self._process.pid, signal.SIGKILL)
+            kill_group(self._process.pid)
 
     async def ended(self) -> None:
         """Wait until it is gone."""
@@ -96,8 +92,7 @@ class _Host:
         except ValueError as error:
             raise EpisodeError(f"{what} returned more than {LONGEST_LINE >> 20} MiB") from error
         if not line:
-            code = await process.wait()
-            how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+            how = how_ended(await process.wait())
             kind = EpisodeError if self.is_alone else EpisodeLostError
             raise kind(f"its process ended {how} during {what}")
         reply: dict[str, Any] = json.loads(line)

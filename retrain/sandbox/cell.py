@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain import hidden
+from retrain.line_process import kill_group
 from retrain.sandbox import Ended, Limits, Sandbox, SandboxEndedError, SandboxError
 from retrain.sandbox.inside import values
 from retrain.sandbox.inside.zygote import STARTED, STOP
@@ -166,8 +167,7 @@ class Cell:
 
     def _end(self) -> None:
         if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: a zombie refuses signals
-                os.killpg(self._process.pid, signal.SIGKILL)
+            kill_group(self._process.pid)
             self._process.wait()
 
     def _warm_up(self) -> None:

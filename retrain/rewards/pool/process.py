@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import select
-import signal
 import subprocess
 import time
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from retrain.line_process import command_of, variables
+from retrain.line_process import command_of, how_ended, kill_group, variables
 
 LONGEST_LINE = 1 << 16  # bytes; a message is cut at 2,000 characters, each at most six bytes of JSON
 SHOWN = 80  # bytes of garbage that are shown
@@ -114,13 +113,12 @@ class PoolProcess:
 
     def kill(self) -> None:
         """Kill the process and its children; its user then calls `end`."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: a zombie refuses signals
-            os.killpg(self._process.pid, signal.SIGKILL)
+        kill_group(self._process.pid)
 
     def end(self) -> str:
         """Kill the process and release its pipes; return a description of how it ended."""
         self.kill()
-        code = self._process.wait()
+        how = how_ended(self._process.wait())
         self._stdin.close()
         self._stdout.close()
-        return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return f"ended {how}"
