@@ -287,6 +287,10 @@ def test_a_search_is_settled_when_its_winner_is_decided_about(tmp_path: Path) ->
         ("campaign.search.rungs=[]", ".rungs: is missing; give the steps at which the worse conditions are"),
         ("campaign.search.trials=5", ".trials: got 5; has no effect without a sampler, such as optuna:tpe"),
         ("campaign.search.sampler=tpe", ".sampler: no sampler is named \"tpe\"; did you mean 'optuna:tpe'?"),
+        (
+            "campaign.search.sampler='optuna:'",
+            '.sampler: no sampler is named "optuna:"; there are optuna:tpe, ',
+        ),
         ("campaign.search.sampler=optuna:tpe", ".trials: is missing; give the number of points that"),
         (
             "campaign.search={ sampler = 'optuna:tpe', trials = 1000 }",

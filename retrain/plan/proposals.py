@@ -224,8 +224,8 @@ def sampler_problems(table: Search, sweep: Mapping[str, Any], conditions: int) -
         return
     found = swept_keys(sweep)
     if table.sampler not in SAMPLERS:
-        meant = f"optuna:{table.sampler.rpartition(':')[2].lower()}"
-        others = hint(meant, list(SAMPLERS), f"there are {', '.join(SAMPLERS)}")
+        meant, known = table.sampler.rpartition(":")[2].lower(), f"there are {', '.join(SAMPLERS)}"
+        others = hint(f"optuna:{meant}", list(SAMPLERS), known) if meant else known
         yield f".sampler: no sampler is named {quote(table.sampler)}; {others}"
     elif not found:
         yield ".sampler: proposes points of [campaign.sweep], and there is none"
