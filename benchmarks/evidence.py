@@ -24,6 +24,7 @@ from rich.table import Table
 from scipy.stats import ttest_1samp
 
 from retrain import SequentialComparison
+from retrain.controllers.sequential.rejection import FEWEST
 
 SEEDS, FAMILY = 12, 4  # most seeds; conditions that are compared with one reference
 FOUND = ("better", "worse")
@@ -58,11 +59,17 @@ class Row:
     held: float  # intervals at the end that hold the difference
 
 
+def end_of(comparison: SequentialComparison, a: FloatArray, b: FloatArray) -> tuple[int, str]:
+    """Return after how many seeds looks at each end, and with which verdict."""
+    looks = (comparison.look(a[:seeds], b[:seeds]) for seeds in range(FEWEST, SEEDS + 1))
+    return next((look.seeds, look.verdict) for look in looks if look.verdict != "continue")
+
+
 def row_of(name: str, difference: float, rng: np.random.Generator, campaigns: int) -> Row:
     draw, variance = METRICS[name]
     gap, comparison = difference * sqrt(2 * variance), SequentialComparison(SEEDS)
     d = draw(rng, (campaigns, SEEDS)) - draw(rng, (campaigns, SEEDS)) + gap
-    ends = [comparison.end_of(one, np.zeros(SEEDS)) for one in d]
+    ends = [end_of(comparison, one, np.zeros(SEEDS)) for one in d]
     with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):  # of equal differences
         fixed = ttest_1samp(d, 0, axis=1).pvalue < 0.05
     some = list(zip(d, ends, strict=True))[: max(50, campaigns // 10)]  # intervals take longer
@@ -80,7 +87,7 @@ def false_in_family(rng: np.random.Generator, campaigns: int) -> float:
     """Return the share in percent of campaigns of equal conditions with any difference found."""
     comparison = SequentialComparison(SEEDS, comparisons=FAMILY)
     runs = rng.normal(size=(campaigns, FAMILY + 1, SEEDS))
-    found = [any(comparison.end_of(one, reference)[1] in FOUND for one in rest) for reference, *rest in runs]
+    found = [any(end_of(comparison, one, reference)[1] in FOUND for one in rest) for reference, *rest in runs]
     return 100 * float(np.mean(found))
 
 

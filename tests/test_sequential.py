@@ -232,20 +232,6 @@ def test_it_takes_so_many_seeds_that_equal_signs_are_rare(settings, fewest):
     assert found == [False] * (fewest - 2) + [True]
 
 
-@pytest.mark.parametrize("seed", range(30))
-@pytest.mark.parametrize("smallest", [None, 0.5])
-def test_the_end_of_all_looks_is_known_at_once(seed, smallest):
-    rng = np.random.default_rng(seed)
-    most, first = int(rng.integers(6, 12)), int(rng.integers(2, 5))
-    comparison = SequentialComparison(most, 0.1, smallest)
-    d = rng.normal(size=most) + rng.choice([0, 0.3, 1.5])
-    for k in range(first, most + 1):
-        look = comparison.look(d[:k], np.zeros(k))
-        if look.verdict != "continue":
-            break
-    assert comparison.end_of(d, np.zeros(most), first) == (look.seeds, look.verdict)
-
-
 def test_many_seeds_are_compared_by_a_sample_of_signs():
     rng, comparison = np.random.default_rng(6), SequentialComparison(max_seeds=20)
     false = sum(verdicts(comparison, rng.normal(size=20))[-1] in ("better", "worse") for _ in range(40))

@@ -197,29 +197,6 @@ class SequentialComparison:
         mean = float(d.mean()) * resolution
         return Look(verdict, len(d), mean, p_value, tuple(d.tolist()), resolution, self, final)
 
-    def end_of(
-        self, a: Sequence[float] | FloatArray, b: Sequence[float] | FloatArray, first: int = FEWEST
-    ) -> tuple[int, Verdict]:
-        """Return after how many seeds looks, from the `first` seed on, end, and with which verdict.
-
-        It is what these looks would say, in the time of the last one; for simulations.
-
-        Args:
-            a, b: the metric of all `max_seeds` seeds.
-            first: seeds before the first look.
-        """
-        d, resolution = _differences(*np.array([a, b], np.float64))
-        smallest, looks = self._in_units(resolution), range(max(first, FEWEST), len(d))
-        end = next((k for k in looks if self._is_hopeless(d[:k], smallest)), len(d))
-        outcome = self.test.outcome(d[:end], self.error_of_each)
-        verdict: Verdict = "no_difference" if end < len(d) else "undecided"
-        if outcome.rejected_at:
-            end, verdict = max(first, outcome.rejected_at), "better" if outcome.sign > 0 else "worse"
-        for k in range(self._negligible_from(d[:end], smallest), end + 1) if smallest else ():
-            if k >= first and abs(d[:k].mean()) < smallest:
-                return k, "no_difference"
-        return end, verdict
-
     def state_dict(self) -> StateDict:
         """Return the settings as plain data; the seeds' values are all else that a look depends on."""
         return asdict(self)
