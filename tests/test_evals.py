@@ -87,6 +87,8 @@ def test_each_question_is_kept_and_counts_once(tmp_path: Path) -> None:
     row = read_metrics(files.directory)[-1]
     assert row["eval_hard_correct_rate"] == pytest.approx(np.mean(rates))
     assert row["eval_hard_correct_rate_se"] == pytest.approx(np.std(rates, ddof=1) / 2)
+    rewards = np.mean(np.array(list(found[6].values())), axis=1)
+    assert row["eval_hard_reward_se"] == pytest.approx(np.std(rewards, ddof=1) / 2)
     assert row["eval_hard_pass_at_3"] == pytest.approx(np.mean(rates > 0))
     assert row["eval_hard_prompts"] == 4
 

@@ -34,9 +34,12 @@ class NamedEvaluation:
 
     PREFIX: ClassVar[str] = "eval_NAME_"
     reward: float = measured("reward", "mean reward")
+    reward_se: float | None = measured(
+        "reward", "its standard error over prompts, whose samples are not independent; null for one prompt"
+    )
     correct_rate: float = measured("fraction", "mean share of a prompt's completions with a reward of 1")
     correct_rate_se: float | None = measured(
-        "fraction", "its standard error over prompts, whose samples are not independent; null for one prompt"
+        "fraction", "its standard error over prompts; null for one prompt"
     )
     prompts: int = measured("prompts", "held-out prompts with a scored completion")
     reward_error_fraction: float = measured("fraction", "share of completions whose scoring failed")

@@ -115,7 +115,7 @@ class Evals:
         asked = [batch.groups[number].prompt.id for number in known.tolist()]
         rewards = np.mean(batch.rewards[known], axis=1, where=batch.scored[known])
         self._falling.evaluated(table.name, step, dict(zip(asked, map(float, rewards), strict=True)))
-        found = _summary(batch, known, rates, table.samples, time.perf_counter() - started)
+        found = _summary(batch, known, rewards, rates, table.samples, time.perf_counter() - started)
         return replace(found, billed=billed.by_kind())
 
 
@@ -127,14 +127,14 @@ def _outcomes(batch: ScoredBatch) -> dict[int, list[float | None]]:
 
 
 def _summary(
-    batch: ScoredBatch, known: NDArray[np.int_], rates: Floats, samples: int, time_s: float
+    batch: ScoredBatch, known: NDArray[np.int_], means: Floats, rates: Floats, samples: int, time_s: float
 ) -> NamedEvaluation:
-    """Return an evaluation's figures; `rates` are the shares of right completions of the `known` prompts."""
-    rewards, scored = batch.rewards[known], batch.scored[known]
+    """Return an evaluation's figures, by each prompt's mean reward and share of right completions."""
     tries = (1, samples) if samples > 1 else ()
-    passed = {str(k): each_pass_at_k(rewards >= CORRECT, k, scored) for k in tries}
+    passed = {str(k): each_pass_at_k(batch.rewards[known] >= CORRECT, k, batch.scored[known]) for k in tries}
     return NamedEvaluation(
-        reward=float(np.mean(np.mean(rewards, axis=1, where=scored))),
+        reward=float(np.mean(means)),
+        reward_se=standard_error(means),
         correct_rate=float(np.mean(rates)),
         correct_rate_se=standard_error(rates),
         prompts=len(rates),
