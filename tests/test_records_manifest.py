@@ -1,11 +1,15 @@
 import json
 import subprocess
+from dataclasses import asdict
 
 import pytest
 
 from retrain.errors import RecordsError
+from retrain.records.decision import ConditionDecision, Decision
+from retrain.records.files import record_of
 from retrain.records.git_state import git_state
 from retrain.records.layout import CampaignFiles
+from retrain.records.looks import Looks
 from retrain.records.manifest import (
     PlannedRun,
     new_manifest,
@@ -79,3 +83,30 @@ def test_a_repository_tells_its_commit_and_whether_files_differ(tmp_path):
 
 def test_outside_a_repository_there_is_no_commit(tmp_path):
     assert git_state(tmp_path) is None
+
+
+def test_a_record_is_built_with_all_that_it_holds():
+    found = Decision(
+        "eval_reward", "base", 0.05, 8, 6, 2, "decided",
+        conditions=(ConditionDecision("other", "better", 3, 0.5, low=None),), changes=("a", "b"),
+    )  # fmt: skip
+    told = json.loads(json.dumps(asdict(found))) | {"a key of another version": 1}
+    assert record_of(Decision, told) == found
+    assert record_of(Looks, {"design": {"error": 0.05}}) == Looks({"error": 0.05})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"conditions": 3},
+        {"conditions": [3]},
+        {"conditions": [{}]},
+        {"changes": None},
+        {"error": []},
+        {"error": "x"},
+    ],
+)
+def test_a_record_with_a_wrong_value_is_refused(wrong):
+    whole = Decision("eval_reward", "base", 0.05, 8, 6, 2, "decided")
+    with pytest.raises((LookupError, TypeError, ValueError)):
+        record_of(Decision, asdict(whole) | wrong)

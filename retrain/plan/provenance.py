@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from retrain.config.versions import CURRENT, run_version
 from retrain.errors import ConfigError, RecordsError
-from retrain.records.files import read_json, write_json
+from retrain.records.files import read_json, record_of, write_json
 from retrain.records.layout import (
     CampaignFiles,
     RunFiles,
@@ -177,16 +177,7 @@ def _campaign_table(files: CampaignFiles) -> Mapping[str, Any]:
 
 
 def _parse(found: Mapping[str, Any]) -> Provenance:
-    seed = found["seed"]
-    return Provenance(
-        **{key: str(found[key]) for key in ("name", "where", "launcher", "digest")},
-        **{key: str(found[key]) for key in ("way_back", "beside") if key in found},
-        overrides=tuple(map(str, found["overrides"])),
-        seed=None if seed is None else int(seed),
-        options=dict(found.get("options", {})),
-        version=int(found.get("version", 1)),
-        added_seeds=int(found.get("added_seeds", 0)),
-    )
+    return record_of(Provenance, {"version": 1, **found})  # the first version did not write it
 
 
 def entries_without_manifest(files: CampaignFiles) -> tuple[RunEntry, ...]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, get_args, get_type_hints
 
 from retrain.records.evaluation_row import Evaluation, NamedEvaluation
-from retrain.records.files import record_of
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import mean, read_metrics
 from retrain.records.row_parts import keys_of
@@ -150,16 +149,6 @@ def looks_of(decision: Decision | None, added_seeds: int) -> Iterator[str]:
             f"Seeds were added by hand afterwards ({added_seeds} to each condition). That look was not "
             "planned, so differences are found by chance more often than 1 in 20 times."
         )
-
-
-def decision_from(found: Mapping[str, Any] | None) -> Decision | None:
-    """Return what the manifest holds; raises LookupError, TypeError or ValueError if it is damaged."""
-    if not found:
-        return None
-    conditions = tuple(record_of(ConditionDecision, one) for one in found["conditions"])
-    lists: dict[str, Any] = {name: tuple(map(str, found.get(name, ()))) for name in ("changes", "again")}
-    scalars = {f.name: found[f.name] for f in fields(Decision) if f.name not in {*lists, "conditions"}}
-    return Decision(**scalars | lists, conditions=conditions)
 
 
 def is_higher_better(metric: str) -> bool | None:

@@ -21,9 +21,11 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from retrain import locks
 from retrain.errors import ConfigError, DamagedRecordError, RecordsError, records_error
@@ -33,7 +35,6 @@ Source = TypeVar("Source")
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
-_CONVERT: Mapping[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
 MAX_SMALL_FILE_BYTES = 128 * 2**20  # a manifest of 100,000 runs fits; a larger file is not one of our records
 
 
@@ -222,18 +223,15 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def record_of(kind: type[T], found: Mapping[str, Any]) -> T:
-    """Build a dataclass of scalars from a JSON object, whose further keys are ignored.
+    """Build a dataclass from a JSON object, whose further keys are ignored.
+
+    Its fields are scalars, or dataclasses, tuples of one kind, tables, and None beside any of these.
 
     Raises:
-        LookupError, TypeError, ValueError: a value is missing or cannot be converted to its field's type.
+        LookupError, TypeError, ValueError, OverflowError: a value is missing, or not of its field's type.
     """
-    values = {}
-    for field in fields(kind):  # type: ignore[arg-type]  # a dataclass, which no type can say
-        if field.name in found or field.default is MISSING:
-            scalar, _, optional = str(field.type).partition(" | ")
-            value = found[field.name]
-            values[field.name] = None if value is None and optional else _CONVERT[scalar](value)
-    return kind(**values)
+    known: Any = kind  # hashable, which mypy cannot infer for a dataclass's type
+    return kind(**{name: of(found[name]) for name, of, needed in _fields(known) if needed or name in found})
 
 
 def set_aside(path: Path) -> Path:
@@ -268,6 +266,32 @@ def _write_new(path: Path, data: bytes, *, durable: bool) -> None:
             os.fsync(fd)
     finally:
         os.close(fd)
+
+
+@cache
+def _fields(kind: Any) -> tuple[tuple[str, Callable[[Any], Any], bool], ...]:
+    """Return the name of each field, what converts a value of JSON to it, and whether there must be one."""
+    kinds = get_type_hints(kind)
+    return tuple(
+        (field.name, _converter(kinds[field.name]), field.default is field.default_factory is MISSING)
+        for field in fields(kind)
+    )
+
+
+def _converter(kind: Any) -> Callable[[Any], Any]:
+    *_, inner = get_args(kind) or (kind,)
+    if inner is NoneType:
+        known = _converter(get_args(kind)[0])
+        return lambda value: None if value is None else known(value)
+    if get_origin(kind) is tuple:
+        each = _converter(get_args(kind)[0])
+        return lambda value: tuple(map(each, value))
+    if get_origin(kind) in (dict, Mapping):
+        each = _converter(inner)
+        return lambda value: {str(key): each(one) for key, one in dict(value).items()}
+    is_record = is_dataclass(kind)
+    plain: Callable[[Any], Any] = partial(record_of, kind) if is_record else kind
+    return (lambda value: value) if kind is Any else plain
 
 
 def _as_os_error(error: OSError | ValueError) -> OSError:

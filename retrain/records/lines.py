@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from retrain import locks
 from retrain.errors import RecordsError, records_error
-from retrain.records.files import opened, sync_directory, write_all
+from retrain.records.files import opened, record_of, sync_directory, write_all
 
 _BLOCK = 2**16
 _MAX_TAIL_BYTES = 16 * 2**20  # our lines are never that long
@@ -156,12 +156,12 @@ def read_lines(path: Path) -> Iterator[bytes]:
         yield from filter(bytes.strip, file)
 
 
-def read_records(path: Path, build: Callable[[Row], T]) -> tuple[T, ...]:
-    """Return what `build` makes of each line; lines in which a value is missing or wrong are skipped."""
+def read_records(path: Path, kind: type[T]) -> tuple[T, ...]:
+    """Return the record that each line holds; lines in which a value is missing or wrong are skipped."""
     found = []
     for line in read_lines(path):
-        with suppress(LookupError, TypeError, ValueError, AttributeError):
-            found.append(build(parse_line(line) or {}))
+        with suppress(LookupError, TypeError, ValueError, OverflowError):
+            found.append(record_of(kind, parse_line(line) or {}))
     return tuple(found)
 
 

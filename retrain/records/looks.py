@@ -74,9 +74,9 @@ def read_looks(path: Path) -> Looks:
         row = parse_line(line) or {}
         with suppress(LookupError, TypeError, ValueError, AttributeError):
             if row.get("event") == "design":
-                found = Looks(dict(row["design"]), (), tuple(map(str, row["changes"])))
+                found = record_of(Looks, {"design": row["design"], "changes": row["changes"]})
             elif row.get("event") == "round":
-                found = Looks(found.design, (*found.rounds, _round(row)), found.changes)
+                found = Looks(found.design, (*found.rounds, record_of(Round, row)), found.changes)
     return found
 
 
@@ -99,12 +99,3 @@ def begin_design(path: Path, design: Mapping[str, Any], changes: Sequence[str]) 
 def append_round(path: Path, one: Round) -> None:
     """Write a round."""
     append_line(path, {"event": "round", **asdict(one)})
-
-
-def _round(row: Mapping[str, Any]) -> Round:
-    return Round(
-        {str(name): int(count) for name, count in row["asked"].items()},
-        {str(run_id): None if value is None else float(value) for run_id, value in row["values"].items()},
-        tuple(record_of(ConditionDecision, one) for one in row["decided"]),
-        str(row["ended"]),
-    )

@@ -15,14 +15,14 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, astuple, dataclass, field, fields, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from retrain.clock import utc_now
 from retrain.distribution import version
 from retrain.errors import DamagedRecordError, RecordsError
-from retrain.records.decision import Decision, decision_from
+from retrain.records.decision import Decision
 from retrain.records.files import read_json, record_of, write_atomic
 from retrain.records.git_state import GitState, git_state
 from retrain.records.growing import mark_of
@@ -31,7 +31,7 @@ from retrain.records.pace import Pace
 from retrain.records.run_row import PlannedRun as PlannedRun  # re-exported for callers that make one
 from retrain.records.run_row import RunRow, row_of, row_of_inspected
 from retrain.records.run_state import ENDINGS, UNREADABLE, Inspection, RunState, inspect_run
-from retrain.records.rungs import Searched, searched_from
+from retrain.records.rungs import Searched
 
 SCHEMA_VERSION = 2  # 1 had no `settled`
 
@@ -69,6 +69,11 @@ class Expectation:
     made_after_s: float  # time since the campaign's start; 0 for an estimate from earlier campaigns
     made_from: str
     actual_s: float | None = None  # None until every run is done
+
+    def __post_init__(self) -> None:
+        times = (self.p50_s, self.p90_s, self.made_after_s, self.actual_s or 0.0)
+        if not all(math.isfinite(time) and time >= 0 for time in times):
+            raise ValueError("an expectation that is no time")
 
 
 @dataclass(frozen=True)
@@ -201,30 +206,8 @@ def _entry(found: Mapping[str, Any]) -> RunEntry:
 
 
 def _parse(found: dict[str, Any]) -> Manifest:
-    git, runs = found["git"], tuple(map(_entry, found["runs"]))
-    required = [one.name for one in fields(Manifest) if one.default is one.default_factory is MISSING]
-    known = {name: found[name] for name in required}
-    later = {
-        "shared_permits": tuple(str(path) for path in found.get("shared_permits", ())),
-        "workers": int(found.get("workers", 0)),
-        "stagger_s": float(found.get("stagger_s", 0.0)),
-        "shared_cores": float(found.get("shared_cores", 0.0)),
-        "searched": searched_from(found.get("searched")),
-        "decision": decision_from(found.get("decision")),
-        "budget_usd": found.get("budget_usd"),
-        "added_seeds": int(found.get("added_seeds", 0)),
-        "adapters": dict(found.get("adapters", {})),
-        "expected": _expectation(found["expected"]) if found.get("expected") else None,
-    }
-    return Manifest(**known | later | {"git": GitState(**git) if git else None, "runs": runs})
-
-
-def _expectation(found: Mapping[str, Any]) -> Expectation:
-    expected = record_of(Expectation, found)
-    times = (expected.p50_s, expected.p90_s, expected.made_after_s, expected.actual_s or 0.0)
-    if not all(math.isfinite(time) and time >= 0 for time in times):
-        raise ValueError("an expectation that is no time")
-    return expected
+    runs = tuple(map(_entry, found["runs"]))  # there may be 100,000
+    return replace(record_of(Manifest, found | {"runs": ()}), runs=runs)
 
 
 def entry_from_name(run_id: str) -> RunEntry:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from retrain.config.sampler import Proposal
 from retrain.records.lines import append_line, read_records
@@ -25,7 +24,7 @@ class Proposed:
 
 def read_proposals(path: Path) -> tuple[Proposed, ...]:
     """Read proposals.jsonl; lines that are no round are skipped."""
-    return read_records(path, _round)
+    return read_records(path, Proposed)
 
 
 def append_proposals(path: Path, one: Proposed) -> None:
@@ -36,8 +35,3 @@ def append_proposals(path: Path, one: Proposed) -> None:
 def all_of(rounds: Sequence[Proposed]) -> tuple[Proposal, ...]:
     """Return the proposals of all rounds."""
     return tuple(proposal for one in rounds for proposal in one.proposals)
-
-
-def _round(row: Mapping[str, Any]) -> Proposed:
-    told = {str(name): None if value is None else float(value) for name, value in row["told"].items()}
-    return Proposed(told, tuple(Proposal(dict(one["point"]), int(one["number"])) for one in row["proposals"]))

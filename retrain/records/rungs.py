@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from retrain.records.decision import Decision
 from retrain.records.files import read_json, readable, remove_file, write_json
@@ -26,6 +25,10 @@ class Rung:
     step: int
     scores: Mapping[str, float | None]  # by condition: mean over seeds; None if a run has no value
     kept: tuple[str, ...]  # conditions that went on, the best first
+
+    def __post_init__(self) -> None:
+        if not self.kept:
+            raise ValueError("nothing was kept")
 
     @property
     def tied(self) -> tuple[str, ...]:
@@ -64,29 +67,12 @@ def is_settled(searched: Searched | None, decision: Decision | None) -> bool:
 
 def read_rungs(path: Path) -> tuple[Rung, ...]:
     """Read search.jsonl; lines that are no rungs are skipped."""
-    return read_records(path, _rung)
+    return read_records(path, Rung)
 
 
 def append_rung(path: Path, one: Rung) -> None:
     """Write a rung."""
     append_line(path, asdict(one))
-
-
-def searched_from(found: Mapping[str, Any] | None) -> Searched | None:
-    """Return what the manifest holds; raises LookupError, TypeError or ValueError if it is damaged."""
-    if not found:
-        return None
-    return Searched(
-        str(found["metric"]),
-        str(found["reference"]),
-        tuple(map(int, found["seeds"])),
-        tuple(map(_rung, found["rungs"])),
-        str(found["winner"]),
-        tuple((int(count), int(step)) for count, step in found.get("stages", ())),
-        str(found.get("sampler", "")),
-        int(found.get("proposed", 0)),
-        int(found.get("to_come", 0)),
-    )
 
 
 def write_wait(path: Path, step: int) -> bool:
@@ -150,14 +136,6 @@ def _line_of_rung(one: Rung, metric: str, order: str) -> str:
     went = f"{len(one.kept)} of {count_of(len(one.scores), 'condition')} went on"
     tie = f"; {count_of(len(one.tied), 'condition')} were equal, so {order} decided" if one.tied else ""
     return f"search, step {one.step}: {went}; best: {one.kept[0]}{score}{tie}"
-
-
-def _rung(row: Mapping[str, Any]) -> Rung:
-    scores = {str(name): None if value is None else float(value) for name, value in row["scores"].items()}
-    kept = tuple(map(str, row["kept"]))
-    if not kept:
-        raise ValueError("nothing was kept")
-    return Rung(int(row["step"]), scores, kept)
 
 
 def as_expected(rows: Sequence[RunRow], searched: Searched | None) -> list[RunRow]:
