@@ -27,8 +27,8 @@ SLEEPING = {"/sleep?level=1": True, "/wake_up": False}
 class CompletionsServer(ThreadingHTTPServer):
     """Samples with the adapters that a call names; what goes wrong is set from outside."""
 
-    def __init__(self, model: str, rank: int, prefix: str = "/v1", port: int = 0, **options: Any) -> None:
-        super().__init__(("127.0.0.1", port), Handler)
+    def __init__(self, model: str, rank: int, prefix: str = "/v1", **options: Any) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
         self.key = ""  # that calls must name, if any
         self.policy = open_backend(model, rank=rank, **options)
         self.prefix = prefix
@@ -48,7 +48,6 @@ class CompletionsServer(ThreadingHTTPServer):
         self.is_slow: Callable[[dict[str, Any], int], bool] = lambda body, index: False
         self.running = 0  # streams that are not over, and whose client is still there
         self.is_asleep = False
-        self.calls_log = ""  # file that gets the path of each call
         self.tokens = 0  # as its metrics say: a hundred more each time
         self.looks = 0  # at its metrics, while streams were running
         self.broken_streams = 0  # so many streams end without their last event
@@ -157,12 +156,16 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def do_POST(self) -> None:
+        if self.path == "/begin":  # of a process that serves through this one
+            self.server.key = self.headers["Authorization"].removeprefix("Bearer ")
+            self.server.adapters, self.server.is_asleep = {}, False
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with self.server.lock:
             self.server.requests.append((self.path, body, self.headers["Authorization"]))
-            if self.server.calls_log:
-                with Path(self.server.calls_log).open("a") as log:
-                    print(self.path, file=log)
             named = self.headers["Authorization"]
             is_known = not self.server.key or named == f"Bearer {self.server.key}"
             code, content = self.server.answer(self.path, body) if is_known else (401, b"no key")

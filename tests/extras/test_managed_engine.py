@@ -21,6 +21,7 @@ from retrain.engines.vllm import vllm_problem
 from retrain.errors import ConfigError
 from retrain.locks import start_mark
 from retrain.locks.held import holder
+from tests.extras.completions_server import CompletionsServer, serve
 from tests.extras.local_policies import (
     as_samples,
     chosen,
@@ -55,13 +56,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def managed(model: str) -> Iterator[Callable[[int], LocalBackend]]:
+def behind(model: str) -> Iterator[CompletionsServer]:
+    """The server that answers behind a managed one."""
+    with serve(model) as running:
+        yield running
+
+
+def options_for(behind: CompletionsServer) -> dict[str, object]:
+    arguments = ("--tests-port", str(behind.server_address[1]))
+    return {"engine": "vllm", "engine_command": COMMAND, "engine_arguments": arguments}
+
+
+@pytest.fixture
+def managed(model: str, behind: CompletionsServer) -> Iterator[Callable[[int], LocalBackend]]:
     """Open backends on one managed server."""
     with ExitStack() as stack:
 
         def open_one(seed: int) -> LocalBackend:
-            options = {"engine": "vllm", "engine_command": COMMAND, "engine_arguments": ("--rank", "4")}
-            backend = open_backend(model, seed=seed, **options)
+            backend = open_backend(model, seed=seed, **options_for(behind))
             stack.callback(backend.close)
             stir(backend, seed)
             return backend
@@ -110,16 +122,15 @@ def test_runs_share_a_server_and_survive_its_crash_and_the_loss_of_its_daemon(
     assert_own(first)
 
 
-def test_a_server_sleeps_while_a_run_trains_and_gets_adapters_when_awake(model, tmp_path, monkeypatch):
+def test_a_server_sleeps_while_a_run_trains_and_gets_adapters_when_awake(
+    model, behind, tmp_path, monkeypatch
+):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    calls = tmp_path / "calls.txt"
-    arguments = ("--rank", "4", "--calls", str(calls))
-    how = {"engine": "vllm", "engine_command": COMMAND, "engine_arguments": arguments}
-    backend = open_backend(model, **how, engine_sleep=True)
+    backend = open_backend(model, **options_for(behind), engine_sleep=True)
     for _ in range(2):
         samples = as_samples(draw(backend))
         backend.update(samples, loss_named("ppo"), Optimization(lr=1e-2, temperature=0.8))
-    assert calls.read_text().split() == [
+    assert [path for path, _, _ in behind.requests] == [
         "/wake_up",
         "/v1/load_lora_adapter",
         "/v1/completions",
