@@ -142,8 +142,9 @@ def test_conditions_and_lists_are_chosen_among(tmp_path: Path) -> None:
 
 def test_a_sampler_without_further_points_ends_its_proposals(tmp_path: Path) -> None:
     sweep = "sweep={ training = { batch_size = { uniform = [2, 5] } } }"
-    assert [len(one.proposals) for one in searched(tmp_path, sweep)][-1] == 0
-    assert len(all_of(searched(tmp_path, sweep))) == 4
+    rounds = searched(tmp_path, sweep)
+    assert len(rounds[-1].proposals) == 0
+    assert len(all_of(rounds)) == 4
 
 
 def test_a_value_that_is_missing_is_told_as_a_failure(tmp_path: Path) -> None:
@@ -202,18 +203,26 @@ def found_in(directory: Path) -> tuple[Any, ...]:
     return read_proposals(files.proposals), manifest.searched, manifest.decision, begun
 
 
-def test_kills_at_any_time_change_neither_the_proposals_nor_the_winner(here: Path) -> None:
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a search that nothing ended, to be read."""
+    directory = tmp_path_factory.mktemp("undisturbed")
+    (directory / "search.toml").write_text(CAMPAIGN)
+    outcome = start(directory / "search.toml", [f"logging.log_dir='{directory / 'logs'}'"]).execute()
+    assert outcome.exit_code == EXIT_DONE
+    return outcome.directory
+
+
+def test_kills_at_any_time_change_neither_the_proposals_nor_the_winner(undisturbed: Path, here: Path) -> None:
     path = here / "search.toml"
     path.write_text(CAMPAIGN)
-    outcome = start(path).execute()
-    assert outcome.exit_code == EXIT_DONE
-    expected = found_in(outcome.directory)
+    expected = found_in(undisturbed)
     rounds, found = expected[:2]
     assert [len(one.proposals) for one in rounds] == [2, 2, 1]
     assert [(one.step, len(one.scores), len(one.kept)) for one in found.rungs] == [(2, 6, 2), (6, 2, 1)]
     assert found.winner not in ("", "maxrl")
     assert set(rounds[1].told) == {"maxrl", *list(found.rungs[0].scores)[1:3]}
-    shown = contents(gather(outcome.directory))
+    shown = contents(gather(undisturbed))
     drawn = shown.sections["sweep"][0].spec["layer"][0]["data"]["values"]
     assert {row["c"] for row in drawn} == set(found.rungs[0].scores) - {"maxrl"}
 
@@ -250,10 +259,10 @@ def test_a_search_tells_once_that_it_cannot_find_a_difference(here: Path) -> Non
 
 
 @pytest.mark.timeout(600)  # processes, on machines that do other things as well
-def test_all_processes_may_be_killed_while_conditions_are_proposed(here: Path) -> None:
+def test_all_processes_may_be_killed_while_conditions_are_proposed(undisturbed: Path, here: Path) -> None:
     path = here / "search.toml"
     path.write_text(CAMPAIGN)
-    expected = found_in(start(path).execute().directory)
+    expected = found_in(undisturbed)
     directory = killed_at((3, 9), have_begun, path, here / "killed")
     command = [sys.executable, "-m", "retrain", "resume", str(directory)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
