@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import signal
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from retrain.campaign.endings import Ending
+from retrain.cli.run import interruptible
 from retrain.config.load import load_config
 from retrain.locks.held import hold
 from retrain.plan.matrix import RunPlan, plan_runs
@@ -55,6 +57,21 @@ def test_events_stand_above_the_view(view: LiveView, run: RunPlan, out: io.Strin
     told = out.getvalue()
     assert f"started {run.title}" in told
     assert told.index("no such task") < told.index("the last line")
+
+
+def test_what_ctrl_c_does_stands_above_the_view(
+    view: LiveView, out: io.StringIO, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Not where the view is drawn, which would hide it at the next look."""
+    stops: list[bool] = []
+    with view, interruptible(stops.append, view.notice_soon, "saving", "killing"):
+        view.begun(make_campaign(tmp_path), (), 1)
+        for _ in range(3):
+            signal.raise_signal(signal.SIGINT)
+    told = [line for line in out.getvalue().splitlines() if "saving" in line or "killing" in line]
+    assert ["saving" in line for line in told] == [True, False, False]
+    assert stops == [False, True, True]
+    assert capfd.readouterr().err == ""
 
 
 def test_a_campaign_without_records_is_no_error(view: LiveView, run: RunPlan, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from rich.table import Table
 from typer import Option
 
 from retrain.cli import AsJson, ConfigFile, Overrides, duration
-from retrain.cli.run import interruptible
+from retrain.cli.run import interruptible, say_at_once
 from retrain.config.keys import as_toml
 from retrain.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED
 from retrain.records.text import about, format_duration, gib, plain
@@ -66,7 +66,7 @@ def command(
     rows = [(trial.name, trial.what, f"{trial.runs} x {trial.steps}") for trial in trials]
     title = f"calibration: at most {about(budget_s)}"
     errors.print(table(title, ("trial", "what", ">runs x steps"), rows))
-    with interruptible(lambda now: calibrator.interrupt(now=now), ENDING_TRIAL, ENDING_TRIAL):
+    with interruptible(lambda now: calibrator.interrupt(now=now), say_at_once, ENDING_TRIAL):
         found = calibrator.run(
             budget_s,
             lambda: EventLines(errors),

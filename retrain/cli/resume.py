@@ -54,15 +54,16 @@ def command(
         leave_running(directory, [flag for flag, given in flags.items() if given])
         return
     with ExitStack() as stack:
+        observer = observe(stack)
         campaign = reopen(
             directory,
-            observe(stack),
+            observer,
             accept_config_change=accept_config_change,
             just_started=just_started,
             more_seeds=more,
             budget_usd=budget_usd,
         )
-        outcome = carry_out(campaign, retry_failed=failed)
+        outcome = carry_out(campaign, observer, retry_failed=failed)
     finish(outcome, as_json=as_json)
 
 

@@ -15,10 +15,11 @@ import typer
 from retrain.cli import AsJson, BudgetUsd, ConfigFile, Detach, Overrides
 
 if TYPE_CHECKING:
-    from retrain.campaign import Observer
     from retrain.campaign.orchestrate import CampaignOutcome, CampaignRun
+    from retrain.render.live import Follower
 
 JUST_STARTED = "--just-started"  # tells `resume` that it is the rest of `run --detach`
+STOPPING = "the runs save a checkpoint and stop; press Ctrl-C again to kill them"
 
 
 def command(
@@ -42,7 +43,7 @@ def command(
         return
     with ExitStack() as stack:
         observer = observe(stack)
-        outcome = carry_out(start(file, given, observer))
+        outcome = carry_out(start(file, given, observer), observer)
     finish(outcome, as_json=as_json)
 
 
@@ -62,16 +63,15 @@ def leave_running(directory: Path, arguments: Sequence[str] = ()) -> None:
 
 
 @contextmanager
-def interruptible(stop: Callable[[bool], None], first: str, again: str) -> Iterator[None]:
-    """Call `stop(now)` on Ctrl-C and SIGTERM, with `now` from the second one on, and print what happens."""
+def interruptible(stop: Callable[[bool], None], say: Callable[[str], None], *what: str) -> Iterator[None]:
+    """Call `stop(now)` on Ctrl-C and SIGTERM, with `now` from the second one on, and say what happens."""
     presses = 0
 
     def on_interrupt(number: int, frame: object) -> None:
         nonlocal presses
         del number, frame
         presses += 1
-        with suppress(OSError):  # a signal handler must not wait for a lock
-            os.write(sys.stderr.fileno(), f"\n{again if presses > 1 else first}\n".encode())
+        say(what[min(presses, len(what)) - 1])
         stop(presses > 1)
 
     before = {number: signal.signal(number, on_interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -82,10 +82,15 @@ def interruptible(stop: Callable[[bool], None], first: str, again: str) -> Itera
             signal.signal(number, handler)
 
 
-def carry_out(campaign: CampaignRun, *, retry_failed: bool = False) -> CampaignOutcome:
+def say_at_once(text: str) -> None:
+    """Write a line from a signal handler, which must not wait for a lock."""
+    with suppress(OSError):
+        os.write(sys.stderr.fileno(), f"\n{text}\n".encode())
+
+
+def carry_out(campaign: CampaignRun, shown: Follower, *, retry_failed: bool = False) -> CampaignOutcome:
     """Execute; the first Ctrl-C stops gracefully, the second kills."""
-    first = "the runs save a checkpoint and stop; press Ctrl-C again to kill them"
-    with interruptible(lambda now: campaign.stop(now=now), first, "killing the runs"):
+    with interruptible(lambda now: campaign.stop(now=now), shown.notice_soon, STOPPING, "killing the runs"):
         return campaign.execute(retry_failed=retry_failed)
 
 
@@ -107,7 +112,7 @@ def finish(outcome: CampaignOutcome, *, as_json: bool) -> None:
     raise typer.Exit(outcome.exit_code)
 
 
-def observe(stack: ExitStack) -> Observer:
+def observe(stack: ExitStack) -> Follower:
     """Return a live view on a terminal, lines elsewhere."""
     from retrain.render.live import LiveView, StepLines
     from retrain.render.tables import messages

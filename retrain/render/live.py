@@ -10,6 +10,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Self
 
 from rich.console import Console
@@ -86,7 +87,7 @@ class Follower(EventLines):
     def __init__(self, console: Console) -> None:
         super().__init__(console)
         self._watcher: Watcher | None = None
-        self._left = threading.Event()
+        self._notices: SimpleQueue[str | None] = SimpleQueue()  # the end is None
         self._thread = threading.Thread(target=self._follow, name="follower", daemon=True)
 
     def __enter__(self) -> Self:
@@ -94,16 +95,25 @@ class Follower(EventLines):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._left.set()
+        self._notices.put(None)
         self._thread.join()
 
     def begun(self, files: CampaignFiles, runs: Sequence[RunPlan], workers: int) -> None:
         super().begun(files, runs, workers)
         self._watcher = Watcher(files.directory)
 
+    def notice_soon(self, text: str) -> None:
+        """Have a message printed by the thread: a signal handler must not wait for a lock."""
+        self._notices.put(text)
+
     def _follow(self) -> None:
         interval = RefreshInterval()
-        while not self._left.wait(interval.rest_s()):
+        while True:
+            with suppress(Empty):
+                if (text := self._notices.get(timeout=interval.rest_s())) is None:
+                    return
+                self.notice(text)
+                continue
             with suppress(RecordsError):  # it may be there at the next look
                 for campaign in self._watcher.look().campaigns if self._watcher else ():
                     self.show(campaign)
