@@ -27,7 +27,7 @@ def command(
     """
     from retrain.campaign.states import delete_states, states_of
     from retrain.errors import EXIT_RUN_FAILED
-    from retrain.records.text import count_of
+    from retrain.records.text import count_of, first_of
     from retrain.render.tables import console, print_result, table
 
     if everything and not delete:
@@ -41,8 +41,8 @@ def command(
         console().print(table("", ("run", "state", ">states", ">needed to resume"), rows))
     if delete:
         typer.echo(f"{count_of(list(problems.values()).count(''), 'state')} deleted", err=True)
-    for path, problem in problems.items():
-        if problem:
-            typer.echo(f"{path}: {problem}", err=True)
+    for problem in filter(None, dict.fromkeys(problems.values())):
+        left = [path for path, why in problems.items() if why == problem]
+        typer.echo(f"{first_of(left, 3)}: {problem}", err=True)
     if any(problems.values()):
         raise typer.Exit(EXIT_RUN_FAILED)

@@ -19,7 +19,7 @@ from retrain.backends.tinker import rest
 from retrain.campaign.run import reopen, run_campaign, start
 from retrain.campaign.states import delete_states, states_of
 from retrain.config.schema import Config, Model
-from retrain.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_LAUNCH
+from retrain.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_LAUNCH
 from retrain.locks.held import hold
 from retrain.records.layout import CampaignFiles
 from retrain.records.run_state import RunState
@@ -69,7 +69,10 @@ def at_the_api(here: Path) -> int:
 
 
 def test_states_are_deleted_that_no_run_needs(
-    here: Path, server: RunningServer, retrain: Callable[..., CompletedProcess[str]]
+    here: Path,
+    server: RunningServer,
+    retrain: Callable[..., CompletedProcess[str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     file = here / "c.toml"
     tokenizer = write_tokenizer(here / "tokenizer", ALPHABET)
@@ -90,6 +93,10 @@ def test_states_are_deleted_that_no_run_needs(
     assert reopen(directory).execute().exit_code == EXIT_DONE  # from a state that was kept
     finished = states_of(directory)
     assert [one.needed for one in finished] == [(), ()]
+    with monkeypatch.context() as patch:
+        patch.delenv("TINKER_API_KEY")
+        keyless = retrain("states", directory, "--delete")
+    assert (keyless.returncode, keyless.stderr.count("'tinker' needs a key")) == (EXIT_CONFIG, 1)
     command = [sys.executable, "-m", "retrain", "states", str(directory), "--delete"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, at_the_api(here)) == (EXIT_DONE, 0)

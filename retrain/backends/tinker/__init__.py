@@ -113,6 +113,8 @@ def export(config: Config, checkpoint: Path, directory: Path) -> Exported:
 
 def delete_states(config: Config, paths: Sequence[str]) -> Mapping[str, str]:
     """Delete saved states at the API; return each one's problem, "" if there was none."""
+    if problems := _missing(config.model.model):
+        raise ConfigError(problems)
     from retrain.backends.tinker.rest import deleted
 
     return deleted(config, paths)
