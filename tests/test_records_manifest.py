@@ -7,11 +7,11 @@ import pytest
 from retrain.errors import RecordsError
 from retrain.records.decision import ConditionDecision, Decision
 from retrain.records.files import record_of
-from retrain.records.git_state import git_state
 from retrain.records.layout import CampaignFiles
 from retrain.records.looks import Looks
 from retrain.records.manifest import (
     PlannedRun,
+    git_state,
     new_manifest,
     read_manifest,
     refresh,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from retrain.report.charts import by_condition, final_chart
+from retrain.report.charts import LONGEST, by_condition, final_chart, shortened
 from retrain.report.compare import MetricComparison, SideResult
-from retrain.report.labels import LONGEST, shortened
 from retrain.report.statistics import describe_sample
 
 LONG = "x" * LONGEST

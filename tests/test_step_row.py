@@ -10,8 +10,7 @@ import retrain
 from retrain.records.api_row import PermitUse
 from retrain.records.evaluation_row import Evaluation
 from retrain.records.metrics import read_metrics
-from retrain.records.metrics_page import markdown
-from retrain.records.row_parts import columns
+from retrain.records.row_parts import columns, metrics_page
 from retrain.records.step_row import EpisodeSummary, StepRow
 from tests.test_trainer import SMALL, train
 
@@ -42,7 +41,7 @@ EPISODES = EpisodeSummary(
 
 def declared_keys() -> set[str]:
     """The keys of the generated page, its capitals filled in as this run fills them."""
-    keys = set(re.findall(r"^\| `(\w+)` \|", markdown().replace("NAME", "hard"), re.MULTILINE))
+    keys = set(re.findall(r"^\| `(\w+)` \|", metrics_page(StepRow).replace("NAME", "hard"), re.MULTILINE))
     capitals = {"PHASE": ("prefill", "decode", "train"), "K": ("1", "2")}
     capitals["KIND"] = ("prefill", "cached", "sample")
     for placeholder, names in capitals.items():
@@ -83,7 +82,7 @@ def test_an_optional_field_is_left_out_and_an_unknown_one_is_null() -> None:
 
 
 def test_every_part_names_the_file_that_writes_it() -> None:
-    writers = re.findall(r"Written by `(.+?)`", markdown())
+    writers = re.findall(r"Written by `(.+?)`", metrics_page(StepRow))
     package = Path(retrain.__file__).parent
     assert len(writers) == len(dataclasses.fields(StepRow))
     assert [writer for writer in writers if not (package / writer).is_file()] == []

@@ -20,10 +20,11 @@ from pathlib import Path
 from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
 from retrain.clock import utc_now
+from retrain.config.adapters import KEY, state_of
+from retrain.config.schema import Config
 from retrain.errors import DamagedRecordError, RecordsError
 from retrain.locks.held import hold
 from retrain.plan.matrix import Plan, RunPlan
-from retrain.plan.starting import lineage
 from retrain.records.campaign_state import NoticeBook
 from retrain.records.decision import Decision, dropped
 from retrain.records.files import readable, remove_file, set_aside
@@ -69,6 +70,26 @@ def manifest_of(
         stagger_s=plan.campaign.stagger_seconds,
         shared_cores=cpu_capacity() if plan.shares_cores else 0.0,
     )
+
+
+def lineage(plan: Plan) -> dict[str, dict[str, str]]:
+    """Return what each condition starts from, by name and by content; none for those that start anew.
+
+    Content is a digest of a file, and the path of what an API has.
+    """
+    configs = {
+        condition: run.config for condition, run in plan.first_runs().items() if run.config.model.adapter
+    }
+    return {name: _start_of(config) for name, config in configs.items()}
+
+
+def _start_of(config: Config) -> dict[str, str]:
+    known = {
+        "adapter": config.model.adapter,
+        "digest": config.run.files.get(KEY, "") if config.run else "",
+        "state": state_of(config.model.adapter),
+    }
+    return {key: value for key, value in known.items() if value}
 
 
 class RollUp:

@@ -22,11 +22,12 @@ def command(
     Example: retrain schema > retrain.schema.json
     """
     from retrain.config import reference
-    from retrain.records import metrics_page
+    from retrain.records.row_parts import metrics_page
+    from retrain.records.step_row import StepRow
     from retrain.render.tables import console, print_json, table
 
     if markdown or metrics:
-        typer.echo(metrics_page.markdown() if metrics else reference.markdown(), nl=False)
+        typer.echo(metrics_page(StepRow) if metrics else reference.markdown(), nl=False)
         return
     if keys and as_json:
         print_json(reference.sections())

@@ -7,11 +7,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from retrain import registry
+from retrain.config.adapters import adapter_problem
 from retrain.config.schema import Config
 from retrain.errors import ConfigError
 from retrain.event_loop import result_of
 from retrain.extras import MissingPackageError
-from retrain.plan.starting import adapter_problems
 
 if TYPE_CHECKING:
     from retrain.rollouts import Prompt
@@ -96,6 +96,23 @@ def backend_problems(config: Config, task: Task, prompts: Sequence[Prompt], wher
         *(check_prompts(config, prompts) if check_prompts else []),
         *(check_alphabet(config, prompts, task.alphabet) if check_alphabet else []),
     ]
+
+
+def adapter_problems(config: Config, alphabet: str) -> list[str]:
+    """Return why a run cannot start from the adapter that it names; `alphabet` is its task's."""
+    adapter, name = config.model.adapter, config.backend.backend
+    if not adapter:
+        return []
+    check = registry.hook("backends", name, "check_adapter")
+    if check is None:
+        known = registry.built_in_names("backends")
+        able = ", ".join(one for one in known if registry.hook("backends", one, "check_adapter"))
+        what = f"backend {name!r} cannot start from an adapter"
+        wrong = [f"{what}; remove it, or use a backend that can: {able}"]
+    else:
+        missing = adapter_problem(adapter)
+        wrong = [missing] if missing else list(check(config, alphabet))
+    return [f"[model].adapter: {what}" for what in wrong]
 
 
 def rewards_of(name: str, params: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -24,7 +24,6 @@ from retrain.distribution import version
 from retrain.errors import DamagedRecordError, RecordsError
 from retrain.records.decision import Decision
 from retrain.records.files import read_json, record_of, write_atomic
-from retrain.records.git_state import GitState, git_state
 from retrain.records.growing import mark_of
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.pace import Pace
@@ -37,6 +36,7 @@ SCHEMA_VERSION = 2  # 1 had no `settled`
 
 Marks = tuple[tuple[int, int] | None, ...]  # of NAMES: bytes, time of the last change in ns; None: not there
 NAMES = ("done.json", "attempts.jsonl", "metrics.jsonl")
+GIT_TIMEOUT_S = 5.0  # a huge or remote work tree must not hold up a campaign
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,17 @@ class Expectation:
         times = (self.p50_s, self.p90_s, self.made_after_s, self.actual_s or 0.0)
         if not all(math.isfinite(time) and time >= 0 for time in times):
             raise ValueError("an expectation that is no time")
+
+
+@dataclass(frozen=True)
+class GitState:
+    """State of a work tree."""
+
+    commit: str
+    is_dirty: bool  # whether tracked files differ from it
+
+    def __str__(self) -> str:
+        return self.commit + " (with uncommitted changes)" * self.is_dirty
 
 
 @dataclass(frozen=True)
@@ -252,3 +263,30 @@ def _summarize(entry: RunEntry, files: RunFiles, seen: Inspection, marks: Marks)
     if before is not None and before.marks == marks and before.row.state == seen.state:
         return before
     return Summary(marks, row_of_inspected(entry, files, seen))
+
+
+def git_state(directory: Path) -> GitState | None:
+    """Return a directory's git state; None outside a repository, without git, or if git takes too long."""
+    commit = _git(directory, "rev-parse", "--verify", "HEAD")
+    changes = _git(directory, "status", "--porcelain", "--untracked-files=no") if commit else None
+    return GitState(commit.strip(), bool(changes.strip())) if commit and changes is not None else None
+
+
+def _git(directory: Path, *arguments: str) -> str | None:
+    import subprocess  # not at the top: costs 8 ms, and readers of a manifest never need it
+
+    # without optional locks, because reading a repository must not block a commit
+    command = ["git", "--no-optional-locks", "-C", str(directory), *arguments]
+    try:
+        asked = subprocess.run(
+            command,
+            capture_output=True,
+            check=False,
+            timeout=GIT_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+            encoding="utf-8",
+            errors="replace",
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return asked.stdout if asked.returncode == 0 else None

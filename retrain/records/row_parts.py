@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from functools import cache
-from typing import Any, TypeAlias
+from itertools import chain
+from typing import Any, TypeAlias, get_args, get_type_hints
 
 Value: TypeAlias = str | int | float | None
+
+PREFACE = """\
+# Metrics
+
+Every field of `metrics.jsonl`, which has one row per step. `retrain schema --metrics` prints this page.
+`null` means that a value is unknown or not finite. `read_metrics(run_dir)` returns the rows as mappings in
+step order, each step once. Rows that other versions wrote may lack some fields.
+"""
 
 
 def measured(unit: str, meaning: str, *, key: str = "", is_optional: bool = False, **default: Any) -> Any:
@@ -53,3 +63,18 @@ def keys_of(kind: Any) -> tuple[tuple[str, str, bool], ...]:
     prefix = getattr(kind, "PREFIX", "")
     found = ((part.name, part.metadata) for part in dataclasses.fields(kind))
     return tuple((name, how["key"] or prefix + name, how["is_optional"]) for name, how in found)
+
+
+def metrics_page(row: Any) -> str:
+    """Return the documentation's page about metrics.jsonl: one heading per part, one table row per field."""
+    hints = get_type_hints(row)
+    return PREFACE + "".join(chain(*(_section(part, hints[part.name]) for part in dataclasses.fields(row))))
+
+
+def _section(part: dataclasses.Field[Any], hint: Any) -> Iterator[str]:
+    kind: Any = next(kind for kind in (hint, *get_args(hint)) if dataclasses.is_dataclass(kind))
+    title = part.name.replace("_", " ").capitalize()
+    written = f"Written by `{part.metadata['by']}`, {part.metadata['when']}."
+    yield f"\n## {title}\n\n{inspect.getdoc(kind)} {written}\n\n| field | unit | meaning |\n|---|---|---|\n"
+    for declared, (_, key, _) in zip(dataclasses.fields(kind), keys_of(kind), strict=True):
+        yield f"| `{key}` | {declared.metadata['unit']} | {declared.metadata['meaning']} |\n"

@@ -18,7 +18,6 @@ from typing import Any
 
 from retrain import extras
 from retrain.report.compare import MetricComparison, SideResult
-from retrain.report.labels import label_expression
 from retrain.report.series import range_of
 
 Spec = dict[str, Any]
@@ -38,6 +37,9 @@ NARROWEST = 0.002  # of the values' size: labels have four digits, and an axis n
 MEAN_HINTS = {"l": ("95 % from", ".4~g"), "h": ("95 % to", ".4~g"), "n": ("seeds", "d")}
 FLAT_ROOM = 1.25  # of a value that never changes: its axis runs from 0 to this multiple
 ROW, NARROW_ROW, MANY_ROWS = 34, 14, 12  # pixels per condition; more conditions than this get narrow rows
+LONGEST = 22  # characters of a label, a third of a phone's width
+LONGEST_KEY = 5  # of `key=value`
+CUT = "…"
 NAMES = {
     "mean_reward": "mean reward",
     "eval_reward": "held-out reward",
@@ -121,6 +123,56 @@ def by_condition(
         ranges["strokeDash"] = [DASHES[i // len(COLOURS) % len(DASHES)] for i in range(len(names))]
     shared = {"field": "c", "type": "nominal", "legend": legend}
     return {name: shared | {"scale": {"domain": names, "range": values}} for name, values in ranges.items()}
+
+
+def shortened(names: Sequence[str]) -> list[str]:
+    """Return a label for each name; names that all fit are kept.
+
+    Otherwise words that all share are left out, then keys are cut, then the middles of labels. A step that
+    would make two labels equal, or one empty, is not taken.
+    """
+    labels = list(names)
+    for shorter in (_without_shared, _with_short_keys, _without_middles):
+        if max(map(len, labels), default=0) <= LONGEST:
+            break
+        found = shorter(labels)
+        if all(found) and len(set(found)) == len(set(names)):
+            labels = found
+    return labels
+
+
+def label_expression(names: Sequence[str]) -> Spec:
+    """Return the property of an axis or legend that shows names as their labels; none if all are kept."""
+    labels = shortened(names)
+    if labels == list(names):
+        return {}
+    return {"labelExpr": f"{json.dumps(labels)}[indexof({json.dumps(list(names))}, datum.label)]"}
+
+
+def _without_shared(labels: Sequence[str]) -> list[str]:
+    shared = set.intersection(*(set(label.split()) for label in labels))
+    return [" ".join(word for word in label.split() if word not in shared) for label in labels]
+
+
+def _with_short_keys(labels: Sequence[str]) -> list[str]:
+    keys = {word.partition("=")[0] for label in labels for word in label.split() if "=" in word}
+    short = {key: f"{key[: LONGEST_KEY - 1]}{CUT}" if len(key) > LONGEST_KEY else key for key in keys}
+    if len(set(short.values())) < len(keys):
+        return list(labels)
+
+    def cut(word: str) -> str:
+        key, equals, value = word.partition("=")
+        return f"{short[key]}={value}" if equals else word
+
+    return [" ".join(map(cut, label.split())) for label in labels]
+
+
+def _without_middles(labels: Sequence[str]) -> list[str]:
+    end = LONGEST // 2
+    return [
+        label if len(label) <= LONGEST else f"{label[: LONGEST - end - 1]}{CUT}{label[-end:]}"
+        for label in labels
+    ]
 
 
 def quantity(field: str, title: str, **more: Any) -> Spec:

@@ -10,9 +10,8 @@ from itertools import chain
 import numpy as np
 
 from retrain.report import charts as vl
-from retrain.report.charts import Chart, Spec
+from retrain.report.charts import Chart, Spec, shortened
 from retrain.report.gather import FloatArray
-from retrain.report.labels import shortened
 from retrain.report.series import Bins, Curve, Shown
 
 MARKED_POINTS = 40  # curves with at most this many points also get dots
