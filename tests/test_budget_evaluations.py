@@ -29,6 +29,7 @@ EVALUATED = """
 [[eval]]
 name = "hard"
 every = {every}
+at_start = {at_start}
 prompts = 20
 samples = 2
 temperature = 1.0
@@ -40,12 +41,17 @@ train = 3
 PRICE = Price(prefill=1, cached=1, sample=2, train=3)
 
 
-@pytest.mark.parametrize(("usd", "every"), [(0.0001, 1), (0.0003, 0), (0.0002, 3), (0.0008, 0)])
+@pytest.mark.parametrize(
+    ("usd", "every", "at_start"),
+    [(0.0001, 1, False), (0.0003, 0, False), (0.0002, 3, False), (0.0008, 0, False), (0.002, 3, True)],
+)
 def test_evaluations_are_made_only_where_the_budget_has_room_for_them(
-    campaign_file: Path, usd: float, every: int
+    campaign_file: Path, usd: float, every: int, at_start: bool
 ) -> None:
     """A step costs $0.00006, the evaluations $0.00022: those of a first step, of others, of runs' ends."""
-    campaign_file.write_text(campaign_file.read_text() + EVALUATED.format(every=every))
+    campaign_file.write_text(
+        campaign_file.read_text() + EVALUATED.format(every=every, at_start=str(at_start).lower())
+    )
     options = ["campaign.launcher=inline", "campaign.parallel=false", f"training.eval_every={every}"]
     stopped = start(campaign_file, [*options, f"budget.usd={usd}"]).execute()
     whole = start(campaign_file, options).execute()

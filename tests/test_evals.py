@@ -279,6 +279,18 @@ def test_an_evaluation_that_falls_while_the_reward_rises_is_named() -> None:
     assert falling_after([right, [*right[:-1], 0.0]], [0.2, 0.4]) == ""  # one question is chance
 
 
+def test_a_fall_from_the_start_is_seen_where_the_start_is_evaluated(tmp_path: Path) -> None:
+    at_first = {"name": "hard", "reward": "tests.reward_functions.worse_and_worse", "every": 5}
+    rising = {"reward": {"reward": "tests.reward_functions.better_and_better"}}
+    unseen = train(tmp_path / "unseen", with_evals(at_first, **rising))
+    seen = train(tmp_path / "seen", with_evals({**at_first, "at_start": True}, **rising))
+    assert rows_of(seen) == rows_of(unseen)
+    assert read_metrics(unseen.directory)[-1]["eval_falling"] == ""
+    says = "hard fell from a reward of 0.80 at step 0 to 0.20 at step 5"
+    assert read_metrics(seen.directory)[-1]["eval_falling"] == says
+    assert outcomes(seen).keys() - outcomes(unseen).keys() == {0}
+
+
 def test_a_falling_evaluation_is_shown_by_status_and_report(tmp_path: Path) -> None:
     raw = with_evals({"name": "hard", "reward": "tests.reward_functions.worse_and_worse", "every": 2})
     raw["reward"] = {"reward": "tests.reward_functions.better_and_better"}

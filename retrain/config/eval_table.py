@@ -31,6 +31,7 @@ class Eval(Section):
     )
     environment_options: Table = key(dict, "options of its environment")
     every: int = count(0, "steps between its evaluations; 0 evaluates at the end only", least=0)
+    at_start: bool = key(False, "also evaluate before the first step, so that a fall from there is seen")
     prompts: int = count(256, "maximum number of its held-out prompts")
     samples: int = count(1, "completions per prompt")
     max_tokens: int | None = count(None, "upper bound on a completion's tokens; default: training.max_tokens")

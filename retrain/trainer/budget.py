@@ -13,6 +13,7 @@ import math
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from retrain.backends.metering import NOTHING, Meter
 from retrain.config.flow import flow_settings
@@ -117,7 +118,7 @@ class RunBudget:
     def _lacking(self, limit_usd: float, due: Sequence[Due], *, is_step: bool) -> str:
         """Set the costs aside, then look at all runs; return what the budget lacks, if it does."""
         step_usd = self._next_step_usd() if is_step or self._samples_ahead else 0.0
-        next_usd = math.fsum([step_usd, *map(self._cost_usd, due)])
+        next_usd = math.fsum([step_usd, *map(partial(self._cost_usd, is_step=is_step), due)])
         self._set_aside_usd = next_usd
         self._write(durable=False)
         others = self._others()
@@ -137,11 +138,15 @@ class RunBudget:
         """Return what this run's dearest step cost; before its first, that of the others'."""
         return self._largest_usd or max((one.largest_step_usd for one in self._others()), default=0.0)
 
-    def _cost_usd(self, due: Due) -> float:
-        """Return what the dearest evaluation of its kind cost, and more if completions have grown since."""
+    def _cost_usd(self, due: Due, *, is_step: bool) -> float:
+        """Return what the dearest evaluation of its kind cost, and more if completions have grown since.
+
+        One that follows the first step has no price yet: it is asked for again after that step.
+        """
         assert self._price is not None
         if (known := self._evaluations.get(due.name)) is None:
-            return due.at_most_usd(self._price, self._rollout_usd) if self._rollout_usd else 0.0
+            is_too_early = is_step and not self._rollout_usd
+            return 0.0 if is_too_early else due.at_most_usd(self._price, self._rollout_usd)
         growth = self._rollout_usd / known.rollout_usd if known.rollout_usd else 1.0
         return known.usd * growth
 

@@ -25,12 +25,16 @@ class Due:
     def at_most_usd(self, price: Price, rollout_usd: float) -> float:
         """Return what it costs if no completion is dearer than a rollout that a step also trained on.
 
-        Where it allows more tokens or turns than a step, each completion may be as much dearer.
+        Where it allows more tokens or turns than a step, each completion may be as much dearer. Before the
+        first step, with `rollout_usd` 0, each is as long as it may be; what further turns read is not known.
         """
         table, own = self.trained.training, self.trained.environment
         each_usd = rollout_usd * max(1.0, self.max_tokens / table.max_tokens)
-        if self.played.is_single_turn:
-            each_usd = min(each_usd, Tokens(sample=self.max_tokens).usd(price))
+        longest_usd = Tokens(sample=self.max_tokens).usd(price)
+        if not rollout_usd:
+            each_usd = longest_usd * (1 if self.played.is_single_turn else self.played.max_turns)
+        elif self.played.is_single_turn:
+            each_usd = min(each_usd, longest_usd)
         elif self.played != own:
             each_usd *= self.played.max_turns
         system = len(str(self.trained.backend.options.get("system_prompt", "")).encode())

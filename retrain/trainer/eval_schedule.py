@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from retrain.config.eval_table import Eval
 from retrain.config.schema import Config
 from retrain.records.evaluation_row import Evaluation
 from retrain.records.row_parts import Value, columns
@@ -20,6 +21,11 @@ def is_due(every: int, done: int) -> bool:
     return every > 0 and done % every == 0
 
 
+def _is_due(table: Eval, done: int) -> bool:
+    """Whether an `[[eval]]` comes after so many steps; 0 is before the first."""
+    return is_due(table.every, done) if done else table.at_start
+
+
 class EvalSchedule:
     """When a run evaluates its policy, and what for."""
 
@@ -31,15 +37,20 @@ class EvalSchedule:
         self._journal, self._budget = journal, budget
 
     def due(self, step: int) -> list[Due]:
-        """Return the evaluations after a step, or after the last one, that were not made yet."""
+        """Return the evaluations that are due after so many steps, if they were not made yet."""
         at_end = step >= self._training.max_steps
-        own = self._held_out.due(step) if at_end or is_due(self._training.eval_every, step) else []
-        return [*own, *self._evals.due(step, (lambda *_: True) if at_end else is_due)]
+        is_own = at_end or (step > 0 and is_due(self._training.eval_every, step))
+        own = self._held_out.due(step) if is_own else []
+        return [*own, *self._evals.due(step, (lambda *_: True) if at_end else _is_due)]
+
+    def at_start(self) -> None:
+        """Make those that are due before the first step; no row has them."""
+        self._evals.evaluate(0, _is_due)
 
     def of_step(self, step: int) -> dict[str, Any]:
         """Make those that are due after a step; return their parts of its row."""
         own = self._own(step) if is_due(self._training.eval_every, step) else None
-        evals = self._evals.evaluate(step, is_due)
+        evals = self._evals.evaluate(step, _is_due)
         self._learn(own, evals)
         return {"evaluation": own, "evals": evals, "eval_watch": self._evals.watch()}
 

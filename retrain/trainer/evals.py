@@ -53,12 +53,12 @@ class Evals:
         self._newest = Newest(NamedEvaluation, config)
         self._falling = Falling()
 
-    def evaluate(self, step: int, is_due: Callable[[int, int], bool]) -> dict[str, NamedEvaluation]:
+    def evaluate(self, step: int, is_due: Callable[[Eval, int], bool]) -> dict[str, NamedEvaluation]:
         """Return the evaluations of the policy after `step` steps, of those that are due."""
-        due = [one for one in self._opened if is_due(one.table.every, step)]
+        due = [one for one in self._opened if is_due(one.table, step)]
         return {one.table.name: self._of(one, step) for one in due}
 
-    def due(self, step: int, is_due: Callable[[int, int], bool]) -> list[Due]:
+    def due(self, step: int, is_due: Callable[[Eval, int], bool]) -> list[Due]:
         """Return what those that are due after `step` steps ask for, without those that were made."""
         return [
             Due(
@@ -70,7 +70,7 @@ class Evals:
                 self._config,
             )
             for one in self._opened
-            if is_due((table := one.table).every, step) and self._newest.of(table.name, step) is None
+            if is_due(table := one.table, step) and self._newest.of(table.name, step) is None
         ]
 
     def watch(self, reward: float | None = None) -> EvalWatch | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,9 @@ class Falling:
         self._falling: dict[str, str] = {}
 
     def trained(self, reward: float) -> None:
-        """Take the mean reward of a step."""
+        """Take the mean reward of a step; the first one is that of the policy before all steps."""
+        if not self._rewards:
+            self._best = {name: replace(start, reward=reward) for name, start in self._best.items()}
         self._rewards.append(reward)
 
     def evaluated(self, name: str, step: int, scores: Mapping[int, float]) -> None:

@@ -90,6 +90,9 @@ class Trainer:
                 self._stop(why)
             self.journal.complete(self.step, self._schedule.of_step(self.step))
             self._owes_evaluation = False
+        if self.step == 0:
+            self._stop_if_spent(self._schedule.due(0), is_step=False)
+            self._schedule.at_start()
         while self.step < self._training.max_steps:
             load = self._wait_for_machine()
             self._stop_if_asked()
