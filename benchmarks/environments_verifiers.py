@@ -1,10 +1,11 @@
 """Verifiers' own loop over tool calls, on the sampler and the tool of `benchmarks.environments`.
 
-    python -m benchmarks.environments_verifiers [--episodes 32] [--json]
+    python -m benchmarks.environments_verifiers [--episodes 32] [--at-once 128] [--json]
 
-A taskset with a tool is played as `vf-eval` plays it: one tool server for all episodes, 128 episodes at once,
-and for each a process with the harness `null`, which takes seconds of processor time. Their model is the
-simulated sampler behind HTTP. Before it, the product plays as many episodes.
+A taskset with a tool is played as `vf-eval` plays it: one tool server for all episodes, up to 128 episodes at
+once, and for each a process with the harness `null`, which takes seconds of processor time. It fails if it
+cannot reach the tool server within 60 s, so few cores need fewer at once. Their model is the simulated
+sampler behind HTTP. Before it, the product plays as many episodes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +61,12 @@ class Questions(vf.Taskset[vf.Task[vf.TaskData]]):  # type: ignore[misc,unused-i
         return [Tools(vf.SharedToolsetConfig())]
 
 
-def play_with_verifiers(sampler: Sampler, count: int) -> float:
-    """Play episodes with verifiers' loop; return the seconds that they took."""
-    return asyncio.run(_played(sampler, count))
+def play_with_verifiers(sampler: Sampler, count: int, most: int) -> float:
+    """Play episodes with verifiers' loop, so many at once at most; return the seconds that they took."""
+    return asyncio.run(_played(sampler, count, most))
 
 
-async def _played(sampler: Sampler, count: int) -> float:
+async def _played(sampler: Sampler, count: int, most: int) -> float:
     os.environ |= {KEY: "none", "PYTHONPATH": str(Path(__file__).parents[1])}  # for the tool server
     sys.modules[TASKSET] = importlib.import_module("benchmarks.environments_verifiers")
     on_this_machine = AgentConfig(runtime={"type": "subprocess"}, harness={"id": "null"})
@@ -78,7 +80,7 @@ async def _played(sampler: Sampler, count: int) -> float:
         url = f"http://127.0.0.1:{server.addresses[0][1]}/v1"
         client = clients.EvalClientConfig(base_url=url, api_key_var=KEY)
         context = clients.ModelContext(client=client, model=MODEL, sampling=types.SamplingConfig())
-        tasks, at_once = iter(env.taskset), asyncio.Semaphore(AT_ONCE)
+        tasks, at_once = iter(env.taskset), asyncio.Semaphore(most)
         async with env.serving():
             await _episode(env, next(tasks), context, at_once)  # prepares the harness
             sampler.row_s = 0.0
@@ -133,11 +135,12 @@ def _event(chunk: dict[str, Any]) -> bytes:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--episodes", type=int, default=32)
+    parser.add_argument("--at-once", type=int, default=AT_ONCE, help="episodes of verifiers")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = [
         measured("episodes", options.episodes, lambda sampler, n: play(sampler, n, Tool, CALLS_AT_ONCE)),
-        measured("verifiers' loop", options.episodes, play_with_verifiers),
+        measured("verifiers' loop", options.episodes, partial(play_with_verifiers, most=options.at_once)),
     ]
     print(json.dumps(rows, indent=2) if options.json else "\n".join(map(shown, rows)))
 

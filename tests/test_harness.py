@@ -17,19 +17,20 @@ import numpy as np
 import pytest
 
 from retrain import registry, worker
-from retrain.backends import BackendSpec, Sampling
+from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.numpy import CONTEXT
 from retrain.config.load import parse
 from retrain.config.schema import Environment
 from retrain.conformance import check_plugin
 from retrain.environments.endpoint.calling import Calling
 from retrain.environments.endpoint.chat import Called, Message, Refusal
+from retrain.environments.endpoint.session import Shown
 from retrain.environments.harness import Program
 from retrain.errors import ConfigError
 from retrain.event_loop import EventLoopThread
 from retrain.records.metrics import read_metrics
 from retrain.records.samples import read_samples
-from retrain.rollouts import CallForm, FirstTurn, Given, Group, Prompt, Rollout
+from retrain.rollouts import CallForm, FirstTurn, Given, Group, Loss, Prompt, Rollout, TrainingSample
 from retrain.trainer.batch import Algorithm, ScoredBatch
 from retrain.trainer.episodes import Episodes, summary_of
 from retrain.trainer.journal import choose
@@ -45,18 +46,31 @@ HOW = Sampling(group_size=1, max_tokens=8, temperature=1.0)
 Run = Callable[[Prompt, str, str], Any]
 
 
-def opened(settings: Environment, run: Run) -> tuple[Programs, TurnSampler]:
-    backend = registry.bound("backends", "numpy", {})(BackendSpec(seed=0, alphabet="abc<>?"))
-    programs = Programs(settings, lambda: Program(run), read=backend.read)
+def numpy_policy() -> Any:
+    return registry.bound("backends", "numpy", {})(BackendSpec(seed=0, alphabet="abc<>?"))
+
+
+def opened(
+    settings: Environment, run: Run, backend: Any = None, shown: Shown | None = None
+) -> tuple[Programs, TurnSampler]:
+    backend = backend or numpy_policy()
+    programs = Programs(settings, lambda: Program(run), read=backend.read, shown=shown)
     return programs, TurnSampler(backend, EventLoopThread(), settings.max_turn_tokens)
 
 
 def play(
-    run: Run, how: Sampling = HOW, prompts: int = 1, *, fails: bool = False, **table: object
+    run: Run,
+    how: Sampling = HOW,
+    prompts: int = 1,
+    *,
+    fails: bool = False,
+    backend: Any = None,
+    shown: Shown | None = None,
+    **table: object,
 ) -> list[Rollout]:
     """Return the episodes of a program on the numpy policy; one that asserts something may not fail."""
     settings = Environment(**table)
-    programs, sample = opened(settings, run)
+    programs, sample = opened(settings, run, backend, shown)
     episodes = Episodes(settings, lambda: Program(run), sample, programs)
     try:
         groups = episodes.play([Prompt(n, f"p{n}", "") for n in range(prompts)], how)
@@ -103,18 +117,68 @@ def test_token_ids_and_logprobs_are_those_that_are_trained_on() -> None:
     assert answers[-1]["usage"]["prompt_tokens"] == len(last)
 
 
+def generate(base_url: str, api_key: str, ids: list[int], **more: object) -> tuple[int, Any]:
+    """Ask as clients do that render conversations themselves: not below /v1."""
+    body = {"token_ids": ids, "sampling_params": {}, **more}
+    return post(base_url.removesuffix("/v1"), api_key, body, "/inference/v1/generate")
+
+
 def test_token_ids_are_refused_where_the_backend_reads_none() -> None:
     answers: list[Any] = []
-
-    def run(prompt: Prompt, base_url: str, api_key: str) -> float:
-        body = {"token_ids": [1], "sampling_params": {}}
-        answers.append(post(base_url.removesuffix("/v1"), api_key, body, "/inference/v1/generate"))
-        return 0.0
-
-    play(run)
+    play(lambda prompt, base_url, api_key: answers.append(generate(base_url, api_key, [1])))
     ((status, answer),) = answers
     assert (status, answer["error"]["param"]) == (400, "token_ids")
     assert "this backend reads none; ask at /v1/chat/completions" in answer["error"]["message"]
+
+
+def test_tokens_in_and_tokens_out_are_one_sample() -> None:
+    asked: list[Any] = []
+    lower, question, end = 0, 2, 6  # tokens of the alphabet <>?abc, and the end of a turn
+
+    def run(prompt: Prompt, base_url: str, api_key: str) -> float:
+        ids = [question]
+        for _ in range(3):
+            status, answer = generate(base_url, api_key, ids)
+            assert status == 200, answer
+            asked.append(answer["choices"][0])
+            ids += [*asked[-1]["token_ids"], lower]
+        return 0.5
+
+    backend = numpy_policy()
+    (rollout,) = play(run, backend=backend, shown=backend.shown, max_turn_tokens=2)
+    assert rollout.samples == (rollout,)
+    assert [token for one in asked for token in one["token_ids"]] == list(rollout.tokens)
+    told = [entry["logprob"] for one in asked for entry in one["logprobs"]["content"]]
+    assert told == rollout.logprobs.tolist()
+    assert backend.read(rollout) == (question, *rollout.placed(unread=end)[0])
+    assert [given.text for given in rollout.given] == ["<", "<"]
+    trained = [TrainingSample(rollout, np.ones(len(rollout.tokens)), 1.0 / len(rollout.tokens))]
+    loss = Loss("importance_sampling", registry.find("losses", "importance_sampling"), {})
+    stats = backend.update(trained, loss, Optimization(lr=1e-3))
+    assert stats.loss == pytest.approx(-1.0, rel=1e-3)  # every ratio is 1
+
+
+@pytest.mark.parametrize(
+    ("ids", "more", "said"),
+    [
+        ([2, 7], {}, "token_ids: got token 7; needs some of 0 to 5, and 6 after each turn"),
+        ([6], {}, "token_ids: got token 6; needs some of 0 to 5, and 6 after each turn"),
+        ([2] * (CONTEXT + 1), {}, f"prompt 0 has {CONTEXT + 1} characters"),
+        ([2], {"stream": True}, "stream: Input should be False; got True"),
+    ],
+)
+def test_wrong_token_ids_are_answered_and_cost_no_turn(ids: list[int], more: Any, said: str) -> None:
+    answers: list[Any] = []
+
+    def run(prompt: Prompt, base_url: str, api_key: str) -> float:
+        answers.append(generate(base_url, api_key, ids, **more))
+        return 0.0
+
+    backend = numpy_policy()
+    (rollout,) = play(run, backend=backend, shown=backend.shown)
+    ((status, answer),) = answers
+    assert (status, rollout.tokens) == (400, ())
+    assert said in answer["error"]["message"]
 
 
 def test_a_stream_has_the_same_turn_in_events() -> None:

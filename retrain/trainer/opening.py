@@ -175,7 +175,7 @@ def sampler_of(
             open_episode,
             has_template=has_template,
             read=read,
-            shown=shown,
+            shown=(lambda ids: calls.wait_for(shown(ids))) if shown else None,
             call_form=(lambda schemas: calls.wait_for(ask(schemas))) if ask else None,
         )
     takes_several = backend.info.remote or backend.info.overlaps

@@ -62,6 +62,22 @@ def test_turns_are_appended_and_trained_on_as_sampled(spec: BackendSpec) -> None
     during(spec, story)
 
 
+def test_token_ids_of_a_program_are_sampled_from_as_they_are(spec: BackendSpec) -> None:
+    async def story(backend: TinkerBackend) -> None:
+        assert await backend.shown((1, 5)) == "1="
+        (group,) = await backend.sample([Prompt(0, "1= (token ids 1 5)", "", ids=(1, 5))], TURN)
+        (first,) = group.rollouts
+        (second,) = await backend.extend([NextTurn(first, (("user", "=3"),), 2, (5, 3))], TURN)
+        assert second
+        assert backend.read(second) == (*backend.read(first), 5, 3, *second.tokens[len(first.tokens) :])
+        assert backend.read(first) == (1, 5, *first.tokens)
+        samples = [TrainingSample(second, np.ones(len(second.tokens)), 1.0 / len(second.tokens))]
+        stats = await backend.update(samples, loss_of("importance_sampling"), STEP)
+        assert stats.loss == pytest.approx(-1.0, rel=1e-3)  # every ratio is 1
+
+    during(spec, story)
+
+
 def test_a_context_without_room_ends_an_episode(spec: BackendSpec) -> None:
     async def story(backend: TinkerBackend) -> None:
         await backend.check_turns()

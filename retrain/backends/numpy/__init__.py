@@ -61,12 +61,10 @@ def check_prompts(config: Config, prompts: Sequence[Prompt]) -> list[str]:
 
 def length_problem(prompt: Prompt) -> str:
     """Return the problem of a prompt that is too long to be read; "" if it is not."""
-    if len(prompt.text) <= CONTEXT:
+    length = len(prompt.ids or prompt.text)
+    if length <= CONTEXT:
         return ""
-    return (
-        f"prompt {prompt.id} has {len(prompt.text)} characters, and the policy's context is {CONTEXT}; "
-        "shorten it"
-    )
+    return f"prompt {prompt.id} has {length} characters, and the policy's context is {CONTEXT}; shorten it"
 
 
 def check_adapter(config: Config, alphabet: str) -> Iterator[str]:

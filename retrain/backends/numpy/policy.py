@@ -30,6 +30,7 @@ from retrain.backends import (
 )
 from retrain.backends.live_turns import Begun, LiveRows, TurnFeed, unsampled, with_turns
 from retrain.backends.numpy import CONTEXT, NumpyOptions, length_problem
+from retrain.backends.numpy.characters import Characters
 from retrain.backends.numpy.files import PREVIOUS, START, load_policy, load_start, save_policy
 from retrain.backends.numpy.gru import (
     Array,
@@ -48,34 +49,6 @@ from retrain.demonstrations import Demonstration
 from retrain.engines import Drawn, Ids
 from retrain.errors import BackendMemoryError, ConfigError, FullContextError, NonFiniteError, PromptError
 from retrain.rollouts import FirstTurn, Given, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
-
-
-class Characters:
-    """The vocabulary: the task's alphabet, then one end token, which the policy predicts but never reads."""
-
-    def __init__(self, alphabet: str) -> None:
-        self.alphabet = "".join(sorted(set(alphabet)))
-        if not self.alphabet:
-            raise ConfigError("the numpy backend needs a task with an alphabet of at least one character")
-        self.end = len(self.alphabet)
-        self._ids = {character: token for token, character in enumerate(self.alphabet)}
-        self._pieces = (*self.alphabet, "")
-
-    def encode(self, text: str, where: str = "prompt ") -> Ids:
-        """Return the token ids of a text; an unknown character is a PromptError that begins with `where`."""
-        try:
-            return tuple([self._ids[character] for character in text])
-        except KeyError as error:
-            raise PromptError(
-                f"{where}{text[:40]!r} holds {error.args[0]!r}, which is not in the task's alphabet; "
-                "add it to the Task's `alphabet`"
-            ) from None
-
-    def completions(self, rows: Sequence[Ids]) -> list[str]:
-        return ["".join(self.pieces(row)) for row in rows]
-
-    def pieces(self, tokens: Ids) -> tuple[str, ...]:
-        return tuple([self._pieces[token] for token in tokens])
 
 
 class NumpyBackend:
@@ -111,7 +84,7 @@ class NumpyBackend:
         """Sample each prompt's group, with one prefill per prompt."""
         if problem := next(filter(None, map(length_problem, prompts)), ""):
             raise FullContextError(problem)
-        encoded = [self.characters.encode(p.text) for p in prompts]
+        encoded = [*map(self.characters.of, prompts)]
         drawn = self._drawn(encoded, np.full(len(prompts), sampling.max_tokens), sampling)
         return to_groups(self.characters, prompts, drawn, sampling.group_size, self._optimizer.steps)
 
@@ -134,7 +107,10 @@ class NumpyBackend:
 
     def read(self, rollout: Rollout) -> Ids:
         characters = self.characters
-        return (*characters.encode(rollout.prompt.text), *rollout.placed(characters.end)[0])
+        return (*characters.of(rollout.prompt), *rollout.placed(characters.end)[0])
+
+    def shown(self, tokens: Ids) -> str:
+        return self.characters.completions([self.characters.read(tokens)])[0]
 
     def update(
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
@@ -211,7 +187,9 @@ class NumpyBackend:
                 f"an observation has {len(said)} characters, and the policy's context is {CONTEXT}; shorten "
                 "what the environment says"
             )
-        given = Given(len(turn.rollout.tokens), self.characters.encode(said, "observation "), said)
+        characters, tokens = self.characters, turn.tokens
+        ids = characters.read(tokens) if tokens else characters.encode(said, "observation ")
+        given = Given(len(turn.rollout.tokens), ids, said)
         return replace(turn.rollout, given=(*turn.rollout.given, given))
 
     def _drawn(self, contexts: Sequence[Ids], limits: Ints, sampling: Sampling) -> list[Drawn]:
@@ -260,16 +238,16 @@ class NumpyBackend:
         self, parts: Sequence[Sequence[TrainingSample]], loss: Loss, optimization: Optimization
     ) -> tuple[Totals, Weights, list[float], Work]:
         """Return the sums over micro-batches of loss, gradient and work, and squared norms if requested."""
-        texts = {sample.rollout.prompt.text for part in parts for sample in part}
-        encoded = {text: self.characters.encode(text) for text in texts}
+        prompts = {sample.rollout.prompt.text: sample.rollout.prompt for part in parts for sample in part}
+        encoded = {text: self.characters.of(prompt) for text, prompt in prompts.items()}
         gradient = self.weights.zeros_like()
         totals, squares, work = [], [], self._costs.optimize()
         for part in parts:
-            prompts = [encoded[sample.rollout.prompt.text] for sample in part]
-            total, own = loss_gradient(self.weights, self._reference, prompts, part, loss, optimization)
+            given = [encoded[sample.rollout.prompt.text] for sample in part]
+            total, own = loss_gradient(self.weights, self._reference, given, part, loss, optimization)
             gradient.flat += own.flat
             totals.append(total)
-            before = [len(prompt) for prompt in set(prompts)]  # each distinct prompt runs once
+            before = [len(ids) for ids in set(given)]  # each distinct prompt runs once
             after, drawn = [sample.rollout.length for sample in part], [len(s.rollout.tokens) for s in part]
             run = sum(before) + sum(after) - len(after)  # last tokens are not fed back
             passes, reference = max(before) + max(after) - 1, optimization.kl_coef > 0

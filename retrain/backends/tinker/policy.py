@@ -109,6 +109,9 @@ class TinkerBackend:
         assert self._text is not None  # loaded to sample it
         return (*self._text.encode(rollout.prompt), *rollout.placed()[0])
 
+    async def shown(self, tokens: Ids) -> str:
+        return (await self._tokenizer()).completions([tokens])[0]
+
     async def update(
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
     ) -> UpdateStats:

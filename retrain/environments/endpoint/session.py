@@ -23,6 +23,7 @@ from retrain.environments.endpoint.calling import Calling, FormOf
 from retrain.environments.endpoint.chat import ChatRequest, Refusal, Turn
 from retrain.environments.endpoint.generate import GenerateRequest
 from retrain.environments.episode import EpisodeError
+from retrain.errors import PromptError
 from retrain.rollouts import FirstTurn, Messages, NextTurn, Prompt, Rollout
 
 Ask: TypeAlias = Callable[[FirstTurn | NextTurn], Awaitable[Rollout | None]]
@@ -47,6 +48,7 @@ class Conversation:
     said: Messages | None  # up to the policy's last turn, which is included; None: known by token ids only
     schemas: str  # of the functions that it was shown
     rollout: Rollout
+    ids: Ids = ()  # as a program that renders itself knows it: with every token of the policy
     is_continued: bool = False  # a turn is being sampled
 
 
@@ -117,19 +119,24 @@ class Session:
     async def generate(self, request: GenerateRequest, has_left: Callable[[], bool]) -> tuple[Turn, str]:
         """Sample a turn after token ids; errors as of `chat`."""
         self._check_turns()
-        if self._shown is None or self._read is None:
+        if self._shown is None:
             raise Refusal(
                 "token_ids: this backend reads none; ask at /v1/chat/completions", param="token_ids"
             )
         ids = tuple(request.token_ids)
-        earlier = self._extended(ids, self._read) if self._is_stitched else None
-        tokens = ids[len(self._read(earlier.rollout)) :] if earlier else ids
-        begun = earlier or Conversation(None, "", _unsampled(self._of_ids(ids, self._shown(ids))))
-        new = (("user", self._shown(tokens)),)
+        earlier = self._extended(ids) if self._is_stitched else None
+        tokens = ids[len(earlier.ids) :] if earlier else ids
+        try:
+            text, told = self._shown(ids), self._shown(tokens)
+        except PromptError as error:
+            raise Refusal(f"token_ids: {error}", code="invalid_prompt", param="token_ids") from error
+        begun = earlier or Conversation(None, "", _unsampled(self._of_ids(ids, text)))
+        new = (("user", told),)
         limit = request.sampling_params.max_tokens
         rollout = await self._taken(begun, earlier, new, tokens, limit, has_left)
-        self.conversations.append(Conversation(None, "", rollout))
-        return self._turn(rollout, len(begun.rollout.tokens), ""), f"generate-{next(self._names)}"
+        turn = self._turn(rollout, len(begun.rollout.tokens), "")
+        self.conversations.append(Conversation(None, "", rollout, (*ids, *turn.tokens)))
+        return turn, f"generate-{next(self._names)}"
 
     def _check_turns(self) -> None:
         """Raise an error if the episode is over, or has no turn left."""
@@ -159,13 +166,12 @@ class Session:
             self.conversations.remove(earlier)
         return rollout
 
-    def _extended(self, ids: Ids, read: Read) -> Conversation | None:
+    def _extended(self, ids: Ids) -> Conversation | None:
         """Return the conversation whose tokens are the first of these."""
         for one in reversed(self.conversations):
-            if one.said is None and not one.is_continued:
-                known = read(one.rollout)
-                if len(known) < len(ids) and ids[: len(known)] == known:
-                    return one
+            is_shorter = one.said is None and not one.is_continued and len(one.ids) < len(ids)
+            if is_shorter and ids[: len(one.ids)] == one.ids:
+                return one
         return None
 
     def _of_ids(self, ids: Ids, shown: str) -> Prompt:
