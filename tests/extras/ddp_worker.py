@@ -1,5 +1,7 @@
 """One replica of DistributedDataParallel runs whose gradients are dictated; writes what the rule found.
 
+The first replica then tries models whose parameters are sharded.
+
 Usage: ddp_worker.py RENDEZVOUS_FILE RANK OUTPUT_FILE < plans.json
 """
 
@@ -50,12 +52,31 @@ def train(plan: dict, rank: int) -> list[dict]:
     return rows
 
 
+def refusals(rendezvous: str) -> list[str]:
+    """Return what the rule says of models that are sharded."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=0, world_size=1)
+    shards, said = torch.nn.Linear(3, 2), []
+    fully_shard(shards, mesh=init_device_mesh("cpu", (1,)))
+    wrapped = FullyShardedDataParallel(torch.nn.Linear(3, 2), device_id=torch.device("cpu"))
+    for model in (shards, wrapped):
+        try:
+            AdaScale().initialize(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        except ValueError as error:
+            said.append(str(error))
+    distributed.destroy_process_group()
+    return said
+
+
 def main(rendezvous: str, rank: int, output: str) -> None:
     distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
     found = [train(plan, rank) for plan in json.load(sys.stdin)]
-    Path(output).write_text(json.dumps(found))
     distributed.barrier()
     distributed.destroy_process_group()
+    refused = [] if rank else refusals(f"{rendezvous}-alone")
+    Path(output).write_text(json.dumps({"found": found, "refused": refused}))
 
 
 if __name__ == "__main__":

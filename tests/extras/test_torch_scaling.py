@@ -313,8 +313,8 @@ PLANS = {
 
 
 @pytest.fixture(scope="module")
-def replicas(tmp_path_factory):
-    """What each of two processes found, by plan."""
+def processes(tmp_path_factory):
+    """What each of two processes wrote."""
     folder = tmp_path_factory.mktemp("replicas")
     (folder / "plans.json").write_text(json.dumps(list(PLANS.values())))
     command = [sys.executable, str(TESTS / "extras" / "ddp_worker.py"), str(folder / "rendezvous")]
@@ -324,7 +324,13 @@ def replicas(tmp_path_factory):
         with (folder / "plans.json").open() as plans:
             workers.append(subprocess.Popen([*command, str(rank), str(output)], stdin=plans))
     assert [worker.wait() for worker in workers] == [0, 0]
-    return [dict(zip(PLANS, json.loads(output.read_text()), strict=True)) for output in outputs]
+    return [json.loads(output.read_text()) for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def replicas(processes):
+    """What each of two processes found, by plan."""
+    return [dict(zip(PLANS, process["found"], strict=True)) for process in processes]
 
 
 def test_two_replicas_estimate_as_published(replicas):
@@ -349,27 +355,6 @@ def test_two_replicas_that_accumulate_match_one_that_accumulates_all(replicas, p
         assert row["progress"] == pytest.approx(single.progress, rel=1e-5)
 
 
-SHARDED = """
-import sys
-import torch
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from retrain import AdaScale
-
-torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
-shards = torch.nn.Linear(3, 2)
-fully_shard(shards, mesh=init_device_mesh("cpu", (1,)))
-wrapped = FullyShardedDataParallel(torch.nn.Linear(3, 2), device_id=torch.device("cpu"))
-for model in (shards, wrapped):
-    try:
-        AdaScale().initialize(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    except ValueError as error:
-        print(error)
-torch.distributed.destroy_process_group()
-"""
-
-
-def test_sharded_models_are_refused(tmp_path):
-    command = [sys.executable, "-c", SHARDED, str(tmp_path / "store")]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+def test_sharded_models_are_refused(processes):
+    said = processes[0]["refused"]
     assert [line.partition(",")[0] for line in said] == ["model: is sharded (FSDP or DTensor)"] * 2
