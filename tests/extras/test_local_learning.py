@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -87,17 +85,11 @@ def samples_of(groups, advantages) -> list[TrainingSample]:
     ]
 
 
-def test_a_campaign_runs_from_its_file_to_done(model, tmp_path: Path):
-    (tmp_path / "c.toml").write_text(CAMPAIGN.format(model=model))
-    done = subprocess.run(
-        [sys.executable, "-m", "retrain", "run", "c.toml"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_a_campaign_runs_from_its_file_to_done(model, retrain, here: Path):
+    (here / "c.toml").write_text(CAMPAIGN.format(model=model))
+    done = retrain("run", "c.toml")
     assert done.returncode == 0, done.stderr
-    (run,) = (tmp_path / "logs").glob("*/runs/*")
+    (run,) = (here / "logs").glob("*/runs/*")
     rows = read_metrics(run)
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert all(row["tokens_per_step"] > 0 and row["entropy"] > 0 for row in rows)

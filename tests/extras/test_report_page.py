@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -59,7 +60,7 @@ def run(condition: int, seed: int, steps: int = 40, metrics: int = 0) -> Simulat
     rewards = (0.2 * condition + 0.4 * np.arange(steps) / steps + rng.normal(0, 0.02, steps)).tolist()
 
     def more(step: int) -> Row:
-        row: Row = {f"metric_{i}": float(f"{np.sin(i + step / 9 + seed):.6g}") for i in range(metrics)}
+        row: Row = {f"metric_{i}": round(math.sin(i + step / 9 + seed), 6) for i in range(metrics)}
         if step % 10 == 0:
             row["eval_reward"] = rewards[step - 1]
         if condition == 1:
