@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 
@@ -33,7 +32,7 @@ from retrain.plan.estimate.history import write_crowding
 from retrain.plan.estimate.measured import MeasuredRun
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.plan.preflight import preflight
-from retrain.records.layout import TRIALS, create_directory
+from retrain.records.layout import TRIALS, Tables, create_directory
 from retrain.records.text import plain
 from retrain.system import cpu_capacity, memory_available_bytes
 
@@ -52,7 +51,7 @@ class Calibrator:
         self._path = path
         self._overrides = overrides
         self._effort = effort
-        self._tables: Mapping[str, Any] = load_tables(path, overrides)
+        self._tables: Tables = load_tables(path, overrides)
         self.plan = self._plan_of(self._tables)
         self._with_points = expanded(self._tables)  # trials take a condition out by its number
         self._longest_answers = preflight(self.plan, path.name).longest_answers
@@ -167,7 +166,7 @@ class Calibrator:
             raise RecordsError(f"{target}: cannot be written ({error.strerror})") from error
         return replace(found, written=str(target))
 
-    def _plan_of(self, tables: Mapping[str, Any]) -> Plan:
+    def _plan_of(self, tables: Tables) -> Plan:
         config = parse(tables, self._path.name, try_plugins=False)
         return as_launched(plan_runs(config, self._path.name), self._path.name)
 
@@ -192,7 +191,7 @@ def _reason_against_workers(trial: Trial, done: Mapping[str, Trialled]) -> str:
 
 
 def to_toml(
-    tables: Mapping[str, Any],
+    tables: Tables,
     advice: Sequence[Advice],
     source: str,
     overrides: Sequence[str] = (),

@@ -17,6 +17,7 @@ from retrain.calibrate.trials import POINTS_FOR_A_LAW
 from retrain.config.schema import RateLimiter
 from retrain.controllers.usl import UslFit, fit_usl
 from retrain.plan.matrix import Plan
+from retrain.records.layout import Tables
 from retrain.records.text import about, format_duration
 
 MOST_HITS = 0.02  # of completions cut off: more, and rewards are lost to the limit
@@ -224,7 +225,7 @@ def limiter_speed(limiter: RateLimiter, batch_size: int, batches_per_unit: float
     return Advice(key, now, now if abs(value - now) < 0.05 * value else value, why)
 
 
-def calibrated(tables: Mapping[str, Any], advice: Sequence[Advice]) -> dict[str, Any]:
+def calibrated(tables: Tables, advice: Sequence[Advice]) -> dict[str, Any]:
     """Return the tables with the advised values; comments of the original are lost."""
     changed = deepcopy(dict(tables))
     for one in changes_of(advice):

@@ -171,7 +171,7 @@ def batch_found(trial: Trialled) -> BatchFound | None:
         regimes=tuple(dict.fromkeys(str(row["bp_regime"]) for row in rows)),
         p_star=number_in(last, "bp_p_star"),
         concurrency=training.batch_size * training.group_size,
-        batch_size=int(last.get("bp_batch_size", last["batch_size"])),
+        batch_size=int(last["bp_batch_size"] if "bp_batch_size" in last else last["batch_size"]),
         reason=(too_much or counted or reasons)[-1],
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -20,13 +20,14 @@ from retrain.errors import InfrastructureError
 from retrain.plan.estimate.measured import MeasuredRun, measure_run
 from retrain.plan.matrix import Plan
 from retrain.records.files import readable
+from retrain.records.layout import Tables
+from retrain.records.lines import Row
 from retrain.records.metrics import read_metrics
 from retrain.records.text import count_of
 from retrain.system.nvidia import Gpu, gpus
 from retrain.system.processes import own_memory_bytes, process_tree
 
-Tables = Mapping[str, Any]
-Rows = Sequence[Mapping[str, Any]]
+Rows = Sequence[Row]
 SERVICES = ("loggers", "logger_params")  # they are for the user's results, not for trials
 LAST_SAVE_S = 20.0  # for workers to exit after the budget is used up; then they are killed
 WATCH_EVERY_S = 0.25

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
 
 from retrain.config.adapters import KEY as ADAPTER
 from retrain.config.campaign import Run
@@ -24,13 +23,19 @@ from retrain.locks.held import is_held
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.provenance import Provenance
 from retrain.plan.provenance import digest as digest_of_file
-from retrain.records.layout import CampaignFiles, RunFiles, files_of_runs, recorded_hash, recorded_tables
+from retrain.records.layout import (
+    CampaignFiles,
+    RunFiles,
+    Tables,
+    files_of_runs,
+    recorded_hash,
+    recorded_tables,
+)
 from retrain.records.looks import ADDED, known_looks
 from retrain.records.manifest import Manifest, read_manifest
 from retrain.records.text import as_typed, first_of, plain
 
 SHOWN_RUNS = 3  # named in a line of a diff
-Tables: TypeAlias = Mapping[str, Any]  # of a run.toml
 
 
 @dataclass(frozen=True)

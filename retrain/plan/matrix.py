@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from retrain import registry
 from retrain.config.campaign import LARGEST_SEED, Campaign, Condition, Decide, Run
@@ -123,7 +123,7 @@ class Plan:
         return next((c for c in self.conditions if wanted in (c, label_of(c))), self.conditions[0])
 
     @property
-    def design(self) -> dict[str, Any]:
+    def design(self) -> dict[str, object]:
         """What `[decision]` must fix before data are looked at; empty without that table."""
         return vars(self.decision) | {"reference": self.reference} if self.decision else {}
 

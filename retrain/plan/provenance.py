@@ -20,6 +20,7 @@ from retrain.records.files import read_json, record_of, write_json
 from retrain.records.layout import (
     CampaignFiles,
     RunFiles,
+    Tables,
     files_of_runs,
     is_single_run,
     recorded_table,
@@ -150,7 +151,7 @@ def _from_runs(files: CampaignFiles) -> Provenance | None:
     return None
 
 
-def _from_directory(files: CampaignFiles, table: Mapping[str, Any]) -> Provenance:
+def _from_directory(files: CampaignFiles, table: Tables) -> Provenance:
     runs = files_of_runs(files).values()
     found = [recorded_table(run, "training").get("seed") for run in runs]
     seeds = {seed for seed in found if isinstance(seed, int)}
@@ -166,7 +167,7 @@ def _from_directory(files: CampaignFiles, table: Mapping[str, Any]) -> Provenanc
     )
 
 
-def _campaign_table(files: CampaignFiles) -> Mapping[str, Any]:
+def _campaign_table(files: CampaignFiles) -> Tables:
     from retrain.config.load import load_tables  # imports pydantic, and is seldom needed
 
     try:
@@ -176,7 +177,7 @@ def _campaign_table(files: CampaignFiles) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _parse(found: Mapping[str, Any]) -> Provenance:
+def _parse(found: Tables) -> Provenance:
     return record_of(Provenance, {"version": 1, **found})  # the first version did not write it
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,8 +9,9 @@ from typing import Any, get_args, get_type_hints
 
 from retrain.records.evaluation_row import Evaluation, NamedEvaluation
 from retrain.records.layout import RunFiles
+from retrain.records.lines import Row, number_in
 from retrain.records.metrics import mean, read_metrics
-from retrain.records.row_parts import keys_of
+from retrain.records.row_parts import Columns, keys_of
 from retrain.records.step_row import EpisodeSummary, RolloutSummary, Timing, UpdateSummary
 from retrain.records.text import count_of, first_of, number, plain
 
@@ -163,10 +163,10 @@ def steps_averaged(end: int) -> int:
     return max(FEWEST_STEPS, round(LAST_FRACTION * end))
 
 
-def final_value(files: RunFiles, result: Mapping[str, Any], metric: str) -> float | None:
+def final_value(files: RunFiles, result: Columns, metric: str) -> float | None:
     """Return a finished run's value in a metric; None if it has none."""
     if metric.startswith(HELD_OUT):
-        return _number(result.get(metric))
+        return number_in(result, metric)
     rows = read_metrics(files.directory)
     return _late_mean(rows, rows[-1]["step"] if rows else 0, metric)
 
@@ -176,14 +176,12 @@ def value_at(files: RunFiles, metric: str, step: int) -> tuple[bool, float | Non
     rows = [row for row in read_metrics(files.directory) if row["step"] <= step]
     if not rows or rows[-1]["step"] < step:
         return False, None
-    return True, _number(rows[-1].get(metric)) if metric.startswith(HELD_OUT) else _late_mean(
-        rows, step, metric
-    )
+    is_held_out = metric.startswith(HELD_OUT)
+    return True, number_in(rows[-1], metric) if is_held_out else _late_mean(rows, step, metric)
 
 
-def _late_mean(rows: Sequence[Mapping[str, Any]], last: int, metric: str) -> float | None:
-    late = (row.get(metric) for row in rows if row["step"] > last - steps_averaged(last))
-    return mean(value for found in late if (value := _number(found)) is not None)
+def _late_mean(rows: Sequence[Row], last: int, metric: str) -> float | None:
+    return mean(number_in(row, metric) for row in rows if row["step"] > last - steps_averaged(last))
 
 
 def metrics_of_rows(samples: int, evals: Mapping[str, int], *, has_environment: bool) -> tuple[str, ...]:
@@ -210,9 +208,3 @@ def _numbers_of(part: Any) -> Iterator[str]:
         kinds = get_args(hints[name]) or (hints[name],)
         if not is_optional and (float in kinds or int in kinds):
             yield key
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)

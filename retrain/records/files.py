@@ -201,7 +201,7 @@ def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> N
         raise records_error(path, "write", error) from error
 
 
-def write_json(path: Path, content: Mapping[str, Any], *, durable: bool = True) -> None:
+def write_json(path: Path, content: Mapping[str, object], *, durable: bool = True) -> None:
     """Replace the content of `path` with a JSON object; a ValueError if it holds NaN or infinity."""
     write_atomic(path, json.dumps(content, indent=1, allow_nan=False) + "\n", durable=durable)
 

@@ -14,12 +14,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from retrain.errors import ConfigError, RecordsError, records_error
 from retrain.records.files import make_directory, make_new_directory, read_small
 
 TRIALS = "calibrations"  # in the log directory: trials of `retrain calibrate`, kept apart from results
+Tables: TypeAlias = Mapping[str, Any]  # of a TOML file; what is in them is as it was written
 _MAX_NAME = 64
 _ID = re.compile(r"-\d{8}T\d{6}Z-[0-9a-f]{4}$")  # suffix of a campaign's directory name
 # parsing TOML takes 30 times longer
@@ -193,7 +194,7 @@ def recorded_tables(files: RunFiles) -> dict[str, Any]:
         return {}
 
 
-def recorded_table(files: RunFiles, name: str) -> Mapping[str, Any]:
+def recorded_table(files: RunFiles, name: str) -> Tables:
     """Return one table of a run's run.toml; empty if it cannot be read."""
     found = recorded_tables(files).get(name)
     return found if isinstance(found, dict) else {}

@@ -84,7 +84,7 @@ class LineAppender:
         return RecordsError(f"{self._path}: was removed or replaced while it was being written")
 
 
-def append_line(path: Path, row: Mapping[str, Any], *, durable: bool = True) -> None:
+def append_line(path: Path, row: Mapping[str, object], *, durable: bool = True) -> None:
     """Append one row; make it survive a power loss if it is durable."""
     with LineAppender(path) as lines:
         lines.write(dump_line(row))
@@ -92,7 +92,7 @@ def append_line(path: Path, row: Mapping[str, Any], *, durable: bool = True) -> 
             lines.sync()
 
 
-def dump_line(row: Mapping[str, Any]) -> str:
+def dump_line(row: Mapping[str, object]) -> str:
     """Write a row as one line of JSON.
 
     Raises:

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from retrain.records.decision import DROPPED, ConditionDecision, Decision
 from retrain.records.files import record_of
@@ -36,7 +35,7 @@ class Round:
 class Looks:
     """What a campaign has looked at so far."""
 
-    design: Mapping[str, Any]  # keys of `[decision]`; empty before the first look
+    design: Mapping[str, object]  # keys of `[decision]`; empty before the first look
     rounds: tuple[Round, ...] = ()
     changes: tuple[str, ...] = ()  # to the design after a look, each with when
     is_lost: bool = False  # there were looks, and their file is gone
@@ -56,7 +55,7 @@ class Looks:
         """Most seeds of a condition that were looked at."""
         return max((count for one in self.rounds for count in one.asked.values()), default=0)
 
-    def differs(self, design: Mapping[str, Any]) -> Iterator[str]:
+    def differs(self, design: Mapping[str, object]) -> Iterator[str]:
         """Iterate over the keys in which a design differs from the one that was looked at."""
         if self.design and not design:
             yield GONE
@@ -91,7 +90,7 @@ def known_looks(path: Path, told: Decision | None) -> Looks:
     return Looks({key: getattr(told, key) for key in TOLD}, is_lost=True) if is_looked_at else found
 
 
-def begin_design(path: Path, design: Mapping[str, Any], changes: Sequence[str]) -> None:
+def begin_design(path: Path, design: Mapping[str, object], changes: Sequence[str]) -> None:
     """Write the design of the looks that follow, and how it differs from those before."""
     append_line(path, {"event": "design", "design": dict(design), "changes": list(changes)})
 

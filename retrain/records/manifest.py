@@ -27,6 +27,7 @@ from retrain.records.files import read_json, record_of, write_atomic
 from retrain.records.growing import mark_of
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.pace import Pace
+from retrain.records.row_parts import Columns
 from retrain.records.run_row import PlannedRun as PlannedRun  # re-exported for callers that make one
 from retrain.records.run_row import RunRow, row_of, row_of_inspected
 from retrain.records.run_state import ENDINGS, UNREADABLE, Inspection, RunState, inspect_run
@@ -56,7 +57,7 @@ class RunEntry(PlannedRun):
     started_at: str = ""
     ended_at: str = ""
     message: str = ""
-    result: Mapping[str, Any] | None = None
+    result: Columns | None = None
     summary: Summary | None = None  # which readers may use without opening the run's files
 
 

@@ -19,7 +19,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from retrain.errors import DamagedRecordError, RecordsError
 from retrain.records.files import opened
@@ -47,7 +47,7 @@ class MetricsWriter(LineAppender):
         super().__init__(path)
         self._attempt = attempt
 
-    def append(self, row: Mapping[str, Any]) -> None:
+    def append(self, row: Mapping[str, object]) -> None:
         """Add one step's row, with this attempt's number.
 
         Raises:

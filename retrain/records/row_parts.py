@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Any, TypeAlias, get_args, get_type_hints
 
 Value: TypeAlias = str | int | float | None
+Columns: TypeAlias = Mapping[str, Value]  # of a row, or of a finished run's result
 
 PREFACE = """\
 # Metrics

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from retrain.clock import utc_now
 from retrain.errors import DamagedRecordError, RecordsError
@@ -26,6 +25,7 @@ from retrain.records.files import read_json, read_small, record_of, write_json
 from retrain.records.layout import RunFiles
 from retrain.records.lines import LineAppender, append_line, dump_line, parse_line
 from retrain.records.metrics import Seal, require_sealed
+from retrain.records.row_parts import Columns
 
 PACKAGES = ("numpy", "torch", "transformers", "peft", "tinker")  # results may depend on their versions
 _UNKNOWN = {"pid": 0, "host": "", "started_at": "", "resumed_from_step": 0}
@@ -76,7 +76,7 @@ class Done:
 
     config_hash: str
     finished_at: str
-    result: Mapping[str, Any]
+    result: Columns
     seal: Seal | None = None  # of metrics.jsonl; None in records of 0.1.0
 
 
@@ -105,7 +105,7 @@ def read_progress(path: Path) -> Progress | None:
         raise RecordsError(f"{path}: is not a run's status ({error!r}); remove it") from error
 
 
-def write_done(path: Path, config_hash: str, result: Mapping[str, Any], seal: Seal | None = None) -> None:
+def write_done(path: Path, config_hash: str, result: Columns, seal: Seal | None = None) -> None:
     """Write done.json, the last file that a worker writes, after its metrics are synced."""
     done = {"config_hash": config_hash, "finished_at": utc_now(), "result": dict(result)}
     if seal is not None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from retrain.records.files import write_atomic
 from retrain.records.lines import LineAppender, Row, dump_line, parse_line, read_lines
@@ -48,7 +47,7 @@ class SamplesWriter:
         self._attempt = attempt
         self._lines: LineAppender | None = None
 
-    def append(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    def append(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
         marked = [dump_line({"step": step, "attempt": self._attempt, **row}) for row in rows]
         if not marked:
             return

@@ -27,7 +27,7 @@ COUNTS = (
 ESTIMATES = ("set_aside_usd", "largest_step_usd", "largest_rollout_usd")
 
 
-def tokens_of(row: Mapping[str, Any]) -> Tokens | None:
+def tokens_of(row: Mapping[str, object]) -> Tokens | None:
     """Return the tokens that a row of metrics.jsonl counts; None if it counts none."""
     counts = [count for key in COUNTS if isinstance(count := row.get(key), int)]
     return Tokens(*counts) if len(counts) == len(COUNTS) else None

@@ -13,6 +13,7 @@ from retrain.config.digest import BESIDE_RESULTS
 from retrain.config.keys import as_toml
 from retrain.config.resolve import flatten
 from retrain.records.decision import Decision, is_higher_better
+from retrain.records.layout import Tables
 from retrain.records.rungs import Searched
 from retrain.records.text import dollars, plain
 from retrain.report.gather import RunHistory
@@ -239,11 +240,11 @@ def _differences(sides: Sequence[Side]) -> tuple[KeyDifference, ...]:
     return tuple(KeyDifference(key, _shown(by_side)) for key, by_side in differing.items())
 
 
-def _values(key: str, side: Sequence[Mapping[str, Any]]) -> list[str]:
+def _values(key: str, side: Sequence[Tables]) -> list[str]:
     return list(dict.fromkeys(as_toml(tables[key]) if key in tables else ABSENT for tables in side))
 
 
-def deciding(tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def deciding(tables: Tables) -> Iterator[tuple[str, Any]]:
     """Iterate over `section.key` and value of every key that affects a run's result."""
     return flatten({name: table for name, table in tables.items() if name not in BESIDE_RESULTS})
 

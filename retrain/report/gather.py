@@ -11,7 +11,7 @@ import math
 import sys
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from pathlib import Path
@@ -28,6 +28,7 @@ from retrain.records.files import read_small, readable
 from retrain.records.layout import (
     CampaignFiles,
     RunFiles,
+    Tables,
     find_campaigns,
     is_campaign,
     is_single_run,
@@ -36,6 +37,7 @@ from retrain.records.layout import (
 from retrain.records.lines import Row, parse_line, read_lines
 from retrain.records.manifest import Manifest, RunEntry
 from retrain.records.metrics import is_step
+from retrain.records.row_parts import Columns as ResultRow
 from retrain.records.run_row import RunRow, row_of_inspected, unreadable_row
 from retrain.records.run_state import UNREADABLE, Attempt, Inspection, RunState, inspect_run, rung_of
 from retrain.records.rungs import Searched, as_decided
@@ -81,8 +83,8 @@ class RunHistory(RunRow):
 
     attempts: tuple[Attempt, ...]
     columns: Columns
-    result: Mapping[str, Any]  # from done.json; empty unless done
-    config: Mapping[str, Any]  # tables of run.toml; empty if unreadable or edited
+    result: ResultRow  # from done.json; empty unless done
+    config: Tables  # tables of run.toml; empty if unreadable or edited
     directory: Path
 
     @property

@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Literal
 
 from retrain.config.keys import quote
 from retrain.config.resolve import as_tables, label_of
@@ -27,6 +27,7 @@ from retrain.plan.estimate.workload import (
     on_cores,
 )
 from retrain.plan.matrix import Plan, RunPlan
+from retrain.records.layout import Tables
 from retrain.records.metrics import mean, median
 
 MatchedBy = Literal["same", "other condition", "other settings"]
@@ -223,7 +224,7 @@ def _run_variance(conditions: Sequence[Measured]) -> float:
     return max(0.0, (squares - explained) / freedom) if freedom else 0.0
 
 
-def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:
+def _differences(ours: Tables, theirs: Tables) -> Iterator[str]:
     defaults = as_tables(Config())  # of keys that the version of `theirs` did not have
     for section, keys in DECIDES.items():
         mine, other = ours.get(section, {}), defaults[section] | theirs.get(section, {})

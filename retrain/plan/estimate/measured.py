@@ -8,13 +8,12 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from retrain.clock import posix_s, seconds_between
 from retrain.errors import RecordsError
 from retrain.plan.estimate.billed import Billed, billed_of, keys_of
 from retrain.plan.estimate.workload import AliveSpan, Crowding
-from retrain.records.layout import RunFiles, recorded_tables
+from retrain.records.layout import RunFiles, Tables, recorded_tables
 from retrain.records.lines import Row, number_in
 from retrain.records.metrics import MetricsEnds, mean, median, read_ends
 from retrain.records.pace import PAUSES, active_s, paused_between_s
@@ -57,7 +56,7 @@ class MeasuredRun:
     """Times of one run. The first step of an attempt counts as start-up, because it warms up."""
 
     condition: str
-    tables: Mapping[str, Any]  # its configuration: run.toml
+    tables: Tables  # its configuration: run.toml
     step_times_s: tuple[float, ...]  # without waits for permits, oldest first
     whole_step_times_s: tuple[float, ...]  # with them, as measured
     parts: StepParts
@@ -175,7 +174,7 @@ class _LastAttempt:
     def gaps(self) -> dict[int, float]:
         return dict(_gaps(self.rows.last, (OWN, *self.evals.values())))
 
-    def measured(self, tables: Mapping[str, Any], billed: Billed) -> MeasuredRun:
+    def measured(self, tables: Tables, billed: Billed) -> MeasuredRun:
         """Return the times of its steps; what comes between them, and other attempts, are not in it yet."""
         steady, rows, last = self.steady, self.rows.last, self.rows.last[-1]
         parts = _parts(steady)
@@ -201,7 +200,7 @@ class _LastAttempt:
         )
 
 
-def _eval_keys(tables: Mapping[str, Any]) -> dict[str, str]:
+def _eval_keys(tables: Tables) -> dict[str, str]:
     """Return the key of a row that has the time of each `[[eval]]` of a run.toml, by its name."""
     found = tables.get("eval", {}).get("tables", [])
     names = [one.get("name") for one in found if isinstance(one, dict)] if isinstance(found, list) else []
@@ -293,6 +292,6 @@ def _gaps(rows: Sequence[Row], evaluations: Sequence[str]) -> Iterator[tuple[int
             yield int(before["step"]), max(0.0, whole_s - counted_s)
 
 
-def _save_every(tables: Mapping[str, Any]) -> int:
+def _save_every(tables: Tables) -> int:
     found = tables.get("training", {}).get("save_every")
     return found if isinstance(found, int) else 0
