@@ -291,7 +291,7 @@ def _converter(kind: Any) -> Callable[[Any], Any]:
         return lambda value: {str(key): each(one) for key, one in dict(value).items()}
     is_record = is_dataclass(kind)
     plain: Callable[[Any], Any] = partial(record_of, kind) if is_record else kind
-    return (lambda value: value) if kind is Any else plain
+    return (lambda value: value) if kind in (Any, object) else plain
 
 
 def _as_os_error(error: OSError | ValueError) -> OSError:
