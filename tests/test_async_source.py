@@ -126,6 +126,30 @@ def test_each_prompt_is_trained_on_once_though_units_finish_out_of_order(buffer:
     assert_each_once(trained, resumed)
 
 
+@pytest.mark.parametrize("staleness", [1, 4])
+def test_nothing_is_sampled_that_no_step_takes(staleness: int) -> None:
+    source = opened(sampled, workers=2, batch=4, unit=2, max_staleness=staleness, steps=5)
+    trained = train(source, range(5), 4)
+    source.close()
+    assert source.state_dict()["prompts"] == {"taken": len(trained), "again": []}
+
+
+def test_a_source_that_is_held_samples_only_for_the_step_that_is_taken() -> None:
+    source = opened(sampled, workers=2, batch=4, unit=2, max_staleness=3, steps=20)
+    source.hold(True)
+    for step in range(4):
+        assert source.most_groups(1, held=True) == 4
+        train(source, range(step, step + 1), 4)
+        assert source.most_groups(0, held=True) == 0
+        assert source.state_dict()["prompts"]["taken"] == 4 * (step + 1)
+    assert source.most_groups(0, held=False) == 4 * (3 + 1)
+    assert source.most_groups(1, held=False) == 4 * (3 + 2)
+    source.hold(False)
+    ahead = train(source, range(4, 9), 4)
+    source.close()
+    assert len(ahead) == 20
+
+
 @pytest.mark.parametrize("stop", [1, 2, 5])
 def test_steps_have_the_prompts_of_the_plain_loop_also_after_a_resume(stop: int) -> None:
     first = opened(FirstIsLast(), workers=4, batch=4, unit=2, max_staleness=2)

@@ -54,6 +54,7 @@ class FlowSettings:
     watermark: int = 0  # training and counting start once the buffer holds this many
     max_staleness: int | None = None  # in policy versions; None: any age
     unit_size: int = 1  # samples that one production unit is expected to yield
+    steps: int | None = None  # batches of the whole run, after which none is taken; None: no end
 
     def problems(self) -> list[str]:
         """List settings that deadlock or cannot keep the pace: key, value, reason."""
@@ -137,6 +138,7 @@ def flow_settings(config: Config) -> FlowSettings | None:
         watermark=table.watermark,
         max_staleness=table.max_staleness,
         unit_size=unit,
+        steps=config.training.max_steps,
     )
 
 

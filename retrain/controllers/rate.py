@@ -83,6 +83,12 @@ class RateAccount:
             return True
         return self.started and (full or self.samples_per_batch is None or self._covers(batches))
 
+    def lacking(self, batches: float = 1.0) -> int:
+        """Return how many more samples `batches` need, once counting has started."""
+        if self.finished or not self.started or self.samples_per_batch is None:
+            return 0
+        return max(0, math.ceil(batches * self.samples_per_batch - self.balance - TOLERANCE))
+
     def add(self, samples: int) -> None:
         self.produced += samples
         if self.started:

@@ -9,10 +9,14 @@ for a slow unit rather than overtake it until it is stale, so it sees the length
 
 There is no deadlock: once a batch is requested, production is never held back while the buffer cannot serve
 it, and the batch is never held back while nothing can come in.
+
+Nothing is started that the run's last batch leaves over, nor, while the flow is held, that the requested
+batch does not need.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -49,7 +53,9 @@ class Flow(Generic[Item]):
         self.account = RateAccount(settings.samples_per_batch, settings.watermark)
         self.version = 0  # policy version last published
         self.asked = settings.batch_size  # samples in the batch requested last
+        self.is_asked = False  # between a request and its batch
         self.is_training = False  # between a batch and its update
+        self.is_held = False  # start only what a requested batch needs
         self.units = 0  # production units that arrived
         self.batches = 0
         self.stale = 0  # samples dropped because of their age
@@ -78,9 +84,30 @@ class Flow(Generic[Item]):
         if staleness is None:
             waiting = sum(unit.samples for unit in self.under_way if unit.items is not None)
             return waiting < self.settings.capacity
-        batches_in_time = staleness + 1 - self.is_training
+        if not (left := self._batches_left()):
+            return False
+        batches_in_time = min(staleness + 1 - self.is_training, left)
         is_fresh = self.ahead + self.settings.unit_size <= self.asked * batches_in_time
-        return is_fresh or (not self.is_training and self._is_short())
+        is_free = self.is_asked if self.is_held else not self.is_training
+        return (is_fresh and not self.is_held) or (is_free and self._is_short())
+
+    def most_started(self, batches: int, *, held: bool) -> float:
+        """Return how many samples can at most come in until so many more batches (0 or 1) are trained on.
+
+        It counts those being sampled, and those that may be started before the next batch is requested.
+        """
+        unit, share = self.settings.unit_size, self.asked / self.settings.batch_size
+        sampling = sum(one.expected for one in self.under_way if one.items is None)
+        left, needed = self._batches_left(), self._needed()
+        lacking = max(needed - len(self.buffer), self.account.lacking(share)) - self.in_flight
+        may_lack = left > 0 and (batches > 0 or not held)
+        soon = sampling + unit * max(0, math.ceil(lacking / unit)) * may_lack
+        if held or left < batches:
+            return soon
+        staleness = self.settings.max_staleness
+        in_time = math.inf if staleness is None else staleness + 1
+        ahead = max(self.asked * min(in_time, left - batches), needed + unit - 1) if left > batches else 0
+        return max(soon, self.asked * batches + ahead - (self.ahead - sampling))
 
     def start(self) -> Unit[Item]:
         """Start a unit and count its expected samples as in flight."""
@@ -105,7 +132,7 @@ class Flow(Generic[Item]):
         largest = self.settings.capacity - self.settings.threshold
         if not 1 <= samples <= largest:
             raise ValueError(f"a batch of {samples} samples: needs 1 to capacity - threshold = {largest}")
-        self.asked = samples
+        self.asked, self.is_asked = samples, True
         self.publish(version)
 
     def may_take(self) -> bool:
@@ -116,7 +143,7 @@ class Flow(Generic[Item]):
     def take(self) -> list[Sample[Item]]:
         self.account.take(self.asked / self.settings.batch_size)
         self.batches += 1
-        self.is_training = True
+        self.is_asked, self.is_training = False, True
         taken = self.buffer.take(self.asked, oldest=self._due())
         self._let_in()
         return taken
@@ -175,9 +202,17 @@ class Flow(Generic[Item]):
 
     def _is_short(self) -> bool:
         """Whether a waiting trainer would wait forever, or needlessly long, without another unit."""
-        needed = max(self.buffer.needed(self.asked), 0 if self.account.started else self.settings.watermark)
         idle = self.in_flight == 0 and not self.may_take()
-        return idle or len(self.buffer) + self.in_flight < needed
+        return idle or len(self.buffer) + self.in_flight < self._needed()
+
+    def _needed(self) -> int:
+        """Return how many samples the buffer must hold before the batch may be read."""
+        return max(self.buffer.needed(self.asked), 0 if self.account.started else self.settings.watermark)
+
+    def _batches_left(self) -> float:
+        """Return how many batches are still to be taken; infinitely many without an end."""
+        steps = self.settings.steps
+        return math.inf if steps is None else max(0, steps - self.version - self.is_training)
 
     def _can_serve(self) -> bool:
         return len(self.buffer) >= self.buffer.needed(self.asked)

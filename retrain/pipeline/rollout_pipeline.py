@@ -107,6 +107,17 @@ class RolloutPipeline(Generic[Item]):
             self._flow.publish(version)
             self._monitor.notify_all()
 
+    def hold(self, is_held: bool) -> None:
+        """Whether to start nothing but what a batch that is waited for needs."""
+        with self._monitor:
+            self._flow.is_held = is_held
+            self._monitor.notify_all()
+
+    def most_started(self, batches: int, *, held: bool) -> float:
+        """Return how many samples can at most come in until so many more batches (0 or 1) are trained on."""
+        with self._monitor:
+            return self._flow.most_started(batches, held=held)
+
     def close(self, timeout_s: float = 5.0) -> bool:
         """Wake and end all threads, and wait for the producers; return whether all ended in time.
 

@@ -165,6 +165,7 @@ class AsyncSource(Source):
         self._seed = seed
         self._policy = nullcontext() if overlaps else threading.Lock()
         self._order = threading.Lock()
+        self._is_held = False
         self._pipeline = self._open()
         self._is_started = False
         self._at_a_time = settings.unit_size  # prompts
@@ -195,6 +196,15 @@ class AsyncSource(Source):
     def exclusive(self) -> AbstractContextManager[object]:
         """Return the lock that keeps producers out; none if the backend takes concurrent calls."""
         return self._policy
+
+    def hold(self, is_held: bool) -> None:
+        """Whether to sample nothing ahead of the step that is taken."""
+        self._is_held = is_held
+        self._pipeline.hold(is_held)
+
+    def most_groups(self, steps: int, *, held: bool) -> float:
+        """Return how many groups may at most be sampled until so many more steps (0 or 1) are taken."""
+        return self._pipeline.most_started(steps, held=held) if self._is_started or steps else 0
 
     def stats(self) -> PipelineStats:
         return replace(self._pipeline.stats(), prompts_at_a_time=self._at_a_time)
@@ -230,7 +240,7 @@ class AsyncSource(Source):
         self._pipeline.close()
 
     def _open(self) -> RolloutPipeline[tuple[int, Group]]:
-        return RolloutPipeline(
+        pipeline = RolloutPipeline(
             lambda _, positions, prompts: list(zip(positions, self._in_parts(prompts), strict=True)),
             self._settings,
             workers=self._workers,
@@ -238,6 +248,8 @@ class AsyncSource(Source):
             exclusive=lambda: self._policy,
             begin=self._next_prompts,
         )
+        pipeline.hold(self._is_held)
+        return pipeline
 
     def _next_prompts(self) -> tuple[list[int], list[Prompt]]:
         with self._order:

@@ -1,5 +1,6 @@
 """Every order of events, tried out: accepted settings never get stuck and never leave their bounds."""
 
+import random
 from copy import deepcopy
 from functools import cache
 from itertools import product
@@ -200,6 +201,91 @@ def test_nothing_gets_stale_though_units_arrive_in_any_order(settings, workers):
     worlds = list(reachable(settings, workers=workers, most=200))
     assert all(list(world.moves()) for world in worlds)
     assert all(world.flow.stale == 0 for world in worlds)
+
+
+class Looking(World):
+    """A flow whose trainer looks, around each step, at what may come in until it looks again.
+
+    It may hold the flow as it looks.
+    """
+
+    allowed, come, failed = (
+        None,
+        0,
+        False,
+    )  # what may come in; None until the first look, before which nothing does
+
+    def moves(self):
+        done = self.flow.version == self.flow.settings.steps
+        has_looked = self.allowed is not None
+        if has_looked and len(self.sampling) < self.workers and self.flow.may_start():
+            yield "start", 0
+        yield from (("arrive", number) for number in range(len(self.sampling)))
+        if self.flow.is_training:
+            yield from (("publish", held) for held in (True, False))
+        elif not self.is_waiting and not done:
+            yield from (("ask", held) for held in (True, False))
+        elif self.is_waiting and self.flow.may_take():
+            yield "take", 0
+
+    def arrive(self, number):
+        super().arrive(number)
+        self.come += self.flow.settings.unit_size
+        self.failed |= self.come > self.allowed
+
+    def publish(self, held):
+        self.flow.publish(self.flow.version + 1)
+        self._look(0, held)
+
+    def ask(self, held):
+        self._look(1, held)
+        super().ask(self.batch_sizes[0])
+
+    def _look(self, batches, held):
+        self.flow.is_held |= held  # first, so that nothing more is started
+        self.allowed, self.come = self.flow.most_started(batches, held=held), 0
+        self.flow.is_held = held
+
+    def key(self):
+        flow = self.flow
+        return super().key() + str((flow.version, flow.is_held, flow.is_asked, self.allowed, self.come))
+
+
+@cache
+def looked(settings):
+    front, known = [Looking(settings, [settings.batch_size], 2, seed=0)], {}
+    while front and len(known) < 3000:
+        found = {world.key(): world for old in front for world in map(old.after, old.moves())}
+        front = [world for key, world in found.items() if key not in known]
+        front = random.Random(0).sample(front, min(len(front), 150))
+        known |= {world.key(): world for world in front}
+    return list(known.values())
+
+
+ENDING = [
+    accepted(max_staleness=1, steps=4),
+    accepted(max_staleness=3, steps=4, capacity=8, samples_per_batch=2),
+    accepted(max_staleness=2, unit_size=3, steps=3, capacity=6),
+    accepted(max_staleness=2, unit_size=2, steps=3, watermark=4),
+    accepted(buffer="firo", threshold=2, max_staleness=1, steps=3),
+    accepted(buffer="reservoir", max_staleness=2, samples_per_batch=1, watermark=2, capacity=6, steps=4),
+]
+
+
+@pytest.mark.parametrize("settings", [s for s in ENDING if s.buffer != "reservoir"], ids=str)
+def test_no_more_comes_in_until_the_next_look_than_was_foreseen(settings):
+    worlds = looked(settings)
+    assert max(world.flow.version for world in worlds) == settings.steps
+    assert not any(world.failed for world in worlds)
+
+
+@pytest.mark.parametrize("settings", ENDING, ids=str)
+def test_a_flow_goes_on_to_its_last_batch_and_not_beyond(settings):
+    for world in looked(settings):
+        is_over = world.flow.version == settings.steps
+        assert bool(list(world.moves())) != (is_over and not world.sampling)
+        if is_over and settings.buffer == "fifo":
+            assert world.flow.ahead < settings.unit_size
 
 
 def test_settings_that_deadlock_cannot_be_built():
