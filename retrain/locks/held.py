@@ -145,6 +145,11 @@ def is_held(path: Path) -> bool:
     return leased is not None and -STALE_S < time.time() - leased.renewed_at < LEASE_S
 
 
+def is_abandoned(path: Path) -> bool:
+    """Whether certainly no live process holds the lock; another machine's lease is watched for `WATCH_S`."""
+    return not is_held(path) and not _is_renewed_elsewhere(path)
+
+
 def holder(path: Path) -> LockHolder | None:
     """Return the process that took the lock last, for a message; None if unknown."""
     try:

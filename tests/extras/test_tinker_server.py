@@ -19,6 +19,8 @@ from retrain.backends.tinker import check_run
 from retrain.backends.tinker.policy import TinkerBackend
 from retrain.config.schema import Config, Model
 from retrain.errors import ConfigError, InfrastructureError
+from retrain.locks.held import hold
+from retrain.records.layout import CampaignFiles
 from retrain.rollouts import Group
 from tests.extras.test_tinker_backend import (
     ALPHABET,
@@ -141,6 +143,29 @@ def test_the_model_of_a_killed_attempt_makes_room_for_the_next(spec: BackendSpec
         assert running.stats()["models"] == 1
         assert len(during(own, one_group)) == 1
         assert running.stats()["models"] == 0
+
+
+@pytest.mark.parametrize("is_alive", [False, True])
+def test_a_run_without_room_ends_what_a_killed_worker_of_another_run_left(
+    spec: BackendSpec, tmp_path: Path, is_alive: bool
+) -> None:
+    campaign = CampaignFiles(tmp_path / "c")
+    here, other = (campaign.run(name) for name in ("a_s0", "b_s0"))
+    for run in (here, other):
+        run.directory.mkdir(parents=True)
+    campaign.campaign_toml.touch()
+    options = with_options(spec, first_retry_s=0.01, retry_budget_s=0.2)
+    with another(tmp_path, replace(options, notes=here.directory), "--most-models", "1") as (own, running):
+        note = {"session": running.abandon(), "directory": str(other.directory), "base_url": own.base_url}
+        (other.directory / "tinker-session.json").write_text(json.dumps(note))
+        if is_alive:
+            lock = hold(other.lock)
+            assert lock is not None
+            with lock, pytest.raises(InfrastructureError, match="Maximum number of LoRA adapters"):
+                during(own, one_group)
+        else:
+            assert len(during(own, one_group)) == 1
+        assert running.stats()["models"] == is_alive
 
 
 def test_a_copy_of_a_run_leaves_the_session_of_the_original_alone(spec: BackendSpec, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """The SDK's service client: opened without blocking the event loop, closed after its calls have ended.
 
 A worker that is killed leaves a session behind, whose model takes a place on the server. Its id is in the
-run's directory, so that the next attempt ends it before it makes a model of its own.
+run's directory, so that the next attempt ends it before it makes a model of its own, and so does any run of
+the campaign that finds no room.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal
+from typing import Literal
 
 import httpx
 import tinker
@@ -29,6 +31,8 @@ from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe
 from retrain.backends.tinker.outages import Outages
 from retrain.errors import ConfigError, InfrastructureError
 from retrain.event_loop import in_thread
+from retrain.locks.held import is_abandoned
+from retrain.records.layout import campaign_of, files_of_runs
 
 LEAVING: tuple[type[Exception], ...] = (*FAULTS, InfrastructureError)
 GOODBYE_S = 5.0  # timeout of closing; the API also ends a session without heartbeat
@@ -48,7 +52,8 @@ class Connection:
         self._service: tinker.ServiceClient | None = None
         self._farewells: set[asyncio.Future[None]] = set()
         self._note = None if spec.notes is None else spec.notes / NOTE
-        self._abandoned = _read(self._note)  # what an earlier attempt noted, until its session is ended
+        self._abandoned = "" if self._note is None else self._left_by(self._note)  # by an earlier attempt
+        self._ended: set[str] = set()  # sessions of other runs
 
     async def try_out(self) -> None:
         """Open a session; a ConfigError if the key or the address is rejected."""
@@ -108,6 +113,20 @@ class Connection:
         if self._note is not None:
             self._note.unlink(missing_ok=True)
 
+    async def make_room(self) -> None:
+        """End the sessions that killed workers of this campaign left at the API."""
+        if self._note is None:
+            return
+        holder, mine = (await self.service()).holder, self._note.parent
+        for run in files_of_runs(campaign_of(mine)).values():
+            session = self._left_by(run.directory / NOTE)
+            if run.directory == mine or not session or session in self._ended:
+                continue
+            if await in_thread(partial(is_abandoned, run.lock)):
+                log.warning("ending the session that a killed worker of %s left", run.directory.name)
+                await self._goodbye(partial(_finish, holder, session))
+                self._ended.add(session)
+
     async def _leave(self, service: tinker.ServiceClient, calls: Collection[asyncio.Event]) -> None:
         """Close a session after all of its calls have ended, because closing makes calls hang."""
         for ended in calls:
@@ -128,26 +147,26 @@ class Connection:
         except LEAVING as error:
             log.info("a session could not be closed: %s", describe(error))
 
+    def _where(self, note: Path) -> dict[str, str]:
+        return {"directory": str(note.parent.resolve()), "base_url": self._spec.base_url}
+
+    def _left_by(self, note: Path) -> str:
+        """Return the session that a note tells of; "" if it is none, damaged, or copied with another run."""
+        try:
+            said = json.loads(note.read_text(encoding="utf-8"))
+            return str(said["session"]) if said.items() >= self._where(note).items() else ""
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return ""
+
     async def _end_abandoned(self, holder: InternalClientHolder) -> None:
         """End the session of an attempt of this run that was killed, and note the id of this one."""
         if self._note is None:
             return
-        where = {"directory": str(self._note.parent.resolve()), "base_url": self._spec.base_url}
-        note, self._abandoned = self._abandoned, {}
-        if note.items() >= where.items():  # else it may be of another run, of which this is a copy
-            await self._goodbye(lambda: _finish(holder, str(note["session"])))
+        where = self._where(self._note)
+        if session := self._abandoned:
+            self._abandoned = ""
+            await self._goodbye(partial(_finish, holder, session))
         self._note.write_text(json.dumps({"session": holder.get_session_id(), **where}), encoding="utf-8")
-
-
-def _read(note: Path | None) -> dict[str, Any]:
-    """Return what a note says; nothing if there is none, or it is damaged."""
-    if note is None:
-        return {}
-    try:
-        said = json.loads(note.read_text(encoding="utf-8"))
-        return said if isinstance(said, dict) and "session" in said else {}
-    except (OSError, ValueError):
-        return {}
 
 
 def _finish(holder: InternalClientHolder, session: str) -> Awaitable[None]:

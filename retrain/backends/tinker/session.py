@@ -250,6 +250,7 @@ class Session:
             if is_full(error):
                 self._full_since_s = self._full_since_s or time.monotonic()
                 self._show_wait("waiting for room at the API")
+                await self.connection.make_room()
             if is_refusal(error):
                 raise self._refusal(error, path) from error
             raise
