@@ -6,10 +6,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from tinker.types import ForwardBackwardOutput, OptimStepResponse
 
 from retrain.backends.tinker import TinkerOptions
 from retrain.backends.tinker.calls import Calls
-from retrain.backends.tinker.wire import to_datum
+from retrain.backends.tinker.wire import UpdateOutcome, to_datum
 from retrain.errors import InfrastructureError
 from retrain.event_loop import in_thread
 from retrain.semaphore import FileSemaphore
@@ -23,6 +24,16 @@ def test_a_datum_holds_every_token_but_the_last() -> None:
     datum = to_datum((5, 6), sample(), GSPO)
     assert datum.model_input.to_ints() == [5, 6, 7, 8]
     assert datum.loss_fn_inputs["target_tokens"].data == [6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("lacks", [0, 1])
+def test_a_sum_that_one_part_of_an_update_lacks_is_not_known(lacks: int) -> None:
+    """Not that of the others: it is compared with ours of the whole update."""
+    told: list[dict[str, float]] = [{"loss:sum": 1.0, "mean": 3.0}, {"loss:sum": 2.0, "mean": 4.0}]
+    parts = [ForwardBackwardOutput("", [], metrics) for metrics in told]
+    assert UpdateOutcome.of(parts, OptimStepResponse()).metrics == {"loss:sum": 3.0, "mean": 4.0}
+    del told[lacks]["loss:sum"]
+    assert UpdateOutcome.of(parts, OptimStepResponse()).metrics == {"mean": 4.0}
 
 
 def holders(directory: Path) -> int:

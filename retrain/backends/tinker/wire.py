@@ -161,13 +161,13 @@ class UpdateOutcome:
 
     @classmethod
     def of(cls, passes: Sequence[ForwardBackwardOutput], step: OptimStepResponse) -> UpdateOutcome:
-        """Join the responses to the parts; sums are added up."""
+        """Join the responses to the parts; sums are added up, and one that a part lacks is not known."""
         outputs = [output for answer in passes for output in answer.loss_fn_outputs]
         reported = [answer.metrics or {} for answer in passes]  # some servers report none
-        metrics = {**reported[-1], **(step.metrics or {})}
-        sums = {name for name in reported[-1] if name.endswith(":sum")}
-        metrics |= {name: sum(one[name] for one in reported) for name in sums}
-        return cls(outputs, metrics)
+        metrics = {name: value for name, value in reported[-1].items() if not name.endswith(":sum")}
+        in_all = set(reported[-1]).intersection(*reported) - metrics.keys()
+        metrics |= {name: sum(one[name] for one in reported) for name in in_all}
+        return cls(outputs, metrics | (step.metrics or {}))
 
 
 class Auditor:
