@@ -1,8 +1,9 @@
 """Whether a budget holds: workers are killed at random moments while a server meters every request.
 
-    python -m benchmarks.budget [--kills 500] [--seed 0] [--json]
+    python -m benchmarks.budget [--kills 500] [--staleness 4] [--seed 0] [--json]
 
 The bill is the server's own. Whenever the budget has stopped the campaign it is raised, and killing goes on.
+With `--staleness`, rollouts are sampled ahead of training.
 """
 
 from __future__ import annotations
@@ -22,13 +23,16 @@ from tests.tinker_api.running import KEY
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=500)
+    parser.add_argument("--staleness", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     os.environ["TINKER_API_KEY"] = KEY
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as directory:
-        found = kill_with_budget(Path(directory).resolve(), options.kills, options.seed)
+        found = kill_with_budget(
+            Path(directory).resolve(), options.kills, options.seed, staleness=options.staleness
+        )
     stops = found.stops
     row = {
         "kills": found.kills,

@@ -27,6 +27,7 @@ from tests.tinker_api.running import MODEL, RunningServer, write_tokenizer
 ALPHABET = "01234="
 WORKERS, BATCH, GROUP, LONGEST, PROMPT = 3, 2, 4, 3, 2  # tokens of a completion and of a prompt, at most
 RUNS, STEPS = 300, 3  # more runs than are made; each ends soon, with its evaluations
+AHEAD_STEPS = 8  # of a run that samples ahead
 PRICE = Price(prefill=10.0, cached=2.0, sample=30.0, train=20.0)
 PRICES = tomli_w.dumps({"budget": {"prices": {MODEL: {kind: getattr(PRICE, kind) for kind in KINDS}}}})
 STEP_USD = Tokens(
@@ -58,6 +59,11 @@ every = 2
 samples = 16
 temperature = 1.0
 
+[rate_limiter]
+max_staleness = {{staleness}}
+workers = 2
+capacity = 20
+
 [reward]
 reward = "partial"
 
@@ -73,11 +79,12 @@ seeds = {{seeds}}
 """
 
 
-def write_campaign(directory: Path, server: RunningServer, runs: int, steps: int) -> Path:
-    """Write a campaign's file, with a tokenizer."""
+def write_campaign(directory: Path, server: RunningServer, runs: int, steps: int, staleness: int = 0) -> Path:
+    """Write a campaign's file, with a tokenizer; with a `staleness`, rollouts are sampled ahead."""
     tokenizer = write_tokenizer(directory / "tokenizer", ALPHABET)
     file, seeds = directory / "campaign.toml", list(range(runs))
-    file.write_text(CAMPAIGN.format(url=server.url, tokenizer=tokenizer, seeds=seeds, steps=steps))
+    told = {"url": server.url, "tokenizer": tokenizer, "seeds": seeds, "steps": steps}
+    file.write_text(CAMPAIGN.format(**told, staleness=staleness))
     return file
 
 
@@ -171,14 +178,17 @@ def forget_threads() -> None:
     holders._internal_client_holder_thread_singleton = holders.InternalClientHolderThreadSingleton()
 
 
-def kill_with_budget(root: Path, kills: int, seed: int, kills_per_stop: int = 10) -> Found:
+def kill_with_budget(
+    root: Path, kills: int, seed: int, kills_per_stop: int = 10, staleness: int = 0
+) -> Found:
     """Kill workers so often; the budget is raised whenever it has stopped the campaign."""
     for name in PRELOADED:
         importlib.import_module(name)
     found, chosen = Found(), random.Random(seed)
     server = RunningServer(root, ALPHABET)
     try:
-        file = write_campaign(root, server, RUNS, STEPS)
+        steps = AHEAD_STEPS if staleness else STEPS
+        file = write_campaign(root, server, RUNS, steps, staleness)
         budget_usd = _more(kills_per_stop, chosen)
         campaign = start(file, [f"budget.usd={budget_usd}", f"logging.log_dir={root / 'logs'}"])
         files = CampaignFiles(campaign.directory)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from retrain.campaign.run import reopen, start
 from retrain.config.load import load_config, parse
 from retrain.config.prices import Price
 from retrain.errors import ConfigError, RecordsError
+from retrain.locks.held import hold
 from retrain.plan.estimate.history import learn
 from retrain.plan.explain import explain_plan
 from retrain.plan.matrix import plan_runs
@@ -95,13 +98,18 @@ def test_a_campaign_stops_before_its_budget_is_exceeded_and_goes_on_with_a_large
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> tuple[RunFiles, RunFiles]:
-    """Two runs of a campaign."""
+def pair(tmp_path: Path) -> Iterator[tuple[RunFiles, RunFiles]]:
+    """Two runs of a campaign, each with a worker."""
     files = CampaignFiles(tmp_path / "c")
     raw = {**PRICED, "budget": {"prices": PRICES, "usd": 10.0}}
     runs = make_run(files.run("a_s0").directory, raw), make_run(files.run("a_s1").directory, raw)
     files.campaign_toml.touch()
-    return runs
+    with ExitStack() as held:
+        for run in runs:
+            lock = hold(run.lock)
+            assert lock is not None
+            held.enter_context(lock)
+        yield runs
 
 
 def take_step(budget: RunBudget, usd: float) -> None:
@@ -128,6 +136,23 @@ def test_what_a_finished_run_had_set_aside_is_free(pair: tuple[RunFiles, RunFile
     assert one.why_to_stop() == ""
     one.close()
     assert other.why_to_stop() == ""
+
+
+def test_of_a_run_whose_worker_was_killed_the_calls_in_flight_count_until_it_is_tried_again(
+    pair: tuple[RunFiles, RunFiles],
+) -> None:
+    one = RunBudget(worker.read_run(pair[0]), pair[0])
+    killed = RunBudget(worker.read_run(pair[1]), files := RunFiles(pair[1].directory.parent / "a_s2"))
+    shutil.copytree(pair[1].directory, files.directory)
+    take_step(killed, 3.0)
+    assert killed.why_to_stop() == ""  # sets $3 aside
+    with killed.meter.call(Tokens(sample=500_000)):
+        in_flight = files.spend.read_bytes()
+    files.spend.write_bytes(in_flight)  # as a kill leaves it
+    take_step(one, 3.0)
+    assert one.why_to_stop() == ""
+    take_step(one, 3.0)
+    assert "$9.00 are spent, $1.00 are set aside by other runs" in one.why_to_stop()
 
 
 @pytest.mark.parametrize("usd", [None, 5.0, 20.0])
@@ -171,10 +196,11 @@ def test_damaged_spending_is_not_taken_for_none(pair: tuple[RunFiles, RunFiles])
         RunBudget(worker.read_run(pair[1]), pair[1]).why_to_stop()
 
 
-def test_a_run_whose_spending_is_damaged_says_so(pair: tuple[RunFiles, RunFiles]) -> None:
-    pair[0].spend.write_text(json.dumps({"tokens": 3}))
-    assert worker.run(pair[0].directory, threading.Event()) != 0
-    assert "does not tell what was spent" in read_attempts(pair[0].attempts)[-1].message
+def test_a_run_whose_spending_is_damaged_says_so(tmp_path: Path) -> None:
+    files = make_run(tmp_path / "r", PRICED)
+    files.spend.write_text(json.dumps({"tokens": 3}))
+    assert worker.run(files.directory, threading.Event()) != 0
+    assert "does not tell what was spent" in read_attempts(files.attempts)[-1].message
 
 
 @pytest.mark.parametrize("command", ["run", "resume"])

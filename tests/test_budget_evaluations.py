@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,11 @@ import pytest
 
 from retrain import worker
 from retrain.campaign.run import reopen, start
+from retrain.config.flow import flow_settings
 from retrain.config.prices import Price
-from retrain.config.schema import Config, Environment
+from retrain.config.schema import Config, Environment, RateLimiter
+from retrain.errors import InterruptedRunError
+from retrain.records.campaign_state import asked_to_stop
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_row import RunRow
@@ -22,8 +26,10 @@ from retrain.rollouts import Prompt
 from retrain.status import survey
 from retrain.trainer.budget import RunBudget
 from retrain.trainer.due import Due
+from retrain.trainer.source import AsyncSource, PromptStream
+from tests.test_async_source import sampled
 from tests.test_budget import PRICED, PRICES, take_step
-from tests.test_trainer import make_run
+from tests.test_trainer import make_run, train
 
 EVALUATED = """
 [[eval]]
@@ -118,7 +124,7 @@ def test_a_dearer_evaluation_is_set_aside_from_then_on_and_grows_with_the_comple
     budget = RunBudget(config, run)
     take_step(budget, 1.2)
     for usd in (2.0, 1.0):
-        budget.evaluated("hard", Tokens(sample=int(usd * 1e6 / 2)))
+        budget.evaluated(asks(config, 1), Tokens(sample=int(usd * 1e6 / 2)))
     assert budget.why_to_stop([asks(config, 1)], is_step=False) == ""
     again = RunBudget(config, run)  # after a kill
     take_step(again, 1.8)
@@ -163,17 +169,109 @@ def test_a_first_evaluation_reads_the_system_prompt_with_each_prompt(run: RunFil
     assert due.at_most_usd(PRICE, rollout_usd=1.0) == pytest.approx(10 * (703 * 1 + 4 * 2) / 1e6)
 
 
-def test_a_step_is_set_aside_beside_an_evaluation_where_sampling_goes_on(run: RunFiles) -> None:
+def test_an_evaluation_of_another_size_is_set_aside_as_one_that_was_never_made(run: RunFiles) -> None:
     config = worker.read_run(run)
-    ahead = replace(config, rate_limiter=replace(config.rate_limiter, max_staleness=1))
-    for each, aside_usd in ((config, 2.0), (ahead, 2.0 + 1.2)):
-        budget = RunBudget(each, run)
-        take_step(budget, 1.2)
-        budget.evaluated("hard", Tokens(sample=10**6))
-        assert budget.why_to_stop([asks(each, 1)], is_step=False) == ""
-        spent = read_spending(run)
-        assert spent is not None
-        assert spent.set_aside_usd == pytest.approx(aside_usd)
+    budget = RunBudget(config, run)
+    take_step(budget, 0.000012)
+    budget.evaluated(due := asks(config, 1), Tokens(sample=10**6))
+    budget.sync()
+    for one, usd in ((due, 2.0), (replace(due, samples=3), 3e-6), (asks(config, 5), 5e-6)):
+        again = RunBudget(config, run)
+        assert again.why_to_stop([one], is_step=False) == ""
+        assert aside_usd(run) == pytest.approx(usd)
+
+
+def test_an_evaluation_that_outgrows_what_was_set_aside_goes_on_while_there_is_room(run: RunFiles) -> None:
+    config = worker.read_run(run)
+    budget = RunBudget(config, run)
+    take_step(budget, 1.2)
+    budget.evaluated(due := asks(config, 1), Tokens(sample=10**6))
+    assert budget.why_to_stop([due], is_step=False) == ""  # sets $2 aside
+    with budget.evaluating(), pytest.raises(InterruptedRunError, match="no room for another part of an eval"):
+        exhaust(budget)
+    spent = read_spending(run)
+    assert spent is not None
+    assert spent.usd is not None
+    assert 8.0 < spent.usd <= 10.0  # a quarter of the evaluation more would be too much
+    assert asked_to_stop(CampaignFiles(run.directory.parent.parent)) == 1
+    spend(budget, 0.1)  # a step is not cut off
+
+
+def exhaust(budget: RunBudget) -> None:
+    for _ in range(100):
+        spend(budget, 0.1)
+
+
+def aside_usd(run: RunFiles) -> float:
+    spent = read_spending(run)
+    assert spent is not None
+    return spent.set_aside_usd
+
+
+def spend(budget: RunBudget, usd: float) -> None:
+    with budget.meter.call(tokens := Tokens(sample=round(usd * 1e6 / 2))) as call:
+        call.billed = tokens
+
+
+def sampling_ahead(config: Config, steps: int) -> AsyncSource:
+    """Return a source of batches of 3 groups, up to five of them ahead."""
+    settings = flow_settings(replace(config, rate_limiter=RateLimiter(max_staleness=4, capacity=20)))
+    assert settings is not None
+    prompts = PromptStream([Prompt(n, "1=", "2") for n in range(9)], 0)
+    return AsyncSource(prompts, sampled, replace(settings, steps=steps), workers=1, seed=0, overlaps=True)
+
+
+def test_all_that_may_be_sampled_ahead_is_set_aside_with_a_step_and_beside_an_evaluation(
+    run: RunFiles,
+) -> None:
+    config = worker.read_run(run)
+    budget = RunBudget(config, run)
+    budget.ahead = source = sampling_ahead(config, steps=100)
+    assert budget.why_to_stop() == ""
+    assert source.most_groups(1, held=True) == 3  # nothing is known: only the step's own
+    budget.sampled(Tokens(sample=120_000), 12)  # $0.02 a rollout
+    budget.took_step(12, Tokens(train=200_000))  # $0.60
+    budget.evaluated(due := asks(config, 1), Tokens(sample=500_000))
+    assert budget.why_to_stop() == ""
+    assert aside_usd(run) == pytest.approx(0.60 + 6 * 3 * 4 * 0.02)
+    source.next_groups(3, 3, 0)
+    with source.updating(1):
+        pass
+    while source.most_groups(0, held=False):  # until five batches are buffered
+        time.sleep(0.001)
+    assert budget.why_to_stop([due], is_step=False) == ""
+    assert aside_usd(run) == pytest.approx(1.0)
+    assert budget.why_to_stop([due]) == ""
+    assert aside_usd(run) == pytest.approx(0.60 + 3 * 4 * 0.02 + 1.0)
+    source.close()
+
+
+def test_a_budget_without_room_to_sample_ahead_still_takes_steps(run: RunFiles) -> None:
+    config = worker.read_run(run)
+    budget = RunBudget(config, run)
+    budget.ahead = source = sampling_ahead(config, steps=100)
+    budget.sampled(Tokens(sample=1_200_000), 12)  # $0.20 a rollout
+    budget.took_step(12)
+    for step in range(4):
+        assert budget.why_to_stop() == ""
+        assert aside_usd(run) == pytest.approx(2.4)
+        source.next_groups(3, 3, step)
+        spend(budget, 2.4)
+        with source.updating(step + 1):
+            pass
+        assert source.state_dict()["prompts"]["taken"] == 3 * (step + 1)
+    assert "no room for another step: $9.60 are spent" in budget.why_to_stop()
+    source.close()
+
+
+def test_a_run_that_samples_ahead_is_billed_for_its_steps_alone(tmp_path: Path) -> None:
+    raw = {**PRICED, "rate_limiter": {"max_staleness": 4}}
+    files = train(tmp_path / "r", raw)
+    spent = read_spending(files)
+    assert spent is not None
+    assert (done := read_done(files.done)) is not None
+    of_steps = sum(row["tokens_per_step"] for row in read_metrics(files.directory))
+    assert spent.tokens.sample == of_steps + done.result["eval_billed_sample"]
 
 
 def test_what_is_left_undone_is_steps_or_the_last_evaluation() -> None:

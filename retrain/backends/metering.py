@@ -48,15 +48,18 @@ def tally() -> Iterator[Tally]:
 class Meter:
     """Counts of one attempt; from any thread."""
 
-    def __init__(self, changed: Callable[[Meter], None] = lambda _: None) -> None:
-        """Start at 0; `changed` is called before and after each call."""
-        self._changed = changed
+    def __init__(
+        self, changed: Callable[[Meter], None] = lambda _: None, check: Callable[[], None] = lambda: None
+    ) -> None:
+        """Start at 0; `check` raises before a call that is not to be made, `changed` is called around one."""
+        self._changed, self._check = changed, check
         self._lock = threading.Lock()
         self.tokens = self.unsure = self.open = NOTHING
 
     @contextmanager
     def call(self, at_most: Tokens) -> Iterator[BilledCall]:
         """Count a call that is billed `at_most` so much; so much if nobody learns how much it was."""
+        self._check()
         made = BilledCall()
         self._count(open=at_most)
         try:

@@ -24,7 +24,13 @@ COUNTS = (
     "trained_tokens",
 )  # keys of a row, in this order
 
-ESTIMATES = ("set_aside_usd", "largest_step_usd", "largest_rollout_usd")
+ESTIMATES = (  # earlier versions lack some
+    "set_aside_usd",
+    "largest_step_usd",
+    "largest_rollout_usd",
+    "largest_sampled_usd",
+    "largest_trained_usd",
+)
 
 
 def tokens_of(row: Mapping[str, object]) -> Tokens | None:
@@ -39,6 +45,7 @@ class EvaluationCost:
 
     usd: float  # of the dearest so far
     rollout_usd: float  # `largest_rollout_usd` when the newest was made
+    size: str = ""  # what it asked for, in words; "" if an earlier version made it
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,8 @@ class Spending:
     set_aside_usd: float = 0.0  # for the rest of the step that is being taken, and evaluations after it
     largest_step_usd: float = 0.0  # so far
     largest_rollout_usd: float = 0.0  # a step's cost over its rollouts
+    largest_sampled_usd: float = 0.0  # of a rollout, without training, where sampling runs ahead of it
+    largest_trained_usd: float = 0.0  # of a step, without sampling, there
     evaluations: Mapping[str, EvaluationCost] = field(default_factory=dict)
 
     @property
@@ -70,12 +79,11 @@ def read_spending(files: RunFiles) -> Spending | None:
     try:
         tokens, unsure, open_ = (Tokens(**_whole(found[name])) for name in ("tokens", "unsure", "open"))
         usd, unsure_usd, open_usd = (_dollars(found[name]) for name in ("usd", "unsure_usd", "open_usd"))
-        aside, step, rollout = (_dollars(found.get(name)) or 0.0 for name in ESTIMATES)
-        evaluations = {
-            name: EvaluationCost(*(_dollars(one[key]) or 0.0 for key in ("usd", "rollout_usd")))
-            for name, one in found.get("evaluations", {}).items()  # earlier versions lack them
-        }
-        return Spending(tokens, unsure, open_, usd, unsure_usd, open_usd, aside, step, rollout, evaluations)
+        estimates = {name: _dollars(found.get(name)) or 0.0 for name in ESTIMATES}
+        evaluations = {name: _evaluation(one) for name, one in found.get("evaluations", {}).items()}
+        return Spending(
+            tokens, unsure, open_, usd, unsure_usd, open_usd, evaluations=evaluations, **estimates
+        )
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise DamagedRecordError(
             f"{files.spend}: does not tell what was spent ({error!r}); restore it, or remove it and lower "
@@ -101,6 +109,11 @@ def columns_of(spending: Spending, *, is_alive: bool) -> dict[str, float | int |
 def write_spending(files: RunFiles, spending: Spending, *, durable: bool) -> None:
     """Replace a run's spend.json."""
     write_json(files.spend, asdict(spending), durable=durable)
+
+
+def _evaluation(found: Mapping[str, Any]) -> EvaluationCost:
+    usd, rollout_usd = (_dollars(found[key]) or 0.0 for key in ("usd", "rollout_usd"))
+    return EvaluationCost(usd, rollout_usd, str(found.get("size", "")))
 
 
 def _whole(found: Mapping[str, Any]) -> Mapping[str, int]:

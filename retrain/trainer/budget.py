@@ -3,28 +3,44 @@
 Each worker sets aside, in its own spend.json, what its next step and the evaluations after it may cost, and
 only then adds up what all runs of the campaign have spent and set aside. So of two workers that look at the
 same time at least one sees the other, and no lock is needed, which nodes of a cluster may not share. It looks
-again before the evaluations. A step may cost more than all before it: the budget is exceeded by at most one
-step of each worker.
+again before the evaluations, and within one that costs more than was set aside. A step may cost more than
+all before it: the budget is exceeded by at most one step of each worker.
+
+Where sampling runs ahead of training, all that may be sampled until the next look is set aside. If there is
+no room for it, or no step has told what it costs, nothing is sampled ahead.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 from retrain.backends.metering import NOTHING, Meter
-from retrain.config.flow import flow_settings
 from retrain.config.prices import price_of
 from retrain.config.schema import Config
+from retrain.errors import InterruptedRunError
+from retrain.locks.held import is_held
 from retrain.records.api_row import CostSummary
 from retrain.records.campaign_state import ask_to_stop
 from retrain.records.layout import RunFiles, campaign_of, files_of_runs, recorded_table
 from retrain.records.spending import EvaluationCost, Spending, Tokens, read_spending, write_spending
 from retrain.records.text import dollars
 from retrain.trainer.due import Due
+
+PART = 0.25  # of an evaluation's cost so far: set aside for its next part, once it outgrows its estimate
+
+
+class Ahead(Protocol):
+    """What samples for later steps; see `retrain.trainer.source.Source`."""
+
+    def hold(self, is_held: bool) -> None: ...
+
+    def most_groups(self, steps: int, *, held: bool) -> float: ...
 
 
 class RunBudget:
@@ -34,18 +50,21 @@ class RunBudget:
         self._files = files
         self._price = price_of(config)
         self._limit_usd = config.budget.usd
-        self._samples_ahead = flow_settings(config) is not None  # rollouts of later steps, at any time
+        self._group_size = config.training.group_size
+        self.ahead: Ahead | None = None  # None: each step samples its own
         found = read_spending(files)
         known = found or Spending()
         # calls that were in flight when the last attempt was killed may have been billed
         self._before = replace(known, unsure=known.unsure + known.open)
         self._set_aside_usd, self._largest_usd = 0.0, known.largest_step_usd
+        self._sampled_usd, self._trained_usd = known.largest_sampled_usd, known.largest_trained_usd
         a_step = config.training.batch_size * config.training.group_size  # rollouts; earlier versions lack:
         self._rollout_usd = known.largest_rollout_usd or known.largest_step_usd / a_step
         self._evaluations = dict(known.evaluations)
         self._told = NOTHING  # tokens that a row has
         self._lock = threading.Lock()
-        self.meter = Meter(self._keep)
+        self._evaluation_usd: float | None = None  # spent when an evaluation began that the budget may stop
+        self.meter = Meter(self._keep, self._check_room)
         self._began_usd = self._spent_usd()  # of the step that is being taken
         if found is not None:
             self._write(durable=True)
@@ -79,20 +98,45 @@ class RunBudget:
             self._set_aside_usd = 0.0
             self._write(durable=False)
 
-    def took_step(self, rollouts: int = 0) -> None:
-        """Learn from a step, since `why_to_stop`, what another may cost; `rollouts` of a warm-up are 0."""
+    def sampled(self, billed: Tokens, rollouts: int) -> None:
+        """Learn what it costs to sample a rollout."""
+        if self._price is not None:
+            with self._lock:
+                self._sampled_usd = max(self._sampled_usd, billed.usd(self._price) / rollouts)
+
+    def took_step(self, rollouts: int = 0, trained: Tokens = NOTHING) -> None:
+        """Learn from a step, since `why_to_stop`, what another may cost; `rollouts` of a warm-up are 0.
+
+        What it sampled is not what was sampled meanwhile, if that is ahead of training.
+        """
         usd = self._spent_usd() - self._began_usd
+        if self._sampled_usd and rollouts and self.ahead is not None and self._price is not None:
+            self._trained_usd = max(self._trained_usd, trained.usd(self._price))
+            usd = self._trained_usd + rollouts * self._sampled_usd
         self._largest_usd = max(self._largest_usd, usd)
         if rollouts:
             self._rollout_usd = max(self._rollout_usd, usd / rollouts)
 
-    def evaluated(self, name: str, billed: Tokens) -> None:
+    def evaluated(self, due: Due, billed: Tokens) -> None:
         """Learn from an evaluation what another of its kind may cost."""
         if self._price is None or billed == NOTHING:
             return
-        known = self._evaluations.get(name)
+        known = self._known(due)
         usd = max(billed.usd(self._price), known.usd if known else 0.0)
-        self._evaluations[name] = EvaluationCost(usd, self._rollout_usd)
+        self._evaluations[due.name] = EvaluationCost(usd, self._rollout_usd, due.size)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Return a context whose calls are made only while the budget has room for them.
+
+        An InterruptedRunError is raised from the first call that it has no room for.
+        """
+        is_limited = self._price is not None and self._limit_now_usd() is not None
+        self._evaluation_usd = self._spent_usd() if is_limited else None
+        try:
+            yield
+        finally:
+            self._evaluation_usd = None
 
     def why_to_stop(self, due: Sequence[Due] = (), *, is_step: bool = True) -> str:
         """Set aside what comes next; return why the campaign stops instead, "" if it need not.
@@ -101,24 +145,53 @@ class RunBudget:
         """
         if not (due or is_step):
             return ""
-        self._began_usd = self._spent_usd()
+        self._began_usd, why = self._spent_usd(), ""
         if self._price is None or (limit_usd := self._limit_now_usd()) is None:
             return ""
-        if not (why := self._lacking(limit_usd, due, is_step=is_step)):
-            return ""
-        self.close()
-        ask_to_stop(campaign_of(self._files.directory), now=False, why=why)
+        for holds in self._ways():
+            next_usd = self._cost_of(due, is_step=is_step, holds=holds)
+            what, more = "step" if is_step else "evaluation", " with the evaluations after it"
+            if not (why := self._lacking(limit_usd, next_usd, what, more * bool(is_step and due))):
+                if self.ahead is not None:
+                    self.ahead.hold(holds)
+                return ""
+        self._stop(why)
         return why
+
+    def _ways(self) -> Sequence[bool]:
+        """Return whether sampling is held to what the next step needs, in the order to be tried."""
+        if self.ahead is None:
+            return (False,)
+        return (False, True) if self._dearest("largest_step_usd", self._largest_usd) else (True,)
+
+    def _check_room(self) -> None:
+        """Set aside more if an evaluation costs more than that; stop the campaign if there is no room."""
+        if self._evaluation_usd is None:
+            return
+        spent_usd = self._spent_usd()
+        limit_usd = self._limit_now_usd() if spent_usd - self._began_usd >= self._set_aside_usd else None
+        if limit_usd is not None:
+            part_usd, self._began_usd = PART * (spent_usd - self._evaluation_usd), spent_usd
+            if why := self._lacking(limit_usd, part_usd, "part of an evaluation"):
+                self._stop(why)
+                raise InterruptedRunError(why)
+
+    def _stop(self, why: str) -> None:
+        """Stop the campaign; what is being sampled stays set aside."""
+        if self.ahead is not None:
+            self.ahead.hold(True)
+        self._set_aside_usd = self._ahead_usd(0, holds=True)
+        self._began_usd = self._spent_usd()
+        self._write(durable=False)
+        ask_to_stop(campaign_of(self._files.directory), now=False, why=why)
 
     def _limit_now_usd(self) -> float | None:
         """Return the campaign's budget, which a resume that adopted this worker may have changed."""
         recorded = recorded_table(self._files, "budget").get("usd")
         return float(recorded) if isinstance(recorded, int | float) else self._limit_usd
 
-    def _lacking(self, limit_usd: float, due: Sequence[Due], *, is_step: bool) -> str:
-        """Set the costs aside, then look at all runs; return what the budget lacks, if it does."""
-        step_usd = self._next_step_usd() if is_step or self._samples_ahead else 0.0
-        next_usd = math.fsum([step_usd, *map(partial(self._cost_usd, is_step=is_step), due)])
+    def _lacking(self, limit_usd: float, next_usd: float, what: str, more: str = "") -> str:
+        """Set aside what follows `_began_usd`, then look at all runs; return what the budget lacks."""
         self._set_aside_usd = next_usd
         self._write(durable=False)
         others = self._others()
@@ -126,17 +199,35 @@ class RunBudget:
         promised_usd = math.fsum(one.set_aside_usd for one in others)
         if spent_usd < limit_usd and spent_usd + promised_usd + next_usd <= limit_usd:
             return ""
-        what = "step" if is_step else "evaluation"
         under_way = f", {dollars(promised_usd)} are set aside by other runs" * bool(promised_usd)
-        evaluations = " with the evaluations after it" * bool(is_step and due)
         return (
             f"the budget of {dollars(limit_usd)} has no room for another {what}: {dollars(spent_usd)} "
-            f"are spent{under_way}, and the next {what}{evaluations} costs up to {dollars(next_usd)}"
+            f"are spent{under_way}, and the next {what}{more} costs up to {dollars(next_usd)}"
         )
 
-    def _next_step_usd(self) -> float:
-        """Return what this run's dearest step cost; before its first, that of the others'."""
-        return self._largest_usd or max((one.largest_step_usd for one in self._others()), default=0.0)
+    def _cost_of(self, due: Sequence[Due], *, is_step: bool, holds: bool) -> float:
+        """Return what is to be set aside until the next look, which begins anew."""
+        if holds and self.ahead is not None:
+            self.ahead.hold(True)
+        ahead_usd = self._ahead_usd(int(is_step), holds=holds)
+        self._began_usd = self._spent_usd()  # now: what came in since is in both, and not in neither
+        step_usd = self._dearest("largest_step_usd", self._largest_usd) if is_step else 0.0
+        trained_usd = self._dearest("largest_trained_usd", self._trained_usd) if is_step else 0.0
+        dues_usd = map(partial(self._cost_usd, is_step=is_step), due)
+        return math.fsum([max(step_usd, trained_usd + ahead_usd), *dues_usd])
+
+    def _ahead_usd(self, steps: int, *, holds: bool) -> float:
+        """Return what is sampled at most until the next look, if sampling runs ahead of training."""
+        groups = self.ahead.most_groups(steps, held=holds) if self.ahead is not None else 0
+        if not groups:
+            return 0.0
+        sampled_usd = self._dearest("largest_sampled_usd", self._sampled_usd)
+        rollout_usd = sampled_usd or self._dearest("largest_rollout_usd", self._rollout_usd)
+        return groups * self._group_size * rollout_usd
+
+    def _dearest(self, name: str, own_usd: float) -> float:
+        """Return what this run's dearest cost; before its first, that of the others'."""
+        return own_usd or max((getattr(one, name) for one in self._others()), default=0.0)
 
     def _cost_usd(self, due: Due, *, is_step: bool) -> float:
         """Return what the dearest evaluation of its kind cost, and more if completions have grown since.
@@ -144,16 +235,28 @@ class RunBudget:
         One that follows the first step has no price yet: it is asked for again after that step.
         """
         assert self._price is not None
-        if (known := self._evaluations.get(due.name)) is None:
+        if (known := self._known(due)) is None:
             is_too_early = is_step and not self._rollout_usd
             return 0.0 if is_too_early else due.at_most_usd(self._price, self._rollout_usd)
         growth = self._rollout_usd / known.rollout_usd if known.rollout_usd else 1.0
         return known.usd * growth
 
+    def _known(self, due: Due) -> EvaluationCost | None:
+        """Return what an evaluation has cost; None if it was never made, or not of this size."""
+        known = self._evaluations.get(due.name)
+        return known if known and known.size in ("", due.size) else None
+
     def _others(self) -> list[Spending]:
-        runs = files_of_runs(campaign_of(self._files.directory)).values()
-        found = (read_spending(run) for run in runs if run.directory != self._files.directory)
-        return [one for one in found if one is not None]
+        """Return what other runs have spent; of one without a live worker, calls cut off are set aside."""
+        found = []
+        for run in files_of_runs(campaign_of(self._files.directory)).values():
+            one = read_spending(run) if run.directory != self._files.directory else None
+            if one is None:
+                continue
+            if (one.set_aside_usd or one.open_usd) and not is_held(run.lock):
+                one = replace(one, set_aside_usd=one.open_usd or 0.0)
+            found.append(one)
+        return found
 
     def _spent_usd(self) -> float:
         return self._now().spent_usd or 0.0
@@ -169,6 +272,8 @@ class RunBudget:
             open=meter.open,
             largest_step_usd=self._largest_usd,
             largest_rollout_usd=self._rollout_usd,
+            largest_sampled_usd=self._sampled_usd,
+            largest_trained_usd=self._trained_usd,
             evaluations=dict(self._evaluations),
         )
         if self._price is None:

@@ -22,6 +22,15 @@ class Due:
     played: Environment
     trained: Config
 
+    @property
+    def size(self) -> str:
+        """What it asks for, in words: another size costs something else."""
+        turns = "" if self.played.is_single_turn else f", {self.played.max_turns} turns"
+        read = sum(map(_tokens_at_most, self.prompts))
+        return (
+            f"{len(self.prompts)} prompts of {read} bytes x {self.samples} x {self.max_tokens} tokens{turns}"
+        )
+
     def at_most_usd(self, price: Price, rollout_usd: float) -> float:
         """Return what it costs if no completion is dearer than a rollout that a step also trained on.
 

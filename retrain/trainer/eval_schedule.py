@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from retrain.config.eval_table import Eval
 from retrain.config.schema import Config
-from retrain.records.evaluation_row import Evaluation
+from retrain.records.evaluation_row import Evaluation, NamedEvaluation
 from retrain.records.row_parts import Value, columns
 from retrain.records.spending import Tokens
 from retrain.trainer.budget import RunBudget
@@ -14,6 +15,8 @@ from retrain.trainer.due import Due
 from retrain.trainer.evals import Evals
 from retrain.trainer.evaluation import HeldOut
 from retrain.trainer.journal import Journal
+
+Made = TypeVar("Made", Evaluation, NamedEvaluation)
 
 
 def is_due(every: int, done: int) -> bool:
@@ -30,7 +33,12 @@ class EvalSchedule:
     """When a run evaluates its policy, and what for."""
 
     def __init__(
-        self, config: Config, held_out: HeldOut, evals: Evals, journal: Journal, budget: RunBudget
+        self,
+        config: Config,
+        held_out: HeldOut,
+        evals: Evals,
+        journal: Journal,
+        budget: RunBudget,
     ) -> None:
         self._training = config.training
         self._held_out, self._evals = held_out, evals
@@ -45,26 +53,35 @@ class EvalSchedule:
 
     def at_start(self) -> None:
         """Make those that are due before the first step; no row has them."""
-        self._evals.evaluate(0, _is_due)
+        with self._budget.evaluating():
+            self._named(0, _is_due)
 
     def of_step(self, step: int) -> dict[str, Any]:
         """Make those that are due after a step; return their parts of its row."""
-        own = self._own(step) if is_due(self._training.eval_every, step) else None
-        evals = self._evals.evaluate(step, _is_due)
-        self._learn(own, evals)
+        with self._budget.evaluating():
+            own = self._own(step) if is_due(self._training.eval_every, step) else None
+            evals = self._named(step, _is_due)
         return {"evaluation": own, "evals": evals, "eval_watch": self._evals.watch()}
 
     def at_end(self, step: int) -> dict[str, Value]:
         """Make all; return them as rows have them."""
-        evals, own = self._evals.evaluate(step, lambda *_: True), self._own(step)
-        self._learn(own, evals)
+        with self._budget.evaluating():
+            evals, own = self._named(step, lambda *_: True), self._own(step)
         return columns(own) | columns(evals) | columns(self._evals.watch())
 
     def _own(self, step: int) -> Evaluation | None:
         self._journal.phase("evaluate", step)
-        return self._held_out.evaluate(step)
+        due = self._held_out.due(step)
+        own = self._held_out.evaluate(step)
+        return own if own is None else self._noted(own, due)
 
-    def _learn(self, own: Evaluation | None, evals: Any) -> None:
-        for name, one in {"": own, **evals}.items():
-            if one is not None:
-                self._budget.evaluated(name, Tokens(**one.billed))
+    def _named(self, step: int, is_due: Callable[[Eval, int], bool]) -> dict[str, NamedEvaluation]:
+        due = {one.name: [one] for one in self._evals.due(step, is_due)}
+        made = self._evals.evaluate(step, is_due)
+        return {name: self._noted(one, due.get(name, ())) for name, one in made}
+
+    def _noted(self, made: Made, due: Sequence[Due]) -> Made:
+        """Note what an evaluation was billed, unless it was made before."""
+        for one in due:
+            self._budget.evaluated(one, Tokens(**made.billed))
+        return made

@@ -6,7 +6,7 @@ They change nothing that they measure: a run takes the same steps with them as w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -53,10 +53,13 @@ class Evals:
         self._newest = Newest(NamedEvaluation, config)
         self._falling = Falling()
 
-    def evaluate(self, step: int, is_due: Callable[[Eval, int], bool]) -> dict[str, NamedEvaluation]:
-        """Return the evaluations of the policy after `step` steps, of those that are due."""
-        due = [one for one in self._opened if is_due(one.table, step)]
-        return {one.table.name: self._of(one, step) for one in due}
+    def evaluate(
+        self, step: int, is_due: Callable[[Eval, int], bool]
+    ) -> Iterator[tuple[str, NamedEvaluation]]:
+        """Iterate over the evaluations of the policy after `step` steps that are due, as they are made."""
+        for one in self._opened:
+            if is_due(one.table, step):
+                yield one.table.name, self._of(one, step)
 
     def due(self, step: int, is_due: Callable[[Eval, int], bool]) -> list[Due]:
         """Return what those that are due after `step` steps ask for, without those that were made."""

@@ -9,6 +9,7 @@ from functools import partial
 from typing import NoReturn, TypeAlias
 
 from retrain.backends import Backend, Sampling
+from retrain.backends.metering import tally
 from retrain.clock import utc_now
 from retrain.config.schema import Config
 from retrain.controllers import Stateful
@@ -18,7 +19,7 @@ from retrain.event_loop import EventLoopThread
 from retrain.records.layout import RunFiles
 from retrain.records.row_parts import Value, columns
 from retrain.records.rungs import why_to_wait
-from retrain.records.step_row import Identity, StepRow, UpdateSummary
+from retrain.records.step_row import Identity, StepRow
 from retrain.rollouts import Group, Prompt
 from retrain.tasks import Task
 from retrain.trainer import checkpoint
@@ -33,7 +34,7 @@ from retrain.trainer.evaluation import HeldOut
 from retrain.trainer.journal import Journal, ShownRollout, choose
 from retrain.trainer.permits import RunPermits
 from retrain.trainer.scoring import UnscoredCount
-from retrain.trainer.source import open_source
+from retrain.trainer.source import AsyncSource, open_source
 from retrain.trainer.step_meter import StepMeter
 from retrain.trainer.turn_calls import PlaySeeds
 from retrain.trainer.updates import Updates
@@ -63,6 +64,7 @@ class Trainer:
         self._training = self.config.training
         self._control = Control(self.config, len(self.task.train))
         self._source = open_source(self.config, self.backend.info, self.task, self._sample_to_train)
+        self.budget.ahead = self._source if isinstance(self._source, AsyncSource) else None
         sample = partial(self._exclusively, self.sample)
         held_out = HeldOut(self.config, self.task.held_out, sample, self.algorithm.reward)
         self._evals = Evals(self.config, self.evals, self._exclusively, self.journal)
@@ -103,7 +105,7 @@ class Trainer:
                 self._stop_if_asked()
                 raise
             self.step += 1
-            self.budget.took_step(row.rollouts.batch_size * row.rollouts.group_size)
+            self.budget.took_step(row.rollouts.batch_size * row.rollouts.group_size, self._updates.billed)
             self._record(row, shown)
             if is_due(self._training.save_every, self.step):
                 self.save()
@@ -240,17 +242,7 @@ class Trainer:
             rollouts=facts.rollouts,
             unscored=facts.unscored,
             episodes=facts.episodes,
-            update=UpdateSummary(
-                updates=self._updates.taken,
-                loss=stats.loss,
-                lr=self._training.lr * size.lr_factor,
-                grad_norm=stats.grad_norm,
-                clip_fraction=stats.clip_fraction,
-                approx_kl=stats.approx_kl,
-                entropy=entropy,
-                update_entropy=stats.entropy if self._updates.are_several else None,
-                reference_kl=stats.reference_kl,
-            ),
+            update=self._updates.summary(stats, self._training.lr * size.lr_factor, entropy),
             mismatch=stats.mismatch,
             control=observed.control,
             back_pressure=observed.back_pressure,
@@ -268,7 +260,10 @@ class Trainer:
     def _sample_to_train(self, prompts: Sequence[Prompt], enough: int = 0, due: int = 0) -> list[Group]:
         table = self._training
         how = Sampling(table.group_size, table.max_tokens, table.temperature, self._seeds.next(), enough, due)
-        return self.sample(prompts, how)
+        with tally() as billed:
+            groups = self.sample(prompts, how)
+        self.budget.sampled(billed.tokens, len(groups) * table.group_size)
+        return groups
 
     def _wait_for_machine(self) -> ThrottleState | None:
         """Return what the machine's load allows; wait, between two steps, while it allows nothing."""

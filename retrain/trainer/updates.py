@@ -18,9 +18,11 @@ from typing import Any
 import numpy as np
 
 from retrain.backends import Backend, MaybeAwaitable, Optimization, UpdateStats
+from retrain.backends.metering import NOTHING, tally
 from retrain.backends.objective import split_by_group
 from retrain.config.schema import Config
 from retrain.errors import BackendMemoryError, InfrastructureError, NonFiniteError
+from retrain.records.step_row import UpdateSummary
 from retrain.rollouts import Loss, TrainingSample
 from retrain.trainer.control import StepSize
 
@@ -40,8 +42,9 @@ class Updates:
     ) -> None:
         self._config, self._training = config, config.training
         self._backend, self._loss, self._wait_for = backend, loss, wait_for
-        self.taken = 0  # optimizer steps of the latest batch
-        self.are_several = self._training.updates_per_batch * self._training.minibatches > 1
+        self.billed = NOTHING  # of the latest batch
+        self._taken = 0  # optimizer steps of it
+        self._are_several = self._training.updates_per_batch * self._training.minibatches > 1
 
     def take(self, samples: Sequence[TrainingSample], size: StepSize, step: int) -> UpdateStats:
         """Take all optimizer steps of a batch, none if it has no samples; return their statistics.
@@ -51,7 +54,7 @@ class Updates:
             BackendMemoryError: the first step did not fit in memory; the policy is unchanged.
             InfrastructureError: a later one did not, even with the groups one after the other.
         """
-        self.taken = 0
+        self._taken, self.billed = 0, NOTHING
         if not samples:
             return NO_UPDATE
         how = self._optimization(size)
@@ -60,12 +63,28 @@ class Updates:
         for number, minibatch in enumerate(planned, 1):
             is_first, is_last = number == 1, number == len(planned)
             own = replace(how, wants_moments=how.wants_moments and is_first, is_last=is_last)
-            found = self._step(minibatch, own)
+            with tally() as billed:
+                found = self._step(minibatch, own)
+            self.billed += billed.tokens
             if not np.all(np.isfinite([found.loss, found.grad_norm])):
                 raise NonFiniteError(f"step {step}: loss {found.loss}, gradient norm {found.grad_norm}")
             stats.append(found)
-            self.taken = number
+            self._taken = number
         return combined(stats, [sum(len(s.rollout.tokens) for s in part) for part in planned])
+
+    def summary(self, stats: UpdateStats, lr: float, entropy: float) -> UpdateSummary:
+        """Return the latest batch's part of its step's row; `entropy` is that of its tokens as sampled."""
+        return UpdateSummary(
+            updates=self._taken,
+            loss=stats.loss,
+            lr=lr,
+            grad_norm=stats.grad_norm,
+            clip_fraction=stats.clip_fraction,
+            approx_kl=stats.approx_kl,
+            entropy=entropy,
+            update_entropy=stats.entropy if self._are_several else None,
+            reference_kl=stats.reference_kl,
+        )
 
     def _minibatches(self, samples: Sequence[TrainingSample], step: int) -> Iterator[list[TrainingSample]]:
         training = self._training
@@ -80,10 +99,10 @@ class Updates:
             try:
                 return self._wait_for(self._backend.update(minibatch, self._loss, how))
             except BackendMemoryError as error:
-                if not self.taken:
+                if not self._taken:
                     raise
                 if how.micro_batches >= groups:
-                    raise InfrastructureError(f"update {self.taken + 1} of a batch: {error}") from error
+                    raise InfrastructureError(f"update {self._taken + 1} of a batch: {error}") from error
                 how = replace(how, micro_batches=2 * how.micro_batches)
 
     def _optimization(self, size: StepSize) -> Optimization:

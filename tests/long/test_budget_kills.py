@@ -36,12 +36,13 @@ def check(stop: Stop) -> None:
     assert stop.at_most_usd > 0.3 * stop.budget_usd  # it was used
 
 
+@pytest.mark.parametrize("staleness", [0, 4])
 def test_the_bill_never_exceeds_the_budget_by_more_than_a_step_of_each_worker(
-    here: Path, monkeypatch: pytest.MonkeyPatch
+    here: Path, monkeypatch: pytest.MonkeyPatch, staleness: int
 ) -> None:
     monkeypatch.setenv("TINKER_API_KEY", KEY)
     monkeypatch.setenv("PYTHONPATH", WORKERS_PATH)
-    found = kill_with_budget(here, kills=8, seed=1, kills_per_stop=4)
+    found = kill_with_budget(here, kills=8, seed=1, kills_per_stop=4, staleness=staleness)
     assert found.kills >= 8
     for stop in found.stops:
         check(stop)
