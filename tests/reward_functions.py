@@ -112,6 +112,13 @@ async def gives_up(completion: str, prompt: Prompt) -> float:
     raise InfrastructureError("the network is down")
 
 
+def once_there(completion: str, prompt: Prompt, *, needs: str) -> float:
+    """Score nothing until a file is there."""
+    if not Path(needs).exists():
+        raise UnscoredError("not there yet")
+    return 1.0
+
+
 def by_answer(completion: str, answer: str) -> float:
     return float(answer.endswith(completion))
 

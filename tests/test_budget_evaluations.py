@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +15,11 @@ from retrain.campaign.run import reopen, start
 from retrain.config.flow import flow_settings
 from retrain.config.prices import Price
 from retrain.config.schema import Config, Environment, RateLimiter
-from retrain.errors import InterruptedRunError
+from retrain.errors import EXIT_INFRASTRUCTURE, InterruptedRunError
 from retrain.records.campaign_state import asked_to_stop
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.metrics import read_metrics
+from retrain.records.outcomes import read_outcomes
 from retrain.records.run_row import RunRow
 from retrain.records.run_state import read_done
 from retrain.records.spending import Tokens, read_spending
@@ -272,6 +274,25 @@ def test_a_run_that_samples_ahead_is_billed_for_its_steps_alone(tmp_path: Path) 
     assert (done := read_done(files.done)) is not None
     of_steps = sum(row["tokens_per_step"] for row in read_metrics(files.directory))
     assert spent.tokens.sample == of_steps + done.result["eval_billed_sample"]
+
+
+def test_evaluations_at_a_runs_end_are_kept_when_it_dies_in_the_next_one(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    judged = {"reward": "tests.reward_functions.once_there", "params": {"needs": str(there)}}
+    tables = [{"name": "easy"}, {"name": "judged", **judged}]
+    files = make_run(tmp_path / "r", {**PRICED, "eval": {"tables": tables}})
+    assert worker.run(files.directory, threading.Event()) == EXIT_INFRASTRUCTURE
+    before = read_spending(files)
+    there.touch()
+    assert worker.run(files.directory, threading.Event()) == 0
+    after, done = read_spending(files), read_done(files.done)
+    assert before is not None
+    assert after is not None
+    assert done is not None
+    billed = [done.result[f"eval_{name}billed_sample"] for name in ("judged_", "")]
+    assert after.tokens.sample - before.tokens.sample == sum(billed)
+    assert done.result["eval_easy_billed_sample"] > 0
+    assert [*read_outcomes(files.evals / "easy.jsonl")] == [6]
 
 
 def test_what_is_left_undone_is_steps_or_the_last_evaluation() -> None:

@@ -20,12 +20,13 @@ from pathlib import Path
 
 from retrain.controllers import StateDict
 from retrain.errors import os_errors, records_error
-from retrain.records.files import DIRECTORY_MODE, make_directory, sync_directory, write_json
+from retrain.records.files import DIRECTORY_MODE, make_directory, read_json, sync_directory, write_json
 from retrain.records.text import count_of, gib
 
 NAME = re.compile(r"step-(\d{6,})")
 DIGESTS = "digests.json"
 STATE = "trainer.json"
+LATER = "later.json"  # parts of the state that changed since, but for the policy; written by one rename
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,12 @@ def save(root: Path, step: int, state: StateDict, save_backend: Callable[[Path],
     return final
 
 
+def amend(root: Path, step: int, parts: StateDict) -> None:
+    """Replace parts of the state in a checkpoint; nothing happens if there is none of that step."""
+    if (directory := root / f"step-{step:06d}").is_dir():
+        write_json(directory / LATER, parts, durable=True)
+
+
 def newest(root: Path, on_damaged: Callable[[Path], None] = lambda _: None) -> Checkpoint | None:
     """Return the newest valid checkpoint; None if there is none. Newer ones are damaged: see `on_damaged`.
 
@@ -100,7 +107,7 @@ def steps_of(root: Path) -> list[int]:
 
 def _read(directory: Path) -> Checkpoint:
     state = json.loads((directory / STATE).read_text(encoding="utf-8"))
-    return Checkpoint(_step(directory), directory, state)
+    return Checkpoint(_step(directory), directory, state | (read_json(directory / LATER) or {}))
 
 
 def _seal(directory: Path) -> None:

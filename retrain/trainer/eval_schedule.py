@@ -39,10 +39,12 @@ class EvalSchedule:
         evals: Evals,
         journal: Journal,
         budget: RunBudget,
+        made: Callable[[], None],
     ) -> None:
+        """`made` is called after each evaluation."""
         self._training = config.training
         self._held_out, self._evals = held_out, evals
-        self._journal, self._budget = journal, budget
+        self._journal, self._budget, self._made = journal, budget, made
 
     def due(self, step: int) -> list[Due]:
         """Return the evaluations that are due after so many steps, if they were not made yet."""
@@ -84,4 +86,5 @@ class EvalSchedule:
         """Note what an evaluation was billed, unless it was made before."""
         for one in due:
             self._budget.evaluated(one, Tokens(**made.billed))
+            self._made()
         return made

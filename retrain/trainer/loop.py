@@ -68,7 +68,8 @@ class Trainer:
         sample = partial(self._exclusively, self.sample)
         held_out = HeldOut(self.config, self.task.held_out, sample, self.algorithm.reward)
         self._evals = Evals(self.config, self.evals, self._exclusively, self.journal)
-        self._schedule = EvalSchedule(self.config, held_out, self._evals, self.journal, self.budget)
+        parts = held_out, self._evals, self.journal, self.budget
+        self._schedule = EvalSchedule(self.config, *parts, made=self._keep_evaluations)
         self._meter = StepMeter(self.backend, self.config.backpressure, self.journal)
         self._updates = Updates(self.config, self.backend, self.algorithm.loss, self.calls.wait_for)
         self._throttle = open_throttle(self.config, self.files.directory)
@@ -195,6 +196,14 @@ class Trainer:
             )
         self._saved = (self.step, self._warmed)
 
+    def _keep_evaluations(self) -> None:
+        """Add evaluations to the checkpoint of this policy, if there is one: a kill would cost them again."""
+        if (self.step, self._warmed) == self._saved:
+            self.journal.sync()
+            self.budget.sync()
+            made = {name: self._parts[name].state_dict() for name in ("evaluation", "evals")}
+            checkpoint.amend(self.files.checkpoints, self.step, made)
+
     def close(self) -> None:
         """Stop sampling; whoever opened the backend closes it."""
         self._source.close()
@@ -288,5 +297,6 @@ class Trainer:
 
     def _stop(self, why: str = "") -> NoReturn:
         self.save()
-        because = f": {why}" if why else ""
-        raise InterruptedRunError(f"stopped after step {self.step}{because}; a checkpoint was saved")
+        raise InterruptedRunError(
+            f"stopped after step {self.step}{why and f': {why}'}; a checkpoint was saved"
+        )
