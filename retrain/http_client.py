@@ -15,6 +15,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -150,6 +151,12 @@ class Client:
         return text.replace(self._key, "***") if self._key else text
 
 
+@cache
+def tls() -> ssl.SSLContext:
+    """Return this process's settings of TLS; reading the certificates takes 20 ms."""
+    return ssl.create_default_context()
+
+
 class HttpClient(Client):
     """Posts JSON to paths below one address, from any thread."""
 
@@ -175,7 +182,7 @@ class HttpClient(Client):
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=timeout_s,
             limits=self._httpx.Limits(max_connections=None),  # the caller limits concurrent calls
-            verify=ssl.create_default_context(),
+            verify=tls(),
         )
 
     def post(self, path: str, body: Mapping[str, Any]) -> bytes:

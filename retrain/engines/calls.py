@@ -9,7 +9,6 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-import ssl
 import threading
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from retrain.errors import InterruptedRunError
-from retrain.http_client import LARGEST_ANSWER_BYTES, LONGEST_REFUSAL, CallError, Client
+from retrain.http_client import LARGEST_ANSWER_BYTES, LONGEST_REFUSAL, CallError, Client, tls
 
 READ_BYTES = 1 << 16
 STREAM, EVENT, LAST_EVENT = "text/event-stream", b"data:", b"[DONE]"
@@ -147,7 +146,7 @@ class Calls(Client):
         host, port = address.hostname or "", address.port
         if address.scheme == "https":
             connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                host, port, timeout=self._silence_s, context=ssl.create_default_context()
+                host, port, timeout=self._silence_s, context=tls()
             )
         else:
             connection = http.client.HTTPConnection(host, port, timeout=self._silence_s)
