@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import subprocess
 import sys
@@ -18,6 +20,9 @@ BUSY = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("same", derandomize=True, **BUSY)
 settings.register_profile("other", **BUSY)  # pytest --hypothesis-profile=other
 settings.load_profile("same")
+# Hundreds of processes import the same modules; one compiles them, whatever is the default of a container.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -48,6 +53,17 @@ name = "maxrl"
 """
 LIMIT_S = 500.0  # of a command; that of a test is shorter in the core
 ONE_RUN = ("campaign.seeds=[0]", 'campaign.conditions=[{name="grpo", advantage_mode="grpo"}]')  # of TINY's
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Import a share of the tests before all: workers that all begin with the same file all compile it."""
+    tests, worker = Path(__file__).parent, getattr(session.config, "workerinput", None)
+    if worker is None or [Path(asked).resolve() for asked in session.config.args] != [tests]:
+        return
+    for path in sorted(tests.glob("test_*.py"))[int(worker["workerid"][2:]) :: worker["workercount"]]:
+        with contextlib.suppress(Exception):  # of which pytest tells when it collects the file
+            importlib.import_module(f"tests.{path.stem}")
 
 
 @pytest.fixture
