@@ -56,7 +56,7 @@ def test_doctor_finds_a_bare_machine_well(retrain: Call) -> None:
     found = checks(answer)
     assert found["python"]["verdict"] == found["numpy"]["verdict"] == "ok"
     assert found["key OPENAI_API_KEY"]["verdict"] == "absent"
-    assert {"gpu", "disk for logs", "locks in logs", "extra report", "extra gpu"} <= set(found)
+    assert {"gpu", "disk for logs", "locks in logs", "extra report", "extra hub"} <= set(found)
 
 
 def test_doctor_misses_the_key_that_a_file_needs_and_never_shows_it(retrain: Call, here: Path) -> None:
@@ -67,6 +67,13 @@ def test_doctor_misses_the_key_that_a_file_needs_and_never_shows_it(retrain: Cal
     there = retrain("doctor", "judged.toml", "--json", env={**NO_KEYS, "JUDGE_KEY": "s3cret"})
     assert checks(there)["key JUDGE_KEY for judge"]["verdict"] == "ok"
     assert "s3cret" not in there.stdout + there.stderr
+
+
+def test_doctor_tells_of_a_file_only_what_the_file_needs(retrain: Call, here: Path) -> None:
+    (here / "plain.toml").write_text("[campaign]\nseeds = [0]\n")
+    found = checks(retrain("doctor", "plain.toml", "--json", env=NO_KEYS))
+    assert [what for what in found if what.startswith(("extra", "key", "commands"))] == []
+    assert {"python", "numpy", "disk for logs"} <= set(found)
 
 
 def test_doctor_asks_the_servers_that_a_file_names(retrain: Call, here: Path) -> None:

@@ -37,7 +37,9 @@ from retrain.system.nvidia import gpus
 ENOUGH_DISK_BYTES = 5 << 30  # a checkpoint of a small model with its optimizer, twice
 LITTLE_DISK_BYTES = 100 << 20  # records of a campaign without a model's checkpoints
 OF_COMMANDS = (  # extras that no plugin needs
-    Needs("report", ("scipy", "vl_convert")),  # compare, report
+    Needs("report", ("jinja2", "scipy", "vl_convert")),  # compare, report
+    Needs("hub", ("huggingface_hub",)),  # publish --push
+    Needs("optuna", ("optuna", "cmaes")),  # searches with a sampler
     Needs("gpu", ("pynvml",)),  # the load of GPUs
 )
 STYLES = {"ok": "green", "absent": "dim", "warning": "yellow", "missing": "bold red"}
@@ -159,18 +161,21 @@ def _with_parts(kind: str, name: str, params: Mapping[str, Any]) -> Iterator[Use
 
 
 def _plugin_checks(used: Sequence[Used]) -> Iterator[Check]:
-    """Check for extras, keys and programs of all plugins; those of plugins in use are required."""
-    of_plugins = {(kind, name): needs(kind, name) for kind in registry.KINDS for name in registry.names(kind)}
-    known = [*OF_COMMANDS, *of_plugins.values()]
+    """Check for extras, keys and programs: those that a file needs, or without a file all."""
+    of_plugins = {(one.kind, one.name): one.needs for one in used}
+    if not used:
+        names = ((kind, name) for kind in registry.KINDS for name in registry.names(kind))
+        of_plugins = {plugin: needs(*plugin) for plugin in names}
+    known = [*([] if used else OF_COMMANDS), *of_plugins.values()]
     for extra in dict.fromkeys(one.extra for one in known if one.extra):
         yield _extra_check(extra, known, used)
-    users_of_keys = dict.fromkeys((one.keys for one in known), "") | {one.keys: one.name for one in used}
+    unused = {} if used else dict.fromkeys((one.keys for one in known), "")
+    users_of_keys = unused | {one.keys: one.name for one in used}
     users_of_keys.pop((), None)  # no key is needed
     yield from starmap(_key_check, users_of_keys.items())
-    in_use = {(one.kind, one.name) for one in used}
-    for plugin, wanted in of_plugins.items():
+    for (_, name), wanted in of_plugins.items():
         if wanted.commands:
-            yield _command_check(plugin[1], wanted, is_used=plugin in in_use)
+            yield _command_check(name, wanted, is_used=bool(used))
 
 
 def _extra_check(extra: str, known: Sequence[Needs], used: Sequence[Used]) -> Check:
