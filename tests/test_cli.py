@@ -264,6 +264,13 @@ def test_a_misspelt_command_is_answered_with_the_nearest(retrain: Call) -> None:
     assert "'status'" in retrain("statos").stderr
 
 
+def test_a_file_whose_name_is_nearly_right_is_named(retrain: Call, campaign_file: Path) -> None:
+    answer = retrain(campaign_file.stem)
+    assert (answer.returncode, f"Did you mean the file {campaign_file.name}?" in answer.stderr) == (2, True)
+    answer = retrain("explain", campaign_file.name.replace("toml", "tml"))
+    assert (answer.returncode, f"did you mean '{campaign_file.name}'?" in answer.stderr) == (2, True)
+
+
 def test_every_public_name_can_be_imported() -> None:
     import retrain as package
 

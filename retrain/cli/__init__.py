@@ -65,6 +65,11 @@ class Commands(TyperGroup):
             self.commands[cmd_name] = _build(cmd_name)
         return self.commands.get(cmd_name)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in COMMANDS and Path(f"{args[0]}.toml").is_file():
+            ctx.fail(f"No such command {args[0]!r}. Did you mean the file {args[0]}.toml?")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands and what they are for, without importing any."""
         del ctx

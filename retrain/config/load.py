@@ -113,8 +113,12 @@ def read_toml(path: Path) -> dict[str, Any]:
             data = file.read(LARGEST_FILE_BYTES + 1)  # a device or pipe might never end
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        hint = "`retrain init --template campaign` makes a file to start from"
-        raise ConfigError(f"{path}: {reason}; {hint}") from error
+        is_missing = isinstance(error, FileNotFoundError)
+        others = [other.name for other in path.parent.glob("*.toml")] if is_missing else []
+        fix = registry.hint(
+            path.name, others, "`retrain init --template campaign` makes a file to start from"
+        )
+        raise ConfigError(f"{path}: {reason}; {fix}") from error
     if len(data) > LARGEST_FILE_BYTES:
         raise ConfigError(f"{path}: larger than {LARGEST_FILE_BYTES} bytes; a campaign file is a page or two")
     try:
