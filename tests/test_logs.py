@@ -71,6 +71,15 @@ def test_logs_show_a_runs_output_without_what_a_terminal_would_obey(
     assert (wrong.returncode, "grpo_s0, grpo_s1" in wrong.stderr) == (5, True)
 
 
+def test_logs_keep_the_blanks_of_tables_and_tracebacks(tmp_path: Path) -> None:
+    log = tmp_path / "output.log"
+    log.write_bytes(b'  File "a.py"\r\n    raise\x1b[2J  it\n\n name    steps\n' + b"x" * 9000)
+    lines = ['  File "a.py"', "    raise  it", "", " name    steps"]
+    assert last_lines(log, 9)[0] == lines
+    *whole, cut = follow(log, 0, lambda: True)
+    assert (whole, len(cut), cut[-1]) == (lines, 2000, "…")
+
+
 @pytest.mark.parametrize("way", ["cut back", "replaced", "gone for a while"])
 def test_a_log_that_is_rotated_is_followed_from_its_new_beginning(way: str, tmp_path: Path) -> None:
     log, states = tmp_path / "output.log", iter(["read", "rotate", "look", "write", "end"])

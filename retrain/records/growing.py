@@ -10,7 +10,7 @@ from pathlib import Path
 
 from retrain.errors import records_error
 from retrain.records.files import opened
-from retrain.records.text import plain
+from retrain.records.text import plain_lines
 
 WHOLE_BYTES = 2**16  # a file up to this size is read as a whole
 SAMPLES = 32  # lines read from the middle of a longer file
@@ -158,4 +158,7 @@ def _read_from(path: Path, at: int) -> tuple[bytes, int]:
 
 
 def _printable(line: bytes) -> str:
-    return plain(line.decode("utf-8", "replace"), _LONGEST_LINE)
+    """Return a line with its blanks, which tables and tracebacks need, and nothing that a terminal obeys."""
+    text = line[: 16 * _LONGEST_LINE].decode("utf-8", "replace")  # megabytes of escapes cost nothing
+    whole = " ".join(plain_lines(text))
+    return whole if len(whole) <= _LONGEST_LINE else f"{whole[: _LONGEST_LINE - 1]}…"
