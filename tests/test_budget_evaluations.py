@@ -231,7 +231,8 @@ def test_all_that_may_be_sampled_ahead_is_set_aside_with_a_step_and_beside_an_ev
     budget.ahead = source = sampling_ahead(config, steps=100)
     assert budget.why_to_stop() == ""
     assert source.most_groups(1, held=True) == 3  # nothing is known: only the step's own
-    budget.sampled(Tokens(sample=120_000), 12)  # $0.02 a rollout
+    with budget.sampling(12):
+        spend(budget, 0.24)  # $0.02 a rollout
     budget.took_step(12, Tokens(train=200_000))  # $0.60
     budget.evaluated(due := asks(config, 1), Tokens(sample=500_000))
     assert budget.why_to_stop() == ""
@@ -252,9 +253,10 @@ def test_a_budget_without_room_to_sample_ahead_still_takes_steps(run: RunFiles) 
     config = worker.read_run(run)
     budget = RunBudget(config, run)
     budget.ahead = source = sampling_ahead(config, steps=100)
-    budget.sampled(Tokens(sample=1_200_000), 12)  # $0.20 a rollout
+    with budget.sampling(12):
+        spend(budget, 2.4)  # $0.20 a rollout
     budget.took_step(12)
-    for step in range(4):
+    for step in range(3):
         assert budget.why_to_stop() == ""
         assert aside_usd(run) == pytest.approx(2.4)
         source.next_groups(3, 3, step)

@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from retrain.backends.metering import NOTHING, Meter
+from retrain.backends.metering import NOTHING, Meter, tally
 from retrain.config.prices import price_of
 from retrain.config.schema import Config
 from retrain.errors import InterruptedRunError
@@ -98,11 +98,14 @@ class RunBudget:
             self._set_aside_usd = 0.0
             self._write(durable=False)
 
-    def sampled(self, billed: Tokens, rollouts: int) -> None:
-        """Learn what it costs to sample a rollout."""
+    @contextmanager
+    def sampling(self, rollouts: int) -> Iterator[None]:
+        """Return a context that samples so many rollouts, and learns what one costs."""
+        with tally() as billed:
+            yield
         if self._price is not None:
             with self._lock:
-                self._sampled_usd = max(self._sampled_usd, billed.usd(self._price) / rollouts)
+                self._sampled_usd = max(self._sampled_usd, billed.tokens.usd(self._price) / rollouts)
 
     def took_step(self, rollouts: int = 0, trained: Tokens = NOTHING) -> None:
         """Learn from a step, since `why_to_stop`, what another may cost; `rollouts` of a warm-up are 0.

@@ -9,7 +9,6 @@ from functools import partial
 from typing import NoReturn, TypeAlias
 
 from retrain.backends import Backend, Sampling
-from retrain.backends.metering import tally
 from retrain.clock import utc_now
 from retrain.config.schema import Config
 from retrain.controllers import Stateful
@@ -68,8 +67,8 @@ class Trainer:
         sample = partial(self._exclusively, self.sample)
         held_out = HeldOut(self.config, self.task.held_out, sample, self.algorithm.reward)
         self._evals = Evals(self.config, self.evals, self._exclusively, self.journal)
-        parts = held_out, self._evals, self.journal, self.budget
-        self._schedule = EvalSchedule(self.config, *parts, made=self._keep_evaluations)
+        made = self.journal, self.budget, self._keep_evaluations
+        self._schedule = EvalSchedule(self.config, held_out, self._evals, *made)
         self._meter = StepMeter(self.backend, self.config.backpressure, self.journal)
         self._updates = Updates(self.config, self.backend, self.algorithm.loss, self.calls.wait_for)
         self._throttle = open_throttle(self.config, self.files.directory)
@@ -267,12 +266,10 @@ class Trainer:
             return sample(prompts, how)
 
     def _sample_to_train(self, prompts: Sequence[Prompt], enough: int = 0, due: int = 0) -> list[Group]:
-        table = self._training
-        how = Sampling(table.group_size, table.max_tokens, table.temperature, self._seeds.next(), enough, due)
-        with tally() as billed:
-            groups = self.sample(prompts, how)
-        self.budget.sampled(billed.tokens, len(groups) * table.group_size)
-        return groups
+        table, seed = self._training, self._seeds.next()
+        how = Sampling(table.group_size, table.max_tokens, table.temperature, seed, enough, due)
+        with self.budget.sampling(len(prompts) * table.group_size):
+            return self.sample(prompts, how)
 
     def _wait_for_machine(self) -> ThrottleState | None:
         """Return what the machine's load allows; wait, between two steps, while it allows nothing."""
@@ -297,6 +294,5 @@ class Trainer:
 
     def _stop(self, why: str = "") -> NoReturn:
         self.save()
-        raise InterruptedRunError(
-            f"stopped after step {self.step}{why and f': {why}'}; a checkpoint was saved"
-        )
+        because = f": {why}" if why else ""
+        raise InterruptedRunError(f"stopped after step {self.step}{because}; a checkpoint was saved")
