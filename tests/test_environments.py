@@ -42,6 +42,7 @@ from tests.stopping import StopAfterStep, StopAtLook
 from tests.test_trainer import make_run, without_times
 
 HOW = Sampling(group_size=2, max_tokens=100, temperature=1.0)
+PROGRAMS = {"tools": ["python"], "calls": "python", "sandbox": "none"}
 GUESS = {
     "training": {
         "seed": 5,
@@ -384,6 +385,20 @@ def test_an_environment_that_says_nothing_at_the_start_costs_its_episode(said: o
     assert (silent.error, fine.error) == (wanted, "")
 
 
+def test_a_first_message_that_no_context_holds_costs_its_episode() -> None:
+    class Long(Count):
+        def start(self, prompt: Prompt) -> str:
+            return "a" * (CONTEXT + 1)
+
+    backend = registry.bound("backends", "numpy", {})(BackendSpec(seed=0, alphabet="a"))
+    episodes = Episodes(Environment(), Long, TurnSampler(backend, EventLoopThread(), 2))
+    (group,) = episodes.play([Prompt(7, "?", "")], replace(HOW, group_size=1))
+    episodes.close()
+    assert group.rollouts[0].episode
+    said = f"prompt 7 has {CONTEXT + 1} characters, and the policy's context is {CONTEXT}; shorten it"
+    assert group.rollouts[0].episode.error == said
+
+
 def test_an_environment_that_never_ends_is_ended_by_its_turns() -> None:
     class Endless(Count):
         def step(self, completion: str) -> tuple[str, float, bool]:
@@ -524,14 +539,19 @@ def test_a_coroutine_that_blocks_until_others_are_late_costs_none_of_them() -> N
 
 def test_a_coroutine_that_refuses_to_be_cancelled_costs_its_episode() -> None:
     class Stays(Count):
+        def start(self, prompt: Prompt) -> str:
+            self.stays = prompt.id == 0
+            return super().start(prompt)
+
         async def step(self, completion: str) -> tuple[str, float, bool]:  # type: ignore[override]
-            until_s = time.monotonic() + 5.0
+            until_s = time.monotonic() + 5.0 * self.stays
             while time.monotonic() < until_s:
                 with suppress(asyncio.CancelledError):
                     await asyncio.sleep(0.01)
             return "", 1.0, True
 
-    stays, fine = (one.episode for one in play(first_of(Stays), time_limit_s=0.5))
+    rollouts = play(Stays, prompts=2, how=replace(HOW, group_size=1), time_limit_s=0.5)
+    stays, fine = (one.episode for one in rollouts)
     assert stays
     assert fine
     assert (stays.error, fine.error) == ("prompt 0: step took longer than 0.5 s", "")
@@ -1067,6 +1087,8 @@ def test_a_message_with_unknown_characters_costs_its_episode(own: str, tmp_path:
         ("Forgetful", {}, "step is (), and is called with (completion)"),
         ("tools", {}, "[environment].environment: backend 'numpy' cannot show functions to its policy; set"),
         ("tools", {"time_limit_s": 10.0}, "[environment.options].call_limit_s: got 10; needs less than"),
+        ("tools", {"options": PROGRAMS}, "options].sandbox: 'none' is not one of the sandbox"),
+        ("harness", {"options": {"run": "OWN.gone"}}, "options].run: 'OWN.gone' cannot be loaded as a"),
         ("harness", {"processes": 1, **solving(size=2)}, "[environment].processes: got 1; 'harness' plays"),
         ("harness", solving(size=2, bord=1), "options].config: 'OWN.solve' has no key 'bord'; did you mean"),
         ("harness", solving(), "config: 'OWN.solve' needs size, which the table does not give"),

@@ -296,7 +296,7 @@ def test_samples_show_the_rewards_of_the_turns_that_they_show() -> None:
     (rollout,) = play(run)
     batch = ScoredBatch([Group(rollout.prompt, (rollout, rollout))], np.array([[0.5, 0.5]]))
     (shown, *_) = choose(batch, np.zeros((1, 2)), 1)
-    assert [turn["reward"] for turn in shown.turns] == [0.5]
+    assert [turn.reward for turn in shown.turns] == [0.5]
 
 
 @pytest.mark.parametrize(

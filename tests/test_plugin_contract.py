@@ -200,7 +200,7 @@ def test_a_built_in_folder_is_read_without_importing_it() -> None:
     [
         ("def score(completion): return 0.0", "is (completion), and is called with (completion, prompt)"),
         ("def score(completion, prompt): ...\ndef check_params(): ...", "check_params' is ()"),
-        ("def score(completion, prompt): ...\nservers = {}", "servers' is a dict, not a function"),
+        ("def score(completion, prompt): ...\nservers = {}", "servers' is of type dict, not a function"),
     ],
 )
 def test_what_cannot_be_called_as_declared_is_refused(

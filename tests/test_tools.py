@@ -370,12 +370,15 @@ def test_the_calls_of_a_turn_are_bounded(own: str) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"tools": ["OWN.bare"]}, "'OWN.bare' its parameter 'a' has no type hint; write one, such as a: int"),
-        ({"tools": ["OWN.silent"]}, "'OWN.silent' has no docstring"),
-        ({"tools": ["OWN.many"]}, "'OWN.many' its parameter 'numbers' is variadic positional; a call gives"),
-        ({"tools": ["OWN.odd"]}, "'OWN.odd' its parameters cannot be written as JSON"),
-        ({"tools": ["OWN.number"]}, "is a int, not a function"),
-        ({"tools": ["OWN.ad"]}, "cannot be loaded as tools"),
+        (
+            {"tools": ["OWN.bare"]},
+            "'OWN.bare': its parameter 'a' has no type hint; write one, such as a: int",
+        ),
+        ({"tools": ["OWN.silent"]}, "'OWN.silent': it has no docstring"),
+        ({"tools": ["OWN.many"]}, "'OWN.many': its parameter 'numbers' is variadic positional; a call gives"),
+        ({"tools": ["OWN.odd"]}, "'OWN.odd': its parameters cannot be written as JSON"),
+        ({"tools": ["OWN.number"]}, "is of type int, not a function"),
+        ({"tools": ["OWN.ad"]}, "tools: 'OWN.ad' cannot be loaded as a function"),
         ({"tools": ["OWN.add", "OWN.add"]}, "two functions are called 'add'"),
         ({"tools": []}, "tools: got []; needs a list of dotted paths"),
         ({"calls": "xml"}, "calls: got 'xml'; needs one of 'template', 'python'"),

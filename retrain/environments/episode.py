@@ -171,6 +171,12 @@ async def result_awaited(result: Awaitable[Any], limit_s: float | None, call_asy
                 result.close()
 
 
+def told(error: EpisodeError | None, prompt: Prompt) -> str:
+    """Return why an episode of a prompt failed, "" if it did not."""
+    why, named = "" if error is None else str(error), f"prompt {prompt.id}"
+    return f"{named}: {why}" if why and not why.startswith(f"{named} ") else why
+
+
 def counts_of(episode: object) -> tuple[int, int]:
     """Return an episode's `tool_calls` and `tool_errors`, if it has any."""
     calls, errors = (attribute(episode, name) for name in ("tool_calls", "tool_errors"))

@@ -31,7 +31,7 @@ def open_episode(*, run: str, config: Mapping[str, Any] | None = None) -> Progra
     Raises:
         ConfigError: there is no such function, or it cannot be called so.
     """
-    function = registry.find_function("[environment.options].run", run)
+    function = registry.function_of_option("run", run)
     if problem := _problem_with(run, function, config or {}):
         raise ConfigError(problem)
     return Program(partial(function, **(config or {})))

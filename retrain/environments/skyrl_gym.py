@@ -39,7 +39,7 @@ def open_episode(
     gym = load("skyrl_gym", EXTRA, "skyrl_gym")
     table = load("omegaconf", EXTRA, "skyrl_gym").OmegaConf.create(dict(config or {}))
     if "." in name:
-        own = registry.find_function("[environment.options].name", name)
+        own = registry.function_of_option("name", name)
         return Episode(partial(own, env_config=table), extras or {})
     if name not in gym.registry:
         some = f"known: {', '.join(gym.registry)}, or the dotted path of a class"

@@ -127,7 +127,7 @@ def _made(game: str, config: Mapping[str, Any]) -> Any:
 
 @cache
 def _player(path: str) -> Any:
-    return registry.find_function("[environment.options].opponent", path)
+    return registry.function_of_option("opponent", path)
 
 
 _playable: set[tuple[str, str]] = set()

@@ -102,9 +102,17 @@ def find_function(what: str, path: str) -> Callable[..., Any]:
     module, found = _at(what, path)
     remember(module, found, f"function {path!r}")
     if not callable(found):
-        raise ConfigError(f"{path!r} in {what} is a {type(found).__name__}, not a function")
+        raise ConfigError(f"{path!r} is of type {type(found).__name__}, not a function")
     function: Callable[..., Any] = found
     return function
+
+
+def function_of_option(key: str, path: str) -> Callable[..., Any]:
+    """Return the function that an option names; a ConfigError begins with the option's key."""
+    try:
+        return find_function("a function", path)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from error
 
 
 def find_module(path: str) -> ModuleType:

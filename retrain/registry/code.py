@@ -112,7 +112,7 @@ class Imported:
         self, found: Any, what: str, arguments: tuple[str, ...], given: tuple[str, ...] = ()
     ) -> Callable[..., Any]:
         if not callable(found):
-            raise ConfigError(f"{what!r} is a {type(found).__name__}, not a function")
+            raise ConfigError(f"{what!r} is of type {type(found).__name__}, not a function")
         if problem := call_problem(found, arguments, given):
             raise ConfigError(f"{what!r} {problem}; see the page on extending for {self.spec.one}")
         function: Callable[..., Any] = found

@@ -25,6 +25,7 @@ from retrain.environments.episode import (
     EpisodeLostError,
     EpisodeTimeoutError,
     finite,
+    told,
     within,
 )
 from retrain.environments.hosts import Hosts, at_once
@@ -186,7 +187,7 @@ class Episodes:
         episode = Episode(
             rewards=tuple(played.rewards),
             reward=reward,
-            error="" if error is None else f"prompt {prompt.id}: {error}",
+            error=told(error, prompt),
             timed_out=isinstance(error, EpisodeTimeoutError),
             time_s=time.perf_counter() - began_s,
             environment_s=talk.time_s,

@@ -14,7 +14,7 @@ from retrain.config.schema import Environment
 from retrain.environments.endpoint.running import run_program
 from retrain.environments.endpoint.server import Endpoint
 from retrain.environments.endpoint.session import Ask, Limits, Read, Session, Shown
-from retrain.environments.episode import EpisodeError, EpisodeLostError, EpisodeTimeoutError, finite
+from retrain.environments.episode import EpisodeError, EpisodeLostError, EpisodeTimeoutError, finite, told
 from retrain.environments.own_loop import OwnLoop
 from retrain.rollouts import CallForm, Episode, Prompt, Rollout
 
@@ -55,7 +55,7 @@ class Programs:
         episode = Episode(
             rewards=(None,) * (session.turns - 1) + (reward,),
             reward=reward,
-            error="" if error is None else f"prompt {prompt.id}: {error}",
+            error=told(error, prompt),
             timed_out=isinstance(error, EpisodeTimeoutError),
             time_s=time_s,
             environment_s=time_s - session.waited_s,

@@ -27,7 +27,7 @@ Retrain = Callable[..., subprocess.CompletedProcess[str]]
         ("import os\nos.not_there", "({shown}:2: AttributeError: module 'os' has no attribute 'not_there')"),
         ("raise SystemExit('no licence')", "({shown}:1: SystemExit: no licence)"),
         ("pass", "has no attribute 'score'); check the path"),
-        ("score = 3", "is a int, not a function"),
+        ("score = 3", "is of type int, not a function"),
     ],
 )
 def test_what_cannot_be_imported_is_told_with_its_place(

@@ -84,7 +84,10 @@ def prepare(options: Mapping[str, Any], form: CallForm | None) -> ToolBox:
     """Return what all episodes of a run share; ConfigError if programs have no sandbox here."""
     box = ToolBox(options, form)
     if PYTHON in box.tools:
-        _ = box.programs.sandbox
+        try:
+            _ = box.programs.sandbox
+        except ConfigError as error:
+            raise ConfigError(f"sandbox: {error}") from error
     return box
 
 
@@ -171,7 +174,7 @@ class ToolBox:
     def _add(self, path: str) -> str:
         """Add a function; return what is wrong with it, "" if nothing."""
         try:
-            function = self.programs.python if path == PYTHON else registry.find_function("tools", path)
+            function = self.programs.python if path == PYTHON else registry.find_function("a function", path)
             name = path.rpartition(".")[2]
             if name in self.tools:
                 return f"tools: two functions are called {name!r}"
@@ -179,7 +182,7 @@ class ToolBox:
         except ConfigError as error:
             return f"tools: {error}"
         except (ValueError, NameError) as error:
-            return f"tools: {path!r} {error}"
+            return f"tools: {path!r}: {error}"
         return ""
 
 

@@ -63,7 +63,7 @@ def tool_of(name: str, function: Callable[..., Any]) -> Tool:
     """
     description, notes = _documentation(function)
     if not description:
-        raise ValueError("has no docstring; the policy reads from it what the function does")
+        raise ValueError("it has no docstring; the policy reads from it what the function does")
     hints = typing.get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
     for number, one in enumerate(inspect.signature(function).parameters.values()):
