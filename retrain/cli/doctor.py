@@ -162,20 +162,23 @@ def _with_parts(kind: str, name: str, params: Mapping[str, Any]) -> Iterator[Use
 
 def _plugin_checks(used: Sequence[Used]) -> Iterator[Check]:
     """Check for extras, keys and programs: those that a file needs, or without a file all."""
-    of_plugins = {(one.kind, one.name): one.needs for one in used}
-    if not used:
-        names = ((kind, name) for kind in registry.KINDS for name in registry.names(kind))
-        of_plugins = {plugin: needs(*plugin) for plugin in names}
-    known = [*([] if used else OF_COMMANDS), *of_plugins.values()]
-    for extra in dict.fromkeys(one.extra for one in known if one.extra):
-        yield _extra_check(extra, known, used)
-    unused = {} if used else dict.fromkeys((one.keys for one in known), "")
-    users_of_keys = unused | {one.keys: one.name for one in used}
+    of_plugins = {(one.kind, one.name): one.needs for one in used} or _needs_of_all()
+    known = [*of_plugins.values()] if used else [*OF_COMMANDS, *of_plugins.values()]
+    extras = dict.fromkeys(one.extra for one in known)
+    yield from (_extra_check(extra, known, used) for extra in extras if extra)
+    yield from _key_checks(known, used)
+    programs = {name: wanted for (_, name), wanted in of_plugins.items() if wanted.commands}
+    yield from (_command_check(name, wanted, is_used=bool(used)) for name, wanted in programs.items())
+
+
+def _key_checks(known: Sequence[Needs], used: Sequence[Used]) -> Iterator[Check]:
+    users_of_keys = {one.keys: one.name for one in used} or dict.fromkeys((one.keys for one in known), "")
     users_of_keys.pop((), None)  # no key is needed
     yield from starmap(_key_check, users_of_keys.items())
-    for (_, name), wanted in of_plugins.items():
-        if wanted.commands:
-            yield _command_check(name, wanted, is_used=bool(used))
+
+
+def _needs_of_all() -> dict[tuple[str, str], Needs]:
+    return {(kind, name): needs(kind, name) for kind in registry.KINDS for name in registry.names(kind)}
 
 
 def _extra_check(extra: str, known: Sequence[Needs], used: Sequence[Used]) -> Check:

@@ -112,13 +112,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             data = file.read(LARGEST_FILE_BYTES + 1)  # a device or pipe might never end
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        is_missing = isinstance(error, FileNotFoundError)
-        others = [other.name for other in path.parent.glob("*.toml")] if is_missing else []
-        fix = registry.hint(
-            path.name, others, "`retrain init --template campaign` makes a file to start from"
-        )
-        raise ConfigError(f"{path}: {reason}; {fix}") from error
+        raise _unreadable(path, error) from error
     if len(data) > LARGEST_FILE_BYTES:
         raise ConfigError(f"{path}: larger than {LARGEST_FILE_BYTES} bytes; a campaign file is a page or two")
     try:
@@ -129,6 +123,13 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: tables or arrays are nested too deep to read; flatten them") from error
     except ValueError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
+
+
+def _unreadable(path: Path, error: OSError | ValueError) -> ConfigError:
+    is_missing = isinstance(error, FileNotFoundError)
+    others = [other.name for other in path.parent.glob("*.toml")] if is_missing else []
+    fix = registry.hint(path.name, others, "`retrain init --template campaign` makes a file to start from")
+    return ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}; {fix}")
 
 
 def parse(
