@@ -44,21 +44,13 @@ class Passes:
     def _scored(
         self, training: TrainingClient, part: list[Datum], update: Update
     ) -> Awaitable[ForwardBackwardOutput]:
-        def call() -> Awaitable[ForwardBackwardOutput]:
-            future: Awaitable[ForwardBackwardOutput] = training.forward(part, update.loss.name)
-            return future
-
         tokens = scored(part)
+        call = partial(training.forward, part, update.loss.name)
         return billed(self._meter, tokens, call, lambda _: tokens)
 
     def _differentiated(
         self, training: TrainingClient, update: Update, part: list[Datum]
     ) -> Awaitable[ForwardBackwardOutput]:
-        def call() -> Awaitable[ForwardBackwardOutput]:
-            future: Awaitable[ForwardBackwardOutput] = training.forward_backward(
-                part, update.loss.name, update.loss.config or None
-            )
-            return future
-
         tokens = trained(part)
+        call = partial(training.forward_backward, part, update.loss.name, update.loss.config or None)
         return billed(self._meter, tokens, call, lambda _: tokens)

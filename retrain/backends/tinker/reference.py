@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from tinker import SamplingClient
@@ -46,12 +47,8 @@ class Reference:
         async def attempt() -> list[float | None]:
             nonlocal generation
             generation, client = self._session.generation, await self._sampler()
-
-            def call() -> Awaitable[list[float | None]]:
-                found: Awaitable[list[float | None]] = client.compute_logprobs(tokens)
-                return found
-
             cost = Tokens(int(tokens.length), sample=1)  # the SDK has a token sampled
+            call = partial(client.compute_logprobs, tokens)
             return await self._calls.once(
                 "reference", lambda: billed(self._spec.meter, cost, call, lambda _: cost)
             )
@@ -87,17 +84,10 @@ class Reference:
             if self._client is None or self._generation != self._session.generation:
                 self._generation = self._session.generation
                 service = await self._session.service()
-
-                def make() -> Awaitable[SamplingClient]:
-                    client: Awaitable[SamplingClient] = (
-                        service.create_sampling_client(model_path=self.path)
-                        if self.path
-                        else service.create_sampling_client(base_model=self._spec.model)
-                    )
-                    return client
-
+                which = {"model_path": self.path} if self.path else {"base_model": self._spec.model}
                 self._client = None
                 try:
+                    make = partial(service.create_sampling_client, **which)
                     self._client = await self._calls.once("reference", make)
                 except FAULTS as error:
                     if self.path and is_refusal(error):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from functools import partial
 
 import tinker
@@ -42,11 +41,7 @@ async def drawn(
         nonlocal used, generation
         used, generation = None, session.generation
         used = sampler = await session.sampler()
-
-        def call() -> Awaitable[SampleResponse]:
-            made: Awaitable[SampleResponse] = sampler.client.sample(tokens, how.group_size, params)
-            return made
-
+        call = partial(sampler.client.sample, tokens, how.group_size, params)
         return sampler.version, await calls.once(
             "sample", lambda: billed(spec.meter, most, call, partial(sampled, length))
         )
@@ -74,14 +69,10 @@ async def drawn(
 
 async def context_of(spec: BackendSpec, calls: Calls) -> int | None:
     """Return how many tokens the run's model reads; None if the API does not tell."""
-
-    def ask() -> Awaitable[GetServerCapabilitiesResponse]:
-        client = tinker.RestClient(base_url=spec.base_url or None)
-        told: Awaitable[GetServerCapabilitiesResponse] = client.get_server_capabilities()
-        return told
-
     try:
-        told = await calls.once("limits", ask)
+        told: GetServerCapabilitiesResponse = await calls.once(
+            "limits", lambda: tinker.RestClient(base_url=spec.base_url or None).get_server_capabilities()
+        )
     except FAULTS:  # other servers of this protocol lack the page
         return None
     models = getattr(told, "supported_models", None) or ()

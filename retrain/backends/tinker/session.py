@@ -230,16 +230,14 @@ class Session:
         """Return a client of a saved state, or of fresh weights if its path is empty."""
         service, spec = await self.connection.service(), self._spec
 
-        def make() -> Awaitable[tinker.TrainingClient]:
-            client: Awaitable[tinker.TrainingClient]
-            if not path:
-                client = service.create_lora_training_client(spec.model, rank=spec.lora_rank, seed=spec.seed)
-            elif with_optimizer:
-                client = service.create_training_client_from_state_with_optimizer(path)
-            else:
-                client = service.create_training_client_from_state(path)
-            return client
-
+        if not path:
+            make = partial(
+                service.create_lora_training_client, spec.model, rank=spec.lora_rank, seed=spec.seed
+            )
+        elif with_optimizer:
+            make = partial(service.create_training_client_from_state_with_optimizer, path)
+        else:
+            make = partial(service.create_training_client_from_state, path)
         try:
             training = await self._calls.once("load" if path else "create", make)
             if self._full_since_s:
