@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -22,42 +21,13 @@ from transformers.utils import logging as transformers_logging
 from retrain.backends import BackendSpec
 from retrain.backends.local import LocalOptions
 from retrain.backends.local.devices import is_out_of_memory
+from retrain.backends.local.drawing import Cut
 from retrain.backends.local.names import CONTEXT, model_problem
-from retrain.backends.local.reference import Tensors, at_start
 from retrain.errors import BackendMemoryError, ConfigError, InfrastructureError
 
 ADAPTER = "default"  # peft's name for the only adapter
+Tensors = dict[str, torch.Tensor]
 UNREACHABLE = ("couldn't connect", "offline mode")  # transformers' messages if the hub did not answer
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Which tokens may be drawn: all conditions apply, in the order min_p, top_k, top_p."""
-
-    top_p: float
-    top_k: int
-    min_p: float
-
-    @classmethod
-    def by(cls, options: LocalOptions) -> Cut | None:
-        """Return the cut that options ask for; None if they cut nothing."""
-        chosen = (options.top_p, options.top_k, options.min_p)
-        return cls(*chosen) if chosen != (1.0, 0, 0.0) else None
-
-    def of(self, logp: torch.Tensor) -> torch.Tensor:
-        """Return log-distributions over the tokens that are left; -infinity for all others."""
-        if self.min_p:
-            logp = logp.masked_fill(logp < logp.amax(-1, keepdim=True) + math.log(self.min_p), -math.inf)
-        if 0 < self.top_k < logp.shape[-1]:
-            logp = logp.masked_fill(logp < logp.topk(self.top_k).values[..., -1:], -math.inf)
-        logp = torch.log_softmax(logp, dim=-1)
-        if self.top_p < 1:
-            ordered, places = logp.sort(descending=True, dim=-1)
-            weights = ordered.exp()
-            unlikely = weights.cumsum(-1) - weights >= self.top_p  # what is before a token suffices
-            ordered = torch.log_softmax(ordered.masked_fill(unlikely, -math.inf), dim=-1)
-            logp = torch.empty_like(logp).scatter_(-1, places, ordered)
-        return logp
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,9 +87,28 @@ class Policy:
             yield
 
 
-def entropy(logp: torch.Tensor) -> torch.Tensor:
-    """Return the entropy in nats of each log-distribution: (..., vocabulary) -> (...)."""
-    return -(logp.exp() * logp).sum(-1)
+def copied(tensors: dict[str, torch.nn.Parameter]) -> Tensors:
+    """Return a copy of trained parameters."""
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+@contextmanager
+def at_start(causal: Any, start: Tensors) -> Iterator[None]:
+    """Exchange a model's adapters with those of its start, without dropout; nothing is copied."""
+    drops = [layer for layer in causal.modules() if isinstance(layer, torch.nn.Dropout) and layer.training]
+    _exchange(causal, start, drops, drop=False)
+    try:
+        yield
+    finally:
+        _exchange(causal, start, drops, drop=True)
+
+
+def _exchange(causal: Any, start: Tensors, drops: list[torch.nn.Dropout], *, drop: bool) -> None:
+    for layer in drops:
+        layer.train(drop)
+    for name, own in causal.named_parameters():
+        if name in start:
+            own.data, start[name] = start[name], own.data
 
 
 def load(spec: BackendSpec, options: LocalOptions, device: torch.device, seed: int) -> tuple[Policy, Any]:

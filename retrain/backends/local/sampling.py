@@ -20,8 +20,8 @@ import torch
 from retrain.backends import Sampling, SamplingProgress, ignore_progress, unknown
 from retrain.backends.local.cohorts import Cohorts, Windows, cells_of
 from retrain.backends.local.devices import DeviceMemory, finished_s, is_out_of_memory
-from retrain.backends.local.drawing import draw
-from retrain.backends.local.loading import Cut, Policy
+from retrain.backends.local.drawing import Cut, draw
+from retrain.backends.local.loading import Policy
 from retrain.backends.local.passes import Pass
 from retrain.backends.progress import Progress
 from retrain.backends.rows import Admission, GivenRows, Row, RowSource, uniforms

@@ -17,8 +17,9 @@ from torch.utils.checkpoint import checkpoint
 
 from retrain.backends import Optimization, TrainingProgress, UpdateStats, ignore_progress
 from retrain.backends.local.devices import DeviceMemory, finished_s, is_out_of_memory
+from retrain.backends.local.drawing import Cut, entropy
 from retrain.backends.local.dropout import Dropout
-from retrain.backends.local.loading import Cut, Policy, entropy
+from retrain.backends.local.loading import Policy
 from retrain.backends.local.micro_batches import MicroBatch, lay_out
 from retrain.backends.local.optimizer import Optimizer
 from retrain.backends.local.shared_prompts import states_of
