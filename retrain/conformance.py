@@ -23,8 +23,7 @@ from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.campaign.orchestrate import CampaignRun
 from retrain.campaign.run import start
 from retrain.environments import brings_loop
-from retrain.environments.endpoint.trial import try_out_program
-from retrain.environments.trial import try_out
+from retrain.environments.trial import try_out, try_out_program
 from retrain.errors import ConfigError, RetrainError
 from retrain.event_loop import EventLoopThread
 from retrain.loggers import LoggedRun

@@ -14,7 +14,7 @@ import pytest
 
 from retrain.config.load import parse
 from retrain.config.schema import Environment
-from retrain.environments.opening import opened
+from retrain.environments import opened
 from retrain.environments.tools import ToolBox, open_episode
 from retrain.environments.tools.calls import Call, calls_in
 from retrain.environments.tools.functions import ToolError, tool_of

@@ -15,7 +15,14 @@ An exception, a call that takes longer than `[environment].time_limit_s`, or a w
 
 from __future__ import annotations
 
-from retrain.registry import Hook, PluginSpec, plugin
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from retrain import registry
+from retrain.registry import Hook, PluginSpec
+from retrain.rollouts import CallForm
 
 SPEC = PluginSpec(
     "environment",
@@ -41,5 +48,26 @@ SPEC = PluginSpec(
 
 def brings_loop(name: str) -> bool:
     """Whether an environment's episodes are programs, which ask for turns themselves."""
-    found = plugin("environments", name)
+    found = registry.plugin("environments", name)
     return bool(found.constant("BRINGS_LOOP", False)) or hasattr(found.function(), "run")
+
+
+@contextmanager
+def opened(
+    name: str, options: Mapping[str, Any], form: CallForm | None = None
+) -> Iterator[Callable[[], Any]]:
+    """Yield the function that opens an episode.
+
+    Args:
+        form: how the model writes calls of the environment's functions.
+    """
+    open_episode = registry.bound("environments", name, options)
+    prepare = registry.hook("environments", name, "prepare")
+    if prepare is None:
+        yield open_episode
+        return
+    shared = prepare(options, form)
+    try:
+        yield partial(open_episode, shared)
+    finally:
+        shared.close()

@@ -9,8 +9,8 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from retrain.environments import opened
 from retrain.environments.episode import copies_ended, counts_of
-from retrain.environments.opening import opened
 from retrain.errors import ConfigError
 from retrain.line_process import lines_of, private_pipes
 from retrain.registry.code import located

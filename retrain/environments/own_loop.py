@@ -22,8 +22,8 @@ from retrain.environments.episode import (
     EpisodeTimeoutError,
     within,
 )
-from retrain.environments.in_turn import LeftBehindError
 from retrain.environments.shared_loop import SharedLoop, check_held_up
+from retrain.environments.threads import LeftBehindError
 from retrain.event_loop import EventLoopThread
 
 GRACE_S = 2.0  # for a busy machine

@@ -1,15 +1,23 @@
-"""Plays an episode with completions that no policy chose, to try an environment out."""
+"""Plays an episode, or runs a program, with completions that no policy chose, to try it out."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
-from retrain.environments.episode import Conversation, EpisodeError, within
-from retrain.environments.own_thread import OwnThread
-from retrain.rollouts import Prompt
+import numpy as np
 
+from retrain.environments.endpoint.running import run_program
+from retrain.environments.endpoint.server import Endpoint
+from retrain.environments.endpoint.session import Limits, Session
+from retrain.environments.episode import Conversation, EpisodeError, within
+from retrain.environments.threads import OwnThread
+from retrain.rollouts import FirstTurn, NextTurn, Prompt, Rollout
+
+TOKENS = 1 << 20  # more than a program asks for
 LIMIT_S = 60.0  # of one call; the default of [environment].time_limit_s
 
 
@@ -31,3 +39,32 @@ async def _played(talk: Conversation, prompt: Prompt, completions: Sequence[str]
     finally:
         await talk.close()
     return ""
+
+
+def try_out_program(open_episode: Callable[[], Any], prompt: Prompt, completions: Sequence[str]) -> str:
+    """Run a program until it ends or no completion is left; return what is wrong, "" if nothing."""
+    return asyncio.run(_ran(open_episode, prompt, completions))
+
+
+async def _ran(open_episode: Callable[[], Any], prompt: Prompt, completions: Sequence[str]) -> str:
+    texts = iter(completions)
+
+    async def ask(asked: FirstTurn | NextTurn) -> Rollout:
+        return _answered(asked, texts)
+
+    session = Session(prompt, ask, Limits(len(completions), TOKENS, TOKENS), has_template=False)
+    with closing(Endpoint()) as endpoint, endpoint.serving(session) as key:
+        try:
+            await run_program(open_episode, session, (prompt, endpoint.url, key), LIMIT_S, within)
+        except EpisodeError as error:
+            return "" if session.is_cut else str(error)
+    return ""
+
+
+def _answered(asked: FirstTurn | NextTurn, texts: Iterator[str]) -> Rollout:
+    text = next(texts)
+    if isinstance(asked, FirstTurn):
+        return Rollout(asked.prompt, text, (0,), np.zeros(1), (text,), truncated=False)
+    before = asked.rollout
+    tokens, pieces = (*before.tokens, 0), (*before.pieces, text)
+    return replace(before, text=text, tokens=tokens, logprobs=np.zeros(len(tokens)), pieces=pieces)

@@ -29,9 +29,8 @@ from retrain.environments.episode import (
     within,
 )
 from retrain.environments.hosts import Hosts, at_once
-from retrain.environments.in_turn import InTurn
 from retrain.environments.own_loop import OwnLoop
-from retrain.environments.own_thread import OwnThread
+from retrain.environments.threads import InTurn, OwnThread
 from retrain.event_loop import EventLoopThread, in_new_thread
 from retrain.records.step_row import EpisodeSummary
 from retrain.rollouts import CallForm, Episode, FirstTurn, Group, NextTurn, Prompt, Rollout

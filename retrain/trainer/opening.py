@@ -28,7 +28,7 @@ from retrain.config.eval_table import Eval, as_played
 from retrain.config.files import changed_files
 from retrain.config.schema import Config
 from retrain.environments import brings_loop
-from retrain.environments.opening import opened as opened_environment
+from retrain.environments import opened as opened_environment
 from retrain.errors import ConfigError, PromptError, RecordsError
 from retrain.event_loop import EventLoopThread
 from retrain.records.layout import RunFiles, campaign_of

@@ -13,8 +13,7 @@ from retrain import registry, worker
 from retrain.backends import Sampling
 from retrain.config.load import parse
 from retrain.config.schema import Environment
-from retrain.environments import openenv
-from retrain.environments.opening import opened
+from retrain.environments import opened, openenv
 from retrain.errors import ConfigError
 from retrain.plan.preflight import servers_of
 from retrain.records.metrics import read_metrics

@@ -14,7 +14,7 @@ from retrain.backends import Sampling, local
 from retrain.backends.turns import Turns
 from retrain.config.load import parse
 from retrain.config.schema import Environment
-from retrain.environments.opening import opened
+from retrain.environments import opened
 from retrain.environments.tools.calls import Call, calls_in
 from retrain.errors import ConfigError
 from retrain.event_loop import EventLoopThread

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from retrain import registry, worker
-from retrain.environments.endpoint.trial import try_out_program
+from retrain.environments.trial import try_out_program
 from retrain.errors import ConfigError
 from retrain.records.metrics import read_metrics
 from retrain.records.samples import read_samples

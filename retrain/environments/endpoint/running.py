@@ -19,8 +19,8 @@ from retrain.environments.episode import (
     outcome,
     result_awaited,
 )
-from retrain.environments.in_turn import LeftBehindError
 from retrain.environments.shared_loop import check_held_up
+from retrain.environments.threads import LeftBehindError
 from retrain.event_loop import in_thread
 from retrain.rollouts import Prompt
 

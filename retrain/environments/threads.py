@@ -1,8 +1,9 @@
-"""Calls plain functions one after another in a thread; slow ones do not hold up the others.
+"""Threads that call the plain functions of environments: of all episodes in turn, or of one alone.
 
-All that are asked for before the event loop looks for events are passed on together, so that a call costs
-microseconds and the order in which calls begin does not depend on how long they take. A call that takes
-longer than `SLOW_S` keeps its thread, and those after it get another one.
+In turn, slow functions do not hold up the others. All that are asked for before the event loop looks for
+events are passed on together, so that a call costs microseconds and the order in which calls begin does not
+depend on how long they take. A call that takes longer than `SLOW_S` keeps its thread, and those after it get
+another one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+
+from retrain.event_loop import in_thread
 
 
 class LeftBehindError(Exception):
@@ -65,6 +68,7 @@ class _Batch:
         return True
 
 
+Jobs: TypeAlias = "queue.SimpleQueue[Callable[[], None] | None]"
 Batches: TypeAlias = "queue.SimpleQueue[tuple[_Batch, Callable[[_Batch], None]] | None]"
 
 
@@ -152,3 +156,41 @@ def _work(batches: Batches) -> None:
             batch.loop.call_soon_threadsafe(finish, batch)
         except RuntimeError:  # the loop is closed
             return
+
+
+class OwnThread:
+    """The thread of one episode, which what it opens may belong to.
+
+    It begins with the first call, and is left with one that takes too long.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        """`limit_s` is the time that a call may take."""
+        self._limit_s = limit_s
+        self._jobs: Jobs | None = None
+
+    async def call(self, function: Callable[[], Any], unwanted: Callable[[Any], object]) -> Any:
+        """Return what a function returns, which raises nothing; LeftBehindError if it takes too long."""
+        try:
+            async with asyncio.timeout(self._limit_s):
+                return await in_thread(function, unwanted, self._begin)
+        except TimeoutError as error:
+            self.end()
+            raise LeftBehindError from error
+
+    def end(self) -> None:
+        """End the thread after its call; a further call begins another one."""
+        if self._jobs is not None:
+            self._jobs.put(None)
+            self._jobs = None
+
+    def _begin(self, job: Callable[[], None]) -> None:
+        if self._jobs is None:
+            self._jobs = queue.SimpleQueue()
+            threading.Thread(target=_serve, args=(self._jobs,), name="episode", daemon=True).start()
+        self._jobs.put(job)
+
+
+def _serve(jobs: Jobs) -> None:
+    while (job := jobs.get()) is not None:
+        job()
