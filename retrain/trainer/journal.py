@@ -57,6 +57,7 @@ class Journal:
         self._warmup_file = files.warmup
         self._samples = SamplesWriter(files.samples, attempt)
         self._outcomes = OutcomesWriter(files.evals, attempt)
+        self._writers = (self._metrics, self._samples, self._outcomes)
         self._status = files.status
         self.attempt = attempt
         self._max_steps = max_steps
@@ -178,9 +179,8 @@ class Journal:
 
     def sync(self) -> None:
         """Sync every row and sample so far to disk, and flush the loggers."""
-        self._metrics.sync()
-        self._samples.sync()
-        self._outcomes.sync()
+        for writer in self._writers:
+            writer.sync()
         if self._loggers is not None:
             self._loggers.flush()
 
@@ -193,9 +193,8 @@ class Journal:
         self._is_closed.set()
         with self._lock:
             self._latest = self._current = None  # the end is written by whoever knows it
-        self._metrics.close()
-        self._samples.close()
-        self._outcomes.close()
+        for writer in self._writers:
+            writer.close()
         return "" if self._loggers is None else self._loggers.close(*self._ending)
 
 

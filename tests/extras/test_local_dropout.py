@@ -8,7 +8,7 @@ import torch
 from peft.tuners.lora import Linear
 
 from retrain.backends import Optimization
-from retrain.backends.local import check_options, training
+from retrain.backends.local import check_options, loading, training
 from retrain.rollouts import TrainingSample
 from tests.extras.local_policies import (
     as_samples,
@@ -85,7 +85,7 @@ def test_recomputed_activations_have_the_same_masks(model):
 
 
 def test_a_head_computed_in_chunks_is_recomputed_with_the_same_masks(model, monkeypatch):
-    monkeypatch.setattr(training, "LOGITS_AT_A_TIME", 200)  # five tokens
+    monkeypatch.setattr(loading, "LOGITS_AT_A_TIME", 200)  # five tokens
     recomputed = gradient(dropping(model, target_modules=["lm_head"]), model)
     monkeypatch.setattr(training, "checkpoint", lambda score, *pair, **_: score(*pair))
     kept = gradient(dropping(model, target_modules=["lm_head"]), model)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from retrain.backends import Optimization, Sampling
-from retrain.backends.local import training
+from retrain.backends.local import loading, training
 from retrain.errors import BackendMemoryError, NonFiniteError
 from retrain.rollouts import Given, Loss, LossTerms, Prompt, Rollout, TrainingSample
 from tests.extras.local_policies import (
@@ -93,7 +93,7 @@ def test_pieces_of_the_vocabulary_projection_change_nothing(model, monkeypatch):
     backend, samples = prepared(model)
     whole = gradient_of(backend, samples, PPO, Optimization(**{**asdict(HOW), "entropy_bonus": 0.1}))
     other, _ = prepared(model)
-    monkeypatch.setattr(training, "LOGITS_AT_A_TIME", 300)
+    monkeypatch.setattr(loading, "LOGITS_AT_A_TIME", 300)
     assert_same(
         gradient_of(other, samples, PPO, Optimization(**{**asdict(HOW), "entropy_bonus": 0.1})), whole
     )

@@ -13,8 +13,6 @@ from retrain.backends.local import LocalOptions
 if TYPE_CHECKING:
     from retrain.backends.local.loading import Policy
 
-LOGITS_AT_A_TIME = 2**24  # numbers: 64 MiB in float32
-
 
 @dataclass(frozen=True, slots=True)
 class Cut:
@@ -62,8 +60,8 @@ def draw(
 
     `numbers`, (rows,) uniform in [0, 1), choose the token by inverting the cumulative distribution.
     """
-    at_a_time = max(1, LOGITS_AT_A_TIME // policy.causal.config.get_text_config().vocab_size)
-    parts = zip(hidden.split(at_a_time), numbers.split(at_a_time), strict=True)
+    size = policy.rows_at_a_time
+    parts = zip(hidden.split(size), numbers.split(size), strict=True)
     drawn = [
         _draw(policy.log_distribution(states, temperature, cut), temperature, part, is_cut=cut is not None)
         for states, part in parts

@@ -25,6 +25,7 @@ from retrain.backends.local.drawing import Cut
 from retrain.backends.local.names import CONTEXT, model_problem
 from retrain.errors import BackendMemoryError, ConfigError, InfrastructureError
 
+LOGITS_AT_A_TIME = 2**24  # numbers: 64 MiB in float32; far fewer already keep a GPU busy
 ADAPTER = "default"  # peft's name for the only adapter
 Tensors = dict[str, torch.Tensor]
 UNREACHABLE = ("couldn't connect", "offline mode")  # transformers' messages if the hub did not answer
@@ -45,6 +46,11 @@ class Policy:
         """Where its weights are."""
         device: torch.device = next(self.causal.parameters()).device
         return device
+
+    @property
+    def rows_at_a_time(self) -> int:
+        """How many rows' logits are computed together."""
+        return max(1, LOGITS_AT_A_TIME // int(self.causal.config.get_text_config().vocab_size))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return next-token logits in float32: (..., hidden) -> (..., vocabulary)."""

@@ -29,8 +29,6 @@ from retrain.engines import Ids
 from retrain.errors import BackendMemoryError, NonFiniteError
 from retrain.rollouts import Floats, Loss, TrainingSample
 
-LOGITS_AT_A_TIME = 2**24  # numbers: 64 MiB in float32; far fewer already keep a GPU busy
-
 
 @dataclass(slots=True, eq=False)
 class Learner:
@@ -170,7 +168,7 @@ def evaluate(
     else:
         states = states_of(policy, batch.input_ids, batch.layout)
     hidden = states.flatten(0, 1)[batch.sources]
-    size = max(1, LOGITS_AT_A_TIME // policy.causal.config.get_text_config().vocab_size)
+    size = policy.rows_at_a_time
     if len(batch.targets) <= size:
         return score(hidden, batch.targets)
     pairs = zip(hidden.split(size), batch.targets.split(size), strict=True)
