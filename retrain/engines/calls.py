@@ -10,8 +10,9 @@ import http.client
 import json
 import socket
 import threading
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,8 +26,8 @@ STREAM, EVENT, LAST_EVENT = "text/event-stream", b"data:", b"[DONE]"
 class Call:
     """One request on a connection of its own."""
 
-    def __init__(self, connection: http.client.HTTPConnection, request: Mapping[str, Any]) -> None:
-        """Prepare a request, the arguments of `HTTPConnection.request`."""
+    def __init__(self, connection: http.client.HTTPConnection, request: Callable[[], None]) -> None:
+        """Prepare; `request` sends it on the connection."""
         self._connection, self._request = connection, request
         self._socket: socket.socket | None = None
         self._answer: http.client.HTTPResponse | None = None
@@ -40,7 +41,7 @@ class Call:
             self._socket = self._connection.sock
             if self.is_ended:
                 raise OSError("ended before it was sent")
-        self._connection.request(**self._request)
+        self._request()
         self._answer = self._connection.getresponse()
         return self._answer
 
@@ -150,11 +151,11 @@ class Calls(Client):
             )
         else:
             connection = http.client.HTTPConnection(host, port, timeout=self._silence_s)
-        request: dict[str, Any] = {"method": "GET", "url": address.path + path, "headers": self._headers}
-        if body is not None:
-            json_headers = {"Content-Type": "application/json"}
-            request |= {"method": "POST", "body": json.dumps(body), "headers": self._headers | json_headers}
-        return Call(connection, request)
+        url, headers = address.path + path, self._headers
+        if body is None:
+            return Call(connection, partial(connection.request, "GET", url, headers=headers))
+        headers = headers | {"Content-Type": "application/json"}
+        return Call(connection, partial(connection.request, "POST", url, json.dumps(body), headers))
 
     def _failed(self, call: Call | None, error: Exception) -> Exception:
         if call is not None and call.is_ended:
