@@ -52,7 +52,7 @@ parallel = true
 
 @pytest.fixture
 def server(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningServer]:
-    yield from serve(here, monkeypatch, ALPHABET, "--latency", "0.05", "--capacity", str(CAPACITY))
+    yield from serve(here, monkeypatch, ALPHABET, "--latency", "0.1", "--capacity", str(CAPACITY))
 
 
 class Pause(threading.Thread):
@@ -82,9 +82,8 @@ class Pause(threading.Thread):
         self.join()
 
 
-def test_permits_settle_near_what_the_api_bears_and_a_pause_is_shown(
-    here: Path, server: RunningServer
-) -> None:
+def test_permits_follow_what_the_api_bears_and_a_pause_is_shown(here: Path, server: RunningServer) -> None:
+    """Where they settle, on a machine of any speed, is tested with the controller."""
     tokenizer = write_tokenizer(here / "tokenizer", ALPHABET)
     file = here / "campaign.toml"
     file.write_text(CAMPAIGN.format(model=MODEL, url=server.url, tokenizer=tokenizer, steps=STEPS))
@@ -98,8 +97,6 @@ def test_permits_settle_near_what_the_api_bears_and_a_pause_is_shown(
     assert [len(read_attempts(run / "attempts.jsonl")) for run in runs] == [1] * RUNS
     rows = [row for run in runs for row in read_metrics(run)]
     assert len(rows) == RUNS * STEPS
-    later = [row["permits"] for row in rows if row["step"] > STEPS / 2]
-    assert CAPACITY / 3 <= sum(later) / len(later) <= 1.5 * CAPACITY  # fewer where this machine is slow
     lines = (outcome.directory / "permits" / "adaptive.jsonl").read_text().splitlines()
     changes = [json.loads(line) for line in lines]
     assert any(c["permits"] < c["before"] for c in changes)
