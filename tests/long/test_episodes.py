@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pytest
+
 from retrain import worker
 from retrain.records.metrics import read_metrics
 from tests.test_trainer import make_run
@@ -36,6 +38,7 @@ def solved(directory: Path, raw: dict) -> float:
     return sum(row["correct_rate"] for row in rows[-20:]) / 20
 
 
+@pytest.mark.timeout(600)  # seconds of the processor, on machines that do other things as well
 def test_with_answers_a_policy_wins_games_that_a_single_guess_cannot(tmp_path: Path) -> None:
     once = {**GAME, "environment": {**GAME["environment"], "max_turns": 1}}
     once["training"] = {**GAME["training"], "max_steps": 60}
