@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from pathlib import Path
+from types import ModuleType
 
-import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,8 +23,14 @@ ROWS = {"question": [f"{i} + 1 = ?" for i in range(10)], "answer": [str(i + 1) f
 
 @pytest.fixture(autouse=True)
 def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture
+def datasets() -> ModuleType:
+    """The library, imported in no process that runs none of this file: it takes seconds."""
+    return importlib.import_module("datasets")
 
 
 def parquet(path: Path, **columns: list) -> str:
@@ -117,7 +124,7 @@ def test_what_looks_like_a_path_and_is_not_there_is_not_asked_of_the_hub(path: s
     assert f"path: no file or directory {path!r}" in problem_of("datasets", path=path)
 
 
-def test_a_data_set_that_was_saved_to_disk_is_read_by_split(tmp_path: Path) -> None:
+def test_a_data_set_that_was_saved_to_disk_is_read_by_split(datasets: ModuleType, tmp_path: Path) -> None:
     saved = datasets.DatasetDict(
         train=datasets.Dataset.from_dict(ROWS),
         test=datasets.Dataset.from_dict({"question": ["what?"], "answer": ["that"]}),
@@ -141,7 +148,7 @@ def test_a_directory_of_files_is_loaded_and_can_be_sliced(tmp_path: Path) -> Non
     assert {p.id for p in task.train} == {1, 2, 3, 4}
 
 
-def test_a_data_set_that_cannot_be_loaded_says_so(tmp_path: Path) -> None:
+def test_a_data_set_that_cannot_be_loaded_says_so(datasets: ModuleType, tmp_path: Path) -> None:
     assert "path: cannot load" in problem_of("datasets", path=str(tmp_path))
     assert "path: cannot load 'nobody/nothing' [train]" in problem_of("datasets", path="nobody/nothing")
     datasets.DatasetDict(train=datasets.Dataset.from_dict(ROWS)).save_to_disk(tmp_path / "set")
