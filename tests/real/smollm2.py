@@ -21,7 +21,10 @@ MEMMAP = np.memmap
 
 def save_smollm2(directory: Path) -> Path:
     """Convert the model with its tokenizer and chat template; return the directory."""
-    with patch.object(gguf, "GGUFReader", cache(gguf.GGUFReader)):  # read three times, for seconds each
+    with (  # read three times, for seconds each, and its names mapped 400 times
+        patch.object(gguf, "GGUFReader", cache(gguf.GGUFReader)),
+        patch.object(gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map)),
+    ):
         tokenizer = smollm2_tokenizer()
         model = AutoModelForCausalLM.from_pretrained(**_packed(), dtype=torch.float32)
     # transformers keeps its gguf reader on the plain tensors, and then refuses to save and to train them
@@ -36,8 +39,9 @@ def save_smollm2(directory: Path) -> Path:
     return directory
 
 
+@cache
 def smollm2_tokenizer() -> Any:
-    """Return the tokenizer with its chat template."""
+    """Return the tokenizer with its chat template, the same each time."""
     with patch("gguf.gguf_reader.np.memmap", _mapped):
         return AutoTokenizer.from_pretrained(**_packed())
 
