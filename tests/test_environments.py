@@ -385,6 +385,24 @@ def test_an_environment_that_says_nothing_at_the_start_costs_its_episode(said: o
     assert (silent.error, fine.error) == (wanted, "")
 
 
+def test_without_a_template_the_texts_of_a_conversation_follow_each_other() -> None:
+    class Talks(Count):
+        def start(self, prompt: Prompt) -> list[dict[str, str]]:  # type: ignore[override]
+            return [{"role": "system", "content": "ab"}, {"role": "user", "content": "c"}]
+
+        def step(self, completion: str) -> tuple[object, float, bool]:  # type: ignore[override]
+            _, reward, is_over = super().step(completion)
+            return [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}], reward, is_over
+
+    backend = registry.bound("backends", "numpy", {})(BackendSpec(seed=0, alphabet="abc"))
+    episodes = Episodes(Environment(), Talks, TurnSampler(backend, EventLoopThread(), 2))
+    (group,) = episodes.play([Prompt(0, "?", "")], replace(HOW, group_size=1))
+    episodes.close()
+    (rollout,) = group.rollouts
+    assert backend.read(rollout)[:3] == (0, 1, 2)
+    assert [given.tokens for given in rollout.given] == [(0, 1)] * 2
+
+
 def test_a_first_message_that_no_context_holds_costs_its_episode() -> None:
     class Long(Count):
         def start(self, prompt: Prompt) -> str:

@@ -59,9 +59,14 @@ def check_prompts(config: Config, prompts: Sequence[Prompt]) -> list[str]:
     return [f"[data]: {problem}" for problem in islice(filter(None, map(length_problem, prompts)), 1)]
 
 
+def text_of(prompt: Prompt) -> str:
+    """Return what the policy reads of a prompt: without a chat template, the messages follow each other."""
+    return "".join(content for _, content in prompt.messages) if prompt.messages else prompt.text
+
+
 def length_problem(prompt: Prompt) -> str:
     """Return the problem of a prompt that is too long to be read; "" if it is not."""
-    length = len(prompt.ids or prompt.text)
+    length = len(prompt.ids or text_of(prompt))
     if length <= CONTEXT:
         return ""
     return f"prompt {prompt.id} has {length} characters, and the policy's context is {CONTEXT}; shorten it"

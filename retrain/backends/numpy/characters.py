@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from retrain.backends.numpy import text_of
 from retrain.engines import Ids
 from retrain.errors import ConfigError, PromptError
 from retrain.rollouts import Prompt
@@ -32,7 +33,7 @@ class Characters:
 
     def of(self, prompt: Prompt) -> Ids:
         """Return the token ids of a prompt, as `encode` and `read` do."""
-        return self.read(prompt.ids) if prompt.ids else self.encode(prompt.text)
+        return self.read(prompt.ids) if prompt.ids else self.encode(text_of(prompt))
 
     def read(self, tokens: Ids) -> Ids:
         """Return those of a program's token ids that the policy reads.
