@@ -42,6 +42,7 @@ from tests.test_trainer import SMALL, make_run
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
 GUESSED = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+IMAGE = {"type": "image_url", "image_url": {"url": "board.png"}}
 HOW = Sampling(group_size=1, max_tokens=8, temperature=1.0)
 Run = Callable[[Prompt, str, str], Any]
 
@@ -234,6 +235,7 @@ def test_all_samples_of_an_episode_are_trained_on_with_its_advantage() -> None:
         ({}, 400, "messages", "Field required"),
         ({"messages": []}, 400, "messages", "at least 1 item"),
         ({"messages": [{"role": "judge", "content": "a"}]}, 400, "messages.0.role", "got 'judge'"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, 400, "messages.0.content.0.type", "be 'text'"),
         ({"messages": [user("?")], "n": 2}, 400, "n", "got 2"),
         ({"messages": [user("?")], "max_tokens": 0}, 400, "max_tokens", "got 0"),
         ({"messages": [user("?")], "stop": ["a"]}, 400, "stop", "at most 0 items"),
