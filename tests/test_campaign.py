@@ -27,7 +27,7 @@ from retrain.records.manifest import read_manifest
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import RunState, read_attempts
 from retrain.semaphore import FileSemaphore
-from tests.conftest import TINY
+from tests.conftest import ONE_RUN, TINY
 from tests.plugins import broken
 from tests.semaphore_processes import wait_until
 
@@ -145,17 +145,17 @@ def test_a_worker_killed_by_the_kernel_is_tried_again(campaign_file: Path, here:
     text = campaign_file.read_text() + '[reward]\nreward = "tests.plugins.killed_once"\n'
     campaign_file.write_text(text + f'[reward.params]\nflag = "{here / "killed"}"\n')
     notes = Notes()
-    outcome = run_campaign(campaign_file, ONE_SEED, observer=notes)
+    outcome = run_campaign(campaign_file, ONE_RUN, observer=notes)
     assert outcome.exit_code == 0
     assert len(notes.retries) == 1
     assert "SIGKILL" in notes.retries[0]
-    attempts = [read_attempts(RunFiles(p).attempts) for p in runs_of(outcome)]
-    assert sorted(len(a) for a in attempts) == [1, 2]
+    (run,) = runs_of(outcome)
+    assert len(read_attempts(RunFiles(run).attempts)) == 2
 
 
 def test_a_run_that_takes_too_long_is_ended_as_timeout(campaign_file: Path) -> None:
     campaign_file.write_text(campaign_file.read_text() + '[reward]\nreward = "tests.plugins.slow"\n')
-    sets = ["campaign.max_steps=100000", "campaign.run_timeout=1.5", "campaign.seeds=[0]"]
+    sets = ["campaign.max_steps=100000", "campaign.run_timeout=1.5", *ONE_RUN]
     outcome = run_campaign(campaign_file, sets)
     assert set(outcome.states.values()) == {RunState.TIMEOUT}
     assert outcome.exit_code == 4
@@ -171,7 +171,7 @@ def gated(campaign_file: Path, reward: str) -> Path:
 
 def test_a_stopped_campaign_resumes_to_the_same_result(campaign_file: Path) -> None:
     gate = gated(campaign_file, "slow_until")
-    sets = ["campaign.max_steps=8", "training.save_every=0", "campaign.seeds=[0]"]
+    sets = ["campaign.max_steps=8", "training.save_every=0", *ONE_RUN]
     stopping = StopWhenRowsExist()
     campaign = start(campaign_file, sets, stopping)
     stopping.stop = campaign.stop

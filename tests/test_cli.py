@@ -16,7 +16,7 @@ import pytest
 from retrain import cli
 from retrain.cli import COMMANDS
 from retrain.records.metrics import read_metrics
-from tests.conftest import TINY
+from tests.conftest import ONE_RUN, TINY
 from tests.semaphore_processes import wait_until
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
@@ -98,9 +98,9 @@ def test_explain_json_has_the_rows_of_the_table(retrain: Call, campaign_file: Pa
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """A directory with a finished campaign, and what the command said."""
+    """A directory with a finished campaign of two runs, and what the command said."""
     directory = tmp_path_factory.mktemp("ran")
-    (directory / "tiny.toml").write_text(TINY)
+    (directory / "tiny.toml").write_text(TINY.replace("seeds = [0, 1]", "seeds = [0]"))
     command = [sys.executable, "-m", "retrain", "tiny.toml"]
     return directory, subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=100)
 
@@ -116,7 +116,7 @@ def test_a_file_name_alone_runs_it_and_shows_a_result_table(retrain: Call, ran: 
     assert "started grpo_s0" in answer.stderr
     estimate = retrain("explain", "tiny.toml", "--from", "logs", cwd=directory).stdout
     assert "median step time" in estimate
-    assert "4 earlier runs" in estimate
+    assert "2 earlier runs" in estimate
 
 
 def test_status_shows_failures_as_text_without_control_characters(retrain: Call, campaign_file: Path) -> None:
@@ -135,9 +135,7 @@ def test_status_json_has_every_run(retrain: Call, ran: Ran) -> None:
     (campaign,) = json.loads(retrain("status", "--json", cwd=ran[0]).stdout)["campaigns"]
     assert {(run["run_id"], run["state"], run["step"]) for run in campaign["runs"]} == {
         ("grpo_s0", "done", 4),
-        ("grpo_s1", "done", 4),
         ("maxrl_s0", "done", 4),
-        ("maxrl_s1", "done", 4),
     }
 
 
@@ -159,8 +157,9 @@ def test_status_of_an_empty_directory_says_what_to_do(retrain: Call, here: Path)
 
 def test_ctrl_c_saves_and_says_how_to_go_on(campaign_file: Path, here: Path) -> None:
     campaign_file.write_text(campaign_file.read_text() + '[reward]\nreward = "plugins.slow"\n')
+    options = [word for one in ("campaign.max_steps=100000", *ONE_RUN) for word in ("--set", one)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "retrain", campaign_file.name, "--set", "campaign.max_steps=100000"],
+        [sys.executable, "-m", "retrain", campaign_file.name, *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -327,7 +326,7 @@ def test_the_list_of_commands_is_not_cut_off(retrain: Call) -> None:
     assert "..." not in commands
 
 
-@pytest.mark.parametrize("command", [("schema",), ("schema", "--keys"), ("status", ".")])
+@pytest.mark.parametrize("command", [("schema",), ("status", ".")])
 def test_output_to_a_full_disk_is_a_message(command: tuple[str, ...], here: Path) -> None:
     words = [sys.executable, "-m", "retrain", *command]
     with Path("/dev/full").open("w") as full:
@@ -336,7 +335,7 @@ def test_output_to_a_full_disk_is_a_message(command: tuple[str, ...], here: Path
     assert answer.stderr == "output: No space left on device; --debug shows where\n"
 
 
-@pytest.mark.parametrize("command", [("schema",), ("init", "--list"), ("status", ".", "--json"), ("-h",)])
+@pytest.mark.parametrize("command", [("schema",), ("status", ".", "--json"), ("-h",)])
 def test_a_reader_that_has_seen_enough_is_no_failure(command: tuple[str, ...], here: Path) -> None:
     read, write = os.pipe()
     os.close(read)

@@ -95,19 +95,19 @@ def published(name, batch, loss, *, beta, bonus):
     return loss_by_type[name] - bonus * mean_entropy
 
 
-@pytest.mark.parametrize("parts", [1, 2, 4])
 @pytest.mark.parametrize(("beta", "bonus"), [(0.0, 0.0), (BETA, 0.0), (0.0, BONUS), (BETA, BONUS)])
 @pytest.mark.parametrize("name", ["token", "sequence", "constant"])
-def test_a_step_with_ties_has_the_gradient_of_the_published_formula(name, beta, bonus, parts):
+def test_a_step_with_ties_has_the_gradient_of_the_published_formula(name, beta, bonus):
     batch, algorithm = batch_of(REWARDS), algorithm_of(name, kl_coef=beta, entropy_bonus=bonus)
     advantages = algorithm.estimate(batch.rewards)
     assert np.allclose(advantages, ADVANTAGES)
     samples = algorithm.transform(batch, advantages, 0.0)
     how = Optimization(0.0, entropy_bonus=bonus, kl_coef=beta)
-    found = sum(gradient_of(part, algorithm.loss, how) for part in split_by_group(samples, parts))
     wanted = published(name, batch, algorithm.loss, beta=beta, bonus=bonus)
     assert np.linalg.norm(wanted) > 1e-3
-    assert np.allclose(found, wanted, rtol=1e-9, atol=1e-12)
+    for parts in (1, 2, 4):
+        found = sum(gradient_of(part, algorithm.loss, how) for part in split_by_group(samples, parts))
+        assert np.allclose(found, wanted, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["token", "sequence", "constant"])
