@@ -138,6 +138,7 @@ def test_a_killed_worker_leaves_room_for_its_next_attempt(here: Path, server: Ru
     (run,) = [path.parent for path in outcome.directory.rglob("attempts.jsonl")]
     assert [one.ending for one in read_attempts(run / "attempts.jsonl")] == ["infrastructure", "done"]
     assert server.stats()["models"] == 0
+    assert "PyTorch" not in (run / "output.log").read_text()  # which tokenizers do not need
 
 
 class Twice:

@@ -10,6 +10,7 @@ batching: `micro_batches` is ignored.
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -37,6 +38,7 @@ from retrain.errors import ConfigError, FullContextError, NonFiniteError, RunFai
 from retrain.event_loop import in_thread
 from retrain.rollouts import CallForm, Floats, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
 
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that tokenizers are all without PyTorch
 T = TypeVar("T")
 
 
