@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +11,8 @@ import pytest
 
 from retrain import worker
 from retrain.campaign.run import reopen, start
-from retrain.config.flow import flow_settings
 from retrain.config.prices import Price
-from retrain.config.schema import Config, Environment, RateLimiter
+from retrain.config.schema import Config, Environment
 from retrain.errors import EXIT_INFRASTRUCTURE, InterruptedRunError
 from retrain.records.campaign_state import asked_to_stop
 from retrain.records.layout import CampaignFiles, RunFiles
@@ -28,10 +26,8 @@ from retrain.rollouts import Prompt
 from retrain.status import survey
 from retrain.trainer.budget import RunBudget
 from retrain.trainer.due import Due
-from retrain.trainer.source import AsyncSource, PromptStream
-from tests.test_async_source import sampled
 from tests.test_budget import PRICED, PRICES, take_step
-from tests.test_trainer import make_run, train
+from tests.test_trainer import make_run
 
 EVALUATED = """
 [[eval]]
@@ -213,69 +209,6 @@ def aside_usd(run: RunFiles) -> float:
 def spend(budget: RunBudget, usd: float) -> None:
     with budget.meter.call(tokens := Tokens(sample=round(usd * 1e6 / 2))) as call:
         call.billed = tokens
-
-
-def sampling_ahead(config: Config, steps: int) -> AsyncSource:
-    """Return a source of batches of 3 groups, up to five of them ahead."""
-    settings = flow_settings(replace(config, rate_limiter=RateLimiter(max_staleness=4, capacity=20)))
-    assert settings is not None
-    prompts = PromptStream([Prompt(n, "1=", "2") for n in range(9)], 0)
-    return AsyncSource(prompts, sampled, replace(settings, steps=steps), workers=1, seed=0, overlaps=True)
-
-
-def test_all_that_may_be_sampled_ahead_is_set_aside_with_a_step_and_beside_an_evaluation(
-    run: RunFiles,
-) -> None:
-    config = worker.read_run(run)
-    budget = RunBudget(config, run)
-    budget.ahead = source = sampling_ahead(config, steps=100)
-    assert budget.why_to_stop() == ""
-    assert source.most_groups(1, held=True) == 3  # nothing is known: only the step's own
-    with budget.sampling(12):
-        spend(budget, 0.24)  # $0.02 a rollout
-    budget.took_step(12, Tokens(train=200_000))  # $0.60
-    budget.evaluated(due := asks(config, 1), Tokens(sample=500_000))
-    assert budget.why_to_stop() == ""
-    assert aside_usd(run) == pytest.approx(0.60 + 6 * 3 * 4 * 0.02)
-    source.next_groups(3, 3, 0)
-    with source.updating(1):
-        pass
-    while source.most_groups(0, held=False):  # until five batches are buffered
-        time.sleep(0.001)
-    assert budget.why_to_stop([due], is_step=False) == ""
-    assert aside_usd(run) == pytest.approx(1.0)
-    assert budget.why_to_stop([due]) == ""
-    assert aside_usd(run) == pytest.approx(0.60 + 3 * 4 * 0.02 + 1.0)
-    source.close()
-
-
-def test_a_budget_without_room_to_sample_ahead_still_takes_steps(run: RunFiles) -> None:
-    config = worker.read_run(run)
-    budget = RunBudget(config, run)
-    budget.ahead = source = sampling_ahead(config, steps=100)
-    with budget.sampling(12):
-        spend(budget, 2.4)  # $0.20 a rollout
-    budget.took_step(12)
-    for step in range(3):
-        assert budget.why_to_stop() == ""
-        assert aside_usd(run) == pytest.approx(2.4)
-        source.next_groups(3, 3, step)
-        spend(budget, 2.4)
-        with source.updating(step + 1):
-            pass
-        assert source.state_dict()["prompts"]["taken"] == 3 * (step + 1)
-    assert "no room for another step: $9.60 are spent" in budget.why_to_stop()
-    source.close()
-
-
-def test_a_run_that_samples_ahead_is_billed_for_its_steps_alone(tmp_path: Path) -> None:
-    raw = {**PRICED, "rate_limiter": {"max_staleness": 4}}
-    files = train(tmp_path / "r", raw)
-    spent = read_spending(files)
-    assert spent is not None
-    assert (done := read_done(files.done)) is not None
-    of_steps = sum(row["tokens_per_step"] for row in read_metrics(files.directory))
-    assert spent.tokens.sample == of_steps + done.result["eval_billed_sample"]
 
 
 def test_evaluations_at_a_runs_end_are_kept_when_it_dies_in_the_next_one(tmp_path: Path) -> None:

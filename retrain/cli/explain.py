@@ -177,6 +177,15 @@ def _cost(cost: CostForecast | None, at_most: str) -> Iterator[tuple[str, str]]:
             one.match == "other settings"
         )
         yield "", f"{plain(one.condition)}: P50 {dollars(one.p50_usd)}, P90 {dollars(one.p90_usd)}; {each}"
+    for row, one in enumerate(cost.conditions):
+        whose = f"{plain(one.condition)}: " * (len(cost.conditions) > 1)
+        yield (
+            "" if row else "tokens of a step",
+            (
+                f"{whose}prompts {one.prefill_tokens:,.0f}, cached {one.cached_tokens:,.0f}, "
+                f"sampled {one.sampled_tokens:,.0f}, trained {one.trained_tokens:,.0f}"
+            ),
+        )
 
 
 def _expected_seeds(expected: ExpectedSeeds, explanation: Explanation) -> str:

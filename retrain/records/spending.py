@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from retrain.errors import DamagedRecordError
@@ -69,6 +69,11 @@ class Spending:
     def spent_usd(self) -> float | None:
         """Dollars spent, without the calls in flight; None if the price is not known."""
         return None if self.usd is None else self.usd + (self.unsure_usd or 0.0)
+
+    def after_kill(self) -> Spending:
+        """Return it with the calls in flight among those that may have been billed."""
+        usd = None if self.unsure_usd is None else self.unsure_usd + (self.open_usd or 0.0)
+        return replace(self, unsure=self.unsure + self.open, unsure_usd=usd, open=Tokens(), open_usd=None)
 
 
 def read_spending(files: RunFiles) -> Spending | None:

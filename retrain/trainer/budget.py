@@ -55,7 +55,7 @@ class RunBudget:
         found = read_spending(files)
         known = found or Spending()
         # calls that were in flight when the last attempt was killed may have been billed
-        self._before = replace(known, unsure=known.unsure + known.open)
+        self._before = known.after_kill()
         self._set_aside_usd, self._largest_usd = 0.0, known.largest_step_usd
         self._sampled_usd, self._trained_usd = known.largest_sampled_usd, known.largest_trained_usd
         a_step = config.training.batch_size * config.training.group_size  # rollouts; earlier versions lack:
@@ -265,7 +265,10 @@ class RunBudget:
         return self._now().spent_usd or 0.0
 
     def _now(self) -> Spending:
-        """Return what the run has spent in all of its attempts; earlier tokens at what they cost then."""
+        """Return what the run has spent in all of its attempts; earlier tokens at what they cost then.
+
+        Without a price now, no dollars are told: they would lack what was billed since.
+        """
         before, meter = self._before, self.meter
         unsure = before.unsure + meter.unsure
         now = replace(
@@ -279,11 +282,12 @@ class RunBudget:
             largest_trained_usd=self._trained_usd,
             evaluations=dict(self._evaluations),
         )
-        if self._price is None:
-            return now
-        earlier = before.tokens.usd(self._price) if before.usd is None else before.usd
-        usd = earlier + meter.tokens.usd(self._price)
-        now = replace(now, usd=usd, unsure_usd=unsure.usd(self._price), open_usd=meter.open.usd(self._price))
+        if (price := self._price) is None:
+            return replace(now, usd=None, unsure_usd=None, open_usd=None)
+        usd = before.tokens.usd(price) if before.usd is None else before.usd
+        unsure_usd = before.unsure.usd(price) if before.unsure_usd is None else before.unsure_usd
+        usd, unsure_usd = usd + meter.tokens.usd(price), unsure_usd + meter.unsure.usd(price)
+        now = replace(now, usd=usd, unsure_usd=unsure_usd, open_usd=meter.open.usd(price))
         left = self._began_usd + self._set_aside_usd - (now.spent_usd or 0.0) if self._set_aside_usd else 0.0
         return replace(now, set_aside_usd=max(0.0, left))
 

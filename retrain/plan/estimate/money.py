@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from retrain.config.prices import Price, price_of
 from retrain.plan.estimate.billed import mean_usd
 from retrain.plan.estimate.learned import Learned, MatchedBy, Measured
 from retrain.plan.matrix import Plan
+from retrain.records.tokens import Tokens
 
 Z90 = 1.2816  # of the normal distribution
 RUNS_DIFFER = 0.1  # standard deviation between runs over their mean, while no condition has two runs
@@ -65,7 +67,7 @@ def _of_condition(
 ) -> tuple[ConditionCost, float]:
     """Return a condition's cost, and the variance of all of its runs'."""
     taken = [tokens for run in measured.billed for tokens in run.steps]
-    usd = [tokens.usd(price) for tokens in taken]
+    usd = _usd(taken, price)
     mean = statistics.fmean(usd)
     run_usd = steps * mean + _beside_usd(measured, price)
     of_steps, of_runs = statistics.pvariance(usd), (differ * mean) ** 2
@@ -84,8 +86,8 @@ def _of_condition(
 
 
 def _runs_differ(plan: Plan, learned: Learned) -> float:
-    """Return how much the mean steps of a condition's runs differ, relative to their mean."""
-    squares, freedom = 0.0, 0
+    """Return how much a condition's runs differ beyond what their steps explain, relative to their mean."""
+    squares, freedom, explained = 0.0, 0, 0.0
     for condition, run in plan.first_runs().items():
         price, runs = price_of(run.config), learned.conditions[condition].billed
         if price is None or len(runs) < 2:
@@ -94,7 +96,13 @@ def _runs_differ(plan: Plan, learned: Learned) -> float:
         if middle := statistics.fmean(means):
             squares += math.fsum((mean / middle - 1) ** 2 for mean in means)
             freedom += len(means) - 1
-    return math.sqrt(squares / freedom) if freedom else RUNS_DIFFER
+            by_steps = (statistics.pvariance(_usd(one.steps, price)) / len(one.steps) for one in runs)
+            explained += (len(means) - 1) * statistics.fmean(by_steps) / middle**2
+    return math.sqrt(max(0.0, squares - explained) / freedom) if freedom else RUNS_DIFFER
+
+
+def _usd(taken: Sequence[Tokens], price: Price) -> list[float]:
+    return [tokens.usd(price) for tokens in taken]
 
 
 def _beside_usd(measured: Measured, price: Price) -> float:
