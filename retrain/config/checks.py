@@ -14,7 +14,7 @@ from retrain import extras, registry
 from retrain.config.campaign import Campaign
 from retrain.config.drafts import Draft, Location, Problem
 from retrain.config.flow import flow_problems
-from retrain.config.keys import keys_of
+from retrain.config.keys import keys_of, table_at
 from retrain.config.resolve import PLUGINS, SHORTHANDS, label_of, label_of_modes
 from retrain.errors import ConfigError
 
@@ -141,9 +141,7 @@ def check_launcher_tables(raw: Mapping[str, Any]) -> Iterator[Problem]:
 
     A table of another launcher may wait for its day, unless its name may be a mistake for the launcher's.
     """
-    campaign = raw.get("campaign")
-    if not isinstance(campaign, dict):
-        return
+    campaign = table_at(raw, "campaign")
     named = str(campaign.get("launcher", KEYS["launcher"].default))
     others = [
         key for key, table in campaign.items() if "." in key and isinstance(table, dict) and key != named

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.config.files import contents_of, mapped
-from retrain.config.keys import keys_of
+from retrain.config.keys import keys_of, table_at
 from retrain.config.resolve import SECTIONS, as_tables, build, values_of
 from retrain.config.schema import Config
 from retrain.config.versions import as_meant
@@ -67,9 +67,8 @@ def is_current(config_hash: str) -> bool:
 
 def is_as_written(tables: Mapping[str, Any]) -> bool:
     """Whether a run.toml has the configuration of its digest; a ConfigError if a later retrain wrote it."""
-    run = tables.get("run")
-    known = run.get("config_hash") if isinstance(run, dict) else None
-    if not isinstance(run, dict) or not isinstance(known, str):
+    run = table_at(tables, "run")
+    if not isinstance(known := run.get("config_hash"), str):
         return False
     if is_current(known):
         try:
@@ -84,9 +83,8 @@ def is_as_written(tables: Mapping[str, Any]) -> bool:
 
 def is_edited(tables: Mapping[str, Any]) -> bool:
     """Whether a run.toml has a digest that differs from its configuration's."""
-    run = tables.get("run")
     try:
-        return isinstance(run, dict) and bool(run.get("config_hash")) and not is_as_written(tables)
+        return bool(table_at(tables, "run").get("config_hash")) and not is_as_written(tables)
     except ConfigError:  # a later version's, which cannot be judged
         return False
 

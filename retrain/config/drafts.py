@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias, get_args, get_origin
 from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_schema
 
 from retrain.config.campaign import Condition
-from retrain.config.keys import Key, as_key, keys_of, quote
+from retrain.config.keys import Key, as_key, keys_of, quote, table_at
 from retrain.config.resolve import SECTIONS, hints_of, sections_of
 from retrain.config.schema import Config
 from retrain.registry import hint
@@ -77,8 +77,7 @@ class Draft:
 
     def gives(self, section: str, key: str) -> bool:
         """Whether a key is set explicitly, even to its default."""
-        table = self.tables.get(section)
-        return isinstance(table, dict) and key in table
+        return key in table_at(self.tables, section)
 
 
 def draft_of(tables: Mapping[str, Any], trials: Trials | None = None) -> Draft:

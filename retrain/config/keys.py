@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -108,6 +108,27 @@ def keys_of(section: Any) -> Mapping[str, Key]:
             **{name: says[name] for name in DECLARED & says.keys()},
         )
     return found
+
+
+def table_at(tables: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    """Return the table at these keys of a file; empty if there is none."""
+    here: Any = tables
+    for name in keys:
+        here = here.get(name) if isinstance(here, Mapping) else None
+    return here if isinstance(here, Mapping) else {}
+
+
+def put(table: Table, keys: Sequence[str], value: Any, *, replaces: bool = False) -> bool:
+    """Set a value in tables; False if a value is in the way, or there already unless it `replaces` that."""
+    *tables, last = keys
+    for part in tables:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            return False
+    if last in table and not replaces:
+        return False
+    table[last] = value
+    return True
 
 
 def as_key(name: str) -> str:

@@ -23,7 +23,7 @@ from retrain.config.checks import (
 from retrain.config.drafts import Draft, Location, Problem, Trials, draft_of, place
 from retrain.config.evals import check_eval_tables, check_eval_tokens, with_eval_tables
 from retrain.config.files import found_below
-from retrain.config.keys import quote
+from retrain.config.keys import put, quote, table_at
 from retrain.config.prices import check_prices
 from retrain.config.resolve import DECIDED_BY_CAMPAIGN, merge, overrides_of, with_default_plugins
 from retrain.config.sampler import Proposal
@@ -74,8 +74,7 @@ def load_config(
     path = Path(path)
     raw = with_plain_keys(read_toml(path))
     overridden = _apply_overrides(raw, overrides)
-    run = raw.get("run")
-    if beside is None and isinstance(run, dict) and (origin := run.get("origin")):
+    if beside is None and (origin := table_at(raw, "run").get("origin")):
         beside = Path(str(origin["where"])) / str(origin.get("beside", "."))
     registry.look_beside(beside or path.parent)
     raw, source = (found_below(raw, project), str(path)) if project else (raw, path.name)
@@ -209,10 +208,10 @@ def _without_effect(
     raw: Mapping[str, Any], various: Sequence[Variant], overridden: frozenset[Location]
 ) -> Iterator[Problem]:
     """Iterate over overrides that have no effect because another key takes precedence."""
-    campaign, own = raw.get("campaign"), [variant.table for variant in various]
+    campaign, own = table_at(raw, "campaign"), [variant.table for variant in various]
     for location in sorted(overridden, key=str):
         key = DECIDED_BY_CAMPAIGN.get(".".join(map(str, location)), "")
-        if key and isinstance(campaign, dict) and campaign.get(key):
+        if key and campaign.get(key):
             rule = f"campaign.{key} = {quote(campaign[key])}"
             yield location, f"has no effect, because {rule} decides; set that"
             continue
@@ -237,22 +236,13 @@ def _apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> frozenset
         keys = tuple(k.strip() for k in path.split("."))
         if not equals or len(keys) < 2 or not all(keys):
             problems.append(f"--set {text}: not of the form section.key=value; write --set training.lr=1e-4")
-        elif not _set(raw, keys, value_of(value)):
+        elif not put(raw, keys, value_of(value), replaces=True):
             problems.append(f"--set {text}: {place(keys[:-1])} is not a table that holds {keys[-1]!r}")
         else:
             done.add(keys)
     if problems:
         raise ConfigError(problems)
     return frozenset(done)
-
-
-def _set(table: dict[str, Any], keys: Sequence[str], value: object) -> bool:
-    for part in keys[:-1]:
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
-            return False
-    table[keys[-1]] = value
-    return True
 
 
 def value_of(text: str) -> object:

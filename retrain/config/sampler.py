@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from retrain.config.keys import table_at
+
 Point: TypeAlias = dict[str, Any]  # values by dotted key
 
 
@@ -19,6 +21,4 @@ class Proposal:
 
 def has_sampler(raw: Mapping[str, Any]) -> bool:
     """Whether a sampler proposes the points of a file's sweep."""
-    campaign = raw.get("campaign")
-    search = campaign.get("search") if isinstance(campaign, Mapping) else None
-    return isinstance(search, Mapping) and bool(search.get("sampler"))
+    return bool(table_at(raw, "campaign", "search").get("sampler"))

@@ -14,7 +14,7 @@ from itertools import product
 from operator import eq
 from typing import TYPE_CHECKING, Any
 
-from retrain.config.keys import keys_of
+from retrain.config.keys import keys_of, put, table_at
 from retrain.config.resolve import (
     SECTIONS,
     label_of_modes,
@@ -64,7 +64,7 @@ def with_plain_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
         return dict(raw)
     plain: dict[str, Any] = {}
     for key, value in sorted(sweep.items(), key=lambda item: "." in item[0]):
-        if not _put(plain, key, copy.deepcopy(value)):
+        if not put(plain, key.split("."), copy.deepcopy(value)):
             plain[key] = value  # given twice, which the check reports
     ordered = {key.partition(".")[0]: None for key in sweep} | dict.fromkeys(plain)
     return {**raw, "campaign": {**raw["campaign"], "sweep": {key: plain[key] for key in ordered}}}
@@ -114,8 +114,7 @@ def expanded(raw: Mapping[str, Any], proposed: Sequence[Proposal] = ()) -> Mappi
 
 def conditions(raw: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the tables `[[campaign.conditions]]` of a file."""
-    campaign = raw.get("campaign")
-    found = campaign.get("conditions") if isinstance(campaign, dict) else None
+    found = table_at(raw, "campaign").get("conditions")
     return [c for c in found if isinstance(c, dict)] if isinstance(found, list) else []
 
 
@@ -129,11 +128,9 @@ def stands_in(table: Mapping[str, Any], location: Sequence[str | int]) -> bool:
     return True
 
 
-def table_of(raw: Mapping[str, Any]) -> dict[str, Any]:
+def table_of(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a file's `[campaign.sweep]`; empty if it has none."""
-    campaign = raw.get("campaign")
-    found = campaign.get("sweep") if isinstance(campaign, Mapping) else None
-    return found if isinstance(found, dict) else {}
+    return table_at(raw, "campaign", "sweep")
 
 
 def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -229,7 +226,7 @@ def _variant(
     """Return a condition with the values of a point, and a name that tells them."""
     table = copy.deepcopy(dict(condition))
     for key, value in point.items():
-        _put(table, key, value)
+        put(table, key.split("."), value)
     stem, told = str(condition.get("name") or ""), list(point)
     if not stem:
         algorithm = {**defaults.get("algorithm", {}), **overrides_of(table).get("algorithm", {})}
@@ -244,19 +241,6 @@ def _are_alike(listed: Iterable[Any]) -> bool:
     """Whether names would show texts of a list alike, as models of one name by two makers."""
     texts = [text_of(value) for value in listed if isinstance(value, str)]
     return len(set(texts)) < len(texts)
-
-
-def _put(table: dict[str, Any], key: str, value: Any) -> bool:
-    """Set a dotted key in tables; False if something else is there."""
-    *tables, last = key.split(".")
-    for part in tables:
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
-            return False
-    if last in table:
-        return False
-    table[last] = value
-    return True
 
 
 def _short(key: str, keys: Mapping[str, Any]) -> str:
