@@ -42,7 +42,7 @@ def imported_by(node: ast.AST, *, lazily: bool) -> Iterator[str]:
             yield from (alias.name for alias in child.names)
         elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
             continue
-        elif lazily or not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        elif not isinstance(child, ast.expr if lazily else (ast.expr, *FUNCTIONS)):
             yield from imported_by(child, lazily=lazily)
 
 
