@@ -14,6 +14,7 @@ from retrain.campaign.run import run_campaign
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_attempts
 from retrain.rollouts import Prompt
+from tests.asking import post
 from tests.tinker_api.running import KEY, MODEL, RunningServer, serve, write_tokenizer
 from tests.tinker_api.sdk import CALLS_SDK
 
@@ -153,11 +154,23 @@ class Twice:
         return "=", float(completion == self.answer), self.turns == 2
 
 
-@pytest.mark.parametrize("separate", [False, True])
-def test_a_campaign_plays_episodes(server: RunningServer, here: Path, separate: bool) -> None:
+class Asks:
+    """The same as a program that knows tokens only."""
+
+    def run(self, prompt: Prompt, base_url: str, api_key: str) -> float:
+        ids = [ALPHABET.index(character) for character in prompt.text]
+        for _ in range(2):
+            body = {"token_ids": ids, "sampling_params": {}}
+            _, answer = post(base_url.removesuffix("/v1"), api_key, body, "/inference/v1/generate")
+            ids += [*answer["choices"][0]["token_ids"], ALPHABET.index("=")]
+        return 0.5
+
+
+@pytest.mark.parametrize(("kind", "separate"), [(Twice, False), (Twice, True), (Asks, False)])
+def test_a_campaign_plays_episodes(server: RunningServer, here: Path, kind: type, separate: bool) -> None:
     environment = f"""
 [environment]
-environment = "tests.extras.test_tinker_campaign.Twice"
+environment = "tests.extras.test_tinker_campaign.{kind.__name__}"
 max_turn_tokens = 2
 separate_turns = {str(separate).lower()}
 """
