@@ -226,7 +226,7 @@ def test_messages_that_the_model_cannot_read_cost_their_episode(tmp_path: Path) 
     (group,) = episodes.play([Prompt(0, "7=", "")], Sampling(3, 12, 1.0))
     episodes.close()
     said = [one.episode.error for one in group.rollouts if one.episode]
-    assert said[0].startswith("prompt 0: prompt 0 has 61 tokens, which leaves no room in the model's context")
+    assert said[0].startswith("prompt 0 has 61 tokens, which leaves no room in the model's context")
     assert "the tokenizer's template fails" in said[1]
     assert said[2] == ""
 
