@@ -198,7 +198,7 @@ def test_kills_of_all_processes_change_neither_the_winner_nor_the_verdict(
 ) -> None:
     path, expected = here / "search.toml", found_of(undisturbed)
     path.write_text(SEARCH.replace(INLINE, IN_TWO_WORKERS))
-    directory = killed_at((6, 14), have_begun, path, here / "killed")
+    directory = killed_at((8,), have_begun, path, here / "killed")
     assert found_of(directory) != expected  # this far, there was something to kill
     assert finish_inline(directory).exit_code == EXIT_DONE
     assert found_of(directory) == expected
