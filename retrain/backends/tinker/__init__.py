@@ -81,7 +81,7 @@ def check_run(config: Config) -> list[str]:
 
 def check_adapter(config: Config, alphabet: str) -> Iterable[str]:
     """Return why a run cannot start from its adapter, as far as the API tells; free of charge."""
-    from retrain.backends.tinker.start import start_problems
+    from retrain.backends.tinker.adapters import start_problems
 
     return start_problems(config)
 
@@ -103,7 +103,7 @@ def price(config: Config) -> Price | None:
 
 def export(config: Config, checkpoint: Path, directory: Path) -> Exported:
     """Download the adapters of a checkpoint's state into a directory, in peft's format."""
-    from retrain.backends.tinker.exporting import exported
+    from retrain.backends.tinker.adapters import exported
 
     if problems := _missing(config.model.model):
         raise ConfigError(problems)

@@ -19,11 +19,11 @@ import tinker
 
 from retrain.backends import BackendSpec, StartProgress
 from retrain.backends.tinker import TinkerOptions
+from retrain.backends.tinker.adapters import mismatch
 from retrain.backends.tinker.calls import Calls
 from retrain.backends.tinker.connection import Connection
 from retrain.backends.tinker.faults import FAULTS, describe, is_full, is_refusal, lacks_route
 from retrain.backends.tinker.passes import Passes
-from retrain.backends.tinker.start import mismatch
 from retrain.backends.tinker.state import Sampler, State, Update
 from retrain.backends.tinker.wire import UpdateOutcome
 from retrain.errors import ConfigError, RecordsError, RetrainError
