@@ -18,6 +18,7 @@ from retrain.records.manifest import (
     write_manifest,
 )
 from retrain.records.run_state import begin_attempt, end_attempt, write_done
+from retrain.records.rungs import Searched
 
 PLANNED = [PlannedRun("a_s1", "a", 1, 10, "h1"), PlannedRun("a_s2", "a", 2, 10, "h2")]
 
@@ -93,6 +94,8 @@ def test_a_record_is_built_with_all_that_it_holds():
     told = json.loads(json.dumps(asdict(found))) | {"a key of another version": 1}
     assert record_of(Decision, told) == found
     assert record_of(Looks, {"design": {"error": 0.05}}) == Looks({"error": 0.05})
+    with pytest.raises(ValueError, match="shorter"):
+        record_of(Searched, {"metric": "a", "reference": "b", "seeds": [1], "stages": [[4]]})
 
 
 @pytest.mark.parametrize(

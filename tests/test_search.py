@@ -17,17 +17,19 @@ from retrain.errors import ConfigError
 from retrain.plan.matrix import Plan, RunPlan, plan_runs
 from retrain.plan.search import WON, Climb, climb, fresh_plan, most_runs, stages_of
 from retrain.records.layout import RunFiles
-from retrain.records.proposals import Proposed, append_proposals, read_proposals
 from retrain.records.run_row import PlannedRun, RunRow, read_row
 from retrain.records.run_state import RunState, begin_attempt, end_attempt, rung_of
 from retrain.records.rungs import (
+    Proposed,
     Rung,
     Searched,
+    append_proposals,
     append_rung,
     as_decided,
     as_expected,
     is_settled,
     lines_of_search,
+    read_proposals,
     read_rungs,
     read_wait,
     why_to_wait,

@@ -21,7 +21,7 @@ from retrain.plan.matrix import Plan, RunPlan, plan_runs
 from retrain.plan.provenance import Provenance, known_origin, working_directories
 from retrain.records.files import make_directory, read_small, write_atomic
 from retrain.records.layout import CampaignFiles, RunFiles, recorded_tables
-from retrain.records.proposals import all_of, append_proposals, read_proposals
+from retrain.records.rungs import all_of, append_proposals, read_proposals
 
 WRITERS = 16  # syncs overlap: 2,000 runs in a second instead of half a minute
 

@@ -13,9 +13,15 @@ from retrain.records.decision import final_value, value_at
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import RunEntry
 from retrain.records.metrics import seal_of
-from retrain.records.proposals import read_proposals
 from retrain.records.run_state import RunState, end_as_done, read_attempts, read_done, write_done
-from retrain.records.rungs import Searched, append_rung, lines_of_search, read_rungs, write_wait
+from retrain.records.rungs import (
+    Searched,
+    append_rung,
+    lines_of_search,
+    read_proposals,
+    read_rungs,
+    write_wait,
+)
 
 if TYPE_CHECKING:
     from retrain.plan.search import Climb

@@ -7,7 +7,6 @@ hang or fail without delaying training.
 
 from __future__ import annotations
 
-import calendar
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from retrain.clock import posix_s
 from retrain.registry import PluginSpec
 
 SPEC = PluginSpec("logger", "open_logger", ("run",), members=("id", "rows", "flush", "close"))
@@ -70,10 +70,8 @@ def numbers(row: Row) -> dict[str, float]:
 
 def written_at_s(row: Row) -> float:
     """Return a row's timestamp in seconds since 1970; the current time if it has none."""
-    try:
-        return calendar.timegm(time.strptime(str(row["timestamp"])[:19], "%Y-%m-%dT%H:%M:%S"))
-    except (KeyError, ValueError):
-        return time.time()
+    written_s = posix_s(row.get("timestamp"))
+    return time.time() if written_s is None else written_s
 
 
 def without_secrets(value: Any, key: str = "") -> Any:

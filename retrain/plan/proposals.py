@@ -27,7 +27,7 @@ from retrain.config.sweep import SEED, as_told, bounds_of, scale_of, swept_keys
 from retrain.extras import Needs, load
 from retrain.plan.matrix import Plan
 from retrain.records.decision import is_higher_better
-from retrain.records.proposals import Proposed, all_of
+from retrain.records.rungs import Proposed, all_of
 from retrain.registry import hint
 
 EXTRA = "optuna"

@@ -193,7 +193,7 @@ def entries_without_manifest(files: CampaignFiles) -> tuple[RunEntry, ...]:
 def _planned(files: CampaignFiles) -> Sequence[RunEntry]:
     from retrain.config.load import load_types  # imports pydantic, and is seldom needed
     from retrain.plan.matrix import planned_runs  # not at the top: `status` needs no configuration
-    from retrain.records.proposals import all_of, read_proposals  # nor these
+    from retrain.records.rungs import all_of, read_proposals  # nor these
 
     origin, _ = known_origin(files)
     try:

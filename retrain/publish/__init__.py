@@ -110,9 +110,7 @@ def read_published(directory: Path) -> Published | None:
     if found is None:
         return None
     try:
-        check = found.pop("merged", None)
-        known = record_of(Published, found | {"directory": str(directory)})
-        return replace(known, merged=record_of(Merged, check) if check else None)
+        return record_of(Published, found | {"directory": str(directory)})
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise RecordsError(f"{directory / FACTS}: is damaged ({error!r}); publish the run again") from error
 

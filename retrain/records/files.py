@@ -223,9 +223,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def record_of(kind: type[T], found: Mapping[str, Any]) -> T:
-    """Build a dataclass from a JSON object, whose further keys are ignored.
-
-    Its fields are scalars, or dataclasses, tuples of one kind, tables, and None beside any of these.
+    """Build a dataclass, and the records in it, from a JSON object, whose further keys are ignored.
 
     Raises:
         LookupError, TypeError, ValueError, OverflowError: a value is missing, or not of its field's type.
@@ -279,19 +277,22 @@ def _fields(kind: Any) -> tuple[tuple[str, Callable[[Any], Any], bool], ...]:
 
 
 def _converter(kind: Any) -> Callable[[Any], Any]:
-    *_, inner = get_args(kind) or (kind,)
-    if inner is NoneType:
-        known = _converter(get_args(kind)[0])
+    origin, parts = get_origin(kind), get_args(kind)
+    if NoneType in parts:
+        known = _converter(parts[0])
         return lambda value: None if value is None else known(value)
-    if get_origin(kind) is tuple:
-        each = _converter(get_args(kind)[0])
+    if origin is tuple and Ellipsis in parts:
+        each = _converter(parts[0])
         return lambda value: tuple(map(each, value))
-    if get_origin(kind) in (dict, Mapping):
-        each = _converter(inner)
+    if origin is tuple:
+        places = list(map(_converter, parts))
+        return lambda value: tuple(of(one) for of, one in zip(places, value, strict=True))
+    if origin in (dict, Mapping):
+        each = _converter(parts[1])
         return lambda value: {str(key): each(one) for key, one in dict(value).items()}
     is_record = is_dataclass(kind)
-    plain: Callable[[Any], Any] = partial(record_of, kind) if is_record else kind
-    return (lambda value: value) if kind in (Any, object) else plain
+    of_kind: Callable[[Any], Any] = partial(record_of, kind) if is_record else kind
+    return dict.fromkeys((Any, object), lambda value: value).get(kind, of_kind)
 
 
 def _as_os_error(error: OSError | ValueError) -> OSError:

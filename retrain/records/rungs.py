@@ -1,6 +1,8 @@
-"""search.jsonl: who went on at each rung of a search, only added to; rung.json: where a run waits.
+"""What a search has found: search.jsonl, proposals.jsonl and, in the directory of a run, rung.json.
 
 A rung that was decided stands, as a look of a `[decision]` does: runs that are repaired later change nothing.
+Proposals stand as well, and so do the values that they followed from: a sampler that is asked again, from the
+first value on, proposes the same. They are written before any of them runs.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from retrain.config.sampler import Proposal
 from retrain.records.decision import Decision
 from retrain.records.files import read_json, readable, remove_file, write_json
 from retrain.records.layout import RunFiles
@@ -73,6 +76,29 @@ def read_rungs(path: Path) -> tuple[Rung, ...]:
 def append_rung(path: Path, one: Rung) -> None:
     """Write a rung."""
     append_line(path, asdict(one))
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """One round of proposals."""
+
+    told: Mapping[str, float | None]  # by condition, what the sampler learned before; None: without a value
+    proposals: tuple[Proposal, ...]  # none: it had nothing else to propose
+
+
+def read_proposals(path: Path) -> tuple[Proposed, ...]:
+    """Read proposals.jsonl; lines that are no round are skipped."""
+    return read_records(path, Proposed)
+
+
+def append_proposals(path: Path, one: Proposed) -> None:
+    """Write a round."""
+    append_line(path, asdict(one))
+
+
+def all_of(rounds: Sequence[Proposed]) -> tuple[Proposal, ...]:
+    """Return the proposals of all rounds."""
+    return tuple(proposal for one in rounds for proposal in one.proposals)
 
 
 def write_wait(path: Path, step: int) -> bool:

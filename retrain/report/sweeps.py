@@ -21,7 +21,7 @@ from retrain.errors import ConfigError, RecordsError
 from retrain.plan.matrix import shown_name
 from retrain.plan.provenance import known_origin
 from retrain.records.layout import CampaignFiles
-from retrain.records.proposals import all_of, read_proposals
+from retrain.records.rungs import all_of, read_proposals
 from retrain.records.text import MISSING, plain
 from retrain.report.charts import (
     COLOURS,

@@ -18,7 +18,7 @@ from retrain.clock import utc_now
 from retrain.controllers.permits import AdaptivePermits, CallFacts
 from retrain.errors import RecordsError, records_error
 from retrain.records.files import read_json, write_json
-from retrain.records.lines import append_line, parse_line, read_lines
+from retrain.records.lines import append_line, read_records
 from retrain.semaphore.file_semaphore import FileSemaphore
 
 STATE, LOCK, CHANGES = "adaptive.json", "adaptive.lock", "adaptive.jsonl"
@@ -92,8 +92,5 @@ def _file_system_time_s(path: Path) -> float:
 
 def last_change(directory: Path) -> PermitChange | None:
     """Return the last change of a directory's permits; None if they were never adapted."""
-    rows = [row for line in read_lines(directory / CHANGES) if (row := parse_line(line)) is not None]
-    try:
-        return PermitChange(**rows[-1]) if rows else None
-    except TypeError:  # a line in another format
-        return None
+    changes = read_records(directory / CHANGES, PermitChange)
+    return changes[-1] if changes else None

@@ -21,7 +21,7 @@ from retrain.plan.matrix import Plan, plan_runs
 from retrain.plan.proposals import DIFFERS, SAMPLERS, propose, to_come
 from retrain.records.layout import CampaignFiles
 from retrain.records.manifest import read_manifest
-from retrain.records.proposals import Proposed, all_of, append_proposals, read_proposals
+from retrain.records.rungs import Proposed, all_of, append_proposals, read_proposals
 from retrain.report.contents import contents
 from retrain.report.gather import gather
 from tests.explained import explained

@@ -15,7 +15,7 @@ from retrain.config.resolve import label_of
 from retrain.plan.estimate.measured import MeasuredRun, measure_run
 from retrain.plan.estimate.workload import Alive, Crowding
 from retrain.plan.provenance import known_origin
-from retrain.records.files import read_json, readable, write_json
+from retrain.records.files import read_json, readable, record_of, write_json
 from retrain.records.layout import CampaignFiles, by_start, find_campaigns, is_single_run
 from retrain.records.manifest import Expectation, Manifest, read_manifest
 from retrain.records.metrics import median
@@ -128,8 +128,8 @@ def _read_crowding(calibration: Path) -> Crowding | None:
     if (found := read_json(calibration / CROWDING)) is None:
         return None
     try:
-        points = tuple((float(alive), float(slowdown)) for alive, slowdown in found["points"])
-        return Crowding(points, is_full=bool(found["is_full"])) if points else None
+        known = record_of(Crowding, found)
+        return known if known.points else None
     except (LookupError, TypeError, ValueError):
         return None  # an estimate does not need it
 
