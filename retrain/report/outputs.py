@@ -108,7 +108,7 @@ def prepare(paths: Sequence[Path], may_replace: Callable[[str], bool]) -> None:
         except OSError as error:
             raise records_error(folder, "create the folder", error) from error
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise ConfigError(f"{folder}: cannot be written by this user; name another folder")
+            raise ConfigError(f"{folder.absolute()}: cannot be written to; -o names a file elsewhere")
 
 
 def marked(content: bytes, form: str) -> bytes:
