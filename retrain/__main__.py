@@ -10,7 +10,7 @@ from pathlib import Path
 
 from retrain.errors import EXIT_BUG, EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_RECORDS, RetrainError
 from retrain.hidden import hide
-from retrain.streams import fill_closed
+from retrain.streams import fill_closed, write_in_any_encoding
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # errors of a full disk
 
@@ -19,6 +19,7 @@ def main() -> None:
     """Run the command line."""
     hide()  # keys in its environment
     fill_closed()
+    write_in_any_encoding()
     arguments = sys.argv[1:]
     first = next((i for i, argument in enumerate(arguments) if not argument.startswith("-")), None)
     if first is not None and _names_a_file(arguments[first]):

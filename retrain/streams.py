@@ -1,11 +1,15 @@
-"""Standard streams that may be closed, as cron and some services start programs."""
+"""Standard streams that may be closed, as cron and some services start programs, or of another encoding."""
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
 import sys
+from collections.abc import Callable
 
 STANDARD = 3  # input, output, errors: descriptors 0, 1 and 2
+ASCII = {"±": "+-", "…": "~", "·": "."}  # on a screen a line that is cut must not become longer
 
 
 def fill_closed() -> None:
@@ -19,3 +23,19 @@ def fill_closed() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - for good
+
+
+def write_in_any_encoding() -> None:
+    """Write what the output's encoding does not have as ASCII: a locale such as C is no reason to fail."""
+    codecs.register_error("short", lambda error: _replaced(error, lambda _: "?"))
+    codecs.register_error("escaped", lambda error: _replaced(error, lambda one: ascii(one)[1:-1]))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="short" if stream.isatty() else "escaped")
+
+
+def _replaced(error: UnicodeError, others: Callable[[str], str]) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    return "".join(ASCII.get(one) or others(one) for one in lacking), error.end

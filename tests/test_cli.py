@@ -18,6 +18,7 @@ from retrain.cli import COMMANDS
 from retrain.records.metrics import read_metrics
 from tests.conftest import ONE_RUN, TINY
 from tests.semaphore_processes import wait_until
+from tests.simulated import flat, write_campaign
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -318,6 +319,16 @@ def test_a_home_that_cannot_be_written_is_a_message(retrain: Call, here: Path) -
     answer = retrain("--install-completion", "bash", env=env)
     assert (answer.returncode, len(answer.stderr.splitlines())) == (5, 1)
     assert str(here / "home") in answer.stderr
+
+
+def test_a_terminal_without_unicode_is_written_to_in_ascii(here: Path) -> None:
+    write_campaign(here / "logs", {("übung", seed): flat(0.5) for seed in range(2)})
+    env = {**os.environ, "PYTHONIOENCODING": "ascii:strict"}
+    command = [sys.executable, "-m", "retrain", "status", "logs"]
+    answer = subprocess.run(command, capture_output=True, env=env, check=False)
+    assert (answer.returncode, answer.stderr) == (0, b"")
+    assert rb"\xfcbung" in answer.stdout
+    assert b"0.500 +- 0.000" in answer.stdout
 
 
 def test_the_list_of_commands_is_not_cut_off(retrain: Call) -> None:
