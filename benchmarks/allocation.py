@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import sqrt
 from pathlib import Path
@@ -131,6 +131,16 @@ class Row:
     rounds_error: float
 
 
+def planned() -> tuple[Plan, Decide]:
+    """Return the plan of all campaigns, and how rounds of equal seeds decide."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "campaign.toml"
+        path.write_text(FILE)
+        plan = plan_runs(load_config(path), path.name)
+    assert plan.decision is not None
+    return plan, plan.decision
+
+
 def drawn(plan: Plan, scenario: Scenario, rng: np.random.Generator) -> Drawn:
     names = list(plan.conditions)
     shape = len(names), SEEDS
@@ -144,9 +154,9 @@ def drawn(plan: Plan, scenario: Scenario, rng: np.random.Generator) -> Drawn:
     return Drawn(values, dict(zip(names, off, strict=True)), dict(zip(names, seconds, strict=True)))
 
 
-def traced(plan: Plan, table: Decide, one: Drawn) -> Trace:
+def traced(plan: Plan, table: Decide, one: Drawn, walk_of: Callable[..., Walk] = Walk) -> Trace:
     """Return the campaign under an allocation, without a limit."""
-    walk, trace, spent = Walk(plan, table, one.seconds), Trace(), 0.0
+    walk, trace, spent = walk_of(plan, table, one.seconds), Trace(), 0.0
     whole = sum(one.seconds.values()) * SEEDS
     values = dict(zip(plan.conditions, one.values.tolist(), strict=True))
     value = {run.run_id: values[run.condition][plan.planned_seeds.index(run.seed)] for run in plan.runs}
@@ -219,16 +229,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "campaign.toml"
-        path.write_text(FILE)
-        plan = plan_runs(load_config(path), path.name)
-    assert plan.decision is not None
+    plan, equal = planned()
     rows = []
     for name in [options.scenario] if options.scenario else SCENARIOS:
         rng = np.random.default_rng(options.seed)
         campaigns = [drawn(plan, SCENARIOS[name], rng) for _ in range(options.campaigns)]
-        rows += rows_of(name, plan, plan.decision, campaigns)
+        rows += rows_of(name, plan, equal, campaigns)
     if options.json:
         plain = (
             {key: None if value != value else value for key, value in asdict(row).items()} for row in rows
