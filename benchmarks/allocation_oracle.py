@@ -30,6 +30,7 @@ from retrain.plan.found import Found
 from retrain.plan.matrix import Plan
 
 NEXT = 1e-3  # weight of a condition relative to the one before it
+LEAST = 1e-9  # chance per second below which no further seed is worth it
 
 
 class Oracle(Walk):
@@ -50,7 +51,7 @@ class Oracle(Walk):
         if not all(self._asked.values()):
             return super().next_round(begun)
         worth = {name: self._promise(name) for name in self._open if self._off[name]}
-        if not any(worth.values()):
+        if max(worth.values(), default=0.0) <= LEAST:
             self.verdicts |= dict.fromkeys(self._open, "no_difference")
             return {}
         best = max(worth, key=worth.__getitem__)
