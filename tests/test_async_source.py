@@ -134,6 +134,19 @@ def test_nothing_is_sampled_that_no_step_takes(staleness: int) -> None:
     assert source.state_dict()["prompts"] == {"taken": len(trained), "again": []}
 
 
+def test_a_run_that_waits_at_a_rung_samples_nothing_that_comes_after_it() -> None:
+    source = opened(sampled, workers=2, batch=4, unit=2, max_staleness=3, steps=20)
+    source.end_at(3)
+    train(source, range(3), 4)
+    assert source.state_dict()["prompts"]["taken"] == 12
+    train(source, range(3, 5), 4)  # it went on before it was told
+    assert source.state_dict()["prompts"]["taken"] == 20
+    source.end_at(8)
+    train(source, range(5, 8), 4)
+    source.close()
+    assert source.state_dict()["prompts"] == {"taken": 32, "again": []}
+
+
 def test_a_source_that_is_held_samples_only_for_the_step_that_is_taken() -> None:
     source = opened(sampled, workers=2, batch=4, unit=2, max_staleness=3, steps=20)
     source.hold(True)

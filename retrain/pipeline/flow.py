@@ -51,6 +51,7 @@ class Flow(Generic[Item]):
         self.settings = settings
         self.buffer = buffer
         self.account = RateAccount(settings.samples_per_batch, settings.watermark)
+        self.steps = settings.steps  # after which no batch is taken, unless it is requested
         self.version = 0  # policy version last published
         self.asked = settings.batch_size  # samples in the batch requested last
         self.is_asked = False  # between a request and its batch
@@ -211,8 +212,8 @@ class Flow(Generic[Item]):
 
     def _batches_left(self) -> float:
         """Return how many batches are still to be taken; infinitely many without an end."""
-        steps = self.settings.steps
-        return math.inf if steps is None else max(0, steps - self.version - self.is_training)
+        left = math.inf if self.steps is None else self.steps - self.version - self.is_training
+        return max(left, int(self.is_asked))
 
     def _can_serve(self) -> bool:
         return len(self.buffer) >= self.buffer.needed(self.asked)

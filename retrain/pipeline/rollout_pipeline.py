@@ -113,6 +113,12 @@ class RolloutPipeline(Generic[Item]):
             self._flow.is_held = is_held
             self._monitor.notify_all()
 
+    def end_at(self, steps: int) -> None:
+        """Start nothing for batches after so many policy versions, unless they are asked for."""
+        with self._monitor:
+            self._flow.steps = steps
+            self._monitor.notify_all()
+
     def most_started(self, batches: int, *, held: bool) -> float:
         """Return how many samples can at most come in until so many more batches (0 or 1) are trained on."""
         with self._monitor:

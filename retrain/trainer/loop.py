@@ -17,7 +17,7 @@ from retrain.errors import BackendMemoryError, InterruptedRunError
 from retrain.event_loop import EventLoopThread
 from retrain.records.layout import RunFiles
 from retrain.records.row_parts import Value, columns
-from retrain.records.rungs import why_to_wait
+from retrain.records.rungs import read_wait, why_to_wait
 from retrain.records.step_row import Identity, StepRow
 from retrain.rollouts import Group, Prompt
 from retrain.tasks import Task
@@ -97,6 +97,7 @@ class Trainer:
             self._schedule.at_start()
         while self.step < self._training.max_steps:
             load = self._wait_for_machine()
+            self._source.end_at(read_wait(self.files.rung) or self._training.max_steps)
             self._stop_if_asked()
             self._stop_if_spent(self._schedule.due(self.step + 1))
             try:

@@ -113,6 +113,9 @@ class Source:
                 self._prompts.put_back([position])
         return groups
 
+    def end_at(self, step: int) -> None:
+        """Sample nothing for steps after this one until they are taken, or it is told anew."""
+
     def updating(self, version: int) -> AbstractContextManager[object]:
         """Return a context in which the policy is updated to this version."""
         return nullcontext()
@@ -196,6 +199,9 @@ class AsyncSource(Source):
     def exclusive(self) -> AbstractContextManager[object]:
         """Return the lock that keeps producers out; none if the backend takes concurrent calls."""
         return self._policy
+
+    def end_at(self, step: int) -> None:
+        self._pipeline.end_at(step)
 
     def hold(self, is_held: bool) -> None:
         """Whether to sample nothing ahead of the step that is taken."""
