@@ -53,19 +53,16 @@ def keys_of(evaluation: str) -> tuple[str, ...]:
 
 
 def billed_of(
-    files: RunFiles, rows: Sequence[Row], evaluations: Collection[str], done: Done | None
+    files: RunFiles, rows: Sequence[Row], evaluations: Collection[str], done: Done | None, ahead: int
 ) -> Billed:
     """Read what a run was billed; `rows` are its last, `evaluations` the prefixes of their columns.
 
-    An attempt's first step is not among the steps: with it, rollouts of later ones may be sampled ahead.
+    Rollouts of up to `ahead` steps were sampled before their own.
     """
     ending = rows[-1] if done is None else dict(done.result)  # which has the last row's evaluations
     found = {name: tuple(_evaluated(name, (*rows[:-1], ending))) for name in evaluations}
-    steps = tuple(
-        tokens - sum(_all_evaluated(evaluations, before), Tokens())
-        for before, row in pairwise(rows)
-        if before["attempt"] == row["attempt"] and (tokens := tokens_of(row)) is not None
-    )
+    steps = tuple(_steps(rows, evaluations))
+    steps = steps[ahead : len(steps) - (ahead + 1 if ahead and done else 0)] or steps
     if done is None:
         return Billed(steps, found, None, 0)
     count, spent = int(rows[-1]["step"]), read_spending(files)
@@ -73,6 +70,16 @@ def billed_of(
         return Billed(steps, found, spent.tokens - sum(chain(*found.values()), Tokens()), count)
     warm_up = read_ends(files.warmup, len(rows), COUNTS).last
     return Billed(steps, found, sum(filter(None, map(tokens_of, warm_up)), Tokens()), 0)
+
+
+def _steps(rows: Sequence[Row], evaluations: Collection[str]) -> Iterator[Tokens]:
+    """Iterate over the tokens of all steps but each attempt's first, in which others may be sampled ahead.
+
+    Likewise the caller leaves out those after it, and a run's last ones, for which nothing is left to sample.
+    """
+    for before, row in pairwise(rows):
+        if before["attempt"] == row["attempt"] and (tokens := tokens_of(row)) is not None:
+            yield tokens - sum(_all_evaluated(evaluations, before), Tokens())
 
 
 def _all_evaluated(evaluations: Iterable[str], row: Row) -> Iterator[Tokens]:

@@ -146,7 +146,8 @@ def measure_run(directory: Path) -> MeasuredRun | None:
     last = _LastAttempt(attempt, _steps_of(ends, number), read_done(files.done), evals)
     if not last.steady:
         return None
-    found = last.measured(tables, billed_of(files, ends.last, prefixes, last.finished))
+    ahead = int(tables.get("rate_limiter", {}).get("max_staleness", 0))
+    found = last.measured(tables, billed_of(files, ends.last, prefixes, last.finished, ahead))
     failures = sum(a.ending in RETRIED for a in attempts)
     active_s = statistics.fmean(found.step_times_s) * int(ends.last[-1]["step"])
     between_s = _between_s(last.gaps(), _save_every(tables), found.checkpoint_s)
