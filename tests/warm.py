@@ -6,6 +6,7 @@ What it runs has its own process, descriptors, environment, directory and exit c
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -95,6 +96,7 @@ def _fixed(env: dict[str, str]) -> dict[str, str]:
 
 def _serve(requests: socket.socket) -> None:
     _import_all()
+    gc.freeze()  # what was imported is no garbage of a command
     while True:
         head, descriptors, _, _ = socket.recv_fds(requests, 4, 2)
         if not head:
