@@ -62,7 +62,7 @@ def test_a_disk_that_refuses_keeps_the_old_content_and_leaves_no_litter(tmp_path
     program = "import sys, pathlib; from retrain.records.files import write_atomic\n"
     program += "write_atomic(pathlib.Path(sys.argv[1]), 'y' * 100_000)"
     ended = subprocess.run(
-        [sys.executable, "-c", program, str(path)],
+        [sys.executable, "-B", "-c", program, str(path)],  # byte code would be cut off too
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)),
         capture_output=True,
         text=True,

@@ -156,7 +156,7 @@ for step in range(1000):
 
 def test_a_full_disk_cuts_the_half_written_row_and_keeps_all_before(tmp_path):
     ended = subprocess.run(
-        [sys.executable, "-c", FILL_UP, str(tmp_path / "metrics.jsonl")],
+        [sys.executable, "-B", "-c", FILL_UP, str(tmp_path / "metrics.jsonl")],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000)),
         capture_output=True,
         text=True,

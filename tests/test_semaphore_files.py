@@ -75,7 +75,7 @@ semaphore.set_permits(3)
 
 
 def test_a_number_that_does_not_fit_on_the_disk_is_refused_and_the_old_one_stays(tmp_path):
-    script = [sys.executable, "-c", SET_ON_A_FULL_DISK, str(tmp_path)]
+    script = [sys.executable, "-B", "-c", SET_ON_A_FULL_DISK, str(tmp_path)]
     done = subprocess.run(script, capture_output=True, text=True, check=False)
 
     assert "RecordsError" in done.stderr

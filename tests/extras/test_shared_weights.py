@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from retrain.backends.local.shared_weights import share
 from retrain.errors import ConfigError
 from tests.extras.local_policies import as_samples, draw, loss_named, open_backend
 from tests.extras.tiny_models import save_tiny_model
+from tests.full_disk import files_of_at_most
 
 HOW = Optimization(lr=1e-2, temperature=0.8)
 USER = """
@@ -93,10 +93,6 @@ def test_a_folder_that_cannot_be_used_is_named_and_a_full_disk_costs_nothing(mod
         share(frozen)
     folder.rmdir()
     folder.mkdir(mode=0o700)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    try:
+    with files_of_at_most(4096):
         assert share(frozen) is None
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not list(folder.glob("*.bin"))

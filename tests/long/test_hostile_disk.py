@@ -24,6 +24,8 @@ from tests.scanned import scan_metrics
 ROOT = Path(__file__).parents[2]
 NOBODY = 65534
 SMALL = 64 * 1024
+# A module's byte code would be cut off too, and whoever imported it next would fail.
+WITHOUT_BYTE_CODE = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 @pytest.fixture
@@ -53,7 +55,7 @@ def limited(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=WITHOUT_BYTE_CODE,
     )
 
 
@@ -126,7 +128,7 @@ def test_a_worker_whose_checkpoint_does_not_fit_says_so_and_goes_on_once_there_i
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=WITHOUT_BYTE_CODE,
     )
     assert ended.returncode == EXIT_INFRASTRUCTURE, ended.stderr
     assert "cannot write the checkpoint" in ended.stderr
