@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -454,18 +454,6 @@ def test_an_episode_that_opens_too_late_is_closed(is_async: bool) -> None:
     assert closed.wait(60)
 
 
-def test_coroutines_that_fill_the_loop_together_do_not_block_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retrain.environments.own_loop.GRACE_S", 1.0)
-
-    class Crowd(Count):
-        async def step(self, completion: str) -> tuple[str, float, bool]:  # type: ignore[override]
-            time.sleep(0.05)  # 40 of them in one iteration of the loop
-            return "", 1.0, True
-
-    episodes = play(Crowd, how=replace(HOW, group_size=40), time_limit_s=0.01)
-    assert {one.episode.error for one in episodes if one.episode} == {""}
-
-
 def first_of(kind: type[Count]) -> Callable[[], Count]:
     """Open one episode of a kind, then such that end well."""
     kinds = iter([kind])
@@ -511,68 +499,6 @@ def test_a_coroutine_that_blocks_costs_its_episode(monkeypatch: pytest.MonkeyPat
     assert stuck.error == "prompt 0: a coroutine neither returned nor awaited anything for 0.2 s"
     assert [(one.error, one.reward) for one in fine] == [("", 3.0)] * 3
     assert {one.retries for one in fine} <= {0, 1}
-
-
-def test_coroutines_that_block_cost_their_episodes_however_many_there_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("retrain.environments.own_loop.GRACE_S", 1.0)
-    over = threading.Event()
-
-    class Stuck(Count):
-        def start(self, prompt: Prompt) -> str:
-            self.blocks = prompt.id == 0
-            return super().start(prompt)
-
-        async def step(self, completion: str) -> tuple[str, float, bool]:  # type: ignore[override]
-            if self.blocks:
-                over.wait()
-            return super().step(completion)
-
-    rollouts = play(Stuck, prompts=2, how=replace(HOW, group_size=6), time_limit_s=0.2)
-    over.set()
-    played = [rollout.episode for rollout in rollouts if rollout.episode]
-    assert [one.timed_out for one in played] == [True] * 6 + [False] * 6
-    assert [(one.error, one.reward) for one in played[6:]] == [("", 3.0)] * 6
-
-
-def test_a_coroutine_that_blocks_until_others_are_late_costs_none_of_them() -> None:
-    class Awaits(Count):
-        def start(self, prompt: Prompt) -> str:
-            self.blocks = prompt.id == 0
-            return super().start(prompt)
-
-        async def step(self, completion: str) -> tuple[str, float, bool]:  # type: ignore[override]
-            if self.blocks:
-                time.sleep(1.5)  # longer than the limit, and not for long enough to be left behind
-            for _ in range(5):
-                await asyncio.sleep(0.01)
-            return super().step(completion)
-
-    rollouts = play(Awaits, prompts=3, how=replace(HOW, group_size=1), time_limit_s=1.0)
-    blocking, *sound = [rollout.episode for rollout in rollouts if rollout.episode]
-    assert (blocking.error, blocking.timed_out) == ("prompt 0: step took longer than 1 s", True)
-    assert [(one.error, one.reward) for one in sound] == [("", 3.0)] * 2
-
-
-def test_a_coroutine_that_refuses_to_be_cancelled_costs_its_episode() -> None:
-    class Stays(Count):
-        def start(self, prompt: Prompt) -> str:
-            self.stays = prompt.id == 0
-            return super().start(prompt)
-
-        async def step(self, completion: str) -> tuple[str, float, bool]:  # type: ignore[override]
-            until_s = time.monotonic() + 5.0 * self.stays
-            while time.monotonic() < until_s:
-                with suppress(asyncio.CancelledError):
-                    await asyncio.sleep(0.01)
-            return "", 1.0, True
-
-    rollouts = play(Stays, prompts=2, how=replace(HOW, group_size=1), time_limit_s=0.5)
-    stays, fine = (one.episode for one in rollouts)
-    assert stays
-    assert fine
-    assert (stays.error, fine.error) == ("prompt 0: step took longer than 0.5 s", "")
 
 
 def test_plain_functions_that_wait_do_so_at_the_same_time() -> None:

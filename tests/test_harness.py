@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import inspect
 import json
 import threading
 import time
@@ -420,67 +419,6 @@ async def blocking(prompt: Prompt, base_url: str, api_key: str) -> float:
 def test_a_coroutine_may_block_while_it_asks_for_turns() -> None:
     rollouts = play(blocking, prompts=3)
     assert [(one.episode.reward, len(one.turns)) for one in rollouts if one.episode] == [(0.5, 2)] * 3
-
-
-def test_coroutines_that_block_cost_their_episodes_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retrain.environments.own_loop.GRACE_S", 0.5)
-    over = threading.Event()
-
-    async def block() -> None:
-        over.wait()
-
-    async def run(prompt: Prompt, base_url: str, api_key: str) -> float:
-        if prompt.id in (0, 2, 3, 5):
-            await block()
-        if prompt.id == 1:
-            await asyncio.create_task(block())
-        return await asyncio.to_thread(converse(1, []), prompt, base_url, api_key)
-
-    rollouts = play(run, prompts=8, fails=True, time_limit_s=2.0)
-    over.set()
-    played = [one.episode for one in rollouts if one.episode]
-    stuck, fine = [played[n] for n in (0, 1, 2, 3, 5)], [played[n] for n in (4, 6, 7)]
-    assert [(one.error, one.reward) for one in fine] == [("", 0.5)] * 3
-    assert all(one.timed_out for one in stuck)
-    assert "neither returned nor awaited anything for 2 s" in stuck[1].error
-
-
-def test_a_coroutine_that_a_blocked_loop_never_began_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retrain.environments.own_loop.GRACE_S", 0.5)
-    blocked, over = threading.Event(), threading.Event()
-    begun: list[Any] = []
-
-    async def episode(prompt: Prompt) -> float:
-        if prompt.id == 0:
-            blocked.set()
-            over.wait()
-        return 0.5
-
-    def run(prompt: Prompt, base_url: str, api_key: str) -> Any:
-        if prompt.id:
-            blocked.wait()
-        begun.append(episode(prompt))
-        return begun[-1]
-
-    *_, fine = [one.episode for one in play(run, prompts=2, fails=True, time_limit_s=1.0)]
-    states = {inspect.getcoroutinestate(one) for one in begun}
-    over.set()
-    assert (fine and fine.reward, len(begun), states) == (0.5, 3, {"CORO_RUNNING", "CORO_CLOSED"})
-
-
-def test_a_coroutine_that_blocks_until_others_are_late_costs_none_of_them() -> None:
-    async def run(prompt: Prompt, base_url: str, api_key: str) -> float:
-        await asyncio.sleep(0.2)  # all have begun
-        if prompt.id == 0:
-            time.sleep(3.0)  # longer than the limit, and not for long enough to be left behind
-        for _ in range(50):
-            await asyncio.sleep(0.01)
-        return 0.5
-
-    blocking, *sound = [one.episode for one in play(run, prompts=3, fails=True, time_limit_s=2.0)]
-    assert blocking
-    assert blocking.timed_out
-    assert [(one.error, one.reward) for one in sound if one] == [("", 0.5)] * 2
 
 
 def exiting(prompt: Prompt, base_url: str, api_key: str) -> float:

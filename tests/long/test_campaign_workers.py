@@ -21,8 +21,8 @@ from retrain.records.metrics import read_metrics
 from retrain.records.run_state import RunState
 from retrain.semaphore import FileSemaphore
 from tests.conftest import ONE_RUN
+from tests.long.test_campaign import INLINE, ONE_SEED, ROOT, runs_of
 from tests.semaphore_processes import wait_until
-from tests.test_campaign import INLINE, ONE_SEED, ROOT, runs_of
 
 
 @pytest.fixture(autouse=True)

@@ -18,10 +18,10 @@ from retrain.records.spending import Tokens, read_spending
 from retrain.rollouts import Prompt
 from retrain.trainer.budget import RunBudget
 from retrain.trainer.source import AsyncSource, PromptStream
+from tests.long.test_budget_evaluations import aside_usd, asks, spend
+from tests.long.test_budget_evaluations import run as run
 from tests.test_async_source import sampled
 from tests.test_budget import PRICED
-from tests.test_budget_evaluations import aside_usd, asks, spend
-from tests.test_budget_evaluations import run as run
 from tests.test_trainer import train
 
 

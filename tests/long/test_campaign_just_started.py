@@ -50,7 +50,7 @@ command(Path(sys.argv[1]), detach=True)
 
 
 def test_a_campaign_that_was_stopped_before_it_was_left_running_launches_nothing(campaign_file: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     script = [sys.executable, "-c", STOPPED_AT_ONCE, str(campaign_file)]
     subprocess.run(script, check=False, capture_output=True, cwd=campaign_file.parent, env=environment)
     (directory,) = (campaign_file.parent / "logs").iterdir()

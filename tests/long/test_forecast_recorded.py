@@ -23,7 +23,7 @@ from retrain.records.run_row import RunRow
 from retrain.records.run_state import Attempt, RunState
 from tests.recorded import at
 
-DATA = json.loads((Path(__file__).parent / "data" / "crowded_campaigns.json").read_text())
+DATA = json.loads((Path(__file__).parents[1] / "data" / "crowded_campaigns.json").read_text())
 STEPS = 800
 
 

@@ -25,7 +25,7 @@ from retrain.records.run_state import RunState, read_attempts
 from tests.conftest import ONE_RUN, TINY
 from tests.plugins import broken
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
