@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from retrain.rewards import Answer, Outcome, Score, python
-from retrain.rewards.python.scorer import NO_VERDICT, ProgramScorer, _verdict
+from retrain.rewards.python.scorer import NO_VERDICT, ProgramScorer, read_verdict
 from retrain.rollouts import Prompt
 from retrain.sandbox import SandboxEndedError
 from retrain.sandbox.inside import values
@@ -379,9 +379,9 @@ def test_tests_may_only_use_data_of_the_program(scorer: ProgramScorer) -> None:
 )
 def test_a_verdict_of_another_shape_is_none(frame: bytes) -> None:
     with pytest.raises(SandboxEndedError, match="verdict cannot be read"):
-        _verdict(frame)
+        read_verdict(frame)
 
 
 def test_a_verdict_is_read_as_it_was_written() -> None:
     told = {**NO_VERDICT, "passed": True, "used": True}
-    assert _verdict(values.frame(told)) == told
+    assert read_verdict(values.frame(told)) == told

@@ -125,7 +125,7 @@ def test_an_export_without_adapters_is_told_and_deleted(choice, place, tmp_path,
 def test_a_download_that_is_refused_names_no_signed_address(server, tmp_path):
     expired = f"{server.url}/signed/state/{CONFIG}?expires=1&signature=secret"
     with pytest.raises(LaunchError, match=r"the download of adapter_config\.json is refused .* 403") as told:
-        adapters._download(CONFIG, {CONFIG: expired}, tmp_path)
+        adapters.download(CONFIG, {CONFIG: expired}, tmp_path)
     assert "secret" not in str(told.value)
 
 

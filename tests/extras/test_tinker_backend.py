@@ -344,7 +344,7 @@ def test_an_api_that_stays_away_ends_the_run_as_infrastructure(
         await backend.sample(PROMPTS[:1], HOW)
         doomed.kill()
         impatient = TinkerOptions(first_retry_s=0.01, call_timeout_s=1.0, retry_budget_s=0.6)
-        monkeypatch.setattr(backend.session.connection.calls, "_options", impatient)
+        monkeypatch.setattr(backend.session.connection.calls, "options", impatient)
         with pytest.raises(InfrastructureError, match=r"sampling prompt 0: failed \d times") as raised:
             await backend.sample(PROMPTS[:1], HOW)
         assert raised.value.exit_code == 75

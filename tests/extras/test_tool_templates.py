@@ -142,7 +142,7 @@ def test_a_model_reads_what_its_calls_return(tmp_path: Path) -> None:
     assert rollout.episode.error == ""
     assert (rollout.episode.tool_calls, rollout.episode.tool_errors, rollout.truncated) == (3, 3, True)
     assert [given.text for given in rollout.given] == ["error: python: program: Field required"] * 2
-    shown = backend.text._tokenizer.decode(rollout.given[0].tokens)
+    (shown,) = backend.text.completions([rollout.given[0].tokens])
     assert "error" in shown
 
 

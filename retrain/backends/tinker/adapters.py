@@ -89,7 +89,7 @@ def exported(config: Config, options: TinkerOptions, checkpoint: Path, directory
             ask(url, lambda client: client.get_weights_info_by_tinker_path(path), ANSWER_S)
         with _export(url, path, options.call_timeout_s) as files:
             for name in (CONFIG, WEIGHTS):
-                _download(name, files, directory)
+                download(name, files, directory)
     except TimeoutError as error:
         raise LaunchError(f"the Tinker API does not answer about {path}; try again later") from error
     except FAULTS as error:
@@ -124,7 +124,13 @@ def _export(url: str, path: str, timeout_s: float) -> Iterator[Mapping[str, str]
             service.close("success").result(GOODBYE_S)
 
 
-def _download(name: str, files: Mapping[str, str], directory: Path) -> None:
+def download(name: str, files: Mapping[str, str], directory: Path) -> None:
+    """Write one of a state's files, given their signed addresses, which are in no message.
+
+    Raises:
+        RecordsError: there is no such file, or it cannot be written here.
+        LaunchError: the download failed.
+    """
     if name not in files:
         raise RecordsError(f"the Tinker API exported {', '.join(files) or 'no file'}, and not {name}")
     try:

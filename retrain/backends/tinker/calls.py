@@ -40,7 +40,7 @@ class Calls:
         """Take permits from `permit`; report finished and refused calls to `observe_call`."""
         self.outages = Outages(observe, observe_call)
         self._permit = permit
-        self._options = options
+        self.options = options
         self._observe_call = observe_call
         self._in_flight: set[asyncio.Event] = set()  # set at the end of a call
 
@@ -105,13 +105,13 @@ class Calls:
                 losses += fault is Fault.LOST
                 failed_at = failed_at or time.monotonic()
                 spent_s = time.monotonic() - failed_at
-                if spent_s >= self._options.retry_budget_s or losses > MOST_LOSSES:
+                if spent_s >= self.options.retry_budget_s or losses > MOST_LOSSES:
                     raise InfrastructureError(
                         f"{what}: failed {failures} times in {spent_s:.0f} s, most recently with "
                         f"{describe(error)}; a retry of the run continues from its last checkpoint"
                     ) from error
                 # exponential, with jitter, so that workers do not retry in lockstep
-                longest_s = min(LONGEST_RETRY_S, self._options.first_retry_s * 2.0 ** min(failures - 1, 30))
+                longest_s = min(LONGEST_RETRY_S, self.options.first_retry_s * 2.0 ** min(failures - 1, 30))
                 pause_s = longest_s * random.uniform(0.5, 1.0)
                 log.warning("%s failed (%s); retrying in %.1f s", what, describe(error), pause_s)
             await asyncio.sleep(pause_s)
@@ -119,7 +119,7 @@ class Calls:
 
     @asynccontextmanager
     async def _one_permit(self) -> AsyncIterator[None]:
-        longest_s, ended = self._options.permit_timeout_s, asyncio.Event()
+        longest_s, ended = self.options.permit_timeout_s, asyncio.Event()
         self._in_flight.add(ended)
         try:
             async with AsyncExitStack() as held:
@@ -159,7 +159,7 @@ class Calls:
     async def _in_time(self, operation: Callable[[], Awaitable[T]]) -> T:
         """Run an operation with the timeout, which stands still while the API has paused all calls."""
         call = asyncio.ensure_future(operation())
-        give_up_s = time.monotonic() - self.outages.paused_s() + self._options.call_timeout_s
+        give_up_s = time.monotonic() - self.outages.paused_s() + self.options.call_timeout_s
         try:
             while not call.done():
                 left_s = give_up_s + self.outages.paused_s() - time.monotonic()

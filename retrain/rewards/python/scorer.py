@@ -161,7 +161,7 @@ class ProgramScorer:
             answering.close()
             ended = desk.cell().ended(stop=True)
         self._check(desk, ended, is_over=is_over)
-        told = _verdict(verdict) if verdict else NO_VERDICT
+        told = read_verdict(verdict) if verdict else NO_VERDICT
         if not (told["passed"] or ended.is_known):
             raise SandboxEndedError("the sandbox has ended while tests used the program")
         if told["garbage"]:
@@ -211,7 +211,7 @@ class ProgramScorer:
             raise FaultError(f"the program {ended.broke}")
 
 
-def _verdict(frame: bytes) -> dict[str, Any]:
+def read_verdict(frame: bytes) -> dict[str, Any]:
     """Return what the sandbox of the tests says.
 
     Raises:
