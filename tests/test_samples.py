@@ -246,10 +246,10 @@ def test_the_highest_reward_of_a_step_comes_first(run):
 
 
 @pytest.mark.parametrize("turns", [5, True, 0.5, {"policy": "a"}, "text", None, [5, None]])
-def test_turns_and_errors_of_a_wrong_type_count_as_missing(run, turns):
-    write(run, [1], turns=turns, error=None)
-    (sample,) = choose_samples(run, None, "", 3)
-    assert (sample.turns, sample.error) == ((), "")
+def test_a_row_with_turns_of_a_wrong_type_is_passed_over(run, turns):
+    write(run, [1])
+    write(run, [2], turns=turns)
+    assert [sample.step for sample in choose_samples(run, None, "best", 9)] == [1]
 
 
 def test_a_step_that_was_not_kept_names_its_neighbours(run):

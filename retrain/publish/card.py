@@ -28,7 +28,7 @@ from retrain.publish.choice import Choice
 from retrain.publish.merging import Merged
 from retrain.publish.results import cost, result, table
 from retrain.records.layout import RunFiles
-from retrain.records.samples import read_samples
+from retrain.records.samples import samples_of
 from retrain.records.text import plain
 
 SHOWN = {  # keys in every card, although they may be defaults
@@ -166,7 +166,7 @@ def _prompt(choice: Choice) -> str:
     has_files = any(key.startswith("data.") for key in (run.files if run else ()))
     if has_files or data.task == "datasets" or not registry.is_built_in("tasks", data.task):
         return FALLBACK_PROMPT
-    kept = (str(row.get("prompt", "")) for row in read_samples(RunFiles(choice.run.directory).samples))
+    kept = (sample.prompt for sample in samples_of(RunFiles(choice.run.directory).samples))
     return next((prompt for prompt in kept if 0 < len(prompt) <= LONGEST_PROMPT), FALLBACK_PROMPT)
 
 

@@ -21,7 +21,7 @@ from retrain.backends.text import Text
 from retrain.errors import ConfigError, PromptError, RunFailedError
 from retrain.publish.choice import Choice
 from retrain.records.layout import RunFiles
-from retrain.records.samples import read_samples
+from retrain.records.samples import samples_of
 from retrain.rollouts import Prompt
 
 WHO = "publish --merge"
@@ -172,10 +172,9 @@ def probes_of(choice: Choice, tokenizer: Any) -> list[Probe]:
 
 
 def _sampled(choice: Choice, text: Text) -> Iterator[Probe]:
-    for row in read_samples(RunFiles(choice.run.directory).samples)[-4 * MOST_PROBES :]:
-        prompt, completion = str(row.get("prompt", "")), str(row.get("completion", ""))
+    for sample in list(samples_of(RunFiles(choice.run.directory).samples))[-4 * MOST_PROBES :]:
         try:
-            start = text.encode(Prompt(0, prompt, ""))[-MOST_TOKENS:]
+            start = text.encode(Prompt(0, sample.prompt, ""))[-MOST_TOKENS:]
         except PromptError:  # an episode's, which began with more than a text
             continue
-        yield Probe((*start, *text.tokens_of(completion)[:MOST_TOKENS]), len(start))
+        yield Probe((*start, *text.tokens_of(sample.completion)[:MOST_TOKENS]), len(start))

@@ -8,17 +8,68 @@ uninterrupted run. Other rows are dropped when the file is rewritten, every few 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from retrain.records.files import write_atomic
-from retrain.records.lines import LineAppender, Row, dump_line, parse_line, read_lines
+from retrain.records.files import record_of, write_atomic
+from retrain.records.lines import LineAppender, Row, dump_line, number_in, parse_line, read_lines
 from retrain.records.metrics import is_step
+from retrain.records.text import count_of
 
 FIRST, LAST, BETWEEN = 8, 16, 64  # steps kept: at most this many of each
 REWRITE_EVERY = 512  # steps; a rewrite waits for the disk. The file holds up to this many extra steps
 _START = re.compile(rb'\{"step": (\d{1,15}), "attempt": (\d{1,9}), ')
 LONGEST_TEXT = 4000  # characters; of a longer text, the start and the end are kept
+OF_EPISODES = ("turns", "error", "tool_calls", "tool_errors", "other_conversations")  # left out if empty
+
+
+@dataclass(frozen=True, slots=True)
+class SampleTurn:
+    """One turn of an episode."""
+
+    policy: str
+    reward: float | None = None
+    environment: str = ""  # what it answered; "" after the last turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One kept rollout. Its texts come from a policy or a data set and are not safe to print."""
+
+    step: int = 0  # set by the file's writer
+    prompt_id: int | None = None
+    rollout: int = 0  # number within its group
+    reward: float | None  # None: could not be scored
+    advantage: float | None = None
+    tie: bool = False  # its whole group had the same reward: no learning signal
+    tokens: int | None = None
+    truncated: bool = False
+    prompt: str = ""
+    answer: str = ""
+    completion: str = ""
+    turns: tuple[SampleTurn, ...] = ()  # of an episode
+    error: str = ""  # why the episode failed
+    tool_calls: int = 0
+    tool_errors: int = 0  # of them
+    other_conversations: int = 0  # of the episode, which are not shown
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row without its step; without the keys of episodes for a single turn."""
+        row = {key: value for key, value in asdict(self).items() if key not in OF_EPISODES or value}
+        del row["step"]
+        return row
+
+    @property
+    def extent(self) -> list[str]:
+        """How many turns and calls an episode had, in words; empty of a single turn."""
+        parts = [count_of(len(self.turns), "turn")] * bool(self.turns)
+        failed = f", {self.tool_errors} failed" if self.tool_errors else ""
+        parts += [count_of(self.tool_calls, "tool call") + failed] * bool(self.tool_calls)
+        parts += [count_of(self.other_conversations, "other conversation")] * bool(self.other_conversations)
+        return parts
 
 
 def is_kept(step: int, last: int) -> bool:
@@ -72,6 +123,14 @@ class SamplesWriter:
 def read_samples(path: Path) -> list[Row]:
     """Read the kept samples in step order, each step once, also after crashes; none if there is no file."""
     return [row for line in _kept(path) if (row := parse_line(line))]
+
+
+def samples_of(path: Path) -> Iterator[Sample]:
+    """Iterate over the kept samples, without rows in which a value is missing or wrong."""
+    for row in read_samples(path):
+        with suppress(LookupError, TypeError, ValueError, OverflowError):
+            if row["reward"] is None or number_in(row, "reward") is not None:
+                yield record_of(Sample, row)
 
 
 def _kept(path: Path) -> list[bytes]:

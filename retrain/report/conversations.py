@@ -9,10 +9,11 @@ from itertools import islice
 
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles
+from retrain.records.samples import Sample
 from retrain.records.text import number, plain, plain_lines
 from retrain.report.gather import RunHistory
 from retrain.report.sides import Side
-from retrain.status.one_run import ShownSample, choose_samples
+from retrain.status.one_run import choose_samples
 
 MOST_CONDITIONS = 8  # of each, two conversations are shown
 LONGEST_ANSWER = 60  # characters
@@ -55,7 +56,7 @@ def _of_side(side: Side) -> Iterator[Talk]:
             return
 
 
-def _talk(run: RunHistory, sample: ShownSample) -> Talk:
+def _talk(run: RunHistory, sample: Sample) -> Talk:
     reward = "unscored" if sample.reward is None else f"reward {number(sample.reward)}"
     facts = [f"step {sample.step}", f"prompt {sample.prompt_id}"]
     facts += [f"answer {plain(sample.answer, LONGEST_ANSWER)}"] * bool(sample.answer)
@@ -63,7 +64,7 @@ def _talk(run: RunHistory, sample: ShownSample) -> Talk:
     return Talk(run.run_id, ", ".join(facts), tuple(_parts(sample)))
 
 
-def _parts(sample: ShownSample) -> Iterator[Spoken]:
+def _parts(sample: Sample) -> Iterator[Spoken]:
     yield Spoken("given", "prompt", _safe(sample.prompt))
     for count, turn in enumerate(sample.turns, 1):
         reward = "" if turn.reward is None else f"reward {turn.reward:g}"

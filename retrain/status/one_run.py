@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from retrain.config.resolve import label_of
 from retrain.errors import RecordsError
 from retrain.locks.held import is_held
 from retrain.records.layout import CampaignFiles, RunFiles, find_campaigns, is_campaign, is_single_run
-from retrain.records.lines import number_in
-from retrain.records.samples import read_samples
-from retrain.records.text import count_of, first_of, plain
+from retrain.records.samples import Sample, samples_of
+from retrain.records.text import first_of, plain
 
 SHOWN_RUNS = 10
 SHOWN_CAMPAIGNS = 3  # the newest
@@ -96,46 +95,7 @@ def find_log(directory: Path, run_id: str = "") -> Log:
     return Log(files.output_log, files.lock, CampaignFiles(above).lock, files.done, files.engine_logs)
 
 
-@dataclass(frozen=True, slots=True)
-class ShownTurn:
-    """A turn of an episode."""
-
-    policy: str
-    reward: float | None
-    environment: str  # its answer; "" after the last turn
-
-
-@dataclass(frozen=True, slots=True)
-class ShownSample:
-    """One kept rollout. Its texts come from a policy or a data set and are not safe to print."""
-
-    step: int
-    prompt_id: int | None
-    prompt: str
-    answer: str
-    completion: str
-    reward: float | None  # None: could not be scored
-    advantage: float | None
-    tie: bool  # its whole group had the same reward: no learning signal
-    tokens: int | None
-    truncated: bool
-    turns: tuple[ShownTurn, ...] = ()  # of an episode
-    error: str = ""  # why the episode failed
-    tool_calls: int = 0
-    tool_errors: int = 0  # of them
-    other_conversations: int = 0  # of the episode, which are not shown
-
-    @property
-    def extent(self) -> list[str]:
-        """How many turns and calls an episode had, in words; empty of a single turn."""
-        parts = [count_of(len(self.turns), "turn")] * bool(self.turns)
-        failed = f", {self.tool_errors} failed" if self.tool_errors else ""
-        parts += [count_of(self.tool_calls, "tool call") + failed] * bool(self.tool_calls)
-        parts += [count_of(self.other_conversations, "other conversation")] * bool(self.other_conversations)
-        return parts
-
-
-def choose_samples(files: RunFiles, step: int | None, which: Which, count: int) -> list[ShownSample]:
+def choose_samples(files: RunFiles, step: int | None, which: Which, count: int) -> list[Sample]:
     """Return samples of a run.
 
     Args:
@@ -147,7 +107,7 @@ def choose_samples(files: RunFiles, step: int | None, which: Which, count: int) 
     Raises:
         RecordsError: there are none, or none of that step; names the nearest steps.
     """
-    found = [sample for row in read_samples(files.samples) if (sample := _sample(row))]
+    found = list(samples_of(files.samples))
     if not found:
         raise RecordsError(f"{files.samples}: holds no samples; a run writes them with its first step")
     if step is None and not which:
@@ -157,7 +117,7 @@ def choose_samples(files: RunFiles, step: int | None, which: Which, count: int) 
     return _ordered(found, which)[:count]
 
 
-def _of_step(files: RunFiles, samples: Sequence[ShownSample], step: int) -> list[ShownSample]:
+def _of_step(files: RunFiles, samples: Sequence[Sample], step: int) -> list[Sample]:
     if found := [sample for sample in samples if sample.step == step]:
         return found
     steps = sorted({sample.step for sample in samples})
@@ -166,43 +126,10 @@ def _of_step(files: RunFiles, samples: Sequence[ShownSample], step: int) -> list
     raise RecordsError(f"{files.samples}: has no samples of step {step}; the nearest are of step {near}")
 
 
-def _ordered(samples: Sequence[ShownSample], which: Which) -> list[ShownSample]:
+def _ordered(samples: Sequence[Sample], which: Which) -> list[Sample]:
     if which == "ties":
         return [sample for sample in reversed(samples) if sample.tie]
     sign = 1 if which == "worst" else -1
     scored = [(sample.reward, sample) for sample in samples if sample.reward is not None]
     ordered = [sample for _, sample in sorted(scored, key=lambda pair: (sign * pair[0], -pair[1].step))]
     return ordered if which else [*ordered, *(sample for sample in samples if sample.reward is None)]
-
-
-def _sample(row: Mapping[str, Any]) -> ShownSample | None:
-    reward = number_in(row, "reward")
-    if reward is None and row.get("reward", "") is not None:
-        return None
-    turns = row["turns"] if isinstance(row.get("turns"), list) else []
-    return ShownSample(
-        step=row["step"],
-        prompt_id=_whole(row.get("prompt_id")),
-        prompt=str(row.get("prompt", "")),
-        answer=str(row.get("answer", "")),
-        completion=str(row.get("completion", "")),
-        reward=reward,
-        advantage=number_in(row, "advantage"),
-        tie=row.get("tie") is True,
-        tokens=_whole(row.get("tokens")),
-        truncated=row.get("truncated") is True,
-        turns=tuple(_turn(turn) for turn in turns if isinstance(turn, dict)),
-        error=str(row.get("error") or ""),
-        tool_calls=int(number_in(row, "tool_calls") or 0),
-        tool_errors=int(number_in(row, "tool_errors") or 0),
-        other_conversations=int(number_in(row, "other_conversations") or 0),
-    )
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _turn(turn: Mapping[str, Any]) -> ShownTurn:
-    said, answered = (str(turn.get(who, "")) for who in ("policy", "environment"))
-    return ShownTurn(said, number_in(turn, "reward"), answered)

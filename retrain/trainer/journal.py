@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from retrain.records.metrics import MetricsWriter, read_metrics
 from retrain.records.outcomes import OutcomesWriter, Rewards
 from retrain.records.row_parts import Value, columns
 from retrain.records.run_state import Progress, RunState, write_progress
-from retrain.records.samples import SamplesWriter, shortened
+from retrain.records.samples import Sample, SamplesWriter, SampleTurn, shortened
 from retrain.records.step_row import EngineUse, StepRow
 from retrain.records.text import about
 from retrain.rollouts import Episode, Floats, Rollout
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 LONGEST_ANSWER = 500  # characters
 PROGRESS_EVERY_S = 0.4  # status.json is read by people: twice a second is enough
 TRAINING = "train"  # the phase in which others may sample
-OF_EPISODES = ("turns", "error", "tool_calls", "tool_errors", "other_conversations")  # keys of samples.jsonl
 DETAIL_EVERY_S = 1.0  # a phase that takes longer says how far it is
 
 
@@ -93,7 +92,7 @@ class Journal:
         """Open warmup.jsonl, which has one row per supervised update."""
         return MetricsWriter(self._warmup_file, self.attempt)
 
-    def samples(self, step: int, rows: Sequence[ShownRollout]) -> None:
+    def samples(self, step: int, rows: Sequence[Sample]) -> None:
         self._samples.append(step, [row.as_dict() for row in rows])
 
     def evaluated(self, name: str, step: int, rewards: Rewards) -> None:
@@ -198,41 +197,7 @@ class Journal:
         return "" if self._loggers is None else self._loggers.close(*self._ending)
 
 
-@dataclass(frozen=True, slots=True)
-class ShownTurn:
-    """One turn of an episode in a row of samples.jsonl."""
-
-    policy: str
-    reward: float | None
-    environment: str  # what it answered
-
-
-@dataclass(frozen=True, slots=True)
-class ShownRollout:
-    """A row of samples.jsonl."""
-
-    prompt_id: int
-    rollout: int  # number within its group
-    reward: float | None  # None: not scored
-    advantage: float | None
-    tie: bool  # whether all rewards of its group are equal
-    tokens: int
-    truncated: bool
-    prompt: str
-    answer: str
-    completion: str
-    turns: tuple[ShownTurn, ...] = ()
-    error: str = ""  # why the episode failed
-    tool_calls: int = 0
-    tool_errors: int = 0  # of them
-    other_conversations: int = 0  # of the episode, which are samples of their own
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the row; without the keys of episodes for a single turn."""
-        return {key: value for key, value in asdict(self).items() if key not in OF_EPISODES or value}
-
-
-def choose(batch: ScoredBatch, advantages: Floats, count: int) -> list[ShownRollout]:
+def choose(batch: ScoredBatch, advantages: Floats, count: int) -> list[Sample]:
     """Return `count` rollouts of the first prompt, the batch's best and worst, and one of a tied group.
 
     Prompts come in random order, so the first one is a fair sample. Nothing else is random: a repeated
@@ -247,12 +212,12 @@ def choose(batch: ScoredBatch, advantages: Floats, count: int) -> list[ShownRoll
     return [_shown(batch, advantages, group, rollout) for group, rollout in dict.fromkeys(places)]
 
 
-def _shown(batch: ScoredBatch, advantages: Floats, group: int, rollout: int) -> ShownRollout:
+def _shown(batch: ScoredBatch, advantages: Floats, group: int, rollout: int) -> Sample:
     prompt, sampled = batch.groups[group].prompt, batch.groups[group].rollouts[rollout]
     episode = sampled.episode or Episode()
     reward, advantage = float(batch.rewards[group, rollout]), float(advantages[group, rollout])
     is_scored = math.isfinite(reward)
-    return ShownRollout(
+    return Sample(
         prompt_id=prompt.id,
         rollout=rollout,
         reward=reward if is_scored else None,
@@ -271,11 +236,11 @@ def _shown(batch: ScoredBatch, advantages: Floats, group: int, rollout: int) -> 
     )
 
 
-def _turns(rollout: Rollout) -> Iterator[ShownTurn]:
+def _turns(rollout: Rollout) -> Iterator[SampleTurn]:
     """Iterate over what the policy and the environment said in turn; nothing in a single turn."""
     if rollout.episode is None:
         return
     turns, heard = rollout.turns, [given.text for given in rollout.given]
     rewards = rollout.episode.rewards[-len(turns) :]  # an episode's earlier ones are of other conversations
     for said, reward, answer in zip_longest(turns, rewards, heard):
-        yield ShownTurn(shortened(said or ""), reward, shortened(answer or ""))
+        yield SampleTurn(shortened(said or ""), reward, shortened(answer or ""))

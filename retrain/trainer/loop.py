@@ -18,6 +18,7 @@ from retrain.event_loop import EventLoopThread
 from retrain.records.layout import RunFiles
 from retrain.records.row_parts import Value, columns
 from retrain.records.rungs import read_wait, why_to_wait
+from retrain.records.samples import Sample
 from retrain.records.step_row import Identity, StepRow
 from retrain.rollouts import Group, Prompt
 from retrain.tasks import Task
@@ -30,7 +31,7 @@ from retrain.trainer.episodes import SampleGroups, summary_of
 from retrain.trainer.eval_schedule import EvalSchedule, is_due
 from retrain.trainer.evals import Evals, OpenEval
 from retrain.trainer.evaluation import HeldOut
-from retrain.trainer.journal import Journal, ShownRollout, choose
+from retrain.trainer.journal import Journal, choose
 from retrain.trainer.permits import RunPermits
 from retrain.trainer.scoring import UnscoredCount
 from retrain.trainer.source import AsyncSource, open_source
@@ -38,7 +39,7 @@ from retrain.trainer.step_meter import StepMeter
 from retrain.trainer.turn_calls import PlaySeeds
 from retrain.trainer.updates import Updates
 
-TakenStep: TypeAlias = tuple[StepRow, list[ShownRollout]]  # what to record of a step
+TakenStep: TypeAlias = tuple[StepRow, list[Sample]]  # what to record of a step
 
 
 @dataclass(eq=False)
@@ -114,7 +115,7 @@ class Trainer:
         self._stop_if_spent(self._schedule.due(self.step), is_step=False)
         return self._schedule.at_end(self.step)
 
-    def _record(self, row: StepRow, shown: list[ShownRollout]) -> None:
+    def _record(self, row: StepRow, shown: list[Sample]) -> None:
         """Write a step's row with the evaluations that are due; after a stop, the next attempt adds them."""
         self._evals.watch(row.rollouts.mean_reward)
         stopped = self.budget.why_to_stop(self._schedule.due(self.step), is_step=False)
