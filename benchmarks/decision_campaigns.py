@@ -30,9 +30,8 @@ from scipy.stats import ttest_rel
 
 from retrain.campaign import Observer
 from retrain.campaign.run import reopen, start
-from retrain.records.decision import Decision, final_value
+from retrain.records.decision import Decision, final_value, read_looks
 from retrain.records.layout import CampaignFiles, find_campaigns
-from retrain.records.looks import read_looks
 from retrain.records.manifest import Manifest, read_manifest
 from retrain.tasks import Task
 from retrain.tasks.generated import symbol_task

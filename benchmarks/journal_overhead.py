@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from retrain.clock import utc_now
-from retrain.records.api_row import PermitUse
 from retrain.records.files import make_directory
 from retrain.records.layout import RunFiles
+from retrain.records.row_parts import PermitUse
 from retrain.records.step_row import (
     BackPressureSummary,
     ControlSummary,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from retrain.engines.metrics import EngineMeter
-from retrain.records.step_row import EngineUse
+from retrain.records.row_parts import EngineUse
 
 VLLM = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.

@@ -21,9 +21,9 @@ from retrain.plan.matrix import plan_runs
 from retrain.plan.preflight import preflight, runs_programs, servers_of
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
-from retrain.records.outcomes import OutcomesWriter, read_outcomes
 from retrain.records.run_row import PlannedRun, read_row
 from retrain.records.run_state import read_done
+from retrain.records.samples import OutcomesWriter, read_outcomes
 from retrain.render.status import falling
 from retrain.report.contents import signs
 from retrain.report.gather import gather

@@ -17,8 +17,8 @@ from retrain.backends import (
     TrainingProgress,
 )
 from retrain.records.layout import RunFiles
+from retrain.records.row_parts import EngineUse
 from retrain.records.run_state import RunState, read_progress
-from retrain.records.step_row import EngineUse
 from retrain.trainer import checkpoint
 from retrain.trainer.journal import Journal
 from tests.semaphore_processes import wait_until

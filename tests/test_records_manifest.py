@@ -5,10 +5,9 @@ from dataclasses import asdict
 import pytest
 
 from retrain.errors import RecordsError
-from retrain.records.decision import ConditionDecision, Decision
+from retrain.records.decision import ConditionDecision, Decision, Looks
 from retrain.records.files import record_of
 from retrain.records.layout import CampaignFiles
-from retrain.records.looks import Looks
 from retrain.records.manifest import (
     PlannedRun,
     git_state,

@@ -11,7 +11,7 @@ import pytest
 import tomli_w
 
 from retrain.records.layout import CampaignFiles
-from retrain.records.outcomes import OutcomesWriter
+from retrain.records.samples import OutcomesWriter
 from retrain.report.questions import ByQuestion, summarize
 from tests.simulated import Simulated, write_campaign
 from tests.test_compare import compared

@@ -7,10 +7,8 @@ import re
 from pathlib import Path
 
 import retrain
-from retrain.records.api_row import PermitUse
-from retrain.records.evaluation_row import Evaluation
 from retrain.records.metrics import read_metrics
-from retrain.records.row_parts import columns, metrics_page
+from retrain.records.row_parts import Evaluation, PermitUse, columns, metrics_page
 from retrain.records.step_row import EpisodeSummary, StepRow
 from tests.test_trainer import SMALL, train
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 
-from retrain.records.tokens import Tokens
+from retrain.records.spending import Tokens
 
 NOTHING = Tokens()
 

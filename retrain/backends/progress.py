@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:  # every command imports this module
-    from retrain.records.step_row import EngineUse
+    from retrain.records.row_parts import EngineUse
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,20 @@ from retrain.config.campaign import Decide
 from retrain.errors import RecordsError
 from retrain.plan.decidable import undecidable
 from retrain.plan.matrix import Plan
-from retrain.records.decision import Decision, ending_of, final_value, verdict_of
+from retrain.records.decision import (
+    ADDED,
+    Decision,
+    Looks,
+    Round,
+    append_round,
+    begin_design,
+    ending_of,
+    final_value,
+    known_looks,
+    read_looks,
+    verdict_of,
+)
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.looks import ADDED, Looks, Round, append_round, begin_design, known_looks, read_looks
 from retrain.records.manifest import RunEntry
 from retrain.records.run_state import RunState
 from retrain.records.spending import read_spending

@@ -23,6 +23,7 @@ from retrain.locks.held import is_held
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.provenance import Provenance
 from retrain.plan.provenance import digest as digest_of_file
+from retrain.records.decision import ADDED, known_looks
 from retrain.records.layout import (
     CampaignFiles,
     RunFiles,
@@ -31,7 +32,6 @@ from retrain.records.layout import (
     recorded_hash,
     recorded_tables,
 )
-from retrain.records.looks import ADDED, known_looks
 from retrain.records.manifest import Manifest, read_manifest
 from retrain.records.text import as_typed, first_of, plain
 

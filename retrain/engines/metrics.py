@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 
-from retrain.records.step_row import EngineUse
+from retrain.records.row_parts import EngineUse
 
 RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
 WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from typing import Any, get_args, get_type_hints
 
 from retrain.config.campaign import Decide
 from retrain.config.keys import quote
@@ -12,8 +13,13 @@ from retrain.config.resolve import label_of
 from retrain.config.schema import Config
 from retrain.errors import ConfigError
 from retrain.plan.matrix import Plan
+from retrain.records.decision import HELD_OUT
+from retrain.records.row_parts import Evaluation, NamedEvaluation, keys_of
+from retrain.records.step_row import EpisodeSummary, RolloutSummary, Timing, UpdateSummary
 from retrain.records.text import count_of, parse_duration
 from retrain.registry import hint
+
+UNDECIDING = ("_se", "prompts", "batch_size", "group_size", "lr", "updates")  # settings, and errors of others
 
 
 def require_decidable(table: Decide, plan: Plan, given: int | None, source: str) -> None:
@@ -65,12 +71,25 @@ def unmeasured(metric: str, configs: Mapping[str, Config]) -> str:
 
 
 def _metrics_of(config: Config) -> tuple[str, ...]:
-    """List the numbers that runs of a configuration measure and that may decide."""
-    from retrain.records.decision import metrics_of_rows  # not at the top: imports what rows have
+    """List the numbers that all runs of a configuration measure and that may decide."""
+    parts: list[Any] = [Evaluation, RolloutSummary, Timing, UpdateSummary]
+    if config.environment.environment != "single_turn":
+        parts.append(EpisodeSummary)
+    always = [key for part in parts for key in _numbers_of(part)]
+    counts = {f"eval_{table.name}_": table.samples for table in config.eval.tables}
+    own = [key.replace("eval_NAME_", name) for name in counts for key in _numbers_of(NamedEvaluation)]
+    counts = {HELD_OUT: config.data.eval_samples, **counts}
+    pass_at = [f"{name}pass_at_{k}" for name, count in counts.items() if count > 1 for k in (1, count)]
+    return tuple(dict.fromkeys(key for key in (*own, *always, *pass_at) if not key.endswith(UNDECIDING)))
 
-    has_environment = config.environment.environment != "single_turn"
-    evals = {table.name: table.samples for table in config.eval.tables}
-    return metrics_of_rows(config.data.eval_samples, evals, has_environment=has_environment)
+
+def _numbers_of(part: Any) -> Iterator[str]:
+    """Iterate over the keys of a part of a row whose values are single numbers."""
+    hints = get_type_hints(part)
+    for name, key, is_optional in keys_of(part):
+        kinds = get_args(hints[name]) or (hints[name],)
+        if not is_optional and (float in kinds or int in kinds):
+            yield key
 
 
 def undecidable(plan: Plan) -> str:

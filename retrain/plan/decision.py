@@ -22,8 +22,7 @@ from retrain.controllers.sequential.allocation import found_per_cost, rising_err
 from retrain.controllers.sequential.rejection import FloatArray
 from retrain.plan.found import FOUND, Found, comparison_of
 from retrain.plan.matrix import Plan
-from retrain.records.decision import OPEN, ConditionDecision, Decision, is_higher_better
-from retrain.records.looks import Looks, Round
+from retrain.records.decision import OPEN, ConditionDecision, Decision, Looks, Round, is_higher_better
 
 BUDGET, FAILED = "budget", "failed"
 FEWEST_PAIRS = 2  # of values that are compared

@@ -16,6 +16,7 @@ from retrain.config.schema import Config
 from retrain.errors import ConfigError, LaunchError
 from retrain.plan.matrix import Plan
 from retrain.plan.parts import backend_problems, environment_problems, reward_problems, rewards_of
+from retrain.records.decision import HELD_OUT
 
 if TYPE_CHECKING:
     from retrain.backends import MemoryEstimate
@@ -133,8 +134,6 @@ def _decision_problems(plan: Plan, config: Config, task: Task) -> Iterator[str]:
     """Iterate over why no run will have the metric that decides."""
     if plan.decision is None:
         return
-    from retrain.records.decision import HELD_OUT  # not at the top: imports what rows have
-
     metric = plan.decision.metric
     is_named = any(metric.startswith(f"{HELD_OUT}{table.name}_") for table in config.eval.tables)
     if metric.startswith(HELD_OUT) and not is_named and not task.held_out:

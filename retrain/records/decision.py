@@ -1,18 +1,24 @@
-"""What a campaign with `[decision]` has concluded so far; and how a run's final value is computed."""
+"""What a campaign with `[decision]` has looked at and concluded; and how a run's final value is computed.
+
+What was once looked at cannot be looked at again as if for the first time. So decision.jsonl, which is only
+added to, has the design, written before the first look, and each round with the values that its look used: a
+run that is repaired later, or runs again, changes no verdict. A line for a changed design begins the decision
+anew.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, get_args, get_type_hints
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
-from retrain.records.evaluation_row import Evaluation, NamedEvaluation
+from retrain.records.files import record_of
 from retrain.records.layout import RunFiles
-from retrain.records.lines import Row, number_in
+from retrain.records.lines import Row, append_line, number_in, parse_line, read_lines
 from retrain.records.metrics import mean, read_metrics
-from retrain.records.row_parts import Columns, keys_of
-from retrain.records.step_row import EpisodeSummary, RolloutSummary, Timing, UpdateSummary
+from retrain.records.row_parts import Columns
 from retrain.records.text import count_of, first_of, number, plain
 
 VERDICTS = {
@@ -37,7 +43,9 @@ FAULTS = (
 COUNTED_FAULTS = ("reward_faults", "reward_over_limits", "episode_errors", "episode_retries", "tool_errors")
 LOWER_IS_BETTER = ("_time_s", "_wait_s", *FAULTS, *COUNTED_FAULTS)
 HIGHER_IS_BETTER = re.compile(r"(reward|correct_rate|tokens_per_second|pass_at_\d+)$")
-UNDECIDING = ("_se", "prompts", "batch_size", "group_size", "lr", "updates")  # settings, and errors of others
+GONE = "decision: the table is gone"
+ADDED = "decision: the table was added when runs had begun, so their number was not planned"
+TOLD = ("metric", "reference", "error", "smallest_difference", "max_seeds")  # keys that verdicts tell
 
 
 @dataclass(frozen=True)
@@ -184,27 +192,80 @@ def _late_mean(rows: Sequence[Row], last: int, metric: str) -> float | None:
     return mean(number_in(row, metric) for row in rows if row["step"] > last - steps_averaged(last))
 
 
-def metrics_of_rows(samples: int, evals: Mapping[str, int], *, has_environment: bool) -> tuple[str, ...]:
-    """List the numbers that every run measures and that may decide.
+@dataclass(frozen=True)
+class Round:
+    """One round that was looked at."""
 
-    Args:
-        samples: answers per held-out prompt for pass@k, 1 for none.
-        evals: the same of each `[[eval]]`, by name.
-        has_environment: whether rows describe episodes.
-    """
-    named = {f"eval_{name}_": count for name, count in evals.items()}
-    own = [key.replace("eval_NAME_", name) for name in named for key in _numbers_of(NamedEvaluation)]
-    parts: list[Any] = [Evaluation, RolloutSummary, Timing, UpdateSummary]
-    always = [key for part in parts + [EpisodeSummary] * has_environment for key in _numbers_of(part)]
-    counts = {HELD_OUT: samples, **named}
-    pass_at = [f"{name}pass_at_{k}" for name, count in counts.items() if count > 1 for k in (1, count)]
-    return tuple(dict.fromkeys(key for key in (*own, *always, *pass_at) if not key.endswith(UNDECIDING)))
+    asked: Mapping[str, int]  # seeds of each condition but the reference, from the first round on
+    values: Mapping[str, float | None]  # of the runs that are new in it, by id; None: ended without one
+    decided: tuple[ConditionDecision, ...] = ()  # conditions that are closed since
+    ended: str = ""  # "budget": no further round begins
 
 
-def _numbers_of(part: Any) -> Iterator[str]:
-    """Iterate over the keys of a part of a row whose values are single numbers."""
-    hints = get_type_hints(part)
-    for name, key, is_optional in keys_of(part):
-        kinds = get_args(hints[name]) or (hints[name],)
-        if not is_optional and (float in kinds or int in kinds):
-            yield key
+@dataclass(frozen=True)
+class Looks:
+    """What a campaign has looked at so far."""
+
+    design: Mapping[str, object]  # keys of `[decision]`; empty before the first look
+    rounds: tuple[Round, ...] = ()
+    changes: tuple[str, ...] = ()  # to the design after a look, each with when
+    is_lost: bool = False  # there were looks, and their file is gone
+
+    @property
+    def was_begun(self) -> bool:
+        """Whether there ever was a look."""
+        return bool(self.design or self.changes)
+
+    @property
+    def values(self) -> dict[str, float | None]:
+        """The value of each run that was looked at."""
+        return {run_id: value for one in self.rounds for run_id, value in one.values.items()}
+
+    @property
+    def seeds(self) -> int:
+        """Most seeds of a condition that were looked at."""
+        return max((count for one in self.rounds for count in one.asked.values()), default=0)
+
+    def differs(self, design: Mapping[str, object]) -> Iterator[str]:
+        """Iterate over the keys in which a design differs from the one that was looked at."""
+        if self.design and not design:
+            yield GONE
+        if design and self.was_begun and not self.design:
+            yield "decision: the table is there again"
+        for key, value in design.items():
+            if key in self.design and self.design[key] != value:
+                yield f"decision.{key}: {self.design[key]!r} -> {value!r}"
+
+
+def read_looks(path: Path) -> Looks:
+    """Read decision.jsonl; lines that are neither a design nor a round are skipped."""
+    found = Looks({})
+    for line in read_lines(path):
+        row = parse_line(line) or {}
+        with suppress(LookupError, TypeError, ValueError, AttributeError):
+            if row.get("event") == "design":
+                found = record_of(Looks, {"design": row["design"], "changes": row["changes"]})
+            elif row.get("event") == "round":
+                found = Looks(found.design, (*found.rounds, record_of(Round, row)), found.changes)
+    return found
+
+
+def known_looks(path: Path, told: Decision | None) -> Looks:
+    """Read decision.jsonl; if it is lost, its design is known by the verdicts that were told."""
+    found = read_looks(path)
+    if found.was_begun or told is None:
+        return found
+    if told.ended == DROPPED:
+        return Looks({}, changes=(GONE,))
+    is_looked_at = told.ended or any(one.seeds for one in told.conditions)
+    return Looks({key: getattr(told, key) for key in TOLD}, is_lost=True) if is_looked_at else found
+
+
+def begin_design(path: Path, design: Mapping[str, object], changes: Sequence[str]) -> None:
+    """Write the design of the looks that follow, and how it differs from those before."""
+    append_line(path, {"event": "design", "design": dict(design), "changes": list(changes)})
+
+
+def append_round(path: Path, one: Round) -> None:
+    """Write a round."""
+    append_line(path, {"event": "round", **asdict(one)})

@@ -1,14 +1,20 @@
-"""Parts of a row: dataclasses whose fields declare their keys in the file, their units and their meanings."""
+"""Parts of a row: dataclasses whose fields declare their keys in the file, their units and their meanings.
+
+Here are those of evaluations, on held-out prompts, and of what a run calls: permits, what its API billed and
+when it did not work, the server that samples. `step_row` has the others.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
-from typing import Any, TypeAlias, get_args, get_type_hints
+from typing import Any, ClassVar, TypeAlias, get_args, get_type_hints
+
+from retrain.records.text import count_of
 
 Value: TypeAlias = str | int | float | None
 Columns: TypeAlias = Mapping[str, Value]  # of a row, or of a finished run's result
@@ -79,3 +85,122 @@ def _section(part: dataclasses.Field[Any], hint: Any) -> Iterator[str]:
     yield f"\n## {title}\n\n{inspect.getdoc(kind)} {written}\n\n| field | unit | meaning |\n|---|---|---|\n"
     for declared, (_, key, _) in zip(dataclasses.fields(kind), keys_of(kind), strict=True):
         yield f"| `{key}` | {declared.metadata['unit']} | {declared.metadata['meaning']} |\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """The policy on held-out prompts, in steps that are evaluated."""
+
+    PREFIX: ClassVar[str] = "eval_"
+    reward: float = measured("reward", "mean reward of greedy completions")
+    correct_rate: float = measured("fraction", "share of them with a reward of 1")
+    prompts: int = measured("prompts", "held-out prompts")
+    reward_error_fraction: float = measured("fraction", "share of completions whose scoring failed")
+    reward_timeout_fraction: float = measured("fraction", "share of completions whose scoring took too long")
+    pass_at: Mapping[str, float | None] = measured(
+        "fraction", "chance that one of K samples is right; with `eval_samples`", key="eval_pass_at_K"
+    )
+    time_s: float = measured("s", "how long it took; not part of `step_time_s`")
+    billed: Mapping[str, int] = measured(
+        "tokens", "that it was billed, by kind: `prefill`, `cached`, `sample`", key="eval_billed_KIND"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedEvaluation:
+    """An `[[eval]]` called NAME, in steps in which it is due. Each prompt counts once, by its mean."""
+
+    PREFIX: ClassVar[str] = "eval_NAME_"
+    reward: float = measured("reward", "mean reward")
+    reward_se: float | None = measured(
+        "reward", "its standard error over prompts, whose samples are not independent; null for one prompt"
+    )
+    correct_rate: float = measured("fraction", "mean share of a prompt's completions with a reward of 1")
+    correct_rate_se: float | None = measured(
+        "fraction", "its standard error over prompts; null for one prompt"
+    )
+    prompts: int = measured("prompts", "held-out prompts with a scored completion")
+    reward_error_fraction: float = measured("fraction", "share of completions whose scoring failed")
+    reward_timeout_fraction: float = measured("fraction", "share of completions whose scoring took too long")
+    pass_at: Mapping[str, float | None] = measured(
+        "fraction", "chance that one of K samples is right; with `samples`", key="eval_NAME_pass_at_K"
+    )
+    pass_at_se: Mapping[str, float | None] = measured(
+        "fraction", "its standard error over prompts", key="eval_NAME_pass_at_se_K"
+    )
+    time_s: float = measured("s", "how long it took; not part of `step_time_s`")
+    billed: Mapping[str, int] = measured(
+        "tokens", "that it was billed, by kind: `prefill`, `cached`, `sample`", key="eval_NAME_billed_KIND"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalWatch:
+    """Every `[[eval]]` beside the reward."""
+
+    PREFIX: ClassVar[str] = "eval_"
+    falling: str = measured(
+        "", "those that fell although the reward rose, with figures; questions do not explain it"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PermitUse:
+    """Waiting for and holding permits, summed over concurrent calls."""
+
+    wait_s: float = measured("s", "waiting for permits", key="permit_wait_s")
+    held_s: float = measured("s", "holding permits, of calls that ended in this step", key="permit_held_s")
+    permits: int | None = measured(
+        "permits", 'how many there are; with `max_concurrent = "auto"`', is_optional=True
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostSummary:
+    """What was billed since the row before: evaluations too, and steps that were repeated after a failure."""
+
+    prefill_tokens: int = measured("tokens", "of prompts that were read in full")
+    cached_tokens: int = measured(
+        "tokens", "of prompts that were read before, as for a group's other rollouts"
+    )
+    sampled_tokens: int = measured("tokens", "sampled")
+    trained_tokens: int = measured("tokens", "of prompts and completions, in each pass that trains on them")
+    cost_usd: float | None = measured("$", "what they cost; null where their price is not known")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiPause:
+    """Times in which the API had paused all calls of the run, or was down; estimates leave them out."""
+
+    PREFIX: ClassVar[str] = "api_"
+    pause_s: float = measured("s", "part of `step_time_s` in which no call went on")
+    pauses_s: float = measured("s", "the same in this attempt so far, evaluations and checkpoints included")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineUse:
+    """The server that samples, as its metrics say, for all of its users; the most at once during the step."""
+
+    PREFIX: ClassVar[str] = "engine_"
+    running: int = measured("requests", "completions in progress")
+    waiting: int = measured("requests", "waiting for a place")
+    kv_fraction: float | None = measured("fraction", "share of its key-value cache in use")
+    tokens_per_s: float | None = measured(
+        "tokens/s", "tokens sampled per second; null until it was asked twice"
+    )
+    server: str = measured("", "its log; its address if others started it")
+    restarts: int | None = measured(
+        "",
+        "times that it was started again after a crash, so far; of a server of ours",
+        is_optional=True,
+        default=None,
+    )
+    crash: str | None = measured(
+        "", "how it ended, and the last lines of its log; after a crash", is_optional=True, default=None
+    )
+
+    def __str__(self) -> str:
+        again = f", restarted {count_of(self.restarts, 'time')}" if self.restarts else ""
+        use = "" if self.kv_fraction is None else f", KV cache {self.kv_fraction:.0%}"
+        speed = "" if self.tokens_per_s is None else f", {self.tokens_per_s:,.0f} tokens/s"
+        return f"{self.running} running, {self.waiting} waiting{use}{speed}{again}"

@@ -1,8 +1,13 @@
-"""samples.jsonl: completions of some prompts of some steps, in a file of bounded size.
+"""samples.jsonl, completions of some prompts; and evals/<name>.jsonl, the rewards of one evaluation.
 
-The first steps, the last steps and evenly spaced steps between them are kept. The choice depends only on
-the number of the last step, so a run that was killed and resumed ends with the same samples as an
-uninterrupted run. Other rows are dropped when the file is rewritten, every few hundred steps.
+Samples are kept of the first steps, the last steps and evenly spaced steps between them, so their file is of
+bounded size. The choice depends only on the number of the last step, so a run that was killed and resumed
+ends with the same samples as an uninterrupted run. Other rows are dropped when the file is rewritten, every
+few hundred steps.
+
+Of an evaluation, a line per question and step is `{"step": 20, "attempt": 1, "question": 7, "rewards":
+[1, 0, null]}`: the id of a held-out prompt, and the reward of each of its samples; null if it was not scored.
+A resumed run repeats steps, whose last lines count.
 """
 
 from __future__ import annotations
@@ -12,9 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from retrain.records.files import record_of, write_atomic
+from retrain.records.files import make_directory, record_of, write_atomic
 from retrain.records.lines import LineAppender, Row, dump_line, number_in, parse_line, read_lines
 from retrain.records.metrics import is_step
 from retrain.records.text import count_of
@@ -22,6 +27,7 @@ from retrain.records.text import count_of
 FIRST, LAST, BETWEEN = 8, 16, 64  # steps kept: at most this many of each
 REWRITE_EVERY = 512  # steps; a rewrite waits for the disk. The file holds up to this many extra steps
 _START = re.compile(rb'\{"step": (\d{1,15}), "attempt": (\d{1,9}), ')
+Rewards: TypeAlias = Mapping[int, Sequence[float | None]]  # by question
 LONGEST_TEXT = 4000  # characters; of a longer text, the start and the end are kept
 OF_EPISODES = ("turns", "error", "tool_calls", "tool_errors", "other_conversations")  # left out if empty
 
@@ -160,3 +166,53 @@ def _place(line: bytes) -> tuple[int, int]:
     row = parse_line(line) or {}
     step, attempt = row.get("step"), row.get("attempt")
     return (step if is_step(step) else -1), (attempt if isinstance(attempt, int) else 0)
+
+
+class OutcomesWriter:
+    """Append the outcomes of one attempt; only for the holder of the run's lock."""
+
+    def __init__(self, folder: Path, attempt: int) -> None:
+        """Set up; the folder and the file of each evaluation are made when there are outcomes for them."""
+        self._folder, self._attempt = folder, attempt
+        self._files: dict[str, LineAppender] = {}
+
+    def append(self, name: str, step: int, rewards: Rewards) -> None:
+        """Write all questions of an evaluation after a step."""
+        if name not in self._files:
+            make_directory(self._folder)
+            self._files[name] = LineAppender(self._folder / f"{name}.jsonl")
+        start = {"step": step, "attempt": self._attempt}
+        lines = [
+            dump_line({**start, "question": question, "rewards": [_short(one) for one in found]})
+            for question, found in rewards.items()
+        ]
+        self._files[name].write("\n".join(lines))
+
+    def sync(self) -> None:
+        for file in self._files.values():
+            file.sync()
+
+    def close(self) -> None:
+        while self._files:
+            self._files.popitem()[1].close()
+
+
+def read_outcomes(path: Path) -> dict[int, Rewards]:
+    """Read the rewards of each step's questions, also after crashes; empty if there is no file."""
+    found: dict[int, dict[int, Sequence[float | None]]] = {}
+    for step, _, line in latest_lines(path):
+        row = parse_line(line) or {}
+        question, rewards = row.get("question"), row.get("rewards")
+        if isinstance(question, int) and isinstance(rewards, list):
+            found.setdefault(step, {})[question] = [_number(one) for one in rewards]
+    return dict(found)
+
+
+def _short(reward: float | None) -> float | None:
+    """Return a whole number without a decimal point."""
+    return int(reward) if reward is not None and float(reward).is_integer() else reward
+
+
+def _number(value: object) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number else None  # type: ignore[arg-type]

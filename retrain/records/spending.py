@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import asdict, astuple, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from retrain.errors import DamagedRecordError
 from retrain.records.files import read_json, write_json
 from retrain.records.layout import RunFiles
-from retrain.records.tokens import Tokens as Tokens  # re-exported for readers of spending
 
+if TYPE_CHECKING:
+    from retrain.config.prices import Price
+
+MILLION = 1e6
 COUNTS = (
     "prefill_tokens",
     "cached_tokens",
@@ -31,6 +34,26 @@ ESTIMATES = (  # earlier versions lack some
     "largest_sampled_usd",
     "largest_trained_usd",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Tokens that an API bills, by what they cost."""
+
+    prefill: int = 0
+    cached: int = 0
+    sample: int = 0
+    train: int = 0
+
+    def __add__(self, other: Tokens) -> Tokens:
+        return Tokens(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+
+    def __sub__(self, other: Tokens) -> Tokens:
+        return Tokens(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def usd(self, price: Price) -> float:
+        """Return what they cost, in dollars."""
+        return math.fsum(count * getattr(price, kind) for kind, count in asdict(self).items()) / MILLION
 
 
 def tokens_of(row: Mapping[str, object]) -> Tokens | None:

@@ -11,10 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from retrain.records.api_row import ApiPause, CostSummary, PermitUse
-from retrain.records.evaluation_row import Evaluation, EvalWatch, NamedEvaluation
-from retrain.records.row_parts import Value, columns, measured
-from retrain.records.text import count_of
+from retrain.records.row_parts import (
+    ApiPause,
+    CostSummary,
+    EngineUse,
+    Evaluation,
+    EvalWatch,
+    NamedEvaluation,
+    PermitUse,
+    Value,
+    columns,
+    measured,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,35 +198,6 @@ class RooflineSummary:
     )
     mfu: Mapping[str, float | None] = measured("fraction", "share of peak arithmetic used", key="mfu_PHASE")
     mbu: Mapping[str, float | None] = measured("fraction", "share of memory bandwidth used", key="mbu_PHASE")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineUse:
-    """The server that samples, as its metrics say, for all of its users; the most at once during the step."""
-
-    PREFIX: ClassVar[str] = "engine_"
-    running: int = measured("requests", "completions in progress")
-    waiting: int = measured("requests", "waiting for a place")
-    kv_fraction: float | None = measured("fraction", "share of its key-value cache in use")
-    tokens_per_s: float | None = measured(
-        "tokens/s", "tokens sampled per second; null until it was asked twice"
-    )
-    server: str = measured("", "its log; its address if others started it")
-    restarts: int | None = measured(
-        "",
-        "times that it was started again after a crash, so far; of a server of ours",
-        is_optional=True,
-        default=None,
-    )
-    crash: str | None = measured(
-        "", "how it ended, and the last lines of its log; after a crash", is_optional=True, default=None
-    )
-
-    def __str__(self) -> str:
-        again = f", restarted {count_of(self.restarts, 'time')}" if self.restarts else ""
-        use = "" if self.kv_fraction is None else f", KV cache {self.kv_fraction:.0%}"
-        speed = "" if self.tokens_per_s is None else f", {self.tokens_per_s:,.0f} tokens/s"
-        return f"{self.running} running, {self.waiting} waiting{use}{speed}{again}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ import numpy as np
 from retrain.errors import RecordsError
 from retrain.records.decision import HELD_OUT
 from retrain.records.layout import RunFiles
-from retrain.records.outcomes import Rewards, read_outcomes
+from retrain.records.samples import Rewards, read_outcomes
 from retrain.report.gather import FloatArray, RunHistory
 from retrain.report.sides import Moment, Side
 from retrain.report.statistics import LEVEL, scipy_stats

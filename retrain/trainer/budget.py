@@ -25,9 +25,9 @@ from retrain.config.prices import price_of
 from retrain.config.schema import Config
 from retrain.errors import InterruptedRunError
 from retrain.locks.held import is_held
-from retrain.records.api_row import CostSummary
 from retrain.records.campaign_state import ask_to_stop
 from retrain.records.layout import RunFiles, campaign_of, files_of_runs, recorded_table
+from retrain.records.row_parts import CostSummary
 from retrain.records.spending import EvaluationCost, Spending, Tokens, read_spending, write_spending
 from retrain.records.text import dollars
 from retrain.trainer.due import Due

@@ -27,7 +27,7 @@ from retrain.controllers.scaling.rules import (
     schedule_factor,
 )
 from retrain.controllers.throttle import ThrottleState
-from retrain.records.api_row import ApiPause
+from retrain.records.row_parts import ApiPause
 from retrain.records.run_state import worker_pids
 from retrain.records.step_row import (
     BackPressureSummary,

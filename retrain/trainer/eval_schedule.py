@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 
 from retrain.config.eval_table import Eval
 from retrain.config.schema import Config
-from retrain.records.evaluation_row import Evaluation, NamedEvaluation
-from retrain.records.row_parts import Value, columns
+from retrain.records.row_parts import Evaluation, NamedEvaluation, Value, columns
 from retrain.records.spending import Tokens
 from retrain.trainer.budget import RunBudget
 from retrain.trainer.due import Due

@@ -18,7 +18,7 @@ from retrain.backends.metering import tally
 from retrain.config.eval_table import Eval, as_played
 from retrain.config.schema import Config
 from retrain.controllers import StateDict
-from retrain.records.evaluation_row import EvalWatch, NamedEvaluation
+from retrain.records.row_parts import EvalWatch, NamedEvaluation
 from retrain.rollouts import Floats, Group, Prompt
 from retrain.trainer.batch import CORRECT, ScoredBatch
 from retrain.trainer.due import Due

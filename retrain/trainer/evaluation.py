@@ -15,7 +15,7 @@ from retrain.backends.metering import tally
 from retrain.config.schema import Config
 from retrain.controllers import StateDict
 from retrain.errors import BackendMemoryError
-from retrain.records.evaluation_row import Evaluation, NamedEvaluation
+from retrain.records.row_parts import Evaluation, NamedEvaluation
 from retrain.rollouts import Floats, Group, Prompt
 from retrain.trainer.batch import CORRECT, ScoredBatch
 from retrain.trainer.due import Due

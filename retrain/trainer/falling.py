@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from retrain.records.evaluation_row import EvalWatch
+from retrain.records.row_parts import EvalWatch
 from retrain.trainer.evaluation import standard_error
 
 WINDOW = 10  # steps whose mean reward is that of an evaluation's policy

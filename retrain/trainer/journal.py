@@ -23,11 +23,10 @@ from retrain.backends import (
 from retrain.errors import NonFiniteError, RecordsError
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import MetricsWriter, read_metrics
-from retrain.records.outcomes import OutcomesWriter, Rewards
-from retrain.records.row_parts import Value, columns
+from retrain.records.row_parts import EngineUse, Value, columns
 from retrain.records.run_state import Progress, RunState, write_progress
-from retrain.records.samples import Sample, SamplesWriter, SampleTurn, shortened
-from retrain.records.step_row import EngineUse, StepRow
+from retrain.records.samples import OutcomesWriter, Rewards, Sample, SamplesWriter, SampleTurn, shortened
+from retrain.records.step_row import StepRow
 from retrain.records.text import about
 from retrain.rollouts import Episode, Floats, Rollout
 from retrain.trainer.batch import ScoredBatch

@@ -14,8 +14,8 @@ from retrain.backends import Permit
 from retrain.config.schema import Config
 from retrain.controllers.permits import CallFacts
 from retrain.errors import RecordsError
-from retrain.records.api_row import PermitUse
 from retrain.records.layout import RunFiles, campaign_of
+from retrain.records.row_parts import PermitUse
 from retrain.semaphore import FileSemaphore
 from retrain.semaphore.adaptive import SharedPermits
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from retrain.backends import Backend, SamplingWork, Work
 from retrain.config.schema import BackPressure
 from retrain.controllers.roofline import Phase, PhaseHint, classify
-from retrain.records.api_row import ApiPause
-from retrain.records.step_row import EngineUse, RooflineSummary, Timing
+from retrain.records.row_parts import ApiPause, EngineUse
+from retrain.records.step_row import RooflineSummary, Timing
 from retrain.trainer.journal import Journal
 
 

@@ -17,9 +17,9 @@ from retrain.errors import EXIT_INFRASTRUCTURE, InterruptedRunError
 from retrain.records.campaign_state import asked_to_stop
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.metrics import read_metrics
-from retrain.records.outcomes import read_outcomes
 from retrain.records.run_row import RunRow
 from retrain.records.run_state import read_done
+from retrain.records.samples import read_outcomes
 from retrain.records.spending import Tokens, read_spending
 from retrain.render.status import left_undone
 from retrain.rollouts import Prompt

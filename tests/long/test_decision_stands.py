@@ -13,9 +13,8 @@ from retrain.campaign import Observer
 from retrain.campaign.forecast import busy_s
 from retrain.campaign.run import reopen, start
 from retrain.errors import EXIT_DONE, EXIT_RUN_FAILED, ConfigError
-from retrain.records.decision import lines_of
+from retrain.records.decision import ADDED, lines_of, read_looks
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.looks import ADDED, read_looks
 from retrain.records.run_state import RunState, begin_attempt, end_attempt
 from retrain.status import survey
 from tests.long.test_decision import DECISION, decision_of, stopped_after, verdicts

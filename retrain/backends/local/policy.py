@@ -36,7 +36,7 @@ from retrain.backends.turns import Turns
 from retrain.demonstrations import Demonstration
 from retrain.engines import Drawn, Ids
 from retrain.errors import ConfigError, FullContextError
-from retrain.records.step_row import EngineUse
+from retrain.records.row_parts import EngineUse
 from retrain.rollouts import CallForm, FirstTurn, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
 
 TINY_PARAMETERS = 20_000_000  # below this size, waking a second thread costs more than it saves

@@ -16,7 +16,7 @@ from retrain.config.prices import Price, price_of
 from retrain.plan.estimate.billed import mean_usd
 from retrain.plan.estimate.learned import Learned, MatchedBy, Measured
 from retrain.plan.matrix import Plan
-from retrain.records.tokens import Tokens
+from retrain.records.spending import Tokens
 
 Z90 = 1.2816  # of the normal distribution
 RUNS_DIFFER = 0.1  # standard deviation between runs over their mean, while no condition has two runs
