@@ -13,31 +13,17 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-from retrain import hidden
 from retrain.line_process import kill_group
 from retrain.sandbox import Ended, Limits, Sandbox, SandboxEndedError, SandboxError
-from retrain.sandbox.inside import values
+from retrain.sandbox.boot import BOOT, boot_text
 from retrain.sandbox.inside.zygote import STARTED, STOP
 
 STARTUP_S = 120.0  # imports on a cold network disk; only a broken machine takes longer
 STOPPING_S = 5.0  # in which a program ends when nobody reads or writes any more
 GRACE_S = 30.0  # beyond a program's limit, in which the sandbox ends it and removes its files
 LONGEST_OUTPUT = 16 << 20
-BOOT = """\
-import json, os, sys, types
-size = int(sys.argv[1]); text = b""
-while len(text) < size: text += os.read(0, size - len(text)) or sys.exit(1)
-setup = json.loads(text)
-for name, source in setup.pop("modules").items():
-    sys.modules[name] = types.ModuleType(name)
-    exec(compile(source, name + ".py", "exec"), sys.modules[name].__dict__)
-sys.modules[name].main(setup)"""
-MODULES = ("values", "confine", "stand_in", "peer", "changes", "testing", "jobs", "zygote")
-OURS, HIDDEN = "retrain.sandbox.inside", "retrain.hidden"
 CHUNK = 1 << 15
 LAST_WORDS = (
     {"code", "in_time", "broke", "denied", "over"},
@@ -176,6 +162,7 @@ class Cell:
         self._opened.enter_context(self._control)
         with theirs:
             self._process = self._start(theirs, subprocess.DEVNULL, len(text))
+        self._control.settimeout(STARTUP_S)
         for start in range(0, len(text), CHUNK):
             self._say(text[start : start + CHUNK])
         self._heard(STARTUP_S)
@@ -257,21 +244,3 @@ def clean_environment(sandbox: Sandbox) -> dict[str, str]:
     path = os.environ.get("PATH", os.defpath)
     folder = sandbox.folder if sandbox.mounts or sandbox.single_use else tempfile.gettempdir()
     return {"PATH": path, "HOME": folder, "TMPDIR": folder, "OMP_NUM_THREADS": "1"}
-
-
-def boot_text(sandbox: Sandbox, limits: Limits | None = None) -> bytes:
-    """Return what an interpreter in the sandbox reads first: the code that it runs, and its settings.
-
-    Those are of `retrain.sandbox.inside.zygote.Setup`, the limits those of a single program.
-    """
-    fields = ("single_use", "mounts", "folder", "readable")
-    setup = {name: getattr(sandbox, name) for name in fields}
-    return json.dumps({"modules": _modules(), "limits": limits and asdict(limits), **setup}).encode()
-
-
-@cache
-def _modules() -> dict[str, str]:
-    """Return the source of every module that runs in a sandbox, by name, the last of which starts."""
-    folder = Path(values.__file__).parent
-    sources = {f"{OURS}.{name}": (folder / f"{name}.py").read_text(encoding="utf-8") for name in MODULES}
-    return {HIDDEN: Path(hidden.__file__).read_text(encoding="utf-8"), OURS: "", **sources}

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import marshal
 import os
 import subprocess
 import sys
 import tempfile
+from binascii import b2a_base64
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 
 import psutil
@@ -18,7 +22,7 @@ from retrain.errors import ConfigError
 from retrain.rewards import Answer, Outcome, Score, python
 from retrain.rewards.python.scorer import ProgramScorer
 from retrain.rollouts import Prompt
-from retrain.sandbox import Sandbox, SandboxError, choose
+from retrain.sandbox import Sandbox, SandboxError, boot, choose
 from retrain.sandbox.cell import Cell
 from retrain.sandbox.probe import holes
 from tests.namespaces import BUBBLEWRAP
@@ -210,6 +214,20 @@ def test_nothing_gets_out_of_a_sandbox(name: str) -> None:
 def test_the_self_test_finds_what_is_open() -> None:
     opened = choose("command", OPTIONS["command"])
     assert "files" in holes(opened)
+
+
+MAGIC = MAGIC_NUMBER.hex()
+CODE_OF_NOTHING = marshal.dumps({name: compile("", name, "exec") for name in boot.files()})
+
+
+@ON_LINUX
+@pytest.mark.parametrize(("version", "starts"), [(MAGIC, False), ("00000d0a", True)])
+def test_only_byte_code_for_another_version_is_compiled_anew(
+    monkeypatch: pytest.MonkeyPatch, version: str, starts: bool
+) -> None:
+    monkeypatch.setattr(boot, "byte_code", lambda: {version: b2a_base64(CODE_OF_NOTHING).decode()})
+    with nullcontext() if starts else pytest.raises(SandboxError, match="no attribute 'main'"):
+        assert holes(choose("process", {})) == []
 
 
 def test_auto_takes_what_the_self_test_proves(monkeypatch: pytest.MonkeyPatch) -> None:
