@@ -98,7 +98,7 @@ class RollUp:
     def __init__(self, manifest: Manifest, path: Path, files_of: Callable[[str], RunFiles]) -> None:
         self.manifest = manifest
         self._path = path
-        self._files_of = files_of
+        self.files_of = files_of
         self._places = {run.run_id: i for i, run in enumerate(manifest.runs)}
         self._changed = set(self._places)
         self._written_at = float("-inf")
@@ -113,7 +113,7 @@ class RollUp:
         runs = list(self.manifest.runs)
         for run_id in self._changed:
             place = self._places[run_id]
-            runs[place] = look_at(runs[place], self._files_of(run_id))
+            runs[place] = look_at(runs[place], self.files_of(run_id))
         self._changed.clear()
         self.manifest = replace(self.manifest, runs=tuple(runs))
         return self.manifest.runs
@@ -123,7 +123,7 @@ class RollUp:
         for entry in self.entries():
             if entry.state != UNREADABLE:
                 continue
-            if redo and set_aside_changed(self._files_of(entry.run_id)):
+            if redo and set_aside_changed(self.files_of(entry.run_id)):
                 self.changed(entry.run_id)
                 notice(
                     f"{entry.run_id} runs again from its start: its metrics.jsonl changed after it had "

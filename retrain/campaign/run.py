@@ -1,21 +1,25 @@
-"""Starts or resumes a campaign, here or in the background: all that is checked and written before it runs."""
+"""Starts or resumes a campaign, here or in the background: all that is checked and written before it runs.
+
+A campaign is planned anew from its own file as it continues or grows.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from retrain.campaign import Observer
 from retrain.campaign.admission import check_fits, check_memory
 from retrain.campaign.assign import as_launched, ask_launcher, has_engine, options_of
 from retrain.campaign.orchestrate import CampaignOutcome, CampaignRun
-from retrain.campaign.recorded import reconcile
-from retrain.campaign.replan import add_proposals, planned_anew, write_what_differs
+from retrain.campaign.recorded import reconcile, write_what_differs
 from retrain.config.load import load_config
 from retrain.config.prices import missing_price
 from retrain.errors import EXIT_DONE, ConfigError, LaunchError
@@ -26,6 +30,7 @@ from retrain.plan.provenance import (
     Provenance,
     digest,
     known_origin,
+    working_directories,
     write_provenance,
 )
 from retrain.records.files import (
@@ -41,6 +46,7 @@ from retrain.records.layout import (
     open_campaign,
 )
 from retrain.records.run_state import rename_done
+from retrain.records.rungs import all_of, append_proposals, read_proposals
 
 PAUSE_S = 0.02
 
@@ -88,8 +94,8 @@ def start(
     write_atomic(files.campaign_toml, content)
     if not plan.is_single_run:
         make_new_directory(files.runs)
-    campaign.propose = lambda told: add_proposals(campaign, told, campaign.notice)
-    write_what_differs(campaign, origin, campaign.notice)
+    campaign.propose = partial(_add_proposals, campaign)
+    write_what_differs(campaign, origin)
     for warning in checked.warnings:
         campaign.notice(warning)
     return campaign
@@ -122,7 +128,7 @@ def reopen(
     files = open_campaign(directory.absolute())
     origin, lost = known_origin(files)
     wanted = _with_more(origin, directory, more_seeds, budget_usd)
-    plan, where = planned_anew(files, wanted)
+    plan, where = _planned_anew(files, wanted)
     _require_prices(plan, files)
     plan = as_launched(plan, str(files.campaign_toml))
     if not has_engine(plan.campaign):  # this machine may have less memory than the last
@@ -145,14 +151,14 @@ def reopen(
         for run in found.plan.runs:
             if run.run_id in found.renamed:
                 rename_done(campaign.files_of(run.run_id).done, found.renamed[run.run_id], run.config_hash)
-        write_what_differs(campaign, now, campaign.notice)
+        write_what_differs(campaign, now)
         if lost:
             campaign.notice(f"{lost}; it is rebuilt from the runs")
         if lost or now != origin:
             write_provenance(files, now)
 
     campaign.catch_up = catch_up
-    campaign.propose = lambda told: add_proposals(campaign, told, campaign.notice)
+    campaign.propose = partial(_add_proposals, campaign)
     return campaign
 
 
@@ -223,3 +229,49 @@ def _require_prices(plan: Plan, files: CampaignFiles) -> None:
     problems = {missing_price(run.config): None for run in plan.first_runs().values()}
     if lacking := [f"{files.campaign_toml} {problem}" for problem in problems if problem]:
         raise ConfigError(lacking)
+
+
+def _planned_anew(files: CampaignFiles, origin: Provenance) -> tuple[Plan, Path]:
+    """Return the plan of a campaign's file from the first directory where all its paths exist."""
+    problem: ConfigError | None = None
+    proposed = all_of(read_proposals(files.proposals))
+    for where in working_directories(files, origin):
+        if str(where) not in sys.path:
+            sys.path.append(str(where))  # a plugin's dotted path may name a file there
+        with contextlib.chdir(where):  # relative paths start there
+            try:
+                config = load_config(
+                    files.campaign_toml,
+                    origin.overrides,
+                    version=origin.version,
+                    beside=Path(origin.beside),
+                    project=where,
+                    proposed=proposed,
+                )
+                return plan_runs(config, origin.name, origin.seed, origin.added_seeds, len(proposed)), where
+            except ConfigError as error:
+                problem = problem or error
+    raise problem or ConfigError(f"{files.directory}: the directory that its paths are relative to is gone")
+
+
+def _add_proposals(campaign: CampaignRun, told: Mapping[str, float | None]) -> None:
+    """Store what the sampler of a campaign's search proposes next, and enlarge the plan by its runs.
+
+    `told` are the values of conditions from which it goes on.
+    """
+    from retrain.plan.proposals import propose  # not at the top: few campaigns have a sampler
+
+    files, table = CampaignFiles(campaign.directory.absolute()), campaign.plan.campaign.search
+    if table is None:
+        return
+    found = propose(campaign.plan, table, read_proposals(files.proposals), told, campaign.notice)
+    append_proposals(files.proposals, found)
+    if not found.proposals:
+        campaign.notice(
+            f"{table.sampler} proposes nothing else, so the search goes on with what it proposed so far"
+        )
+        return
+    origin, _ = known_origin(files)
+    plan = as_launched(_planned_anew(files, origin)[0], str(files.campaign_toml))
+    campaign.plan = reconcile(plan, files, campaign.files_of, origin).plan
+    write_what_differs(campaign, origin)
