@@ -106,6 +106,23 @@ def in_new_thread(work: Callable[[], None]) -> None:
     threading.Thread(target=work, name="blocking-call", daemon=True).start()
 
 
+def begun(function: Callable[[], T]) -> Future[T]:
+    """Call a function in a daemon thread; return its result to come, which cannot be cancelled."""
+    from concurrent.futures import Future
+
+    result: Future[T] = Future()
+    result.set_running_or_notify_cancel()
+
+    def work() -> None:
+        try:
+            result.set_result(function())
+        except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
+            result.set_exception(error)
+
+    in_new_thread(work)
+    return result
+
+
 def in_thread(
     function: Callable[[], T],
     unwanted: Callable[[T], object] = lambda _: None,

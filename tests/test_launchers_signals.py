@@ -45,10 +45,9 @@ def test_a_holder_is_signalled_by_its_lock(held: tuple[Path, subprocess.Popen[st
 
 
 def test_a_process_that_got_a_dead_holders_id_is_left_alone(
-    held: tuple[Path, subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+    held: tuple[Path, subprocess.Popen[str]],
 ) -> None:
     lock, process = held
-    monkeypatch.setattr("retrain.locks.held.TRIES", 2)
     text = lock.read_text()
     lock.write_text(text.replace(start_mark(process.pid), "another boot:1"))
     assert not signal_holder(lock, signal.SIGKILL)

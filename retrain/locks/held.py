@@ -36,9 +36,6 @@ WATCH_S = 25.0  # 2.5 renewal periods: without a renewal in this time, the holde
 WATCH_PAUSE_S = 0.5
 STALE_S = 600.0  # older than any clock difference in a cluster (munge allows half of it): no need to watch
 
-TRIES = 100  # to identify a holder, which writes itself into a lock a moment after it takes it
-TRY_PAUSE_S = 0.01
-
 _held: set[LockFile] = set()
 
 
@@ -193,14 +190,8 @@ def signal_holder(path: Path, number: int) -> bool:
     Returns:
         False if nobody holds the lock, or its holder is on another machine or cannot be identified.
     """
-    for _ in range(TRIES):
-        found = holder(path)
-        if not is_held(path) or (found is not None and not found.is_here):
-            return False
-        if found is not None and _signal(found, number):
-            return True
-        time.sleep(TRY_PAUSE_S)
-    return False
+    found = present_holder(path) if is_held(path) else None
+    return found is not None and found.is_here and _signal(found, number)
 
 
 def _signal(found: LockHolder, number: int) -> bool:

@@ -21,15 +21,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import threading
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from retrain import extras, registry
 from retrain.errors import ConfigError
+from retrain.event_loop import begun
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, is_number, score_with
 from retrain.rewards.opening import CallingScorer, RewardRange, close_unawaited, open_reward, range_of
 
@@ -142,7 +143,8 @@ class WeightedScorer:
     def score_all(self, answers: Sequence[Answer]) -> Coroutine[Any, Any, list[Score]]:
         # start the parts that wait for processes or servers, then call functions in this thread
         columns: list[Any] = [
-            _begin(part.scorer, answers) if _waits(part.scorer) else None for part in self._parts
+            begun(partial(part.scorer.score_all, answers)) if _waits(part.scorer) else None
+            for part in self._parts
         ]
         try:
             for at, part in enumerate(self._parts):
@@ -167,21 +169,6 @@ def _waits(scorer: BatchScorer) -> bool:
     """Whether `score_all` blocks until all scores are available."""
     at_once = isinstance(scorer, CallingScorer | WeightedScorer)
     return not (at_once or inspect.iscoroutinefunction(scorer.score_all))
-
-
-def _begin(scorer: BatchScorer, answers: Sequence[Answer]) -> Future[Any]:
-    """Score in a daemon thread, which does not block the process's exit."""
-    scores: Future[Any] = Future()
-
-    def work() -> None:
-        try:
-            scores.set_result(scorer.score_all(answers))
-        except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
-            scores.set_exception(error)
-
-    scores.set_running_or_notify_cancel()
-    threading.Thread(target=work, name="reward part", daemon=True).start()
-    return scores
 
 
 async def _column(scores: Any) -> list[Score]:

@@ -13,13 +13,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retrain.controllers.throttle import Held, Load, ThrottleLevel, ThrottlePolicy, ThrottleState, decide
 from retrain.errors import ConfigError
+from retrain.event_loop import begun
 from retrain.system.load import LoadMeter, Pids, Scope
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 __all__ = ["ThrottleLevel", "ThrottleState", "TrainingThrottle"]
 
@@ -183,7 +186,7 @@ class TrainingThrottle:
     def _read(self) -> Load:
         """Measure in a thread, so that a source that hangs blocks the caller once, for ten seconds."""
         if self._reading is None or self._reading.done():  # a late result of an earlier reading is outdated
-            self._reading = _started(self._measure)
+            self._reading = begun(self._measure)
             with contextlib.suppress(TimeoutError):
                 return self._reading.result(READING_LIMIT_S)
         return Load(unknown=(f"no reading within {READING_LIMIT_S:g} s",))
@@ -204,17 +207,3 @@ class TrainingThrottle:
                 "needs a number in [0, 1], or None if unknown"
             )
         return Load({"custom": float(load)})
-
-
-def _started(measure: Callable[[], Load]) -> Future[Load]:
-    """Run `measure` in a daemon thread, and return its future result."""
-    result: Future[Load] = Future()
-
-    def work() -> None:
-        try:
-            result.set_result(measure())
-        except BaseException as error:  # noqa: BLE001 - raised again by the waiting caller
-            result.set_exception(error)
-
-    threading.Thread(target=work, name="load", daemon=True).start()
-    return result

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from operator import methodcaller
 from typing import Any
 
@@ -12,6 +10,7 @@ import tinker
 
 from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe
 from retrain.config.schema import Config
+from retrain.event_loop import begun
 
 DELETE_S = 30.0  # for each state
 
@@ -22,16 +21,7 @@ def ask(url: str, question: Callable[[tinker.RestClient], Any], answer_s: float)
     Raises a TimeoutError after `answer_s`: the SDK tries again for minutes, without a word. It waits for the
     server even before it has a client, hence the thread.
     """
-    answer: Future[Any] = Future()
-
-    def wait() -> None:
-        try:
-            answer.set_result(question(tinker.RestClient(base_url=url or None)).result())
-        except Exception as error:  # noqa: BLE001 - raised where it is awaited
-            answer.set_exception(error)
-
-    threading.Thread(target=wait, daemon=True).start()
-    return answer.result(answer_s)
+    return begun(lambda: question(tinker.RestClient(base_url=url or None)).result()).result(answer_s)
 
 
 def deleted(config: Config, paths: Sequence[str]) -> Mapping[str, str]:
