@@ -16,7 +16,7 @@ from retrain.plan.estimate.learned import crowding_of, learned_for, workload_of
 from retrain.plan.estimate.remaining import remaining
 from retrain.plan.estimate.simulation import widened
 from retrain.plan.matrix import Plan
-from retrain.records.layout import TRIALS, RunFiles, find_campaigns
+from retrain.records.layout import TRIALS, RunFiles, find_campaigns, name_of
 from retrain.records.lines import pick, read_lines
 from retrain.records.manifest import Expectation, Manifest
 from retrain.records.run_row import RunRow, read_row
@@ -30,7 +30,6 @@ ENOUGH_STEPS = 30  # of each running run, or the share below of its steps: fewer
 ENOUGH_SHARE = 0.05
 LATEST_SHARE = 0.25  # of all steps: until then, a forecast waits for a step of each condition
 FEW_RUNS = 2  # of each condition, in earlier campaigns
-STAMP = len("-20250131T120000Z-0a1b")  # what follows the name in a campaign's directory
 
 
 class Forecaster:
@@ -131,7 +130,7 @@ def _last_rows(files: RunFiles) -> dict[int, str]:
 
 def _named(campaign: str, directories: Iterable[Path]) -> list[Path]:
     """Return the directories of earlier campaigns, or calibrations, of the same name."""
-    return [path for path in directories if path.name[:-STAMP] == campaign[:-STAMP]]
+    return [path for path in directories if name_of(path.name) == name_of(campaign)]
 
 
 def _pilots(directory: Path) -> list[Path]:

@@ -8,7 +8,6 @@ replaced by the file's runs in their order, because comparisons refer to the fir
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from retrain.records.layout import (
     Tables,
     files_of_runs,
     is_single_run,
+    name_of,
     recorded_table,
     recorded_tables,
 )
@@ -30,7 +30,6 @@ from retrain.records.layout import (
 if TYPE_CHECKING:
     from retrain.records.manifest import RunEntry
 
-STAMP = re.compile(r"-\d{8}T\d{6}Z-[0-9a-f]{4}$")  # suffix of a campaign's directory name
 DAMAGED = (KeyError, TypeError, ValueError, OverflowError)  # reading a value that is not of its type
 ENGINES = ("slurm", "ray")  # launchers that keep their submissions in a directory of their name
 
@@ -157,7 +156,7 @@ def _from_directory(files: CampaignFiles, table: Tables) -> Provenance:
     seeds = {seed for seed in found if isinstance(seed, int)}
     launcher = next((name for name in ENGINES if (files.directory / name).is_dir()), "")
     return Provenance(
-        name=str(table.get("name") or STAMP.sub("", files.directory.name)),
+        name=str(table.get("name") or name_of(files.directory.name)),
         overrides=(),
         where="",
         seed=seeds.pop() if len(seeds) == 1 else None,

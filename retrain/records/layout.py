@@ -163,6 +163,11 @@ def find_campaigns(log_dir: Path) -> tuple[Path, ...]:
     return campaigns
 
 
+def name_of(directory: str) -> str:
+    """Return the name in that of a campaign's directory, which ends in a time and four digits."""
+    return _ID.sub("", directory)
+
+
 def by_start(path: Path) -> tuple[str, str]:
     """Return a sort key by the time in a directory's name, then by name; names without one come first."""
     found = _ID.search(path.name)
