@@ -19,7 +19,7 @@ from retrain import registry
 from retrain.backends.exported import Exported
 from retrain.distribution import version
 from retrain.errors import ConfigError, RecordsError, records_error
-from retrain.publish.card import PRIVATE, Subject, card, is_local, renamed
+from retrain.publish.card import Subject, card, is_local, renamed, system_prompt
 from retrain.publish.choice import Choice
 from retrain.publish.hub import push
 from retrain.publish.merging import Merged, loaded_tokenizer, merge, probes_of
@@ -85,19 +85,21 @@ def publish(choice: Choice, wishes: Wishes, say: Callable[[str], object]) -> Pub
         exported = export(choice.config, choice.checkpoint.directory, made)
         digest = _digest(made)
         merged = _shaped(choice, exported, wishes, made, say)
-        subject = Subject(
-            choice=choice,
-            exported=exported,
-            kind="model" if exported.is_whole else "merged" if merged else "adapter",
+        found = Published(
+            directory=str(directory),
             name=str(directory),
-            base=wishes.base_model or exported.base,
-            license=wishes.license,
+            kind="model" if exported.is_whole else "merged" if merged else "adapter",
+            campaign=choice.campaign.id,
+            run_id=choice.run.run_id,
+            step=choice.checkpoint.step,
+            chosen=choice.why,
+            base_model=wishes.base_model or exported.base,
             digest=digest,
+            weights_bytes=sum(path.stat().st_size for path in made.glob("*.safetensors")),
             merged=merged,
-            is_prompt_private=wishes.is_prompt_private,
+            shows_system_prompt=bool(system_prompt(choice)) and not wishes.is_prompt_private,
         )
-        found = _described(subject, directory, made)
-        _describe(found, card(subject), made)
+        _describe(found, card(Subject(choice, exported, wishes, found)), made)
         for path in made.rglob("*"):  # some writers let nobody else read what they write
             if path.is_file():  # tokenizers with several chat templates save a directory of them
                 path.chmod((made / CARD).stat().st_mode)
@@ -198,24 +200,6 @@ def _complete(path: Path, known: dict[str, Any]) -> None:
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise RecordsError(f"{path.name}: what the backend wrote cannot be read ({error})") from error
     path.write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _described(subject: Subject, directory: Path, made: Path) -> Published:
-    choice = subject.choice
-    return Published(
-        directory=str(directory),
-        name=subject.name,
-        kind=subject.kind,
-        campaign=choice.campaign.id,
-        run_id=choice.run.run_id,
-        step=choice.checkpoint.step,
-        chosen=choice.why,
-        base_model=subject.base,
-        digest=subject.digest,
-        weights_bytes=sum(path.stat().st_size for path in made.glob("*.safetensors")),
-        merged=subject.merged,
-        shows_system_prompt=subject.system_prompt not in ("", PRIVATE),
-    )
 
 
 def _digest(directory: Path) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retrain import registry
 from retrain.backends.exported import Exported
@@ -25,11 +25,13 @@ from retrain.config.schema import Config
 from retrain.distribution import version
 from retrain.loggers import without_secrets
 from retrain.publish.choice import Choice
-from retrain.publish.merging import Merged
 from retrain.publish.results import cost, result, table
 from retrain.records.layout import RunFiles
 from retrain.records.samples import samples_of
 from retrain.records.text import plain
+
+if TYPE_CHECKING:
+    from retrain.publish import Published, Wishes
 
 SHOWN = {  # keys in every card, although they may be defaults
     *("model.lora_rank", "training.max_steps", "training.batch_size", "training.group_size"),
@@ -55,27 +57,32 @@ class Subject:
 
     choice: Choice
     exported: Exported
-    kind: str  # one of `KINDS`
-    name: str  # from which it is loaded: a directory, or a repository
-    base: str  # the base model's name for others; a directory's if it has none
-    license: str  # "" if not known
-    digest: str  # of the trained weights
-    merged: Merged | None = None
-    is_prompt_private: bool = False  # the system prompt is left out
+    wishes: Wishes
+    found: Published  # what its directory holds
+
+    @property
+    def base(self) -> str:
+        """The base model's name for others; a directory's if it has none."""
+        return self.found.base_model
 
     @property
     def system_prompt(self) -> str:
         """The system prompt as the card shows it; "" if the run had none."""
-        options = self.choice.config.backend.options
-        has_one = options.get("chat_template") and options.get(SYSTEM_PROMPT)
-        return (PRIVATE if self.is_prompt_private else str(options[SYSTEM_PROMPT])) if has_one else ""
+        known = system_prompt(self.choice)
+        return PRIVATE if known and self.wishes.is_prompt_private else known
+
+
+def system_prompt(choice: Choice) -> str:
+    """Return the system prompt that a run had; "" if it had none."""
+    options = choice.config.backend.options
+    return str(options.get(SYSTEM_PROMPT) or "") if options.get("chat_template") else ""
 
 
 def card(subject: Subject) -> str:
     """Return the text of README.md."""
     parts = (
         *(_front_matter(subject), _summary(subject), _example(subject)),
-        *(result(subject.choice, subject.merged), cost(subject.choice)),
+        *(result(subject.choice, subject.found.merged), cost(subject.choice)),
         *(_training(subject), _provenance(subject)),
     )
     return "\n".join(chain(*parts)).rstrip() + "\n"
@@ -97,14 +104,14 @@ def is_local(model: str) -> bool:
 
 
 def _front_matter(subject: Subject) -> Iterator[str]:
-    is_adapter = subject.kind == "adapter"
+    is_adapter = subject.found.kind == "adapter"
     relation = "adapter" if is_adapter else "finetune"
     base = {} if is_local(subject.base) else {"base_model": subject.base, "base_model_relation": relation}
     mode = subject.choice.config.algorithm.advantage_mode
     facts: dict[str, Any] = {
         **base,
         "library_name": "peft" if is_adapter else "transformers",
-        "license": subject.license or "unknown",
+        "license": subject.wishes.license or "unknown",
         "pipeline_tag": "text-generation",
         "tags": ["retrain", "reinforcement-learning", mode, *["lora"] * is_adapter],
     }
@@ -117,7 +124,7 @@ def _summary(subject: Subject) -> Iterator[str]:
     choice, config = subject.choice, subject.choice.config
     yield f"# {plain(choice.campaign.id)} {plain(choice.run.run_id)}\n"
     yield (
-        f"{KINDS[subject.kind].format(_last_part(subject.base))} by reinforcement learning on the task "
+        f"{KINDS[subject.found.kind].format(_last_part(subject.base))} by reinforcement learning on the task "
         f"`{config.data.task}` with the reward `{config.reward.reward}`, "
         f"{choice.checkpoint.step} of {config.training.max_steps} steps.\n"
     )
@@ -128,11 +135,11 @@ def _example(subject: Subject) -> Iterator[str]:
     base = quoted(subject.base) + f", revision={quoted(exported.revision)}" * bool(exported.revision)
     dtype = f", dtype={quoted(exported.dtype)}" * bool(exported.dtype)
     yield "## Load it\n\n```python"
-    if subject.kind == "adapter":
+    if subject.found.kind == "adapter":
         yield "from peft import PeftModel"
     yield "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
-    yield f"name = {quoted(subject.name)}"
-    if subject.kind == "adapter":
+    yield f"name = {quoted(subject.found.name)}"
+    if subject.found.kind == "adapter":
         is_base = exported.tokenizer == exported.base or (
             is_local(exported.tokenizer) and not is_local(subject.base)  # others have only the base model's
         )
@@ -184,7 +191,7 @@ def _keys(subject: Subject) -> Iterator[tuple[str, str]]:
         if value != key.first_default or name in SHOWN:
             shown = mapped(without_secrets(value, key.name), name, key.path, _shown)
             if name == "backend.options" and SYSTEM_PROMPT in shown:
-                shown[SYSTEM_PROMPT] = PRIVATE if subject.is_prompt_private else value[SYSTEM_PROMPT]
+                shown[SYSTEM_PROMPT] = PRIVATE if subject.wishes.is_prompt_private else value[SYSTEM_PROMPT]
             yield name, plain(as_toml(shown), 1000)
 
 
@@ -222,7 +229,7 @@ def _provenance(subject: Subject) -> Iterator[str]:
         "git commit": str(git or ""),
         "trained by": f"retrain {manifest.package_version}" if manifest else "",
         "software": "; ".join(software),
-        "SHA-256 of the trained weights": subject.digest,
+        "SHA-256 of the trained weights": subject.found.digest,
         "published by": f"retrain {version()}",
     }
     yield "## Provenance\n"
