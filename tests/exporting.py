@@ -13,7 +13,7 @@ from retrain.squeeze import CONFIG, WEIGHTS
 
 
 def export(config: Config, checkpoint: Path, directory: Path) -> Exported:
-    """Write what `tests.test_publish` has left in the checkpoint."""
+    """Write what `tests.extras.test_publish_records` has left in the checkpoint."""
     (directory / "templates").mkdir()  # as tokenizers with several chat templates save them
     shutil.copyfile(checkpoint / WEIGHTS, directory / WEIGHTS)
     (directory / CONFIG).write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": None}))

@@ -28,9 +28,6 @@ from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_attempts
 from retrain.records.spending import Spending, Tokens, read_spending, write_spending
-from retrain.records.text import dollars
-from retrain.report.compare import compare, cost_lines
-from retrain.report.sides import choose
 from retrain.status import survey
 from retrain.trainer.budget import RunBudget
 from tests.test_trainer import SMALL, make_run, train, without_times
@@ -222,24 +219,6 @@ def test_a_budget_without_a_price_is_refused_before_anything_starts() -> None:
     plan = plan_runs(parse({**SMALL, "budget": {"usd": 5}}, "c.toml"))
     with pytest.raises(ConfigError, match=r'\[budget\]\.usd: the price of "numpy" is not known'):
         preflight(plan, "c.toml")
-
-
-def test_compare_tells_what_a_difference_costs(campaign_file: Path) -> None:
-    campaign_file.write_text(campaign_file.read_text().replace('"maxrl"', '"maxrl"\ntraining.group_size = 8'))
-    done = run_with_budget(campaign_file, 5)
-    [match] = choose([str(done.directory)])
-    found = compare(match, ["mean_reward"])
-    cheap, dear = found.costs
-    assert (cheap.dearer_usd, cheap.runs, dear.runs) == (0.0, 2, 2)
-    assert cheap.cost_usd is not None
-    assert dear.cost_usd is not None
-    assert dear.dearer_usd == pytest.approx(dear.cost_usd - cheap.cost_usd)
-    said = list(cost_lines(found))
-    assert said[0] == f"grpo: {dollars(cheap.cost_usd)}"
-    assert said[1].startswith(
-        f"maxrl: {dollars(dear.cost_usd)}; {dollars(dear.dearer_usd)} more; mean_reward +"
-    )
-    assert said[1].endswith(" per further dollar")
 
 
 def test_explain_tells_what_a_plan_costs_from_a_pilot(campaign_file: Path) -> None:

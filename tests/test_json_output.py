@@ -70,13 +70,13 @@ def test_a_run_s_columns_are_documented_as_they_are_declared() -> None:
 
 @pytest.mark.parametrize(
     ("command", "key"),
-    [("status", "campaigns"), ("compare", "comparisons"), ("doctor", "checks"), ("explain", "conditions")],
+    [("status", "campaigns"), ("doctor", "checks"), ("explain", "conditions")],
 )
 def test_results_say_their_version(
     command: str, key: str, retrain: Callable[..., CompletedProcess[str]], campaign_file: Path
 ) -> None:
     logs = campaign_file.parent / "logs"
     write_campaign(logs, {(c, s): flat(0.5) for c in ("grpo", "maxrl") for s in (0, 1)})
-    about = {"status": logs, "compare": logs, "doctor": campaign_file.name, "explain": campaign_file.name}
+    about = {"status": logs, "doctor": campaign_file.name, "explain": campaign_file.name}
     found = json.loads(retrain(command, about[command], "--json").stdout)
     assert (found["version"], isinstance(found[key], list)) == (1, True)

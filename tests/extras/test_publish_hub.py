@@ -22,8 +22,8 @@ from retrain.publish.choice import choose
 from retrain.publish.hub import check_name
 from retrain.squeeze import WEIGHTS
 from tests.extras.hub import TOKEN, USER, Answer, Hub, serving
+from tests.extras.test_publish_records import campaign
 from tests.simulated import flat
-from tests.test_publish import campaign
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub's own
 

@@ -22,8 +22,8 @@ from retrain.report.outputs import write
 from retrain.report.page import page, template
 from retrain.report.tables import MOST_RUNS
 from tests.extras.browser import Browser, chromium
+from tests.extras.test_report_engines import crashed as on_a_server
 from tests.simulated import Row, Simulated, flat, write_campaign
-from tests.test_report_engines import crashed as on_a_server
 
 pytestmark = pytest.mark.extras
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from retrain.publish import CARD, FACTS, Wishes, publish
 from retrain.publish.choice import Choice, choose
 from retrain.squeeze import CONFIG, WEIGHTS
+from tests.extras.test_publish_records import campaign
 from tests.simulated import flat
-from tests.test_publish import campaign
 
 OPERATIONS = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.chmod", "shutil.rmtree", "open"}
 FILES = {CARD, FACTS, CONFIG, WEIGHTS, "templates"}

@@ -13,8 +13,8 @@ import tomli_w
 from retrain.records.layout import CampaignFiles
 from retrain.records.samples import OutcomesWriter
 from retrain.report.questions import ByQuestion, summarize
+from tests.extras.test_compare import compared
 from tests.simulated import Simulated, write_campaign
-from tests.test_compare import compared
 
 METRIC = "eval_hard_correct_rate"
 

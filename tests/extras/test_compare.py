@@ -301,10 +301,12 @@ def test_the_table_keeps_to_the_width_it_has(tmp_path, retrain: Call, width):
 
 def test_json_holds_what_the_table_shows(tmp_path, retrain: Call):
     directory = write_campaign(tmp_path, two())
-    (found,) = json.loads(retrain("compare", directory, "grpo", "maxrl", "--json").stdout)["comparisons"]
+    shown = json.loads(retrain("compare", directory, "grpo", "maxrl", "--json").stdout)
+    (found,) = shown["comparisons"]
     sides: list[Mapping[str, Any]] = found["metrics"][0]["sides"]
     assert [(side["label"], side["sample"]["n"]) for side in sides] == [("grpo", 4), ("maxrl", 4)]
     assert found["metrics"][0]["differences"][0]["verdict"] == "higher"
+    assert shown["version"] == 1
 
 
 def test_a_metric_that_no_run_has_is_answered_with_those_there_are(tmp_path, retrain: Call):
