@@ -142,7 +142,7 @@ class Conversation:
         except LeftBehindError as error:
             raise EpisodeTimeoutError(f"{what} took longer than {self._limit_s:g} s") from error
         except BaseException as error:
-            if _is_ours(error):
+            if is_ours(error):
                 raise
             raise EpisodeError(located(error)) from error
         finally:
@@ -222,7 +222,7 @@ async def awaited(function: Callable[[], Any]) -> Any:
     except EpisodeError as error:
         return error
     except BaseException as error:
-        if _is_ours(error):
+        if is_ours(error):
             raise
         return EpisodeError(located(error))
 
@@ -233,7 +233,7 @@ def _sound(result: Any) -> Any:
     return result
 
 
-def _is_ours(error: BaseException) -> bool:
+def is_ours(error: BaseException) -> bool:
     """Whether an exception ends the task itself, and does not come from the environment."""
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0

@@ -2,16 +2,20 @@
 
 Episodes are played in another loop, which goes on meanwhile. The one whose coroutine blocks has failed; the
 others that were in the loop are lost, and each is played again in a loop of its own.
+
+The loop of several episodes knows how long it was busy: a time limit that passes in it tells little of an
+episode if coroutines of others ran meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
+import selectors
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -20,15 +24,19 @@ from retrain.environments.episode import (
     EpisodeError,
     EpisodeLostError,
     EpisodeTimeoutError,
+    is_ours,
     within,
 )
-from retrain.environments.shared_loop import SharedLoop, check_held_up
 from retrain.environments.threads import LeftBehindError
 from retrain.event_loop import EventLoopThread
 
 GRACE_S = 2.0  # for a busy machine
 BLOCKED = "something blocked the event loop of its coroutines"
 LOOK_S, SLICE_S = 1.0, 0.1  # between looks at the loop, and at one that does not answer
+MOMENT_S = 0.05  # between moments at which busy time is written down
+KEPT = 20_000  # of these moments: some 17 minutes
+HELD_UP_S, HELD_UP_FRACTION = 0.1, 0.02  # of a limit: so much decides nothing
+HELD_UP = "coroutines of other episodes held up the event loop"
 
 
 @dataclass(slots=True, eq=False)
@@ -36,18 +44,9 @@ class _Call:
     """A coroutine of an environment, and where its result goes."""
 
     loop: EventLoopThread
-    answer: asyncio.Future[Any]
+    answer: asyncio.Future[Any] = field(init=False)
     task: asyncio.Task[Any] | None = None  # that runs it
-
-    def deliver(self, result: Future[Any]) -> None:
-        if self.answer.done():
-            return
-        if result.cancelled():
-            self.answer.cancel()
-        elif error := result.exception():
-            self.answer.set_exception(error)
-        else:
-            self.answer.set_result(result.result())
+    failure: EpisodeError | None = None  # why the answer was cancelled with its loop
 
 
 class OwnLoop:
@@ -73,17 +72,19 @@ class OwnLoop:
             EpisodeTimeoutError: it blocked the loop.
             EpisodeLostError: something did, perhaps of another episode.
         """
-        here = asyncio.get_running_loop()
-        call = _Call(self._loop, here.create_future())
+        call = _Call(self._loop)
         begun = self._loop.begin(self._limited(partial(_registered, call, function), limit_s))
-        begun.add_done_callback(partial(_deliver, here, call))
+        call.answer = asyncio.wrap_future(begun)  # cancels it, if the wait is cancelled
         self._calls.add(call)
         if self._watching is None or self._watching.done():
             self._watching = asyncio.ensure_future(self._watch())
         try:
             return await call.answer
+        except asyncio.CancelledError as error:
+            if call.failure is None or is_ours(error):
+                raise
+            raise call.failure from None
         finally:
-            begun.cancel()  # has no effect unless the wait was cancelled
             self._calls.discard(call)
 
     def of_episode(self) -> CallAsync:
@@ -140,9 +141,10 @@ class OwnLoop:
         for call in [one for one in self._calls if one.loop is left and not one.answer.done()]:
             if self.is_alone or call.task is blocking:
                 why = f"a coroutine neither returned nor awaited anything for {self._limit_s:g} s"
-                call.answer.set_exception(EpisodeTimeoutError(why))
+                call.failure = EpisodeTimeoutError(why)
             else:
-                call.answer.set_exception(EpisodeLostError(BLOCKED))
+                call.failure = EpisodeLostError(BLOCKED)
+            call.answer.cancel()
         threading.Thread(target=left.close, name="left-loop", daemon=True).start()
 
 
@@ -151,8 +153,49 @@ async def _registered(call: _Call, function: Callable[[], Awaitable[Any]]) -> An
     return await function()
 
 
-def _deliver(loop: asyncio.AbstractEventLoop, call: _Call, result: Future[Any]) -> None:
-    try:
-        loop.call_soon_threadsafe(call.deliver, result)
-    except RuntimeError:  # it is closed
+class _Selector(selectors.DefaultSelector):
+    """Waits for the events of a loop, and measures for how long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waited_s = 0.0
+        self._moments = deque([(time.monotonic(), 0.0)], maxlen=KEPT)  # with the time waited until then
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        began_s = time.monotonic()
+        found = super().select(timeout)
+        now_s = time.monotonic()
+        # what is longer than asked for was no wait for events: others had the processor
+        self._waited_s += now_s - began_s if timeout is None else min(now_s - began_s, max(timeout, 0.0))
+        if now_s - self._moments[-1][0] > MOMENT_S:
+            self._moments.append((now_s, self._waited_s))
+        return found
+
+    def busy_s(self, since_s: float) -> float:
+        """Return for how long the loop, which must be running this, did not wait for events."""
+        then_s, waited_s = next(
+            (one for one in reversed(self._moments) if one[0] <= since_s), self._moments[0]
+        )
+        return max(0.0, time.monotonic() - then_s - (self._waited_s - waited_s))
+
+
+class SharedLoop(asyncio.SelectorEventLoop):
+    """The loop of several episodes; nothing differs but what it measures."""
+
+    def __init__(self) -> None:
+        self.selector = _Selector()
+        super().__init__(self.selector)
+
+
+def check_held_up(since_s: float, limit_s: float | None) -> None:
+    """Raise EpisodeLostError if this loop's other episodes may have held up one, for what its limit tells.
+
+    Args:
+        since_s: a reading of `time.monotonic`.
+        limit_s: the time that the episode had since then; without one, nothing was too late.
+    """
+    loop = asyncio.get_running_loop()
+    if limit_s is None or not isinstance(loop, SharedLoop):
         return
+    if loop.selector.busy_s(since_s) > max(HELD_UP_S, HELD_UP_FRACTION * limit_s):
+        raise EpisodeLostError(HELD_UP)

@@ -19,7 +19,7 @@ from retrain.environments.episode import (
     outcome,
     result_awaited,
 )
-from retrain.environments.shared_loop import check_held_up
+from retrain.environments.own_loop import check_held_up
 from retrain.environments.threads import LeftBehindError
 from retrain.event_loop import in_thread
 from retrain.rollouts import Prompt

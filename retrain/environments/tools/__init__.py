@@ -15,7 +15,7 @@ from typing import Any, Literal
 from retrain import registry
 from retrain.config.schema import Config
 from retrain.environments.episode import copies_ended
-from retrain.environments.shared_loop import check_held_up
+from retrain.environments.own_loop import check_held_up
 from retrain.environments.single_turn import spoken
 from retrain.environments.tools.calls import Call, calls_in
 from retrain.environments.tools.functions import Tool, ToolError, tool_of
