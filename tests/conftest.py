@@ -10,11 +10,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.warm import WarmCommandLine, starts_alike
+from tests.warm import WarmCommandLine, WarmServer, starts_alike
 
 gc.disable()  # while the tests are imported, which leaves little garbage
 
@@ -55,6 +56,7 @@ advantage_mode = "grpo"
 name = "maxrl"
 """
 LIMIT_S = 500.0  # of a command; that of a test is shorter in the core
+SERVER = pytest.StashKey[WarmServer]()
 ONE_RUN = ("campaign.seeds=[0]", 'campaign.conditions=[{name="grpo", advantage_mode="grpo"}]')  # of TINY's
 
 
@@ -91,12 +93,22 @@ def campaign_file(here: Path) -> Path:
     return path
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Let all workers of pytest-xdist use one process that imports what commands import."""
+    if SERVER not in node.config.stash:
+        node.config.stash[SERVER] = server = WarmServer()
+        node.config.add_cleanup(server.close)
+    node.workerinput["warm"] = node.config.stash[SERVER].address
+
+
 @pytest.fixture(scope="session")
-def warm() -> Iterator[WarmCommandLine]:
+def warm(pytestconfig: pytest.Config) -> Iterator[WarmCommandLine]:
     """A process that has imported what commands import."""
-    process = WarmCommandLine()
-    yield process
-    process.close()
+    with contextlib.ExitStack() as stack:
+        address = getattr(pytestconfig, "workerinput", {}).get("warm")
+        address = address or stack.enter_context(contextlib.closing(WarmServer())).address
+        yield stack.enter_context(contextlib.closing(WarmCommandLine(address)))
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
-"""A process that has imported the command line, and forks one that runs it: imports are paid for once.
+"""A process that has imported the command line, and forks others that run it: imports are paid for once.
 
-What it runs has its own process, descriptors, environment, directory and exit code, as if started anew.
+What it runs has its own process, descriptors, environment, directory and exit code, as if started anew. Each
+process of tests has a fork of its own, which runs one command at a time.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import importlib
 import json
 import os
 import pkgutil
+import select
+import shutil
 import socket
 import subprocess
 import sys
@@ -30,21 +33,39 @@ transforms backends.numpy trainer sandbox semaphore
 LATER = {"compare": "scipy.stats"}  # what takes a second to import, by the command that needs it
 
 
+class WarmServer:
+    """A process that imports what commands import when it is first asked for one."""
+
+    def __init__(self) -> None:
+        self._directory = tempfile.mkdtemp(prefix="warm-")
+        self.address = str(Path(self._directory) / "socket")
+        life, self._life = os.pipe()
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self.address)
+            listener.listen()
+            passed = (listener.fileno(), life)
+            command = [sys.executable, "-m", "tests.warm", *map(str, passed)]
+            self._process = subprocess.Popen(command, cwd=Path(__file__).parents[1], pass_fds=passed)
+        os.close(life)
+
+    def close(self) -> None:
+        os.close(self._life)
+        self._process.wait()
+        shutil.rmtree(self._directory)
+
+
 class WarmCommandLine:
     """Runs `python -m retrain ARGUMENTS`; one command at a time."""
 
-    def __init__(self) -> None:
-        self._start()
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._connect()
 
-    def _start(self) -> None:
-        self._socket, theirs = socket.socketpair()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.warm", str(theirs.fileno())],
-            cwd=Path(__file__).parents[1],
-            pass_fds=[theirs.fileno()],
-        )
-        theirs.close()
+    def _connect(self) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(self._address)
         self._answers = self._socket.makefile()
+        self._process = psutil.Process(int(self._answers.readline()))
 
     def run(
         self, arguments: list[str], cwd: Path, env: dict[str, str] | None, timeout_s: float
@@ -72,15 +93,14 @@ class WarmCommandLine:
 
     def _end_all(self) -> None:
         """Kill the command and the process that ran it, whose next answer would be of this command."""
-        for process in [*psutil.Process(self._process.pid).children(), self._process]:
+        for process in [*self._process.children(), self._process]:
             process.kill()
         self.close()
-        self._start()
+        self._connect()
 
     def close(self) -> None:
         self._socket.close()
         self._answers.close()
-        self._process.wait()
 
 
 def starts_alike(env: dict[str, str] | None) -> bool:
@@ -94,9 +114,25 @@ def _fixed(env: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name.startswith(FIXED) and name != FREE}
 
 
+def _listen(listener: socket.socket, life: int) -> None:
+    """Fork a process for each that connects, until the process that started this one has ended."""
+    is_warm = False
+    while listener in select.select([listener, life], [], [])[0]:
+        connection, _ = listener.accept()
+        if not is_warm:
+            _import_all()
+            gc.freeze()  # what was imported is no garbage of a command
+            is_warm = True
+        if not os.fork():
+            listener.close()
+            os.close(life)
+            _serve(connection)
+            os._exit(0)
+        connection.close()
+
+
 def _serve(requests: socket.socket) -> None:
-    _import_all()
-    gc.freeze()  # what was imported is no garbage of a command
+    requests.sendall(b"%d\n" % os.getpid())
     while True:
         head, descriptors, _, _ = socket.recv_fds(requests, 4, 2)
         if not head:
@@ -157,4 +193,4 @@ def _become(request: dict[str, Any], descriptors: list[int], requests: socket.so
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    _listen(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
