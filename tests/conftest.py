@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from tests.warm import WarmCommandLine, WarmServer, starts_alike
 
@@ -24,6 +25,8 @@ BUSY = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("same", derandomize=True, **BUSY)
 settings.register_profile("other", **BUSY)  # pytest --hypothesis-profile=other
 settings.load_profile("same")
+# Else examples hold constants of all modules that this process happens to have imported, which it parses.
+providers._get_local_constants = lambda: providers._local_constants
 # Hundreds of processes import the same modules; one compiles them, whatever is the default of a container.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
