@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ from retrain.distribution import install_command
 from retrain.errors import EXIT_CONFIG, EXIT_LAUNCH
 from retrain.launchers import ray as plugin
 from retrain.launchers.ray import job_options, render, task_options
+from retrain.launchers.ray.driver import config_of_tasks
 from retrain.launchers.shared_permits import workers_at_a_time
 from tests.ray_pieces import assignment
 
@@ -21,12 +23,19 @@ Retrain = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def test_a_task_asks_for_what_the_table_says(tmp_path: Path) -> None:
-    table = Ray(cpus=2, gpus=1, memory_gb=1.5, resources={"tinker": 1}, runtime_env={"env_vars": {"A": "b"}})
+    table = Ray(cpus=2, gpus=1, memory_gb=1.5, resources={"tinker": 1})
     asked = {"num_cpus": 2, "num_gpus": 1, "memory": 1_500_000_000}
     assert task_options(table) == {**asked, "resources": {"tinker": 1}}
     assert task_options(Ray(cpus=0.5)) == {"num_cpus": 0.5}
-    environment = job_options(assignment(tmp_path), table)["runtime_env"]  # which tasks have as well
-    assert environment["env_vars"] == {"A": "b", "RAY_JOB_STOP_WAIT_TIME_S": "86400"}
+
+
+def test_tasks_have_the_environment_that_the_table_gives_and_the_job_time_to_stop(tmp_path: Path) -> None:
+    for given in ({}, {"env_vars": {"A": "b"}}, {"pip": ["a"]}):
+        asked = job_options(assignment(tmp_path), Ray(runtime_env=given))
+        job = asked["runtime_env"]["env_vars"]
+        assert job == {"RAY_JOB_STOP_WAIT_TIME_S": "86400", **given.get("env_vars", {})}
+        of_tasks = json.loads(config_of_tasks(json.dumps(asked)))
+        assert of_tasks == {**asked, "runtime_env": given}
 
 
 def test_permits_are_what_the_cap_leaves_each_run(tmp_path: Path) -> None:

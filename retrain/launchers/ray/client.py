@@ -40,6 +40,7 @@ OLDEST = (2, 8)  # supports everything that a job may request
 MOST_NODES = 10_000  # the API's own limit
 SEVERAL = re.compile(r"multiple active Ray instances: \{(.*?)\}")
 LOCAL = "local"  # as an address; Ray's own name for it
+JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # in which Ray gives a job what it was submitted with
 SAID = 20  # lines of a local driver's output
 
 
@@ -190,7 +191,7 @@ class LocalJobs(Client):
         self._say("starting a Ray cluster on this machine, which ends with the campaign")
         # our own token; otherwise Ray writes one to the user's home and requires it in every later cluster
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        told = {**token, "RAY_ADDRESS": LOCAL, "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(ask)}
+        told = {**token, "RAY_ADDRESS": LOCAL, JOB_CONFIG: json.dumps(ask)}
         try:
             with self._home.output.open("wb") as output:
                 self._process = subprocess.Popen(

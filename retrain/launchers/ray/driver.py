@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -15,7 +16,8 @@ from typing import Any, TypeVar
 
 from retrain.errors import EXIT_DONE, EXIT_INFRASTRUCTURE, EngineDownError, RecordsError, may_pass
 from retrain.launchers.engine import is_alive
-from retrain.launchers.ray.client import LOCAL
+from retrain.launchers.ray import GRACE
+from retrain.launchers.ray.client import JOB_CONFIG, LOCAL
 from retrain.launchers.ray.home import GIVEN, LOST, OVER, Home, Orders, TaskEvent
 from retrain.locks.held import hold, is_held
 from retrain.records.campaign_state import asked_to_stop
@@ -211,8 +213,21 @@ def own_ray(home: Home) -> Iterator[dict[str, Any]]:
         }
 
 
+def config_of_tasks(config: str) -> str:
+    """Return a job's configuration, as JSON, with the runtime environment that its tasks are to have.
+
+    Without what only the job needs there often is none left, and then Ray starts a task's process in one
+    step instead of two, each of which imports Ray, or has one ready.
+    """
+    found = json.loads(config)
+    environment = found.get("runtime_env") or {}
+    kept = {name: text for name, text in environment.pop("env_vars", {}).items() if name not in GRACE}
+    return json.dumps({**found, "runtime_env": {**environment, **({"env_vars": kept} if kept else {})}})
+
+
 def main(campaign: Path, number: int) -> int:
     """Run as the driver; return an exit code."""
+    os.environ[JOB_CONFIG] = config_of_tasks(os.environ[JOB_CONFIG])
     home = Home(campaign)
     with own_ray(home) as options, closing(Cluster(options)) as cluster:
         driver = Driver(home, number, cluster)
