@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any
 
 from retrain.calibrate.facts import OUT_OF_MEMORY, BatchFound, Lengths, StepSplit, WorkersMeasured
 from retrain.calibrate.trials import POINTS_FOR_A_LAW
@@ -225,7 +224,7 @@ def limiter_speed(limiter: RateLimiter, batch_size: int, batches_per_unit: float
     return Advice(key, now, now if abs(value - now) < 0.05 * value else value, why)
 
 
-def calibrated(tables: Tables, advice: Sequence[Advice]) -> dict[str, Any]:
+def calibrated(tables: Tables, advice: Sequence[Advice]) -> Tables:
     """Return the tables with the advised values; comments of the original are lost."""
     changed = deepcopy(dict(tables))
     for one in changes_of(advice):

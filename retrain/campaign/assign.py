@@ -18,13 +18,13 @@ from retrain.errors import ConfigError, LaunchError
 from retrain.launchers import Assignment, Launcher
 from retrain.plan.matrix import Plan
 from retrain.plan.provenance import Provenance
-from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.layout import CampaignFiles, RunFiles, Tables
 from retrain.records.text import as_typed, first_of
 
 NOT_YET = "<id>"  # shown in a script before the campaign has a directory
 
 
-def options_of(campaign: Campaign) -> dict[str, Any]:
+def options_of(campaign: Campaign) -> Tables:
     """Return the table `[campaign.<launcher>]`; empty for a launcher that has none."""
     table = getattr(campaign, campaign.launcher, None)
     return (
@@ -132,7 +132,7 @@ def require_left(
         )
 
 
-def _engine(launcher: str, options: Mapping[str, Any]) -> tuple[str, object]:
+def _engine(launcher: str, options: Tables) -> tuple[str, object]:
     return launcher, options.get("address", "")
 
 

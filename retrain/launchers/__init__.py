@@ -24,8 +24,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
+from retrain.records.layout import Tables
 from retrain.registry import Hook, PluginSpec
 
 SPEC = PluginSpec(
@@ -57,7 +58,7 @@ class Assignment:
     permits_adapt: bool = False  # the limit adapts to the API's capacity
     permit_directories: tuple[Path, ...] = ()  # backend.throttle_dir: permits shared with other campaigns
     gpu_runs: frozenset[str] = frozenset()  # runs that train on whatever GPU they get
-    options: Mapping[str, Any] = field(default_factory=dict)  # the table [campaign.<launcher>]
+    options: Tables = field(default_factory=dict)  # the table [campaign.<launcher>]
     say: Callable[[str], None] = lambda text: None  # shows a notice to the user
 
 

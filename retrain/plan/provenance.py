@@ -44,7 +44,7 @@ class Provenance:
     seed: int | None  # drawn for a file without a seed
     launcher: str
     digest: str  # of campaign.toml as given
-    options: Mapping[str, Any] = field(default_factory=dict)  # of the launcher
+    options: Tables = field(default_factory=dict)  # of the launcher
     version: int = CURRENT  # of the meaning of the file's keys
     way_back: str = "../.."  # from the campaign's directory to `where`: both may have moved
     added_seeds: int = 0  # by `retrain resume --seeds`

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from retrain import registry
 from retrain.backends.exported import Exported
@@ -171,7 +170,7 @@ def _shaped(
         base = wishes.base_model or exported.base
         if wishes.repository and is_local(base):
             raise ConfigError(NEEDS_NAME.format(wishes.repository))
-        _complete(made / CONFIG, {"base_model_name_or_path": base})
+        _complete(made / CONFIG, base)
         return None
     if exported.unmergeable:
         raise ConfigError(f"--merge: {exported.unmergeable}")
@@ -192,11 +191,12 @@ def _merged(choice: Choice, exported: Exported, wishes: Wishes, made: Path) -> M
     return merged
 
 
-def _complete(path: Path, known: dict[str, Any]) -> None:
-    """Write into an adapter's configuration what is known of its base model."""
+def _complete(path: Path, base: str) -> None:
+    """Write into an adapter's configuration what others call its base model."""
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
-        facts |= known | {"task_type": facts.get("task_type") or "CAUSAL_LM"}
+        facts["base_model_name_or_path"] = base
+        facts["task_type"] = facts.get("task_type") or "CAUSAL_LM"
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise RecordsError(f"{path.name}: what the backend wrote cannot be read ({error})") from error
     path.write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -108,7 +108,7 @@ def _front_matter(subject: Subject) -> Iterator[str]:
     relation = "adapter" if is_adapter else "finetune"
     base = {} if is_local(subject.base) else {"base_model": subject.base, "base_model_relation": relation}
     mode = subject.choice.config.algorithm.advantage_mode
-    facts: dict[str, Any] = {
+    facts: dict[str, str | list[str]] = {
         **base,
         "library_name": "peft" if is_adapter else "transformers",
         "license": subject.wishes.license or "unknown",

@@ -60,7 +60,8 @@ def push(content: Path, directory: Path, repository: str, message: str, *, priva
     hub = extras.load("huggingface_hub", EXTRA, WHO)
     if not sys.stderr.isatty():
         extras.load("huggingface_hub.utils", EXTRA, WHO).disable_progress_bars()
-    api = hub.HfApi(**_address())
+    address, headers = _address()
+    api = hub.HfApi(endpoint=address, headers=headers or None)
     with _explained(api.endpoint, directory, repository, private=private):
         url = api.create_repo(repository, private=private or None, exist_ok=True)
         if private and not api.model_info(repository).private:
@@ -97,18 +98,18 @@ def _check_xet(api: Any, repository: str) -> None:
         raise ConfigError(f"the hub at {api.endpoint} opens no Xet storage ({problem}); {without}")
 
 
-def _address() -> dict[str, Any]:
-    """Return where the hub is, for huggingface_hub; it would show the password of an address in messages."""
+def _address() -> tuple[str | None, dict[str, str]]:
+    """Return where the hub is, and headers that log in: the package would show an address's password."""
     url = os.environ.get("HF_ENDPOINT", "")
     try:
         parts = urlsplit(url)
     except ValueError:
         raise ConfigError("HF_ENDPOINT: is not an address; set it to https://HOST, or unset it") from None
     if "@" not in parts.netloc:
-        return {"endpoint": url or None}
+        return url or None, {}
     user = ":".join(unquote(part or "") for part in (parts.username, parts.password))
     login = f"Basic {base64.b64encode(user.encode()).decode()}"
-    return {"endpoint": without_user(url), "headers": {"authorization": login}}
+    return without_user(url), {"authorization": login}
 
 
 @contextmanager

@@ -12,10 +12,11 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from retrain.controllers import StateDict
 from retrain.controllers.throttle import Held, Load, ThrottleLevel, ThrottlePolicy, ThrottleState, decide
 from retrain.errors import ConfigError
 from retrain.event_loop import begun
@@ -161,7 +162,7 @@ class TrainingThrottle:
         """Return a one-line summary of the current level; checks when a check is due."""
         return self.current().summary()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the state for a resumed run: the level, and for how long the load has been lower."""
         held = self._held
         if held is None:
@@ -169,7 +170,7 @@ class TrainingThrottle:
         calm_s = None if held.calm_since_s is None else self._clock() - held.calm_since_s
         return {"level": held.level.value, "calm_s": calm_s, "calm_level": held.calm_level.value}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore a `state_dict`, also in another process or on another machine."""
         self._held = None
         if state["level"] is not None:
