@@ -15,9 +15,260 @@ The directory:
 A waiter that is stopped (SIGSTOP) as the first in the queue blocks those behind it until it continues or
 dies. A process that forks without Python's knowledge and without exec shares its permits with
 the child: they are free once released, or once both are dead.
+
+One waiter, the first in the wait queue, watches the slots and takes the first free one. No other process
+takes slots meanwhile, so the number of held slots can only fall while it counts them.
 """
 
-from retrain.semaphore.file_semaphore import FileSemaphore, lock_sharing_problem
-from retrain.semaphore.slots import Holder, SemaphoreState
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from contextlib import closing
+from pathlib import Path
+
+from retrain.errors import LaunchError, records_error
+from retrain.event_loop import in_thread
+from retrain.locks import GUARD, LockFile
+from retrain.semaphore.slots import (
+    Holder,
+    SemaphoreState,
+    Slots,
+    change_permits,
+    check_permits,
+    create_permits,
+    describe_holder,
+    inspect_semaphore,
+    read_permits,
+    take_seat,
+    write_holder,
+)
+from retrain.semaphore.wait_queue import Deadline, WaitQueue, WakeupListener, wake, wakeup_address
 
 __all__ = ["FileSemaphore", "Holder", "SemaphoreState", "lock_sharing_problem"]
+
+LOOK_AGAIN_S = 0.02  # a wake-up may be missed; a permit must be free within 50 ms of its holder's death
+FOLLOWED = 64  # holders whose death wakes the watcher at once; each needs an open file
+# File systems that cannot count permits, because their locks are not shared or not reliable.
+_NETWORK = "locks there depend on a lock service that can forget them, or keep a dead host's locks forever"
+_PRIVATE = "each machine or container may keep its own locks there, so permits could be given out twice"
+_REASONS = dict.fromkeys(("9p", "afs", "beegfs", "fuse", "vboxsf", "virtiofs"), _PRIVATE)
+_REASONS |= dict.fromkeys(("cifs", "nfs", "nfs4", "smb2", "smb3", "smbfs"), _NETWORK)
+
+
+class FileSemaphore:
+    """At most `permits` holders at once among all processes that use the same directory.
+
+        with FileSemaphore("logs/permits", permits=4, label="run 1"):
+            call_the_api()
+
+    In asyncio, `async with` waits without blocking the event loop, and a task that is cancelled
+    leaves nothing behind.
+
+    Every `acquire` takes another permit, in any process, thread or task: a thread that acquires twice
+    holds two, and deadlocks if there is only one. A forked child starts with none of its parent's permits.
+    """
+
+    def __init__(
+        self, directory: Path | str, permits: int, label: str = "", *, allow_unshared: bool = False
+    ) -> None:
+        """Open or create the semaphore in a directory.
+
+        Args:
+            directory: made with mode 0700 if missing.
+            permits: number of permits if the directory is new. Otherwise the directory's number is
+                kept, so that a restarted worker does not undo `set_permits`.
+            label: shown by `inspect`, at most 100 characters of it.
+            allow_unshared: accept a file system that `lock_sharing_problem` warns of.
+
+        Raises:
+            ValueError: `permits` is not a whole number from 1 to 512.
+            LaunchError: locks on this file system are not shared or not reliable.
+            RecordsError: the directory cannot be made, or its files are damaged, links, or cannot be
+                opened or written.
+        """
+        check_permits(permits)
+        self._directory = Path(directory).absolute()
+        self._label = label
+        problem = None if allow_unshared else lock_sharing_problem(self._directory)
+        if problem is not None:
+            raise LaunchError(f"{problem}; put the permits on a local disk")
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise records_error(self._directory, "make the directory", error) from error
+        create_permits(self._directory, permits)
+        wait_queue = self._directory / "turnstile.lock"
+        LockFile(str(wait_queue)).close()
+        self._wakeup_address = wakeup_address(wait_queue)
+        self._wait_queue = WaitQueue(str(wait_queue))
+        self._held: list[tuple[object, LockFile]] = []  # (acquirer, slot), oldest first; guarded by GUARD
+
+    @property
+    def permits(self) -> int:
+        """Current number of permits, for all processes."""
+        return read_permits(self._directory).permits
+
+    def set_permits(self, permits: int) -> None:
+        """Change the number of permits, for all processes.
+
+        An increase wakes waiters at once. After a decrease, no waiter is admitted until enough permits
+        have been released.
+
+        Raises:
+            ValueError: `permits` is not a whole number from 1 to 512.
+            RecordsError: it cannot be written; the old number is kept.
+        """
+        change_permits(self._directory, check_permits(permits))
+        wake(self._wakeup_address)
+
+    def acquire(self, timeout_s: float | None = None) -> bool:
+        """Take a permit, waiting for one in the order of arrival.
+
+        Args:
+            timeout_s: how long to wait; None waits forever, 0 tries once, which may fail
+                while another waiter is being admitted.
+
+        Returns:
+            False if the time passed without a permit.
+        """
+        if timeout_s is not None and not timeout_s >= 0:
+            raise ValueError(f"timeout_s: got {timeout_s!r}; needs 0 or more seconds, or None")
+        slot = self._taken(Deadline(timeout_s), may_wait=timeout_s != 0)
+        return slot is not None and self._keep(slot)
+
+    def release(self) -> None:
+        """Release the permit that this thread or task acquired last, or else this object's oldest.
+
+        Raises:
+            RuntimeError: this object holds none in this process.
+        """
+        with GUARD:
+            self._held[:] = [held for held in self._held if held[1].is_open]  # a forked child holds none
+            here = _thread_or_task()
+            mine = [held for held in self._held if held[0] is here]
+            if not self._held:
+                raise RuntimeError(f"{self._directory}: release without acquire in process {os.getpid()}")
+            released = mine[-1] if mine else self._held[0]
+            self._held.remove(released)
+        self._give_back(released[1])
+
+    def __enter__(self) -> FileSemaphore:
+        self.acquire()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.release()
+
+    async def __aenter__(self) -> FileSemaphore:
+        deadline = Deadline(None, may_give_up=True)
+        came = in_thread(lambda: self._taken(deadline), unwanted=self._drop)
+        try:
+            slot = await came
+        except BaseException:
+            deadline.give_up()
+            if came.done() and not came.cancelled() and came.exception() is None:
+                self._drop(came.result())  # acquired, but the task was cancelled before it continued
+            raise
+        assert slot is not None, "only a waiter that gives up gets no slot"
+        self._keep(slot)
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        self.release()
+
+    inspect = staticmethod(inspect_semaphore)
+
+    def _taken(self, deadline: Deadline, *, may_wait: bool = True) -> LockFile | None:
+        description = describe_holder(self._label)
+        slot = self._take_at_once(description)
+        return self._wait(deadline, description) if slot is None and may_wait else slot
+
+    def _keep(self, slot: LockFile) -> bool:
+        try:
+            with GUARD:
+                self._held.append((_thread_or_task(), slot))
+        except BaseException:
+            with GUARD:
+                self._held[:] = [held for held in self._held if held[1] is not slot]
+            self._give_back(slot)
+            raise
+        return True
+
+    def _drop(self, slot: LockFile | None) -> None:
+        if slot is not None:
+            self._give_back(slot)
+
+    def _give_back(self, slot: LockFile) -> None:
+        slot.unlock()
+        wake(self._wakeup_address)
+        slot.close()
+
+    def _take_at_once(self, description: str) -> LockFile | None:
+        inside = self._wait_queue.try_enter()
+        if inside is None:
+            return None
+        with closing(inside), closing(Slots(self._directory)) as slots:
+            return self._signed(slots.take(), description)
+
+    def _wait(self, deadline: Deadline, description: str) -> LockFile | None:
+        with closing(take_seat(self._directory)), closing(Slots(self._directory)) as slots:
+            slots.prepare()
+            inside = self._wait_queue.enter(deadline)
+            if inside is None:
+                return None
+            with closing(inside):  # left before the slots are closed: other waiters need it
+                return self._signed(self._watch(slots, deadline), description)
+
+    def _signed(self, slot: LockFile | None, description: str) -> LockFile | None:
+        """Write the holder into a slot while first in the queue: the next waiter reads it."""
+        if slot is None:
+            return None
+        try:
+            write_holder(slot, description)
+        except BaseException:
+            self._give_back(slot)
+            raise
+        return slot
+
+    def _watch(self, slots: Slots, deadline: Deadline) -> LockFile | None:
+        if (slot := slots.take()) is not None:
+            return slot
+        with closing(WakeupListener(self._wakeup_address)) as listener:
+            listener.follow(slots.holders(FOLLOWED))
+            while (slot := slots.take()) is None:
+                if (left_s := deadline.left_s()) <= 0:
+                    return None
+                listener.wait(min(left_s, LOOK_AGAIN_S))
+            return slot
+
+
+def _thread_or_task() -> object:
+    """Return the asyncio task that runs here, if one does, else the thread."""
+    if (asyncio := sys.modules.get("asyncio")) is not None:
+        with contextlib.suppress(RuntimeError, AttributeError):  # no event loop; still importing asyncio
+            return asyncio.current_task() or threading.current_thread()
+    return threading.current_thread()
+
+
+def lock_sharing_problem(directory: Path | str) -> str | None:
+    """Return why locks in a directory, which need not exist, are not reliable; None if nothing is known."""
+    import psutil  # here: takes 40 ms, and no worker asks
+
+    place, mounts = Path(directory).resolve(), []
+    with contextlib.suppress(OSError):  # no mount table
+        mounts = [
+            found for found in psutil.disk_partitions(all=True) if place.is_relative_to(found.mountpoint)
+        ]
+    # of stacked mounts, the last one counts
+    mount = max(reversed(mounts), key=lambda found: len(Path(found.mountpoint).parts), default=None)
+    if mount is None:
+        return None
+    reason = _REASONS.get("fuse" if mount.fstype.startswith("fuse.") else mount.fstype)
+    if mount.fstype == "lustre" and "flock" not in mount.opts.split(","):
+        reason = "it is mounted without the option flock, so locks are private or refused"
+    if reason is None:
+        return None
+    return f"{place}: on a {mount.fstype} file system (mounted at {mount.mountpoint}); {reason}"

@@ -19,7 +19,7 @@ from retrain.controllers.permits import AdaptivePermits, CallFacts
 from retrain.errors import RecordsError, records_error
 from retrain.records.files import read_json, write_json
 from retrain.records.lines import append_line, read_records
-from retrain.semaphore.file_semaphore import FileSemaphore
+from retrain.semaphore import FileSemaphore
 
 STATE, LOCK, CHANGES = "adaptive.json", "adaptive.lock", "adaptive.jsonl"
 HIGHEST = 64  # permits
