@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
+import select
 import signal
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+LONGEST_LINE = 1 << 26  # bytes
 
 
 def command_of(module: str) -> list[str]:
@@ -21,6 +27,66 @@ def variables() -> dict[str, str]:
     """Return its environment variables: it finds the modules that this process finds."""
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)  # noqa: PTH109 - as text
     return {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path}
+
+
+class LineProcess:
+    """A process of ours; used by one thread at a time, but for `kill`."""
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [*command_of(module), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # one group to kill, and no Ctrl-C from the terminal
+            env=variables(),
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._stdin, self._stdout = self.process.stdin, self.process.stdout
+        self._poll = select.poll()
+        self._poll.register(self._stdout, select.POLLIN)
+
+    def send(self, message: Any) -> None:
+        """Send a line of JSON; if the process is gone, `receive` returns nothing."""
+        line = memoryview(json.dumps(message, default=str).encode() + b"\n")
+        with contextlib.suppress(BrokenPipeError):
+            while line:
+                line = line[self._stdin.write(line) :]
+
+    def receive(self, limit_s: float | None = None, longest: int = LONGEST_LINE) -> bytes:
+        """Wait for a line and return all that came, perhaps without its end; nothing if the process ended.
+
+        Raises:
+            TimeoutError: no line came in time.
+        """
+        deadline, received = time.monotonic() + (limit_s or 0.0), b""
+        while b"\n" not in received and len(received) <= longest:
+            left_s = None if limit_s is None else max(0.0, deadline - time.monotonic())
+            if not self._poll.poll(None if left_s is None else left_s * 1000):
+                raise TimeoutError
+            if not (chunk := os.read(self._stdout.fileno(), 1 << 16)):
+                return b""
+            received += chunk
+        return received
+
+    def is_silent(self) -> bool:
+        """Whether the process lives and has written nothing that was not received."""
+        return not self._poll.poll(0)
+
+    def kill(self) -> None:
+        """Kill the process and its children; its user then calls `end`."""
+        kill_group(self.process.pid)
+
+    def end(self, patience_s: float = 0.0) -> str:
+        """Kill the process, unless it ends by itself, and release its pipes; return how it ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(patience_s)
+        self.kill()
+        how = how_ended(self.process.wait())
+        self._stdin.close()
+        self._stdout.close()
+        return f"ended {how}"
 
 
 def kill_group(leader: int, number: int = signal.SIGKILL) -> None:

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from tests.long.test_loggers_process import opened
 logger = opened(Path(sys.argv[1]), "hanging")
-print(logger.child.pid, flush=True)
+print(logger.child.process.pid, flush=True)
 logger.rows([{"step": 1}])
 """
 
@@ -43,7 +43,7 @@ def test_rows_and_the_end_reach_the_logger_and_its_process_ends(tmp_path):
     logger.close("done", {"eval_reward": 1.0})
     assert logger.id == "id-of-attempt-1"
     assert '"mean_reward": 0.75' in (tmp_path / "far.jsonl").read_text()
-    assert logger.child.returncode == 0
+    assert logger.child.process.returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_a_logger_that_cannot_be_opened_leaves_no_process(tmp_path):
 
 def test_a_process_that_was_killed_is_an_error(tmp_path):
     logger = opened(tmp_path, "recording")
-    logger.child.kill()
-    logger.child.wait()
+    logger.child.process.kill()
+    logger.child.process.wait()
     with pytest.raises(LoggerProcessError, match="its process ended"):
         logger.rows([{"step": 1}])
     with pytest.raises(LoggerProcessError, match="its process ended"):
@@ -83,7 +83,7 @@ def test_it_ends_with_a_parent_that_is_killed_while_a_call_hangs(tmp_path, how):
 def test_signals_to_the_group_are_the_parents_to_obey(tmp_path):
     logger = opened(tmp_path, "recording")
     for number in (signal.SIGINT, signal.SIGTERM):
-        logger.child.send_signal(number)
+        logger.child.process.send_signal(number)
     logger.rows([{"step": 1, "mean_reward": 0.5}])
     logger.close("interrupted", {})
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from retrain import registry
 from retrain.errors import ConfigError, InfrastructureError, RunFailedError
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError, custom
-from retrain.rewards.pool.process import Kind, Reply, line_of, reply_in
+from retrain.rewards.pool import Kind, Reply, line_of, reply_in
 from retrain.rollouts import Prompt
 
 FUNCTIONS = "tests.reward_functions"

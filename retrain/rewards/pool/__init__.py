@@ -4,25 +4,88 @@ The limit counts from the start of a call, not from its place in the queue, and 
 hangs in C: the process is killed and replaced, and other calls are not affected. Processes are fresh
 interpreters, started when first needed; they end with the run, however it ends.
 
+A reply is one line of JSON, which repeats the call's token. Scored code may write to the pipe too: anything
+but exactly one valid line is garbage, and nothing that arrives with it counts as a reward.
+
 concurrent.futures cannot kill a single call. It and pebble unpickle what a worker writes, and their
 replies carry no token, so scored code that writes to the pipe could forge rewards.
 """
 
 from __future__ import annotations
 
+import json
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
+from enum import StrEnum
 from typing import Any, ClassVar
 
 from retrain.errors import ConfigError, InfrastructureError, RunFailedError
+from retrain.line_process import LineProcess
 from retrain.rewards import Answer, Outcome, Score
-from retrain.rewards.pool.process import OF_A_CALL, Kind, PoolProcess, Reply
 from retrain.rewards.threads import ScoringThreads
 
 STARTUP_S = 120.0  # imports on a cold network disk; only a broken machine takes longer
 BACKSTOP_S = 1.0  # if the run is gone, a process ends itself this long after a call's limit
+LONGEST_LINE = 1 << 16  # bytes; a message is cut at 2,000 characters, each at most six bytes of JSON
+SHOWN = 80  # bytes of garbage that are shown
+
+
+class Kind(StrEnum):
+    """What a process replies at its start (the first two) and to a call, or why there is no reply."""
+
+    READY = "ready"
+    FAILED = "failed"  # the function cannot be loaded
+    SCORED = "scored"  # with a number
+    UNSCORED = "unscored"  # raised UnscoredError
+    TIMEOUT = "timeout"  # raised TimeoutError
+    RAISED = "raised"  # raised another exception
+    LATE = "late"  # did not reply in time
+    DIED = "died"  # ended its process
+    GARBAGE = "garbage"  # wrote something other than one reply
+
+
+AT_THE_START = (Kind.READY, Kind.FAILED)
+OF_A_CALL = (Kind.SCORED, Kind.UNSCORED, Kind.TIMEOUT, Kind.RAISED)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The outcome of a call or a start, with the number or a message."""
+
+    kind: Kind
+    content: float | str
+
+
+def line_of(token: str, reply: Reply) -> bytes:
+    """Return the line that replies to a call ("" for the start)."""
+    return json.dumps([token, reply.kind, reply.content]).encode() + b"\n"
+
+
+def reply_in(received: bytes, token: str) -> Reply:
+    """Return the reply to a call; GARBAGE unless that is all that was received."""
+    line, _, more = received.partition(b"\n")
+    try:
+        of, kind, content = json.loads(line)
+    except (ValueError, TypeError, RecursionError):
+        of, kind, content = None, "", None
+    known = AT_THE_START if of == "" else OF_A_CALL
+    wanted = float if kind == Kind.SCORED else str
+    if not (isinstance(of, str) and isinstance(kind, str) and kind in known and type(content) is wanted):
+        return Reply(Kind.GARBAGE, f"the scoring process wrote {line[:SHOWN]!r} instead of a reply")
+    if more or of != token:
+        return Reply(Kind.GARBAGE, "the scoring process sent a reply that belongs to no call")
+    return Reply(Kind(kind), content)
+
+
+def _reply(process: LineProcess, token: str, limit_s: float) -> Reply:
+    """Wait for the reply to a call; LATE or DIED if there is none."""
+    try:
+        received = process.receive(limit_s, LONGEST_LINE)
+    except TimeoutError:
+        return Reply(Kind.LATE, f"took over {limit_s:g} s")
+    return reply_in(received, token) if received else Reply(Kind.DIED, "")
 
 
 class ProcessPool:
@@ -52,8 +115,8 @@ class ProcessPool:
         self._timeout_s = timeout_s
         self.threads = ScoringThreads(workers, "scoring")
         self._lock = threading.Lock()  # guards the next three attributes
-        self._idle: list[PoolProcess] = []
-        self._running: set[PoolProcess] = set()  # idle or not
+        self._idle: list[LineProcess] = []
+        self._running: set[LineProcess] = set()  # idle or not
         self._is_closed = False
 
     def run(self, answers: Sequence[Answer]) -> list[Reply]:
@@ -84,7 +147,7 @@ class ProcessPool:
         process, token, prompt = self._take(), secrets.token_hex(8), answer.prompt
         fields = (prompt.id, prompt.text, prompt.answer, prompt.messages, dict(prompt.row))
         process.send([token, answer.completion, answer.tokens, astuple(answer.state), *fields])
-        reply = process.reply(token, self._timeout_s)
+        reply = _reply(process, token, self._timeout_s)
         if reply.kind in OF_A_CALL:
             with self._lock:
                 self._idle.append(process)
@@ -92,7 +155,7 @@ class ProcessPool:
         ending = self._drop(process)  # after garbage as well: its later lines cannot be trusted either
         return Reply(Kind.DIED, ending) if reply.kind is Kind.DIED else reply
 
-    def _take(self) -> PoolProcess:
+    def _take(self) -> LineProcess:
         """Return a process that awaits a call: an idle one, unless it died or wrote something meanwhile."""
         while True:
             with self._lock:
@@ -103,13 +166,14 @@ class ProcessPool:
                 return process
             self._drop(process)
 
-    def _started(self) -> PoolProcess:
+    def _started(self) -> LineProcess:
         with self._lock:
             if self._is_closed:
                 raise InfrastructureError("closed while completions were scored")
-            process = PoolProcess(self._setup)
+            process = LineProcess("retrain.rewards.pool.worker")
             self._running.add(process)
-        reply = process.reply("", STARTUP_S)
+        process.send(self._setup)
+        reply = _reply(process, "", STARTUP_S)
         if reply.kind is Kind.READY:
             return process
         ending = self._drop(process)
@@ -118,7 +182,7 @@ class ProcessPool:
         why = ending if reply.kind is Kind.DIED else reply.content
         raise InfrastructureError(f"a scoring process did not start: {why}")
 
-    def _drop(self, process: PoolProcess) -> str:
+    def _drop(self, process: LineProcess) -> str:
         """End a process that no other thread uses; return a description of how it ended."""
         with self._lock:
             self._running.discard(process)

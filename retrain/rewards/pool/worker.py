@@ -21,7 +21,7 @@ from retrain.registry import fault_of, find_function, takes
 from retrain.registry.code import told_by
 from retrain.rewards import SPEC, Answer, TrainerState, UnscoredError, number_of
 from retrain.rewards.columns import call_for_one, call_with_columns
-from retrain.rewards.pool.process import Kind, Reply, line_of
+from retrain.rewards.pool import Kind, Reply, line_of
 from retrain.rollouts import Prompt
 
 LONGEST_MESSAGE = 2000  # characters of an error that are passed on
