@@ -94,7 +94,7 @@ def _form(kind: str, name: str) -> str:
     spec, found = registry.spec_of(kind), registry.plugin(kind, name)
     found.function()
     hooks = [hook.name for hook in spec.hooks if found.hook(hook.name) is None]
-    if isinstance(found, registry.Imported) and found.module is None:
+    if found.module is None:
         module = registry.find_module(name.rpartition(".")[0])
         if lost := [hook for hook in hooks if hasattr(module, hook)]:
             return f"{', '.join(lost)} have no effect: the function is not called {spec.entry!r}"

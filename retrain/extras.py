@@ -1,9 +1,9 @@
 """What a plugin needs beyond the core: packages of an extra, keys in the environment, programs.
 
-A plugin declares it in constants, which are read from a built-in plugin's source without importing it:
-`EXTRA = "math"` (the extra in pyproject.toml), `PACKAGES = ("math_verify",)` (modules that must be
-importable), `KEYS = ("OPENAI_API_KEY",)` (environment variables, or files as `~/...`; one must be set) and
-`COMMANDS = ("sbatch",)` (programs that must be on PATH; the first must support `--version`).
+A plugin declares it in constants of its file, at whose top nothing of it is imported: `EXTRA = "math"` (the
+extra in pyproject.toml), `PACKAGES = ("math_verify",)` (modules that must be importable), `KEYS =
+("OPENAI_API_KEY",)` (environment variables, or files as `~/...`; one must be set) and `COMMANDS =
+("sbatch",)` (programs that must be on PATH; the first must support `--version`).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def needs(kind: str, name: str) -> Needs:
         found = registry.plugin(kind, name)
     except ConfigError:
         return Needs()
-    extra = found.constant("EXTRA", "") if isinstance(found, registry.BuiltIn) else ""  # extras are retrain's
+    extra = found.constant("EXTRA", "") if registry.is_built_in(kind, name) else ""  # extras are retrain's
     return Needs(extra, *(tuple(found.constant(key, ())) for key in ("PACKAGES", "KEYS", "COMMANDS")))
 
 

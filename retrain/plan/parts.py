@@ -70,7 +70,7 @@ def reward_problems(
     spec = registry.spec_of("rewards")
     for name, params in rewards_of(reward, given):
         found = registry.plugin("rewards", name)
-        if prompts and isinstance(found, registry.Imported) and registry.takes(found.found, spec.by_name):
+        if prompts and registry.takes(found.found, spec.by_name):
             shared = set(prompts[0].row).intersection(*(prompt.row for prompt in prompts))
             if wrong := registry.lacking_problem(found.found, {*spec.by_name_given, *params, *shared}):
                 yield f"{where}: {name!r} {wrong}"

@@ -12,14 +12,12 @@ import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from retrain.errors import ConfigError
 from retrain.registry.code import PACKAGE, defines, import_module, is_in_own_code, located, remember
-from retrain.registry.code import BuiltIn as BuiltIn
-from retrain.registry.code import Imported as Imported
+from retrain.registry.code import Plugin as Plugin
 from retrain.registry.code import fault_of as fault_of
-from retrain.registry.code import home_of as home_of
 from retrain.registry.code import look_beside as look_beside
 from retrain.registry.code import names_place as names_place
 from retrain.registry.contract import KINDS as KINDS
@@ -44,13 +42,13 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
-Plugin: TypeAlias = BuiltIn | Imported
 
 
 def plugin(kind: str, name: str) -> Plugin:
-    """Return a plugin; a built-in one is not imported. A ConfigError says which names exist or what fails."""
+    """Return a plugin; a ConfigError says which names exist or what fails."""
     if is_built_in(kind, name):
-        return BuiltIn(spec_of(kind), f"retrain.{kind}.{name}")
+        spec, module = spec_of(kind), importlib.import_module(f"retrain.{kind}.{name}")
+        return Plugin(spec, name, getattr(module, spec.entry), module)
     if "." in name:
         module, found = _at(kind, name)
         return _imported(kind, name, found, module, name.rpartition(".")[2])
@@ -94,6 +92,11 @@ def check_made(kind: str, name: str, made: T) -> T:
 
 def hook(kind: str, name: str, wanted: str) -> Callable[..., Any] | None:
     """Return a hook of a plugin, None if it defines none; ConfigError if it cannot be called as declared."""
+    return _own_hook(kind, name, wanted) if is_built_in(kind, name) else plugin(kind, name).hook(wanted)
+
+
+@cache  # asked for each run of a campaign
+def _own_hook(kind: str, name: str, wanted: str) -> Callable[..., Any] | None:
     return plugin(kind, name).hook(wanted)
 
 
@@ -147,11 +150,9 @@ def _modules(kind: str) -> frozenset[str]:
 
 
 def problem_with_name(kind: str, name: str) -> str | None:
-    """Return why a plugin's name cannot be used; None if it can. Built-in plugins are not imported."""
+    """Return why a plugin's name cannot be used; None if it can."""
     try:
-        found = plugin(kind, name)
-        if isinstance(found, Imported):
-            found.function()
+        plugin(kind, name).function()
     except ConfigError as error:
         return str(error)
     return None
@@ -184,7 +185,7 @@ def _installed(kind: str) -> Iterable[EntryPoint]:
     return entry_points(group=f"retrain.{kind}")
 
 
-def _imported(kind: str, name: str, found: Any, module: ModuleType, attribute: str) -> Imported:
+def _imported(kind: str, name: str, found: Any, module: ModuleType, attribute: str) -> Plugin:
     """Return a plugin found by its module, or by a function in it."""
     spec = spec_of(kind)
     entries = [spec.entry, spec.opener] if spec.opener else [spec.entry]
@@ -193,9 +194,9 @@ def _imported(kind: str, name: str, found: Any, module: ModuleType, attribute: s
         if not defined:
             raise ConfigError(f"{name!r} in {kind} is a module that defines no function {spec.entry!r}")
         remember(found, defined[0], f"{spec.noun} {name!r}")
-        return Imported(spec, name, defined[0], found)
+        return Plugin(spec, name, defined[0], found)
     remember(module, found, f"{spec.noun} {name!r}")
-    return Imported(spec, name, found, module if attribute in entries else None)
+    return Plugin(spec, name, found, module if attribute in entries else None)
 
 
 def _at(what: str, path: str) -> tuple[ModuleType, Any]:

@@ -1,32 +1,28 @@
-"""The code of plugins: built-in, read without an import; or the user's own, located when it raises.
+"""The code of plugins: ours, or the user's own, which is located when it raises.
 
-Names and parameters of built-in plugins are read from their source, so that a plan can be checked without
-importing what the plugins need. Users' own code is found in the directory of the campaign's file.
+Importing a plugin's file is quick: what it needs is imported by its functions. So a plan can be checked
+without that. Users' own code is found in the directory of the campaign's file.
 """
 
 from __future__ import annotations
 
-import ast
 import importlib
-import importlib.util
 import inspect
 import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from retrain.errors import ConfigError
-from retrain.registry.contract import Parameter, PluginSpec, call_problem, from_function, from_source, takes
+from retrain.registry.contract import Parameter, PluginSpec, call_problem, from_function, takes
 
 PACKAGE = Path(__file__).parent.parent
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 STANDARD = str(Path(os.__file__).parent)
 LOCATED = re.compile(r"[^:\n]+\.py:\d+: ")
 
@@ -36,47 +32,8 @@ _files: dict[str, str] = {}  # file of a plugin that is not built in -> what the
 
 
 @dataclass(frozen=True)
-class BuiltIn:
-    """A built-in plugin: `retrain/<kind>/<name>.py`, or a folder of that name."""
-
-    spec: PluginSpec
-    module: str  # retrain.<kind>.<name>
-
-    def function(self) -> Callable[..., Any]:
-        """Import the plugin and return its entry function."""
-        found: Callable[..., Any] = getattr(importlib.import_module(self.module), self.spec.entry)
-        return found
-
-    def hook(self, name: str) -> Callable[..., Any] | None:
-        """Return a hook, imported from where it is defined; None, without an import, if there is none."""
-        homes = _homes(self.module)
-        if self.spec.hook(name).name not in homes:
-            return None
-        found: Callable[..., Any] = getattr(importlib.import_module(homes[name]), name)
-        return found
-
-    def parameters(self) -> tuple[Parameter, ...] | None:
-        """Return the keys of its table, keyword-only parameters; None if it takes any."""
-        entry = self.spec.opener if self.spec.opener in _homes(self.module) else self.spec.entry
-        tree = _tree(home_of(self.module, entry))
-        found = next(node for node in tree.body if isinstance(node, FUNCTIONS) and node.name == entry)
-        return _keys(from_source(found), self.spec)
-
-    def constant(self, name: str, default: Any) -> Any:
-        """Return a constant that the plugin's file sets."""
-        for node in _tree(path_of(self.module)).body:
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
-                return ast.literal_eval(node.value)
-        return default
-
-    def summary(self) -> str:
-        """Return the first line of its description."""
-        return (ast.get_docstring(_tree(path_of(self.module))) or "").partition("\n")[0]
-
-
-@dataclass(frozen=True)
-class Imported:
-    """An external plugin. The hooks of a module belong to the function that has the entry's name."""
+class Plugin:
+    """A plugin. The hooks of a module belong to the function that has the entry's name."""
 
     spec: PluginSpec
     name: str
@@ -100,12 +57,16 @@ class Imported:
         return self._checked(found, f"{self.name}: {name}", declared.arguments)
 
     def parameters(self) -> tuple[Parameter, ...] | None:
-        return _keys(from_function(getattr(self.module, self.spec.opener, self.found)), self.spec)
+        """Return the keys of its table, keyword-only parameters; None if it takes any."""
+        known = from_function(getattr(self.module, self.spec.opener, self.found))
+        return None if known is None else tuple(p for p in known if p.name not in self.spec.given)
 
     def constant(self, name: str, default: Any) -> Any:
+        """Return a constant that its file sets."""
         return getattr(self.module, name, default)
 
     def summary(self) -> str:
+        """Return the first line of its description."""
         return ((self.module and self.module.__doc__) or "").strip().partition("\n")[0]
 
     def _checked(
@@ -119,45 +80,12 @@ class Imported:
         return function
 
 
-def path_of(module: str) -> Path:
-    """Return the file of a module of retrain; a folder's is its `__init__.py`."""
-    path = PACKAGE.joinpath(*module.split(".")[1:])
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-
-
 def defines(module: str, function: str) -> bool:
     """Whether the file of a module of retrain defines a function; other modules only serve plugins."""
-    text = path_of(module).read_text(encoding="utf-8")
+    path = PACKAGE.joinpath(*module.split(".")[1:])
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    text = path.read_text(encoding="utf-8")
     return re.search(rf"^(?:(?:async )?def {function}\(|{function} = )", text, re.MULTILINE) is not None
-
-
-def _keys(known: tuple[Parameter, ...] | None, spec: PluginSpec) -> tuple[Parameter, ...] | None:
-    return None if known is None else tuple(p for p in known if p.name not in spec.given)
-
-
-@cache  # asked once per run of a campaign
-def _tree(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(encoding="utf-8"))
-
-
-def home_of(module: str, function: str) -> Path:
-    """Return the file in which a function that a built-in plugin defines or imports is defined."""
-    home = _homes(module)[function]
-    return path_of(module) if home == module else home_of(home, function)
-
-
-@cache
-def _homes(module: str) -> Mapping[str, str]:
-    """Return the functions that a module defines or imports, each with the module that defines it."""
-    package = module if path_of(module).name == "__init__.py" else module.rpartition(".")[0]
-    homes: dict[str, str] = {}
-    for node in _tree(path_of(module)).body:
-        if isinstance(node, ast.ImportFrom):
-            source = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
-            homes |= {alias.name: source for alias in node.names if alias.asname is None}
-        elif isinstance(node, FUNCTIONS):
-            homes[node.name] = module
-    return homes
 
 
 def look_beside(directory: Path) -> None:

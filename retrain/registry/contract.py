@@ -154,16 +154,6 @@ class Parameter:
     required: bool
 
 
-def from_source(function: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[Parameter, ...] | None:
-    """Read keyword-only parameters from a function's source; None if it takes any (**params)."""
-    if function.args.kwarg is not None:
-        return None
-    return tuple(
-        Parameter(a.arg, ast.unparse(a.annotation) if a.annotation else "", default is None)
-        for a, default in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
-    )
-
-
 def from_function(function: Callable[..., Any]) -> tuple[Parameter, ...] | None:
     """Return a function's keyword-only parameters; None if it takes any (**params)."""
     try:

@@ -17,7 +17,7 @@ from retrain.config.schema import Config
 from retrain.environments.episode import EpisodeError
 from retrain.environments.openenv.wire import (
     FULL,
-    KEYS,
+    TABLE,
     WRONG_ACTION,
     RefusalError,
     Session,
@@ -136,11 +136,11 @@ class Server:
         if self.action in fields:
             return self.action
         if self.action:
-            raise ConfigError(f"{KEYS}.action: got {self.action!r}; of an action, {known}")
+            raise ConfigError(f"{TABLE}.action: got {self.action!r}; of an action, {known}")
         if len(required) == 1 and fields[required[0]].get("type") in TEXTS:
             return required[0]
         raise ConfigError(
-            f"{KEYS}.action: name the field that completions fill, or {JSON!r} if they are whole actions; "
+            f"{TABLE}.action: name the field that completions fill, or {JSON!r} if they are whole actions; "
             f"{known}, and requires {', '.join(required) or 'none'}"
         )
 

@@ -20,7 +20,7 @@ from retrain.extras import load
 from retrain.http_client import CallError, HttpClient, read_json, without_user
 
 EXTRA = WHO = "openenv"
-KEYS = "[environment.options]"
+TABLE = "[environment.options]"
 FULL, WRONG_ACTION = "CAPACITY_REACHED", "VALIDATION_ERROR"  # codes of errors
 SCHEMA_S = 30.0  # to answer what an action consists of
 CONNECT_S = 30.0
@@ -95,9 +95,11 @@ def fields_of_actions(url: str, key: str) -> tuple[dict[str, Any], list[str]]:
         fields = {name: one for name, one in schema["properties"].items() if name != "metadata"}
         return fields, [name for name in schema.get("required", ()) if name in fields]
     except CallError as error:
-        raise ConfigError(f"{KEYS}.url: {page} does not tell what an action consists of ({error})") from error
+        raise ConfigError(
+            f"{TABLE}.url: {page} does not tell what an action consists of ({error})"
+        ) from error
     except (LookupError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{KEYS}.url: {page} is no schema of an OpenEnv server") from error
+        raise ConfigError(f"{TABLE}.url: {page} is no schema of an OpenEnv server") from error
 
 
 def _read(what: str, answer: str | bytes) -> Mapping[str, Any]:
