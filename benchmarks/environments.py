@@ -30,7 +30,7 @@ from retrain.environments.single_turn import open_episode as open_question
 from retrain.event_loop import EventLoopThread
 from retrain.rollouts import NextTurn, Prompt
 from retrain.trainer.episodes import Episodes
-from retrain.trainer.turn_calls import TurnSampler
+from retrain.trainer.turn_sampling import TurnSampler
 
 TURNS, TOOL_S = 8, (0.05, 0.5)
 AT_ONCE = 4  # calls, as many as there are permits by default

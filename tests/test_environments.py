@@ -36,7 +36,7 @@ from retrain.records.samples import read_samples
 from retrain.rollouts import Given, Group, NextTurn, Prompt, Rollout
 from retrain.trainer.episodes import Episodes, summary_of
 from retrain.trainer.opening import sampler_of
-from retrain.trainer.turn_calls import SampleTurns, TurnSampler
+from retrain.trainer.turn_sampling import SampleTurns, TurnSampler
 from tests.semaphore_processes import wait_until
 from tests.stopping import StopAfterStep, StopAtLook
 from tests.test_trainer import make_run, without_times

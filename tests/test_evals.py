@@ -28,8 +28,8 @@ from retrain.render.status import falling
 from retrain.report.contents import signs
 from retrain.report.gather import gather
 from retrain.report.sides import Side
+from retrain.trainer.evals import WINDOW, Falling
 from retrain.trainer.evaluation import standard_error
-from retrain.trainer.falling import WINDOW, Falling
 from tests.plugins import AsksToStop
 from tests.stopping import StopAfterStep
 from tests.test_trainer import SMALL, make_run, train, without_times

@@ -34,7 +34,7 @@ from retrain.trainer.batch import Algorithm, ScoredBatch
 from retrain.trainer.episodes import Episodes, summary_of
 from retrain.trainer.journal import choose
 from retrain.trainer.programs import Programs
-from retrain.trainer.turn_calls import TurnSampler
+from retrain.trainer.turn_sampling import TurnSampler
 from tests.asking import complete, post, spoken, user
 from tests.test_trainer import SMALL, make_run
 

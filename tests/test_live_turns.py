@@ -25,7 +25,7 @@ from retrain.rollouts import FirstTurn, Loss, NextTurn, Prompt, Rollout, Trainin
 from retrain.trainer.desk import Desk
 from retrain.trainer.episodes import Episodes, summary_of
 from retrain.trainer.metered import MeteredBackend
-from retrain.trainer.turn_calls import SampleTurns
+from retrain.trainer.turn_sampling import SampleTurns
 from tests.feeds import Script
 from tests.test_environments import Count
 

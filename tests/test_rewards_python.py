@@ -11,7 +11,7 @@ import pytest
 
 from retrain import registry
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, python
-from retrain.rewards.python.program import are_alike, program_of
+from retrain.rewards.python.scorer import are_alike, program_of
 from retrain.rollouts import Prompt
 
 ASSERTS = "assert add(2, 3) == 5\nassert add(-1, 1) == 0"

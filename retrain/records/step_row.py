@@ -269,7 +269,7 @@ class StepRow:
     evals: Mapping[str, NamedEvaluation] = field(
         metadata=_by("trainer/evals.py", "with `[[eval]]`"), default_factory=dict
     )
-    eval_watch: EvalWatch | None = field(metadata=_by("trainer/falling.py", "with `[[eval]]`"), default=None)
+    eval_watch: EvalWatch | None = field(metadata=_by("trainer/evals.py", "with `[[eval]]`"), default=None)
 
     def columns(self) -> dict[str, Value]:
         parts = (getattr(self, part.name) for part in dataclasses.fields(self))

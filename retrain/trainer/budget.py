@@ -30,7 +30,7 @@ from retrain.records.layout import RunFiles, campaign_of, files_of_runs, recorde
 from retrain.records.row_parts import CostSummary
 from retrain.records.spending import EvaluationCost, Spending, Tokens, read_spending, write_spending
 from retrain.records.text import dollars
-from retrain.trainer.due import Due
+from retrain.trainer.evaluation import Due
 
 PART = 0.25  # of an evaluation's cost so far: set aside for its next part, once it outgrows its estimate
 

@@ -34,10 +34,8 @@ from retrain.environments.threads import InTurn, OwnThread
 from retrain.event_loop import EventLoopThread, in_new_thread
 from retrain.records.step_row import EpisodeSummary
 from retrain.rollouts import CallForm, Episode, FirstTurn, Group, NextTurn, Prompt, Rollout
-from retrain.trainer.desk import Ask, Asked, Desk
-from retrain.trainer.play_meter import PlayMeter
-from retrain.trainer.turn_calls import SampleTurns, TurnCalls, of_its_own
-from retrain.trainer.turn_feed import TurnFeed
+from retrain.trainer.desk import Ask, Asked, Desk, PlayMeter
+from retrain.trainer.turn_sampling import SampleTurns, TurnCalls, TurnFeed, of_its_own
 
 if TYPE_CHECKING:
     from retrain.trainer.programs import Programs

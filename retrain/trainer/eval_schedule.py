@@ -10,9 +10,8 @@ from retrain.config.schema import Config
 from retrain.records.row_parts import Evaluation, NamedEvaluation, Value, columns
 from retrain.records.spending import Tokens
 from retrain.trainer.budget import RunBudget
-from retrain.trainer.due import Due
 from retrain.trainer.evals import Evals
-from retrain.trainer.evaluation import HeldOut
+from retrain.trainer.evaluation import Due, HeldOut
 from retrain.trainer.journal import Journal
 
 Made = TypeVar("Made", Evaluation, NamedEvaluation)

@@ -26,17 +26,16 @@ from retrain.trainer import checkpoint
 from retrain.trainer.batch import Algorithm, entropy_of
 from retrain.trainer.budget import RunBudget
 from retrain.trainer.control import Control, ControllerRows, StepFacts, StepSize, open_throttle
-from retrain.trainer.due import Due
 from retrain.trainer.episodes import SampleGroups, summary_of
 from retrain.trainer.eval_schedule import EvalSchedule, is_due
 from retrain.trainer.evals import Evals, OpenEval
-from retrain.trainer.evaluation import HeldOut
+from retrain.trainer.evaluation import Due, HeldOut
 from retrain.trainer.journal import Journal, choose
 from retrain.trainer.permits import RunPermits
 from retrain.trainer.scoring import UnscoredCount
 from retrain.trainer.source import AsyncSource, open_source
 from retrain.trainer.step_meter import StepMeter
-from retrain.trainer.turn_calls import PlaySeeds
+from retrain.trainer.turn_sampling import PlaySeeds
 from retrain.trainer.updates import Updates
 
 TakenStep: TypeAlias = tuple[StepRow, list[Sample]]  # what to record of a step

@@ -45,7 +45,7 @@ from retrain.trainer.loop import Trainer
 from retrain.trainer.metered import MeteredBackend
 from retrain.trainer.permits import RunPermits
 from retrain.trainer.scoring import Scorer
-from retrain.trainer.turn_calls import TurnSampler
+from retrain.trainer.turn_sampling import TurnSampler
 
 
 @contextmanager

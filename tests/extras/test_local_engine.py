@@ -25,7 +25,7 @@ from retrain.records.metrics import read_metrics
 from retrain.rollouts import Prompt
 from retrain.semaphore import FileSemaphore
 from retrain.trainer.episodes import Episodes
-from retrain.trainer.turn_calls import TurnSampler
+from retrain.trainer.turn_sampling import TurnSampler
 from tests.extras.completions_server import CompletionsServer, serve
 from tests.extras.local_policies import (
     UNEVEN,

@@ -18,7 +18,7 @@ from retrain.event_loop import EventLoopThread
 from retrain.rollouts import Prompt, Rollout, TrainingSample
 from retrain.trainer.episodes import Episodes
 from retrain.trainer.programs import Programs
-from retrain.trainer.turn_calls import TurnSampler
+from retrain.trainer.turn_sampling import TurnSampler
 from tests.asking import complete, post, spoken, user
 from tests.extras.completions_server import serve
 from tests.extras.local_policies import loss_named, open_backend, stir

@@ -26,7 +26,7 @@ from retrain.records.metrics import read_metrics
 from retrain.records.samples import read_samples
 from retrain.rollouts import NextTurn, Prompt, Rollout, TrainingSample
 from retrain.trainer.episodes import Episodes
-from retrain.trainer.turn_calls import TurnSampler
+from retrain.trainer.turn_sampling import TurnSampler
 from tests.extras.local_policies import loss_named, open_backend
 from tests.extras.tiny_models import save_tiny_model
 from tests.test_trainer import make_run

@@ -20,7 +20,7 @@ from retrain.errors import ConfigError
 from retrain.event_loop import EventLoopThread
 from retrain.rollouts import CallForm, Prompt
 from retrain.trainer.episodes import Episodes
-from retrain.trainer.turn_calls import TurnSampler
+from retrain.trainer.turn_sampling import TurnSampler
 from tests.extras.local_policies import open_backend
 from tests.extras.test_local_turns import EMPTY_THOUGHT, SMOLLM2, take_random_turns, text_of, tokenizer
 from tests.extras.tiny_models import save_tiny_model

@@ -25,7 +25,7 @@ from retrain.render.status import left_undone
 from retrain.rollouts import Prompt
 from retrain.status import survey
 from retrain.trainer.budget import RunBudget
-from retrain.trainer.due import Due
+from retrain.trainer.evaluation import Due
 from tests.test_budget import PRICED, PRICES, take_step
 from tests.test_trainer import make_run
 

@@ -1,4 +1,6 @@
-"""Chat completions in OpenAI's form: reads requests, writes answers and errors.
+"""Chat completions in OpenAI's form, and tokens in, tokens out, for clients that render conversations.
+
+The latter are as by vLLM's `/inference/v1/generate`; the model's end tokens end a turn, whatever is asked.
 
 Refused is what would make a turn something else than a sample of the policy as the run samples it: several
 choices, stop strings, other formats, calls that must be made. The run decides the temperature.
@@ -12,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 
 from retrain.rollouts import Floats
 
@@ -234,3 +236,39 @@ def usage_of(turn: Turn) -> dict[str, int]:
     """Return how many tokens a turn took."""
     before, sampled = len(turn.read or ()), len(turn.tokens)
     return {"prompt_tokens": before, "completion_tokens": sampled, "total_tokens": before + sampled}
+
+
+class SamplingParams(BaseModel):
+    """How to sample; fields that are not here change nothing."""
+
+    max_tokens: PositiveInt | None = None
+    n: Literal[1] | None = None
+    stop: list[str] | None = Field(default=None, max_length=0)
+
+
+class GenerateRequest(BaseModel):
+    """What a client asks for; fields that are not here change nothing."""
+
+    token_ids: list[NonNegativeInt] = Field(min_length=1)
+    sampling_params: SamplingParams = Field(default_factory=SamplingParams)
+    request_id: str = ""
+    stream: Literal[False] | None = None
+    output_mode: Literal["tokens"] | None = None
+    features: None = None  # of images and sounds
+    content_parts: None = None
+
+
+def tokens_of(request: GenerateRequest, turn: Turn, name: str) -> bytes:
+    """Return the body of an answer."""
+    pairs = zip(turn.tokens, turn.logprobs.tolist(), strict=True)
+    content = [
+        {"token": f"token_id:{token}", "logprob": logprob, "top_logprobs": []} for token, logprob in pairs
+    ]
+    choice = {
+        "index": 0,
+        "token_ids": turn.tokens,
+        "logprobs": {"content": content},
+        "finish_reason": "stop" if turn.ended else "length",
+    }
+    told = {"request_id": request.request_id or name, "choices": [choice], "prompt_logprobs": None}
+    return json.dumps({**told, "output_mode": "tokens", "usage": usage_of(turn)}).encode()

@@ -19,8 +19,15 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from retrain.environments.endpoint.chat import ChatRequest, Refusal, Turn, answer_to, read_request
-from retrain.environments.endpoint.generate import GenerateRequest, tokens_of
+from retrain.environments.endpoint.chat import (
+    ChatRequest,
+    GenerateRequest,
+    Refusal,
+    Turn,
+    answer_to,
+    read_request,
+    tokens_of,
+)
 from retrain.environments.endpoint.session import Session
 from retrain.registry.code import located
 

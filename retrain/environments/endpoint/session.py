@@ -20,8 +20,7 @@ import numpy as np
 
 from retrain.demonstrations import next_prompt
 from retrain.environments.endpoint.calling import Calling, FormOf
-from retrain.environments.endpoint.chat import ChatRequest, Refusal, Turn
-from retrain.environments.endpoint.generate import GenerateRequest
+from retrain.environments.endpoint.chat import ChatRequest, GenerateRequest, Refusal, Turn
 from retrain.environments.episode import EpisodeError
 from retrain.errors import PromptError
 from retrain.rollouts import FirstTurn, Messages, NextTurn, Prompt, Rollout

@@ -18,8 +18,7 @@ from retrain.environments.episode import copies_ended
 from retrain.environments.own_loop import check_held_up
 from retrain.environments.single_turn import spoken
 from retrain.environments.tools.calls import Call, calls_in
-from retrain.environments.tools.functions import Tool, ToolError, tool_of
-from retrain.environments.tools.program import Programs
+from retrain.environments.tools.functions import Programs, Tool, ToolError, tool_of
 from retrain.errors import ConfigError
 from retrain.event_loop import in_thread
 from retrain.registry import Megabytes, Positive

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import io
+import itertools
+import json
 import queue
+import re
 import secrets
 import time
 from collections.abc import Sequence
@@ -10,12 +15,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from retrain.rewards import Answer, Outcome, Score, UnscoredError
-from retrain.rewards.python.program import are_alike, cases_of, checked_tests, program_of
 from retrain.rewards.threads import ScoringThreads
 from retrain.sandbox import Ended, Limits, Sandbox, SandboxEndedError, SandboxError, choose
 from retrain.sandbox.cell import Cell, Program
 from retrain.sandbox.inside import values
 
+FENCED = re.compile(r"```(?:python|py|python3)?[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
 VERDICT_BYTES = 1 << 16
 NO_VERDICT = {"passed": False, "garbage": "", "used": False, "needs_sharing": False}
 
@@ -224,3 +229,47 @@ def read_verdict(frame: bytes) -> dict[str, Any]:
         raise values.FrameError("not a verdict")
     except values.FrameError as error:
         raise SandboxEndedError(f"the tests' verdict cannot be read: {frame[:80]!r}") from error
+
+
+def program_of(completion: str) -> str:
+    """Return the last fenced block of Python, or the whole text if there is none."""
+    blocks = FENCED.findall(completion)
+    return str(blocks[-1]) if blocks else completion
+
+
+def cases_of(answer: str) -> list[tuple[str, str]]:
+    """Return the inputs and outputs of an answer; raise UnscoredError if there are none."""
+    try:
+        cases = [(str(case["input"]), str(case["output"])) for case in json.loads(answer)]
+    except (ValueError, TypeError, KeyError) as error:
+        raise UnscoredError(f'the answer is not a JSON list of {{"input", "output"}}: {error}') from error
+    if not cases:
+        raise UnscoredError("the answer contains no test cases")
+    return cases
+
+
+def checked_tests(tests: str) -> int:
+    """Check that an answer is Python that can be run; return its number of assertions outside of functions.
+
+    Raises:
+        UnscoredError: it is not, or is empty.
+    """
+    try:
+        tree = ast.parse(tests)
+        compile(tree, "tests.py", "exec")
+    except (SyntaxError, ValueError) as error:
+        raise UnscoredError(f"the answer is not Python that can be run as tests: {error}") from error
+    if not tests.strip():
+        raise UnscoredError("the answer contains no tests")
+    return sum(isinstance(node, ast.Assert) for node in tree.body)
+
+
+def are_alike(output: str, wanted: str) -> bool:
+    """Whether two outputs are the same, by line without trailing blanks.
+
+    A list of its lines would take 30 times the memory of an output.
+    """
+    texts = (io.StringIO(text.strip(), newline=None) for text in (output, wanted))
+    return all(
+        one.rstrip() == other.rstrip() for one, other in itertools.zip_longest(*texts, fillvalue="\n?")
+    )
