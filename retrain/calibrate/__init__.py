@@ -24,6 +24,7 @@ from retrain.campaign import Observer
 from retrain.campaign.assign import as_launched
 from retrain.campaign.orchestrate import CampaignRun
 from retrain.campaign.run import start
+from retrain.config.keys import Tables
 from retrain.config.load import load_config, load_tables, parse
 from retrain.config.reference import DIRECTIVE
 from retrain.config.sweep import expanded
@@ -32,7 +33,7 @@ from retrain.plan.estimate.history import write_crowding
 from retrain.plan.estimate.measured import MeasuredRun
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.plan.preflight import preflight
-from retrain.records.layout import TRIALS, Tables, create_directory
+from retrain.records.layout import TRIALS, create_directory
 from retrain.records.text import plain
 from retrain.system import cpu_capacity, memory_available_bytes
 

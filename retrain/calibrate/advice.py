@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 from retrain.calibrate.facts import OUT_OF_MEMORY, BatchFound, Lengths, StepSplit, WorkersMeasured
 from retrain.calibrate.trials import POINTS_FOR_A_LAW
+from retrain.config.keys import Tables
 from retrain.config.schema import RateLimiter
 from retrain.controllers.usl import UslFit, fit_usl
 from retrain.plan.matrix import Plan
-from retrain.records.layout import Tables
 from retrain.records.text import about, format_duration
 
 MOST_HITS = 0.02  # of completions cut off: more, and rewards are lost to the limit

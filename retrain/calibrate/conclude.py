@@ -13,13 +13,13 @@ from retrain.calibrate import advice, facts, trials
 from retrain.calibrate.advice import Advice, Memory
 from retrain.calibrate.facts import BatchFound, Lengths, StepSplit, WorkersMeasured
 from retrain.calibrate.trials import Trialled, read_gpus
+from retrain.config.keys import Tables
 from retrain.errors import ConfigError
 from retrain.plan.estimate.history import History, of_runs
 from retrain.plan.estimate.measured import MeasuredRun
 from retrain.plan.estimate.wall_time import WallTime, wall_time
 from retrain.plan.estimate.workload import ALONE, Crowding
 from retrain.plan.matrix import Plan
-from retrain.records.layout import Tables
 from retrain.system import memory_available_bytes
 
 

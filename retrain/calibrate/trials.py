@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from retrain.campaign.orchestrate import CampaignRun
+from retrain.config.keys import Tables
 from retrain.config.resolve import merge, overrides_of, with_default_plugins
 from retrain.config.schema import BackPressure, Training
 from retrain.errors import InfrastructureError
 from retrain.plan.estimate.measured import MeasuredRun, measure_run
 from retrain.plan.matrix import Plan
 from retrain.records.files import readable
-from retrain.records.layout import Tables
 from retrain.records.lines import Row
 from retrain.records.metrics import read_metrics
 from retrain.records.text import count_of

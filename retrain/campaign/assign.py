@@ -13,12 +13,13 @@ from typing import Any
 
 from retrain import registry
 from retrain.config.campaign import Campaign
+from retrain.config.keys import Tables
 from retrain.config.schema import FIRST_PERMITS
 from retrain.errors import ConfigError, LaunchError
 from retrain.launchers import Assignment, Launcher
 from retrain.plan.matrix import Plan
 from retrain.plan.provenance import Provenance
-from retrain.records.layout import CampaignFiles, RunFiles, Tables
+from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.text import as_typed, first_of
 
 NOT_YET = "<id>"  # shown in a script before the campaign has a directory

@@ -20,6 +20,7 @@ from retrain.config.adapters import KEY as ADAPTER
 from retrain.config.campaign import Run
 from retrain.config.digest import decides, digest, is_as_written, is_current, laid_over
 from retrain.config.files import changed_files
+from retrain.config.keys import Tables
 from retrain.config.resolve import as_tables, flatten
 from retrain.config.versions import as_meant
 from retrain.errors import ConfigError, DamagedRecordError
@@ -29,14 +30,7 @@ from retrain.plan.provenance import Provenance
 from retrain.plan.provenance import digest as digest_of_file
 from retrain.records.decision import ADDED, known_looks
 from retrain.records.files import make_directory, read_small, write_atomic
-from retrain.records.layout import (
-    CampaignFiles,
-    RunFiles,
-    Tables,
-    files_of_runs,
-    recorded_hash,
-    recorded_tables,
-)
+from retrain.records.layout import CampaignFiles, RunFiles, files_of_runs, recorded_hash, recorded_tables
 from retrain.records.manifest import Manifest, read_manifest
 from retrain.records.text import as_typed, first_of, plain
 

@@ -14,7 +14,7 @@ from retrain import extras, registry
 from retrain.config.campaign import Campaign
 from retrain.config.drafts import Draft, Location, Problem
 from retrain.config.flow import flow_problems
-from retrain.config.keys import keys_of, table_at
+from retrain.config.keys import Tables, keys_of, table_at
 from retrain.config.resolve import PLUGINS, SHORTHANDS, label_of, label_of_modes
 from retrain.errors import ConfigError
 
@@ -83,7 +83,7 @@ def check_logging(draft: Draft) -> Iterator[Problem]:
             yield where, f"got {own!r}; needs a table"
 
 
-def check_environment_is_named(file: Draft, conditions: Sequence[Mapping[str, Any]]) -> Iterator[Problem]:
+def check_environment_is_named(file: Draft, conditions: Sequence[Tables]) -> Iterator[Problem]:
     """Check that keys of [environment] are read: those of the file by it or a condition."""
     own: list[tuple[Location, Any]] = [
         (("campaign", "conditions", number), overrides.get("environment", {}))
@@ -123,7 +123,7 @@ def check_matrix(runs: Sequence[tuple[str, Draft]], *, is_swept: bool = False) -
             yield ("backend", "max_concurrent"), what
 
 
-def with_launcher_options(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_launcher_options(raw: Tables) -> Tables:
     """Return tables with `[campaign.<launcher>]` as `launcher_options`, without those of unused launchers."""
     campaign = raw.get("campaign")
     if not isinstance(campaign, dict):
@@ -136,7 +136,7 @@ def with_launcher_options(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**raw, "campaign": kept}
 
 
-def check_launcher_tables(raw: Mapping[str, Any]) -> Iterator[Problem]:
+def check_launcher_tables(raw: Tables) -> Iterator[Problem]:
     """Check that the launcher's options are read: that `with_launcher_options` drops or replaces none.
 
     A table of another launcher may wait for its day, unless its name may be a mistake for the launcher's.

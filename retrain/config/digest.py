@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.config.files import contents_of, mapped
-from retrain.config.keys import keys_of, table_at
+from retrain.config.keys import Table, Tables, keys_of, table_at
 from retrain.config.resolve import SECTIONS, as_tables, build, values_of
 from retrain.config.schema import Config
 from retrain.config.versions import as_meant
@@ -65,7 +65,7 @@ def is_current(config_hash: str) -> bool:
     return config_hash.startswith(VERSION)
 
 
-def is_as_written(tables: Mapping[str, Any]) -> bool:
+def is_as_written(tables: Tables) -> bool:
     """Whether a run.toml has the configuration of its digest; a ConfigError if a later retrain wrote it."""
     run = table_at(tables, "run")
     if not isinstance(known := run.get("config_hash"), str):
@@ -81,7 +81,7 @@ def is_as_written(tables: Mapping[str, Any]) -> bool:
     return digest_of_0_1(tables) == known
 
 
-def is_edited(tables: Mapping[str, Any]) -> bool:
+def is_edited(tables: Tables) -> bool:
     """Whether a run.toml has a digest that differs from its configuration's."""
     try:
         return bool(table_at(tables, "run").get("config_hash")) and not is_as_written(tables)
@@ -89,7 +89,7 @@ def is_edited(tables: Mapping[str, Any]) -> bool:
         return False
 
 
-def laid_over(recorded: Mapping[str, Any], planned: Config, contents: Mapping[str, str]) -> Config:
+def laid_over(recorded: Tables, planned: Config, contents: Mapping[str, str]) -> Config:
     """Return a configuration with what decides the result from a recorded run.toml, and the rest from a plan.
 
     Files of the same name are the plan's: they may have moved.
@@ -115,9 +115,9 @@ def _moved(old: Any, new: Any, key: str, contents: Mapping[str, str]) -> Any:
     return new if is_file and Path(old).name == Path(new).name else old
 
 
-def digest_of_0_1(tables: Mapping[str, Any]) -> str:
+def digest_of_0_1(tables: Tables) -> str:
     """Identify a run.toml as 0.1.0 did: by every value in it, defaults and paths included."""
-    kept: dict[str, Any] = {}
+    kept: Table = {}
     for section, table in tables.items():
         left_out = _LEFT_OUT_BY_0_1.get(section, ())
         if left_out is not None and isinstance(table, dict):
@@ -126,6 +126,6 @@ def digest_of_0_1(tables: Mapping[str, Any]) -> str:
     return _hash(kept)
 
 
-def _hash(tables: Mapping[str, Any]) -> str:
+def _hash(tables: Tables) -> str:
     canonical = json.dumps(tables, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias, get_args, get_origin
 from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_schema
 
 from retrain.config.campaign import Condition
-from retrain.config.keys import Key, as_key, keys_of, quote, table_at
+from retrain.config.keys import Key, Tables, as_key, keys_of, quote, table_at
 from retrain.config.resolve import SECTIONS, hints_of, sections_of
 from retrain.config.schema import Config
 from retrain.registry import hint
@@ -64,7 +64,7 @@ class Draft:
     """The typed sections of tables, and the problems of single keys."""
 
     config: Config
-    tables: Mapping[str, Any]  # as they are in the file
+    tables: Tables  # as they are in the file
     trials: Trials | None  # what plugins said of their tables; None: build no task, read no file, ask nobody
     mistakes: tuple[Problem, ...] = ()
 
@@ -80,7 +80,7 @@ class Draft:
         return key in table_at(self.tables, section)
 
 
-def draft_of(tables: Mapping[str, Any], trials: Trials | None = None) -> Draft:
+def draft_of(tables: Tables, trials: Trials | None = None) -> Draft:
     """Return every section typed."""
     try:
         return Draft(_validator("raise").validate_python(tables), tables, trials)

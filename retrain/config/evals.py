@@ -8,18 +8,17 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from retrain.config.checks import plugin_problems
 from retrain.config.drafts import Draft, Location, Problem
 from retrain.config.eval_table import Eval
-from retrain.config.keys import keys_of
+from retrain.config.keys import Tables, keys_of
 
 TABLES: Location = ("eval", "tables")
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")  # of a file and a field on every system
 
 
-def with_eval_tables(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_eval_tables(raw: Tables) -> Tables:
     """Return a file's tables with `[[eval]]` as `eval.tables`, where a run.toml has it."""
     given = raw.get("eval")
     if given is None or (isinstance(given, dict) and "tables" in given):

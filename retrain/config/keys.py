@@ -16,6 +16,7 @@ UNCHANGED: Any = object()
 BARE = re.compile(r"[A-Za-z0-9_-]+")  # keys that TOML reads without quotes
 
 Table = dict[str, Any]
+Tables: TypeAlias = Mapping[str, Any]  # of a TOML file; what is in them is as it was written
 Normalization: TypeAlias = Literal[
     "token", "sequence", "constant", "informative_token", "informative_sequence", "informative_constant"
 ]
@@ -110,7 +111,7 @@ def keys_of(section: Any) -> Mapping[str, Key]:
     return found
 
 
-def table_at(tables: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+def table_at(tables: Tables, *keys: str) -> Tables:
     """Return the table at these keys of a file; empty if there is none."""
     here: Any = tables
     for name in keys:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from retrain import registry
 from retrain.config.checks import (
@@ -23,7 +22,7 @@ from retrain.config.checks import (
 from retrain.config.drafts import Draft, Location, Problem, Trials, draft_of, place
 from retrain.config.evals import check_eval_tables, check_eval_tokens, with_eval_tables
 from retrain.config.files import found_below
-from retrain.config.keys import put, quote, table_at
+from retrain.config.keys import Table, Tables, put, quote, table_at
 from retrain.config.prices import check_prices
 from retrain.config.resolve import DECIDED_BY_CAMPAIGN, merge, overrides_of, with_default_plugins
 from retrain.config.sampler import Proposal
@@ -90,7 +89,7 @@ def load_types(path: Path, overrides: Sequence[str] = (), proposed: Sequence[Pro
     return draft.config
 
 
-def load_tables(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+def load_tables(path: Path, overrides: Sequence[str] = ()) -> Table:
     """Read a file's tables as they are, with overrides applied; `load_config` checks them."""
     raw = with_plain_keys(read_toml(path))
     _apply_overrides(raw, overrides)
@@ -103,7 +102,7 @@ def sets_key(path: Path, overrides: Sequence[str], section: str, key: str) -> bo
     return any(key in table.get(section, {}) for table in (raw, *conditions(raw)))
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> Table:
     """Read a file's tables; syntax, encoding, size and nesting problems are ConfigErrors."""
     try:
         if path.exists() and not path.is_file():
@@ -132,7 +131,7 @@ def _unreadable(path: Path, error: OSError | ValueError) -> ConfigError:
 
 
 def parse(
-    raw: Mapping[str, Any],
+    raw: Tables,
     source: str,
     overridden: frozenset[Location] = frozenset(),
     *,
@@ -166,9 +165,7 @@ def parse(
     return _with_conditions(file.config, draft_of(expanded(raw, proposed)).config)
 
 
-def _drafts(
-    raw: Mapping[str, Any], trials: Trials | None, proposed: Sequence[Proposal]
-) -> list[tuple[Variant, Draft]]:
+def _drafts(raw: Tables, trials: Trials | None, proposed: Sequence[Proposal]) -> list[tuple[Variant, Draft]]:
     """Return the conditions, at each point of the sweep, laid over the file.
 
     Of ranges from which a sampler has yet to propose points, these are their ends.
@@ -205,7 +202,7 @@ def _with_conditions(file: Config, whole: Config) -> Config:
 
 
 def _without_effect(
-    raw: Mapping[str, Any], various: Sequence[Variant], overridden: frozenset[Location]
+    raw: Tables, various: Sequence[Variant], overridden: frozenset[Location]
 ) -> Iterator[Problem]:
     """Iterate over overrides that have no effect because another key takes precedence."""
     campaign, own = table_at(raw, "campaign"), [variant.table for variant in various]
@@ -224,11 +221,11 @@ def _without_effect(
             yield location, f"has no effect, because every condition gives its own {place(inside)}"
 
 
-def _called(condition: Mapping[str, Any], number: int) -> str:
+def _called(condition: Tables, number: int) -> str:
     return quote(condition["name"]) if condition.get("name") else f"#{number}"
 
 
-def _apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> frozenset[Location]:
+def _apply_overrides(raw: Table, overrides: Sequence[str]) -> frozenset[Location]:
     """Set the overridden keys in `raw`; return them."""
     problems, done = [], set()
     for text in overrides:

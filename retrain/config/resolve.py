@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 from retrain.config.campaign import Campaign, Condition
-from retrain.config.keys import Key, keys_of
+from retrain.config.keys import Key, Table, Tables, keys_of
 from retrain.config.schema import Config
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ PLUGINS = tuple(  # the keys that name a run's plugins, each with its section
 PARAMS_OF = {key.name: key.params for _, key in PLUGINS}
 
 
-def overrides_of(condition: Mapping[str, Any]) -> dict[str, Any]:
+def overrides_of(condition: Tables) -> Table:
     """Return a raw condition's overrides as sections, with its shorthands expanded."""
     sections = {k: v for k, v in condition.items() if k in RUN_SECTIONS and v != {}}
     for short, dotted in SHORTHANDS.items():
@@ -60,7 +60,7 @@ def overrides_of(condition: Mapping[str, Any]) -> dict[str, Any]:
     return sections
 
 
-def with_default_plugins(raw: Mapping[str, Any]) -> dict[str, Any]:
+def with_default_plugins(raw: Tables) -> Table:
     """Return a file's tables of runs with their default plugins written out.
 
     So a condition that names another plugin is known to replace the default one.
@@ -73,7 +73,7 @@ def with_default_plugins(raw: Mapping[str, Any]) -> dict[str, Any]:
     return spelled
 
 
-def merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+def merge(base: Tables, overrides: Tables) -> Table:
     """Return tables with others laid over them, key by key; a replaced plugin loses its parameters."""
     merged = dict(base)
     for key, value in overrides.items():
@@ -98,7 +98,7 @@ def resolve(config: Config, condition: Condition | None, seed: int) -> Config:
     return build(Config, tables)
 
 
-def build(kind: type[T], table: Mapping[str, Any]) -> T:
+def build(kind: type[T], table: Tables) -> T:
     """Build a section from tables that have been checked (unknown keys are TypeErrors)."""
     sections = sections_of(cast(Hashable, kind))
     return kind(
@@ -119,7 +119,7 @@ def values_of(config: Config) -> Iterator[tuple[str, Key, Any]]:
             yield from ((section, key, _plain(getattr(table, key.name))) for key in keys_of(kind).values())
 
 
-def as_tables(config: Config) -> dict[str, Any]:
+def as_tables(config: Config) -> Table:
     """Return a run's configuration as TOML tables, without absent values."""
     tables = {name: getattr(config, name) for name in SECTIONS}
     return {
@@ -158,7 +158,7 @@ def label_of_modes(advantage_mode: str, transform_mode: str) -> str:
     return label_of("+".join(modes))
 
 
-def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(tables: Tables, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Iterate over every value that is no table, with its dotted key."""
     for key, value in tables.items():
         if isinstance(value, Mapping):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from retrain.config.keys import table_at
+from retrain.config.keys import Tables, table_at
 
 Point: TypeAlias = dict[str, Any]  # values by dotted key
 
@@ -19,6 +18,6 @@ class Proposal:
     number: int = 1  # of the condition in the file; 1 as well for a file without conditions
 
 
-def has_sampler(raw: Mapping[str, Any]) -> bool:
+def has_sampler(raw: Tables) -> bool:
     """Whether a sampler proposes the points of a file's sweep."""
     return bool(table_at(raw, "campaign", "search").get("sampler"))

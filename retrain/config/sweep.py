@@ -14,7 +14,7 @@ from itertools import product
 from operator import eq
 from typing import TYPE_CHECKING, Any
 
-from retrain.config.keys import keys_of, put, table_at
+from retrain.config.keys import Table, Tables, keys_of, put, table_at
 from retrain.config.resolve import (
     SECTIONS,
     label_of_modes,
@@ -40,8 +40,8 @@ class Variant:
     """A condition, or the file itself, with one point of the sweep."""
 
     number: int  # of the condition in the file, from 1
-    own: Mapping[str, Any]  # the condition as it is in the file
-    table: Mapping[str, Any]  # with the point and a name of its own
+    own: Tables  # the condition as it is in the file
+    table: Tables  # with the point and a name of its own
     point: Point = field(default_factory=dict)
     stem: str = ""  # the condition's name without the point
 
@@ -54,7 +54,7 @@ class Variant:
         return (*AT, key) if key else None
 
 
-def with_plain_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
+def with_plain_keys(raw: Tables) -> Table:
     """Return tables in which keys of the sweep in quotes, as `"training.lr"`, are tables, as without quotes.
 
     So that `--set campaign.sweep.training.lr=...` replaces either.
@@ -62,7 +62,7 @@ def with_plain_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
     sweep = table_of(raw)
     if not sweep or any(part == "" for key in sweep for part in key.split(".")):
         return dict(raw)
-    plain: dict[str, Any] = {}
+    plain: Table = {}
     for key, value in sorted(sweep.items(), key=lambda item: "." in item[0]):
         if not put(plain, key.split("."), copy.deepcopy(value)):
             plain[key] = value  # given twice, which the check reports
@@ -70,12 +70,12 @@ def with_plain_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {**raw, "campaign": {**raw["campaign"], "sweep": {key: plain[key] for key in ordered}}}
 
 
-def swept_keys(sweep: Mapping[str, Any]) -> dict[str, Any]:
+def swept_keys(sweep: Tables) -> Table:
     """Return what `[campaign.sweep]` has by dotted key: a list, or the table of a range."""
     return {key: value for key, value in _flat(sweep) if key != SEED}
 
 
-def variants(raw: Mapping[str, Any], proposed: Sequence[Proposal] = ()) -> list[Variant]:
+def variants(raw: Tables, proposed: Sequence[Proposal] = ()) -> list[Variant]:
     """Return the conditions of a file, multiplied with its sweep; none for a file with neither.
 
     With a sampler, these are the conditions as they are in the file, then what it has proposed.
@@ -96,15 +96,15 @@ def variants(raw: Mapping[str, Any], proposed: Sequence[Proposal] = ()) -> list[
 
 
 def _chosen(
-    tables: Mapping[int, Mapping[str, Any]], swept: Collection[str], proposed: Sequence[Proposal]
-) -> Iterator[tuple[int, Mapping[str, Any], dict[str, Any]]]:
+    tables: Mapping[int, Tables], swept: Collection[str], proposed: Sequence[Proposal]
+) -> Iterator[tuple[int, Tables, dict[str, Any]]]:
     """Iterate over proposed points, each with the number and the table of its condition."""
     for one in proposed:
         if one.number in tables:
             yield one.number, tables[one.number], {key: one.point[key] for key in swept if key in one.point}
 
 
-def expanded(raw: Mapping[str, Any], proposed: Sequence[Proposal] = ()) -> Mapping[str, Any]:
+def expanded(raw: Tables, proposed: Sequence[Proposal] = ()) -> Tables:
     """Return tables with a condition for each point of their sweep, which must have no problems."""
     if not swept_keys(table_of(raw)):
         return raw
@@ -112,13 +112,13 @@ def expanded(raw: Mapping[str, Any], proposed: Sequence[Proposal] = ()) -> Mappi
     return {**raw, "campaign": {**campaign, "conditions": [one.table for one in variants(raw, proposed)]}}
 
 
-def conditions(raw: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def conditions(raw: Tables) -> list[Tables]:
     """Return the tables `[[campaign.conditions]]` of a file."""
     found = table_at(raw, "campaign").get("conditions")
     return [c for c in found if isinstance(c, dict)] if isinstance(found, list) else []
 
 
-def stands_in(table: Mapping[str, Any], location: Sequence[str | int]) -> bool:
+def stands_in(table: Tables, location: Sequence[str | int]) -> bool:
     """Whether tables have a value at a location."""
     here: Any = table
     for part in location:
@@ -128,12 +128,12 @@ def stands_in(table: Mapping[str, Any], location: Sequence[str | int]) -> bool:
     return True
 
 
-def table_of(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+def table_of(raw: Tables) -> Tables:
     """Return a file's `[campaign.sweep]`; empty if it has none."""
     return table_at(raw, "campaign", "sweep")
 
 
-def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(table: Tables, above: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in table.items():
         name = f"{above}{key}"
         if isinstance(value, Mapping) and not _is_range(value):
@@ -142,18 +142,18 @@ def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
             yield name, value
 
 
-def _is_range(table: Mapping[str, Any]) -> bool:
+def _is_range(table: Tables) -> bool:
     samples = table.get("samples")
     has_count = samples is not None and not isinstance(samples, list | Mapping)
     return has_count or any(scale in table for scale in SCALES) or not table
 
 
-def scale_of(table: Mapping[str, Any]) -> str:
+def scale_of(table: Tables) -> str:
     """Return the key of a range's bounds, which names its scale."""
     return next(scale for scale in SCALES if scale in table)
 
 
-def bounds_of(key: str, table: Mapping[str, Any]) -> tuple[bool, float, float, bool]:
+def bounds_of(key: str, table: Tables) -> tuple[bool, float, float, bool]:
     """Return whether a range is of whole numbers, its bounds, and whether it is logarithmic."""
     scale = scale_of(table)
     low, high = table[scale]
@@ -164,12 +164,12 @@ def bounds_of(key: str, table: Mapping[str, Any]) -> tuple[bool, float, float, b
     return is_whole, low, high, scale == "log_uniform"
 
 
-def ranges_of(raw: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def ranges_of(raw: Tables) -> dict[str, Tables]:
     """Return the ranges of a sweep by dotted key."""
     return {key: value for key, value in swept_keys(table_of(raw)).items() if isinstance(value, Mapping)}
 
 
-def _points(raw: Mapping[str, Any]) -> list[Point]:
+def _points(raw: Tables) -> list[Point]:
     found, ranges = swept_keys(table_of(raw)), ranges_of(raw)
     lists = {key: value for key, value in found.items() if key not in ranges}
     together = [
@@ -180,7 +180,7 @@ def _points(raw: Mapping[str, Any]) -> list[Point]:
     return [{key: point[key] for key in found} for point in together]
 
 
-def drawn(raw: Mapping[str, Any]) -> list[tuple[float, ...]]:
+def drawn(raw: Tables) -> list[tuple[float, ...]]:
     """Return the points of the ranges, drawn together; one of no values without ranges."""
     ranges = ranges_of(raw)
     count = next((table["samples"] for table in ranges.values() if "samples" in table), 1)
@@ -194,7 +194,7 @@ def drawn(raw: Mapping[str, Any]) -> list[tuple[float, ...]]:
     ]
 
 
-def _value(key: str, table: Mapping[str, Any], unit: float, count: int) -> float:
+def _value(key: str, table: Tables, unit: float, count: int) -> float:
     """Return the value at a fraction of a range: rounded, so that a name tells all of it."""
     is_whole, low, high, is_log = bounds_of(key, table)
     if is_whole:
@@ -205,7 +205,7 @@ def _value(key: str, table: Mapping[str, Any], unit: float, count: int) -> float
     return as_told(key, table, value, count)
 
 
-def as_told(key: str, table: Mapping[str, Any], value: float, count: int) -> float:
+def as_told(key: str, table: Tables, value: float, count: int) -> float:
     """Return a value of a range, of which `count` are drawn, rounded so that a name tells all of it."""
     is_whole, low, high, is_log = bounds_of(key, table)
     if is_whole:
@@ -217,11 +217,11 @@ def as_told(key: str, table: Mapping[str, Any], value: float, count: int) -> flo
 
 def _variant(
     number: int,
-    condition: Mapping[str, Any],
+    condition: Tables,
     point: Point,
     shown: Mapping[str, str],
     whole: Collection[str],
-    defaults: Mapping[str, Any],
+    defaults: Tables,
 ) -> Variant:
     """Return a condition with the values of a point, and a name that tells them."""
     table = copy.deepcopy(dict(condition))
@@ -243,7 +243,7 @@ def _are_alike(listed: Iterable[Any]) -> bool:
     return len(set(texts)) < len(texts)
 
 
-def _short(key: str, keys: Mapping[str, Any]) -> str:
+def _short(key: str, keys: Tables) -> str:
     """Return as many of a key's last parts as distinguish it from the other keys."""
     parts = key.split(".")
     for count in range(1, len(parts)):

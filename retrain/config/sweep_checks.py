@@ -9,7 +9,7 @@ from typing import Any
 
 from retrain.config.campaign import Decide
 from retrain.config.drafts import Problem
-from retrain.config.keys import quote
+from retrain.config.keys import Tables, quote
 from retrain.config.resolve import RUN_SECTIONS, SECTIONS, overrides_of
 from retrain.config.sampler import Proposal, has_sampler
 from retrain.config.sweep import (
@@ -32,7 +32,7 @@ MOST_RUNS = 10_000  # `explain` takes 16 s of CPU and 106 MB for them, as of 5,0
 MOST_SAMPLES = 100_000
 
 
-def check_sweep(raw: Mapping[str, Any]) -> Iterator[Problem]:
+def check_sweep(raw: Tables) -> Iterator[Problem]:
     """Check the sweep by itself and against the conditions."""
     campaign = raw.get("campaign")
     if not isinstance(campaign, Mapping) or not isinstance(campaign.get("sweep", {}), Mapping):
@@ -49,7 +49,7 @@ def check_sweep(raw: Mapping[str, Any]) -> Iterator[Problem]:
         yield from _sampled_ranges(raw) if has_sampler(raw) else _range_problems(raw)
 
 
-def _too_many(runs: int, raw: Mapping[str, Any]) -> Problem:
+def _too_many(runs: int, raw: Tables) -> Problem:
     """Return that there are too many runs, where what makes them so many is given."""
     refused = f"would be {runs:,} runs; at most {MOST_RUNS:,} can be planned"
     if has_sampler(raw):
@@ -60,12 +60,12 @@ def _too_many(runs: int, raw: Mapping[str, Any]) -> Problem:
     return AT[:1], f"{refused}: use fewer conditions or seeds{most}"
 
 
-def _problems_by_key(raw: Mapping[str, Any]) -> Iterator[Problem]:
+def _problems_by_key(raw: Tables) -> Iterator[Problem]:
     for key, value in swept_keys(table_of(raw)).items():
         yield from (((*AT, key), what) for what in (*_key_problems(key, raw), *_value_problems(value)))
 
 
-def _key_problems(key: str, raw: Mapping[str, Any]) -> Iterator[str]:
+def _key_problems(key: str, raw: Tables) -> Iterator[str]:
     section, _, inside = key.partition(".")
     if section not in RUN_SECTIONS or not all(key.split(".")) or not inside:
         if section in SECTIONS and section not in RUN_SECTIONS:
@@ -81,7 +81,7 @@ def _key_problems(key: str, raw: Mapping[str, Any]) -> Iterator[str]:
     yield from _conditions_that_set(key, raw)
 
 
-def _conditions_that_set(key: str, raw: Mapping[str, Any]) -> Iterator[str]:
+def _conditions_that_set(key: str, raw: Tables) -> Iterator[str]:
     for number, condition in enumerate(conditions(raw), start=1):
         if stands_in(overrides_of(condition), key.split(".")):
             name = quote(condition["name"]) if condition.get("name") else f"#{number}"
@@ -107,7 +107,7 @@ def _is_scalar(value: Any) -> bool:
     return isinstance(value, str | bool) or _is_number(value)
 
 
-def _one_range(table: Mapping[str, Any]) -> Iterator[str]:
+def _one_range(table: Tables) -> Iterator[str]:
     for key in table:
         if key not in RANGE_KEYS:
             yield f"unknown key {quote(key)}; {hint(key, RANGE_KEYS, 'known: ' + ', '.join(RANGE_KEYS))}"
@@ -134,7 +134,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _range_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
+def _range_problems(raw: Tables) -> Iterator[Problem]:
     """Check ranges, each of them right by itself, against each other."""
     if not (ranges := ranges_of(raw)):
         return
@@ -154,14 +154,14 @@ def _range_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
         yield (*AT, last), what
 
 
-def _sampled_ranges(raw: Mapping[str, Any]) -> Iterator[Problem]:
+def _sampled_ranges(raw: Tables) -> Iterator[Problem]:
     for key, table in ranges_of(raw).items():
         if "samples" in table:
             what = "campaign.search.sampler proposes campaign.search.trials points; leave samples out"
             yield (*AT, key), f"samples: got {table['samples']}; {what}"
 
 
-def _count(raw: Mapping[str, Any]) -> int:
+def _count(raw: Tables) -> int:
     """Return how many runs there would be, with those that `[decision]` may add."""
     found = swept_keys(table_of(raw)).values()
     count, own = _seed_count(raw), len(conditions(raw)) or 1
@@ -173,7 +173,7 @@ def _count(raw: Mapping[str, Any]) -> int:
     return math.prod([*lengths, *samples[:1], count, own])
 
 
-def _seed_count(raw: Mapping[str, Any]) -> int:
+def _seed_count(raw: Tables) -> int:
     """Return how many seeds a condition may have."""
     seeds, search = raw["campaign"].get("seeds"), raw["campaign"].get("search")
     given = len(seeds) if isinstance(seeds, list) else 1
@@ -183,7 +183,7 @@ def _seed_count(raw: Mapping[str, Any]) -> int:
     return given + most if isinstance(search, Mapping) else max(given, most)
 
 
-def ends_of(raw: Mapping[str, Any]) -> list[Proposal]:
+def ends_of(raw: Tables) -> list[Proposal]:
     """Return points that hold each bound and each listed value of a sweep with a sampler, for checks."""
     if not has_sampler(raw):
         return []

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from retrain.config.keys import Table, Tables
+
 CURRENT = 2
 # Number 1 divided the loss by what informative groups hold; since 2 these words mean all scored rollouts.
 OVER_INFORMATIVE = {name: f"informative_{name}" for name in ("token", "sequence", "constant")}
 
 
-def as_meant(tables: Mapping[str, Any], otherwise: int = CURRENT) -> dict[str, Any]:
+def as_meant(tables: Tables, otherwise: int = CURRENT) -> Table:
     """Return a file's tables with current names for values and defaults whose meaning has changed.
 
     `otherwise` is the version of a file that is no run.toml.
@@ -28,7 +30,7 @@ def as_meant(tables: Mapping[str, Any], otherwise: int = CURRENT) -> dict[str, A
     return renamed
 
 
-def run_version(tables: Mapping[str, Any], otherwise: int) -> int:
+def run_version(tables: Tables, otherwise: int) -> int:
     """Return the number in a run.toml; `otherwise` for any other file."""
     run = tables.get("run")
     if not isinstance(run, Mapping):

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from retrain.records.layout import Tables
+from retrain.config.keys import Tables
 from retrain.registry import Hook, PluginSpec
 
 SPEC = PluginSpec(

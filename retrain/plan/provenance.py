@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from retrain.config.keys import Tables
 from retrain.config.versions import CURRENT, run_version
 from retrain.errors import ConfigError, RecordsError
 from retrain.records.files import read_json, record_of, write_json
 from retrain.records.layout import (
     CampaignFiles,
     RunFiles,
-    Tables,
     files_of_runs,
     is_single_run,
     name_of,

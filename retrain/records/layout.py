@@ -10,17 +10,15 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
 
+from retrain.config.keys import Table, Tables
 from retrain.errors import ConfigError, RecordsError, records_error
 from retrain.records.files import make_directory, make_new_directory, read_small
 
 TRIALS = "calibrations"  # in the log directory: trials of `retrain calibrate`, kept apart from results
-Tables: TypeAlias = Mapping[str, Any]  # of a TOML file; what is in them is as it was written
 _MAX_NAME = 64
 _ID = re.compile(r"-\d{8}T\d{6}Z-[0-9a-f]{4}$")  # suffix of a campaign's directory name
 # parsing TOML takes 30 times longer
@@ -189,7 +187,7 @@ def recorded_hash(files: RunFiles) -> str:
     return found[-1].decode() if found else ""  # [run] is the last table
 
 
-def recorded_tables(files: RunFiles) -> dict[str, Any]:
+def recorded_tables(files: RunFiles) -> Table:
     """Return a run's run.toml; empty if it cannot be read."""
     import tomllib  # here: most readers never parse one
 

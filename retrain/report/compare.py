@@ -10,10 +10,9 @@ from itertools import chain, takewhile
 from typing import Any
 
 from retrain.config.digest import BESIDE_RESULTS
-from retrain.config.keys import as_toml
+from retrain.config.keys import Tables, as_toml
 from retrain.config.resolve import flatten
 from retrain.records.decision import Decision, is_higher_better
-from retrain.records.layout import Tables
 from retrain.records.rungs import Searched
 from retrain.records.text import dollars, plain
 from retrain.report.gather import RunHistory

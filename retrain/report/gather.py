@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 
 from retrain.clock import posix_s
 from retrain.config.digest import is_edited
+from retrain.config.keys import Tables
 from retrain.errors import ConfigError, RecordsError
 from retrain.plan.provenance import known_origin
 from retrain.records.files import read_small, readable
 from retrain.records.layout import (
     CampaignFiles,
     RunFiles,
-    Tables,
     find_campaigns,
     is_campaign,
     is_single_run,

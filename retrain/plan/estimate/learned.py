@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from retrain.config.keys import quote
+from retrain.config.keys import Tables, quote
 from retrain.config.resolve import as_tables, label_of
 from retrain.config.schema import Config
 from retrain.plan.estimate.billed import Billed
@@ -27,7 +27,6 @@ from retrain.plan.estimate.workload import (
     on_cores,
 )
 from retrain.plan.matrix import Plan, RunPlan
-from retrain.records.layout import Tables
 from retrain.records.metrics import mean, median
 
 MatchedBy = Literal["same", "other condition", "other settings"]

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from retrain.clock import posix_s, seconds_between
+from retrain.config.keys import Tables
 from retrain.errors import RecordsError
 from retrain.plan.estimate.billed import Billed, billed_of, keys_of
 from retrain.plan.estimate.workload import AliveSpan, Crowding
-from retrain.records.layout import RunFiles, Tables, recorded_tables
+from retrain.records.layout import RunFiles, recorded_tables
 from retrain.records.lines import Row, number_in
 from retrain.records.metrics import MetricsEnds, mean, median, read_ends
 from retrain.records.pace import PAUSES, active_s, paused_between_s
