@@ -10,11 +10,10 @@ from pathlib import Path
 
 from retrain.clock import seconds_between
 from retrain.errors import RecordsError
-from retrain.plan.estimate import estimate
 from retrain.plan.estimate.history import learn_from
-from retrain.plan.estimate.learned import crowding_of, learned_for, workload_of
+from retrain.plan.estimate.learned import crowding_of
 from retrain.plan.estimate.remaining import remaining
-from retrain.plan.estimate.simulation import widened
+from retrain.plan.estimate.wall_time import wall_time
 from retrain.plan.matrix import Plan
 from retrain.records.layout import TRIALS, RunFiles, find_campaigns, name_of
 from retrain.records.lines import pick, read_lines
@@ -86,12 +85,10 @@ class Forecaster:
         here = self._directory
         earlier = [path for path in _named(here.name, find_campaigns(here.parent)) if path.name != here.name]
         history = learn_from(earlier or _pilots(here), self._plan.conditions, FEW_RUNS)
-        learned = learned_for(self._plan, history, cpu_capacity())
-        if learned is None or any(m.match == "other settings" for m in learned.conditions.values()):
+        found = wall_time(self._plan, history, cpu_capacity())
+        if found is None or any(measured.match == "other settings" for measured in found.conditions):
             return None
-        found = estimate(workload_of(self._plan, learned), learned.pilot)
-        p90_s = widened(found.p50_s, found.p90_s, learned.crowding.drift)
-        return Expectation(found.p50_s, p90_s, 0.0, count_of(len(history.runs), "earlier run"))
+        return Expectation(found.p50_s, found.p90_s, 0.0, count_of(len(history.runs), "earlier run"))
 
     def _from_steps(self, elapsed_s: float) -> Expectation | None:
         rows = [read_row(run.planned, self._files_of(run.run_id)) for run in self._plan.runs]
