@@ -12,6 +12,9 @@ import importlib
 import importlib.util
 import os
 import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,3 +107,19 @@ def _problem(who: str, packages: list[str], extra: str) -> str:
     if not extra:
         return f"{who!r} needs packages: {missing}; install them in retrain's environment"
     return f"{who!r} needs the extra {extra!r} ({missing}): {install_command(extra)}"
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Suppress progress bars and warnings of transformers, which must be installed."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)

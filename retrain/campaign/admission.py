@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from retrain import registry
 from retrain.backends import MemoryEstimate
 from retrain.errors import ConfigError, InfrastructureError
 from retrain.plan.matrix import Plan
@@ -74,17 +73,9 @@ def admission_of(plan: Plan, runs: Path) -> Admits:
     table, admission = plan.runs[0].config.throttle, as_planned(plan.workers)
     if table.enabled:
         from retrain.records.run_state import worker_pids  # not at the top: `explain` needs none
-        from retrain.system.throttle import TrainingThrottle  # nor this
+        from retrain.system.throttle import throttle_of  # nor this
 
-        throttle = TrainingThrottle(
-            table.min_level,
-            table.prefer_gpu,
-            registry.find_function("throttle.load_fn", table.load_fn) if table.load_fn else None,
-            scope=table.scope,
-            own_pids=lambda: worker_pids(runs),
-            on_unknown=table.on_unknown,
-        )
-        admission = by_load(plan.workers, throttle)
+        admission = by_load(plan.workers, throttle_of(table, lambda: worker_pids(runs)))
     least_bytes = _least_bytes(plan)
     return by_memory(admission, least_bytes) if least_bytes > 0 else admission
 

@@ -8,9 +8,7 @@ Source: LoRA, arXiv:2106.09685.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,7 +73,7 @@ def merge(
     """
     torch, transformers = (extras.load(name, "local", WHO) for name in ("torch", "transformers"))
     load = transformers.AutoModelForCausalLM.from_pretrained
-    with _quiet(transformers):
+    with extras.quiet_transformers():
         adapted = _adapted(exported, adapter, load)
         before = _logprobs(torch, adapted, probes)
         with adapted.disable_adapter():
@@ -141,20 +139,6 @@ def _logprobs(torch: Any, model: Model, probes: Sequence[Probe]) -> Tensor:
             logits = model(input_ids=ids).logits[0, probe.start - 1 : -1].float()
             found.append(logits.log_softmax(-1).gather(-1, ids[0, probe.start :, None])[:, 0])
     return torch.cat(found)
-
-
-@contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """Suppress the libraries' warnings and progress bars."""
-    level = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        transformers.logging.set_verbosity(level)
 
 
 def probes_of(choice: Choice, tokenizer: Any) -> list[Probe]:

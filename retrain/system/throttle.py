@@ -16,6 +16,8 @@ from collections.abc import Callable
 from numbers import Real
 from typing import TYPE_CHECKING
 
+from retrain import registry
+from retrain.config.schema import Throttle
 from retrain.controllers import StateDict
 from retrain.controllers.throttle import Held, Load, ThrottleLevel, ThrottlePolicy, ThrottleState, decide
 from retrain.errors import ConfigError
@@ -208,3 +210,15 @@ class TrainingThrottle:
                 "needs a number in [0, 1], or None if unknown"
             )
         return Load({"custom": float(load)})
+
+
+def throttle_of(table: Throttle, own_pids: Pids) -> TrainingThrottle:
+    """Return the throttle that `[throttle]` describes."""
+    return TrainingThrottle(
+        table.min_level,
+        table.prefer_gpu,
+        registry.find_function("throttle.load_fn", table.load_fn) if table.load_fn else None,
+        scope=table.scope,
+        own_pids=own_pids,
+        on_unknown=table.on_unknown,
+    )

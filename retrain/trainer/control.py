@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from retrain import registry
 from retrain.backends import UpdateStats
 from retrain.config.schema import Config
 from retrain.controllers import StateDict
@@ -266,13 +265,7 @@ def open_throttle(config: Config, run_dir: Path) -> TrainingThrottle | None:
     table = config.throttle
     if not table.enabled:
         return None
-    from retrain.system.throttle import TrainingThrottle  # here: few runs watch the load
+    from retrain.system.throttle import throttle_of  # here: few runs watch the load
 
-    return TrainingThrottle(
-        table.min_level,
-        table.prefer_gpu,
-        registry.find_function("throttle.load_fn", table.load_fn) if table.load_fn else None,
-        scope=table.scope,
-        own_pids=lambda: worker_pids(run_dir.parent) if run_dir.parent.name == "runs" else (),
-        on_unknown=table.on_unknown,
-    )
+    is_alone = run_dir.parent.name != "runs"
+    return throttle_of(table, lambda: () if is_alone else worker_pids(run_dir.parent))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -16,7 +15,6 @@ from peft.tuners.lora import Linear
 from safetensors import SafetensorError
 from torch.nn.functional import linear
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging as transformers_logging
 
 from retrain.backends import BackendSpec
 from retrain.backends.local import LocalOptions
@@ -24,6 +22,7 @@ from retrain.backends.local.devices import is_out_of_memory
 from retrain.backends.local.drawing import Cut
 from retrain.backends.local.names import CONTEXT, model_problem
 from retrain.errors import BackendMemoryError, ConfigError, InfrastructureError
+from retrain.extras import quiet_transformers
 
 LOGITS_AT_A_TIME = 2**24  # numbers: 64 MiB in float32; far fewer already keep a GPU busy
 ADAPTER = "default"  # peft's name for the only adapter
@@ -134,7 +133,7 @@ def load(spec: BackendSpec, options: LocalOptions, device: torch.device, seed: i
         fitting(model),
         _explained(model, options),
         torch.random.fork_rng(devices=[]),
-        _quiet(),
+        quiet_transformers(),
     ):  # drawn on the CPU, so that no GPU is initialised
         torch.default_generator.manual_seed(seed)
         config = AutoConfig.from_pretrained(**source)
@@ -194,20 +193,6 @@ def _explained(model: str, options: LocalOptions) -> Iterator[None]:
         if not options.local_files_only and any(words in str(error) for words in UNREACHABLE):
             raise InfrastructureError(f"{message}; use a local path, or check the connection") from error
         raise ConfigError(f"{message}; check the name, the revision and your access") from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress the libraries' progress bars and warnings in a run's log."""
-    transformers_logging.disable_progress_bar()
-    level = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        transformers_logging.set_verbosity(level)
 
 
 def _remove_dropout(config: Any) -> None:
