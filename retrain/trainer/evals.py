@@ -1,4 +1,4 @@
-"""`[[eval]]`: evaluations that are not the reward, each with its own prompts and sampling stream.
+"""When a run evaluates its policy; and `[[eval]]`, each with its own reward, prompts and sampling stream.
 
 They change nothing that they measure: a run takes the same steps with them as without. One that falls while
 the reward rises is a sign that the policy exploits its reward.
@@ -21,11 +21,13 @@ from retrain.backends.metering import tally
 from retrain.config.eval_table import Eval, as_played
 from retrain.config.schema import Config
 from retrain.controllers import StateDict
-from retrain.records.row_parts import EvalWatch, NamedEvaluation
+from retrain.records.row_parts import Evaluation, EvalWatch, NamedEvaluation, Value, columns
+from retrain.records.spending import Tokens
 from retrain.rollouts import Floats, Group, Prompt
 from retrain.trainer.batch import CORRECT, ScoredBatch
+from retrain.trainer.budget import RunBudget
 from retrain.trainer.episodes import SampleGroups
-from retrain.trainer.evaluation import Due, Newest, Stream, each_pass_at_k, standard_error
+from retrain.trainer.evaluation import Due, HeldOut, Newest, Stream, each_pass_at_k, standard_error
 from retrain.trainer.journal import Journal
 
 WINDOW = 10  # steps whose mean reward is that of an evaluation's policy
@@ -42,52 +44,64 @@ class OpenEval:
     sample: SampleGroups  # completions, or whole episodes
 
 
+def is_due(every: int, done: int) -> bool:
+    """Whether what comes every so many steps comes now; 0 is never."""
+    return every > 0 and done % every == 0
+
+
 class Evals:
-    """Evaluates the policy by every `[[eval]]`, each once per step."""
+    """The run's own evaluation and every `[[eval]]`, each when it is due and once per step."""
 
     def __init__(
         self,
         config: Config,
+        held_out: HeldOut,
         opened: Sequence[OpenEval],
         sample: Callable[[SampleGroups, Sequence[Prompt], Sampling], list[Group]],
         journal: Journal,
+        budget: RunBudget,
+        made: Callable[[], None],
     ) -> None:
-        self._config, self._training, self._opened = config, config.training, opened
-        self._sample, self._journal = sample, journal
+        """`made` is called after each evaluation."""
+        self._config, self._training = config, config.training
+        self._held_out, self._opened = held_out, opened
+        self._sample, self._journal, self._budget, self._made = sample, journal, budget, made
         self._newest = Newest(NamedEvaluation, config)
         self._falling = Falling()
 
-    def evaluate(
-        self, step: int, is_due: Callable[[Eval, int], bool]
-    ) -> Iterator[tuple[str, NamedEvaluation]]:
-        """Iterate over the evaluations of the policy after `step` steps that are due, as they are made."""
-        for one in self._opened:
-            if is_due(one.table, step):
-                yield one.table.name, self._of(one, step)
+    def due(self, step: int) -> list[Due]:
+        """Return the evaluations that are due after so many steps, if they were not made yet."""
+        at_end = step >= self._training.max_steps
+        is_own = at_end or (step > 0 and is_due(self._training.eval_every, step))
+        own = self._held_out.due(step) if is_own else []
+        known = self._newest
+        named = (one for one in self._now(step, at_end=at_end) if known.of(one.table.name, step) is None)
+        return [*own, *map(self._due, named)]
 
-    def due(self, step: int, is_due: Callable[[Eval, int], bool]) -> list[Due]:
-        """Return what those that are due after `step` steps ask for, without those that were made."""
-        return [
-            Due(
-                table.name,
-                one.prompts,
-                table.samples,
-                table.max_tokens or self._training.max_tokens,
-                as_played(self._config, table).environment,
-                self._config,
-            )
-            for one in self._opened
-            if is_due(table := one.table, step) and self._newest.of(table.name, step) is None
-        ]
+    def at_start(self) -> None:
+        """Make those that are due before the first step; no row has them."""
+        with self._budget.evaluating():
+            self._named(0)
 
-    def watch(self, reward: float | None = None) -> EvalWatch | None:
-        """Return which evaluations fall, None without any; `reward` is the mean of a step just taken."""
-        if reward is not None:
-            self._falling.trained(reward)
-        return self._falling.watch() if self._opened else None
+    def of_step(self, step: int) -> dict[str, Any]:
+        """Make those that are due after a step; return their parts of its row."""
+        with self._budget.evaluating():
+            own = self._own(step) if is_due(self._training.eval_every, step) else None
+            evals = self._named(step)
+        return {"evaluation": own, "evals": evals, "eval_watch": self._watch()}
+
+    def at_end(self, step: int) -> dict[str, Value]:
+        """Make all; return them as rows have them."""
+        with self._budget.evaluating():
+            evals, own = self._named(step, at_end=True), self._own(step)
+        return columns(own) | columns(evals) | columns(self._watch())
+
+    def trained(self, reward: float) -> None:
+        """Take the mean reward of a step just taken."""
+        self._falling.trained(reward)
 
     def state_dict(self) -> StateDict:
-        """Return the newest evaluations, so that a resumed run does not repeat them, and what falls."""
+        """Return the newest `[[eval]]`s, so that a resumed run does not repeat them, and what falls."""
         return {"newest": self._newest.state_dict(), "falling": self._falling.state_dict()}
 
     def load_state_dict(self, state: StateDict) -> None:
@@ -96,12 +110,52 @@ class Evals:
             self._falling.load_state_dict(state["falling"])
         self._newest.load_state_dict(state.get("newest", {}))
 
+    def _now(self, step: int, *, at_end: bool) -> Iterator[OpenEval]:
+        """Iterate over every `[[eval]]` that comes after so many steps; 0 is before the first."""
+        for one in self._opened:
+            if at_end or (is_due(one.table.every, step) if step else one.table.at_start):
+                yield one
+
+    def _due(self, opened: OpenEval) -> Due:
+        table = opened.table
+        return Due(
+            table.name,
+            opened.prompts,
+            table.samples,
+            table.max_tokens or self._training.max_tokens,
+            as_played(self._config, table).environment,
+            self._config,
+        )
+
+    def _watch(self) -> EvalWatch | None:
+        """Return which `[[eval]]`s fall; None without any."""
+        return self._falling.watch() if self._opened else None
+
+    def _own(self, step: int) -> Evaluation | None:
+        self._journal.phase("evaluate", step)
+        due = self._held_out.due(step)
+        own = self._held_out.evaluate(step)
+        for one in due:
+            self._note(one, own)
+        return own
+
+    def _named(self, step: int, *, at_end: bool = False) -> dict[str, NamedEvaluation]:
+        return {one.table.name: self._of(one, step) for one in self._now(step, at_end=at_end)}
+
     def _of(self, opened: OpenEval, step: int) -> NamedEvaluation:
         name = opened.table.name
         if newest := self._newest.of(name, step):
             return newest
         self._journal.phase(f"evaluate {name}", step)
-        return self._newest.keep(name, step, self._measured(opened, step))
+        made = self._newest.keep(name, step, self._measured(opened, step))
+        self._note(self._due(opened), made)
+        return made
+
+    def _note(self, due: Due, made: Evaluation | NamedEvaluation | None) -> None:
+        """Note what an evaluation was billed."""
+        if made is not None:
+            self._budget.evaluated(due, Tokens(**made.billed))
+            self._made()
 
     def _measured(self, opened: OpenEval, step: int) -> NamedEvaluation:
         table, started = opened.table, time.perf_counter()

@@ -27,8 +27,7 @@ from retrain.trainer.batch import Algorithm, entropy_of
 from retrain.trainer.budget import RunBudget
 from retrain.trainer.control import Control, ControllerRows, StepFacts, StepSize, open_throttle
 from retrain.trainer.episodes import SampleGroups, summary_of
-from retrain.trainer.eval_schedule import EvalSchedule, is_due
-from retrain.trainer.evals import Evals, OpenEval
+from retrain.trainer.evals import Evals, OpenEval, is_due
 from retrain.trainer.evaluation import Due, HeldOut
 from retrain.trainer.journal import Journal, choose
 from retrain.trainer.permits import RunPermits
@@ -66,9 +65,8 @@ class Trainer:
         self.budget.ahead = self._source if isinstance(self._source, AsyncSource) else None
         sample = partial(self._exclusively, self.sample)
         held_out = HeldOut(self.config, self.task.held_out, sample, self.algorithm.reward)
-        self._evals = Evals(self.config, self.evals, self._exclusively, self.journal)
         made = self.journal, self.budget, self._keep_evaluations
-        self._schedule = EvalSchedule(self.config, held_out, self._evals, *made)
+        self._evals = Evals(self.config, held_out, self.evals, self._exclusively, *made)
         self._meter = StepMeter(self.backend, self.config.backpressure, self.journal)
         self._updates = Updates(self.config, self.backend, self.algorithm.loss, self.calls.wait_for)
         self._throttle = open_throttle(self.config, self.files.directory)
@@ -88,18 +86,18 @@ class Trainer:
         """
         self._warm_up()
         if self._owes_evaluation:
-            if why := self.budget.why_to_stop(self._schedule.due(self.step), is_step=False):
+            if why := self.budget.why_to_stop(self._evals.due(self.step), is_step=False):
                 self._stop(why)
-            self.journal.complete(self.step, self._schedule.of_step(self.step))
+            self.journal.complete(self.step, self._evals.of_step(self.step))
             self._owes_evaluation = False
         if self.step == 0:
-            self._stop_if_spent(self._schedule.due(0), is_step=False)
-            self._schedule.at_start()
+            self._stop_if_spent(self._evals.due(0), is_step=False)
+            self._evals.at_start()
         while self.step < self._training.max_steps:
             load = self._wait_for_machine()
             self._source.end_at(read_wait(self.files.rung) or self._training.max_steps)
             self._stop_if_asked()
-            self._stop_if_spent(self._schedule.due(self.step + 1))
+            self._stop_if_spent(self._evals.due(self.step + 1))
             try:
                 row, shown = self._next_step(load)
             except InterruptedRunError:  # the backend gave up the step
@@ -111,16 +109,16 @@ class Trainer:
             if is_due(self._training.save_every, self.step):
                 self.save()
         self.save()
-        self._stop_if_spent(self._schedule.due(self.step), is_step=False)
-        return self._schedule.at_end(self.step)
+        self._stop_if_spent(self._evals.due(self.step), is_step=False)
+        return self._evals.at_end(self.step)
 
     def _record(self, row: StepRow, shown: list[Sample]) -> None:
         """Write a step's row with the evaluations that are due; after a stop, the next attempt adds them."""
-        self._evals.watch(row.rollouts.mean_reward)
-        stopped = self.budget.why_to_stop(self._schedule.due(self.step), is_step=False)
+        self._evals.trained(row.rollouts.mean_reward)
+        stopped = self.budget.why_to_stop(self._evals.due(self.step), is_step=False)
         try:
             if not stopped:
-                row = replace(row, **self._schedule.of_step(self.step))
+                row = replace(row, **self._evals.of_step(self.step))
         except InterruptedRunError as error:
             stopped = str(error)
         self._owes_evaluation = bool(stopped)
