@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from retrain.backends import Sampling
-from retrain.backends.live_turns import LiveTurn, Taken, TurnFeed
+from retrain.backends.rows import LiveTurn, Taken, TurnFeed
 from retrain.rollouts import FirstTurn, Given, Group, NextTurn, Prompt, Rollout
 
 ROWS = 32

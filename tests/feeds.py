@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from retrain.backends.live_turns import LiveTurn, Taken
+from retrain.backends.rows import LiveTurn, Taken
 from retrain.rollouts import FirstTurn, NextTurn, Rollout
 
 

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 from retrain.backends import BackendSpec, EpisodeProgress, Optimization, Sampling
-from retrain.backends.live_turns import LiveTurn, Taken, TurnFeed, unsampled
 from retrain.backends.metering import Meter
 from retrain.backends.numpy import CONTEXT, connect
 from retrain.backends.numpy.policy import NumpyBackend
-from retrain.backends.rows import Admission
+from retrain.backends.rows import Admission, LiveTurn, Taken, TurnFeed, unsampled
 from retrain.config.schema import Environment
 from retrain.errors import BackendMemoryError, InterruptedRunError, PromptError
 from retrain.losses import ppo

@@ -259,7 +259,7 @@ class Backend(Protocol):
     do. An `[environment]` of several turns needs `extend(turns, sampling) -> list[Rollout | None]`: another
     turn for each `NextTurn`, whose rollout keeps its tokens and gets those of the messages as `given`
     (`retrain.backends.text.extended`); None where the context has no room for one. With `sample_turns(feed,
-    sampling)` a turn is answered when it ends, see `live_turns.py`. `read(rollout)` returns token ids, the
+    sampling)` a turn is answered when it ends, see `rows.py`. `read(rollout)` returns token ids, the
     prompt's first; `shown(ids)` a text. Functions need `offer_tools(schemas) -> CallForm`, called first: it
     shows them in the chat template, and returns how that writes calls, as `call_form(schemas)` does again.
     """

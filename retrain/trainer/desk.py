@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any, TypeAlias
 
 from retrain.backends import EpisodeProgress
-from retrain.backends.live_turns import Taken
+from retrain.backends.rows import Taken
 from retrain.environments.episode import CallAsync, CallPlain, EpisodeError
 from retrain.errors import FullContextError, InterruptedRunError, PromptError
 from retrain.rollouts import FirstTurn, NextTurn, Prompt, Rollout

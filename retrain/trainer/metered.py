@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from retrain.backends import Backend, Optimization, Sampling, UpdateStats
-from retrain.backends.live_turns import LiveTurn, Taken, TurnFeed, unsampled
 from retrain.backends.metering import BilledCall, Meter
+from retrain.backends.rows import LiveTurn, Taken, TurnFeed, unsampled
 from retrain.errors import ConfigError, PromptError
 from retrain.records.spending import Tokens
 from retrain.rollouts import FirstTurn, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample

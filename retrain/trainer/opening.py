@@ -22,7 +22,7 @@ from retrain.backends import (
     never,
     shows_no_functions,
 )
-from retrain.backends.live_turns import live_sampler
+from retrain.backends.rows import live_sampler
 from retrain.config.adapters import KEY
 from retrain.config.eval_table import Eval, as_played
 from retrain.config.files import changed_files

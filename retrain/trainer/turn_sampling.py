@@ -24,7 +24,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from retrain.backends import Backend, Sampling
-from retrain.backends.live_turns import LiveTurn, Taken, live_sampler
+from retrain.backends.rows import LiveTurn, Taken, live_sampler
 from retrain.config.schema import Config
 from retrain.errors import PromptError
 from retrain.event_loop import EventLoopThread
@@ -78,7 +78,7 @@ class ClosedError(Exception):
 
 
 class TurnFeed:
-    """The turns of one play; implements `retrain.backends.live_turns.TurnFeed`."""
+    """The turns of one play; implements `retrain.backends.rows.TurnFeed`."""
 
     def __init__(self, desk: Desk, how: Sampling, max_turn_tokens: int, meter: PlayMeter) -> None:
         """Prepare; 0 is no limit of a turn's own."""

@@ -12,9 +12,8 @@ import pytest
 from retrain import registry
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.metering import Meter
-from retrain.backends.tinker import connect, price
+from retrain.backends.tinker import PRICES, connect, price
 from retrain.backends.tinker.policy import TinkerBackend
-from retrain.backends.tinker.prices import PRICES
 from retrain.config.schema import Config, Model
 from retrain.records.spending import Tokens
 from retrain.rollouts import Loss, Prompt

@@ -15,7 +15,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from retrain import worker
-from retrain.backends.tinker import rest
+from retrain.backends.tinker import saved_states
 from retrain.campaign.run import reopen, run_campaign, start
 from retrain.campaign.states import delete_states, states_of
 from retrain.config.schema import Config, Model
@@ -121,7 +121,7 @@ def test_what_a_server_that_dies_leaves_is_told_and_deleted_later(
     killer = threading.Thread(target=kill_in_the_middle)
     killer.start()
     with monkeypatch.context() as patch:
-        patch.setattr(rest, "DELETE_S", 10.0)
+        patch.setattr(saved_states, "DELETE_S", 10.0)
         told = delete_states(done.directory)
     killer.join()
     left = [path for path, problem in told.items() if problem]
@@ -135,11 +135,11 @@ def test_what_a_server_that_dies_leaves_is_told_and_deleted_later(
 
 
 def test_an_api_that_does_not_answer_is_told_instead_of_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rest, "DELETE_S", 1.0)
+    monkeypatch.setattr(saved_states, "DELETE_S", 1.0)
     monkeypatch.setenv("TINKER_API_KEY", KEY)
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         config = Config(model=Model(model=MODEL, base_url=f"http://127.0.0.1:{nobody.getsockname()[1]}"))
-        found = rest.deleted(config, ["tinker://run-1/weights/a", "tinker://run-1/weights/b"])
+        found = saved_states.deleted(config, ["tinker://run-1/weights/a", "tinker://run-1/weights/b"])
     assert len(found) == 2
     assert all("the API did not answer within 1 s" in problem for problem in found.values())

@@ -24,8 +24,7 @@ from retrain.backends import BackendSpec, Sampling, StartProgress
 from retrain.backends.local import LocalOptions
 from retrain.backends.local.devices import DeviceMemory, left_for_engine
 from retrain.backends.local.drawing import Cut
-from retrain.backends.local.engine_check import first_tokens, reject_other_policy, reject_unknown
-from retrain.backends.local.engine_watch import EngineWatch
+from retrain.backends.local.engine_watch import EngineWatch, first_tokens, reject_other_policy, reject_unknown
 from retrain.backends.local.files import ADAPTER, save_weights
 from retrain.backends.local.loading import Policy
 from retrain.backends.local.micro_batches import lay_out

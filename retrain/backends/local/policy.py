@@ -13,13 +13,11 @@ from typing import Any
 import torch
 
 from retrain.backends import BackendInfo, BackendSpec, Optimization, Sampling, SamplingWork, UpdateStats
-from retrain.backends.live_turns import Begun, LiveRows, TurnFeed, unsampled, with_turns
 from retrain.backends.local import DEFAULTS, NO_REFERENCE, LocalOptions
 from retrain.backends.local.adapters import load_start
 from retrain.backends.local.costs import costs_of
 from retrain.backends.local.devices import DeviceMemory, choose_device
 from retrain.backends.local.drawing import Cut
-from retrain.backends.local.dropout import Dropout
 from retrain.backends.local.engine import EngineSampler
 from retrain.backends.local.files import load_policy, save_policy
 from retrain.backends.local.loading import Policy, copied, load
@@ -29,8 +27,9 @@ from retrain.backends.local.quantization import weights_in
 from retrain.backends.local.sampling import TorchSampler, budget_of
 from retrain.backends.local.shared_weights import share
 from retrain.backends.local.sizes import micro_batch, read_sizes
-from retrain.backends.local.training import Learner
+from retrain.backends.local.training import Dropout, Learner
 from retrain.backends.local.trial import most_shared, try_out
+from retrain.backends.rows import Begun, LiveRows, TurnFeed, unsampled, with_turns
 from retrain.backends.text import Text, to_groups
 from retrain.backends.turns import Turns
 from retrain.demonstrations import Demonstration

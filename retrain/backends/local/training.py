@@ -7,7 +7,8 @@ constant slopes has exactly the loss's gradient, so every loss runs on every dev
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -18,7 +19,6 @@ from torch.utils.checkpoint import checkpoint
 from retrain.backends import Optimization, TrainingProgress, UpdateStats, ignore_progress
 from retrain.backends.local.devices import DeviceMemory, finished_s, is_out_of_memory
 from retrain.backends.local.drawing import Cut, entropy
-from retrain.backends.local.dropout import Dropout
 from retrain.backends.local.loading import Policy
 from retrain.backends.local.micro_batches import MicroBatch, lay_out
 from retrain.backends.local.optimizer import Optimizer
@@ -192,3 +192,38 @@ def _to_numpy(tensor: torch.Tensor) -> Floats:
 
 def _like(values: Floats, tensor: torch.Tensor) -> torch.Tensor:
     return torch.as_tensor(values, dtype=tensor.dtype, device=tensor.device)
+
+
+class Dropout:
+    """The dropout layers of a policy's adapters, which are off outside of `masks`."""
+
+    def __init__(self, policy: Policy, seed: int) -> None:
+        found = policy.adapters.modules() if policy.adapters is not None else ()
+        self._layers = [layer for layer in found if isinstance(layer, torch.nn.Dropout) and layer.p > 0]
+        self._seed = seed
+        device = policy.device
+        self._devices = [device] if device.type == "cuda" else []
+
+    @property
+    def is_on(self) -> bool:
+        """Whether adapters have dropout at all."""
+        return bool(self._layers)
+
+    @contextmanager
+    def masks(self, step: int, micro_batch: int) -> Iterator[None]:
+        """Switch dropout on for a micro-batch; its masks depend on the seed and these two numbers alone."""
+        if not self._layers:
+            yield
+            return
+        words = np.random.SeedSequence([self._seed, step, micro_batch]).generate_state(1, np.uint64)
+        with torch.random.fork_rng(devices=self._devices):
+            torch.manual_seed(int(words[0]))
+            self._switch(True)
+            try:
+                yield
+            finally:
+                self._switch(False)
+
+    def _switch(self, on: bool) -> None:
+        for layer in self._layers:
+            layer.train(on)

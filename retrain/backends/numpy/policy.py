@@ -28,7 +28,6 @@ from retrain.backends import (
     UpdateStats,
     Work,
 )
-from retrain.backends.live_turns import Begun, LiveRows, TurnFeed, unsampled, with_turns
 from retrain.backends.numpy import CONTEXT, NumpyOptions, length_problem
 from retrain.backends.numpy.characters import Characters
 from retrain.backends.numpy.files import PREVIOUS, START, load_policy, load_start, save_policy
@@ -42,6 +41,7 @@ from retrain.backends.numpy.gru import (
 from retrain.backends.numpy.sampling import Follower, complete
 from retrain.backends.numpy.training import Adam, Sgd, clip_by_norm, loss_gradient
 from retrain.backends.objective import Totals, moments_of, split_by_group
+from retrain.backends.rows import Begun, LiveRows, TurnFeed, unsampled, with_turns
 from retrain.backends.text import as_written, to_groups
 from retrain.backends.work import ModelCosts, WorkMeter
 from retrain.config.adapters import weights_of

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from retrain import extras
 from retrain.backends import BackendSpec
 from retrain.backends.options import number, parsed, problems_of, table, template_problems, whole
+from retrain.config.prices import Price
 from retrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from retrain.backends.exported import Exported
     from retrain.backends.tinker.policy import TinkerBackend
-    from retrain.config.prices import Price
     from retrain.config.schema import Config
 
 EXTRA = "tinker"
@@ -28,6 +28,17 @@ PACKAGES = ("tinker",)
 # where the SDK finds a key; `tinker auth login` writes the file
 KEYS = ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD", "~/.tinker/credentials.json")
 DAY_S = 86400.0
+# Prices of models in dollars per million tokens, as the API's maker published them; only those of which
+# all four are known. Some were told to be reduced for a limited time. The API reads a prompt once for all
+# rollouts of a group, and bills the others' reading as cached.
+SOURCE = "https://tinker-docs.thinkingmachines.ai/tinker/models"
+SEPTEMBER, OCTOBER = "2026-09-10", "2026-10-07"
+PRICES = {
+    "Qwen/Qwen3-8B": Price(0.195, 0.039, 0.60, 0.44, SOURCE, SEPTEMBER),
+    "Qwen/Qwen3.5-4B": Price(0.33, 0.066, 1.005, 0.737, SOURCE, SEPTEMBER),
+    "openai/gpt-oss-20b": Price(0.18, 0.036, 0.45, 0.396, SOURCE, SEPTEMBER),
+    "thinkingmachines/Inkling": Price(1.87, 0.374, 4.68, 5.61, SOURCE, OCTOBER),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +92,7 @@ def check_run(config: Config) -> list[str]:
 
 def check_adapter(config: Config, alphabet: str) -> Iterable[str]:
     """Return why a run cannot start from its adapter, as far as the API tells; free of charge."""
-    from retrain.backends.tinker.adapters import start_problems
+    from retrain.backends.tinker.saved_states import start_problems
 
     return start_problems(config)
 
@@ -96,14 +107,12 @@ def servers(config: Config) -> dict[str, str]:
 
 def price(config: Config) -> Price | None:
     """Return what the tokens of a run's model cost at the API itself; None if that is not known."""
-    from retrain.backends.tinker.prices import PRICES
-
     return None if servers(config) else PRICES.get(config.model.model)
 
 
 def export(config: Config, checkpoint: Path, directory: Path) -> Exported:
     """Download the adapters of a checkpoint's state into a directory, in peft's format."""
-    from retrain.backends.tinker.adapters import exported
+    from retrain.backends.tinker.saved_states import exported
 
     if problems := _missing(config.model.model):
         raise ConfigError(problems)
@@ -115,7 +124,7 @@ def delete_states(config: Config, paths: Sequence[str]) -> Mapping[str, str]:
     """Delete saved states at the API; return each one's problem, "" if there was none."""
     if problems := _missing(config.model.model):
         raise ConfigError(problems)
-    from retrain.backends.tinker.rest import deleted
+    from retrain.backends.tinker.saved_states import deleted
 
     return deleted(config, paths)
 

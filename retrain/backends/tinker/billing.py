@@ -1,31 +1,43 @@
-"""Counts what the API bills for a call: known once its result is there, else at most."""
+"""Calls that the API bills: what each costs, known once its result is there, and the passes of an update.
+
+A pass over an update's data is made in parts that a request can hold, each billed and under a permit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from retrain.backends.metering import NOTHING, Meter
+from retrain.backends.tinker.calls import Calls
 from retrain.backends.tinker.faults import FAULTS, is_refused_unbilled
+from retrain.backends.tinker.state import Update
+from retrain.backends.tinker.wire import UpdateOutcome
 from retrain.records.spending import Tokens
 
 if TYPE_CHECKING:
-    from tinker.types import Datum, SampleResponse
+    from tinker import TrainingClient
+    from tinker.types import Datum, ForwardBackwardOutput, SampleResponse
+
 
 T = TypeVar("T")
 
 
 async def billed(
-    meter: Meter, at_most: Tokens, call: Callable[[], Awaitable[T]], count: Callable[[T], Tokens]
+    meter: Meter,
+    at_most: Tokens,
+    call: Callable[[], Awaitable[T]],
+    count: Callable[[T], Tokens] | None = None,
 ) -> T:
-    """Make a call, and count what it was billed; nothing if the API refused it."""
+    """Make a call, and `count` what it was billed, by default all of it; nothing if the API refused it."""
     with meter.call(at_most) as made:
         try:
             result = await call()
         except FAULTS as error:
             made.billed = NOTHING if is_refused_unbilled(error) else None
             raise
-        made.billed = count(result)
+        made.billed = count(result) if count else at_most
     return result
 
 
@@ -49,3 +61,33 @@ def scored(data: Sequence[Datum]) -> Tokens:
 def trained(data: Sequence[Datum]) -> Tokens:
     """Return what one pass over data, forward and backward, is billed."""
     return Tokens(train=sum(int(datum.model_input.length) for datum in data))
+
+
+class Passes:
+    """One run's passes through a training client."""
+
+    def __init__(self, calls: Calls, meter: Meter) -> None:
+        self._calls, self._meter = calls, meter
+
+    async def forward(self, training: TrainingClient, update: Update) -> Sequence[Mapping[str, Any]]:
+        """Return the API's output for each datum, without a gradient."""
+        outputs: list[Mapping[str, Any]] = []
+        for part in update.parts_for(training):
+            call = partial(training.forward, part, update.loss.name)
+            passed = await self._calls.once("forward", partial(billed, self._meter, scored(part), call))
+            outputs += passed.loss_fn_outputs
+        return outputs
+
+    async def step(self, training: TrainingClient, update: Update) -> UpdateOutcome:
+        """Take an optimizer step."""
+
+        def differentiate(part: list[Datum]) -> Awaitable[ForwardBackwardOutput]:
+            call = partial(training.forward_backward, part, update.loss.name, update.loss.config or None)
+            return billed(self._meter, trained(part), call)
+
+        *before, last = update.parts_for(training)
+        passes = [await self._calls.once("update", partial(differentiate, part)) for part in before]
+        end, step = await self._calls.pair(
+            "update", lambda: differentiate(last), lambda: training.optim_step(update.adam)
+        )
+        return UpdateOutcome.of([*passes, end], step)

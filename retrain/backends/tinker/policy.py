@@ -25,8 +25,7 @@ from retrain.backends.text import Text, check_finite, extended, to_groups
 from retrain.backends.tinker import TinkerOptions
 from retrain.backends.tinker.calls import Calls
 from retrain.backends.tinker.custom import Linear
-from retrain.backends.tinker.reference import Reference
-from retrain.backends.tinker.sampling import context_of, drawn
+from retrain.backends.tinker.sampling import Reference, context_of, drawn
 from retrain.backends.tinker.session import Session
 from retrain.backends.tinker.state import Update, read_state, write_state
 from retrain.backends.tinker.wire import LINEAR, ApiLoss, Auditor, api_loss, scored_by, to_datum

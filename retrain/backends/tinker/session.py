@@ -19,11 +19,11 @@ import tinker
 
 from retrain.backends import BackendSpec, StartProgress
 from retrain.backends.tinker import TinkerOptions
-from retrain.backends.tinker.adapters import mismatch
+from retrain.backends.tinker.billing import Passes
 from retrain.backends.tinker.calls import Calls
 from retrain.backends.tinker.connection import Connection
 from retrain.backends.tinker.faults import FAULTS, describe, is_full, is_refusal, lacks_route
-from retrain.backends.tinker.passes import Passes
+from retrain.backends.tinker.saved_states import mismatch
 from retrain.backends.tinker.state import Sampler, State, Update
 from retrain.backends.tinker.wire import UpdateOutcome
 from retrain.errors import ConfigError, RecordsError, RetrainError
@@ -190,14 +190,22 @@ class Session:
         await self.connection.close()
 
     async def _persist(self, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Run an attempt with the lock held, again after each failure until the budget is used up."""
+        """Run an attempt with the lock held, as `persist` does."""
+
+        async def alone() -> T:
+            async with self._lock:
+                return await attempt()
+
+        return await self.persist(what, alone)
+
+    async def persist(self, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Run an attempt, again after each failure until the budget is used up; a lost session is renewed."""
         generation = self.generation
 
         async def noted() -> T:
             nonlocal generation
             generation = self.generation
-            async with self._lock:
-                return await attempt()
+            return await attempt()
 
         async def repair(lost: bool) -> None:
             if lost:

@@ -1,16 +1,18 @@
-"""Saved states at the API: whether one fits the run that starts from it, and its export in peft's format.
+"""Saved states at the API: whether one fits the run that starts from it, its export, and its deletion.
 
-An export needs a model of its own at the API, loaded from the state, and is downloaded from signed addresses,
-which appear in no message. It is deleted again.
+An export, in peft's format, needs a model of its own at the API, made from the state. It is downloaded by
+signed addresses, which appear in no message, and deleted again.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
+from operator import methodcaller
 from pathlib import Path
+from typing import Any
 
 import httpx
 import tinker
@@ -20,10 +22,10 @@ from retrain.backends import BackendSpec
 from retrain.backends.exported import Exported
 from retrain.backends.tinker import TinkerOptions
 from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe, has_lost_model, lacks_route
-from retrain.backends.tinker.rest import ask
 from retrain.config.adapters import state_of
 from retrain.config.schema import Config, Model
 from retrain.errors import ConfigError, LaunchError, RecordsError, RetrainError, records_error
+from retrain.event_loop import begun
 from retrain.squeeze import CONFIG, WEIGHTS
 
 ANSWER_S = 30.0  # to a question
@@ -31,6 +33,7 @@ SILENCE_S = 60.0  # of a download
 GOODBYE_S = 5.0
 EXPORT_LIVES_S = 3600  # if it cannot be deleted; the API's shortest
 NAME = "retrain-publish"
+DELETE_S = 30.0  # for each state
 KNOWN_S = 10.0  # until what is not known yet is left to the run
 TRAINED = re.compile(r"tinker://[^/]+/weights/[^/]+")
 GONE = (Fault.LOST, Fault.WRONG, Fault.REFUSED)
@@ -160,3 +163,26 @@ def _failure(path: str, error: Exception) -> RetrainError:
         why = "states expire after [backend.options].state_days, and `retrain states --delete` removes them"
         return RecordsError(f"the Tinker API has no {path} ({said}): {why}")
     return LaunchError(f"the Tinker API cannot export {path} ({said}); try again later")
+
+
+def ask(url: str, question: Callable[[tinker.RestClient], Any], answer_s: float) -> Any:
+    """Return the answer to a question, at the API's default address if `url` is empty.
+
+    Raises a TimeoutError after `answer_s`: the SDK tries again for minutes, without a word. It waits for the
+    server even before it has a client, hence the thread.
+    """
+    return begun(lambda: question(tinker.RestClient(base_url=url or None)).result()).result(answer_s)
+
+
+def deleted(config: Config, paths: Sequence[str]) -> Mapping[str, str]:
+    """Delete states; return each one's problem, "" if it is deleted or was gone before."""
+    told = dict.fromkeys(paths, "")
+    for number, path in enumerate(paths):
+        try:
+            ask(config.model.base_url, methodcaller("delete_checkpoint_from_tinker_path", path), DELETE_S)
+        except TimeoutError:
+            unanswered = f"not deleted: the API did not answer within {DELETE_S:g} s; try again later"
+            return told | dict.fromkeys(paths[number:], unanswered)
+        except FAULTS as error:
+            told[path] = "" if classify(error) is Fault.LOST else describe(error)
+    return told
