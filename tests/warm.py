@@ -142,7 +142,8 @@ def _serve(requests: socket.socket) -> None:
             line += requests.recv(size - len(line))
         request = json.loads(line)
         if (module := LATER.get(next(iter(request["arguments"]), ""))) is not None:
-            importlib.import_module(module)
+            with contextlib.suppress(ImportError):  # which the command tells, if it comes to that
+                importlib.import_module(module)
         child = os.fork()
         if not child:
             _become(request, descriptors, requests)
