@@ -8,12 +8,12 @@ alone; a campaign's spending is their sum, read without locks.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, astuple, dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from retrain.errors import DamagedRecordError
-from retrain.records.files import read_json, write_json
+from retrain.records.files import read_json, record_of, write_json
 from retrain.records.layout import RunFiles
 
 if TYPE_CHECKING:
@@ -26,14 +26,6 @@ COUNTS = (
     "sampled_tokens",
     "trained_tokens",
 )  # keys of a row, in this order
-
-ESTIMATES = (  # earlier versions lack some
-    "set_aside_usd",
-    "largest_step_usd",
-    "largest_rollout_usd",
-    "largest_sampled_usd",
-    "largest_trained_usd",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +60,7 @@ class EvaluationCost:
 
     usd: float  # of the dearest so far
     rollout_usd: float  # `largest_rollout_usd` when the newest was made
-    size: str = ""  # what it asked for, in words; "" if an earlier version made it
+    size: str  # what it asked for, in words
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +97,10 @@ def read_spending(files: RunFiles) -> Spending | None:
     if found is None:
         return None
     try:
-        tokens, unsure, open_ = (Tokens(**_whole(found[name])) for name in ("tokens", "unsure", "open"))
-        usd, unsure_usd, open_usd = (_dollars(found[name]) for name in ("usd", "unsure_usd", "open_usd"))
-        estimates = {name: _dollars(found.get(name)) or 0.0 for name in ESTIMATES}
-        evaluations = {name: _evaluation(one) for name, one in found.get("evaluations", {}).items()}
-        return Spending(
-            tokens, unsure, open_, usd, unsure_usd, open_usd, evaluations=evaluations, **estimates
-        )
+        spending = record_of(Spending, {one.name: found[one.name] for one in fields(Spending)})
+        if wrong := [number for number in _numbers(asdict(spending)) if not 0 <= number < math.inf]:
+            raise ValueError(f"got {wrong[0]}")
+        return spending
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise DamagedRecordError(
             f"{files.spend}: does not tell what was spent ({error!r}); restore it, or remove it and lower "
@@ -139,18 +128,10 @@ def write_spending(files: RunFiles, spending: Spending, *, durable: bool) -> Non
     write_json(files.spend, asdict(spending), durable=durable)
 
 
-def _evaluation(found: Mapping[str, Any]) -> EvaluationCost:
-    usd, rollout_usd = (_dollars(found[key]) or 0.0 for key in ("usd", "rollout_usd"))
-    return EvaluationCost(usd, rollout_usd, str(found.get("size", "")))
-
-
-def _whole(found: Mapping[str, Any]) -> Mapping[str, int]:
-    if not all(isinstance(count, int) and count >= 0 for count in found.values()):
-        raise ValueError(f"tokens {found}")
-    return found
-
-
-def _dollars(found: Any) -> float | None:
-    if found is not None and not 0 <= found < math.inf:
-        raise ValueError(f"dollars {found}")
-    return found if found is None else float(found)
+def _numbers(found: Any) -> Iterator[float]:
+    """Iterate over the numbers in tables in tables."""
+    for value in found.values():
+        if isinstance(value, Mapping):
+            yield from _numbers(value)
+        elif isinstance(value, int | float):
+            yield value

@@ -25,9 +25,9 @@ from retrain.report.back_pressure import (
 )
 from retrain.report.charts import Chart, axis_title, final_chart
 from retrain.report.compare import Comparison, MetricComparison, compare, usual_metrics
-from retrain.report.conversations import Talk, conversations
 from retrain.report.curves import curve_chart
 from retrain.report.engines import Crash, Server, crashes_to_read, first_start_s, load_charts, servers
+from retrain.report.facts import Talk, conversations
 from retrain.report.gather import NO_ROWS, CampaignRecord, FloatArray, RunHistory, read_columns
 from retrain.report.series import Curve, Shown, bins_for, curves
 from retrain.report.sides import Match, Moment, Side, conditions, deciding, known_metrics

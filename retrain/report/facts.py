@@ -1,8 +1,9 @@
-"""What a report says of the campaign itself: a headline, its configuration, its provenance, its failures."""
+"""What a report says in words: a headline, configuration, provenance and failures, and episodes to read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
@@ -14,10 +15,16 @@ from retrain.distribution import version
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles
 from retrain.records.run_row import last_output
-from retrain.records.text import MISSING, count_of, counts_of, dollars, plain, plain_lines
+from retrain.records.samples import Sample
+from retrain.records.text import MISSING, count_of, counts_of, dollars, number, plain, plain_lines
 from retrain.report.gather import CampaignRecord, RunHistory
+from retrain.report.sides import Side
 from retrain.status import cost_of
+from retrain.status.one_run import choose_samples
 
+MOST_CONDITIONS = 8  # of each, two conversations are shown
+LONGEST_ANSWER = 60  # characters
+MOST_KEPT = 100  # samples of a step; a run keeps a handful
 TAIL_LINES = 30
 LINE_LIMIT = 300
 MOST_TAILS = 20
@@ -87,3 +94,62 @@ def failures(runs: Sequence[RunHistory]) -> Iterator[tuple[RunHistory, list[str]
         is_shown = i < MOST_TAILS and not run.is_done
         tail = readable(partial(last_output, count=TAIL_LINES), RunFiles(run.directory)) if is_shown else []
         yield run, [line[:LINE_LIMIT] for line in plain_lines("\n".join(tail or []))]
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """A part of a conversation, safe to show as text."""
+
+    kind: str  # policy, given or failed
+    who: str
+    text: str
+    reward: str = ""
+
+
+@dataclass(frozen=True)
+class Talk:
+    """One episode."""
+
+    run_id: str
+    facts: str
+    parts: tuple[Spoken, ...]
+
+
+def conversations(sides: Sequence[Side]) -> tuple[Talk, ...]:
+    """Return episodes of the first conditions that have any: the best and the worst of a last step."""
+    found = (talks for side in sides if (talks := tuple(_of_side(side))))
+    return tuple(talk for talks in islice(found, MOST_CONDITIONS) for talk in talks)
+
+
+def _of_side(side: Side) -> Iterator[Talk]:
+    for run in side.runs:
+        read = partial(choose_samples, step=None, which="", count=MOST_KEPT)
+        samples = readable(read, RunFiles(run.directory)) or []
+        if episodes := [one for one in samples if one.turns or one.error]:
+            yield _talk(run, episodes[0])
+            if len(episodes) > 1:
+                yield _talk(run, episodes[-1])
+            return
+
+
+def _talk(run: RunHistory, sample: Sample) -> Talk:
+    reward = "unscored" if sample.reward is None else f"reward {number(sample.reward)}"
+    facts = [f"step {sample.step}", f"prompt {sample.prompt_id}"]
+    facts += [f"answer {plain(sample.answer, LONGEST_ANSWER)}"] * bool(sample.answer)
+    facts += [reward, *sample.extent, *["truncated"] * sample.truncated]
+    return Talk(run.run_id, ", ".join(facts), tuple(_parts(sample)))
+
+
+def _parts(sample: Sample) -> Iterator[Spoken]:
+    yield Spoken("given", "prompt", _safe(sample.prompt))
+    for count, turn in enumerate(sample.turns, 1):
+        reward = "" if turn.reward is None else f"reward {turn.reward:g}"
+        yield Spoken("policy", f"turn {count}", _safe(turn.policy), reward)
+        if turn.environment:
+            yield Spoken("given", "observation", _safe(turn.environment))
+    if sample.error:
+        yield Spoken("failed", "failed", _safe(sample.error))
+
+
+def _safe(text: str) -> str:
+    return "\n".join(plain_lines(text)) or "(empty)"

@@ -247,7 +247,7 @@ class RunBudget:
     def _known(self, due: Due) -> EvaluationCost | None:
         """Return what an evaluation has cost; None if it was never made, or not of this size."""
         known = self._evaluations.get(due.name)
-        return known if known and known.size in ("", due.size) else None
+        return known if known and known.size == due.size else None
 
     def _others(self) -> list[Spending]:
         """Return what other runs have spent; of one without a live worker, calls cut off are set aside."""
