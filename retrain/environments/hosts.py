@@ -7,16 +7,29 @@ of one may do so during a call of another. So each is played again in a process 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
+import signal
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from retrain.config.schema import Environment
-from retrain.environments.episode import EpisodeError, EpisodeLostError, EpisodeTimeoutError
-from retrain.line_process import command_of, how_ended, kill_group, variables
+from retrain.environments import opened
+from retrain.environments.episode import (
+    EpisodeError,
+    EpisodeLostError,
+    EpisodeTimeoutError,
+    copies_ended,
+    counts_of,
+)
+from retrain.errors import ConfigError
+from retrain.line_process import command_of, how_ended, kill_group, lines_of, private_pipes, variables
+from retrain.registry.code import located
 from retrain.rollouts import CallForm, Prompt
+
+if TYPE_CHECKING:  # a process needs no schema
+    from retrain.config.schema import Environment
 
 STARTUP_S = 120.0  # imports on a cold network disk; only a broken machine takes longer
 LONGEST_LINE = 1 << 26  # bytes of a reply
@@ -69,7 +82,7 @@ class _Host:
 
     async def _begin(self) -> Process:
         self._process = await asyncio.create_subprocess_exec(
-            *command_of("retrain.environments.host"),
+            *command_of(__name__),
             stdin=PIPE,
             stdout=PIPE,
             limit=LONGEST_LINE,
@@ -194,3 +207,75 @@ class HostedEpisode:
 async def at_once(function: Callable[[], Any], unwanted: Callable[[Any], object]) -> Any:
     """Return what a function returns that takes no time."""
     return function()
+
+
+def main() -> None:
+    """Play episodes in this process: one call for each line of its standard input, until that closes."""
+    requests, replies = private_pipes()
+    setup = json.loads(requests.readline())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run handles Ctrl-C
+    form = CallForm(**setup["form"]) if setup["form"] else None
+    try:
+        with (
+            opened(setup["environment"], setup["options"], form) as open_episode,
+            asyncio.Runner() as runner,
+        ):
+            replies.write(_line({"call": 0}))
+            table = _Table(open_episode, runner)
+            for line in lines_of(requests):
+                replies.write(table.answer(*json.loads(line)))
+    except ConfigError as error:
+        replies.write(_line({"call": 0, "error": str(error)}))
+    except BrokenPipeError:  # the run was killed
+        return
+
+
+class _Table:
+    """The episodes that this process plays, by number."""
+
+    def __init__(self, open_episode: Callable[[], Any], runner: asyncio.Runner) -> None:
+        self._open, self._runner = open_episode, runner
+        self._episodes: dict[int, Any] = {}
+
+    def answer(self, call: int, number: int, what: str, argument: Any) -> bytes:
+        """Make a call; return a line with its number and value, or why it failed."""
+        try:
+            with copies_ended():
+                value = self._call(number, what, argument)
+            counts = counts_of(self._episodes.get(number))
+            is_tuple = isinstance(value, tuple)
+            return _line({"call": call, "value": value, "is_tuple": is_tuple, "counts": counts})
+        except BaseException as error:  # noqa: BLE001 - the end of an episode, not of the process
+            return _line({"call": call, "error": located(error)})
+
+    def _call(self, number: int, what: str, argument: Any) -> Any:
+        if what == "start":
+            self._episodes[number] = self._waited_for(self._open())
+            return self._waited_for(self._episodes[number].start(_prompt(*argument)))
+        if what == "step":
+            return self._waited_for(self._episodes[number].step(argument))
+        close = getattr(self._episodes.pop(number, None), "close", None)
+        return None if close is None else self._waited_for(close())
+
+    def _waited_for(self, value: Any) -> Any:
+        async def result() -> Any:
+            return await value
+
+        return self._runner.run(result()) if inspect.isawaitable(value) else value
+
+
+def _prompt(number: int, text: str, answer: str, messages: list[list[str]], row: dict[str, Any]) -> Prompt:
+    return Prompt(number, text, answer, tuple((role, content) for role, content in messages), row)
+
+
+def _line(reply: Mapping[str, Any]) -> bytes:
+    return json.dumps(reply, default=_plain).encode() + b"\n"
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON can hold of a value: a number of numpy's, or else how it is shown."""
+    return value.item() if getattr(value, "ndim", None) == 0 else repr(value)
+
+
+if __name__ == "__main__":
+    main()
