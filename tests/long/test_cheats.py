@@ -62,7 +62,7 @@ TRIED = [
     for cheat in CHEATS
     if sandbox.values != ("command",) or cheat.mode != "asserts" or cheat not in ANSWERS
 ]
-Judged = Callable[[str, str, str, float], Score]
+Judge = Callable[[str, str, str, str, float], Score]
 PAGE = Path(__file__).parents[2] / "docs" / "rewards.md"
 LIMIT_S, SHORT_LIMIT_S = 30.0, 1.0
 
@@ -128,28 +128,28 @@ def places() -> Iterator[dict[str, str]]:
         victim.kill()
 
 
-@pytest.fixture(scope="module", params=SANDBOXES)
-def judged(request: pytest.FixtureRequest, places: dict[str, str]) -> Iterator[Judged]:
-    """Judge a program in a sandbox; afterwards, nothing may be left."""
-    scorers: dict[tuple[str, float], BatchScorer] = {}
+@pytest.fixture(scope="module")
+def judge(places: dict[str, str]) -> Iterator[Judge]:
+    """Judge a program in a sandbox, warm from the one before; afterwards, nothing may be left."""
+    scorers: dict[tuple[str, str, float], BatchScorer] = {}
     children = set(psutil.Process().children(recursive=True))
     folders = program_folders()
-    options = {"sandbox_options": container()} if request.param == "command" else {}
 
-    def judge(program: str, tests: str, mode: str, limit_s: float) -> Score:
-        if (mode, limit_s) not in scorers:
+    def judge(sandbox: str, program: str, tests: str, mode: str, limit_s: float) -> Score:
+        if (sandbox, mode, limit_s) not in scorers:
             how = {"tests": "stdio"} if mode == "stdio" else {"shared": mode == "shared"}
             opened = python.open_scorer(
                 workers=1,
                 timeout_s=limit_s,
-                sandbox=request.param,
-                **how,
-                **options,  # type: ignore[arg-type]
+                sandbox=sandbox,
+                sandbox_options=container() if sandbox == "command" else {},
+                **how,  # type: ignore[arg-type]
             )
-            scorers[mode, limit_s] = opened
+            scorers[sandbox, mode, limit_s] = opened
         for name, place in places.items():
             program = program.replace(name, place)
-        (score,) = scorers[mode, limit_s].score_all([Answer(program, Prompt(0, "?", tests))])  # type: ignore[misc]
+        answer = Answer(program, Prompt(0, "?", tests))
+        (score,) = scorers[sandbox, mode, limit_s].score_all([answer])
         return score
 
     with pytest.MonkeyPatch.context() as patch:
@@ -163,16 +163,18 @@ def judged(request: pytest.FixtureRequest, places: dict[str, str]) -> Iterator[J
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize(("judged", "cheat"), TRIED, indirect=["judged"])
-def test_a_cheat_earns_nothing(judged: Judged, cheat: Cheat, request: pytest.FixtureRequest) -> None:
-    sandbox = request.node.callspec.params["judged"]
-    found = judged(cheat.program, cheat.tests, cheat.mode, SHORT_LIMIT_S if cheat.hangs else LIMIT_S)
+# not by way of a fixture's parameter, as each of so many would be set up anew
+@pytest.mark.parametrize(("sandbox", "cheat"), TRIED)
+def test_a_cheat_earns_nothing(judge: Judge, sandbox: str, cheat: Cheat) -> None:
+    limit_s = SHORT_LIMIT_S if cheat.hangs else LIMIT_S
+    found = judge(sandbox, cheat.program, cheat.tests, cheat.mode, limit_s)
     assert found.value == (cheat.name in WORKING[sandbox]), found
 
 
 @pytest.mark.parametrize("honest", HONEST, ids=lambda honest: honest.name)
-def test_an_honest_solution_earns_1(judged: Judged, honest: Honest) -> None:
-    assert judged(honest.program, honest.answer, honest.mode, LIMIT_S) == Score(1.0)
+@pytest.mark.parametrize("sandbox", SANDBOXES)
+def test_an_honest_solution_earns_1(judge: Judge, sandbox: str, honest: Honest) -> None:
+    assert judge(sandbox, honest.program, honest.answer, honest.mode, LIMIT_S) == Score(1.0)
 
 
 @pytest.mark.parametrize("hedge", HEDGES, ids=lambda hedge: hedge.name)
