@@ -27,8 +27,8 @@ model = "{MODEL}"
 base_url = "{{url}}"
 
 [training]
-batch_size = 8
-group_size = 16
+batch_size = 4
+group_size = 32
 max_tokens = 6
 max_steps = 30
 eval_every = 6

@@ -116,13 +116,18 @@ def serve(
 
 def write_tokenizer(directory: Path, alphabet: str, *, end: str | None = "<end>") -> Path:
     """Write a tokenizer of single characters in transformers' format, its end token last."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast  # seconds, which most tests of this process do not need
+    # without transformers, whose import takes seconds that most tests of this process do not need
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
     characters = sorted(set(alphabet))
     vocabulary = {character: number for number, character in enumerate([*characters, "<end>"])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<end>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end).save_pretrained(directory)
+    if end is not None:
+        tokenizer.add_special_tokens([AddedToken(end, special=True, normalized=False)])
+    directory.mkdir(exist_ok=True)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
     return directory
