@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from retrain.controllers.backpressure import BackPressure, Decision, StepObservation
-from retrain.controllers.backpressure.curve import goodput_best
+from retrain.controllers.backpressure.posterior import goodput_best
 
 GROUP = 8
 

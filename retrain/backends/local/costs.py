@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from math import prod
 from typing import Any
+
+import torch
 
 from retrain.backends.local import LocalOptions
 from retrain.backends.local.loading import Policy
-from retrain.backends.local.quantization import weights_in
 from retrain.backends.work import ModelCosts
 
 MASTER_BYTES = 4  # the optimizer keeps float32 regardless of the weights' dtype
@@ -47,3 +50,9 @@ def _idle(causal: Any, config: Any) -> int:
         return 0
     routed = weights_in(p for name, p in causal.named_parameters() if ".experts." in name)
     return routed * (experts - int(used)) // experts
+
+
+def weights_in(parameters: Iterable[torch.nn.Parameter]) -> int:
+    """Return the number of weights; a quantized parameter holds two in a byte."""
+    states = ((p, getattr(p, "quant_state", None)) for p in parameters)
+    return sum(prod(state.shape) if state is not None else p.numel() for p, state in states)

@@ -14,10 +14,11 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import Linear
 from safetensors import SafetensorError
 from torch.nn.functional import linear
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
+from retrain import extras
 from retrain.backends import BackendSpec
-from retrain.backends.local import LocalOptions
+from retrain.backends.local import EXTRA_4BIT, LocalOptions
 from retrain.backends.local.devices import is_out_of_memory
 from retrain.backends.local.drawing import Cut
 from retrain.backends.local.names import CONTEXT, model_problem
@@ -162,10 +163,31 @@ def _context(config: Any) -> int:
 
 def _weights(options: LocalOptions, dtype: torch.dtype, device: torch.device, source: dict[str, Any]) -> Any:
     if options.quantization == "4bit":
-        from retrain.backends.local.quantization import load_quantized  # few runs need it
-
-        return load_quantized(dtype, device, **source)
+        return _quantized(dtype, device, source)
     return AutoModelForCausalLM.from_pretrained(**source, dtype=dtype)
+
+
+def _quantized(dtype: torch.dtype, device: torch.device, source: dict[str, Any]) -> Any:
+    """Load a model, its linear layers quantized on their way to a device; other weights are of `dtype`.
+
+    bitsandbytes keeps them as NF4 in blocks of 64, their scales in eight bits, and expands a layer at a time
+    when it is used. Gradients flow through them to the adapters. Source: QLoRA, arXiv:2305.14314.
+    """
+    extras.load("bitsandbytes", EXTRA_4BIT, 'quantization = "4bit"')
+    how = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+    causal: Any = AutoModelForCausalLM.from_pretrained(
+        **source, dtype=dtype, quantization_config=how, device_map={"": device}
+    )
+    for layer in causal.modules():
+        # with AVX512-BF16 it would, after the first sample, repack the weights for a kernel without gradients
+        if hasattr(layer, "support_avx512bf16_for_cpu"):
+            layer.support_avx512bf16_for_cpu = False
+    return causal
 
 
 @contextmanager

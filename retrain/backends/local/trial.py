@@ -16,8 +16,8 @@ import torch
 from retrain.backends.local.cohorts import Windows, windows_of
 from retrain.backends.local.devices import is_out_of_memory
 from retrain.backends.local.loading import Policy, fitting
+from retrain.backends.local.micro_batches import Layout, states_of
 from retrain.backends.local.sampling import RowCache, cache_for
-from retrain.backends.local.shared_prompts import Layout, states_of
 from retrain.backends.rows import Row
 from retrain.errors import ConfigError
 

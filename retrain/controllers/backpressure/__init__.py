@@ -20,10 +20,15 @@ from numpy.typing import NDArray
 from retrain.config.schema import BackPressure as Settings
 from retrain.controllers import StateDict, require, require_keys
 from retrain.controllers.backpressure.changepoint import ChangeDetector, Residual
-from retrain.controllers.backpressure.curve import ENOUGH_SAMPLES, FittedCurve, NoiseScaleTrack, fit_curve
 from retrain.controllers.backpressure.explore import Explorer, MemoryLimit, Situation, batch_sizes, nearest
 from retrain.controllers.backpressure.measurements import Measurements
-from retrain.controllers.backpressure.posterior import Posterior
+from retrain.controllers.backpressure.posterior import (
+    ENOUGH_SAMPLES,
+    FittedCurve,
+    NoiseScaleTrack,
+    Posterior,
+    fit_curve,
+)
 from retrain.controllers.backpressure.step import (
     Action,
     Decision,
