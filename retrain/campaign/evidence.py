@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from retrain.campaign.forecast import busy_s
 from retrain.campaign.rollup import RollUp
 from retrain.config.campaign import Decide, Search
-from retrain.errors import RecordsError
 from retrain.locks.held import hold
 from retrain.plan.decidable import undecidable
 from retrain.plan.matrix import Plan, RunPlan
@@ -31,6 +31,7 @@ from retrain.records.decision import (
     value_at,
     verdict_of,
 )
+from retrain.records.files import readable
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import RunEntry
 from retrain.records.metrics import seal_of
@@ -143,11 +144,8 @@ class Rounds:
 
     def _value(self, run: RunEntry, metric: str) -> float | None:
         if run.run_id not in self._values:
-            try:
-                value = final_value(self._files_of(run.run_id), run.result or {}, metric)
-            except RecordsError as error:
-                self._notice(str(error))
-                value = None
+            read = partial(final_value, result=run.result or {}, metric=metric)
+            value = readable(read, self._files_of(run.run_id), self._notice)
             if value is None:
                 self._notice(f"{run.run_id} has no {metric}: its seed is left out of the comparison")
             self._values[run.run_id] = value

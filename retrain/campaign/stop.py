@@ -22,6 +22,7 @@ from retrain.launchers import Ended, Launcher
 from retrain.locks.held import HeldLock, hold, holder, is_held, present_holder, signal_holder
 from retrain.plan.provenance import known_origin
 from retrain.records.campaign_state import ask_to_stop
+from retrain.records.files import readable
 from retrain.records.layout import CampaignFiles, RunFiles, files_of_runs, open_campaign, recorded_hash
 from retrain.records.manifest import read_manifest, refresh, write_manifest
 from retrain.records.run_state import RunState
@@ -104,7 +105,11 @@ def _stop_workers(
     if launcher.queues:  # another machine may resume it
         lock.renew()
     queued = launcher.queued()
-    alive = {run_id: run for run_id, run in runs.items() if run_id in queued or _is_alive(run, on_wait)}
+    alive = {  # one unreadable run does not keep the others running
+        run_id: run
+        for run_id, run in runs.items()
+        if run_id in queued or readable(is_held, run.lock, on_wait)
+    }
     before = {run_id: ended_attempts(run) for run_id, run in alive.items()}
     for line in _whom_it_stops(alive, launcher):
         on_wait(line)
@@ -131,14 +136,6 @@ def _end(launcher: Launcher, run_ids: Sequence[str], *, now: bool) -> None:
     left = set(run_ids)
     while left:
         left -= {happened.run_id for happened in launcher.poll(PAUSE_S) if isinstance(happened, Ended)}
-
-
-def _is_alive(run: RunFiles, say: Callable[[str], None]) -> bool:
-    try:
-        return is_held(run.lock)
-    except RecordsError as error:  # one unreadable run does not keep the others running
-        say(str(error))
-        return False
 
 
 def _whereabouts(run: RunFiles) -> str:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retrain.clock import utc_now
-from retrain.errors import RecordsError
-from retrain.records.files import read_json, write_json
+from retrain.records.files import read_json, readable, write_json
 from retrain.records.layout import CampaignFiles
 from retrain.records.lines import append_line, parse_line
 from retrain.records.text import plain
@@ -25,10 +24,7 @@ def ask_to_stop(files: CampaignFiles, *, now: bool, why: str = "") -> None:
 
 def why_stopped(files: CampaignFiles) -> str:
     """Return why a campaign asked itself to stop; "" if it was somebody else, or it did not."""
-    try:
-        return plain(str((read_json(files.stop_request) or {}).get("why", "")))
-    except RecordsError:
-        return ""
+    return plain(str((readable(read_json, files.stop_request) or {}).get("why", "")))
 
 
 def asked_to_stop(files: CampaignFiles) -> int:
@@ -39,11 +35,9 @@ def asked_to_stop(files: CampaignFiles) -> int:
     try:
         if not files.stop_request.exists():
             return 0
-        request = read_json(files.stop_request) or {}
-    except RecordsError:
-        request = {}
     except OSError:
         return 0
+    request = readable(read_json, files.stop_request) or {}
     return 2 if request.get("now") is True else 1
 
 

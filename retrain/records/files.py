@@ -166,11 +166,14 @@ def read_small(path: Path) -> bytes | None:
         return None
 
 
-def readable(read: Callable[[Source], T], source: Source) -> T | None:
-    """Return what `read` finds; None if it raises because records cannot be read."""
+def readable(
+    read: Callable[[Source], T], source: Source, tell: Callable[[str], object] = lambda problem: None
+) -> T | None:
+    """Return what `read` finds; None, and the problem is told, if records cannot be read."""
     try:
         return read(source)
-    except RecordsError:
+    except RecordsError as error:
+        tell(str(error))
         return None
 
 
@@ -247,12 +250,11 @@ def set_aside(path: Path) -> Path:
     return aside
 
 
-def remove_leftovers(directory: Path) -> int:
-    """Remove and count temporary files of killed writers; only for the holder of the directory's lock."""
-    leftovers = [p for p in directory.glob(".*.tmp") if not p.is_dir()]
-    for leftover in leftovers:
-        remove_file(leftover)
-    return len(leftovers)
+def remove_leftovers(directory: Path) -> None:
+    """Remove temporary files of killed writers; only for the holder of the directory's lock."""
+    for leftover in directory.glob(".*.tmp"):
+        if not leftover.is_dir():
+            remove_file(leftover)
 
 
 def _write_new(path: Path, data: bytes, *, durable: bool) -> None:

@@ -35,14 +35,14 @@ from retrain.records.layout import (
     recorded_tables,
 )
 from retrain.records.lines import Row, parse_line, read_lines
-from retrain.records.manifest import Manifest, RunEntry
+from retrain.records.manifest import Manifest, RunEntry, read_manifest
 from retrain.records.metrics import is_step
 from retrain.records.row_parts import Columns as ResultRow
 from retrain.records.run_row import RunRow, row_of_inspected, unreadable_row
 from retrain.records.run_state import UNREADABLE, Attempt, Inspection, RunState, inspect_run, rung_of
 from retrain.records.rungs import Searched, as_decided
 from retrain.records.text import plain
-from retrain.status import manifest_of, runs_of
+from retrain.status import runs_of
 
 FloatArray = NDArray[np.float64]
 
@@ -148,7 +148,7 @@ def left_out(runs: Iterable[RunRow]) -> list[str]:
 def _read(directory: Path, *, with_rows: bool = True) -> CampaignRecord:
     files = CampaignFiles(directory)
     problems: list[str] = []
-    manifest = manifest_of(_with_manifest(files), problems)
+    manifest = readable(read_manifest, _with_manifest(files).manifest, problems.append)
     planned = runs_of(files, manifest, problems)
     searched = manifest.searched if manifest else None
     runs = [_run(files_of, entry, searched, with_rows=with_rows) for files_of, entry in planned]

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from retrain.errors import RecordsError
 from retrain.records.decision import HELD_OUT
+from retrain.records.files import readable
 from retrain.records.layout import RunFiles
 from retrain.records.samples import Rewards, read_outcomes
 from retrain.report.gather import FloatArray, RunHistory
@@ -150,10 +150,7 @@ def _asked(run: RunHistory, name: str) -> tuple[Any, ...]:
 
 def _values(run: RunHistory, name: str, measure: str, moment: Moment) -> dict[int, float]:
     """Return each question's measure at a moment; empty without outcomes."""
-    try:
-        found = read_outcomes(RunFiles(run.directory).evals / f"{name}.jsonl")
-    except RecordsError:
-        return {}
+    found = readable(read_outcomes, RunFiles(run.directory).evals / f"{name}.jsonl") or {}
     steps = [step for step in found if moment.step is None or step <= moment.step]
     rewards: Rewards = found[max(steps)] if steps else {}
     known = {q: np.array([one for one in each if one is not None]) for q, each in rewards.items()}

@@ -17,6 +17,7 @@ from retrain.locks.held import is_held
 from retrain.plan.provenance import entries_without_manifest
 from retrain.records.campaign_state import why_stopped
 from retrain.records.decision import Decision
+from retrain.records.files import readable
 from retrain.records.layout import CampaignFiles, RunFiles, campaign_of, find_campaigns, is_single_run
 from retrain.records.manifest import Expectation, Manifest, RunEntry, entry_from_name, marks_of, read_manifest
 from retrain.records.metrics import mean, median, sample_std
@@ -105,7 +106,7 @@ def survey(log_dir: Path) -> tuple[CampaignStatus, ...]:
 
 def _campaign(files: CampaignFiles) -> CampaignStatus:
     problems: list[str] = []
-    manifest = manifest_of(files, problems)
+    manifest = readable(read_manifest, files.manifest, problems.append)
     runs = tuple(_run(where, entry) for where, entry in runs_of(files, manifest, problems))
     return campaign_row(files, manifest, runs, problems)
 
@@ -114,7 +115,7 @@ def campaign_row(
     files: CampaignFiles, manifest: Manifest | None, runs: tuple[RunRow, ...], problems: list[str]
 ) -> CampaignStatus:
     """Return a campaign's row from those of its runs, and from its lock and permits as they are now."""
-    directory, is_supervised = files.directory, _is_supervised(files, problems)
+    directory, is_supervised = files.directory, bool(readable(is_held, files.lock, problems.append))
     known, name = manifest or _UNKNOWN, directory.resolve().name
     state = campaign_state(runs, known, is_supervised=is_supervised)
     runs = tuple(as_decided(run, known.searched) for run in runs)
@@ -154,29 +155,11 @@ def _steps_total(runs: Sequence[RunRow]) -> int | None:
     return sum(steps) if len(steps) == len(runs) else None
 
 
-def _is_supervised(files: CampaignFiles, problems: list[str]) -> bool:
-    """Whether a campaign's orchestrator lives; if its lock cannot be read, a problem says so."""
-    try:
-        return is_held(files.lock)
-    except RecordsError as error:
-        problems.append(str(error))
-        return False
-
-
 def _resume_with(directory: Path, state: str) -> str:
     here = directory.absolute()
     if state not in ("running", "interrupted") or campaign_of(here).directory != here:
         return ""  # no work is left, or it is a run of a campaign, which is resumed as a whole
     return f"retrain resume {plain(as_typed(directory), _LONGEST_COMMAND)}"
-
-
-def manifest_of(files: CampaignFiles, problems: list[str]) -> Manifest | None:
-    """Read a campaign's manifest; what is wrong with it is added to `problems`."""
-    try:
-        return read_manifest(files.manifest)
-    except RecordsError as error:
-        problems.append(str(error))
-        return None
 
 
 def _run(files: RunFiles, entry: RunEntry) -> RunRow:

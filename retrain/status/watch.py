@@ -12,11 +12,12 @@ from pathlib import Path
 from retrain.errors import RecordsError
 from retrain.locks.held import is_held
 from retrain.records.campaign_state import parse_notice
+from retrain.records.files import readable
 from retrain.records.growing import GrowingFile, mark_of
 from retrain.records.layout import CampaignFiles, by_start, find_campaigns, is_campaign, is_single_run
-from retrain.records.manifest import Manifest
+from retrain.records.manifest import Manifest, read_manifest
 from retrain.records.text import plain
-from retrain.status import CampaignStatus, campaign_row, manifest_of, runs_of
+from retrain.status import CampaignStatus, campaign_row, runs_of
 from retrain.status.tracking import RunTracker, WatchedRun, WatchEvent
 
 REMEMBERED_EVENTS = 200
@@ -133,8 +134,8 @@ class _CampaignTracker:
     def _look_at_manifest(self) -> None:
         mark = mark_of(str(self._files.manifest))
         if mark != self._manifest_mark:
-            self._manifest_problems = []
-            self._manifest, self._manifest_mark = manifest_of(self._files, self._manifest_problems), mark
+            self._manifest_problems, self._manifest_mark = [], mark
+            self._manifest = readable(read_manifest, self._files.manifest, self._manifest_problems.append)
 
     def _new_notices(self) -> Iterator[WatchEvent]:
         growth = self._notices.look()

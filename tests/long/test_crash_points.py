@@ -106,7 +106,7 @@ def files_replaced_in_place(patch: Patch) -> None:
 
 
 def leftovers_stay(patch: Patch) -> None:
-    patch.setattr(files, "remove_leftovers", lambda directory: 0)
+    patch.setattr(files, "remove_leftovers", lambda directory: None)
 
 
 @pytest.mark.parametrize("mutate", [no_tail_repair, no_lock, files_replaced_in_place, leftovers_stay])
