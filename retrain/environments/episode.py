@@ -26,6 +26,7 @@ RESULT = "(observation, reward, done)"
 FIELDS = RESULT.count(",") + 1
 # (function, what takes its result if nobody waits for it) -> its result; the function raises nothing
 CallAsync: TypeAlias = Callable[[Callable[[], Awaitable[Any]], "float | None"], Awaitable[Any]]
+Failure: TypeAlias = Callable[[BaseException], Exception]  # what an exception comes to
 CallPlain: TypeAlias = Callable[[Callable[[], Any], Callable[[Any], object]], Awaitable[Any]]
 
 
@@ -200,31 +201,32 @@ def copies_ended() -> Iterator[None]:
             os._exit(0)
 
 
-def outcome(function: Callable[[], Any]) -> Any:
-    """Return what a function returns, or the error of an episode; an exit of it is an error, too."""
+def as_failure(error: BaseException) -> EpisodeError:
+    """Return an exception as the error of an episode."""
+    return error if isinstance(error, EpisodeError) else EpisodeError(located(error))
+
+
+def outcome(function: Callable[[], Any], failure: Failure = as_failure) -> Any:
+    """Return what a function returns, or its failure; an exit of it is an error, too."""
     try:
         with copies_ended():
             return function()
-    except EpisodeError as error:
-        return error
     except BaseException as error:  # noqa: BLE001 - the end of an episode, not of a run
-        return EpisodeError(located(error))
+        return failure(error)
 
 
-async def awaited(function: Callable[[], Any]) -> Any:
-    """Return what awaiting gives, or the error of an episode; a cancellation by others is raised."""
+async def awaited(function: Callable[[], Any], failure: Failure = as_failure) -> Any:
+    """Return what awaiting gives, or the failure; a cancellation by others is raised."""
     try:
         with copies_ended():
             result = function()
             while inspect.isawaitable(result):
                 result = await result
             return result
-    except EpisodeError as error:
-        return error
     except BaseException as error:
         if is_ours(error):
             raise
-        return EpisodeError(located(error))
+        return failure(error)
 
 
 def _sound(result: Any) -> Any:

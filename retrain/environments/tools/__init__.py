@@ -10,11 +10,12 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from retrain import registry
 from retrain.config.schema import Config
-from retrain.environments.episode import copies_ended
+from retrain.environments.episode import awaited, outcome
 from retrain.environments.own_loop import check_held_up
 from retrain.environments.single_turn import spoken
 from retrain.environments.tools.calls import Call, calls_in
@@ -140,12 +141,13 @@ class ToolBox:
 
     async def _result(self, call: Call) -> Any:
         tool, arguments = self._bound(call)
+        function, failure = partial(tool.function, **arguments), partial(_told, tool)
         try:
             async with asyncio.timeout(self._limit_s):
-                outcome = await (
-                    asyncio.ensure_future(_awaited(tool, arguments))
+                found = await (
+                    asyncio.ensure_future(awaited(function, failure))
                     if tool.is_async
-                    else in_thread(lambda: _outcome(tool, arguments))
+                    else in_thread(partial(outcome, function, failure))
                 )
         except TimeoutError as error:
             raise ToolError(f"{tool.name} took longer than {self._limit_s:g} s") from error
@@ -154,9 +156,9 @@ class ToolBox:
             if task is not None and task.cancelling():  # the episode's end
                 raise
             raise _told(tool, error) from error
-        if isinstance(outcome, ToolError):
-            raise outcome
-        return outcome
+        if isinstance(found, ToolError):
+            raise found
+        return found
 
     def _bound(self, call: Call) -> tuple[Tool, dict[str, Any]]:
         """Return the function that is called, and its arguments; a ToolError if the call is wrong."""
@@ -187,26 +189,6 @@ class ToolBox:
 
 def _call_limit_s(options: Mapping[str, Any]) -> float:
     return float(options.get("call_limit_s", CALL_LIMIT_S))
-
-
-def _outcome(tool: Tool, arguments: Mapping[str, Any]) -> Any:
-    """Return what a plain function returns, or why it failed; an exit of it is an error, too."""
-    try:
-        with copies_ended():
-            return tool.function(**arguments)
-    except BaseException as error:  # noqa: BLE001 - the policy reads it
-        return _told(tool, error)
-
-
-async def _awaited(tool: Tool, arguments: Mapping[str, Any]) -> Any:
-    """Return what an async function returns, or why it failed."""
-    try:
-        with copies_ended():
-            return await tool.function(**arguments)
-    except asyncio.CancelledError:
-        raise
-    except BaseException as error:  # noqa: BLE001 - the policy reads it
-        return _told(tool, error)
 
 
 def _told(tool: Tool, error: BaseException) -> ToolError:
