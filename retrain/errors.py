@@ -169,7 +169,8 @@ def _is_the_surroundings(error: BaseException) -> bool:
     return isinstance(error, OSError) and (error.errno in _SURROUNDINGS or is_name_trouble)
 
 
-def records_error(path: Path, doing: str, error: OSError, then: str = "resume") -> RecordsError:
+def records_error(path: Path, doing: str, error: Exception, then: str = "resume") -> RecordsError:
     """Return an error that names the file, the problem, the fix, and what to do then."""
-    fix = _FIXES.get(error.errno or 0, "check the path and the disk").format(then=then)
-    return RecordsError(f"{path}: cannot {doing} ({error.strerror or error}); {fix}")
+    number, words = (error.errno, error.strerror) if isinstance(error, OSError) else (None, None)
+    fix = _FIXES.get(number or 0, "check the path and the disk").format(then=then)
+    return RecordsError(f"{path}: cannot {doing} ({words or error}); {fix}")

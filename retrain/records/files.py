@@ -48,7 +48,7 @@ def make_directory(path: Path) -> None:
         make_new_directory(path)
         return
     except (OSError, ValueError) as error:
-        raise records_error(path, "make the directory", _as_os_error(error)) from error
+        raise records_error(path, "make the directory", error) from error
     if not stat.S_ISDIR(mode):
         raise RecordsError(f"{path}: is not a directory; move it away")
     # its creator may have been killed before syncing the name, which happens before anything is put in it
@@ -132,7 +132,7 @@ def opened(path: Path) -> Iterator[int]:
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(path) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise records_error(path, "read", _as_os_error(error)) from error
+        raise records_error(path, "read", error) from error
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise RecordsError(f"{path}: is not a regular file; move it away")
@@ -295,7 +295,3 @@ def _converter(kind: Any) -> Callable[[Any], Any]:
     is_record = is_dataclass(kind)
     of_kind: Callable[[Any], Any] = partial(record_of, kind) if is_record else kind
     return dict.fromkeys((Any, object), lambda value: value).get(kind, of_kind)
-
-
-def _as_os_error(error: OSError | ValueError) -> OSError:
-    return error if isinstance(error, OSError) else OSError(errno.EINVAL, str(error))
