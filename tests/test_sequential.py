@@ -62,7 +62,8 @@ def test_an_early_comparison_finds_large_differences_sooner_and_keeps_the_error(
 @given(st.lists(st.floats(0.01, 10), min_size=7, max_size=7), st.booleans())
 def test_what_is_found_with_less_error_is_found_with_more(sizes, early):
     """As Holm's procedure supposes, which passes on the error of what is found."""
-    patterns = [np.array(signs) * sizes for signs in itertools.product((1.0, -1.0), repeat=7)]
+    signs = itertools.product((1.0,), *[(1.0, -1.0)] * 6)  # the opposites are alike
+    patterns = [np.array(pattern) * sizes for pattern in signs]
     errors = (0.07, 0.1, 0.2)
     found = [
         {

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
@@ -56,7 +56,6 @@ def text_of(view, width=100, height=30, glyphs=FULL):
     return "\n".join(line.plain for line in frame(view, width, height, "logs", glyphs))
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     names=st.lists(NAMES, min_size=0, max_size=12, unique=True),
     seeds=st.integers(1, 120),

@@ -5,7 +5,7 @@ import json
 import os
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.locks.held import hold
@@ -168,7 +168,7 @@ def seen_of(status):
 DEEDS = ["begin", "step", "step", "roll_back", "tear", "die", "fail", "finish", "break_status", "look"]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(plot=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(DEEDS)), max_size=25))
 def test_watching_shows_what_status_shows_whatever_happens(tmp_path_factory, plot):
     where = tmp_path_factory.mktemp("logs")
