@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -75,6 +75,51 @@ def read_prompts(
 
     needs = f"at least one with {fields.prompt!r} and {fields.answer!r}"
     return read_rows(rows, read, source, unit=unit, needs=needs)
+
+
+def task_of_files(
+    read: Callable[[str, str, Fields], list[Prompt]], *, are_typed: bool = True
+) -> Callable[..., Task]:
+    """Return a plugin's `build` that reads files.
+
+    Args:
+        read: path, the option that names it, and fields -> prompts.
+        are_typed: see `Fields`.
+    """
+
+    def build(
+        *,
+        path: str = "",
+        held_out_path: str = "",
+        prompt_field: str = "prompt",
+        answer_field: str = "answer",
+        template: str = PLACEHOLDER,
+        columns: Sequence[str] = (),
+        held_out: float = 0.1,
+        seed: int,
+    ) -> Task:
+        """Read the file and split it by prompt text; rows of one prompt stay on one side.
+
+        Args:
+            path: the file, UTF-8, relative to the current directory.
+            held_out_path: a second file to evaluate on; then all of the first is used for training.
+            prompt_field: field of the prompt text, not empty.
+            answer_field: field of the reference answer; "" if the reward needs none.
+            template: wording of the prompt; {prompt} is replaced by the text.
+            columns: further fields that a reward gets in `prompt.row`; ["*"] is all.
+            held_out: fraction of the distinct prompts that training never sees; unused with `held_out_path`.
+            seed: determines the order and the split.
+
+        Raises:
+            ConfigError: a file cannot be read, or rows are invalid; lists their line numbers.
+        """
+        fields = Fields(prompt_field, answer_field, template, columns, are_typed=are_typed)
+        check(option_problems(fields, held_out, path=path))
+        prompts = read(path, "path", fields)
+        given = read(held_out_path, "held_out_path", fields) if held_out_path else []
+        return split_prompts(prompts, given, held_out, seed)
+
+    return build
 
 
 def split_prompts(train: Sequence[Prompt], given: Sequence[Prompt], held_out: float, seed: int) -> Task:
