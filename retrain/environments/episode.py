@@ -10,11 +10,11 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, cast
 
-from retrain.demonstrations import as_prompt, conversation
+from retrain.demonstrations import conversation, next_prompt
 from retrain.environments.threads import LeftBehindError
 from retrain.event_loop import result_of
 from retrain.registry.code import located
@@ -26,7 +26,7 @@ RESULT = "(observation, reward, done)"
 FIELDS = RESULT.count(",") + 1
 # (function, what takes its result if nobody waits for it) -> its result; the function raises nothing
 CallAsync: TypeAlias = Callable[[Callable[[], Awaitable[Any]], "float | None"], Awaitable[Any]]
-Failure: TypeAlias = Callable[[BaseException], Exception]  # what an exception comes to
+Failure: TypeAlias = Callable[[BaseException], "Exception | None"]  # what an exception comes to
 CallPlain: TypeAlias = Callable[[Callable[[], Any], Callable[[Any], object]], Awaitable[Any]]
 
 
@@ -97,8 +97,7 @@ class Conversation:
         given = await self._call("start", partial(start, prompt), is_async=is_async)
 
         def read() -> Prompt:
-            text, answer, messages = as_prompt(_messages("start", given), prompt.answer)
-            return replace(prompt, text=text, answer=answer, messages=messages)
+            return next_prompt(prompt, _messages("start", given), has_template=True)
 
         return cast(Prompt, _sound(outcome(read)))
 
@@ -186,8 +185,7 @@ def counts_of(episode: object) -> tuple[int, int]:
 
 def attribute(episode: object, name: str) -> Any:
     """Return an attribute of a user's object; None if it has none, or reading it raises whatever it may."""
-    found = outcome(partial(getattr, episode, name, None))
-    return None if isinstance(found, EpisodeError) else found
+    return outcome(partial(getattr, episode, name, None), lambda _: None)
 
 
 @contextlib.contextmanager
