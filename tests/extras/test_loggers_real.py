@@ -1,16 +1,21 @@
 """The real tools: what a campaign logged is read back from their own files, also after kills and resumes."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from retrain.campaign.run import run_campaign
 from retrain.records.metrics import read_metrics
+from retrain.records.run_state import read_attempts
 from tests.extras.wandb_files import offline_runs, read
 
 pytestmark = [pytest.mark.extras, pytest.mark.timeout(300)]
+DATABASE = Path("new", "folder", "m.db")
 
 CAMPAIGN = """
 [training]
@@ -23,8 +28,12 @@ save_every = 5
 [data]
 task = "successor"
 
+[reward]
+reward = "tests.plugins.killed_when_logged"
+
 [logging]
 loggers = ["wandb", "tensorboard", "mlflow"]
+logger_params = {{ mlflow = {{ tracking_uri = "{uri}" }} }}
 
 [campaign]
 name = "study"
@@ -36,22 +45,6 @@ max_workers = 2
 [[campaign.conditions]]
 name = "grpo"
 advantage_mode = "grpo"
-"""
-# A worker that dies after a step as if killed, once: after its checkpoint, with steps logged beyond it.
-DIE_AT_8 = """
-import os, sys, threading, time
-from pathlib import Path
-from retrain.trainer.journal import Journal
-from retrain import worker
-real = Journal.row
-def die(self, row):
-    real(self, row)
-    while row.identity.step == 8:
-        if all(logger._logged_step == 8 for logger in self._loggers._loggers):
-            os.kill(os.getpid(), 9)
-        time.sleep(0.05)
-Journal.row = die
-sys.exit(worker.run(Path(sys.argv[1]), threading.Event()))
 """
 # Opens MLflow's logger for a run, and is killed at its second upgrade of the tables.
 OPEN_MLFLOW = """
@@ -79,26 +72,32 @@ def environment():
 
 @pytest.fixture(scope="module")
 def campaign(tmp_path_factory, environment):
-    """A campaign of two runs beside each other, which log to all three."""
+    """A campaign of two runs beside each other, which log to all three; the second is `killed`.
+
+    Before them, another run was killed while MLflow made its tables.
+    """
     here = tmp_path_factory.mktemp("here")
-    (here / "study.toml").write_text(CAMPAIGN)
-    command = [sys.executable, "-m", "retrain", "run", "study.toml"]
-    ended = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    (directory,) = (here / "logs").iterdir()
+    uri = f"sqlite:///{here / DATABASE}"
+    (here / "study.toml").write_text(CAMPAIGN.format(uri=uri))
+    died = subprocess.run([sys.executable, "-c", OPEN_MLFLOW, uri], env=environment, check=False)
+    assert died.returncode == -signal.SIGKILL
+    with pytest.MonkeyPatch.context() as patch:
+        for name in os.environ.keys() - environment.keys():
+            patch.delenv(name)
+        for name in environment.keys() - os.environ.keys():
+            patch.setenv(name, environment[name])
+        patch.chdir(here)
+        outcome = run_campaign(here / "study.toml")
+        directory = outcome.directory.absolute()
+    assert outcome.exit_code == 0
     return directory
 
 
 @pytest.fixture(scope="module")
-def killed(campaign, environment, tmp_path_factory):
-    """A run that was killed in step 8, three steps after its checkpoint, and went on."""
-    run = tmp_path_factory.mktemp("logs") / "grpo_s0"
-    run.mkdir()
-    (run / "run.toml").write_bytes((campaign / "runs" / "grpo_s0" / "run.toml").read_bytes())
-    died = subprocess.run([sys.executable, "-c", DIE_AT_8, str(run)], env=environment, check=False)
-    assert died.returncode == -signal.SIGKILL
-    went_on = subprocess.run([sys.executable, "-m", "retrain.worker", str(run)], env=environment, check=False)
-    assert went_on.returncode == 0
+def killed(campaign):
+    """A run that was killed after step 8, three steps after its checkpoint, and went on."""
+    run = campaign / "runs" / "grpo_s1"
+    assert [one.ending for one in read_attempts(run / "attempts.jsonl")] == ["infrastructure", "done"]
     return run
 
 
@@ -107,11 +106,11 @@ def rewards(run):
 
 
 def test_wandb_has_campaign_condition_and_seed_and_every_step(campaign):
-    run = campaign / "runs" / "grpo_s1"
+    run = campaign / "runs" / "grpo_s0"
     (file,) = offline_runs(run)
     told, history, axes = read(file)
-    assert (told["group"], told["name"], told["project"]) == (campaign.name, "grpo_s1", "retrain")
-    assert set(told["tags"]) == {"grpo", "seed 1"}
+    assert (told["group"], told["name"], told["project"]) == (campaign.name, "grpo_s0", "retrain")
+    assert set(told["tags"]) == {"grpo", "seed 0"}
     assert axes["*"] == "step"
     assert {row["step"]: row["mean_reward"] for row in history} == rewards(run)
 
@@ -134,16 +133,20 @@ def scalars(run, tag):
 
 
 def test_tensorboard_shows_every_step_once(campaign, killed):
-    for run in (campaign / "runs" / "grpo_s0", campaign / "runs" / "grpo_s1", killed):
+    for run in (campaign / "runs" / "grpo_s0", killed):
         seen = scalars(run, "mean_reward")
         assert [step for step, _ in seen] == list(range(1, 13))
         assert dict(seen) == rewards(run)
 
 
-def history_of(home, run_id, key):
+def database_of(campaign):
+    return campaign.parents[1] / DATABASE
+
+
+def history_of(campaign, run_id, key):
     from mlflow.tracking import MlflowClient
 
-    client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
+    client = MlflowClient(f"sqlite:///{database_of(campaign)}")
     experiments = [e.experiment_id for e in client.search_experiments()]
     runs = client.search_runs(experiments, filter_string=f"attributes.run_name = '{run_id}'")
     assert len(runs) == 1
@@ -162,32 +165,25 @@ def test_mlflow_has_tags_parameters_and_every_step_of_parallel_runs(campaign):
 
 
 @pytest.mark.filterwarnings("ignore:.*loader strategy is deprecated")
-def test_a_resumed_run_goes_on_in_mlflow(killed):
-    run, history = history_of(killed, "grpo_s0", "mean_reward")
-    assert run.data.tags["attempt"] == "2"
-    assert {one.step: one.value for one in history} == rewards(killed)
-
-
-@pytest.mark.filterwarnings("ignore:.*loader strategy is deprecated")
 @pytest.mark.parametrize("key", ["mean_reward", "step_time_s", "loss"])
-def test_mlflow_draws_each_step_once_although_some_were_taken_twice(killed, key):
-    _, history = history_of(killed, "grpo_s0", key)
+def test_mlflow_draws_each_step_once_although_some_were_taken_twice(campaign, killed, key):
+    run, history = history_of(campaign, killed.name, key)
+    assert run.data.tags["attempt"] == "2"
     assert sorted(one.step for one in history) == list(range(1, 13))
 
 
 @pytest.mark.filterwarnings("ignore:.*loader strategy is deprecated")
-def test_a_kill_while_mlflow_makes_its_tables_and_a_call_that_fails_half_way_harm_no_later_one(
-    tmp_path, environment, monkeypatch
+def test_a_call_to_mlflow_that_fails_half_way_repeats_no_step_in_the_campaigns_own_file(
+    campaign, tmp_path, monkeypatch
 ):
     from retrain.loggers import LoggedRun, mlflow
 
-    file = tmp_path / "new" / "folder" / "m.db"
-    uri = f"sqlite:///{file}"
-    killed = subprocess.run([sys.executable, "-c", OPEN_MLFLOW, uri], env=environment, check=False)
-    assert killed.returncode == -signal.SIGKILL
-    run = LoggedRun("c", "r_s0", "r", 0, 1, 0, tmp_path, {}, "")
-    logger = mlflow.open_here(run, tracking_uri=uri, experiment="")
-    assert sorted(path.name for path in file.parent.iterdir()) == ["m.db", "m.db.lock"]
+    file = database_of(campaign)
+    assert sorted(path.name for path in file.parent.iterdir()) == [file.name, f"{file.name}.lock"]
+    shutil.copy(file, tmp_path / "mlflow.db")  # to make tables takes seconds
+    run = LoggedRun("c", "r_s0", "r", 0, 1, 0, tmp_path / "runs" / "r_s0", {}, "")
+    logger = mlflow.open_here(run, tracking_uri="", experiment="")
+    before = (tmp_path / "mlflow.db").stat().st_mtime_ns
 
     monkeypatch.setattr(mlflow, "AT_ONCE", 4)
     real, calls = logger.client.log_batch, []
@@ -206,12 +202,12 @@ def test_a_kill_while_mlflow_makes_its_tables_and_a_call_that_fails_half_way_har
     assert calls == [4, 4, 4, 2]
     history = logger.client.get_metric_history(logger.id, "loss")
     assert [one.step for one in history] == [1, 2, 3, 4, 5]
+    assert (tmp_path / "mlflow.db").stat().st_mtime_ns > before
 
 
-def test_no_key_is_written_anywhere(campaign, killed):
-    for home in (campaign, killed):
-        for path in home.rglob("*"):
-            if path.is_file():
-                data = path.read_bytes()
-                assert b"0123456789" * 4 not in data, path
-                assert b"canary-4711" not in data, path
+def test_no_key_is_written_anywhere(campaign):
+    for path in campaign.rglob("*"):
+        if path.is_file():
+            data = path.read_bytes()
+            assert b"0123456789" * 4 not in data, path
+            assert b"canary-4711" not in data, path
