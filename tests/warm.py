@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
+import importlib.util
 import json
 import os
 import pkgutil
@@ -30,7 +30,7 @@ PACKAGES = """
 cli render campaign status plan config report records launchers loggers rewards tasks advantages losses
 transforms backends.numpy trainer sandbox semaphore
 """
-LATER = {"compare": "scipy.stats"}  # what takes a second to import, by the command that needs it
+STATISTICS = ("compare", "report")  # commands that need a second to import scipy
 
 
 class WarmServer:
@@ -141,9 +141,7 @@ def _serve(requests: socket.socket) -> None:
         while len(line) < size:
             line += requests.recv(size - len(line))
         request = json.loads(line)
-        if (module := LATER.get(next(iter(request["arguments"]), ""))) is not None:
-            with contextlib.suppress(ImportError):  # which the command tells, if it comes to that
-                importlib.import_module(module)
+        _prepare(next(iter(request["arguments"]), ""))
         child = os.fork()
         if not child:
             _become(request, descriptors, requests)
@@ -160,6 +158,15 @@ def _import_all() -> None:
         package = importlib.import_module(f"retrain.{name}")
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{package.__name__}.{module.name}")
+
+
+def _prepare(command: str) -> None:
+    """Do once what takes every process of a command a second or two."""
+    with contextlib.suppress(ImportError):  # which the command tells, if it comes to that
+        if command in STATISTICS:
+            importlib.import_module("scipy.stats")
+        if command == "report" and importlib.util.find_spec("vl_convert"):
+            importlib.import_module("retrain.report.page").bundle()
 
 
 def _become(request: dict[str, Any], descriptors: list[int], requests: socket.socket) -> None:

@@ -46,7 +46,7 @@ def page(contents: Contents) -> str:
         "sampling-servers": contents.servers,
         "sweep": contents.sensitivities,
     }
-    library, script = _inline(_bundle()), _inline(_file("page.js"))
+    library, script = _inline(bundle()), _inline(_file("page.js"))
     return str(
         template(_file("page.html.jinja")).render(
             campaign=contents.campaign,
@@ -98,7 +98,7 @@ def _valid(value: Any) -> Any:
 
 
 @cache
-def _bundle() -> str:
+def bundle() -> str:
     """Return the scripts that draw charts in a browser: Vega, Vega-Lite and vega-embed.
 
     A subprocess makes them in two seconds, because the engine keeps 130 MB until its process ends.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -222,13 +220,16 @@ def test_the_slowest_prompts_are_cancelled_and_due_in_the_next_step(server, mode
     wait_until(lambda: server.running == 0)
 
 
-def test_a_killed_worker_frees_its_places_on_the_server(server, model, tmp_path):
+def test_a_killed_worker_frees_its_places_on_the_server_and_has_printed_nothing(server, model, tmp_path):
     files = run_on(server, model, tmp_path / "run", max_tokens=REALLY_LONG)
     server.is_held = lambda body: True
     command = [sys.executable, "-m", "retrain.worker", str(files.directory)]
-    with subprocess.Popen(command, cwd=Path(__file__).parents[2]) as process:
+    with (tmp_path / "output").open("w+") as output:
+        process = subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=output, stderr=output)
         wait_until(lambda: server.running == 1)
-        os.kill(process.pid, signal.SIGKILL)
+        process.kill()
+        process.wait()
+        assert output.read() == ""
     wait_until(lambda: server.running == 0)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 README = Path(__file__).parents[2] / "README.md"
 SLOW = ("calibrate",)
-SHORTER = ("--set", "campaign.max_steps=12")
+SHORTER = ("--set", "campaign.max_steps=12", "--set", "campaign.launcher=inline")
 
 
 def lines() -> list[list[str]]:
