@@ -67,9 +67,7 @@ def test_pace_counts_what_lies_between_steps(tmp_path: Path) -> None:
     plan = _plan(tmp_path)
     files = RunFiles(tmp_path / "run")
     record_run(files, plan.runs[0], [2.0] * 11, startup_s=4.0, between_s=1.0)
-    pace = pace_of(
-        read_ends(files.metrics, 5, ("attempt", "timestamp", "step_time_s")), read_attempts(files.attempts)
-    )
+    pace = pace_of(read_ends(files.metrics, 5), read_attempts(files.attempts))
     until_s = EPOCH.timestamp() + 4 + 11 * 2 + 10 * 1
     assert pace == Pace(10, 3.0, (2.0,) * 5, 4.0, until_s - 30, until_s, 3.0, until_s - 12)
     assert pace.late_steps == 4

@@ -16,7 +16,7 @@ from retrain.plan.estimate.remaining import remaining
 from retrain.plan.estimate.wall_time import wall_time
 from retrain.plan.matrix import Plan
 from retrain.records.layout import TRIALS, RunFiles, find_campaigns, name_of
-from retrain.records.lines import pick, read_lines
+from retrain.records.lines import parse_line, read_lines
 from retrain.records.manifest import Expectation, Manifest
 from retrain.records.run_row import RunRow, read_row
 from retrain.records.run_state import RunState, read_attempts
@@ -121,7 +121,7 @@ def busy_s(runs: Iterable[RunFiles]) -> float:
 
 def _last_rows(files: RunFiles) -> dict[int, str]:
     """Return when each attempt wrote its last row, those that were repeated later among them."""
-    rows = (pick(line, ("attempt", "timestamp")) or {} for line in read_lines(files.metrics))
+    rows = (parse_line(line) or {} for line in read_lines(files.metrics))
     return {row.get("attempt", 0): str(row.get("timestamp", "")) for row in rows}
 
 

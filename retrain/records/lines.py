@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -21,7 +21,6 @@ from retrain.records.files import opened, record_of, sync_directory, write_all
 
 _BLOCK = 2**16
 _MAX_TAIL_BYTES = 16 * 2**20  # our lines are never that long
-_DECODER = json.JSONDecoder()
 
 Row = dict[str, Any]
 T = TypeVar("T")
@@ -118,28 +117,6 @@ def parse_line(line: bytes) -> Row | None:
     except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None
-
-
-def pick(line: bytes, keys: Sequence[str]) -> Row | None:
-    """Parse only a few scalar keys of a line, 10 times faster than `parse_line`; every row has the first key.
-
-    In a row without nested objects each key occurs once, so only those values are parsed; a string
-    cannot contain a key, since its quotes are escaped.
-    """
-    if line.count(b"{") == 1 and line.startswith(b"{") and line.endswith(b"}"):
-        text = line.decode(errors="replace")
-        try:
-            marks = {key: f'"{key}": ' for key in keys}
-            picked = {
-                key: _DECODER.raw_decode(text, at + len(mark))[0]
-                for key, mark in marks.items()
-                if (at := text.find(mark)) >= 0
-            }
-        except ValueError:
-            picked = {}
-        if keys[0] in picked:
-            return picked
-    return parse_line(line)
 
 
 def number_in(row: Mapping[str, object] | None, key: str) -> float | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import re
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,12 +30,12 @@ from retrain.records.lines import (
     Row,
     dump_line,
     parse_line,
-    pick,
     read_lines,
     read_tail,
 )
 from retrain.records.text import as_typed
 
+_STEP = re.compile(rb'\{"step": (\d{1,15})[,}]')  # the start of a row
 _MOST_STEPS = 2**53  # the largest exact float integer; a larger number is damage
 _HEAD_BYTES = 2**15  # more than one row; a longer first row is ignored
 _LINE_BYTES = 2**13  # more than the rest of one row and a whole one; longer ones have no middle
@@ -88,8 +89,8 @@ def read_metrics(run_dir: str | os.PathLike[str]) -> list[Row]:
     files = RunFiles(Path(run_dir))
     if not files.directory.is_dir():
         raise RecordsError(f"{files.directory}: is not a run's directory; `retrain status` lists the runs")
-    rows = (row for line in read_lines(files.metrics) if (row := parse_line(line)) is not None)
-    return latest_telling(row for row in rows if is_step(row.get("step")))
+    rows = map(_parse, read_lines(files.metrics))
+    return latest_telling(row for row in rows if row is not None)
 
 
 def require_steps(path: Path, steps: int) -> None:
@@ -118,9 +119,7 @@ def _kept_lines(path: Path) -> tuple[array[int], array[int]]:
     """Return the steps whose rows count, ascending, and the line numbers of those rows."""
     steps, lines = array("q"), array("q")
     for number, line in enumerate(read_lines(path)):
-        row = pick(line, ("step",))
-        step = row.get("step") if row is not None else None
-        if is_step(step):
+        if (step := _step_of(line)) is not None:
             since = bisect_left(steps, step)
             del steps[since:], lines[since:]
             steps.append(step)
@@ -128,16 +127,20 @@ def _kept_lines(path: Path) -> tuple[array[int], array[int]]:
     return steps, lines
 
 
-def read_ends(path: Path, n: int, keys: Sequence[str] = ()) -> MetricsEnds:
+def _step_of(line: bytes) -> int | None:
+    """Return the step of a line, mostly without parsing the rest; None if it is no row."""
+    line = line.rstrip()
+    if (start := _STEP.match(line)) and line.count(b"{") == 1 and line.endswith(b"}"):
+        return int(start[1])
+    row = _parse(line)
+    return None if row is None else int(row["step"])
+
+
+def read_ends(path: Path, n: int) -> MetricsEnds:
     """Return the first row, one near the middle and at most the last `n`, reading little more than them.
 
     There are fewer than `n` if a resume has just repeated steps or lines are incomplete; none without a file.
-    Rows hold at least `step` and the scalar `keys`; without keys, all that the file has.
     """
-
-    def parse(line: bytes) -> Row | None:
-        return _step_in(line, keys)
-
     try:
         with opened(path) as fd:
             begin = os.pread(fd, _HEAD_BYTES, 0)
@@ -146,16 +149,16 @@ def read_ends(path: Path, n: int, keys: Sequence[str] = ()) -> MetricsEnds:
             middle = _middle_line(fd)
     except FileNotFoundError:
         return MetricsEnds(None, [])
-    first = next((row for row in map(parse, head) if row is not None), None)
-    last = latest_telling(row for row in map(parse, tail) if row is not None)
-    return MetricsEnds(first, last, parse(middle))
+    first = next((row for row in map(_parse, head) if row is not None), None)
+    last = latest_telling(row for row in map(_parse, tail) if row is not None)
+    return MetricsEnds(first, last, _parse(middle))
 
 
-def read_middle(path: Path, keys: Sequence[str]) -> Row | None:
+def read_middle(path: Path) -> Row | None:
     """Return a row near the middle of a file, as `read_ends` does."""
     try:
         with opened(path) as fd:
-            return _step_in(_middle_line(fd), keys)
+            return _parse(_middle_line(fd))
     except FileNotFoundError:
         return None
 
@@ -165,8 +168,8 @@ def _middle_line(fd: int) -> bytes:
     return part.partition(b"\n")[2].partition(b"\n")[0]
 
 
-def _step_in(line: bytes, keys: Sequence[str]) -> Row | None:
-    row = pick(line, ("step", *keys)) if keys else parse_line(line)
+def _parse(line: bytes) -> Row | None:
+    row = parse_line(line)
     return row if row is not None and is_step(row.get("step")) else None
 
 

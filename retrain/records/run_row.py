@@ -186,7 +186,7 @@ def unreadable_row(planned: PlannedRun, error: RecordsError) -> RunRow:
 
 def row_of_inspected(planned: PlannedRun, files: RunFiles, seen: Inspection) -> RunRow:
     """Return the row of a run whose state is known, with the figures of its metrics.jsonl."""
-    ends = read_ends(files.metrics, TAIL_ROWS, KEYS)
+    ends = read_ends(files.metrics, TAIL_ROWS)
     progress, problem = (None, "") if seen.state == RunState.DONE else progress_of(files.status)
     return row_of_parts(planned, seen, ends, progress, why(files, seen) or problem, read_spending(files))
 
@@ -199,7 +199,7 @@ def row_of_parts(
     message: str,
     spending: Spending | None = None,
 ) -> RunRow:
-    """Return the row of a run from its parts; the rows of `ends` hold `KEYS`."""
+    """Return the row of a run from its parts; the rows of `ends` have at least what there is of `KEYS`."""
     last = ends.last[-1] if ends.last else {}
     found = {
         "state": str(seen.state),

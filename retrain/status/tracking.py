@@ -10,7 +10,7 @@ from retrain.errors import RecordsError
 from retrain.locks.held import is_held
 from retrain.records.growing import GrowingFile, mark_of
 from retrain.records.layout import RunFiles
-from retrain.records.lines import Row, number_in, pick
+from retrain.records.lines import Row, number_in, parse_line
 from retrain.records.manifest import RunEntry
 from retrain.records.metrics import MetricsEnds, is_step, latest_telling, read_middle
 from retrain.records.run_row import (
@@ -179,10 +179,10 @@ class _MetricsTracker:
             return False
         if growth.begins_anew:
             self._first, self._last, self.curve = None, [], RewardCurve()
-        rows = [row for line in growth.lines if (row := pick(line, _NEEDED)) and is_step(row.get("step"))]
+        rows = [_kept(row) for row in map(parse_line, growth.lines) if row and is_step(row.get("step"))]
         events += _of_rows(self._last[-1] if self._last else None, rows)
         self._first = self._first or next(iter(rows), None)
-        self._middle = read_middle(self._path, _NEEDED)
+        self._middle = _kept(read_middle(self._path) or {}) or None
         self._last = latest_telling([*self._last, *rows])[-TAIL_ROWS:]
         for row in rows:
             if (reward := number_in(row, "mean_reward")) is not None:
@@ -191,6 +191,11 @@ class _MetricsTracker:
 
     def ends(self) -> MetricsEnds:
         return MetricsEnds(self._first, self._last, self._middle)
+
+
+def _kept(row: Row) -> Row:
+    """Return what is shown of a row: of thousands of runs, whole ones would take much memory."""
+    return {key: row[key] for key in _NEEDED if key in row}
 
 
 def _of_attempts(before: Sequence[Attempt], now: Sequence[Attempt]) -> Iterator[WatchEvent]:

@@ -30,7 +30,7 @@ from retrain.plan.estimate.workload import (
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.records.layout import CampaignFiles
 from retrain.records.metrics import read_ends
-from retrain.records.pace import PACE_KEYS, pace_of
+from retrain.records.pace import pace_of
 from retrain.records.run_row import RunRow
 from retrain.records.run_state import RunState, read_attempts
 from tests import crowded
@@ -153,7 +153,7 @@ def _left(plan: Plan, runs: dict[str, crowded.Worked], files: CampaignFiles, now
     for run in plan.runs:
         worked, own = runs[run.run_id], files.run(run.run_id)
         is_begun, is_over = worked.began_s < now_s, worked.ends_s[-1] <= now_s
-        ends = read_ends(own.metrics, 5, PACE_KEYS) if is_begun else None
+        ends = read_ends(own.metrics, 5) if is_begun else None
         steps = int(ends.last[-1]["step"]) if ends and ends.last else 0
         pace = pace_of(ends, read_attempts(own.attempts)) if ends else None
         state = RunState.DONE if is_over else RunState.RUNNING if is_begun else RunState.PENDING

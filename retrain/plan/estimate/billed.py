@@ -12,7 +12,7 @@ from retrain.records.layout import RunFiles
 from retrain.records.lines import Row
 from retrain.records.metrics import read_ends
 from retrain.records.run_state import Done
-from retrain.records.spending import COUNTS, Tokens, read_spending, tokens_of
+from retrain.records.spending import Tokens, read_spending, tokens_of
 
 KINDS = tuple(one.name for one in fields(Tokens))
 
@@ -68,7 +68,7 @@ def billed_of(
     count, spent = int(rows[-1]["step"]), read_spending(files)
     if spent and len(rows) == count and all(row["attempt"] == 1 for row in rows):
         return Billed(steps, found, spent.tokens - sum(chain(*found.values()), Tokens()), count)
-    warm_up = read_ends(files.warmup, len(rows), COUNTS).last
+    warm_up = read_ends(files.warmup, len(rows)).last
     return Billed(steps, found, sum(filter(None, map(tokens_of, warm_up)), Tokens()), 0)
 
 

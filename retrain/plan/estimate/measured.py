@@ -12,31 +12,18 @@ from pathlib import Path
 from retrain.clock import posix_s, seconds_between
 from retrain.config.keys import Tables
 from retrain.errors import RecordsError
-from retrain.plan.estimate.billed import Billed, billed_of, keys_of
+from retrain.plan.estimate.billed import Billed, billed_of
 from retrain.plan.estimate.workload import AliveSpan, Crowding
 from retrain.records.layout import RunFiles, recorded_tables
 from retrain.records.lines import Row, number_in
 from retrain.records.metrics import MetricsEnds, mean, median, read_ends
-from retrain.records.pace import PAUSES, active_s, paused_between_s
+from retrain.records.pace import active_s, paused_between_s
 from retrain.records.run_state import Attempt, Done, RunState, read_attempts, read_done
-from retrain.records.spending import COUNTS
 
 MOST_ROWS = 500  # the last ones of a run, so that a long run costs no more than a short one
-TIMES = ("step_time_s", "sample_time_s", "reward_time_s", "train_time_s", "permit_wait_s", "permit_held_s")
 CALLING = ("step_time_s", "sample_time_s", "train_time_s", "permit_wait_s", "permit_held_s")
 WAITING = "environment_wait_s"
 OWN = "eval_time_s"  # of the evaluation by the run's own reward
-KEYS = (
-    "attempt",
-    "timestamp",
-    *TIMES,
-    *PAUSES,
-    WAITING,
-    "permits",
-    "max_token_hit_rate",
-    OWN,
-    *COUNTS,
-)
 RETRIED = (RunState.INFRASTRUCTURE, RunState.STALLED)
 
 
@@ -135,8 +122,7 @@ def measure_run(directory: Path) -> MeasuredRun | None:
     tables = {name: one for name, one in recorded_tables(files).items() if isinstance(one, dict)}
     evals = _eval_keys(tables)
     prefixes = [key.removesuffix("time_s") for key in (OWN, *evals.values())]
-    billed = itertools.chain.from_iterable(map(keys_of, prefixes))
-    ends = read_ends(files.metrics, MOST_ROWS, (*KEYS, *evals.values(), *billed))
+    ends = read_ends(files.metrics, MOST_ROWS)
     attempts = read_attempts(files.attempts)
     if not ends.last or not attempts:
         return None
