@@ -23,7 +23,7 @@ from retrain.config.schema import Environment
 from retrain.conformance import check_plugin
 from retrain.environments.endpoint.calling import Calling
 from retrain.environments.endpoint.chat import Called, Message, Refusal
-from retrain.environments.endpoint.session import Shown
+from retrain.environments.endpoint.session import Rendering
 from retrain.environments.harness import Program
 from retrain.errors import ConfigError
 from retrain.event_loop import EventLoopThread
@@ -51,10 +51,10 @@ def numpy_policy() -> Any:
 
 
 def opened(
-    settings: Environment, run: Run, backend: Any = None, shown: Shown | None = None
+    settings: Environment, run: Run, backend: Any = None, shown: Callable[..., str] | None = None
 ) -> tuple[Programs, TurnSampler]:
     backend = backend or numpy_policy()
-    programs = Programs(settings, lambda: Program(run), read=backend.read, shown=shown)
+    programs = Programs(settings, lambda: Program(run), Rendering(read=backend.read, shown=shown))
     return programs, TurnSampler(backend, EventLoopThread(), settings.max_turn_tokens)
 
 
@@ -65,7 +65,7 @@ def play(
     *,
     fails: bool = False,
     backend: Any = None,
-    shown: Shown | None = None,
+    shown: Callable[..., str] | None = None,
     **table: object,
 ) -> list[Rollout]:
     """Return the episodes of a program on the numpy policy; one that asserts something may not fail."""
@@ -487,7 +487,9 @@ def test_calls_of_functions_are_answered_and_continued(streams: bool) -> None:
         return 1.0
 
     form = CallForm("<tool_call>", "name", "arguments")
-    programs = Programs(Environment(), lambda: Program(run), has_template=True, call_form=lambda _: form)
+    programs = Programs(
+        Environment(), lambda: Program(run), Rendering(has_template=True, form_of=lambda _: form)
+    )
     episodes = Episodes(Environment(), lambda: Program(run), sample, programs)
     (group,) = episodes.play([Prompt(0, "2+3", "")], HOW)
     episodes.close()

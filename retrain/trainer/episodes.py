@@ -66,53 +66,36 @@ class Played:
         self.rollout = rollout
 
 
+@dataclass(eq=False)
 class Episodes:
     """The environment of a run."""
 
-    def __init__(
-        self,
-        table: Environment,
-        open_episode: Callable[[], Any],
-        sample: SampleTurns,
-        programs: Programs | None = None,
-        *,
-        form: CallForm | None = None,
-        has_template: bool = False,
-        calls_at_once: int = 1,
-        sample_live: SampleLive | None = None,
-        observe: Callable[[EpisodeProgress], None] = ignore_progress,
-        is_leaving: Callable[[], bool] = never,
-    ) -> None:
-        """Prepare.
+    table: Environment
+    open_episode: Callable[[], Any]  # not called if processes play episodes
+    # returns a rollout for each prompt, and the rollout with another turn for each NextTurn; None where there
+    # is no room for one, and an error where the messages cannot be read
+    sample: SampleTurns
+    programs: Programs | None = None  # of an environment that brings its own loop, which play its episodes
+    form: CallForm | None = None  # how the model writes calls of the environment's functions
+    has_template: bool = False  # the backend renders conversations; without, their texts follow each other
+    calls_at_once: int = 1  # of `sample`, by threads; more than one only if a server samples
+    sample_live: SampleLive | None = None  # samples turns of a feed, instead of `sample`
+    observe: Callable[[EpisodeProgress], None] = ignore_progress  # gets how far a play is, from any thread
+    is_leaving: Callable[[], bool] = never  # whether the run is to stop, which interrupts a play that waits
 
-        Args:
-            open_episode: opens one episode of the environment; not called if processes do.
-            form: how the model writes calls of the environment's functions.
-            sample: returns a rollout for each prompt, and the rollout with another turn for each NextTurn;
-                None where there is no room for one, and an error where the messages cannot be read.
-            programs: of an environment that brings its own loop, which play its episodes.
-            has_template: the backend renders conversations; without, their texts follow each other.
-            calls_at_once: of `sample`, by threads; more than one only if a server samples.
-            sample_live: samples turns of a feed, instead of `sample`.
-            observe: called with how far a play is, from any thread.
-            is_leaving: whether the run is to stop, which interrupts a play that waits.
-        """
-        self._programs = programs
-        self._table, self._open, self._sample = table, open_episode, sample
-        self._has_template = has_template
-        self._calls_at_once, self._sample_live, self._observe = calls_at_once, sample_live, observe
-        self._is_leaving = is_leaving
+    def __post_init__(self) -> None:
+        table = self.table
         self._loop = EventLoopThread()
         self._in_turn = InTurn(table.time_limit_s)
         self._own_loop = OwnLoop(table.time_limit_s)
-        self._hosts = Hosts(table, form) if table.processes else None
-        self._is_free = bool(programs or table.processes or table.threads)
+        self._hosts = Hosts(table, self.form) if table.processes else None
+        self._is_free = bool(self.programs or table.processes or table.threads)
 
     def play(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
         """Play `how.group_size` episodes of each prompt; callable from several threads."""
-        desk = Desk(self._is_leaving, is_free=self._is_free)
+        desk = Desk(self.is_leaving, is_free=self._is_free)
         single, episodes = replace(how, group_size=1), len(prompts) * how.group_size
-        meter = PlayMeter(episodes, self._observe)
+        meter = PlayMeter(episodes, self.observe)
         playing = self._loop.begin(self._all(desk, meter, prompts, how))
         playing.add_done_callback(lambda _: desk.close())
         try:
@@ -124,11 +107,11 @@ class Episodes:
 
     def _serve(self, desk: Desk, how: Sampling, meter: PlayMeter) -> None:
         """Sample what is asked for until the desk is closed."""
-        if (live := self._sample_live) is not None:
-            TurnFeed(desk, how, self._table.max_turn_tokens, meter).serve(lambda feed: live(feed, how))
+        if (live := self.sample_live) is not None:
+            TurnFeed(desk, how, self.table.max_turn_tokens, meter).serve(lambda feed: live(feed, how))
         else:
-            calls = TurnCalls(desk, lambda asked, call: self._sample(asked, of_its_own(how, call)), meter)
-            calls.serve(self._calls_at_once)
+            calls = TurnCalls(desk, lambda asked, call: self.sample(asked, of_its_own(how, call)), meter)
+            calls.serve(self.calls_at_once)
 
     def close(self) -> None:
         """Cancel what is left of episodes."""
@@ -137,8 +120,8 @@ class Episodes:
         self._loop.close()
         self._own_loop.close()
         self._in_turn.close()
-        if self._programs is not None:
-            self._programs.close()
+        if self.programs is not None:
+            self.programs.close()
 
     async def _all(
         self, desk: Desk, meter: PlayMeter, prompts: Sequence[Prompt], how: Sampling
@@ -156,7 +139,7 @@ class Episodes:
         began_s = time.perf_counter()
         with suppress(EpisodeLostError):
             return await self._once(desk, number, prompt, how, self._own_loop)
-        alone = OwnLoop(self._table.time_limit_s, is_alone=True)
+        alone = OwnLoop(self.table.time_limit_s, is_alone=True)
         try:
             rollout = await self._once(desk, number, prompt, how, alone)
         finally:
@@ -169,8 +152,8 @@ class Episodes:
     async def _once(self, desk: Desk, number: int, prompt: Prompt, how: Sampling, loop: OwnLoop) -> Rollout:
         """Play an episode; raise EpisodeLostError if what it shares with others ends."""
         ask = desk.of_episode(number)
-        if self._programs is not None:
-            return await self._programs.play(ask, prompt, how, loop)
+        if self.programs is not None:
+            return await self.programs.play(ask, prompt, how, loop)
         began_s = time.perf_counter()
         talk = self._conversation(desk, loop)
         played = Played(Rollout(prompt))
@@ -195,14 +178,14 @@ class Episodes:
         return replace(played.rollout, truncated=not (is_whole or error), episode=episode)
 
     def _conversation(self, desk: Desk, loop: OwnLoop) -> Conversation:
-        limit_s = self._table.time_limit_s
+        limit_s = self.table.time_limit_s
         if self._hosts is not None:  # a process counts the time of each of its calls
             return Conversation(partial(self._hosts.open, is_alone=loop.is_alone), None, at_once, within)
         call_async = partial(desk.free, loop.of_episode())
-        if self._table.threads:
+        if self.table.threads:
             thread = OwnThread(limit_s)
-            return Conversation(self._open, limit_s, thread.call, call_async, thread.end)
-        return Conversation(self._open, limit_s, partial(desk.held, self._in_turn.call), call_async)
+            return Conversation(self.open_episode, limit_s, thread.call, call_async, thread.end)
+        return Conversation(self.open_episode, limit_s, partial(desk.held, self._in_turn.call), call_async)
 
     async def _take_turns(
         self, ask: Ask, talk: Conversation, played: Played, how: Sampling
@@ -225,11 +208,11 @@ class Episodes:
             played.rewards.append(answered.reward)
             played.done = answered.done
             left = how.max_tokens - played.tokens
-            if answered.done or left <= 0 or len(played.rewards) >= self._table.max_turns:
+            if answered.done or left <= 0 or len(played.rewards) >= self.table.max_turns:
                 return
-            limit = min(left, self._table.max_turn_tokens or left)
+            limit = min(left, self.table.max_turn_tokens or left)
             asked = NextTurn(rollout, answered.messages, limit)
-            if self._table.separate_turns:
+            if self.table.separate_turns:
                 asked = self._anew(asked)
 
     def _anew(self, turn: NextTurn) -> FirstTurn:
@@ -238,7 +221,7 @@ class Episodes:
         before = prompt.messages or (("user", prompt.text),)
         said = (*before, ("assistant", turn.rollout.text), *turn.messages)
         whole, told = (
-            next_prompt(prompt, part, has_template=self._has_template) for part in (said, turn.messages)
+            next_prompt(prompt, part, has_template=self.has_template) for part in (said, turn.messages)
         )
         return FirstTurn(whole, turn.max_tokens, told)
 
@@ -246,7 +229,7 @@ class Episodes:
         self, played: Played, is_whole: bool, error: EpisodeError | None
     ) -> tuple[float | None, EpisodeError | None]:
         """Return an episode's reward, None if it failed or `[reward]` scores it, and why it failed."""
-        table = self._table
+        table = self.table
         if error is not None:
             return table.error_reward, error
         if not is_whole and table.truncated_reward is not None:

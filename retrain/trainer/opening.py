@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from retrain import registry
@@ -167,17 +168,17 @@ def sampler_of(
     open_episode = opened.enter_context(opened_environment(table.environment, table.options, form))
     programs = None
     if brings_loop(table.environment):
+        from retrain.environments.endpoint.session import Rendering
         from retrain.trainer.programs import Programs  # takes 30 ms, and few runs serve programs
 
         read, shown, ask = (getattr(backend, name, None) for name in ("read", "shown", "call_form"))
-        programs = Programs(
-            table,
-            open_episode,
-            has_template=has_template,
-            read=read,
-            shown=(lambda ids: calls.wait_for(shown(ids))) if shown else None,
-            call_form=(lambda schemas: calls.wait_for(ask(schemas))) if ask else None,
+        rendering = Rendering(
+            has_template,
+            read,
+            (lambda ids: calls.wait_for(shown(ids))) if shown else None,
+            cache(lambda schemas: calls.wait_for(ask(json.loads(schemas)))) if ask else None,
         )
+        programs = Programs(table, open_episode, rendering)
     takes_several = backend.info.remote or backend.info.overlaps
     episodes = Episodes(
         table,

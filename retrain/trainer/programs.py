@@ -2,43 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import cache
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from retrain.backends import Sampling
 from retrain.config.schema import Environment
 from retrain.environments.endpoint.running import run_program
 from retrain.environments.endpoint.server import Endpoint
-from retrain.environments.endpoint.session import Ask, Limits, Read, Session, Shown
+from retrain.environments.endpoint.session import Ask, Limits, Rendering, Session
 from retrain.environments.episode import EpisodeError, EpisodeLostError, EpisodeTimeoutError, finite, told
 from retrain.environments.own_loop import OwnLoop
-from retrain.rollouts import CallForm, Episode, Prompt, Rollout
+from retrain.rollouts import Episode, Prompt, Rollout
 
 
+@dataclass(eq=False)
 class Programs:
     """The programs of a run, and the endpoint that serves them."""
 
-    def __init__(
-        self,
-        table: Environment,
-        open_episode: Callable[[], Any],
-        *,
-        has_template: bool = False,
-        read: Read | None = None,
-        shown: Shown | None = None,
-        call_form: Callable[[Sequence[Mapping[str, Any]]], CallForm] | None = None,
-    ) -> None:
-        """Start to serve; see `Session` for `has_template`, `read` and `shown`.
+    table: Environment
+    open_episode: Callable[[], Any]
+    rendering: Rendering
 
-        `call_form` is the backend's: schemas -> how the policy writes calls of functions.
-        """
-        self._form_of = cache(lambda schemas: call_form(json.loads(schemas))) if call_form else None
-        self._table, self._open = table, open_episode
-        self._has_template, self._read, self._shown = has_template, read, shown
+    def __post_init__(self) -> None:
         self._endpoint = Endpoint()
 
     async def play(self, ask: Ask, prompt: Prompt, how: Sampling, loop: OwnLoop) -> Rollout:
@@ -68,11 +55,11 @@ class Programs:
         self, session: Session, prompt: Prompt, loop: OwnLoop
     ) -> tuple[float | None, EpisodeError | None]:
         """Return an episode's reward, and why it failed."""
-        table = self._table
+        table = self.table
         try:
             with self._endpoint.serving(session) as key:
-                arguments = prompt, self._endpoint.url, key
-                given = await run_program(self._open, session, arguments, table.time_limit_s, loop.call)
+                arguments, limit_s = (prompt, self._endpoint.url, key), table.time_limit_s
+                given = await run_program(self.open_episode, session, arguments, limit_s, loop.call)
             reward, error = None if given is None else finite("run", given), None
         except EpisodeLostError:
             raise
@@ -84,17 +71,9 @@ class Programs:
         return reward, error
 
     def _session(self, ask: Ask, prompt: Prompt, how: Sampling) -> Session:
-        turn_tokens = self._table.max_turn_tokens or how.max_tokens
-        return Session(
-            prompt,
-            ask,
-            Limits(self._table.max_turns, how.max_tokens, turn_tokens),
-            has_template=self._has_template,
-            read=self._read,
-            shown=self._shown,
-            form_of=self._form_of,
-            is_stitched=not self._table.separate_turns,
-        )
+        table = self.table
+        limits = Limits(table.max_turns, how.max_tokens, table.max_turn_tokens or how.max_tokens)
+        return Session(prompt, ask, limits, self.rendering, is_stitched=not table.separate_turns)
 
     def close(self) -> None:
         """Stop to serve."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import string
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from transformers import AutoTokenizer
 from retrain.backends import Optimization, Sampling
 from retrain.backends.local.policy import LocalBackend
 from retrain.config.schema import Environment
+from retrain.environments.endpoint.session import Rendering
 from retrain.environments.harness import Program
 from retrain.event_loop import EventLoopThread
 from retrain.rollouts import Prompt, Rollout, TrainingSample
@@ -43,8 +45,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def played(backend: LocalBackend, run: Any, count: int = 4) -> list[Rollout]:
     settings = Environment()
-    known = {"read": backend.read, "shown": backend.shown, "call_form": backend.call_form}
-    programs = Programs(settings, lambda: Program(run), has_template=True, **known)
+    rendering = Rendering(
+        True, backend.read, backend.shown, lambda known: backend.call_form(json.loads(known))
+    )
+    programs = Programs(settings, lambda: Program(run), rendering)
     sample = TurnSampler(backend, EventLoopThread(), 0)
     episodes = Episodes(settings, lambda: Program(run), sample, programs)
     try:

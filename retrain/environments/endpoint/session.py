@@ -27,8 +27,6 @@ from retrain.rollouts import FirstTurn, Messages, NextTurn, Prompt, Rollout
 
 Ask: TypeAlias = Callable[[FirstTurn | NextTurn], Awaitable[Rollout | None]]
 Ids: TypeAlias = tuple[int, ...]
-Read: TypeAlias = Callable[[Rollout], Ids]
-Shown: TypeAlias = Callable[[Ids], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,35 +49,28 @@ class Conversation:
     is_continued: bool = False  # a turn is being sampled
 
 
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """How the backend turns conversations into tokens."""
+
+    has_template: bool = False  # without one, the texts of messages follow each other
+    read: Callable[[Rollout], Ids] | None = None  # returns the token ids of a rollout, its prompt included
+    shown: Callable[[Ids], str] | None = None  # the text of token ids; without, none are read from requests
+    form_of: FormOf | None = None  # how the policy writes calls of functions; without, it is shown none
+
+
+@dataclass(eq=False)
 class Session:
     """The conversations of one episode; used by one event loop."""
 
-    def __init__(
-        self,
-        prompt: Prompt,
-        ask: Ask,
-        limits: Limits,
-        *,
-        has_template: bool,
-        read: Read | None = None,
-        shown: Shown | None = None,
-        form_of: FormOf | None = None,
-        is_stitched: bool = True,
-    ) -> None:
-        """Prepare.
+    prompt: Prompt  # of the task; its number and answer are those of every conversation
+    ask: Ask  # samples a turn; None if the context leaves no room, EpisodeError for unreadable messages
+    limits: Limits
+    rendering: Rendering
+    is_stitched: bool = True  # requests continue conversations; else each is a sample of its own
 
-        Args:
-            prompt: of the task; its number and answer are those of every conversation.
-            ask: samples a turn; None if the context leaves no room, EpisodeError for unreadable messages.
-            has_template: the backend renders conversations; without, their texts follow each other.
-            read: returns the token ids of a rollout, its prompt included.
-            shown: returns the text of token ids; without, none are read from requests.
-            form_of: returns how the policy writes calls of functions; without, it is shown none.
-            is_stitched: requests continue conversations; else each is a sample of its own.
-        """
-        self.calling = Calling(form_of)
-        self._prompt, self._ask, self._limits, self._read = prompt, ask, limits, read
-        self._has_template, self._is_stitched, self._shown = has_template, is_stitched, shown
+    def __post_init__(self) -> None:
+        self.calling = Calling(self.rendering.form_of)
         self.conversations: list[Conversation] = []  # that with the newest turn last
         self.turns = 0
         self.is_cut = False  # a limit has refused a turn
@@ -108,7 +99,7 @@ class Session:
         self._check_turns()
         asked, schemas = tuple(map(self.calling.as_written, request.messages)), request.schemas
         self.calling.check(schemas)
-        earlier = self._continued(asked, schemas) if self._is_stitched else None
+        earlier = self._continued(asked, schemas) if self.is_stitched else None
         begun = earlier or self._begun(asked, schemas)
         new = asked[len(begun.said or ()) :]
         rollout = await self._taken(begun, earlier, new, (), request.limit, has_left)
@@ -118,15 +109,15 @@ class Session:
     async def generate(self, request: GenerateRequest, has_left: Callable[[], bool]) -> tuple[Turn, str]:
         """Sample a turn after token ids; errors as of `chat`."""
         self._check_turns()
-        if self._shown is None:
+        if self.rendering.shown is None:
             raise Refusal(
                 "token_ids: this backend reads none; ask at /v1/chat/completions", param="token_ids"
             )
         ids = tuple(request.token_ids)
-        earlier = self._extended(ids) if self._is_stitched else None
+        earlier = self._extended(ids) if self.is_stitched else None
         tokens = ids[len(earlier.ids) :] if earlier else ids
         try:
-            text, told = self._shown(ids), self._shown(tokens)
+            text, told = self.rendering.shown(ids), self.rendering.shown(tokens)
         except PromptError as error:
             raise Refusal(f"token_ids: {error}", code="invalid_prompt", param="token_ids") from error
         begun = earlier or Conversation(None, "", _unsampled(self._of_ids(ids, text)))
@@ -141,8 +132,8 @@ class Session:
         """Raise an error if the episode is over, or has no turn left."""
         if self._is_over:
             raise asyncio.CancelledError
-        if self.turns + len(self._tasks) >= self._limits.turns:
-            why = f"the episode has had its {self._limits.turns} turns ([environment].max_turns)"
+        if self.turns + len(self._tasks) >= self.limits.turns:
+            why = f"the episode has had its {self.limits.turns} turns ([environment].max_turns)"
             raise self._cut(why, "max_turns")
 
     async def _taken(
@@ -160,7 +151,7 @@ class Session:
         if has_left():
             raise asyncio.CancelledError
         self.turns += 1
-        self.is_cut |= rollout.truncated and len(rollout.tokens) >= self._limits.tokens
+        self.is_cut |= rollout.truncated and len(rollout.tokens) >= self.limits.tokens
         if earlier is not None:
             self.conversations.remove(earlier)
         return rollout
@@ -176,7 +167,7 @@ class Session:
     def _of_ids(self, ids: Ids, shown: str) -> Prompt:
         """Return token ids as a prompt; they are in the text as well, which identifies a prompt."""
         text = f"{shown}\n(token ids {' '.join(map(str, ids))})"
-        return replace(self._prompt, text=text, messages=(), ids=ids)
+        return replace(self.prompt, text=text, messages=(), ids=ids)
 
     def _continued(self, said: Messages, schemas: str) -> Conversation | None:
         """Return the conversation that messages continue."""
@@ -196,16 +187,16 @@ class Session:
         return Conversation(said, schemas, _unsampled(prompt))
 
     async def _sampled(self, begun: Conversation, new: Messages, tokens: Ids, limit: int | None) -> Rollout:
-        left = self._limits.tokens - len(begun.rollout.tokens)
+        left = self.limits.tokens - len(begun.rollout.tokens)
         if left <= 0:
-            why = f"the conversation has had its {self._limits.tokens} tokens ([training].max_tokens)"
+            why = f"the conversation has had its {self.limits.tokens} tokens ([training].max_tokens)"
             raise self._cut(why, "max_tokens")
-        limit = min(left, self._limits.turn_tokens, limit or left)
+        limit = min(left, self.limits.turn_tokens, limit or left)
         begun.is_continued = True
         is_first = not begun.rollout.tokens
         further = NextTurn(begun.rollout, new, limit, tokens)
         try:
-            rollout = await self._ask(self._first(begun, limit) if is_first else further)
+            rollout = await self.ask(self._first(begun, limit) if is_first else further)
         except EpisodeError as error:
             raise Refusal(str(error), code="invalid_prompt", param="messages") from error
         finally:
@@ -222,10 +213,10 @@ class Session:
         return FirstTurn(begun.rollout.prompt, limit, self._as_prompt(told, begun.schemas) if told else None)
 
     def _as_prompt(self, said: Messages, schemas: str) -> Prompt:
-        if schemas and self._has_template:  # in the text as well, which identifies a prompt
+        if schemas and self.rendering.has_template:  # in the text as well, which identifies a prompt
             text = schemas + json.dumps(said, ensure_ascii=False)
-            return replace(self._prompt, text=text, messages=said, tools=schemas)
-        return next_prompt(self._prompt, said, has_template=self._has_template)
+            return replace(self.prompt, text=text, messages=said, tools=schemas)
+        return next_prompt(self.prompt, said, has_template=self.rendering.has_template)
 
     def _turn(self, rollout: Rollout, start: int, schemas: str) -> Turn:
         tokens, logprobs, pieces = rollout.tokens, rollout.logprobs, rollout.pieces
@@ -236,7 +227,7 @@ class Session:
             logprobs[start:],
             pieces[start:],
             ended=not rollout.truncated,
-            read=None if self._read is None else self._read(before),
+            read=None if self.rendering.read is None else self.rendering.read(before),
             content=content,
             calls=calls,
         )
