@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -179,10 +179,10 @@ class _MetricsTracker:
             return False
         if growth.begins_anew:
             self._first, self._last, self.curve = None, [], RewardCurve()
-        rows = [_kept(row) for row in map(parse_line, growth.lines) if row and is_step(row.get("step"))]
+        rows = list(_kept(map(parse_line, growth.lines)))
         events += _of_rows(self._last[-1] if self._last else None, rows)
         self._first = self._first or next(iter(rows), None)
-        self._middle = _kept(read_middle(self._path) or {}) or None
+        self._middle = next(_kept([read_middle(self._path)]), None)
         self._last = latest_telling([*self._last, *rows])[-TAIL_ROWS:]
         for row in rows:
             if (reward := number_in(row, "mean_reward")) is not None:
@@ -193,9 +193,11 @@ class _MetricsTracker:
         return MetricsEnds(self._first, self._last, self._middle)
 
 
-def _kept(row: Row) -> Row:
-    """Return what is shown of a row: of thousands of runs, whole ones would take much memory."""
-    return {key: row[key] for key in _NEEDED if key in row}
+def _kept(rows: Iterable[Row | None]) -> Iterator[Row]:
+    """Iterate over what is shown of each row: of thousands of runs, whole ones would take much memory."""
+    for row in rows:
+        if row and is_step(row.get("step")):
+            yield {key: row[key] for key in _NEEDED if key in row}
 
 
 def _of_attempts(before: Sequence[Attempt], now: Sequence[Attempt]) -> Iterator[WatchEvent]:
