@@ -71,35 +71,15 @@ class ServerState:
         return True
 
 
-@dataclass(frozen=True, slots=True)
 class ServerFiles:
     """The files of one server."""
 
-    directory: Path
-
-    @property
-    def users(self) -> Path:
-        return self.directory / "users"
-
-    @property
-    def start_lock(self) -> Path:
-        return self.directory / "start.lock"
-
-    @property
-    def daemon_lock(self) -> Path:
-        return self.directory / "daemon.lock"
-
-    @property
-    def turns(self) -> Path:
-        return self.directory / "turns.lock"
-
-    @property
-    def state(self) -> Path:
-        return self.directory / "server.json"
-
-    @property
-    def log(self) -> Path:
-        return self.directory / "server.log"
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.users = directory / "users"
+        self.start_lock, self.daemon_lock = directory / "start.lock", directory / "daemon.lock"
+        self.turns = directory / "turns.lock"
+        self.state, self.log = directory / "server.json", directory / "server.log"
 
     def read_state(self) -> ServerState:
         """Return what the daemon wrote last; that of an ended server if nothing can be read."""

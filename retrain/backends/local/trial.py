@@ -24,6 +24,8 @@ from retrain.errors import ConfigError
 LOGITS_TOLERANCE = 1e-3  # relative to the largest; both computations run the same kernels
 # of the logits' standard deviation; a cache changes the order of summation, and bfloat16 has eight bits
 CACHE_TOLERANCE = {torch.float32: 0.01, torch.bfloat16: 0.1}
+# that a model's code raises if it is not called as it expects
+FAULTS = (AttributeError, LookupError, TypeError, ValueError, RuntimeError)
 
 SHORT, LONG = (1, 2, 3), (3, 1, 2, 4, 5, 0)
 
@@ -67,9 +69,8 @@ def _check_logits(model: str, policy: Policy) -> None:
 def _can_join(policy: Policy, windows: Windows) -> bool:
     try:
         return _apart(policy, windows) <= CACHE_TOLERANCE[policy.causal.dtype]
-    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
-        if is_out_of_memory(error) or "CUDA" in str(error):
-            raise
+    except FAULTS as error:
+        _raise_if_machine(error)
         return False  # the model's attention is not called as transformers documents it
 
 
@@ -91,9 +92,8 @@ def most_shared(policy: Policy, windows: Windows | None) -> int:
     try:
         with torch.no_grad():
             apart = _apart_if_shared(policy)
-    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
-        if is_out_of_memory(error) or "CUDA" in str(error):
-            raise
+    except FAULTS as error:
+        _raise_if_machine(error)
         return 0  # the model does not pass on what its attention needs to know
     return min(windows.of_layers) if apart <= CACHE_TOLERANCE[policy.causal.dtype] else 0
 
@@ -140,13 +140,18 @@ def _advance(cache: RowCache) -> None:
     cache.advance(torch.tensor([row.tokens[-1] for row in cache.rows], device=cache.hidden.device))
 
 
+def _raise_if_machine(error: Exception) -> None:
+    """Raise an error that says nothing of the model."""
+    if is_out_of_memory(error) or "CUDA" in str(error):
+        raise error
+
+
 @contextmanager
 def _explained(model: str) -> Iterator[None]:
     try:
         yield
-    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
-        if is_out_of_memory(error) or "CUDA" in str(error):
-            raise
+    except FAULTS as error:
+        _raise_if_machine(error)
         first = next(iter(str(error).splitlines()), "")
         raise ConfigError(
             f"[model].model: {model!r} cannot be run by this backend ({type(error).__name__}: {first}); "
