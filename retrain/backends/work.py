@@ -14,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrain.backends import SamplingWork, Work
-from retrain.controllers.roofline import decode_bytes, token_flops
 
 Ints = NDArray[np.int64]
 
 NOTHING = SamplingWork(Work(), Work())
+FORWARD_FLOPS = 2  # per parameter and token: a multiplication and an addition
+TRAIN_FLOPS = 6  # forward, gradient of activations, gradient of weights
+LORA_TRAIN_FLOPS = 4  # frozen weights need no weight gradient
 OPTIMIZER_PASSES = 7  # Adam reads weight, gradient and two moments, and writes weight and moments
 
 
@@ -50,8 +52,8 @@ class ModelCosts:
         `passes` over the weights: 1 if all positions run together, else one per position.
         """
         tokens = sum(lengths)
-        moved = decode_bytes(self._body_bytes, passes, self.kv_bytes_per_token, tokens)
-        return Work(tokens, token_flops(self.body, tokens, "prefill"), moved, time_s)
+        moved = self._body_bytes * passes + self.kv_bytes_per_token * tokens
+        return Work(tokens, FORWARD_FLOPS * self.body * tokens, moved, time_s)
 
     def decode(self, prompts: Ints | int, lengths: Ints, time_s: float, passes: int | None = None) -> Work:
         """Return the work of decoding completions, by default all concurrently.
@@ -64,8 +66,8 @@ class ModelCosts:
         passes = int(lengths.max(initial=0)) if passes is None else passes
         run = tokens - len(lengths)
         cached = float(((lengths - 1) * (prompts + lengths / 2)).sum()) if self.kv_bytes_per_token else 0.0
-        flops = token_flops(self.body, run, "decode") + token_flops(self.head, tokens, "decode")
-        moved = decode_bytes(self._body_bytes, max(passes - 1, 0), self.kv_bytes_per_token, cached)
+        flops = FORWARD_FLOPS * (self.body * run + self.head * tokens)
+        moved = self._body_bytes * max(passes - 1, 0) + self.kv_bytes_per_token * cached
         return Work(tokens, flops, moved + self._head_bytes * passes, time_s)
 
     def train(self, tokens: int, drawn: int, passes: int, parts: int = 1, *, reference: bool = False) -> Work:
@@ -76,12 +78,10 @@ class ModelCosts:
             parts: micro-batches; each runs the head once.
             reference: also run the policy before training, forward only.
         """
-        flops = token_flops(self.body, tokens, "train", lora=self.frozen)
-        flops += token_flops(self.head, drawn, "train", lora=self.frozen)
-        directions = 2
+        each, directions = LORA_TRAIN_FLOPS if self.frozen else TRAIN_FLOPS, 2
         if reference:
-            flops += token_flops(self.body, tokens, "prefill") + token_flops(self.head, drawn, "prefill")
-            directions += 1
+            each, directions = each + FORWARD_FLOPS, directions + 1
+        flops = each * (self.body * tokens + self.head * drawn)
         return Work(tokens, flops, directions * (self._body_bytes * passes + self._head_bytes * parts))
 
     def optimize(self) -> Work:

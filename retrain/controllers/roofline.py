@@ -18,9 +18,6 @@ Phase = Literal["decode", "prefill", "train"]
 Bound = Literal["compute_bound", "memory_bound", "overhead_bound", "unknown"]
 
 ATTAINED_LEAST = 0.3  # below this fraction of the roof, overhead dominates: kernel launches, Python, waiting
-FORWARD_FLOPS = 2  # per parameter and token: a multiplication and an addition
-TRAIN_FLOPS = 6  # forward, gradient of activations, gradient of weights
-LORA_TRAIN_FLOPS = 4  # frozen weights need no weight gradient
 
 
 @dataclass(frozen=True)
@@ -30,23 +27,6 @@ class PhaseHint:
     bound: Bound = "unknown"  # the nearest limit
     mfu: float | None = None  # model FLOPs utilization, the fraction of peak arithmetic used
     mbu: float | None = None  # memory bandwidth utilization
-
-
-def token_flops(parameters: float, tokens: float, phase: Phase, *, lora: bool = False) -> float:
-    """Return the FLOPs of passing `tokens` through a dense model, without attention's quadratic part."""
-    if phase == "train":
-        return (LORA_TRAIN_FLOPS if lora else TRAIN_FLOPS) * parameters * tokens
-    return FORWARD_FLOPS * parameters * tokens
-
-
-def decode_bytes(
-    weight_bytes: float, forward_passes: float, kv_bytes_per_token: float, kv_tokens: float
-) -> float:
-    """Return the bytes moved while decoding: all weights once per pass, each cached token once per read.
-
-    `kv_bytes_per_token` are keys and values in all layers, `kv_tokens` is summed over passes and sequences.
-    """
-    return weight_bytes * forward_passes + kv_bytes_per_token * kv_tokens
 
 
 def classify(
