@@ -43,10 +43,10 @@ def test_a_burst_of_overload_answers_counts_once() -> None:
 
 
 def test_calls_that_take_far_longer_than_usual_count_as_overload() -> None:
-    controller = AdaptivePermits(8, latency_factor=2.0)
+    controller = AdaptivePermits(8)
     for t in range(20):
         controller.observe(t, CallFacts("update", 1.0))
-    slow = [controller.observe(20 + 5 * n, CallFacts("update", 5.0)) for n in range(3)]
+    slow = [controller.observe(20 + 5 * n, CallFacts("update", 9.0)) for n in range(3)]
     first = next(decision for decision in slow if decision.changed)
     assert first.permits == 6
     assert "usually" in first.reason
@@ -80,8 +80,8 @@ def test_a_lasting_change_of_latency_becomes_the_usual() -> None:
 
 @given(st.lists(st.sampled_from([WANTED, REFUSED, CallFacts("save", 9.0)]), max_size=80))
 def test_the_number_never_leaves_its_range(calls: list[CallFacts]) -> None:
-    controller = AdaptivePermits(3, lowest=2, highest=5)
-    assert all(2 <= controller.observe(10.0 * t, call).permits <= 5 for t, call in enumerate(calls))
+    controller = AdaptivePermits(3, highest=5)
+    assert all(1 <= controller.observe(10.0 * t, call).permits <= 5 for t, call in enumerate(calls))
 
 
 @given(st.lists(st.sampled_from([WANTED, REFUSED, CallFacts("save", 9.0)]), max_size=40))
@@ -143,12 +143,6 @@ def test_permits_that_wait_below_a_limit_are_said_to() -> None:
     controller = grown_to(7)
     controller.observe(0, REFUSED)
     assert [controller.observe(1, WANTED).reason for _ in range(6)][-1] == "held below what the API refused"
-
-
-@pytest.mark.parametrize("wrong", [{"permits": 0}, {"highest": 0}, {"latency_factor": 1.0}, {"lowest": 0}])
-def test_settings_out_of_range_are_named(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(wrong))}: got"):
-        AdaptivePermits(**wrong)  # type: ignore[arg-type]
 
 
 def test_all_workers_of_a_campaign_share_one_number_and_a_log(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from retrain.controllers import StateDict, require
+from retrain.controllers import StateDict
 
 OVERLOAD = (429, 502, 503, 504)  # HTTP statuses that mean overload
 WAITED_S = 0.05  # a call that got its permit later than this had to wait
@@ -25,6 +25,7 @@ AFTER_OVERLOAD = (1.0, 0.75, 0.5)  # kept, less at least one; by the refusals si
 AFTER_SLOWNESS = 0.75  # high latency is a weaker sign than a refusal
 TRIAL_ROUNDS = 4  # rounds of successful calls until a ceiling is forgotten; one adds a permit elsewhere
 FIRST_HOLD_S, LONGEST_HOLD_S = 30.0, 55.0  # below a ceiling, until it is tried again
+SLOW = 3.0  # times the usual latency: a sign of overload
 SMOOTHING = 0.8  # of a kind's recent latency, over about five calls
 RELAX = 1.02  # fastest growth of the usual latency per call, so that a lasting change is accepted
 CALLS_TO_JUDGE = 10  # of a kind, before its latency is judged
@@ -67,20 +68,9 @@ class _Latency:
 class AdaptivePermits:
     """The number of permits of one API, shared by all its callers."""
 
-    def __init__(
-        self, permits: int = 4, *, lowest: int = 1, highest: int = 64, latency_factor: float = 3.0
-    ) -> None:
-        """Start with `permits`; ValueError if a number is out of range.
-
-        Calls slower than usual by `latency_factor` are a sign of overload.
-        """
-        require("lowest", lowest, lowest >= 1, "1 or more")
-        require("highest", highest, lowest <= highest, f"at least lowest ({lowest})")
-        require("permits", permits, lowest <= permits <= highest, f"{lowest} to {highest}")
-        require("latency_factor", latency_factor, latency_factor > 1, "more than 1")
-        self.permits = permits
-        self._lowest, self._highest = lowest, highest
-        self._factor = latency_factor
+    def __init__(self, permits: int = 4, *, highest: int = 64) -> None:
+        """Start with `permits`, from 1 to `highest`."""
+        self.permits, self._highest = permits, highest
         self._latencies: dict[str, _Latency] = {}
         self._good_calls = 0  # since the last change or sign of overload
         self._was_wanted = False  # a caller has waited for a permit since then
@@ -130,8 +120,8 @@ class AdaptivePermits:
         }
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Restore a `state_dict`; the number is clipped to the configured bounds."""
-        self.permits = min(max(int(state["permits"]), self._lowest), self._highest)
+        """Restore a `state_dict`; the number is clipped to its bounds."""
+        self.permits = min(max(int(state["permits"]), 1), self._highest)
         self._latencies = {kind: _Latency(**latency) for kind, latency in state["latencies"].items()}
         self._good_calls, self._was_wanted = int(state["good_calls"]), bool(state["was_wanted"])
         self._decreased_at_s, self._ceiling = state["decreased_at_s"], state["ceiling"]
@@ -145,10 +135,10 @@ class AdaptivePermits:
             self._latencies[call.kind] = _Latency(call.latency_s, call.latency_s)
             return False
         known.add(call.latency_s)
-        return known.calls >= CALLS_TO_JUDGE and known.recent_s > self._factor * known.usual_s
+        return known.calls >= CALLS_TO_JUDGE and known.recent_s > SLOW * known.usual_s
 
     def _decrease(self, now_s: float, call: CallFacts) -> PermitDecision:
-        if self.permits == self._lowest:
+        if self.permits == 1:
             return PermitDecision(self.permits, False, "overloaded, already at the lowest number")
         known = self._latencies.get(call.kind)
         pause_s = max(SHORTEST_PAUSE_S, known.recent_s if known else call.latency_s)
@@ -162,7 +152,7 @@ class AdaptivePermits:
             self._refusals = min(self._refusals + 1, len(AFTER_OVERLOAD) - 1)
         else:
             share = AFTER_SLOWNESS
-        self.permits = max(self._lowest, min(int(before * share), before - 1))
+        self.permits = max(1, min(int(before * share), before - 1))
         if known is None or call.overloaded:
             return PermitDecision(self.permits, True, "the API said that it is overloaded")
         reason = f"{call.kind} takes {known.recent_s:.3g} s, usually {known.usual_s:.3g} s"
