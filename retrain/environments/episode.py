@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias, cast
 
@@ -51,32 +51,18 @@ class Answered:
     done: bool
 
 
+@dataclass(eq=False)
 class Conversation:
     """One episode of an environment."""
 
-    def __init__(
-        self,
-        open_episode: Callable[[], Any],
-        limit_s: float | None,
-        call_plain: CallPlain,
-        call_async: CallAsync,
-        end: Callable[[], object] = lambda: None,
-    ) -> None:
-        """Prepare.
-
-        Args:
-            open_episode: returns the episode.
-            limit_s: time that a call may take; None: what is called limits it.
-            call_plain: calls a plain function, within the limit; raises LeftBehindError.
-            call_async: awaits what a function returns, within a limit: `within`, or in another loop.
-            end: called after the last call.
-        """
-        self._end = end
-        self._open, self._limit_s, self._call_plain = open_episode, limit_s, call_plain
-        self._call_async = call_async
-        self._episode: Any = None
-        self._step_is_async = False
-        self.time_s = 0.0  # spent in the environment
+    open_episode: Callable[[], Any]
+    limit_s: float | None  # time that a call may take; None: what is called limits it
+    call_plain: CallPlain  # calls a plain function, within the limit; raises LeftBehindError
+    call_async: CallAsync  # awaits what a function returns, within a limit: `within`, or in another loop
+    end: Callable[[], object] = lambda: None  # called after the last call
+    time_s: float = field(default=0.0, init=False)  # spent in the environment
+    _episode: Any = field(default=None, init=False)
+    _step_is_async: bool = field(default=False, init=False)
 
     async def start(self, prompt: Prompt) -> Prompt:
         """Open the episode; return what the policy reads first, as a prompt of the same number.
@@ -84,7 +70,7 @@ class Conversation:
         Raises:
             EpisodeError: the environment failed.
         """
-        self._episode = await self._call("opening the episode", self._open, unwanted=_discard)
+        self._episode = await self._call("opening the episode", self.open_episode, unwanted=_discard)
         start, step = (
             _sound(outcome(partial(getattr, self._episode, name, None))) for name in ("start", "step")
         )
@@ -119,7 +105,7 @@ class Conversation:
                 with contextlib.suppress(EpisodeError):
                     await self._call("close", close)
         finally:
-            self._end()
+            self.end()
 
     async def _call(
         self,
@@ -132,15 +118,15 @@ class Conversation:
         began_s = time.perf_counter()
         try:
             if is_async:
-                return _sound(await self._call_async(function, self._limit_s))
-            result = await self._call_plain(partial(outcome, function), unwanted)
+                return _sound(await self.call_async(function, self.limit_s))
+            result = await self.call_plain(partial(outcome, function), unwanted)
             if inspect.isawaitable(result):
-                result = await result_awaited(result, self._limit_s, self._call_async)
+                result = await result_awaited(result, self.limit_s, self.call_async)
             return _sound(result)
         except EpisodeError:
             raise
         except LeftBehindError as error:
-            raise EpisodeTimeoutError(f"{what} took longer than {self._limit_s:g} s") from error
+            raise EpisodeTimeoutError(f"{what} took longer than {self.limit_s:g} s") from error
         except BaseException as error:
             if is_ours(error):
                 raise

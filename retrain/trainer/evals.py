@@ -49,50 +49,47 @@ def is_due(every: int, done: int) -> bool:
     return every > 0 and done % every == 0
 
 
+@dataclass(eq=False)
 class Evals:
     """The run's own evaluation and every `[[eval]]`, each when it is due and once per step."""
 
-    def __init__(
-        self,
-        config: Config,
-        held_out: HeldOut,
-        opened: Sequence[OpenEval],
-        sample: Callable[[SampleGroups, Sequence[Prompt], Sampling], list[Group]],
-        journal: Journal,
-        budget: RunBudget,
-        made: Callable[[], None],
-    ) -> None:
-        """`made` is called after each evaluation."""
-        self._config, self._training = config, config.training
-        self._held_out, self._opened = held_out, opened
-        self._sample, self._journal, self._budget, self._made = sample, journal, budget, made
-        self._newest = Newest(NamedEvaluation, config)
+    config: Config
+    held_out: HeldOut
+    opened: Sequence[OpenEval]
+    sample: Callable[[SampleGroups, Sequence[Prompt], Sampling], list[Group]]
+    journal: Journal
+    budget: RunBudget
+    made: Callable[[], None]  # called after each evaluation
+
+    def __post_init__(self) -> None:
+        self._training = self.config.training
+        self._newest = Newest(NamedEvaluation, self.config)
         self._falling = Falling()
 
     def due(self, step: int) -> list[Due]:
         """Return the evaluations that are due after so many steps, if they were not made yet."""
         at_end = step >= self._training.max_steps
         is_own = at_end or (step > 0 and is_due(self._training.eval_every, step))
-        own = self._held_out.due(step) if is_own else []
+        own = self.held_out.due(step) if is_own else []
         known = self._newest
         named = (one for one in self._now(step, at_end=at_end) if known.of(one.table.name, step) is None)
         return [*own, *map(self._due, named)]
 
     def at_start(self) -> None:
         """Make those that are due before the first step; no row has them."""
-        with self._budget.evaluating():
+        with self.budget.evaluating():
             self._named(0)
 
     def of_step(self, step: int) -> dict[str, Any]:
         """Make those that are due after a step; return their parts of its row."""
-        with self._budget.evaluating():
+        with self.budget.evaluating():
             own = self._own(step) if is_due(self._training.eval_every, step) else None
             evals = self._named(step)
         return {"evaluation": own, "evals": evals, "eval_watch": self._watch()}
 
     def at_end(self, step: int) -> dict[str, Value]:
         """Make all; return them as rows have them."""
-        with self._budget.evaluating():
+        with self.budget.evaluating():
             evals, own = self._named(step, at_end=True), self._own(step)
         return columns(own) | columns(evals) | columns(self._watch())
 
@@ -112,7 +109,7 @@ class Evals:
 
     def _now(self, step: int, *, at_end: bool) -> Iterator[OpenEval]:
         """Iterate over every `[[eval]]` that comes after so many steps; 0 is before the first."""
-        for one in self._opened:
+        for one in self.opened:
             if at_end or (is_due(one.table.every, step) if step else one.table.at_start):
                 yield one
 
@@ -123,18 +120,18 @@ class Evals:
             opened.prompts,
             table.samples,
             table.max_tokens or self._training.max_tokens,
-            as_played(self._config, table).environment,
-            self._config,
+            as_played(self.config, table).environment,
+            self.config,
         )
 
     def _watch(self) -> EvalWatch | None:
         """Return which `[[eval]]`s fall; None without any."""
-        return self._falling.watch() if self._opened else None
+        return self._falling.watch() if self.opened else None
 
     def _own(self, step: int) -> Evaluation | None:
-        self._journal.phase("evaluate", step)
-        due = self._held_out.due(step)
-        own = self._held_out.evaluate(step)
+        self.journal.phase("evaluate", step)
+        due = self.held_out.due(step)
+        own = self.held_out.evaluate(step)
         for one in due:
             self._note(one, own)
         return own
@@ -146,7 +143,7 @@ class Evals:
         name = opened.table.name
         if newest := self._newest.of(name, step):
             return newest
-        self._journal.phase(f"evaluate {name}", step)
+        self.journal.phase(f"evaluate {name}", step)
         made = self._newest.keep(name, step, self._measured(opened, step))
         self._note(self._due(opened), made)
         return made
@@ -154,8 +151,8 @@ class Evals:
     def _note(self, due: Due, made: Evaluation | NamedEvaluation | None) -> None:
         """Note what an evaluation was billed."""
         if made is not None:
-            self._budget.evaluated(due, Tokens(**made.billed))
-            self._made()
+            self.budget.evaluated(due, Tokens(**made.billed))
+            self.made()
 
     def _measured(self, opened: OpenEval, step: int) -> NamedEvaluation:
         table, started = opened.table, time.perf_counter()
@@ -167,10 +164,10 @@ class Evals:
         place = (self._training.seed, step)
         with tally() as billed:
             groups = Stream(
-                partial(self._sample, opened.sample), opened.prompts, how, place, table.name
+                partial(self.sample, opened.sample), opened.prompts, how, place, table.name
             ).groups()
         batch = opened.reward(groups, step)
-        self._journal.evaluated(table.name, step, _outcomes(batch))
+        self.journal.evaluated(table.name, step, _outcomes(batch))
         known = np.flatnonzero(batch.scored.any(axis=1))
         rates = np.mean(batch.rewards[known] >= CORRECT, axis=1, where=batch.scored[known])
         asked = [batch.groups[number].prompt.id for number in known.tolist()]

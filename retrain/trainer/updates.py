@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -22,6 +22,7 @@ from retrain.backends.metering import NOTHING, tally
 from retrain.backends.objective import split_by_group
 from retrain.config.schema import Config
 from retrain.errors import BackendMemoryError, InfrastructureError, NonFiniteError
+from retrain.records.spending import Tokens
 from retrain.records.step_row import UpdateSummary
 from retrain.rollouts import Loss, TrainingSample
 from retrain.trainer.control import StepSize
@@ -30,20 +31,19 @@ NO_UPDATE = UpdateStats(loss=0.0, grad_norm=0.0, entropy=0.0, clip_fraction=0.0,
 SHUFFLING = 0x6D696E69  # names the stream of random numbers, beside the run's others
 
 
+@dataclass(eq=False)
 class Updates:
     """The optimizer steps of one attempt."""
 
-    def __init__(
-        self,
-        config: Config,
-        backend: Backend,
-        loss: Loss,
-        wait_for: Callable[[MaybeAwaitable[UpdateStats]], UpdateStats],
-    ) -> None:
-        self._config, self._training = config, config.training
-        self._backend, self._loss, self._wait_for = backend, loss, wait_for
-        self.billed = NOTHING  # of the latest batch
-        self._taken = 0  # optimizer steps of it
+    config: Config
+    backend: Backend
+    loss: Loss
+    wait_for: Callable[[MaybeAwaitable[UpdateStats]], UpdateStats]
+    billed: Tokens = field(default=NOTHING, init=False)  # of the latest batch
+    _taken: int = field(default=0, init=False)  # optimizer steps of it
+
+    def __post_init__(self) -> None:
+        self._training = self.config.training
         self._are_several = self._training.updates_per_batch * self._training.minibatches > 1
 
     def take(self, samples: Sequence[TrainingSample], size: StepSize, step: int) -> UpdateStats:
@@ -97,7 +97,7 @@ class Updates:
         groups = len({sample.group for sample in minibatch})
         while True:
             try:
-                return self._wait_for(self._backend.update(minibatch, self._loss, how))
+                return self.wait_for(self.backend.update(minibatch, self.loss, how))
             except BackendMemoryError as error:
                 if not self._taken:
                     raise
@@ -110,7 +110,7 @@ class Updates:
             lr=self._training.lr * size.lr_factor,
             max_grad_norm=self._training.max_grad_norm,
             entropy_bonus=self._training.entropy_bonus,
-            kl_coef=self._config.algorithm.kl_coef,
+            kl_coef=self.config.algorithm.kl_coef,
             micro_batches=size.parts,
             temperature=self._training.temperature,
             gpu_fraction=size.gpu_fraction,
