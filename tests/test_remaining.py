@@ -176,7 +176,7 @@ def begun(tmp_path: Path) -> tuple[Plan, CampaignFiles, _Clock, Forecaster]:
     clock = _Clock()
     manifest = new_manifest("c", "", planned, tmp_path)
     write_manifest(files.manifest, manifest)
-    return plan, files, clock, Forecaster(plan, files.directory, files.run, manifest, clock)
+    return plan, files, clock, Forecaster(plan, files, manifest, clock)
 
 
 def test_a_campaign_is_expected_to_take_what_earlier_ones_of_its_name_say(begun: tuple) -> None:
@@ -230,7 +230,7 @@ def test_a_resumed_campaign_keeps_what_was_expected_and_counts_no_pause(begun: t
     assert manifest is not None
     expected = Expectation(70.0, 75.0, 0.0, "a pilot")
     again = replace(manifest, expected=expected, runs=tuple(replace(r, attempts=1) for r in manifest.runs))
-    expecter = Forecaster(plan, files.directory, files.run, again, clock)
+    expecter = Forecaster(plan, files, again, clock)
     assert expecter.look() is None
     assert expecter.ended() == replace(expected, actual_s=80.0)
 

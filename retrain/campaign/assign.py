@@ -40,12 +40,11 @@ def assignment_of(
 ) -> Assignment:
     """Return a plan's assignment, for its launcher; `where` is the workers' working directory."""
     directory = files.directory.absolute()
-    absolute = CampaignFiles(directory)
-    directories = {run.run_id: absolute.run(run.run_id).directory for run in plan.runs}
+    absolute = replace(files, directory=directory)
     return Assignment(
         campaign=directory.name,
         directory=directory,
-        runs={plan.runs[0].run_id: directory} if plan.is_single_run else directories,
+        runs={run.run_id: absolute.run(run.run_id).directory for run in plan.runs},
         workers=plan.workers,
         permits=plan.permits,
         permits_adapt=plan.permits_adapt,
@@ -97,7 +96,7 @@ def as_launched(plan: Plan, source: str) -> Plan:
 def ask_launcher(plan: Plan, hook: str) -> Any:
     """Return what a launcher's hook says of a plan that has no directory yet; None without that hook."""
     says = registry.hook("launchers", plan.campaign.launcher, hook)
-    files = CampaignFiles(plan.log_dir / f"{plan.name}-{NOT_YET}")
+    files = CampaignFiles(plan.log_dir / f"{plan.name}-{NOT_YET}", plan.is_single_run)
     return says(assignment_of(plan, files, Path.cwd())) if says else None
 
 

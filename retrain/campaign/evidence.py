@@ -7,7 +7,7 @@ goes no further.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -59,19 +59,18 @@ class Rounds:
         plan: Plan,
         roll_up: RollUp,
         files: CampaignFiles,
-        notice: Callable[[str], None],
     ) -> None:
         self._plan = plan
         self._looks = files.looks
         self._roll_up = roll_up
-        self._files_of = roll_up.files_of
-        self._notice = notice
+        self._files_of = files.run
+        self._notice = roll_up.notice
         self._values: dict[str, float | None] = {}  # of finished runs, which do not change
         known = roll_up.manifest.decision
         self._told = {one.condition: one.verdict for one in known.conditions} if known else {}
         self._ended = known.ended if known else ""
         search = plan.campaign.search
-        self._rungs = Rungs(plan, search, roll_up, files, notice) if search is not None else None
+        self._rungs = Rungs(plan, search, roll_up, files) if search is not None else None
 
     def tell_prospects(self) -> None:
         """Notice that no difference can be found, before anything is known of one."""
@@ -190,15 +189,14 @@ class Rungs:
         table: Search,
         roll_up: RollUp,
         files: CampaignFiles,
-        notice: Callable[[str], None],
     ) -> None:
         self._plan = plan
         self._table = table
         self._roll_up = roll_up
-        self._files_of = roll_up.files_of
+        self._files_of = files.run
         self._rungs = files.rungs
         self._proposals = files.proposals
-        self._notice = notice
+        self._notice = roll_up.notice
         self._told = set(lines_of_search(roll_up.manifest.searched))
         self.promoted: Collection[str] = ()  # runs that waited before the last look and go on
 

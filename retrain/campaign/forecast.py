@@ -15,7 +15,7 @@ from retrain.plan.estimate.learned import crowding_of
 from retrain.plan.estimate.remaining import remaining
 from retrain.plan.estimate.wall_time import wall_time
 from retrain.plan.matrix import Plan
-from retrain.records.layout import TRIALS, RunFiles, find_campaigns, name_of
+from retrain.records.layout import TRIALS, CampaignFiles, RunFiles, find_campaigns, name_of
 from retrain.records.lines import parse_line, read_lines
 from retrain.records.manifest import Expectation, Manifest
 from retrain.records.run_row import RunRow, read_row
@@ -37,15 +37,13 @@ class Forecaster:
     def __init__(
         self,
         plan: Plan,
-        directory: Path,
-        files_of: Callable[[str], RunFiles],
+        files: CampaignFiles,
         known: Manifest,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Begin; `known` is the present manifest: a resumed campaign keeps its first forecast."""
         self._plan = plan
-        self._directory = directory
-        self._files_of = files_of
+        self._files = files
         self._expected = known.expected
         self._is_new = plan.decision is None and all(run.attempts == 0 for run in known.runs)
         self._was_over = all(run.state == RunState.DONE for run in known.runs)
@@ -82,7 +80,7 @@ class Forecaster:
         return self._expected
 
     def _from_history(self) -> Expectation | None:
-        here = self._directory
+        here = self._files.directory
         earlier = [path for path in _named(here.name, find_campaigns(here.parent)) if path.name != here.name]
         history = learn_from(earlier or _pilots(here), self._plan.conditions, FEW_RUNS)
         found = wall_time(self._plan, history, cpu_capacity())
@@ -91,7 +89,7 @@ class Forecaster:
         return Expectation(found.p50_s, found.p90_s, 0.0, count_of(len(history.runs), "earlier run"))
 
     def _from_steps(self, elapsed_s: float) -> Expectation | None:
-        rows = [read_row(run.planned, self._files_of(run.run_id)) for run in self._plan.runs]
+        rows = [read_row(run.planned, self._files.run(run.run_id)) for run in self._plan.runs]
         active = [row for row in rows if row.state == RunState.RUNNING]
         if not active or not all(_is_known(row) for row in active) or _may_cost_otherwise(rows):
             return None
@@ -103,7 +101,7 @@ class Forecaster:
 
     def _busy_s(self) -> float:
         """Return the time in which any run was alive: the pauses of a stopped campaign do not count."""
-        return busy_s(self._files_of(run.run_id) for run in self._plan.runs)
+        return busy_s(self._files.run(run.run_id) for run in self._plan.runs)
 
 
 def busy_s(runs: Iterable[RunFiles]) -> float:

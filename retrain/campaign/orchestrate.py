@@ -85,7 +85,7 @@ class CampaignRun:
         self._endings: dict[str, Ending] = {}  # of all sessions
 
     def files_of(self, run_id: str) -> RunFiles:
-        return RunFiles(self.directory) if self.plan.is_single_run else self._files.run(run_id)
+        return self._files.run(run_id)
 
     def execute(self, retry_failed: bool = False) -> CampaignOutcome:
         """Run what is not done; with `retry_failed` what failed, which is otherwise left alone.
@@ -111,9 +111,9 @@ class CampaignRun:
         """Run what is not done of the conditions that there are; None if a sampler adds others after that."""
         roll_up = self._roll_up()
         states = self._states(roll_up)
-        roll_up.see_to_damaged(self.notice, redo=retry_failed)
+        roll_up.see_to_damaged(redo=retry_failed)
         over = [] if retry_failed else [*_failed(states), *self._gone]
-        rounds = Rounds(self.plan, roll_up, self._files, self.notice)
+        rounds = Rounds(self.plan, roll_up, self._files)
         if not retry_failed and (due := rounds.due(over)) is not None:
             self.propose(due)
             return None
@@ -123,17 +123,17 @@ class CampaignRun:
         if self._supervisor is None:
             rounds.tell_prospects()
         asked = rounds.asked(over)
-        self._write(roll_up, ended=False)
+        roll_up.refresh()
         todo, alive = self._shares(asked, states, launcher.queued(), retry_failed)
         self._tell_begun(roll_up, todo, alive)
-        forecaster = Forecaster(self.plan, self.directory, self.files_of, roll_up.manifest)
+        forecaster = Forecaster(self.plan, self._files, roll_up.manifest)
         self._supervisor = self._supervisor_with(launcher, roll_up, forecaster, lock)
         try:
             while todo or alive:
                 self._endings |= self._supervisor.supervise(todo, alive)
                 todo, alive = self._next_round(rounds, roll_up), []
         except (LaunchError, ConfigError):
-            self._write(roll_up, ended=self._supervisor.is_over)
+            roll_up.refresh(ended=self._supervisor.is_over)
             raise
         if not self._supervisor.is_stopping and rounds.due(self._gone) is not None:
             return None
@@ -161,7 +161,7 @@ class CampaignRun:
             return []
         states = self._states(roll_up)
         asked = rounds.asked(_failed(states) if supervisor.is_stopping else [*_failed(states), *self._gone])
-        self._write(roll_up, ended=False)
+        roll_up.refresh()
         todo, _ = self._shares(asked, states, (), retry_failed=False)
         known = self._endings.keys() - rounds.promoted
         todo = [run for run in todo if run.run_id not in known and not supervisor.is_stopping]
@@ -183,7 +183,7 @@ class CampaignRun:
                 "asked to stop, and their records are lost unless you restore the directory"
             )
         finished = [run for run in self.plan.runs if before[run.run_id] is RunState.DONE]
-        deliver_missing(finished, self.files_of, roll_up, self.notice, lambda: self._asked_to_stop > 0)
+        deliver_missing(finished, roll_up, lambda: self._asked_to_stop > 0)
         states = self._states(roll_up)
         # workers may have ended before they wrote a record
         states |= {r: e.state for r, e in self._endings.items() if states[r] is RunState.PENDING}
@@ -191,7 +191,7 @@ class CampaignRun:
         took = forecaster.ended() if set(states.values()) == {RunState.DONE} else None
         if took is not None:
             roll_up.expect(took)
-        self._write(roll_up, ended=True)
+        roll_up.refresh(ended=True)
         return CampaignOutcome(self.directory, states, supervisor.was_stopped)
 
     def stop(self, *, now: bool = False) -> None:
@@ -203,7 +203,7 @@ class CampaignRun:
     def _roll_up(self) -> RollUp:
         shared = [str(d) for d, _, is_shared in permit_directories(self.plan, self._files) if is_shared]
         manifest = manifest_of(self.plan, self._files, shared, self.notice)
-        roll_up = RollUp(manifest, self._files.manifest, self.files_of)
+        roll_up = RollUp(manifest, self._files, self.notice)
         roll_up.write()
         return roll_up
 
@@ -237,7 +237,7 @@ class CampaignRun:
             expected = None if is_lost else forecaster.look()
             if expected is not None:
                 roll_up.expect(expected)
-                self._write(roll_up, ended=False)
+                roll_up.refresh()
                 observer.notice(said(expected))
             return max(self._asked_to_stop, asked_to_stop(self._files), int(is_lost))
 
@@ -255,12 +255,6 @@ class CampaignRun:
             look,
             ask_workers,
         )
-
-    def _write(self, roll_up: RollUp, *, ended: bool) -> None:
-        try:
-            roll_up.write(ended=ended)
-        except RecordsError as error:  # the manifest only repeats the runs' records
-            self.notice(str(error))
 
     def _states(self, roll_up: RollUp) -> dict[str, RunState]:
         """Return every run's state; damaged records count as failed."""

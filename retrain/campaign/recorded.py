@@ -7,7 +7,7 @@ changed by hand and is not trusted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -53,7 +53,6 @@ class Reconciled:
 def reconcile(
     plan: Plan,
     files: CampaignFiles,
-    files_of: Callable[[str], RunFiles],
     origin: Provenance,
     *,
     accept_changes: bool = False,
@@ -67,15 +66,15 @@ def reconcile(
     manifest = _manifest(files)
     looks = known_looks(files.looks, manifest.decision if manifest else None)
     recorded = _recorded(plan, files, manifest, is_same_file)
-    redesigned = tuple(looks.differs(plan.design)) or _decided_late(plan, manifest, files_of)
+    redesigned = tuple(looks.differs(plan.design)) or _decided_late(plan, manifest, files)
     may_be_new = _added(plan) | {run.run_id for run in plan.runs if redesigned}
     if manifest and manifest.decision and not looks.was_begun:
         may_be_new |= _with_further_seeds(plan, recorded)
-    recorded |= _not_needed_yet(plan, recorded, files_of, may_be_new)
-    found = _compare(plan, recorded, files_of, is_same_file=is_same_file)
+    recorded |= _not_needed_yet(plan, recorded, files, may_be_new)
+    found = _compare(plan, recorded, files, is_same_file=is_same_file)
     found = replace(found, changes=(*redesigned, *found.changes))
     if found.changes:
-        alive = [run_id for run_id in recorded if is_held(files_of(run_id).lock)]
+        alive = [run_id for run_id in recorded if is_held(files.run(run_id).lock)]
         _require_accepted(files, found.changes, alive, accept_changes=accept_changes)
     return found
 
@@ -104,14 +103,12 @@ def _manifest(files: CampaignFiles) -> Manifest | None:
     return None
 
 
-def _decided_late(
-    plan: Plan, manifest: Manifest | None, files_of: Callable[[str], RunFiles]
-) -> tuple[str, ...]:
+def _decided_late(plan: Plan, manifest: Manifest | None, files: CampaignFiles) -> tuple[str, ...]:
     """Return that `[decision]` was added to a campaign of which runs had begun, as a change of its design."""
     is_new = manifest is not None and manifest.decision is None and manifest.searched is None
     if manifest is None or not is_new or plan.decision is None or plan.campaign.search is not None:
         return ()
-    return (ADDED,) if any(files_of(run.run_id).attempts.exists() for run in manifest.runs) else ()
+    return (ADDED,) if any(files.run(run.run_id).attempts.exists() for run in manifest.runs) else ()
 
 
 def _recorded(
@@ -148,14 +145,14 @@ def _with_further_seeds(plan: Plan, recorded: Collection[str]) -> set[str]:
 def _not_needed_yet(
     plan: Plan,
     recorded: Collection[str],
-    files_of: Callable[[str], RunFiles],
+    files: CampaignFiles,
     may_be_new: Collection[str],
 ) -> dict[str, str]:
     """Return the hashes of runs that may follow: the manifest has only those that were needed so far."""
     if not (plan.decision or plan.added_seeds):
         return {}
     others = [run for run in plan.runs if run.run_id not in recorded]
-    hashes = {run.run_id: recorded_hash(files_of(run.run_id)) for run in others}
+    hashes = {run.run_id: recorded_hash(files.run(run.run_id)) for run in others}
     return {
         run.run_id: hashes[run.run_id] or run.config_hash
         for run in others
@@ -164,14 +161,14 @@ def _not_needed_yet(
 
 
 def _compare(
-    plan: Plan, recorded: Mapping[str, str], files_of: Callable[[str], RunFiles], *, is_same_file: bool
+    plan: Plan, recorded: Mapping[str, str], campaign: CampaignFiles, *, is_same_file: bool
 ) -> Reconciled:
     """Compare a plan with the hash that each run began with, or with what it means in this version."""
     lines = list(_new_and_gone({run.run_id: run for run in plan.runs}, recorded))
     changes: dict[str, list[str]] = {}
     runs, renamed = [], {}
     for run in plan.runs:
-        before, files = recorded.get(run.run_id, run.config_hash), files_of(run.run_id)
+        before, files = recorded.get(run.run_id, run.config_hash), campaign.run(run.run_id)
         same = run if before == run.config_hash else _as_begun(run, before, files, is_same_file)
         runs.append(same or run)
         if same is None:

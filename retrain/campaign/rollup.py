@@ -95,10 +95,10 @@ def _start_of(config: Config) -> dict[str, str]:
 class RollUp:
     """A campaign's manifest; for the holder of its lock."""
 
-    def __init__(self, manifest: Manifest, path: Path, files_of: Callable[[str], RunFiles]) -> None:
+    def __init__(self, manifest: Manifest, files: CampaignFiles, notice: Callable[[str], None]) -> None:
         self.manifest = manifest
-        self._path = path
-        self.files_of = files_of
+        self.files = files
+        self.notice = notice
         self._places = {run.run_id: i for i, run in enumerate(manifest.runs)}
         self._changed = set(self._places)
         self._written_at = float("-inf")
@@ -113,24 +113,24 @@ class RollUp:
         runs = list(self.manifest.runs)
         for run_id in self._changed:
             place = self._places[run_id]
-            runs[place] = look_at(runs[place], self.files_of(run_id))
+            runs[place] = look_at(runs[place], self.files.run(run_id))
         self._changed.clear()
         self.manifest = replace(self.manifest, runs=tuple(runs))
         return self.manifest.runs
 
-    def see_to_damaged(self, notice: Callable[[str], None], *, redo: bool) -> None:
+    def see_to_damaged(self, *, redo: bool) -> None:
         """Leave runs with damaged records alone, or prepare their rerun: one does not hold up the others."""
         for entry in self.entries():
             if entry.state != UNREADABLE:
                 continue
-            if redo and set_aside_changed(self.files_of(entry.run_id)):
+            if redo and set_aside_changed(self.files.run(entry.run_id)):
                 self.changed(entry.run_id)
-                notice(
+                self.notice(
                     f"{entry.run_id} runs again from its start: its metrics.jsonl changed after it had "
                     "finished, and is kept as metrics.jsonl.damaged"
                 )
             else:
-                notice(f"{entry.run_id} is left alone: {entry.message}")
+                self.notice(f"{entry.run_id} is left alone: {entry.message}")
 
     def expect(self, expected: Expectation) -> None:
         """Set how long the campaign is expected to take, or took."""
@@ -152,16 +152,23 @@ class RollUp:
         self.manifest = replace(self.manifest, decision=dropped(found) if found and was_begun else None)
 
     def keep(self) -> None:
-        """Write if the last write is long enough ago and enough has changed since; raises as `write` does."""
+        """Write if the last write is long enough ago and enough has changed since."""
         is_enough = len(self._changed) >= SHARE * len(self._places)
         if is_enough and time.monotonic() - self._written_at >= EVERY_S:
-            self.write()
+            self.refresh()
+
+    def refresh(self, *, ended: bool = False) -> None:
+        """Write now; a problem is told, because the manifest only repeats the runs' records."""
+        try:
+            self.write(ended=ended)
+        except RecordsError as error:
+            self.notice(str(error))
 
     def write(self, *, ended: bool = False) -> None:
         """Write now; after a RecordsError, the manifest on disk is an older one."""
         self.manifest = replace(self.manifest, runs=self.entries(), ended_at=utc_now() if ended else "")
         shown = tuple(run for run in self.manifest.runs if run.run_id in self.shown)
-        write_manifest(self._path, replace(self.manifest, runs=shown))
+        write_manifest(self.files.manifest, replace(self.manifest, runs=shown))
         self._written_at = time.monotonic()
 
 
@@ -189,17 +196,12 @@ class RecordingObserver(Observer):
     def ended(self, run: RunPlan, ending: Ending, tail: Sequence[str]) -> None:
         self._observer.ended(run, ending, tail)
         self._roll_up.changed(run.run_id)
-        try:
-            self._roll_up.keep()
-        except RecordsError as error:
-            self._observer.notice(str(error))
+        self._roll_up.keep()
 
 
 def deliver_missing(
     finished: Sequence[RunPlan],
-    files_of: Callable[[str], RunFiles],
     roll_up: RollUp,
-    say: Callable[[str], None],
     is_stopped: Callable[[], bool],
 ) -> None:
     """Log the rows that loggers lack of finished runs, run by run; for the holder of the campaign's lock."""
@@ -210,15 +212,16 @@ def deliver_missing(
 
     behind = []
     for run in logged:
-        done = read_done(files_of(run.run_id).done)
-        if done is not None and is_behind(run.config, files_of(run.run_id), done.result):
+        files = roll_up.files.run(run.run_id)
+        done = read_done(files.done)
+        if done is not None and is_behind(run.config, files, done.result):
             behind.append(run)
     if behind:
-        say(f"logging the missing rows of {count_of(len(behind), 'finished run')}")
+        roll_up.notice(f"logging the missing rows of {count_of(len(behind), 'finished run')}")
     for run in behind:
         if is_stopped():
             return
-        _deliver(run, files_of(run.run_id), is_stopped)
+        _deliver(run, roll_up.files.run(run.run_id), is_stopped)
         roll_up.changed(run.run_id)
 
 

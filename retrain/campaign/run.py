@@ -76,7 +76,7 @@ def start(
         check_memory(plan, config_path.name)
         check_servers({run.condition: run.config for run in plan.runs}.values(), config_path.name)
     ask_launcher(plan, "check_engine")
-    files = CampaignFiles(create_directory(plan.log_dir, plan.name))
+    files = CampaignFiles(create_directory(plan.log_dir, plan.name), plan.is_single_run)
     campaign = CampaignRun(plan, files, observer or Observer())
     content, where = config_path.read_bytes(), str(Path.cwd())
     origin = Provenance(
@@ -133,9 +133,10 @@ def reopen(
     plan = as_launched(plan, str(files.campaign_toml))
     if not has_engine(plan.campaign):  # this machine may have less memory than the last
         check_memory(plan, str(files.campaign_toml))
-    campaign = CampaignRun(plan, files, observer or Observer())
-    found = reconcile(campaign.plan, files, campaign.files_of, origin, accept_changes=accept_config_change)
-    campaign.plan, campaign.accepted = found.plan, found.changes
+    files = replace(files, is_single=plan.is_single_run)
+    found = reconcile(plan, files, origin, accept_changes=accept_config_change)
+    campaign = CampaignRun(found.plan, files, observer or Observer())
+    campaign.accepted = found.changes
     now = replace(
         wanted,
         where=str(where),
@@ -150,7 +151,7 @@ def reopen(
             remove_file(files.stop_request)
         for run in found.plan.runs:
             if run.run_id in found.renamed:
-                rename_done(campaign.files_of(run.run_id).done, found.renamed[run.run_id], run.config_hash)
+                rename_done(files.run(run.run_id).done, found.renamed[run.run_id], run.config_hash)
         write_what_differs(campaign, now)
         if lost:
             campaign.notice(f"{lost}; it is rebuilt from the runs")
@@ -273,5 +274,5 @@ def _add_proposals(campaign: CampaignRun, told: Mapping[str, float | None]) -> N
         return
     origin, _ = known_origin(files)
     plan = as_launched(_planned_anew(files, origin)[0], str(files.campaign_toml))
-    campaign.plan = reconcile(plan, files, campaign.files_of, origin).plan
+    campaign.plan = reconcile(plan, files, origin).plan
     write_what_differs(campaign, origin)

@@ -67,6 +67,7 @@ class CampaignFiles:
     """The files of one campaign."""
 
     directory: Path
+    is_single: bool = False  # the files of its only run are in its own directory
     campaign_toml = _File("campaign.toml")
     origin = _File("origin.json")
     manifest = _File("manifest.json")
@@ -84,7 +85,7 @@ class CampaignFiles:
         """Return a run's files; an id that would point outside the campaign's directory is refused."""
         if run_id in {"", ".", ".."} or "/" in run_id or "\0" in run_id:
             raise RecordsError(f"{run_id!r} is not a run id; use letters, digits and . _ + -")
-        return RunFiles(self.runs / run_id)
+        return RunFiles(self.directory if self.is_single else self.runs / run_id)
 
     def existing_run(self, run_id: str) -> RunFiles:
         """Return the files of a run that was created; a single run's are the campaign's own directory."""

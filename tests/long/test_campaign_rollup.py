@@ -24,7 +24,7 @@ def roll_up(directory: Path, runs: int) -> RollUp:
     planned = [PlannedRun(f"r{n}", "c", n, 1, "h") for n in range(runs)]
     for run in planned:
         files.run(run.run_id).directory.mkdir(parents=True)
-    return RollUp(new_manifest("c", "h", planned, directory), files.manifest, files.run)
+    return RollUp(new_manifest("c", "h", planned, directory), files, print)
 
 
 def end_all(made: RollUp, directory: Path, runs: int) -> None:
