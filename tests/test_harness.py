@@ -336,7 +336,7 @@ def test_a_turn_whose_client_has_left_is_not_kept(
     monkeypatch: pytest.MonkeyPatch, is_looked_after: bool
 ) -> None:
     """Whether it is noticed while the turn is sampled, or when it is answered."""
-    monkeypatch.setattr("retrain.environments.endpoint.server.LOOK_S", 0.01 if is_looked_after else 60.0)
+    monkeypatch.setattr("retrain.environments.endpoint.LOOK_S", 0.01 if is_looked_after else 60.0)
     asked, has_left = threading.Event(), threading.Event()
 
     def run(prompt: Prompt, base_url: str, api_key: str) -> float:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from retrain.environments.endpoint import Endpoint
 from retrain.environments.endpoint.running import run_program
-from retrain.environments.endpoint.server import Endpoint
 from retrain.environments.endpoint.session import Limits, Rendering, Session
 from retrain.environments.episode import Conversation, EpisodeError, within
 from retrain.environments.threads import OwnThread

@@ -9,8 +9,8 @@ from typing import Any
 
 from retrain.backends import Sampling
 from retrain.config.schema import Environment
+from retrain.environments.endpoint import Endpoint
 from retrain.environments.endpoint.running import run_program
-from retrain.environments.endpoint.server import Endpoint
 from retrain.environments.endpoint.session import Ask, Limits, Rendering, Session
 from retrain.environments.episode import EpisodeError, EpisodeLostError, EpisodeTimeoutError, finite, told
 from retrain.environments.own_loop import OwnLoop

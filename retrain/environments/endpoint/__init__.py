@@ -1,1 +1,190 @@
-"""An OpenAI-compatible address on loopback, at which programs that bring their own loop ask the policy."""
+"""Serves the policy of a worker on loopback, to the programs of its episodes.
+
+`POST /v1/chat/completions` and `/inference/v1/generate`, and `GET /v1/models`, for clients whose key is that
+of an episode under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import select
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from retrain.environments.endpoint.chat import (
+    ChatRequest,
+    GenerateRequest,
+    Refusal,
+    Turn,
+    answer_to,
+    read_request,
+    tokens_of,
+)
+from retrain.environments.endpoint.session import Session
+from retrain.registry.code import located
+
+LARGEST_BODY_BYTES = 4 << 20  # a longer one takes seconds to tokenize, and fits no context
+IDLE_S = 120.0  # after which a connection without a request is closed
+LOOK_S = 0.5  # after which a client that waits is looked after
+POLL_S = 0.05  # of the thread that serves, to see that it should end
+CHAT, GENERATE = "/v1/chat/completions", "/inference/v1/generate"
+JSON, STREAM = "application/json", "text/event-stream; charset=utf-8"
+
+
+class Endpoint:
+    """A server on a free port of 127.0.0.1."""
+
+    def __init__(self) -> None:
+        self._server = _Server(("127.0.0.1", 0), _Handler)
+        serve = self._server.serve_forever
+        self._thread = threading.Thread(target=serve, args=(POLL_S,), name="endpoint", daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """The address that clients take as their `base_url`."""
+        return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+
+    @contextmanager
+    def serving(self, session: Session) -> Iterator[str]:
+        """Serve an episode while the body runs, in the running event loop; return its key."""
+        key, served = f"sk-{secrets.token_urlsafe(24)}", _Served(session, asyncio.get_running_loop())
+        self._server.served[key] = served
+        try:
+            yield key
+        finally:
+            del self._server.served[key]
+            session.end()
+
+    def close(self) -> None:
+        """End the server; safe to call twice."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """An episode, and the event loop that plays it."""
+
+    session: Session
+    loop: asyncio.AbstractEventLoop
+
+    def wait_for_turn(
+        self, request: ChatRequest | GenerateRequest, has_left: Callable[[], bool]
+    ) -> tuple[Turn, str]:
+        """Return a sampled turn and its name; CancelledError if the episode ends or the client leaves."""
+        asked = (
+            self.session.chat(request, has_left)
+            if isinstance(request, ChatRequest)
+            else self.session.generate(request, has_left)
+        )
+        turn = asyncio.run_coroutine_threadsafe(asked, self.loop)
+        while not wait([turn], LOOK_S).done:
+            if has_left():
+                turn.cancel()  # so that a retry continues the same conversation
+        return turn.result()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True  # those of connections that clients keep open
+    block_on_close = False
+    request_queue_size = 1024  # hundreds of episodes begin at once
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.served: dict[str, _Served] = {}
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Ignore clients that hang up."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    protocol_version = "HTTP/1.1"
+    timeout = IDLE_S
+    disable_nagle_algorithm = True
+
+    def do_GET(self) -> None:
+        if self.path != "/v1/models":
+            self._send_refusal(_unknown(self.path))
+            return
+        model = {"id": "policy", "object": "model", "created": 0, "owned_by": "retrain"}
+        self._send(200, JSON, json.dumps({"object": "list", "data": [model]}).encode())
+
+    def do_POST(self) -> None:
+        try:
+            body = self._body()
+            if self.path not in (CHAT, GENERATE):
+                raise _unknown(self.path)
+            served = self._served()
+            request = _read(self.path, body)
+            turn, name = served.wait_for_turn(request, self._has_left)
+        except Refusal as refusal:
+            self._send_refusal(refusal)
+        except CancelledError:
+            self._send_refusal(Refusal("the episode is over", status=410, code="episode_over"))
+        except Exception as error:  # noqa: BLE001 - a client gets an answer, whatever happens
+            self._send_refusal(Refusal(located(error), status=500, kind="server_error"))
+        else:
+            self._send(200, STREAM if request.stream else JSON, _written(request, turn, name))
+
+    def _has_left(self) -> bool:
+        """Whether the client has closed the connection."""
+        readable, _, _ = select.select([self.connection], [], [], 0)
+        return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
+
+    def _body(self) -> bytes:
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal():
+            self.close_connection = True
+            raise Refusal("the request has no Content-Length", status=411)
+        if (left := int(length)) > LARGEST_BODY_BYTES:
+            while left and (part := self.rfile.read(min(left, 1 << 20))):  # else the client reads no answer
+                left -= len(part)
+            what = f"the request has {length} bytes; at most {LARGEST_BODY_BYTES} are read"
+            raise Refusal(what, status=413)
+        return self.rfile.read(left)
+
+    def _served(self) -> _Served:
+        key = self.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        found = self.server.served.get(key)
+        if found is None:
+            what = "the API key belongs to no running episode; each episode has a key of its own"
+            raise Refusal(what, status=401, kind="authentication_error", code="invalid_api_key")
+        return found
+
+    def _send_refusal(self, refusal: Refusal) -> None:
+        self._send(refusal.status, JSON, json.dumps(refusal.body).encode())
+
+    def _send(self, status: int, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
+
+
+def _read(path: str, body: bytes) -> ChatRequest | GenerateRequest:
+    return read_request(ChatRequest, body) if path == CHAT else read_request(GenerateRequest, body)
+
+
+def _written(request: ChatRequest | GenerateRequest, turn: Turn, name: str) -> bytes:
+    if isinstance(request, ChatRequest):
+        return answer_to(request, turn, name)
+    return tokens_of(request, turn, name)
+
+
+def _unknown(path: str) -> Refusal:
+    return Refusal(f"no such address: {path}", status=404, code="unknown_url")
