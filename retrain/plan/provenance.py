@@ -8,10 +8,10 @@ replaced by the file's runs in their order, because comparisons refer to the fir
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from retrain.config.keys import Tables
 from retrain.config.versions import CURRENT, run_version
@@ -109,11 +109,15 @@ def _has_copies(files: CampaignFiles, origin: Provenance, near: Path) -> bool:
 
 def _used_in(where: Path, run: RunFiles, beside: str) -> set[Path]:
     """Return the files and plugins of a directory that a run uses, relative to it."""
+    from retrain.config.files import mapped  # imports the schema, and is seldom needed
+
     tables, keys = dict(recorded_tables(run)), recorded_table(run, "run").get("files", {})
     tables.pop("run", None)
-    named = [Path(found) for key in keys if isinstance(found := _value(tables, key), str)]
+    texts: dict[str, str] = {}  # by dotted key
+    mapped(tables, "", "", lambda value, key, _: texts.update({key[1:]: str(value)}))
+    named = [Path(texts[key]) for key in keys if key in texts]
     data = {path.relative_to(where) for path in named if path.is_relative_to(where)}
-    code = {Path(beside, name) for text in _texts(tables) for name in _modules(text)}
+    code = {Path(beside, name) for text in texts.values() for name in _modules(text)}
     return data | {path for path in code if (where / path).exists()}
 
 
@@ -121,24 +125,6 @@ def _modules(text: str) -> tuple[str, ...]:
     """Return the names of the file and the folder in which a dotted path may be; none for other texts."""
     top, dot, _ = text.partition(".")
     return (f"{top}.py", top) if dot and top.isidentifier() else ()
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list):
-        for inner in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(inner)
-
-
-def _value(tables: Any, key: str) -> Any:
-    """Return what a dotted key names; None if there is no such value."""
-    for part in key.split("."):
-        try:
-            tables = tables[int(part) if isinstance(tables, list) else part]
-        except (LookupError, TypeError, ValueError):
-            return None
-    return tables
 
 
 def _from_runs(files: CampaignFiles) -> Provenance | None:

@@ -12,7 +12,6 @@ A resumed run repeats steps, whose last lines count.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -26,7 +25,6 @@ from retrain.records.text import count_of
 
 FIRST, LAST, BETWEEN = 8, 16, 64  # steps kept: at most this many of each
 REWRITE_EVERY = 512  # steps; a rewrite waits for the disk. The file holds up to this many extra steps
-_START = re.compile(rb'\{"step": (\d{1,15}), "attempt": (\d{1,9}), ')
 Rewards: TypeAlias = Mapping[int, Sequence[float | None]]  # by question
 LONGEST_TEXT = 4000  # characters; of a longer text, the start and the end are kept
 OF_EPISODES = ("turns", "error", "tool_calls", "tool_errors", "other_conversations")  # left out if empty
@@ -113,7 +111,7 @@ class SamplesWriter:
         self._lines.write("\n".join(marked))
         if step % self._rewrite_every == 0:
             self.close()
-            write_atomic(self._path, b"".join(line + b"\n" for line in _kept(self._path)))
+            write_atomic(self._path, "".join(f"{dump_line(row)}\n" for row in read_samples(self._path)))
             self._lines = LineAppender(self._path)
 
     def sync(self) -> None:
@@ -128,7 +126,8 @@ class SamplesWriter:
 
 def read_samples(path: Path) -> list[Row]:
     """Read the kept samples in step order, each step once, also after crashes; none if there is no file."""
-    return [row for line in _kept(path) if (row := parse_line(line))]
+    rows = latest_rows(path)
+    return [row for row in rows if is_kept(row["step"], rows[-1]["step"])]
 
 
 def samples_of(path: Path) -> Iterator[Sample]:
@@ -139,33 +138,18 @@ def samples_of(path: Path) -> Iterator[Sample]:
                 yield record_of(Sample, row)
 
 
-def _kept(path: Path) -> list[bytes]:
-    """Return the lines that count: the latest rows of each step that is kept."""
-    lines = latest_lines(path)
-    last = lines[-1][0] if lines else 0
-    return [line for step, _, line in lines if is_kept(step, last)]
-
-
-def latest_lines(path: Path) -> list[tuple[int, int, bytes]]:
-    """Return step, attempt and line of every line that counts, in step order; a step has several lines."""
-    kept: list[tuple[int, int, bytes]] = []
-    for line in read_lines(path):
-        step, attempt = _place(line)
+def latest_rows(path: Path) -> list[Row]:
+    """Return every row that counts, in step order; a step has several rows."""
+    kept: list[Row] = []
+    for row in map(parse_line, read_lines(path)):
+        if row is None or not is_step(step := row.get("step")):
+            continue
         # a later attempt's first row of a step removes all from that step on
-        while kept and step >= 0 and (kept[-1][0] > step or (kept[-1][0] == step and kept[-1][1] != attempt)):
+        at = step, row.get("attempt")
+        while kept and kept[-1]["step"] >= step and (kept[-1]["step"], kept[-1].get("attempt")) != at:
             kept.pop()
-        if step >= 0:
-            kept.append((step, attempt, line.rstrip(b"\n")))
+        kept.append(row)
     return kept
-
-
-def _place(line: bytes) -> tuple[int, int]:
-    """Read a line's step and attempt without parsing its texts; the step is -1 if it is not a whole row."""
-    if (start := _START.match(line)) and line.rstrip().endswith(b"}"):
-        return int(start[1]), int(start[2])
-    row = parse_line(line) or {}
-    step, attempt = row.get("step"), row.get("attempt")
-    return (step if is_step(step) else -1), (attempt if isinstance(attempt, int) else 0)
 
 
 class OutcomesWriter:
@@ -200,11 +184,10 @@ class OutcomesWriter:
 def read_outcomes(path: Path) -> dict[int, Rewards]:
     """Read the rewards of each step's questions, also after crashes; empty if there is no file."""
     found: dict[int, dict[int, Sequence[float | None]]] = {}
-    for step, _, line in latest_lines(path):
-        row = parse_line(line) or {}
+    for row in latest_rows(path):
         question, rewards = row.get("question"), row.get("rewards")
         if isinstance(question, int) and isinstance(rewards, list):
-            found.setdefault(step, {})[question] = [_number(one) for one in rewards]
+            found.setdefault(row["step"], {})[question] = [_number(one) for one in rewards]
     return dict(found)
 
 
