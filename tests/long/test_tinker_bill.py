@@ -27,10 +27,10 @@ model = "{MODEL}"
 base_url = "{{url}}"
 
 [training]
-batch_size = 4
-group_size = 32
+batch_size = 8
+group_size = 16
 max_tokens = 6
-max_steps = 30
+max_steps = 20
 eval_every = 6
 temperature = 1.0
 lr = 1e-4
