@@ -82,27 +82,20 @@ def test_a_detached_campaign_is_shown_followed_and_stopped_by_its_directory(
     assert endings_of(left_running) == ["interrupted", "interrupted"]
 
 
-def test_workers_of_a_dead_orchestrator_save_and_leave_when_told(left_running: Path) -> None:
-    os.kill(orchestrator_of(left_running), signal.SIGKILL)
-    wait_until(lambda: not is_held(left_running / "campaign.lock"))
-    found = stop_campaign(left_running)
-    assert (found.was_supervised, found.workers) == (False, ("grpo_s0", "maxrl_s0"))
-    assert not any(map(is_held, locks_of(left_running)))
-    for run in (left_running / "runs").iterdir():
-        steps = len(read_metrics(run))
-        assert (run / "checkpoints" / f"step-{steps:06d}").is_dir()
-
-
-@pytest.mark.parametrize("name", ["manifest.json", "origin.json"])
-def test_workers_are_stopped_whatever_of_the_campaigns_own_files_is_damaged(
-    left_running: Path, name: str
+@pytest.mark.parametrize("damaged", ["manifest.json", "origin.json"])
+def test_workers_of_a_dead_orchestrator_save_and_leave_whatever_of_the_campaigns_own_files_is_damaged(
+    left_running: Path, damaged: str
 ) -> None:
     os.kill(orchestrator_of(left_running), signal.SIGKILL)
     wait_until(lambda: not is_held(left_running / "campaign.lock"))
-    (left_running / name).write_text("{")
-    assert stop_campaign(left_running).workers == ("grpo_s0", "maxrl_s0")
+    (left_running / damaged).write_text("{")
+    found = stop_campaign(left_running)
+    assert (found.was_supervised, found.workers) == (False, ("grpo_s0", "maxrl_s0"))
     assert not any(map(is_held, locks_of(left_running)))
     assert endings_of(left_running) == ["interrupted", "interrupted"]
+    for run in (left_running / "runs").iterdir():
+        steps = len(read_metrics(run))
+        assert (run / "checkpoints" / f"step-{steps:06d}").is_dir()
 
 
 def test_a_worker_that_a_dead_orchestrator_was_starting_finds_the_campaign_stopped(
