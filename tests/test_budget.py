@@ -226,13 +226,13 @@ def test_explain_tells_what_a_plan_costs_from_a_pilot(campaign_file: Path) -> No
     text = text.replace("seeds = [0, 1]", "seeds = [0]").replace("save_every = 2", "save_every = 0")
     campaign_file.write_text(text)
     pilot = start(campaign_file, ["campaign.launcher=inline", "campaign.parallel=false"]).execute()
-    overrides = ["campaign.launcher=inline", "campaign.parallel=false", "campaign.max_steps=40"]
+    overrides = ["campaign.launcher=inline", "campaign.parallel=false", "campaign.max_steps=24"]
     plan = plan_runs(load_config(campaign_file, overrides), "c")
     explained = explain_plan(plan, preflight(plan, "c"), learn(pilot.directory), 1.0, "c.toml")
     bill = survey(start(campaign_file, overrides).execute().directory)[0].cost_usd
     assert explained.cost is not None
     assert bill is not None
-    assert explained.cost.p50_usd == pytest.approx(bill, rel=0.15)  # 4 steps a run tell 40
+    assert explained.cost.p50_usd == pytest.approx(bill, rel=0.15)  # 4 steps a run tell 24
     assert explained.cost.p50_usd < explained.cost.p90_usd < 1.5 * explained.cost.p50_usd
     known = [one.cost_usd for one in survey(pilot.directory)[0].conditions]
     again = plan_runs(load_config(campaign_file), "c")
@@ -260,7 +260,7 @@ def test_a_forecast_counts_evaluations_that_the_pilot_did_not_reach(campaign_fil
     campaign_file.write_text(text + CAMPAIGN)
     alone = ["campaign.launcher=inline", "campaign.seeds=[0]"]
     pilot = start(campaign_file, alone).execute()  # of 4 steps
-    longer = [*alone, "campaign.max_steps=24"]
+    longer = [*alone, "campaign.max_steps=12"]
     plan = plan_runs(load_config(campaign_file, longer), "tiny.toml")
     found = explain_plan(plan, preflight(plan, "tiny.toml"), learn(pilot.directory), 2.0, "tiny.toml").cost
     assert found is not None

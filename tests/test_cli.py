@@ -202,18 +202,16 @@ def test_help_imports_no_command(here: Path) -> None:
     }
 
 
-def test_status_imports_only_what_it_uses(retrain: Call, campaign_file: Path) -> None:
-    retrain("run", campaign_file, "--set", "campaign.launcher=inline")
-    found = imported(["status"], campaign_file.parent)
+def test_status_imports_only_what_it_uses(ran: Ran) -> None:
+    found = imported(["status"], ran[0])
     assert not found & (HEAVY | {"pydantic_core", "retrain.config.schema", "retrain.registry"})
     assert len(of_retrain(found)) <= 55
 
 
-def test_numbers_are_read_without_pydantic(retrain: Call, campaign_file: Path) -> None:
-    retrain("run", campaign_file, "--set", "campaign.launcher=inline")
-    run = next((campaign_file.parent / "logs").glob("*/runs/*"))
+def test_numbers_are_read_without_pydantic(ran: Ran) -> None:
+    run = next((ran[0] / "logs").glob("*/runs/*"))
     for words in (["logs", str(run), "-n", "3"], ["samples", str(run), "--count", "1"]):
-        assert not imported(words, campaign_file.parent) & {"pydantic", "pydantic_core"}
+        assert not imported(words, ran[0]) & {"pydantic", "pydantic_core"}
 
 
 @pytest.mark.parametrize(
@@ -230,9 +228,9 @@ def test_a_wrong_number_is_refused_with_what_it_needs(retrain: Call, words: list
     assert needs in " ".join(answer.stderr.replace("│", " ").split())
 
 
-@pytest.mark.parametrize("more", [[], ["--set", "backend.options.api_latency_s=0.1"]])
-def test_explain_imports_only_what_it_uses(campaign_file: Path, more: list[str]) -> None:
-    found = imported(["explain", campaign_file.name, *more], campaign_file.parent)
+def test_explain_imports_only_what_it_uses(campaign_file: Path) -> None:
+    of_an_api = ["--set", "backend.options.api_latency_s=0.1"]  # which takes permits when it runs
+    found = imported(["explain", campaign_file.name, *of_an_api], campaign_file.parent)
     others = {"retrain.semaphore", "retrain.records.manifest", "retrain.config.reference"}
     assert not found & (HEAVY - {"numpy"} | others)  # the plugins of the file are imported, and some need it
     assert len(of_retrain(found)) <= 100

@@ -10,22 +10,21 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.fixture
-def press_tab(here, tmp_path):
+@pytest.fixture(scope="module")
+def press_tab(tmp_path_factory):
     """Complete a command line by the script that `--show-completion` gives."""
     bash = shutil.which("bash")
     if bash is None:
         pytest.fail("bash is not installed, and it is what runs these scripts")
-    command = tmp_path / "bin" / "retrain"
+    home = tmp_path_factory.mktemp("home")
+    command = home / "bin" / "retrain"
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m retrain "$@"\n')
     command.chmod(0o755)
-    env = {"PATH": f"{command.parent}:/usr/bin:/bin", "HOME": str(tmp_path), "SHELL": bash}
+    env = {"PATH": f"{command.parent}:/usr/bin:/bin", "HOME": str(home), "SHELL": bash}
 
     def run(text: str) -> str:
-        result = subprocess.run(
-            [bash, "-c", text], cwd=here, env=env, capture_output=True, text=True, check=True
-        )
+        result = subprocess.run([bash, "-c", text], env=env, capture_output=True, text=True, check=True)
         return result.stdout
 
     script = run("_RETRAIN_COMPLETE=source_bash retrain")
@@ -38,7 +37,7 @@ def press_tab(here, tmp_path):
     return press
 
 
-def test_commands_templates_kinds_and_keys_are_offered(press_tab):
+def test_commands_templates_kinds_and_keys_are_offered(press_tab, here):
     assert press_tab("retrain stat") == ["status", "states"]
     assert press_tab("retrain init --template quick") == ["quickstart"]
     assert press_tab("retrain plugins rew") == ["rewards"]
