@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NoReturn
@@ -216,7 +218,8 @@ class ApiServer(ThreadingHTTPServer):
         self.traffic, self.latency_s, self.key = Traffic(capacity), latency_s, key
 
 
-def main() -> None:
+def main(arguments: Sequence[str], tell: Callable[[int], object]) -> None:
+    """Serve for ever, and tell the port."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--state", type=Path, required=True)
     parser.add_argument("--alphabet", required=True)
@@ -229,16 +232,16 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=0, help="tokens that the model reads; 0: not told")
     parser.add_argument("--dialect", default="", choices=("", "json", "unnumbered", "silent"))
     parser.add_argument("--key", default="tml-", help="what a valid key begins with")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     options.state.mkdir(parents=True, exist_ok=True)
     service = Service(
         options.state, options.alphabet, options.model, options.chunk, options.most_models, options.dialect
     )
     service.context = options.context
     server = ApiServer(options.port, service, options.latency, options.key, options.capacity)
-    print(server.server_address[1], flush=True)
+    tell(server.server_address[1])
     server.serve_forever()
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:], partial(print, flush=True))

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.tinker_api.__main__ import main
+
+FORKS = get_context("forkserver")  # by a process that has imported what a server imports, and has no threads
+FORKS.set_forkserver_preload([main.__module__])
 ROOT = Path(__file__).parent.parent.parent
 # Of workers: the tests' plugins, and no PyTorch, as where only the extra `tinker` is installed: the SDK would
 # import it, two seconds per worker.
@@ -26,8 +29,8 @@ class RunningServer:
     """A server that can be killed, started again on its port, and told to fail."""
 
     def __init__(self, directory: Path, alphabet: str, *options: str) -> None:
-        self._command = [sys.executable, "-m", "tests.tinker_api", "--alphabet", alphabet]
-        self._command += ["--state", str(directory / "states"), "--key", KEY, *options]
+        state = str(directory / "states")
+        self._arguments = ["--alphabet", alphabet, "--state", state, "--key", KEY, *options]
         # Bound as long as this exists, so that no connection is given the port while no server listens on it.
         self._reserved = socket.socket()
         self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -40,11 +43,13 @@ class RunningServer:
         return f"http://127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        self._process = subprocess.Popen(
-            [*self._command, "--port", str(self._port)], stdout=subprocess.PIPE, text=True, cwd=ROOT
-        )
-        assert self._process.stdout is not None
-        assert int(self._process.stdout.readline()) == self._port
+        told, tells = FORKS.Pipe(duplex=False)
+        arguments = [*self._arguments, "--port", str(self._port)]
+        self._process = FORKS.Process(target=main, args=(arguments, tells.send), daemon=True)
+        self._process.start()
+        tells.close()
+        assert told.recv() == self._port
+        told.close()
 
     def end(self) -> None:
         """Kill it for good; again is fine."""
@@ -54,9 +59,7 @@ class RunningServer:
     def kill(self) -> None:
         """Kill it; it may start again."""
         self._process.kill()
-        self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        self._process.join()
 
     def fail(
         self,
