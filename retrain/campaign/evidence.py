@@ -54,12 +54,7 @@ if TYPE_CHECKING:
 class Rounds:
     """Asks for runs round by round, and keeps what was found in the manifest; for the lock's holder."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        roll_up: RollUp,
-        files: CampaignFiles,
-    ) -> None:
+    def __init__(self, plan: Plan, roll_up: RollUp, files: CampaignFiles) -> None:
         self._plan = plan
         self._looks = files.looks
         self._roll_up = roll_up
@@ -183,13 +178,7 @@ class Rounds:
 class Rungs:
     """Climbs rung by rung, and keeps what was found in the manifest; for the lock's holder."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        table: Search,
-        roll_up: RollUp,
-        files: CampaignFiles,
-    ) -> None:
+    def __init__(self, plan: Plan, table: Search, roll_up: RollUp, files: CampaignFiles) -> None:
         self._plan = plan
         self._table = table
         self._roll_up = roll_up

@@ -51,11 +51,7 @@ class Reconciled:
 
 
 def reconcile(
-    plan: Plan,
-    files: CampaignFiles,
-    origin: Provenance,
-    *,
-    accept_changes: bool = False,
+    plan: Plan, files: CampaignFiles, origin: Provenance, *, accept_changes: bool = False
 ) -> Reconciled:
     """Compare what a campaign's file asks for now with how the campaign began.
 

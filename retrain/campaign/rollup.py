@@ -199,11 +199,7 @@ class RecordingObserver(Observer):
         self._roll_up.keep()
 
 
-def deliver_missing(
-    finished: Sequence[RunPlan],
-    roll_up: RollUp,
-    is_stopped: Callable[[], bool],
-) -> None:
+def deliver_missing(finished: Sequence[RunPlan], roll_up: RollUp, is_stopped: Callable[[], bool]) -> None:
     """Log the rows that loggers lack of finished runs, run by run; for the holder of the campaign's lock."""
     logged = [run for run in finished if run.config.logging.loggers]
     if not logged:
