@@ -24,7 +24,7 @@ from retrain.campaign import Observer
 from retrain.campaign.assign import as_launched
 from retrain.campaign.orchestrate import CampaignRun
 from retrain.campaign.run import start
-from retrain.config.keys import Tables
+from retrain.config.keys import Tables, as_toml
 from retrain.config.load import load_config, load_tables, parse
 from retrain.config.reference import DIRECTIVE
 from retrain.config.sweep import expanded
@@ -213,7 +213,7 @@ def to_toml(
         section, _, key = one.key.partition(".")
         start = lines.index(f"[{section}]")
         at = next(n for n in range(start, len(lines)) if re.match(rf"{re.escape(key)}\s*=", lines[n]))
-        lines.insert(at, f"# was {_shown(one.now)}: {plain(one.why)}")
+        lines.insert(at, f"# was {as_toml(one.now)}: {plain(one.why)}")
     return "\n".join(lines) + "\n"
 
 
@@ -245,7 +245,3 @@ def schema_line(source: Path) -> str:
 def _first_lines(path: Path) -> list[bytes]:
     with path.open("rb") as file:
         return [file.readline(MOST_READ), file.readline(MOST_READ)]
-
-
-def _shown(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else repr(value)

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from retrain.clock import utc_now
@@ -249,15 +249,8 @@ def _is_renewed_elsewhere(path: Path) -> bool:
 
 def _write_holder(file: LockFile, since: str = "", renewed_at: float = 0.0) -> None:
     fd = file.fileno()
-    mine: dict[str, object] = {
-        "pid": os.getpid(),
-        "host": _host(),
-        "since": since or utc_now(),
-        "started": start_mark(os.getpid()),
-    }
-    if renewed_at:
-        mine["renewed_at"] = round(renewed_at, 3)
-    text = json.dumps(mine).encode()
+    mine = LockHolder(os.getpid(), _host(), since or utc_now(), start_mark(os.getpid()), round(renewed_at, 3))
+    text = json.dumps(asdict(mine)).encode()
     size = min(os.fstat(fd).st_size, _MAX_HOLDER_BYTES)
     os.pwrite(fd, text.ljust(size - 1) + b"\n", 0)  # one write, never empty: others may read it at any time
     if renewed_at:
