@@ -126,7 +126,6 @@ def begun(function: Callable[[], T]) -> Future[T]:
 def in_thread(
     function: Callable[[], T],
     unwanted: Callable[[T], object] = lambda _: None,
-    begin: Callable[[Callable[[], None]], None] = in_new_thread,
 ) -> asyncio.Future[T]:
     """Run a blocking function in a thread; `unwanted` takes a result that nobody waits for."""
     import asyncio
@@ -143,7 +142,7 @@ def in_thread(
             if future.cancelled() or not _call(loop, _deliver, future, result, unwanted):
                 unwanted(result)  # here, since the event loop may be busy
 
-    begin(work)
+    in_new_thread(work)
     return future
 
 

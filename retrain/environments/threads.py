@@ -16,8 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from retrain.event_loop import in_thread
-
 
 class LeftBehindError(Exception):
     """A call took too long; its thread still runs."""
@@ -68,16 +66,24 @@ class _Batch:
         return True
 
 
-Jobs: TypeAlias = "queue.SimpleQueue[Callable[[], None] | None]"
 Batches: TypeAlias = "queue.SimpleQueue[tuple[_Batch, Callable[[_Batch], None]] | None]"
 
 
 class InTurn:
-    """The functions of all episodes of a run; used within one event loop."""
+    """The functions of all episodes of a run, or of one; used within one event loop."""
 
-    def __init__(self, limit_s: float) -> None:
-        """`limit_s` is the time that a call may take."""
-        self._limit_s, self._slow_s = limit_s, min(SLOW_S, limit_s)
+    def __init__(self, limit_s: float, *, is_own: bool = False) -> None:
+        """Prepare.
+
+        Args:
+            limit_s: the time that a call may take.
+            is_own: the thread is that of one episode, which what it opens may belong to: only a call that
+                takes too long keeps it from those that follow.
+        """
+        self._limit_s = limit_s
+        slow = (limit_s, limit_s) if is_own else (SLOW_S, SLOW_ONCE_S)
+        self._usually_slow_s, self._slow_once_s = (min(one, limit_s) for one in slow)
+        self._slow_s = self._usually_slow_s
         self._waiting: list[_Call] = []
         self._running: _Batch | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -93,7 +99,7 @@ class InTurn:
         return await call.answer
 
     def close(self) -> None:
-        """End the thread after its call."""
+        """End the thread after its call; a further call begins another one."""
         if self._batches is not None:
             self._batches.put(None)
             self._batches = None
@@ -112,7 +118,7 @@ class InTurn:
     def _finish(self, batch: _Batch) -> None:
         if batch is self._running:
             self._running = None
-            self._slow_s = min(SLOW_S, self._limit_s)
+            self._slow_s = self._usually_slow_s
             if self._timer is not None:
                 self._timer.cancel()
             self._deliver(batch)
@@ -135,7 +141,7 @@ class InTurn:
             self._timer = loop.call_later(max(self._slow_s - took_s, SLOW_ONCE_S), self._look, batch)
             return
         loop.call_later(self._limit_s - took_s, _give_up, batch.calls[done])
-        self._slow_s = min(SLOW_ONCE_S, self._limit_s)
+        self._slow_s = self._slow_once_s
         self._running, self._batches = None, None
         self._deliver(batch)
         self._waiting = [*batch.calls[done + 1 :], *self._waiting]
@@ -156,41 +162,3 @@ def _work(batches: Batches) -> None:
             batch.loop.call_soon_threadsafe(finish, batch)
         except RuntimeError:  # the loop is closed
             return
-
-
-class OwnThread:
-    """The thread of one episode, which what it opens may belong to.
-
-    It begins with the first call, and is left with one that takes too long.
-    """
-
-    def __init__(self, limit_s: float) -> None:
-        """`limit_s` is the time that a call may take."""
-        self._limit_s = limit_s
-        self._jobs: Jobs | None = None
-
-    async def call(self, function: Callable[[], Any], unwanted: Callable[[Any], object]) -> Any:
-        """Return what a function returns, which raises nothing; LeftBehindError if it takes too long."""
-        try:
-            async with asyncio.timeout(self._limit_s):
-                return await in_thread(function, unwanted, self._begin)
-        except TimeoutError as error:
-            self.end()
-            raise LeftBehindError from error
-
-    def end(self) -> None:
-        """End the thread after its call; a further call begins another one."""
-        if self._jobs is not None:
-            self._jobs.put(None)
-            self._jobs = None
-
-    def _begin(self, job: Callable[[], None]) -> None:
-        if self._jobs is None:
-            self._jobs = queue.SimpleQueue()
-            threading.Thread(target=_serve, args=(self._jobs,), name="episode", daemon=True).start()
-        self._jobs.put(job)
-
-
-def _serve(jobs: Jobs) -> None:
-    while (job := jobs.get()) is not None:
-        job()

@@ -30,7 +30,7 @@ from retrain.environments.episode import (
 )
 from retrain.environments.hosts import Hosts, at_once
 from retrain.environments.own_loop import OwnLoop
-from retrain.environments.threads import InTurn, OwnThread
+from retrain.environments.threads import InTurn
 from retrain.event_loop import EventLoopThread, in_new_thread
 from retrain.records.step_row import EpisodeSummary
 from retrain.rollouts import CallForm, Episode, FirstTurn, Group, NextTurn, Prompt, Rollout
@@ -183,8 +183,8 @@ class Episodes:
             return Conversation(partial(self._hosts.open, is_alone=loop.is_alone), None, at_once, within)
         call_async = partial(desk.free, loop.of_episode())
         if self.table.threads:
-            thread = OwnThread(limit_s)
-            return Conversation(self.open_episode, limit_s, thread.call, call_async, thread.end)
+            thread = InTurn(limit_s, is_own=True)
+            return Conversation(self.open_episode, limit_s, thread.call, call_async, thread.close)
         return Conversation(self.open_episode, limit_s, partial(desk.held, self._in_turn.call), call_async)
 
     async def _take_turns(
