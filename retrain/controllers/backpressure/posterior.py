@@ -77,9 +77,6 @@ class Posterior:
         return weights / float(weights.sum()), level
 
 
-FloatArray = NDArray[np.float64]
-
-
 def goodput_best(sigma: float, kappa: float, noise_scale: float) -> float:
     """Return the concurrency of the highest goodput, at least 1; infinite if goodput has no maximum.
 
