@@ -34,7 +34,7 @@ from retrain.rewards import Answer
 from retrain.rewards.opening import open_reward, range_of
 from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
 from retrain.sandbox import choose
-from retrain.sandbox.probe import holes
+from retrain.sandbox.cell import holes
 
 Table = Mapping[str, Any]
 PROMPTS = (Prompt(0, "12+3=", "15"), Prompt(1, "40+2=", "42"))

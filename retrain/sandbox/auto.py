@@ -6,7 +6,7 @@ from functools import cache
 
 from retrain.errors import ConfigError
 from retrain.sandbox import Sandbox, SandboxError, bubblewrap, process
-from retrain.sandbox.probe import holes
+from retrain.sandbox.cell import holes
 
 
 @cache

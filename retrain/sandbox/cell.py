@@ -1,4 +1,7 @@
-"""A sandbox that is open: starts programs one at a time, and ends with everything in it."""
+"""A sandbox that is open: starts programs one at a time, and ends with everything in it.
+
+`holes` is its self-test: a program tries to get out, and says where it could.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from typing import Any
 from retrain.line_process import kill_group
 from retrain.sandbox import Ended, Limits, Sandbox, SandboxEndedError, SandboxError
 from retrain.sandbox.boot import BOOT, boot_text
+from retrain.sandbox.inside import values
 from retrain.sandbox.inside.zygote import STARTED, STOP
 
 STARTUP_S = 120.0  # imports on a cold network disk; only a broken machine takes longer
@@ -29,6 +33,23 @@ LAST_WORDS = (
     {"code", "in_time", "broke", "denied", "over"},
     {"fault"},
 )  # keys
+PROBE_LIMITS = Limits(seconds=20.0, memory_bytes=1 << 30)
+HOLES = ("files", "network", "processes")
+PROBE = """
+import json, os, socket, sys
+found = []
+def reaches(what, attempt):
+    try:
+        attempt()
+    except (OSError, IndexError):
+        return
+    found.append(what)
+reaches("files", lambda: open(sys.stdin.read()).read())
+reaches("network", lambda: socket.socket(type=socket.SOCK_DGRAM).connect(("192.0.2.1", 9)))
+reaches("processes", lambda: os.listdir("/proc")[0])
+open("own", "w").write("x")
+print(json.dumps(found))
+"""
 _SOCKET_KIND = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_STREAM
 
 
@@ -244,3 +265,28 @@ def clean_environment(sandbox: Sandbox) -> dict[str, str]:
     path = os.environ.get("PATH", os.defpath)
     folder = sandbox.folder if sandbox.mounts or sandbox.single_use else tempfile.gettempdir()
     return {"PATH": path, "HOME": folder, "TMPDIR": folder, "OMP_NUM_THREADS": "1"}
+
+
+def holes(sandbox: Sandbox) -> list[str]:
+    """Return what a program can reach from a sandbox: files, network, processes.
+
+    Raises:
+        SandboxError: programs do not run in it.
+    """
+    cell = Cell(sandbox)
+    try:
+        with tempfile.NamedTemporaryFile(prefix="retrain-probe-") as secret:
+            program = cell.start(PROBE_LIMITS)
+            program.send(values.frame({"job": "stdio", "source": PROBE, "input": secret.name}))
+            output = program.output() or b""
+            program.close()
+            ended = cell.ended()
+    finally:
+        cell.close()
+    if ended.broke:
+        raise SandboxError(f"programs do not run in {sandbox.name}: a harmless one {ended.broke}")
+    try:
+        found = json.loads(output)
+    except ValueError:
+        raise SandboxError(f"programs do not run in {sandbox.name}: exit status {ended.code}") from None
+    return [what for what in HOLES if what in found]

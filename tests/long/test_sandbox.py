@@ -23,8 +23,7 @@ from retrain.rewards import Answer, Outcome, Score, python
 from retrain.rewards.python.scorer import ProgramScorer
 from retrain.rollouts import Prompt
 from retrain.sandbox import Sandbox, SandboxError, boot, choose
-from retrain.sandbox.cell import Cell
-from retrain.sandbox.probe import holes
+from retrain.sandbox.cell import Cell, holes
 from tests.namespaces import BUBBLEWRAP
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="confines less elsewhere")

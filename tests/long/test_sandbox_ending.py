@@ -11,7 +11,7 @@ import pytest
 
 from retrain.rewards import Answer, Outcome, Score, python
 from retrain.rollouts import Prompt
-from retrain.sandbox import Sandbox, SandboxError, bubblewrap, probe
+from retrain.sandbox import Sandbox, SandboxError, bubblewrap, cell
 from retrain.sandbox.inside import zygote
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="confines less elsewhere")
@@ -112,9 +112,9 @@ def test_a_file_system_that_counts_no_files_is_not_full(tmp_path: Path) -> None:
 @ON_LINUX
 def test_the_self_test_fails_where_a_harmless_program_breaks_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     breaks = "import ctypes; print([], flush=True); ctypes.CDLL(None).ptrace(0, 0, 0, 0)"
-    monkeypatch.setattr(probe, "PROBE", breaks)
+    monkeypatch.setattr(cell, "PROBE", breaks)
     with pytest.raises(SandboxError, match="a harmless one made a forbidden system call"):
-        probe.holes(Sandbox("process", [sys.executable]))
+        cell.holes(Sandbox("process", [sys.executable]))
 
 
 def test_bubblewrap_that_starts_anew_tells_where_tests_run(monkeypatch: pytest.MonkeyPatch) -> None:
