@@ -16,7 +16,7 @@ from retrain.backends.numpy.training import loss_gradient
 from retrain.backends.objective import RatioCap
 from retrain.backends.tinker import advise_run, check_options, check_run, connect
 from retrain.backends.tinker.custom import Linear
-from retrain.backends.tinker.state import State, read_state, write_state
+from retrain.backends.tinker.saved_states import State, read_state, write_state
 from retrain.backends.tinker.wire import ApiLoss, api_loss, loss_inputs
 from retrain.config.schema import Config, Model, Training
 from retrain.distribution import install_command

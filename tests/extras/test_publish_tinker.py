@@ -14,7 +14,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from retrain.backends.tinker import adapters
+from retrain.backends.tinker import saved_states
 from retrain.campaign.run import start
 from retrain.config.adapters import TINKER, state_of
 from retrain.config.schema import Model
@@ -116,7 +116,7 @@ def test_a_server_without_exports_is_told_and_keeps_no_model(choice, server, pla
 
 
 def test_an_export_without_adapters_is_told_and_deleted(choice, place, tmp_path, monkeypatch):
-    monkeypatch.setattr(adapters, "WEIGHTS", "adapter_model.safetensors.age")
+    monkeypatch.setattr(saved_states, "WEIGHTS", "adapter_model.safetensors.age")
     with pytest.raises(RecordsError, match=r"exported adapter_config\.json, .*, and not adapter_model"):
         publish(choice, Wishes(tmp_path / "out"), lambda _: None)
     assert exports(place) == []
@@ -125,7 +125,7 @@ def test_an_export_without_adapters_is_told_and_deleted(choice, place, tmp_path,
 def test_a_download_that_is_refused_names_no_signed_address(server, tmp_path):
     expired = f"{server.url}/signed/state/{CONFIG}?expires=1&signature=secret"
     with pytest.raises(LaunchError, match=r"the download of adapter_config\.json is refused .* 403") as told:
-        adapters.download(CONFIG, {CONFIG: expired}, tmp_path)
+        saved_states.download(CONFIG, {CONFIG: expired}, tmp_path)
     assert "secret" not in str(told.value)
 
 
@@ -147,7 +147,7 @@ def test_a_full_disk_is_not_blamed_on_the_api(choice, place, tmp_path):
 
 
 def test_an_api_that_does_not_answer_is_no_fault_of_the_user(choice, place, tmp_path, monkeypatch):
-    monkeypatch.setattr(adapters, "ANSWER_S", 1.0)
+    monkeypatch.setattr(saved_states, "ANSWER_S", 1.0)
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         away = Model(model=MODEL, base_url=f"http://127.0.0.1:{nobody.getsockname()[1]}")

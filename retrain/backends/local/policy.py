@@ -15,7 +15,6 @@ import torch
 from retrain.backends import BackendInfo, BackendSpec, Optimization, Sampling, SamplingWork, UpdateStats
 from retrain.backends.local import DEFAULTS, NO_REFERENCE, LocalOptions
 from retrain.backends.local.adapters import load_start
-from retrain.backends.local.costs import costs_of, weights_in
 from retrain.backends.local.devices import DeviceMemory, choose_device
 from retrain.backends.local.drawing import Cut
 from retrain.backends.local.engine import EngineSampler
@@ -25,7 +24,7 @@ from retrain.backends.local.names import files_of, too_long
 from retrain.backends.local.optimizer import Optimizer
 from retrain.backends.local.sampling import TorchSampler, budget_of
 from retrain.backends.local.shared_weights import share
-from retrain.backends.local.sizes import micro_batch, read_sizes
+from retrain.backends.local.sizes import costs_of, micro_batch, read_sizes, weights_in
 from retrain.backends.local.training import Dropout, Learner
 from retrain.backends.local.trial import most_shared, try_out
 from retrain.backends.rows import Begun, LiveRows, TurnFeed, unsampled, with_turns

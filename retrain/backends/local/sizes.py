@@ -1,28 +1,35 @@
-"""Estimate of the memory that a run takes, from the model's files; torch is not imported.
+"""Sizes of a model: the memory that a run takes, estimated from files, and what a token costs.
 
-Counts a decoder of the Llama kind: rotary attention, gated feed-forward layers, RMS norms. Other kinds take
-about as much at the same sizes. Checked against measurements in docs/backends.md.
+torch is not imported. The estimate counts a decoder of the Llama kind: rotary attention, gated feed-forward
+layers, RMS norms. Other kinds take about as much at the same sizes. Checked against measurements in
+docs/backends.md.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retrain.backends import MemoryEstimate
 from retrain.backends.local import LocalOptions
 from retrain.backends.local.names import files_of, prompt_tokens, read_json
+from retrain.backends.work import ModelCosts
 from retrain.config.schema import Config
 from retrain.rollouts import Prompt
 from retrain.system.nvidia import gpu_nodes
 
+if TYPE_CHECKING:
+    import torch
+
+    from retrain.backends.local.loading import Policy
+
 RUNTIME_BYTES = {"cpu": 476 << 20, "cuda": 600 << 20}  # PyTorch, transformers, a tokenizer; a GPU's context
 QUANTIZER_BYTES = 115 << 20  # bitsandbytes
-FLOAT = 4  # bytes
+FLOAT = 4  # bytes; the optimizer keeps float32 regardless of the weights' dtype
 MOMENTS, GRADIENTS = 2, 1  # copies of the trained weights
 SPARE = 1.25  # of a cache that grows in place
 LOGITS_SAMPLED = 5  # copies in sampling: logits, log-probabilities, noise, and two that are temporary
@@ -197,3 +204,46 @@ def _header(file: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def costs_of(policy: Policy, options: LocalOptions) -> ModelCosts:
+    """Return the sizes that determine the cost of a token.
+
+    The input embedding is a lookup and is not counted. Layers with a sliding window or a recurrent state
+    count as if they cached every token.
+    """
+    causal = policy.causal
+    config = causal.config.get_text_config()
+    head = int(causal.get_output_embeddings().weight.numel())
+    embedding = int(causal.get_input_embeddings().weight.numel())
+    is_tied = causal.get_input_embeddings().weight is causal.get_output_embeddings().weight
+    count = weights_in(causal.parameters())
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    idle = _idle(causal, config)
+    return ModelCosts(
+        body=count - head - (0 if is_tied else embedding) - idle,
+        head=head,
+        weight_bytes=sum(p.nbytes for p in causal.parameters()) / count,
+        kv_bytes_per_token=2.0 * config.num_hidden_layers * heads * width * causal.dtype.itemsize,
+        frozen=options.lora,
+        trained_bytes=FLOAT * sum(p.numel() for p in policy.trainable().values()),
+        idle=idle,
+    )
+
+
+def _idle(causal: Any, config: Any) -> int:
+    """Return the number of weights in experts that a token is not routed to."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    experts = next((int(n) for name in names if (n := getattr(config, name, None))), 0)
+    used = getattr(config, "num_experts_per_tok", None)
+    if not (experts and used):
+        return 0
+    routed = weights_in(p for name, p in causal.named_parameters() if ".experts." in name)
+    return routed * (experts - int(used)) // experts
+
+
+def weights_in(parameters: Iterable[torch.nn.Parameter]) -> int:
+    """Return the number of weights; a quantized parameter holds two in a byte."""
+    states = ((p, getattr(p, "quant_state", None)) for p in parameters)
+    return sum(prod(state.shape) if state is not None else p.numel() for p, state in states)

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from retrain.backends.metering import NOTHING, Meter
 from retrain.backends.tinker.calls import Calls
 from retrain.backends.tinker.faults import FAULTS, is_refused_unbilled
-from retrain.backends.tinker.state import Update
-from retrain.backends.tinker.wire import UpdateOutcome
+from retrain.backends.tinker.wire import Update, UpdateOutcome
 from retrain.records.spending import Tokens
 
 if TYPE_CHECKING:

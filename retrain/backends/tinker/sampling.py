@@ -20,9 +20,8 @@ from retrain.backends.tinker import TinkerOptions, billing
 from retrain.backends.tinker.billing import billed, sampled
 from retrain.backends.tinker.calls import Calls
 from retrain.backends.tinker.faults import FAULTS, describe, is_refusal, is_too_long
-from retrain.backends.tinker.saved_states import ask
+from retrain.backends.tinker.saved_states import Sampler, ask
 from retrain.backends.tinker.session import Session
-from retrain.backends.tinker.state import Sampler
 from retrain.backends.tinker.wire import drawn_from
 from retrain.engines import Drawn, Ids
 from retrain.errors import FullContextError, RecordsError, RunFailedError

@@ -1,14 +1,18 @@
 """Saved states at the API: whether one fits the run that starts from it, its export, and its deletion.
 
+A checkpoint is a JSON file with the path of the state that the API saved.
+
 An export, in peft's format, needs a model of its own at the API, made from the state. It is downloaded by
 signed addresses, which appear in no message, and deleted again.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from functools import cache
 from operator import methodcaller
 from pathlib import Path
@@ -22,12 +26,14 @@ from retrain.backends import BackendSpec
 from retrain.backends.exported import Exported
 from retrain.backends.tinker import TinkerOptions
 from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe, has_lost_model, lacks_route
+from retrain.config.adapters import TINKER as FILE
 from retrain.config.adapters import state_of
 from retrain.config.schema import Config, Model
 from retrain.errors import ConfigError, LaunchError, RecordsError, RetrainError, records_error
 from retrain.event_loop import begun
 from retrain.squeeze import CONFIG, WEIGHTS
 
+FORMAT = 1  # of a checkpoint's file; increment when old ones can no longer be read
 ANSWER_S = 30.0  # to a question
 SILENCE_S = 60.0  # of a download
 GOODBYE_S = 5.0
@@ -37,6 +43,23 @@ DELETE_S = 30.0  # for each state
 KNOWN_S = 10.0  # until what is not known yet is left to the run
 TRAINED = re.compile(r"tinker://[^/]+/weights/[^/]+")
 GONE = (Fault.LOST, Fault.WRONG, Fault.REFUSED)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A policy saved at the API's `path` after `version` updates; an empty path is the initial policy."""
+
+    path: str
+    version: int
+    reference: str = ""  # path of the weights that the KL term compares with; empty: the base model
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampler:
+    """A sampling client of saved weights, and the version of their policy."""
+
+    client: tinker.SamplingClient
+    version: int
 
 
 def start_problems(config: Config) -> Iterator[str]:
@@ -186,3 +209,29 @@ def deleted(config: Config, paths: Sequence[str]) -> Mapping[str, str]:
         except FAULTS as error:
             told[path] = "" if classify(error) is Fault.LOST else describe(error)
     return told
+
+
+def write_state(directory: Path, state: State, model: str, rank: int) -> None:
+    """Write the API's path of a saved policy, with its model and rank."""
+    facts = {"format": FORMAT, **asdict(state), "model": model, "lora_rank": rank}
+    (directory / FILE).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+
+
+def read_state(directory: Path, model: str, rank: int) -> State:
+    """Return the saved policy; a RecordsError if it is unreadable or of another model."""
+    wanted = {"format": FORMAT, "model": model, "lora_rank": rank}
+    try:
+        facts = json.loads((directory / FILE).read_text(encoding="utf-8"))
+        state = State(str(facts["path"]), int(facts["version"]), str(facts.get("reference", "")))
+        pairs = [(key, facts[key], value) for key, value in wanted.items()]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RecordsError(
+            f"{directory}: not a readable checkpoint of the tinker backend ({error}); use an earlier one"
+        ) from error
+    for key, found, value in pairs:
+        if found != value:
+            raise RecordsError(
+                f"{directory}: this checkpoint's {key} is {found!r}, the run's is {value!r}; "
+                "resume with the configuration that wrote it"
+            )
+    return state

@@ -23,9 +23,8 @@ from retrain.backends.tinker.billing import Passes
 from retrain.backends.tinker.calls import Calls
 from retrain.backends.tinker.connection import Connection
 from retrain.backends.tinker.faults import FAULTS, describe, is_full, is_refusal, lacks_route
-from retrain.backends.tinker.saved_states import mismatch
-from retrain.backends.tinker.state import Sampler, State, Update
-from retrain.backends.tinker.wire import UpdateOutcome
+from retrain.backends.tinker.saved_states import Sampler, State, mismatch
+from retrain.backends.tinker.wire import Update, UpdateOutcome
 from retrain.errors import ConfigError, RecordsError, RetrainError
 from retrain.event_loop import in_thread
 from retrain.records.layout import RunFiles

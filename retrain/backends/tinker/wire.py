@@ -34,7 +34,8 @@ from retrain.records.step_row import Mismatch
 from retrain.rollouts import SUPERVISED, Floats, Loss, Prompt, TrainingSample
 
 if TYPE_CHECKING:
-    from tinker.types import Datum, ForwardBackwardOutput, OptimStepResponse, SampleResponse
+    from tinker import TrainingClient
+    from tinker.types import AdamParams, Datum, ForwardBackwardOutput, OptimStepResponse, SampleResponse
 
 Name = Literal["importance_sampling", "ppo", "cispo", "gspo", "cross_entropy"]
 KNOWN = tuple(name for name in get_args(Name) if name != "cross_entropy")  # valid as a run's loss
@@ -42,6 +43,7 @@ UNCLIPPED = ("importance_sampling",)  # the others take two bounds
 LOSS = "loss:sum"  # the API's name for its loss
 LOSS_TOLERANCE = 0.02  # of the loss; log-probabilities come as float32 or bfloat16
 GAP_NATS = 0.1  # mean difference per token between sampler and trainer; rounding stays far below
+BYTES_PER_TOKEN = 24  # in a request: input, target, log-probability, advantage, ratio mask
 log = logging.getLogger(__name__)
 
 
@@ -128,6 +130,34 @@ def to_datum(prompt: Ids, sample: TrainingSample, loss: ApiLoss) -> Datum:
     inputs = {name: TensorData.from_numpy(array) for name, array in arrays.items()}
     tokens = [*prompt, *sample.rollout.placed()[0][:-1]]
     return types.Datum(model_input=types.ModelInput.from_ints(tokens), loss_fn_inputs=inputs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Update:
+    """The data and settings of one optimizer step."""
+
+    data: list[Datum]
+    loss: ApiLoss
+    adam: AdamParams
+    is_last: bool = True  # before it, sampling continues with the earlier policy
+
+    def parts_for(self, training: TrainingClient) -> list[list[Datum]]:
+        """Return the data in parts that the server takes in one request."""
+        limits = training.holder.get_client_config()
+        return self.parts(limits.fwdbwd_max_chunk_len, limits.fwdbwd_max_chunk_bytes_count)
+
+    def parts(self, most_datums: int, most_bytes: int) -> list[list[Datum]]:
+        """Return the data in parts of one request each."""
+        parts: list[list[Datum]] = [[]]
+        size = 0
+        for datum in self.data:
+            own = BYTES_PER_TOKEN * int(datum.model_input.length)
+            if parts[-1] and (len(parts[-1]) == most_datums or size + own > most_bytes):
+                parts.append([])
+                size = 0
+            parts[-1].append(datum)
+            size += own
+        return parts
 
 
 def drawn_from(
