@@ -124,44 +124,19 @@ def begun(function: Callable[[], T]) -> Future[T]:
 
 
 def in_thread(
-    function: Callable[[], T],
-    unwanted: Callable[[T], object] = lambda _: None,
+    function: Callable[[], T], unwanted: Callable[[T], object] = lambda _: None
 ) -> asyncio.Future[T]:
     """Run a blocking function in a thread; `unwanted` takes a result that nobody waits for."""
     import asyncio
 
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
+    result, once = begun(function), threading.Lock()
+    future = asyncio.wrap_future(result)
 
-    def work() -> None:
-        try:
-            result = function()
-        except Exception as error:  # noqa: BLE001 - carried to whoever waits
-            _call(loop, _fail, future, error)
-        else:
-            if future.cancelled() or not _call(loop, _deliver, future, result, unwanted):
-                unwanted(result)  # here, since the event loop may be busy
+    def take_back(_: object) -> None:
+        is_lost = future.cancelled() and result.done() and result.exception() is None
+        if is_lost and once.acquire(blocking=False):
+            unwanted(result.result())
 
-    in_new_thread(work)
+    result.add_done_callback(take_back)  # in its thread, since the event loop may be busy
+    future.add_done_callback(take_back)  # a wait that is cancelled after the function has ended
     return future
-
-
-def _deliver(future: asyncio.Future[T], result: T, unwanted: Callable[[T], object]) -> None:
-    if future.done():
-        unwanted(result)
-    else:
-        future.set_result(result)
-
-
-def _fail(future: asyncio.Future[T], error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)
-
-
-def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: object) -> bool:
-    """Call in the loop's thread; False if the loop is closed."""
-    try:
-        loop.call_soon_threadsafe(function, *arguments)
-    except RuntimeError:
-        return False
-    return True
