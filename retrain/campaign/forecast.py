@@ -76,7 +76,9 @@ class Forecaster:
             return self._expected
         own_s = self._clock() - self._began_s
         with contextlib.suppress(RecordsError):  # then the actual time stays unknown
-            return replace(self._expected, actual_s=own_s if self._is_new else self._busy_s())
+            if not self._is_new:  # pauses of a stopped campaign do not count
+                own_s = busy_s(self._files.run(run.run_id) for run in self._plan.runs)
+            return replace(self._expected, actual_s=own_s)
         return self._expected
 
     def _from_history(self) -> Expectation | None:
@@ -98,10 +100,6 @@ class Forecaster:
         if left is None:
             return None
         return Expectation(elapsed_s + left.p50_s, elapsed_s + left.p90_s, elapsed_s, "its first steps")
-
-    def _busy_s(self) -> float:
-        """Return the time in which any run was alive: the pauses of a stopped campaign do not count."""
-        return busy_s(self._files.run(run.run_id) for run in self._plan.runs)
 
 
 def busy_s(runs: Iterable[RunFiles]) -> float:

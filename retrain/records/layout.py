@@ -16,7 +16,7 @@ from pathlib import Path
 
 from retrain.config.keys import Table, Tables
 from retrain.errors import ConfigError, RecordsError, records_error
-from retrain.records.files import make_directory, make_new_directory, read_small
+from retrain.records.files import make_directory, make_new_directory, read_small, readable
 
 TRIALS = "calibrations"  # in the log directory: trials of `retrain calibrate`, kept apart from results
 _MAX_NAME = 64
@@ -181,10 +181,8 @@ def campaign_of(run_dir: Path) -> CampaignFiles:
 
 def recorded_hash(files: RunFiles) -> str:
     """Return the hash of the configuration in a run's run.toml; "" if it cannot be read."""
-    try:
-        found = _CONFIG_HASH.findall(files.run_toml.read_bytes())
-    except OSError:
-        return ""
+    text = readable(read_small, files.run_toml)
+    found = _CONFIG_HASH.findall(text or b"")
     return found[-1].decode() if found else ""  # [run] is the last table
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from retrain.config.campaign import Slurm
 from retrain.config.resolve import build
-from retrain.errors import records_error
 from retrain.launchers import Assignment
 from retrain.launchers.shared_permits import (
     MODULE,
@@ -29,7 +28,7 @@ from retrain.launchers.shared_permits import (
 )
 from retrain.launchers.slurm import commands
 from retrain.launchers.slurm.commands import SlurmTask, parse
-from retrain.records.files import make_directory, read_json, write_atomic, write_json
+from retrain.records.files import make_directory, read_json, read_small, write_atomic, write_json
 
 SAVE_S = 60  # seconds before the time limit in which a worker saves its checkpoint
 UNFIT = '\n\r"\\'  # characters that no #SBATCH line can hold
@@ -158,13 +157,7 @@ def numbered_runs(assignment: Assignment) -> list[Path]:
     Slurm's tasks identify their runs by number only; a process that stops a campaign does not know the order
     of the runs, and a resumed campaign may have other conditions and seeds than at their submission.
     """
-    path = slurm_directory(assignment) / "runs.txt"
-    try:
-        known = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    except FileNotFoundError:
-        known = []
-    except OSError as error:
-        raise records_error(path, "read", error) from error
+    known = (read_small(slurm_directory(assignment) / "runs.txt") or b"").decode(errors="replace").split("\n")
     given = {directory.name: directory for directory in assignment.runs.values()}
     listed = [given.pop(Path(line).name, Path(line)) for line in known if line]
     return [*listed, *given.values()]
