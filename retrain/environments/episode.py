@@ -52,7 +52,7 @@ class Answered:
 
 
 @dataclass(eq=False)
-class Conversation:
+class LiveEpisode:
     """One episode of an environment."""
 
     open_episode: Callable[[], Any]

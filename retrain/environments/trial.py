@@ -13,7 +13,7 @@ import numpy as np
 from retrain.environments.endpoint import Endpoint
 from retrain.environments.endpoint.running import run_program
 from retrain.environments.endpoint.session import Limits, Rendering, Session
-from retrain.environments.episode import Conversation, EpisodeError, within
+from retrain.environments.episode import EpisodeError, LiveEpisode, within
 from retrain.environments.threads import InTurn
 from retrain.rollouts import FirstTurn, NextTurn, Prompt, Rollout
 
@@ -24,11 +24,11 @@ LIMIT_S = 60.0  # of one call; the default of [environment].time_limit_s
 def try_out(open_episode: Callable[[], Any], prompt: Prompt, completions: Sequence[str]) -> str:
     """Play until the episode ends or no completion is left; return what is wrong, "" if nothing."""
     thread = InTurn(LIMIT_S, is_own=True)
-    talk = Conversation(open_episode, LIMIT_S, thread.call, within, thread.close)
+    talk = LiveEpisode(open_episode, LIMIT_S, thread.call, within, thread.close)
     return asyncio.run(_played(talk, prompt, completions))
 
 
-async def _played(talk: Conversation, prompt: Prompt, completions: Sequence[str]) -> str:
+async def _played(talk: LiveEpisode, prompt: Prompt, completions: Sequence[str]) -> str:
     try:
         await talk.start(prompt)
         for completion in completions:

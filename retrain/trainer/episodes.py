@@ -20,10 +20,10 @@ from retrain.backends import EpisodeProgress, Sampling, ignore_progress, never
 from retrain.config.schema import Environment
 from retrain.demonstrations import next_prompt
 from retrain.environments.episode import (
-    Conversation,
     EpisodeError,
     EpisodeLostError,
     EpisodeTimeoutError,
+    LiveEpisode,
     finite,
     told,
     within,
@@ -155,7 +155,7 @@ class Episodes:
         if self.programs is not None:
             return await self.programs.play(ask, prompt, how, loop)
         began_s = time.perf_counter()
-        talk = self._conversation(desk, loop)
+        talk = self._opened(desk, loop)
         played = Played(Rollout(prompt))
         try:
             error = await self._take_turns(ask, talk, played, how)
@@ -177,18 +177,18 @@ class Episodes:
         )
         return replace(played.rollout, truncated=not (is_whole or error), episode=episode)
 
-    def _conversation(self, desk: Desk, loop: OwnLoop) -> Conversation:
+    def _opened(self, desk: Desk, loop: OwnLoop) -> LiveEpisode:
         limit_s = self.table.time_limit_s
         if self._hosts is not None:  # a process counts the time of each of its calls
-            return Conversation(partial(self._hosts.open, is_alone=loop.is_alone), None, at_once, within)
+            return LiveEpisode(partial(self._hosts.open, is_alone=loop.is_alone), None, at_once, within)
         call_async = partial(desk.free, loop.of_episode())
         if self.table.threads:
             thread = InTurn(limit_s, is_own=True)
-            return Conversation(self.open_episode, limit_s, thread.call, call_async, thread.close)
-        return Conversation(self.open_episode, limit_s, partial(desk.held, self._in_turn.call), call_async)
+            return LiveEpisode(self.open_episode, limit_s, thread.call, call_async, thread.close)
+        return LiveEpisode(self.open_episode, limit_s, partial(desk.held, self._in_turn.call), call_async)
 
     async def _take_turns(
-        self, ask: Ask, talk: Conversation, played: Played, how: Sampling
+        self, ask: Ask, talk: LiveEpisode, played: Played, how: Sampling
     ) -> EpisodeError | None:
         """Play an episode; return why it failed, None if it did not."""
         try:
@@ -199,7 +199,7 @@ class Episodes:
             return failure
         return None
 
-    async def _take_all_turns(self, ask: Ask, talk: Conversation, played: Played, how: Sampling) -> None:
+    async def _take_all_turns(self, ask: Ask, talk: LiveEpisode, played: Played, how: Sampling) -> None:
         """Take turns until the environment, `max_turns` or a number of tokens ends the episode."""
         asked: Asked = await talk.start(played.rollout.prompt)
         while rollout := await ask(asked):

@@ -19,7 +19,7 @@ from retrain.environments.episode import awaited, outcome
 from retrain.environments.own_loop import check_held_up
 from retrain.environments.single_turn import spoken
 from retrain.environments.tools.calls import Call, calls_in
-from retrain.environments.tools.functions import Programs, Tool, ToolError, tool_of
+from retrain.environments.tools.functions import PythonTool, Tool, ToolError, tool_of
 from retrain.errors import ConfigError
 from retrain.event_loop import in_thread
 from retrain.registry import Megabytes, Positive
@@ -111,7 +111,7 @@ class ToolBox:
         self.form = form
         self._limit_s = _call_limit_s(options)
         self._wrong = str(options.get("wrong_call", ""))
-        self.programs = Programs(
+        self.programs = PythonTool(
             options.get("sandbox", "auto"),
             options.get("sandbox_options") or {},
             self._limit_s,

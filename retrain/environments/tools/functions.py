@@ -137,8 +137,8 @@ def _bare(schema: Any, *, is_names: bool = False) -> Any:
     }
 
 
-class Programs:
-    """Sandboxes that wait for programs; they are opened when first needed."""
+class PythonTool:
+    """Runs programs in sandboxes that wait for them; they are opened when first needed."""
 
     def __init__(self, sandbox: str, options: Mapping[str, Any], limit_s: float, memory_bytes: int) -> None:
         self._name, self._options = sandbox, options

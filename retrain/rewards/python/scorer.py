@@ -30,7 +30,7 @@ class FaultError(Exception):
 
 
 @dataclass(slots=True)
-class Desk:
+class ProgramRunner:
     """Where one program at a time is scored: its sandbox, open from the first program on."""
 
     sandbox: Sandbox
@@ -75,10 +75,10 @@ class ProgramScorer:
         self._shared = shared
         self._tests, self._timeout_s, self._memory_bytes = tests, timeout_s, memory_bytes
         self._threads = ScoringThreads(workers, "programs")
-        self._desks = [Desk(sandbox) for _ in range(self._threads.count)]
-        self._free: queue.SimpleQueue[Desk] = queue.SimpleQueue()
-        for desk in self._desks:
-            self._free.put(desk)
+        self._runners = [ProgramRunner(sandbox) for _ in range(self._threads.count)]
+        self._free: queue.SimpleQueue[ProgramRunner] = queue.SimpleQueue()
+        for runner in self._runners:
+            self._free.put(runner)
 
     @property
     def scored(self) -> int:
@@ -90,82 +90,82 @@ class ProgramScorer:
     def close(self) -> None:
         """End all processes; safe to call twice."""
         self._threads.close()
-        for desk in self._desks:
-            desk.is_closed = True
-            desk.close()
+        for runner in self._runners:
+            runner.is_closed = True
+            runner.close()
 
     def _score(self, answer: Answer) -> Score:
-        desk = self._free.get()
+        runner = self._free.get()
         try:
-            found = self._scored(desk, answer)
-            return replace(found, is_over_limit=desk.is_over_limit)
+            found = self._scored(runner, answer)
+            return replace(found, is_over_limit=runner.is_over_limit)
         finally:
-            self._free.put(desk)
+            self._free.put(runner)
 
-    def _scored(self, desk: Desk, answer: Answer) -> Score:
-        """Return the score of a completion; what its programs were denied and ran into stays at the desk."""
+    def _scored(self, runner: ProgramRunner, answer: Answer) -> Score:
+        """Return the score of a completion; what its programs were denied and ran into is the runner's."""
         try:
             try:
-                value = float(self._passes(desk, answer))
+                value = float(self._passes(runner, answer))
             except SandboxEndedError:  # once may be an accident
-                desk.close()
-                value = float(self._passes(desk, answer))
-            if desk.denied:  # a sign, whose completion keeps its score
-                return Score(value, Outcome.FAULT, desk.denial())
+                runner.close()
+                value = float(self._passes(runner, answer))
+            if runner.denied:  # a sign, whose completion keeps its score
+                return Score(value, Outcome.FAULT, runner.denial())
             return Score(value)
         except TimeoutError as error:
-            if desk.denied:  # the graver sign
-                return Score(0.0, Outcome.FAULT, f"{error}; {desk.denial()}")
+            if runner.denied:  # the graver sign
+                return Score(0.0, Outcome.FAULT, f"{error}; {runner.denial()}")
             return Score(0.0, Outcome.TIMEOUT, str(error))
         except FaultError as error:
             return Score(0.0, Outcome.FAULT, str(error))
         except UnscoredError as error:
             return Score(None, Outcome.ERROR, str(error))
         except SandboxEndedError as error:
-            desk.close()
+            runner.close()
             return Score(0.0, Outcome.FAULT, str(error))
         except (SandboxError, OSError) as error:  # no memory for another process, say
-            desk.close()
+            runner.close()
             return Score(None, Outcome.ERROR, str(error))
 
-    def _passes(self, desk: Desk, answer: Answer) -> bool:
-        desk.denied, desk.is_over_limit = 0, False
+    def _passes(self, runner: ProgramRunner, answer: Answer) -> bool:
+        runner.denied, runner.is_over_limit = 0, False
         program, tests = program_of(answer.completion), answer.prompt.answer
         is_apart = self._tests == "asserts" and not self._shared
         for use in ("programs", "tests") if is_apart else ("programs",):
-            desk.cell(use)  # opened before the time counts
+            runner.cell(use)  # opened before the time counts
         deadline = time.monotonic() + self._timeout_s
         if self._tests == "stdio":
             return all(
-                self._prints(desk, program, given, wanted, deadline) for given, wanted in cases_of(tests)
+                self._prints(runner, program, given, wanted, deadline) for given, wanted in cases_of(tests)
             )
         assertions = checked_tests(tests)
         if self._shared:
             token = secrets.token_hex(16)
             job = {"job": "shared", "source": program, "tests": tests, "token": token}
-            return self._run(desk, job, deadline, VERDICT_BYTES)[1] == values.frame([token, assertions])
-        return self._reaches_end(desk, program, tests, deadline)
+            return self._run(runner, job, deadline, VERDICT_BYTES)[1] == values.frame([token, assertions])
+        return self._reaches_end(runner, program, tests, deadline)
 
-    def _prints(self, desk: Desk, program: str, given: str, wanted: str, deadline: float) -> bool:
+    def _prints(self, runner: ProgramRunner, program: str, given: str, wanted: str, deadline: float) -> bool:
         job = {"job": "stdio", "source": program, "input": given}
-        ended, output = self._run(desk, job, deadline, values.LONGEST_FRAME)
+        ended, output = self._run(runner, job, deadline, values.LONGEST_FRAME)
         return ended.code == 0 and are_alike(output.decode("utf-8", "replace"), wanted)
 
-    def _reaches_end(self, desk: Desk, program: str, tests: str, deadline: float) -> bool:
+    def _reaches_end(self, runner: ProgramRunner, program: str, tests: str, deadline: float) -> bool:
         """Run tests in one sandbox against a program in another."""
         limits = self._limits(deadline)
-        answering = desk.cell().start(limits)
+        answering = runner.cell().start(limits)
         try:
             job = {"job": "tests", "source": program, "tests": tests}
-            judge = desk.cell("tests")
+            judge = runner.cell("tests")
             testing = judge.start(limits, *[answering.fileno()] * 2)
             answering.close()
             verdict = self._said(testing, job, VERDICT_BYTES)
             is_over = not judge.ended(stop=verdict is None).in_time
         finally:
             answering.close()
-            ended = desk.cell().ended(stop=True)
-        self._check(desk, ended, is_over=is_over)
+            ended = runner.cell().ended(stop=True)
+        self._check(runner, ended, is_over=is_over)
         told = read_verdict(verdict) if verdict else NO_VERDICT
         if not (told["passed"] or ended.is_known):
             raise SandboxEndedError("the sandbox has ended while tests used the program")
@@ -177,16 +177,18 @@ class ProgramScorer:
             raise UnscoredError("the tests pass without the program")
         return bool(told["passed"])
 
-    def _run(self, desk: Desk, job: dict[str, str], deadline: float, most: int) -> tuple[Ended, bytes]:
+    def _run(
+        self, runner: ProgramRunner, job: dict[str, str], deadline: float, most: int
+    ) -> tuple[Ended, bytes]:
         """Run a program; return how it ended, and what it wrote.
 
         Raises:
             FaultError: it wrote too much, or did something forbidden.
             TimeoutError: it did not end in time.
         """
-        output = self._said(desk.cell().start(self._limits(deadline)), job, most)
-        ended = desk.cell().ended(stop=output is None)
-        self._check(desk, ended)
+        output = self._said(runner.cell().start(self._limits(deadline)), job, most)
+        ended = runner.cell().ended(stop=output is None)
+        self._check(runner, ended)
         if output is None:
             raise FaultError(f"the program wrote more than {most >> 10} KB")
         return ended, output
@@ -201,15 +203,15 @@ class ProgramScorer:
     def _limits(self, deadline: float) -> Limits:
         return Limits(max(0.001, deadline - time.monotonic()), self._memory_bytes)
 
-    def _check(self, desk: Desk, ended: Ended, *, is_over: bool = False) -> None:
+    def _check(self, runner: ProgramRunner, ended: Ended, *, is_over: bool = False) -> None:
         """Raise what a program did beside its work.
 
         Raises:
             FaultError: it did something that no solution does.
             TimeoutError: it did not end in time.
         """
-        desk.denied += ended.denied
-        desk.is_over_limit |= bool(ended.over)
+        runner.denied += ended.denied
+        runner.is_over_limit |= bool(ended.over)
         if is_over or not ended.in_time:
             raise TimeoutError("the program did not finish in time")
         if ended.broke:
