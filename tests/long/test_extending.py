@@ -52,10 +52,10 @@ def test_the_shown_reward_of_trls_signature_passes(shown: Path, retrain: Retrain
 def test_the_shown_campaign_learns_with_every_plugin_of_its_own(shown: Path, retrain: Retrain) -> None:
     text = (shown / "own.toml").read_text()
     assert [name for name in SHOWN.values() if f'"{name}"' not in text] == []
-    done = retrain("run", "own.toml")
+    done = retrain("run", "own.toml", "--set", "campaign.seeds=[0]")
     assert done.returncode == 0, done.stdout + done.stderr
     runs = sorted((shown / "logs").glob("*/runs/*"))
-    assert len(runs) == 6
+    assert len(runs) == 3
     for run in runs:
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         with (run / "rewards.csv").open() as file:
