@@ -21,7 +21,7 @@ from tests.crash_run import every_point, losses_after_kills, power_losses, rando
 
 Patch = pytest.MonkeyPatch
 MEMORY = Path("/dev/shm")  # the disk below is a simulated one: what carries it should be quick
-KILL_PLANS, LOSS_PLANS = 400, 100  # in which careless writers are caught below; `benchmarks.chaos` makes more
+KILL_PLANS, LOSS_PLANS = 200, 60  # in which careless writers are caught below; `benchmarks.chaos` makes more
 
 
 @pytest.fixture
