@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from retrain.config.schema import BackPressure as Settings
-from retrain.controllers import StateDict, require, require_keys
+from retrain.config.drafts import draft_of
+from retrain.controllers import StateDict, require
 from retrain.controllers.backpressure.changepoint import ChangeDetector, Residual
 from retrain.controllers.backpressure.explore import Explorer, MemoryLimit, Situation, batch_sizes, nearest
 from retrain.controllers.backpressure.measurements import Measurements
@@ -66,8 +66,10 @@ class BackPressure:
     def __init__(
         self, batch_size: int = 8, group_size: int = 8, *, sizes: Iterable[int] | None = None, **keys: Any
     ) -> None:
-        self.settings = Settings(**keys)
-        require_keys(self.settings)
+        draft = draft_of({"backpressure": keys})
+        if draft.mistakes:
+            raise ValueError("; ".join(f"{location[-1]}: {what}" for location, what in draft.mistakes))
+        self.settings = draft.config.backpressure
         lowest, highest = self.settings.min_batch_size, self.settings.max_batch_size
         require("max_batch_size", highest, highest >= lowest, "at least min_batch_size")
         sizes = None if sizes is None else list(sizes)
