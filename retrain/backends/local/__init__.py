@@ -148,36 +148,30 @@ def _options(options: Mapping[str, object]) -> LocalOptions:
 
 def check_options(options: Mapping[str, object]) -> list[str]:
     """Return the problems of a `[backend.options]` table, one line each, starting with the key."""
-    problems = problems_of(LocalOptions, options)
-    if problems:
+    if problems := problems_of(LocalOptions, options):
         return problems
-    if options.get("engine") == "openai" and not options.get("engine_url"):
-        problems.append('engine_url: needed by engine = "openai"; for example "http://127.0.0.1:8000"')
-    if options.get("engine_spare") and not takes_permits(options):
-        problems.append('engine_spare: needs engine = "vllm" or "openai"; only calls are cancelled')
-    if not options.get("lora", DEFAULTS.lora):
-        problems += _problems_without_lora(options)
-    if options.get("quantization", DEFAULTS.quantization) != DEFAULTS.quantization:
-        problems += _quantization_problems(options)
-    return [*template_problems(options), *problems]
+    return [*template_problems(options), *_conflicts(parsed(LocalOptions, options, []))]
 
 
-def _problems_without_lora(options: Mapping[str, object]) -> Iterator[str]:
-    """Iterate over the options that need adapters."""
-    if options.get("lora_dropout"):
-        yield "lora_dropout: needs lora = true, because it is dropout of adapters"
-    if takes_permits(options):
-        yield f'engine: "{options["engine"]}" needs lora = true, because a server can only reload adapters'
-    if options.get("quantization", DEFAULTS.quantization) != DEFAULTS.quantization:
-        yield "quantization: needs lora = true, because quantized weights cannot be trained"
-
-
-def _quantization_problems(options: Mapping[str, object]) -> Iterator[str]:
-    """Iterate over why the frozen weights cannot be quantized."""
-    if takes_permits(options):
-        yield 'quantization: needs engine = "torch", because the server would sample from other weights'
-    if missing := extras.Needs(EXTRA_4BIT, ("bitsandbytes",)).problem("4bit"):
-        yield f"quantization: {missing}"
+def _conflicts(options: LocalOptions) -> Iterator[str]:
+    """Iterate over options that do not go together, or need what is not here."""
+    calls, quantizes = options.engine != DEFAULTS.engine, options.quantization != DEFAULTS.quantization
+    if options.engine == "openai" and not options.engine_url:
+        yield 'engine_url: needed by engine = "openai"; for example "http://127.0.0.1:8000"'
+    if options.engine_spare and not calls:
+        yield 'engine_spare: needs engine = "vllm" or "openai"; only calls are cancelled'
+    if not options.lora:
+        needing = {
+            "lora_dropout: needs lora = true, because it is dropout of adapters": options.lora_dropout,
+            f'engine: "{options.engine}" needs lora = true, because a server can only reload adapters': calls,
+            "quantization: needs lora = true, because quantized weights cannot be trained": quantizes,
+        }
+        yield from (problem for problem, is_set in needing.items() if is_set)
+    if quantizes:
+        if calls:
+            yield 'quantization: needs engine = "torch", because the server would sample from other weights'
+        if missing := extras.Needs(EXTRA_4BIT, ("bitsandbytes",)).problem("4bit"):
+            yield f"quantization: {missing}"
 
 
 def takes_permits(options: Mapping[str, object]) -> bool:

@@ -12,9 +12,12 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retrain.rollouts import Prompt
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 # these have no end-of-sequence token unless their files name one; other classes may have a default
 WITHOUT_DEFAULTS = ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -77,13 +80,19 @@ def files_of(model: str) -> Path | None:
 def prompt_tokens(directory: Path, prompts: Sequence[Prompt], system_prompt: str) -> int:
     """Return the tokens of the longest prompt with the system prompt, without a chat template's."""
     longest = max((prompt.text for prompt in prompts), key=len, default="")
+    if (tokenizer := _tokenizer(directory)) is None:
+        return (len(longest) + len(system_prompt)) // LETTERS
+    return len(tokenizer.encode(system_prompt + longest, add_special_tokens=False).ids)
+
+
+def _tokenizer(directory: Path) -> Tokenizer | None:
+    """Return a saved model's tokenizer; None if it is in no file, or the package is not here."""
     file = directory / "tokenizer.json"
     if find_spec("tokenizers") is None or "model" not in read_json(file):
-        return (len(longest) + len(system_prompt)) // LETTERS
+        return None
     from tokenizers import Tokenizer  # imports in 25 ms, without torch
 
-    encoded = Tokenizer.from_file(str(file)).encode(system_prompt + longest, add_special_tokens=False)
-    return len(encoded.ids)
+    return Tokenizer.from_file(str(file))
 
 
 def _directory_problem(model: str, path: Path) -> str:
@@ -128,13 +137,9 @@ def prompts_problem(model: str, prompts: Sequence[Prompt]) -> str:
     path = Path(model).expanduser()
     room = _context(path)
     long = [p for p in prompts if len(p.text.encode()) >= room]  # a token covers at least one byte
-    file = path / "tokenizer.json"
-    if not long or "model" not in read_json(file) or find_spec("tokenizers") is None:
+    if not long or (tokenizer := _tokenizer(path)) is None:
         return ""
-    from tokenizers import Tokenizer  # imports in 25 ms, without torch
-
-    texts = [prompt.text for prompt in long]
-    encoded = Tokenizer.from_file(str(file)).encode_batch(texts, add_special_tokens=False)
+    encoded = tokenizer.encode_batch([prompt.text for prompt in long], add_special_tokens=False)
     return too_long([(p.id, len(e.ids)) for p, e in zip(long, encoded, strict=True)], room)
 
 
