@@ -1,7 +1,5 @@
 """One replica of DistributedDataParallel runs whose gradients are dictated; writes what the rule found.
 
-The first replica then tries models whose parameters are sharded.
-
 Usage: ddp_worker.py RENDEZVOUS_FILE RANK OUTPUT_FILE < plans.json
 """
 
@@ -10,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -17,6 +16,8 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from retrain.torch_scaling import AdaScale
+
+OTHER_STARTS = timedelta(minutes=5)
 
 
 class Linear(torch.nn.Module):
@@ -70,14 +71,16 @@ def refusals(rendezvous: str) -> list[str]:
     return said
 
 
-def main(rendezvous: str, rank: int, output: str) -> None:
-    distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
-    found = [train(plan, rank) for plan in json.load(sys.stdin)]
+def replica(rendezvous: str, rank: int, plans: list[dict]) -> list[list[dict]]:
+    """Return what one of two replicas finds."""
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2, timeout=OTHER_STARTS
+    )
+    found = [train(plan, rank) for plan in plans]
     distributed.barrier()
     distributed.destroy_process_group()
-    refused = [] if rank else refusals(f"{rendezvous}-alone")
-    Path(output).write_text(json.dumps({"found": found, "refused": refused}))
+    return found
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    Path(sys.argv[3]).write_text(json.dumps(replica(sys.argv[1], int(sys.argv[2]), json.load(sys.stdin))))

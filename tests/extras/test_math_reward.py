@@ -67,7 +67,7 @@ def test_what_hangs_is_a_counted_timeout_and_all_else_is_scored_in_any_thread() 
     for given, wanted in [*right, *wrong, *without_score]:
         prompt = Prompt(0, "?", wanted)
         groups.append(Group(prompt, (Rollout(prompt, given, (), None, (), truncated=False),)))
-    scorer = Scorer("math", {"timeout_s": 3.0, "workers": 2})
+    scorer = Scorer("math", {"timeout_s": 1.5, "workers": 2})
     try:
         with ThreadPoolExecutor(1) as threads:
             batch = threads.submit(scorer.score, groups).result()

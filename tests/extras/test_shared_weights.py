@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,26 +15,35 @@ import torch
 from retrain.backends import Optimization
 from retrain.backends.local import policy as policy_module
 from retrain.backends.local.shared_weights import share
+from retrain.engines.openai import LONGEST_WHOLE
 from retrain.errors import ConfigError
+from tests.extras.completions_server import CompletionsServer, serve
 from tests.extras.local_policies import as_samples, draw, loss_named, open_backend
+from tests.extras.test_engine_streams import run_on
 from tests.extras.tiny_models import save_tiny_model
 from tests.full_disk import files_of_at_most
+from tests.semaphore_processes import wait_until
 
 HOW = Optimization(lr=1e-2, temperature=0.8)
-USER = """
-import sys
-from transformers import AutoModelForCausalLM
-from retrain.backends.local.shared_weights import share
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1]).requires_grad_(False)
-shared = share(model)
-print(shared and shared.path, flush=True)
-sys.stdin.read()
+REALLY_LONG = LONGEST_WHOLE + 1  # tokens, which are streamed
+WORKER = """
+import runpy
+from retrain.backends.local import policy
+policy.TINY_PARAMETERS = 1
+runpy.run_module("retrain.worker", run_name="__main__")
 """
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, context=64)
+    return save_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, context=128)
+
+
+@pytest.fixture(scope="module")
+def server(model: str) -> Iterator[CompletionsServer]:
+    """A server, in this process, whose own weights are too few to be shared."""
+    with serve(model) as running:
+        yield running
 
 
 @pytest.fixture
@@ -53,10 +64,27 @@ def trained(backend) -> list[torch.Tensor]:
     return found + [p.detach().clone() for p in backend.policy.trainable().values()]
 
 
-def test_shared_weights_give_the_numbers_of_a_run_alone_and_outlive_no_user(model, folder):
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", USER, model], text=True, **pipes) as user:
-        assert user.stdout.readline().strip().startswith(str(folder))
+@contextmanager
+def held_worker(server: CompletionsServer, model: str, directory: Path) -> Iterator[None]:
+    """Run a worker that waits for its samples; kill it at the end, when it frees its places on the server."""
+    server.is_held = lambda body: True
+    files = run_on(server, model, directory, max_tokens=REALLY_LONG)
+    command = [sys.executable, "-c", WORKER, str(files.directory)]
+    with (directory / "printed").open("w") as printed:
+        worker = subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=printed, stderr=printed)
+    try:
+        wait_until(lambda: server.running == 1)
+        yield
+    finally:
+        worker.kill()
+        worker.wait()
+    wait_until(lambda: server.running == 0)
+    assert (directory / "printed").read_text() == ""
+
+
+def test_shared_weights_give_the_numbers_of_a_run_alone_and_outlive_no_user(server, model, folder, tmp_path):
+    with held_worker(server, model, tmp_path / "run"):
+        assert len(list(folder.glob("*.bin"))) == 1
         alone, sharing = open_backend(model, share_weights=False), open_backend(model)
         assert len(list(folder.glob("*.bin"))) == 1  # the other process's file
         before = [p.clone() for p in sharing.policy.causal.parameters() if not p.requires_grad]
@@ -68,7 +96,6 @@ def test_shared_weights_give_the_numbers_of_a_run_alone_and_outlive_no_user(mode
         assert len(mapped) == 1
         sharing.close()
         assert len(list(folder.glob("*.bin"))) == 1
-        user.kill()
     assert len(list(folder.glob("*.bin"))) == 1
     backend = open_backend(model, rank=8)
     assert len(list(folder.glob("*.bin"))) == 1

@@ -13,6 +13,7 @@ import torch
 
 from retrain import AdamScale, AdaScale, LEGWScale, LinearScale, ScalingRuleBase, SqrtScale
 from retrain.controllers.scaling.rules import AdaScaleRule
+from tests.extras import ddp_worker
 
 pytestmark = pytest.mark.extras
 TESTS = Path(__file__).parent.parent
@@ -313,24 +314,17 @@ PLANS = {
 
 
 @pytest.fixture(scope="module")
-def processes(tmp_path_factory):
-    """What each of two processes wrote."""
+def replicas(tmp_path_factory):
+    """What this process and another one found, by plan."""
     folder = tmp_path_factory.mktemp("replicas")
+    rendezvous, output = str(folder / "rendezvous"), folder / "found.json"
     (folder / "plans.json").write_text(json.dumps(list(PLANS.values())))
-    command = [sys.executable, str(TESTS / "extras" / "ddp_worker.py"), str(folder / "rendezvous")]
-    outputs = [folder / f"replica-{rank}.json" for rank in range(2)]
-    workers = []
-    for rank, output in enumerate(outputs):
-        with (folder / "plans.json").open() as plans:
-            workers.append(subprocess.Popen([*command, str(rank), str(output)], stdin=plans))
-    assert [worker.wait() for worker in workers] == [0, 0]
-    return [json.loads(output.read_text()) for output in outputs]
-
-
-@pytest.fixture(scope="module")
-def replicas(processes):
-    """What each of two processes found, by plan."""
-    return [dict(zip(PLANS, process["found"], strict=True)) for process in processes]
+    command = [sys.executable, ddp_worker.__file__, rendezvous, "1", str(output)]
+    with (folder / "plans.json").open() as plans, subprocess.Popen(command, stdin=plans) as other:
+        found = [ddp_worker.replica(rendezvous, 0, list(PLANS.values()))]
+    assert other.returncode == 0
+    found.append(json.loads(output.read_text()))
+    return [dict(zip(PLANS, each, strict=True)) for each in found]
 
 
 def test_two_replicas_estimate_as_published(replicas):
@@ -355,6 +349,7 @@ def test_two_replicas_that_accumulate_match_one_that_accumulates_all(replicas, p
         assert row["progress"] == pytest.approx(single.progress, rel=1e-5)
 
 
-def test_sharded_models_are_refused(processes):
-    said = processes[0]["refused"]
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # PyTorch's own
+def test_sharded_models_are_refused(tmp_path):
+    said = ddp_worker.refusals(str(tmp_path / "rendezvous"))
     assert [line.partition(",")[0] for line in said] == ["model: is sharded (FSDP or DTensor)"] * 2
