@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +11,8 @@ import pytest
 
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_done
+from tests.conftest import LIMIT_S
+from tests.warm import WarmCommandLine
 
 FILE = """
 [training]
@@ -76,14 +76,15 @@ HERE = 'launcher = "inline"'  # in one process, instead of one for each run
 FOUR_WORKERS = "parallel = true\nmax_workers = 4"
 
 
-def record(project: Path, *, where: str = HERE, training: str = "", data: str = "") -> dict[str, Recorded]:
+def record(
+    warm: WarmCommandLine, project: Path, *, where: str = HERE, training: str = "", data: str = ""
+) -> dict[str, Recorded]:
     """Run the file in a directory of its own, and return what each run recorded."""
     project.mkdir(parents=True)
     prompts = [{"prompt": f"{a}{b}", "answer": f"{b}{a}"} for a in "abcd" for b in "abcd"]
     (project / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
     (project / "c.toml").write_text(FILE.format(where=where, training=training, data=data))
-    command = [sys.executable, "-m", "retrain", "run", "c.toml"]
-    ended = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+    ended = warm.run(["run", "c.toml"], project, None, timeout_s=LIMIT_S)
     assert ended.returncode == 0, ended.stderr
     (campaign,) = (project / "logs").iterdir()
     recorded = {}
@@ -96,9 +97,9 @@ def record(project: Path, *, where: str = HERE, training: str = "", data: str = 
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recorded]:
+def alone(warm: WarmCommandLine, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recorded]:
     """In one process, no evaluation before the end."""
-    return record(tmp_path_factory.mktemp("first") / "project")
+    return record(warm, tmp_path_factory.mktemp("first") / "project")
 
 
 def test_runs_differ_from_each_other(alone: dict[str, Recorded]) -> None:
@@ -111,12 +112,16 @@ def test_runs_differ_from_each_other(alone: dict[str, Recorded]) -> None:
 @pytest.mark.parametrize(
     "changed", [{}, {"where": FOUR_WORKERS}], ids=["in another directory", "four workers"]
 )
-def test_records_are_identical(alone: dict[str, Recorded], changed: dict, tmp_path: Path) -> None:
-    assert record(tmp_path / "somewhere" / "else", **changed) == alone
+def test_records_are_identical(
+    alone: dict[str, Recorded], changed: dict, warm: WarmCommandLine, tmp_path: Path
+) -> None:
+    assert record(warm, tmp_path / "somewhere" / "else", **changed) == alone
 
 
-def test_evaluation_changes_nothing_else(alone: dict[str, Recorded], tmp_path: Path) -> None:
-    evaluated = record(tmp_path / "project", training="eval_every = 1", data="eval_samples = 3")
+def test_evaluation_changes_nothing_else(
+    alone: dict[str, Recorded], warm: WarmCommandLine, tmp_path: Path
+) -> None:
+    evaluated = record(warm, tmp_path / "project", training="eval_every = 1", data="eval_samples = 3")
     assert {name: run.unevaluated() for name, run in evaluated.items()} == {
         name: run.unevaluated() for name, run in alone.items()
     }
