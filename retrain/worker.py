@@ -20,7 +20,7 @@ import threading
 import time
 import tomllib
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,7 +56,6 @@ from retrain.streams import fill_closed
 if TYPE_CHECKING:
     from retrain.trainer.checkpoint import Checkpoint
     from retrain.trainer.journal import Journal
-    from retrain.trainer.logger_threads import LoggerThreads
 
 LOOK_S = 1.0  # between checks for a stop request
 ENDINGS = {
@@ -141,13 +140,14 @@ def _unless_finished(config: Config, files: RunFiles, stop: threading.Event) -> 
 def _attempt(config: Config, files: RunFiles, stop: threading.Event) -> int:
     from retrain.trainer import checkpoint
     from retrain.trainer.journal import Journal
+    from retrain.trainer.logger_threads import open_loggers
 
     started = time.monotonic()
     found = checkpoint.newest(files.checkpoints, _say_damaged)
-    number = begin_attempt(files.attempts, resumed_from_step=found.step if found else 0)
-    journal = Journal(
-        files, number, config.training.max_steps, _loggers(config, files, number, found, stop.is_set)
-    )
+    step = found.step if found else 0
+    number = begin_attempt(files.attempts, resumed_from_step=step)
+    loggers = open_loggers(config, files, number, step, stop.is_set)
+    journal = Journal(files, number, config.training.max_steps, loggers)
     with _watching_for_stop(files, stop):
         try:
             ended = _train(config, files, journal, stop, found)
@@ -223,16 +223,6 @@ def _train(
         with contextlib.suppress(RecordsError):  # for display only: must not hide the error
             journal.phase("", step, state=ENDINGS.get(code, RunState.FAILED), message=message)
         return AttemptEnd(code, message)
-
-
-def _loggers(
-    config: Config, files: RunFiles, attempt: int, found: Checkpoint | None, is_leaving: Callable[[], bool]
-) -> LoggerThreads | None:
-    if not config.logging.loggers:
-        return None
-    from retrain.trainer.logger_threads import LoggerThreads
-
-    return LoggerThreads(config, files, attempt, found.step if found else 0, is_leaving)
 
 
 def _message(error: Exception) -> str:

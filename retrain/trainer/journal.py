@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -30,9 +30,7 @@ from retrain.records.step_row import StepRow
 from retrain.records.text import about
 from retrain.rollouts import Episode, Floats, Rollout
 from retrain.trainer.batch import ScoredBatch
-
-if TYPE_CHECKING:
-    from retrain.trainer.logger_threads import LoggerThreads
+from retrain.trainer.logger_threads import NO_LOGGERS, LoggerThreads
 
 LONGEST_ANSWER = 500  # characters
 PROGRESS_EVERY_S = 0.4  # status.json is read by people: twice a second is enough
@@ -44,13 +42,12 @@ class Journal:
     """metrics.jsonl, samples.jsonl and status.json of one attempt."""
 
     def __init__(
-        self, files: RunFiles, attempt: int, max_steps: int, loggers: LoggerThreads | None = None
+        self, files: RunFiles, attempt: int, max_steps: int, loggers: LoggerThreads = NO_LOGGERS
     ) -> None:
         self._loggers = loggers
         self._ending: tuple[str, Mapping[str, Value]] = (RunState.DIED, {})
         self._metrics = MetricsWriter(files.metrics, attempt)
-        if loggers is not None:
-            loggers.begin()
+        loggers.begin()
         self._directory = files.directory
         self._warmup_file = files.warmup
         self._samples = SamplesWriter(files.samples, attempt)
@@ -79,8 +76,7 @@ class Journal:
             self._metrics.append(row.columns())
         except ValueError as error:
             raise NonFiniteError(f"step {row.identity.step}: {error}") from error
-        if self._loggers is not None:
-            self._loggers.recorded(row.identity.step)
+        self._loggers.recorded(row.identity.step)
 
     def complete(self, step: int, parts: Mapping[str, Any]) -> None:
         """Write the newest row, of an earlier attempt, again, with parts that it lacks."""
@@ -179,8 +175,7 @@ class Journal:
         """Sync every row and sample so far to disk, and flush the loggers."""
         for writer in self._writers:
             writer.sync()
-        if self._loggers is not None:
-            self._loggers.flush()
+        self._loggers.flush()
 
     def ended(self, state: str, result: Mapping[str, Value]) -> None:
         """Set the state and result with which `close` ends the loggers."""
@@ -193,7 +188,7 @@ class Journal:
             self._latest = self._current = None  # the end is written by whoever knows it
         for writer in self._writers:
             writer.close()
-        return "" if self._loggers is None else self._loggers.close(*self._ending)
+        return self._loggers.close(*self._ending)
 
 
 def choose(batch: ScoredBatch, advantages: Floats, count: int) -> list[Sample]:

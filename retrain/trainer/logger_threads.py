@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,61 +45,60 @@ GIVEN_UP = "is off for this attempt; training continues, and metrics.jsonl has e
 LEFT_TO_NEXT = "continues with this attempt's rows; the next attempt retries the earlier ones"
 
 
+@dataclass(frozen=True)
 class LoggerThreads:
     """The loggers of one attempt."""
 
-    def __init__(
-        self,
-        config: Config,
-        files: RunFiles,
-        attempt: int,
-        resumed_from_step: int,
-        is_leaving: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """Start a thread for every logger that the configuration names, without waiting for it.
-
-        A logger gets earlier rows too, up to `resumed_from_step`, if it lacks them. `is_leaving` returns
-        whether this process was asked to stop, which shortens `close`.
-        """
-        run, params = config.run, config.logging.logger_params
-        logged = LoggedRun(
-            campaign=run.campaign if run else "",
-            run_id=run.run_id if run else files.directory.name,
-            condition=run.condition if run else "",
-            seed=config.training.seed,
-            attempt=attempt,
-            resumed_from_step=resumed_from_step,
-            directory=files.directory.absolute(),
-            settings=without_secrets(as_tables(config)),
-            stored_id="",
-        )
-        self._is_leaving = is_leaving
-        self._loggers = [_LoggerThread(name, logged, params.get(name, {})) for name in config.logging.loggers]
+    loggers: Sequence[_LoggerThread] = ()
+    is_leaving: Callable[[], bool] = lambda: False  # this process was asked to stop, which shortens `close`
 
     def begin(self) -> None:
         """Log what is appended to metrics.jsonl from now on; its writer has repaired the end of the file."""
-        for logger in self._loggers:
+        for logger in self.loggers:
             logger.begin()
 
     def recorded(self, step: int) -> None:
         """Announce a row that was appended to metrics.jsonl."""
-        for logger in self._loggers:
+        for logger in self.loggers:
             logger.recorded(step)
 
     def flush(self) -> None:
         """Ask the loggers to flush and to store how far they are; does not wait."""
-        for logger in self._loggers:
+        for logger in self.loggers:
             logger.ask(flush=True)
 
     def close(self, state: str, result: Row) -> str:
         """Close every logger, or abandon it if it is stuck; return who lacks how many rows, "" if none."""
-        for logger in self._loggers:
+        for logger in self.loggers:
             logger.ask(ending=(state, result))
         ends_at = time.monotonic() + (CLOSING_S if state == RunState.DONE else LEAVING_S)
-        for logger in self._loggers:
-            ends_at = logger.wait(ends_at, self._is_leaving)
-        lacking = [what for logger in self._loggers if (what := logger.lacking())]
+        for logger in self.loggers:
+            ends_at = logger.wait(ends_at, self.is_leaving)
+        lacking = [what for logger in self.loggers if (what := logger.lacking())]
         return f"{' and '.join(lacking)}; `retrain resume` logs them" if lacking else ""
+
+
+NO_LOGGERS = LoggerThreads()
+
+
+def open_loggers(
+    config: Config, files: RunFiles, attempt: int, resumed_from_step: int, is_leaving: Callable[[], bool]
+) -> LoggerThreads:
+    """Start a thread for each logger, which gets the rows up to `resumed_from_step` too if it lacks them."""
+    run, params = config.run, config.logging.logger_params
+    logged = LoggedRun(
+        campaign=run.campaign if run else "",
+        run_id=run.run_id if run else files.directory.name,
+        condition=run.condition if run else "",
+        seed=config.training.seed,
+        attempt=attempt,
+        resumed_from_step=resumed_from_step,
+        directory=files.directory.absolute(),
+        settings=without_secrets(as_tables(config)),
+        stored_id="",
+    )
+    names = config.logging.loggers
+    return LoggerThreads([_LoggerThread(name, logged, params.get(name, {})) for name in names], is_leaving)
 
 
 def deliver(
@@ -107,7 +106,7 @@ def deliver(
 ) -> str:
     """Log the rows that a finished run's loggers lack, holding its lock; return what they still lack."""
     final = {key: value for key, value in result.items() if key not in ("steps", "resumed_from_step")}
-    return LoggerThreads(config, files, attempt, _steps_of(result), is_leaving).close(RunState.DONE, final)
+    return open_loggers(config, files, attempt, _steps_of(result), is_leaving).close(RunState.DONE, final)
 
 
 def is_behind(config: Config, files: RunFiles, result: Row) -> bool:
