@@ -6,14 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from importlib import metadata
 from itertools import chain, starmap
 from pathlib import Path
-from typing import Any
 
 import typer
 from typer import Argument
@@ -22,6 +21,7 @@ from retrain import registry
 from retrain.backends import MemoryEstimate
 from retrain.campaign.admission import free_memory
 from retrain.cli import AsJson
+from retrain.config.keys import Tables
 from retrain.config.load import load_config
 from retrain.config.resolve import PLUGINS
 from retrain.config.schema import Config, Logging
@@ -70,7 +70,7 @@ class Used:
 
     kind: str
     name: str
-    params: Mapping[str, Any]
+    params: Tables
     needs: Needs
 
     @property
@@ -153,7 +153,7 @@ def _used_plugins(configs: Sequence[Config]) -> list[Used]:
     return list(used.values())
 
 
-def _with_parts(kind: str, name: str, params: Mapping[str, Any]) -> Iterator[Used]:
+def _with_parts(kind: str, name: str, params: Tables) -> Iterator[Used]:
     yield Used(kind, name, params, needs(kind, name))
     made_of = registry.hook("rewards", name, "made_of") if kind == "rewards" else None
     for part in made_of(params) if made_of else ():

@@ -154,7 +154,7 @@ def check_launcher_tables(raw: Tables) -> Iterator[Problem]:
 
 
 def plugin_problems(
-    draft: Draft, kind: str, name: str, params: Mapping[str, Any] | None, at: Location, params_at: Location
+    draft: Draft, kind: str, name: str, params: Tables | None, at: Location, params_at: Location
 ) -> Iterator[Problem]:
     """Check a plugin that a key names, and its parameters; None if those are wrong by themselves."""
     if what := registry.problem_with_name(kind, name):
@@ -171,7 +171,7 @@ def plugin_problems(
     yield from (((*params_at, key) if key else at, what) for key, what in wrong)
 
 
-def _trial_problems(kind: str, name: str, params: Mapping[str, Any], seed: int) -> Iterator[tuple[str, str]]:
+def _trial_problems(kind: str, name: str, params: Tables, seed: int) -> Iterator[tuple[str, str]]:
     """Iterate over what only a plugin can check, before anything is created: key ("" for none) and problem.
 
     Built-in tasks are built, and plugins are asked to check their tables. A task of the user's own, which may

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from retrain import registry
 from retrain.config.adapters import adapter_problem
+from retrain.config.keys import Tables
 from retrain.config.schema import Config
 from retrain.errors import ConfigError
 from retrain.event_loop import result_of
@@ -63,9 +64,7 @@ def _tool_problems(config: Config) -> Iterator[str]:
         yield from check_tools(config, schemas)
 
 
-def reward_problems(
-    reward: str, given: Mapping[str, Any], prompts: Sequence[Prompt], where: str
-) -> Iterator[str]:
+def reward_problems(reward: str, given: Tables, prompts: Sequence[Prompt], where: str) -> Iterator[str]:
     """Iterate over what rewards need that the prompts have not."""
     spec = registry.spec_of("rewards")
     for name, params in rewards_of(reward, given):
@@ -115,7 +114,7 @@ def adapter_problems(config: Config, alphabet: str) -> list[str]:
     return [f"[model].adapter: {what}" for what in wrong]
 
 
-def rewards_of(name: str, params: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def rewards_of(name: str, params: Tables) -> Iterator[tuple[str, Tables]]:
     """Iterate over the name and parameters of a reward or, if it consists of others, of those."""
     made_of = registry.hook("rewards", name, "made_of")
     if made_of is None:

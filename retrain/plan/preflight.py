@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from retrain import registry
 from retrain.config.eval_table import Eval, as_played
+from retrain.config.keys import Tables
 from retrain.config.prices import age_notice, misnamed_prices, missing_price, price_of
 from retrain.config.schema import Config
 from retrain.errors import ConfigError, LaunchError
@@ -77,7 +78,7 @@ def _run_problems(plan: Plan, config: Config, task: Task, built: dict[str, Task]
     yield from _decision_problems(plan, config, task)
 
 
-def _built(name: str, options: Mapping[str, Any], seed: int, built: dict[str, Task]) -> Task:
+def _built(name: str, options: Tables, seed: int, built: dict[str, Task]) -> Task:
     """Return a task, which is built once for all that share it."""
     key = json.dumps([name, options, seed], default=str, sort_keys=True)
     if key not in built:
@@ -190,7 +191,7 @@ def _servers_named(config: Config) -> dict[str, str]:
     return named
 
 
-def _servers_of(kind: str, plugin: str, params: Mapping[str, Any], where: str) -> dict[str, str]:
+def _servers_of(kind: str, plugin: str, params: Tables, where: str) -> dict[str, str]:
     find = registry.hook(kind, plugin, "servers")
     return {address: f"{where}.{key}" for address, key in find(params).items()} if find else {}
 
@@ -231,7 +232,7 @@ def sandbox_warnings(configs: Sequence[Config], sandboxes: Mapping[str, str]) ->
     yield from advice
 
 
-def _scoring(config: Config) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+def _scoring(config: Config) -> Iterator[tuple[str, Tables, str]]:
     """Iterate over the rewards of a run and of its evaluations, their parameters, and where these are set."""
     yield config.reward.reward, config.reward.params, "[reward.params]"
     for table in config.eval.tables:
@@ -239,7 +240,7 @@ def _scoring(config: Config) -> Iterator[tuple[str, Mapping[str, Any], str]]:
             yield table.reward, table.params, f'[[eval]] "{table.name}" [params]'
 
 
-def _parts(config: Config) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _parts(config: Config) -> Iterator[tuple[str, Tables]]:
     """Iterate over all rewards that score completions, those of which others consist among them."""
     for name, params, _ in _scoring(config):
         yield from rewards_of(name, params)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from retrain.config.campaign import Search
-from retrain.config.keys import quote
+from retrain.config.keys import Tables, quote
 from retrain.config.resolve import as_tables, flatten
 from retrain.config.sampler import Point, Proposal
 from retrain.config.sweep import SEED, as_told, bounds_of, scale_of, swept_keys
@@ -215,7 +215,7 @@ def _sampler(optuna: Any, table: Search, seed: int) -> Any:
     return getattr(optuna.samplers, SAMPLERS[table.sampler].name)(seed=seed, **table.sampler_options)
 
 
-def sampler_problems(table: Search, sweep: Mapping[str, Any], conditions: int) -> Iterator[str]:
+def sampler_problems(table: Search, sweep: Tables, conditions: int) -> Iterator[str]:
     """Iterate over the problems of a search's sampler, `.key: what`, as far as one does not hide the next."""
     if not table.sampler:
         for key in ("sampler_options", "trials", "trials_per_round"):
@@ -237,7 +237,7 @@ def sampler_problems(table: Search, sweep: Mapping[str, Any], conditions: int) -
         yield problem
 
 
-def _misfit(table: Search, trials: int, found: Mapping[str, Any], conditions: int) -> str:
+def _misfit(table: Search, trials: int, found: Tables, conditions: int) -> str:
     """Return why the sampler does not suit the sweep; "" if it does."""
     lists = [value for value in found.values() if isinstance(value, list)]
     least, is_mixed = SAMPLERS[table.sampler].ranges, bool(lists) or conditions > 1

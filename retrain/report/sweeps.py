@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from retrain.config.keys import as_toml
+from retrain.config.keys import Tables, as_toml
 from retrain.config.sweep import Variant, swept_keys, table_of, variants
 from retrain.errors import ConfigError, RecordsError
 from retrain.plan.matrix import shown_name
@@ -49,7 +49,7 @@ FEWEST_LEFT = 2  # conditions more than parameters, to tell a share from chance
 class Swept:
     """What was swept, and where each condition of a campaign is in it."""
 
-    keys: Mapping[str, Any]  # lists, and tables of ranges
+    keys: Tables  # lists, and tables of ranges
     points: Mapping[str, Variant]  # by name of the condition
 
     def is_listed(self, key: str) -> bool:
