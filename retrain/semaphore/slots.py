@@ -147,8 +147,8 @@ def inspect_semaphore(directory: Path | str) -> SemaphoreState:
     directory = Path(directory)
     counts = read_permits(directory)
     slots = (_slot_path(directory, number) for number in range(counts.slots))
-    holders = tuple(_holder_of(slot) for slot in slots if _is_locked(slot))
-    waiting = sum(_is_locked(str(seat)) for seat in sorted(directory.glob("seat-*")))
+    holders = tuple(filter(None, map(_holder_of, slots)))
+    waiting = sum(_holder_of(str(seat)) is not None for seat in sorted(directory.glob("seat-*")))
     wait_queue = directory / "turnstile.lock"
     if wait_queue.exists():  # its watcher may have seen a free slot as locked because it was inspected
         wake(wakeup_address(wait_queue))
@@ -171,18 +171,14 @@ def _slot_path(directory: Path, number: int) -> str:
     return f"{directory}/slot-{number:04d}"
 
 
-def _is_locked(path: str) -> bool:
+def _holder_of(path: str) -> Holder | None:
+    """Return who holds a slot or a seat; None if it is free."""
     try:
         file = LockFile(path, read_only=True)
     except FileNotFoundError:
-        return False
+        return None
     with closing(file):
-        return not file.try_lock(shared=True)
-
-
-def _holder_of(slot: str) -> Holder:
-    with closing(LockFile(slot, read_only=True)) as file:
-        return read_holder(file)
+        return None if file.try_lock(shared=True) else read_holder(file)
 
 
 def read_holder(slot: LockFile) -> Holder:
