@@ -10,6 +10,7 @@ import pytest
 
 from retrain.calibrate import trials
 from retrain.errors import InfrastructureError
+from retrain.system import nvidia
 from retrain.system.nvidia import Gpu
 from retrain.system.processes import process_tree
 
@@ -38,7 +39,7 @@ def test_what_a_worker_holds_on_a_gpu_is_seen_while_it_runs(worker, monkeypatch)
     def read() -> list[Gpu]:
         return [gpu(dict.fromkeys(process_tree(os.getpid()), 3 * GIB) | {1: 50 * GIB})]
 
-    monkeypatch.setattr(trials, "gpus", read)
+    monkeypatch.setattr(nvidia, "gpus", read)
     with trials.WorkerMemory() as memory:
         while not (memory.most_on_gpus and memory.most):
             os.sched_yield()
@@ -49,5 +50,5 @@ def test_a_gpu_that_cannot_be_read_is_none(monkeypatch):
     def refuse() -> list[Gpu]:
         raise InfrastructureError("needs nvidia-ml-py")
 
-    monkeypatch.setattr(trials, "gpus", refuse)
-    assert trials.read_gpus() == []
+    monkeypatch.setattr(nvidia, "gpus", refuse)
+    assert nvidia.known_gpus() == []

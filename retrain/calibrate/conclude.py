@@ -12,7 +12,7 @@ from pathlib import Path
 from retrain.calibrate import advice, facts, trials
 from retrain.calibrate.advice import Advice, Memory
 from retrain.calibrate.facts import BatchFound, Lengths, StepSplit, WorkersMeasured
-from retrain.calibrate.trials import Trialled, read_gpus
+from retrain.calibrate.trials import Trialled
 from retrain.config.keys import Tables
 from retrain.errors import ConfigError
 from retrain.plan.estimate.history import History, of_runs
@@ -21,6 +21,7 @@ from retrain.plan.estimate.wall_time import WallTime, wall_time
 from retrain.plan.estimate.workload import ALONE, Crowding
 from retrain.plan.matrix import Plan
 from retrain.system import memory_available_bytes
+from retrain.system.nvidia import known_gpus
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ class Evidence:
         """Return the memory of the largest worker, and what is free while none runs."""
         heaviest = max((trial.worker_bytes for trial in self.done.values()), default=0)
         on_gpus = max((trial.worker_gpu_bytes for trial in self.done.values()), default=0)
-        free = sum(gpu.memory_total_bytes - gpu.memory_used_bytes for gpu in read_gpus())
+        free = sum(gpu.memory_free_bytes for gpu in known_gpus())
         return Memory(heaviest, memory_available_bytes(), on_gpus, free)
 
     @cached_property

@@ -17,14 +17,13 @@ from retrain.campaign.orchestrate import CampaignRun
 from retrain.config.keys import Tables
 from retrain.config.resolve import merge, overrides_of, with_default_plugins
 from retrain.config.schema import BackPressure, Training
-from retrain.errors import InfrastructureError
 from retrain.plan.estimate.measured import MeasuredRun, measure_run
 from retrain.plan.matrix import Plan
 from retrain.records.files import readable
 from retrain.records.lines import Row
 from retrain.records.metrics import read_metrics
 from retrain.records.text import count_of
-from retrain.system.nvidia import Gpu, gpus
+from retrain.system.nvidia import Gpu, known_gpus
 from retrain.system.processes import own_memory_bytes, process_tree
 
 Rows = Sequence[Row]
@@ -203,7 +202,7 @@ class WorkerMemory:
             workers = process_tree(os.getpid()) - {os.getpid()}
             for worker in workers:
                 self.most = max(self.most, own_memory_bytes([worker]))
-            self.most_on_gpus = max(self.most_on_gpus, heaviest_on(read_gpus(), workers))
+            self.most_on_gpus = max(self.most_on_gpus, heaviest_on(known_gpus(), workers))
 
 
 def heaviest_on(found: Iterable[Gpu], workers: Collection[int]) -> int:
@@ -212,11 +211,3 @@ def heaviest_on(found: Iterable[Gpu], workers: Collection[int]) -> int:
     for gpu in found:
         held.update({pid: size for pid, size in gpu.process_memory_bytes.items() if pid in workers})
     return max(held.values(), default=0)
-
-
-def read_gpus() -> list[Gpu]:
-    """Return the GPUs; none if they cannot be read, because a calibration does not need them."""
-    try:
-        return gpus()
-    except InfrastructureError:
-        return []

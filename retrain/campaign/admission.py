@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from retrain.backends import MemoryEstimate
-from retrain.errors import ConfigError, InfrastructureError
+from retrain.errors import ConfigError
 from retrain.plan.matrix import Plan
 from retrain.records.text import gib
 from retrain.system import memory_available_bytes, memory_limit_bytes
-from retrain.system.nvidia import gpus
+from retrain.system.nvidia import known_gpus
 
 if TYPE_CHECKING:
     from retrain.system.throttle import TrainingThrottle
@@ -84,10 +84,7 @@ def free_memory(device: str) -> int | None:
     """Return the bytes that are free now on this machine, or on its emptiest GPU; None if not known."""
     if device == "cpu":
         return memory_available_bytes()
-    try:
-        return max((gpu.memory_total_bytes - gpu.memory_used_bytes for gpu in gpus()), default=None)
-    except InfrastructureError:
-        return None
+    return max((gpu.memory_free_bytes for gpu in known_gpus()), default=None)
 
 
 def check_fits(needs: Iterable[MemoryEstimate], source: str) -> None:

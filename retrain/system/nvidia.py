@@ -36,6 +36,11 @@ class Gpu:
     process_memory_bytes: Mapping[int, int]
     process_utilization: Mapping[int, float] | None  # None if not supported
 
+    @property
+    def memory_free_bytes(self) -> int:
+        """Memory that no process holds."""
+        return self.memory_total_bytes - self.memory_used_bytes
+
 
 def gpu_nodes(dev: Path = Path("/dev")) -> list[str]:
     """Return the names of the GPU device nodes, each for one or more GPUs; empty without a GPU."""
@@ -69,6 +74,14 @@ def gpus(dev: Path = Path("/dev")) -> list[Gpu]:
         raise InfrastructureError(
             f"the GPU cannot be read through NVML: {error}; check nvidia-smi"
         ) from error
+
+
+def known_gpus() -> list[Gpu]:
+    """Read the same GPUs; none if they cannot be read."""
+    try:
+        return gpus()
+    except InfrastructureError:
+        return []
 
 
 def read_gpus(nvml: Any, visible_devices: str | None) -> list[Gpu]:
