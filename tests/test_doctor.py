@@ -7,9 +7,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
@@ -74,30 +72,6 @@ def test_doctor_tells_of_a_file_only_what_the_file_needs(retrain: Call, here: Pa
     found = checks(retrain("doctor", "plain.toml", "--json", env=NO_KEYS))
     assert [what for what in found if what.startswith(("extra", "key", "commands"))] == []
     assert {"python", "numpy", "disk for logs"} <= set(found)
-
-
-def test_doctor_asks_the_servers_that_a_file_names(retrain: Call, here: Path) -> None:
-    (here / "judged.toml").write_text(JUDGE)
-    silent = retrain("doctor", "judged.toml", "--json", env={**NO_KEYS, "JUDGE_KEY": "key"})
-    found = checks(silent)["server http://127.0.0.1:9/v1"]
-    assert (silent.returncode, found["verdict"]) == (2, "missing")
-    assert "[reward.params].parts.judge.params.base_url" in found["fix"]
-    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:  # answers 501
-        Thread(target=server.serve_forever, daemon=True).start()
-        port = server.server_address[1]
-        (here / "judged.toml").write_text(JUDGE.replace(":9/", f":{port}/"))
-        answering = retrain("doctor", "judged.toml", "--json", env={**NO_KEYS, "JUDGE_KEY": "key"})
-        server.shutdown()
-    assert checks(answering)[f"server http://127.0.0.1:{port}/v1"]["verdict"] == "ok"
-    assert answering.returncode == 0
-
-
-def test_runs_whose_server_is_silent_are_not_launched(retrain: Call, here: Path) -> None:
-    (here / "judged.toml").write_text(JUDGE)
-    answer = retrain("run", "judged.toml", env={**NO_KEYS, "JUDGE_KEY": "key"})
-    assert answer.returncode == 3
-    assert "judged.toml [reward.params].parts.judge.params.base_url: no answer from" in answer.stderr
-    assert not (here / "logs").exists()
 
 
 def test_a_file_whose_servers_are_not_well_named_can_still_be_doctored(retrain: Call, here: Path) -> None:

@@ -18,7 +18,7 @@ from retrain.config.resolve import as_tables, build
 from retrain.config.schema import Config
 from retrain.errors import ConfigError
 from retrain.plan.matrix import plan_runs
-from retrain.plan.preflight import preflight, runs_programs, servers_of
+from retrain.plan.preflight import preflight
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_row import PlannedRun, read_row
@@ -246,14 +246,6 @@ def test_explain_warns_of_an_evaluation_that_asks_what_is_trained_on() -> None:
     tables = {"name": "same"}, {"name": "other", "task": "sort", "options": {"length": 1, "held_out": 0.9}}
     warned = preflight(plan_runs(parse(with_evals(*tables, data=data), "c.toml")), "c.toml").warnings
     assert [line.partition(" of its")[0] for line in warned] == ['[[eval]] "other": 8']
-
-
-def test_servers_and_sandboxes_of_evaluations_are_known() -> None:
-    where = {"base_url": "http://127.0.0.1:9", "model": "m", "key_env": ""}
-    judged = {"name": "j", "reward": "judge", "params": where}
-    config = parse(with_evals(judged, {"name": "p", "reward": "python"}), "c.toml")
-    assert [server.key for server in servers_of([config])] == ['[[eval]] "j" [params].base_url']
-    assert runs_programs(config)
 
 
 def falling_after(scores: list[list[float]], rewards: list[float]) -> str:
