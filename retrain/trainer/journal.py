@@ -125,7 +125,8 @@ class Journal:
             if current.phase == TRAINING and isinstance(detail, SamplingProgress | EpisodeProgress):
                 return  # of a later step
             phase = detail.phase if isinstance(detail, StartProgress) else current.phase
-            self._tell(replace(current, phase=phase), str(detail))
+            self._is_told = True
+            self._write(replace(current, phase=phase, detail=str(detail)))
 
     def watch(self, probes: Mapping[str, Callable[[], str]]) -> None:
         """Show how long a phase takes, from a thread of its own until `close`, and what its probe says."""
@@ -150,10 +151,6 @@ class Journal:
             self._out_since_s = now.since_s
         elif before.phase and not now.phase:
             self._out_before_s += time.monotonic() - self._out_since_s
-
-    def _tell(self, current: Progress, detail: str) -> None:
-        self._is_told = True
-        self._write(replace(current, detail=detail))
 
     def _write(self, told: Progress) -> None:
         self._latest, self._written_at = None, time.monotonic()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 from retrain.backends import Backend, SamplingWork, Work
 from retrain.config.schema import BackPressure
@@ -14,28 +16,27 @@ from retrain.records.step_row import RooflineSummary, Timing
 from retrain.trainer.journal import Journal
 
 
+@dataclass(eq=False)
 class StepMeter:
     """Measures one step at a time."""
 
-    def __init__(self, backend: Backend, table: BackPressure, journal: Journal) -> None:
-        """Prepare; utilisation is measured against the peaks in `table`."""
-        self._backend = backend
-        self._table = table
-        self._journal = journal
+    backend: Backend
+    table: BackPressure  # with the peaks against which utilisation is measured
+    journal: Journal
 
     def begin(self, step: int) -> StepMeter:
         """Start the clock after `step` complete steps; earlier sampling (for evaluation) does not count."""
         self._step = step
         self._parts_s: dict[str, float] = {}
-        self._take_sampling_work()
-        self._out_s = self._out_so_far_s()
+        self._said("take_sampling_work")
+        self._out_s = self._said("out_s")
         self._started = time.perf_counter()
         return self
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         """Time a part of the step and show its name in status.json."""
-        self._journal.phase(name, self._step)
+        self.journal.phase(name, self._step)
         started = time.perf_counter()
         yield
         self._parts_s[f"{name}_time_s"] = time.perf_counter() - started
@@ -46,27 +47,24 @@ class StepMeter:
 
     def roofline(self, training: Work | None) -> RooflineSummary | None:
         """Return what limited each phase, given the work of the update."""
-        return roofline(self._table, self._take_sampling_work(), training)
+        return roofline(self.table, self._said("take_sampling_work"), training)
 
     def engine(self) -> EngineUse | None:
         """Return the load of the server that samples, if there is one that says it."""
-        take = getattr(self._backend, "take_engine_use", None)
-        return take() if take is not None else None
+        use: EngineUse | None = self._said("take_engine_use")
+        return use
 
     def pause(self) -> ApiPause | None:
         """Return how long the API worked on none of the run's calls; None for backends that do not say it."""
-        now_s = self._out_so_far_s()
+        now_s = self._said("out_s")
         if now_s is None or self._out_s is None:
             return None
         return ApiPause(pause_s=now_s - self._out_s, pauses_s=now_s)
 
-    def _out_so_far_s(self) -> float | None:
-        out_s = getattr(self._backend, "out_s", None)
-        return out_s() if out_s is not None else None
-
-    def _take_sampling_work(self) -> SamplingWork | None:
-        take = getattr(self._backend, "take_sampling_work", None)
-        return take() if take is not None else None
+    def _said(self, name: str) -> Any:
+        """Return what the backend's method of this name returns; None if it has none, as it may."""
+        method = getattr(self.backend, name, None)
+        return None if method is None else method()
 
 
 def roofline(
