@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from retrain.campaign.run import start
 from retrain.report.gather import gather
 from retrain.report.outputs import ends_of
@@ -15,8 +13,7 @@ from retrain.status import survey
 SINGLE = '[training]\nlr = 5e-3\nmax_steps = 3\nbatch_size = 2\ngroup_size = 4\n[data]\ntask = "successor"\n'
 
 
-@pytest.mark.parametrize("content", [None, "{"])
-def test_conditions_keep_the_order_of_the_file_without_a_manifest(here: Path, content: str | None) -> None:
+def test_conditions_keep_the_order_of_the_file_without_a_manifest(here: Path) -> None:
     file = here / "ordered.toml"
     names = ["zebra", "apple", "mango"]
     tables = "".join(f'[[campaign.conditions]]\nname = "{name}"\n' for name in names)
@@ -24,9 +21,9 @@ def test_conditions_keep_the_order_of_the_file_without_a_manifest(here: Path, co
     directory = start(file, ["campaign.launcher=inline"]).execute().directory
     manifest = directory / "manifest.json"
     before = views(directory)
+    manifest.write_text("{")
+    assert views(directory) == before
     manifest.unlink()
-    if content:
-        manifest.write_text(content)
     assert views(directory) == before
     runs = [f"{name}_s{seed}" for seed in (5, 1) for name in names]
     assert before == (runs, names, names, runs)
