@@ -26,6 +26,7 @@ from retrain.controllers.scaling.rules import (
     schedule_factor,
 )
 from retrain.controllers.throttle import ThrottleState
+from retrain.records.layout import campaign_of
 from retrain.records.row_parts import ApiPause
 from retrain.records.run_state import worker_pids
 from retrain.records.step_row import (
@@ -267,5 +268,4 @@ def open_throttle(config: Config, run_dir: Path) -> TrainingThrottle | None:
         return None
     from retrain.system.throttle import throttle_of  # here: few runs watch the load
 
-    is_alone = run_dir.parent.name != "runs"
-    return throttle_of(table, lambda: () if is_alone else worker_pids(run_dir.parent))
+    return throttle_of(table, lambda: worker_pids(campaign_of(run_dir).runs))
