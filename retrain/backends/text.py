@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from retrain.engines import Drawn, Ids
 from retrain.errors import ConfigError, NonFiniteError, PromptError
 from retrain.rollouts import Group, Messages, Prompt, Rollout
 
+Schemas: TypeAlias = Sequence[Mapping[str, Any]]  # of functions, as chat templates read them: JSON
 SPARE_TOKENS = 4  # checked beyond a stop string's bytes, because some tokens have no text
 
 
@@ -221,7 +222,7 @@ class Text:
         """Return a conversation in the chat template, ready for the assistant's turn; errors name `where`."""
         return self.rendered([{"role": role, "content": content} for role, content in said], where)
 
-    def offer(self, tools: Sequence[Mapping[str, Any]]) -> None:
+    def offer(self, tools: Schemas) -> None:
         """Show functions to the policy, by their JSON schemas, in every conversation from now on."""
         self._template_kwargs["tools"] = list(tools)
 

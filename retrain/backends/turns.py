@@ -7,12 +7,12 @@ turn, and what follows the mark is appended. How it writes calls of functions is
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count, islice, takewhile
 from typing import Any
 
-from retrain.backends.text import Text, messages_of
+from retrain.backends.text import Schemas, Text, messages_of
 from retrain.errors import ConfigError, PromptError
 from retrain.rollouts import CallForm, Given, Messages, NextTurn, Rollout
 
@@ -52,7 +52,7 @@ class Turns:
             )
         return replace(turn.rollout, given=(*turn.rollout.given, given))
 
-    def offer(self, schemas: Sequence[Mapping[str, Any]], *, is_extended: bool = True) -> CallForm:
+    def offer(self, schemas: Schemas, *, is_extended: bool = True) -> CallForm:
         """Show functions to the policy, and return how it writes calls.
 
         Raises:
@@ -112,7 +112,7 @@ def _refused(what: str) -> PromptError:
     )
 
 
-def form_of(text: Text, schemas: Sequence[Mapping[str, Any]]) -> CallForm:
+def form_of(text: Text, schemas: Schemas) -> CallForm:
     """Return the form of the calls of functions that were offered.
 
     Raises:

@@ -19,13 +19,14 @@ float16 is not supported, because it rescales gradients between the passes and t
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import contextmanager
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from retrain.controllers import StateDict
 from retrain.controllers.scaling.noise_scale import GradientNoiseScale
 from retrain.controllers.scaling.rules import (
     AdamScaleRule,
@@ -168,7 +169,7 @@ class ScalingRuleBase(ScalingRule):
             self._gradients.close()
             self._gradients = None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return progress and noise estimate as plain data.
 
         The last gradient is not included: with one part per step, the first step after a resume
@@ -177,7 +178,7 @@ class ScalingRuleBase(ScalingRule):
         self._attached()
         return {"progress": self.progress, "noise": self.noise.state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore a `state_dict`, after `initialize`."""
         self._attached()
         self.progress = float(state["progress"])

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from retrain.backends import MemoryEstimate
     from retrain.backends.exported import Exported
     from retrain.backends.local.policy import LocalBackend
+    from retrain.backends.text import Schemas
     from retrain.config.schema import Config
     from retrain.rollouts import Prompt
 
@@ -249,7 +250,7 @@ def check_prompts(config: Config, prompts: Sequence[Prompt]) -> list[str]:
     return [f"[data]: {wrong}"] if wrong else []
 
 
-def check_tools(config: Config, schemas: Sequence[Mapping[str, Any]]) -> list[str]:
+def check_tools(config: Config, schemas: Schemas) -> list[str]:
     """Return why functions certainly cannot be shown, judged by the options and the model's files."""
     from retrain.backends.turns import NEEDS_TEMPLATE, SHOWS_NONE, form_refused  # imports numpy
 

@@ -9,7 +9,6 @@ import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from peft import PeftModel, set_peft_model_state_dict
@@ -43,7 +42,7 @@ def save_policy(
     policy: Policy,
     optimizer: Optimizer,
     generator: torch.Generator,
-    identity: Mapping[str, Any],
+    identity: Mapping[str, object],
     budgets: Mapping[str, int],
 ) -> None:
     """Write all state that later steps depend on, bit for bit."""
@@ -66,7 +65,7 @@ def load_policy(
     policy: Policy,
     optimizer: Optimizer,
     generator: torch.Generator,
-    identity: Mapping[str, Any],
+    identity: Mapping[str, object],
 ) -> dict[str, int]:
     """Overwrite all state with what `save_policy` wrote; return the batch sizes that fitted, in tokens."""
     try:

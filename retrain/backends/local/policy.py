@@ -28,7 +28,7 @@ from retrain.backends.local.sizes import costs_of, micro_batch, read_sizes, weig
 from retrain.backends.local.training import Dropout, Learner
 from retrain.backends.local.trial import most_shared, try_out
 from retrain.backends.rows import Begun, LiveRows, TurnFeed, unsampled, with_turns
-from retrain.backends.text import Text, to_groups
+from retrain.backends.text import Schemas, Text, to_groups
 from retrain.backends.turns import Turns
 from retrain.demonstrations import Demonstration
 from retrain.engines import Drawn, Ids
@@ -109,12 +109,12 @@ class LocalBackend:
         """Raise a ConfigError if the chat template does not let turns be appended."""
         self._turns.check()
 
-    def offer_tools(self, schemas: Sequence[Mapping[str, Any]], *, is_extended: bool = True) -> CallForm:
+    def offer_tools(self, schemas: Schemas, *, is_extended: bool = True) -> CallForm:
         """Show functions to the policy; a ConfigError if the template does not support them."""
         self._encoded.clear()
         return self._turns.offer(schemas, is_extended=is_extended)
 
-    def call_form(self, schemas: Sequence[Mapping[str, Any]]) -> CallForm:
+    def call_form(self, schemas: Schemas) -> CallForm:
         """Return how the policy writes calls of functions that a prompt shows; errors as `offer_tools`."""
         return Turns(self.text.with_variables()).offer(schemas)
 
@@ -274,7 +274,7 @@ def _text(tokenizer: Any, spec: BackendSpec, options: LocalOptions, policy: Poli
     )
 
 
-def _identity(spec: BackendSpec, options: LocalOptions, policy: Policy) -> Mapping[str, Any]:
+def _identity(spec: BackendSpec, options: LocalOptions, policy: Policy) -> Mapping[str, object]:
     """Return the properties that a checkpoint and a run must share."""
     return {
         "model": spec.model,

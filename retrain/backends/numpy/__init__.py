@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from retrain.backends import BackendSpec, shows_no_functions
 from retrain.backends.options import number, one_of, parsed, problems_of, whole
@@ -20,6 +20,7 @@ from retrain.rollouts import Prompt
 
 if TYPE_CHECKING:
     from retrain.backends.numpy.policy import NumpyBackend
+    from retrain.backends.text import Schemas
 
 MAX_WIDTH = 4096  # above this, one core needs minutes per step
 CONTEXT = 1 << 14  # characters, which take half a second to read
@@ -89,7 +90,7 @@ def check_adapter(config: Config, alphabet: str) -> Iterator[str]:
         yield from (problem.removeprefix("[model].adapter: ") for problem in error.problems)
 
 
-def check_tools(config: Config, schemas: Sequence[Mapping[str, Any]]) -> list[str]:
+def check_tools(config: Config, schemas: Schemas) -> list[str]:
     """Return that functions need another way: the policy has no chat template."""
     return [shows_no_functions("numpy")]
 

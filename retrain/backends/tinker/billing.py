@@ -5,9 +5,9 @@ A pass over an update's data is made in parts that a request can hold, each bill
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from retrain.backends.metering import NOTHING, Meter
 from retrain.backends.tinker.calls import Calls
@@ -17,7 +17,7 @@ from retrain.records.spending import Tokens
 
 if TYPE_CHECKING:
     from tinker import TrainingClient
-    from tinker.types import Datum, ForwardBackwardOutput, SampleResponse
+    from tinker.types import Datum, ForwardBackwardOutput, LossFnOutput, SampleResponse
 
 
 T = TypeVar("T")
@@ -68,9 +68,9 @@ class Passes:
     def __init__(self, calls: Calls, meter: Meter) -> None:
         self._calls, self._meter = calls, meter
 
-    async def forward(self, training: TrainingClient, update: Update) -> Sequence[Mapping[str, Any]]:
+    async def forward(self, training: TrainingClient, update: Update) -> Sequence[LossFnOutput]:
         """Return the API's output for each datum, without a gradient."""
-        outputs: list[Mapping[str, Any]] = []
+        outputs: list[LossFnOutput] = []
         for part in update.parts_for(training):
             call = partial(training.forward, part, update.loss.name)
             passed = await self._calls.once("forward", partial(billed, self._meter, scored(part), call))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ import numpy as np
 from tinker.types import AdamParams, Datum
 
 from retrain.backends import BackendInfo, BackendSpec, Optimization, Sampling, UpdateStats
-from retrain.backends.text import Text, check_finite, extended, to_groups
+from retrain.backends.text import Schemas, Text, check_finite, extended, to_groups
 from retrain.backends.tinker import TinkerOptions
 from retrain.backends.tinker.calls import Calls
 from retrain.backends.tinker.custom import Linear
@@ -84,15 +84,13 @@ class TinkerBackend:
         Turns(await self._tokenizer()).check()
         self._context = await context_of(self._spec, self._calls)
 
-    async def offer_tools(
-        self, schemas: Sequence[Mapping[str, Any]], *, is_extended: bool = True
-    ) -> CallForm:
+    async def offer_tools(self, schemas: Schemas, *, is_extended: bool = True) -> CallForm:
         """Show functions to the policy; a ConfigError if the template does not support them."""
         form = Turns(await self._tokenizer()).offer(schemas, is_extended=is_extended)
         self._context = await context_of(self._spec, self._calls)
         return form
 
-    async def call_form(self, schemas: Sequence[Mapping[str, Any]]) -> CallForm:
+    async def call_form(self, schemas: Schemas) -> CallForm:
         """Return how the policy writes calls of functions that a prompt shows; errors as `offer_tools`."""
         return Turns((await self._tokenizer()).with_variables()).offer(schemas)
 

@@ -11,11 +11,12 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import tinker
+from tinker.types import LossFnOutput
 
 from retrain.backends import BackendSpec, StartProgress
 from retrain.backends.tinker import TinkerOptions
@@ -100,10 +101,10 @@ class Session:
 
         return await self._persist(f"update {self.version + 1}", attempt)
 
-    async def forward(self, update: Update) -> Sequence[Mapping[str, Any]]:
+    async def forward(self, update: Update) -> Sequence[LossFnOutput]:
         """Return the API's output for each datum of an update, without a gradient."""
 
-        async def attempt() -> Sequence[Mapping[str, Any]]:
+        async def attempt() -> Sequence[LossFnOutput]:
             training = await self._trained()
             return await self._certain(self._passes.forward(training, update))
 

@@ -35,7 +35,14 @@ from retrain.rollouts import SUPERVISED, Floats, Loss, Prompt, TrainingSample
 
 if TYPE_CHECKING:
     from tinker import TrainingClient
-    from tinker.types import AdamParams, Datum, ForwardBackwardOutput, OptimStepResponse, SampleResponse
+    from tinker.types import (
+        AdamParams,
+        Datum,
+        ForwardBackwardOutput,
+        LossFnOutput,
+        OptimStepResponse,
+        SampleResponse,
+    )
 
 Name = Literal["importance_sampling", "ppo", "cispo", "gspo", "cross_entropy"]
 KNOWN = tuple(name for name in get_args(Name) if name != "cross_entropy")  # valid as a run's loss
@@ -186,7 +193,7 @@ def drawn_from(
 class UpdateOutcome:
     """The API's response to an update."""
 
-    outputs: Sequence[Mapping[str, Any]]  # one per datum
+    outputs: Sequence[LossFnOutput]  # one per datum
     metrics: dict[str, float]
 
     @classmethod
@@ -265,7 +272,7 @@ class Auditor:
             log.warning(text)
 
 
-def scored_by(samples: Sequence[TrainingSample], outputs: Sequence[Mapping[str, Any]]) -> Floats | None:
+def scored_by(samples: Sequence[TrainingSample], outputs: Sequence[LossFnOutput]) -> Floats | None:
     """Return the trainer's log-probabilities of all completion tokens; None if the API returns none."""
     if len(outputs) != len(samples):
         raise RunFailedError(f"the API returned {len(outputs)} results for {len(samples)} rollouts")
