@@ -53,7 +53,7 @@ def killed_once(completion: str, prompt: Prompt, *, flag: str) -> float:
     try:
         Path(flag).touch(exist_ok=False)
     except FileExistsError:
-        return 0.0
+        return float(completion == prompt.answer)
     os.kill(os.getpid(), signal.SIGKILL)
     return 0.0
 

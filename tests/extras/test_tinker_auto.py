@@ -1,4 +1,7 @@
-"""A campaign finds how many calls an API bears, here four at once, and shows and records that it pauses."""
+"""A campaign finds how many calls an API bears, here four at once, and shows and records that it pauses.
+
+Nor does it need more room for models than for its runs, one of whose workers is killed.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,10 @@ save_every = 0
 task = "successor"
 options = {{ digits = 1, base = 5, held_out = 0.0 }}
 
+[reward]
+reward = "tests.plugins.killed_once"
+params = {{ flag = "killed" }}
+
 [backend]
 backend = "tinker"
 max_concurrent = "auto"
@@ -52,7 +59,8 @@ parallel = true
 
 @pytest.fixture
 def server(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningServer]:
-    yield from serve(here, monkeypatch, ALPHABET, "--latency", "0.1", "--capacity", str(CAPACITY))
+    limits = ("--capacity", str(CAPACITY), "--most-models", str(RUNS))
+    yield from serve(here, monkeypatch, ALPHABET, "--latency", "0.1", *limits)
 
 
 class Pause(threading.Thread):
@@ -94,7 +102,10 @@ def test_permits_follow_what_the_api_bears_and_a_pause_is_shown(here: Path, serv
 
     assert outcome.exit_code == 0
     runs = sorted((outcome.directory / "runs").iterdir())
-    assert [len(read_attempts(run / "attempts.jsonl")) for run in runs] == [1] * RUNS
+    endings = [[one.ending for one in read_attempts(run / "attempts.jsonl")] for run in runs]
+    assert sorted(endings) == [["done"], ["infrastructure", "done"]]
+    assert server.stats()["models"] == 0
+    assert not [run for run in runs if "PyTorch" in (run / "output.log").read_text()]  # no need of tokenizers
     rows = [row for run in runs for row in read_metrics(run)]
     assert len(rows) == RUNS * STEPS
     lines = (outcome.directory / "permits" / "adaptive.jsonl").read_text().splitlines()

@@ -12,7 +12,6 @@ import pytest
 
 from retrain.campaign.run import run_campaign
 from retrain.records.metrics import read_metrics
-from retrain.records.run_state import read_attempts
 from retrain.rollouts import Prompt
 from tests.asking import post
 from tests.tinker_api.running import KEY, MODEL, RunningServer, serve, write_tokenizer
@@ -68,10 +67,8 @@ advantage_mode = "rloo"
 
 
 @pytest.fixture
-def server(
-    here: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Iterator[RunningServer]:
-    yield from serve(here, monkeypatch, ALPHABET, *getattr(request, "param", ()))
+def server(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningServer]:
+    yield from serve(here, monkeypatch, ALPHABET)
 
 
 class BadDay(threading.Thread):
@@ -127,19 +124,6 @@ def test_a_campaign_learns_through_a_bad_day_and_keeps_to_its_permits(
     assert set(day.stats[0]["failed"]) == {"429", "502"}
     secret = KEY.encode()
     assert not [path for path in here.rglob("*") if path.is_file() and secret in path.read_bytes()]
-
-
-@pytest.mark.parametrize("server", [("--most-models", "1")], indirect=True)
-def test_a_killed_worker_leaves_room_for_its_next_attempt(here: Path, server: RunningServer) -> None:
-    tokenizer = write_tokenizer(here / "tokenizer", ALPHABET)
-    file = here / "campaign.toml"
-    file.write_text(CAMPAIGN.format(model=MODEL, url=server.url, tokenizer=tokenizer, steps=2))
-    killed = ["reward.reward=tests.plugins.killed_once", f'reward.params.flag="{here / "killed"}"']
-    outcome = run_campaign(file, [*killed, 'campaign.conditions=[{name="one"}]'])
-    (run,) = [path.parent for path in outcome.directory.rglob("attempts.jsonl")]
-    assert [one.ending for one in read_attempts(run / "attempts.jsonl")] == ["infrastructure", "done"]
-    assert server.stats()["models"] == 0
-    assert "PyTorch" not in (run / "output.log").read_text()  # which tokenizers do not need
 
 
 class Twice:
