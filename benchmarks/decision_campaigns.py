@@ -33,8 +33,7 @@ from retrain.campaign.run import reopen, start
 from retrain.records.decision import Decision, final_value, read_looks
 from retrain.records.layout import CampaignFiles, find_campaigns
 from retrain.records.manifest import Manifest, read_manifest
-from retrain.tasks import Task
-from retrain.tasks.generated import symbol_task
+from retrain.tasks.generated import task_of_symbols
 
 FILE = """
 [training]
@@ -90,16 +89,7 @@ class One:
     same_values: bool  # of the runs without `[decision]`
 
 
-def descending(*, length: int, base: int, held_out: float, seed: int) -> Task:
-    """Return the task of sorting digits downwards."""
-    return symbol_task(
-        lambda row: "".join(sorted(row, reverse=True)),
-        length=length,
-        base=base,
-        count=0,
-        held_out=held_out,
-        seed=seed,
-    )
+descending = task_of_symbols(lambda row: "".join(sorted(row, reverse=True)))  # digits sorted downwards
 
 
 class KillAfter(Observer):

@@ -7,7 +7,7 @@ from retrain.tasks.generated import DIGITS, check_options, generate, in_base
 
 
 def build(*, digits: int = 1, base: int = 10, count: int = 0, held_out: float = 0.1, seed: int) -> Task:
-    """Build the task; `digits` is the most of a summand, 1 to 64; see `symbol_task`."""
+    """Build the task; `digits` is the most of a summand, 1 to 64; see `task_of_symbols`."""
     check_options(digits=digits, base=base, count=count, held_out=held_out)
 
     def write(number: int) -> tuple[str, str]:

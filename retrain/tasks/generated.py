@@ -61,30 +61,32 @@ def held_out_count(available: int, held_out: float) -> int:
     return kept
 
 
-def symbol_task(
-    answer: Callable[[str], str], *, length: int, base: int, count: int, held_out: float, seed: int
-) -> Task:
-    """Return a task on rows of symbols: the prompt is the row and "=", the answer a rearrangement of it.
+def task_of_symbols(answer: Callable[[str], str]) -> Callable[..., Task]:
+    """Return a plugin's `build` for rows of symbols: a prompt is a row and "=", its answer made of it."""
 
-    Args:
-        answer: row -> answer.
-        length: symbols in a row, 1 to 64.
-        base: distinct symbols, 2 to 36.
-        count: distinct prompts, including held-out ones; 0 takes all, at most 1000.
-        held_out: fraction of the prompts that training never sees.
-        seed: decides which prompts are drawn, their order and the split.
+    def build(*, length: int = 3, base: int = 10, count: int = 0, held_out: float = 0.1, seed: int) -> Task:
+        """Return the task.
 
-    Raises:
-        ConfigError: an option is out of range, or there are too few prompts for it.
-    """
-    check_options(length=length, base=base, count=count, held_out=held_out)
+        Args:
+            length: symbols in a row, 1 to 64.
+            base: distinct symbols, 2 to 36.
+            count: distinct prompts, including held-out ones; 0 takes all, at most 1000.
+            held_out: fraction of the prompts that training never sees.
+            seed: decides which prompts are drawn, their order and the split.
 
-    def write(number: int) -> tuple[str, str]:
-        row = in_base(number, base, length)
-        return row + "=", answer(row)
+        Raises:
+            ConfigError: an option is out of range, or there are too few prompts for it.
+        """
+        check_options(length=length, base=base, count=count, held_out=held_out)
 
-    alphabet = DIGITS[:base] + "="
-    return generate(base**length, write, alphabet=alphabet, count=count, held_out=held_out, seed=seed)
+        def write(number: int) -> tuple[str, str]:
+            row = in_base(number, base, length)
+            return row + "=", answer(row)
+
+        alphabet = DIGITS[:base] + "="
+        return generate(base**length, write, alphabet=alphabet, count=count, held_out=held_out, seed=seed)
+
+    return build
 
 
 def generate(

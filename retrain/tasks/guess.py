@@ -8,13 +8,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from retrain.tasks import Task
-from retrain.tasks.generated import symbol_task
+from retrain.tasks.generated import task_of_symbols
 
 SIGNS = "<=>?"
+numbers = task_of_symbols(str)
 
 
 def build(*, digits: int = 2, base: int = 10, count: int = 0, seed: int) -> Task:
-    """Build the task; `digits` of a secret, 1 to 64; see `symbol_task`."""
-    task = symbol_task(str, length=digits, base=base, count=count, held_out=0.0, seed=seed)
+    """Build the task; `digits` of a secret, 1 to 64; see `task_of_symbols`."""
+    task = numbers(length=digits, base=base, count=count, held_out=0.0, seed=seed)
     secrets = tuple(replace(prompt, text="?") for prompt in task.train)
     return Task(secrets, (), "".join(sorted({*task.alphabet, *SIGNS})), digits)

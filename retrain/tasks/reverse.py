@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from retrain.tasks import Task
-from retrain.tasks.generated import symbol_task
+from retrain.tasks.generated import task_of_symbols
 
-
-def build(*, length: int = 3, base: int = 10, count: int = 0, held_out: float = 0.1, seed: int) -> Task:
-    """Build the task; `symbol_task` describes the options."""
-    return symbol_task(
-        lambda row: row[::-1], length=length, base=base, count=count, held_out=held_out, seed=seed
-    )
+build = task_of_symbols(lambda row: row[::-1])
