@@ -71,7 +71,8 @@ def run_the_same(engine: tuple[str, ...], retrain: Start, tmp_path: Path) -> Non
     """Check that an engine comes to the same proposals, winner and verdict on it as this machine."""
     file, logs = tmp_path / "search.toml", tmp_path / "alone"
     file.write_text(text())
-    alone = retrain("run", file, "--set", f"logging.log_dir={logs}")
+    inline = ("--set", 'campaign.launcher="inline"')  # its runs need no processes
+    alone = retrain("run", file, "--set", f"logging.log_dir={logs}", *inline)
     there = found_in(killed_on(engine, file, retrain))
     code, said = finish(alone)
     assert code == EXIT_DONE, said
