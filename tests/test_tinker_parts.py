@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,11 +15,10 @@ from retrain.backends.numpy.training import loss_gradient
 from retrain.backends.objective import RatioCap
 from retrain.backends.tinker import advise_run, check_options, check_run, connect
 from retrain.backends.tinker.custom import Linear
-from retrain.backends.tinker.saved_states import State, read_state, write_state
 from retrain.backends.tinker.wire import ApiLoss, api_loss, loss_inputs
 from retrain.config.schema import Config, Model, Training
 from retrain.distribution import install_command
-from retrain.errors import ConfigError, NonFiniteError, RecordsError, RunFailedError
+from retrain.errors import ConfigError, NonFiniteError, RunFailedError
 from retrain.event_loop import in_thread
 from retrain.losses import cispo, gspo, importance_sampling, ppo
 from retrain.rollouts import Loss, LossTerms, Prompt, Rollout, TrainingSample
@@ -158,16 +156,6 @@ def test_a_missing_key_is_an_error_before_anything_is_spent(monkeypatch: pytest.
     monkeypatch.delenv("TINKER_CREDENTIAL_CMD", raising=False)
     with pytest.raises(ConfigError, match="set the environment variable TINKER_API_KEY"):
         connect(BackendSpec(seed=0, model="some/model"))
-
-
-def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
-    write_state(tmp_path, State("tinker://m/weights/a", 5), "some/model", 32)
-    assert read_state(tmp_path, "some/model", 32) == State("tinker://m/weights/a", 5)
-    with pytest.raises(RecordsError, match="lora_rank is 32, the run's is 16"):
-        read_state(tmp_path, "some/model", 16)
-    (tmp_path / "tinker.json").write_text("{}")
-    with pytest.raises(RecordsError, match="not a readable checkpoint"):
-        read_state(tmp_path, "some/model", 32)
 
 
 def test_a_late_result_that_nobody_wants_is_taken_back_while_the_loop_is_busy() -> None:

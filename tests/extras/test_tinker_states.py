@@ -16,10 +16,11 @@ import pytest
 
 from retrain import worker
 from retrain.backends.tinker import saved_states
+from retrain.backends.tinker.saved_states import State, read_state, write_state
 from retrain.campaign.run import reopen, run_campaign, start
 from retrain.campaign.states import delete_states, states_of
 from retrain.config.schema import Config, Model
-from retrain.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_LAUNCH
+from retrain.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_LAUNCH, RecordsError
 from retrain.locks.held import hold
 from retrain.records.layout import CampaignFiles
 from retrain.records.run_state import RunState
@@ -143,3 +144,13 @@ def test_an_api_that_does_not_answer_is_told_instead_of_waited_for(monkeypatch: 
         found = saved_states.deleted(config, ["tinker://run-1/weights/a", "tinker://run-1/weights/b"])
     assert len(found) == 2
     assert all("the API did not answer within 1 s" in problem for problem in found.values())
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    write_state(tmp_path, State("tinker://m/weights/a", 5), "some/model", 32)
+    assert read_state(tmp_path, "some/model", 32) == State("tinker://m/weights/a", 5)
+    with pytest.raises(RecordsError, match="lora_rank is 32, the run's is 16"):
+        read_state(tmp_path, "some/model", 16)
+    (tmp_path / "tinker.json").write_text("{}")
+    with pytest.raises(RecordsError, match="not a readable checkpoint"):
+        read_state(tmp_path, "some/model", 32)
