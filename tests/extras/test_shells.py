@@ -15,27 +15,39 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 END = "<<offered>>"
+SHELLS = ("fish", "zsh")
 Press = Callable[[str], str]
 
 
-@pytest.fixture(params=["fish", "zsh"])
-def press_tab(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Press:
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """Return the folder of a command `retrain`, and the script for each shell that it prints."""
+    command = tmp_path_factory.mktemp("bin") / "retrain"
+    command.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m retrain "$@"\n')
+    command.chmod(0o755)
+    asked = {name: {**os.environ, "_RETRAIN_COMPLETE": f"source_{name}"} for name in SHELLS}
+    return command.parent, {
+        name: subprocess.run([command], env=env, capture_output=True, text=True, check=False).stdout
+        for name, env in asked.items()
+    }
+
+
+@pytest.fixture(params=SHELLS)
+def press_tab(
+    request: pytest.FixtureRequest,
+    scripts: tuple[Path, dict[str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Press:
     """Type a line in a directory with a campaign and a file, press Tab, and give the line or the offers."""
     shell = shutil.which(request.param)
     assert shell, "needs Debian's packages zsh and fish"
-    command = tmp_path / "bin" / "retrain"
-    command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m retrain "$@"\n')
-    command.chmod(0o755)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "study" / "runs" / "grpo_s0").mkdir(parents=True)
     (tmp_path / "mine.toml").touch()
-    monkeypatch.setenv("PATH", f"{command.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{scripts[0]}:{os.environ['PATH']}")
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("_RETRAIN_COMPLETE", f"source_{request.param}")
-    script = subprocess.run(["retrain"], capture_output=True, text=True, check=False).stdout
-    monkeypatch.delenv("_RETRAIN_COMPLETE")
-    (tmp_path / "script").write_text(script)
+    (tmp_path / "script").write_text(scripts[1][request.param])
     return _in_fish(shell) if request.param == "fish" else _in_zsh(shell)
 
 
