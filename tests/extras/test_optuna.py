@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import optuna
@@ -259,14 +259,16 @@ def test_a_search_tells_once_that_it_cannot_find_a_difference(here: Path) -> Non
 
 
 @pytest.mark.timeout(600)  # processes, on machines that do other things as well
-def test_all_processes_may_be_killed_while_conditions_are_proposed(undisturbed: Path, here: Path) -> None:
+def test_all_processes_may_be_killed_while_conditions_are_proposed(
+    undisturbed: Path, here: Path, retrain: Callable[..., CompletedProcess[str]]
+) -> None:
     path = here / "search.toml"
     path.write_text(CAMPAIGN)
     expected = found_in(undisturbed)
     directory = killed_at((3, 9), have_begun, path, here / "killed")
-    command = [sys.executable, "-m", "retrain", "resume", str(directory)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    assert b"search: optuna:tpe proposed 5 conditions" in done.stdout
+    done = retrain("resume", directory)
+    assert done.returncode == EXIT_DONE
+    assert "search: optuna:tpe proposed 5 conditions" in done.stdout
     assert found_in(directory) == expected
 
 
