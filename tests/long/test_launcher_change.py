@@ -22,7 +22,7 @@ Retrain = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def campaign(retrain: Retrain, campaign_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """One that was submitted to a Slurm, where its second run waits; from now on it is local."""
+    """One that was submitted to a Slurm, where its second run waits; from now on it is inline."""
     commands = tmp_path / "commands"
     commands.mkdir()
     (commands / "queue").touch()
@@ -35,7 +35,8 @@ def campaign(retrain: Retrain, campaign_file: Path, tmp_path: Path, monkeypatch:
     assert done.returncode == EXIT_LAUNCH
     (found,) = (tmp_path / "logs").iterdir()
     origin = found / "origin.json"  # as if the file itself had said it
-    origin.write_text(re.sub(r'"overrides": \[[^]]*\]', '"overrides": []', origin.read_text()))
+    inline = '"overrides": ["campaign.launcher=inline"]'
+    origin.write_text(re.sub(r'"overrides": \[[^]]*\]', inline, origin.read_text()))
     (commands / "queue").write_text(f"7_1|PENDING|{found.name}.0|None|{found}/slurm/job.sh\n")
     return found
 
