@@ -39,7 +39,7 @@ QUIET = {
     "RAY_event_stats": "0",
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_enable_metrics_collection": "0",
-    # of workers for jobs without an environment, which ours are not
+    # of workers before there is work for them, as many as a node has cores
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
 }
