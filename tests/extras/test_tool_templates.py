@@ -127,6 +127,7 @@ def chat_model(directory: Path, template: str | None) -> str:
 def test_a_model_reads_what_its_calls_return(tmp_path: Path) -> None:
     """The random model's turns are replaced by a call, which only the environment reads."""
     backend = open_backend(chat_model(tmp_path / "model", QWEN), chat_template=True)
+    as_text = backend.text.completions
     backend.text.completions = lambda rows: ['<tool_call>{"name": "python", "arguments": {}}'] * len(rows)
     options = {"tools": ["python"], "sandbox": "process"}
     form = backend.offer_tools([schema("python")])
@@ -142,7 +143,7 @@ def test_a_model_reads_what_its_calls_return(tmp_path: Path) -> None:
     assert rollout.episode.error == ""
     assert (rollout.episode.tool_calls, rollout.episode.tool_errors, rollout.truncated) == (3, 3, True)
     assert [given.text for given in rollout.given] == ["error: python: program: Field required"] * 2
-    (shown,) = backend.text.completions([rollout.given[0].tokens])
+    (shown,) = as_text([rollout.given[0].tokens])
     assert "error" in shown
 
 
