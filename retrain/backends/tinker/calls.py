@@ -110,9 +110,7 @@ class Calls:
                         f"{what}: failed {failures} times in {spent_s:.0f} s, most recently with "
                         f"{describe(error)}; a retry of the run continues from its last checkpoint"
                     ) from error
-                # exponential, with jitter, so that workers do not retry in lockstep
-                longest_s = min(LONGEST_RETRY_S, self.options.first_retry_s * 2.0 ** min(failures - 1, 30))
-                pause_s = longest_s * random.uniform(0.5, 1.0)
+                pause_s = backoff_s(failures, self.options.first_retry_s, LONGEST_RETRY_S)
                 log.warning("%s failed (%s); retrying in %.1f s", what, describe(error), pause_s)
             await asyncio.sleep(pause_s)
             await repair(fault in (Fault.LOST, Fault.BROKEN))
@@ -169,6 +167,11 @@ class Calls:
             return call.result()
         finally:
             await _finish([call])
+
+
+def backoff_s(failures: int, first_s: float, longest_s: float) -> float:
+    """Return a pause that doubles, with jitter, so that workers do not try again in lockstep."""
+    return min(longest_s, first_s * 2.0 ** min(failures - 1, 30)) * random.uniform(0.5, 1.0)
 
 
 def _raise_if_final(what: str, error: Exception, fault: Fault) -> None:

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from functools import partial
@@ -26,7 +25,7 @@ from tinker.lib.internal_client_holder import InternalClientHolder
 
 from retrain.backends import BackendSpec
 from retrain.backends.tinker import TinkerOptions
-from retrain.backends.tinker.calls import Calls
+from retrain.backends.tinker.calls import Calls, backoff_s
 from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe
 from retrain.backends.tinker.outages import Outages
 from retrain.errors import ConfigError, InfrastructureError
@@ -196,8 +195,7 @@ def _watch_requests(holder: InternalClientHolder, outages: Outages) -> None:
                 outages.said(response.json())
         failures = failures + 1 if response.status_code >= 500 else 0
         if failures:
-            longest_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 30))
-            await asyncio.sleep(longest_s * random.uniform(0.5, 1.0))
+            await asyncio.sleep(backoff_s(failures, FIRST_PAUSE_S, LONGEST_PAUSE_S))
 
     @contextlib.contextmanager
     def aclient(kind: ClientConnectionPoolType) -> Iterator[tinker.AsyncTinker]:
