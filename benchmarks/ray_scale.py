@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks.many_runs import campaign_of, status_cost
 from retrain import run_campaign
-from retrain.launchers.ray.client import Client
+from retrain.launchers.ray.client import JobsClient
 from tests.cluster.ray_cluster import Cluster
 from tests.cluster.waiting import await_that
 
@@ -139,9 +139,9 @@ def _count_calls() -> list[tuple[str, float, float]]:
     calls: list[tuple[str, float, float]] = []
 
     def noting(name: str) -> Any:
-        ask = getattr(Client, name)
+        ask = getattr(JobsClient, name)
 
-        def noted(self: Client, *arguments: Any) -> Any:
+        def noted(self: JobsClient, *arguments: Any) -> Any:
             begin = time.perf_counter()
             answer = ask(self, *arguments)
             calls.append((name, begin, time.perf_counter()))
@@ -150,7 +150,7 @@ def _count_calls() -> list[tuple[str, float, float]]:
         return noted
 
     for name in ("job", "submit"):
-        setattr(Client, name, noting(name))
+        setattr(JobsClient, name, noting(name))
     return calls
 
 

@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from retrain.pipeline import FlowSettings
-from retrain.pipeline.buffers import Sample, build
+from retrain.pipeline.buffers import VersionedItem, build
 from retrain.pipeline.flow import Flow, Unit
 from retrain.pipeline.rollout_pipeline import RolloutPipeline
 
@@ -58,7 +58,7 @@ class ByDeadline(ByArrival):
         is_safe = all(number <= self.asked * max(0, age) for number, age in enumerate(left, start=1))
         return is_safe and super().may_take()
 
-    def take(self) -> list[Sample[int]]:
+    def take(self) -> list[VersionedItem[int]]:
         self.buffer._unseen.sort(key=lambda sample: sample.version)
         return super().take()
 

@@ -127,13 +127,13 @@ def our_gradient(backend: Any, batch: Any, normalization: str, beta: float, bonu
 def our_samples(batch: Any, normalization: str, beta: float, bonus: float) -> Any:
     """Return a batch as the loss sees it, and the loss."""
     from retrain.config.load import parse
-    from retrain.trainer.batch import Algorithm
+    from retrain.trainer.batch import BoundAlgorithm
 
     raw = {
         "training": {"max_tokens": MAX_TOKENS, "entropy_bonus": bonus},
         "algorithm": {"advantage_mode": "grpo", "loss_normalization": normalization, "kl_coef": beta},
     }
-    algorithm = Algorithm.of(parse(raw, "benchmark"), lambda groups, step: batch)
+    algorithm = BoundAlgorithm.of(parse(raw, "benchmark"), lambda groups, step: batch)
     return algorithm.transform(batch, algorithm.estimate(batch.rewards), 0.0), algorithm.loss
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from retrain.launchers import Assignment, Begun, Ended, engine
 from retrain.launchers.ray import task
-from retrain.launchers.ray.client import Client, RayJob
+from retrain.launchers.ray.client import JobsClient, RayJob
 from retrain.launchers.ray.driver import Driver
 from retrain.launchers.ray.home import LOST, OVER, Home, Orders, TaskEvent
 from retrain.launchers.ray.launcher import RayLauncher
@@ -59,7 +59,7 @@ class Threads:
         handle.cancel()
 
 
-class Jobs(Client):
+class Jobs(JobsClient):
     """A Jobs API that does nothing but remember, as Ray does: no id is taken twice."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from retrain.controllers.backpressure import BackPressure, Decision, StepObservation
+from retrain.controllers.backpressure import BackPressure, BackPressureDecision, StepObservation
 from retrain.controllers.backpressure.posterior import goodput_best
 
 GROUP = 8
@@ -21,7 +21,9 @@ def observation(batch: int, throughput: float, **more) -> StepObservation:
     return StepObservation(batch, GROUP, tokens=100.0 * batch, step_time_s=100.0 * batch / throughput, **more)
 
 
-def drive(controller: BackPressure, curve, steps: int, noise: float = 0.0, seed: int = 0) -> list[Decision]:
+def drive(
+    controller: BackPressure, curve, steps: int, noise: float = 0.0, seed: int = 0
+) -> list[BackPressureDecision]:
     """Run the controller on a curve; returns its decisions."""
     rng = np.random.default_rng(seed)
     decisions = []
@@ -32,7 +34,7 @@ def drive(controller: BackPressure, curve, steps: int, noise: float = 0.0, seed:
     return decisions
 
 
-def mean_regret(decisions: list[Decision], curve) -> float:
+def mean_regret(decisions: list[BackPressureDecision], curve) -> float:
     best = max(curve(batch) for batch in range(1, 65))
     return float(np.mean([1.0 - curve(decision.batch_size) / best for decision in decisions]))
 

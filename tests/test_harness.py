@@ -30,7 +30,7 @@ from retrain.event_loop import EventLoopThread
 from retrain.records.metrics import read_metrics
 from retrain.records.samples import read_samples
 from retrain.rollouts import CallForm, FirstTurn, Given, Group, Loss, Prompt, Rollout, TrainingSample
-from retrain.trainer.batch import Algorithm, ScoredBatch
+from retrain.trainer.batch import BoundAlgorithm, ScoredBatch
 from retrain.trainer.episodes import Episodes, summary_of
 from retrain.trainer.journal import choose
 from retrain.trainer.programs import Programs
@@ -219,7 +219,7 @@ def test_all_samples_of_an_episode_are_trained_on_with_its_advantage() -> None:
     first, second = (play(asking_apart)[0] for _ in range(2))
     batch = ScoredBatch([Group(first.prompt, (first, second))], np.array([[1.0, 0.0]]))
     config = parse({"algorithm": {"advantage_mode": "grpo"}}, "c")
-    algorithm = Algorithm.of(config, lambda *_: batch)
+    algorithm = BoundAlgorithm.of(config, lambda *_: batch)
     samples = algorithm.transform(batch, np.array([[1.0, -1.0]]), 0.0)
     assert [sample.rollout for sample in samples] == [*first.samples, *second.samples]
     assert [sample.advantages[0] for sample in samples] == [1.0, 1.0, -1.0, -1.0]

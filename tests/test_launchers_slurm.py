@@ -16,7 +16,7 @@ from retrain.config.campaign import Slurm
 from retrain.errors import EXIT_CONFIG, EXIT_LAUNCH
 from retrain.launchers import Assignment, Begun, Ended
 from retrain.launchers import slurm as plugin
-from retrain.launchers.engine import EngineWatch
+from retrain.launchers.engine import SubmittedRun
 from retrain.launchers.shared_permits import workers_at_a_time
 from retrain.launchers.slurm import news_of
 from retrain.launchers.slurm.commands import SlurmTask, array_of, held_back, parse
@@ -75,10 +75,10 @@ def test_the_newest_task_of_a_run_counts() -> None:
 
 def test_a_job_cancelled_as_a_whole_ends_its_own_runs_only(files: RunFiles) -> None:
     earlier = task(6, 0, "FAILED")
-    (ended,) = news_of(EngineWatch("r", files, 8), earlier, cancelled={8})
+    (ended,) = news_of(SubmittedRun("r", files, 8), earlier, cancelled={8})
     assert isinstance(ended, Ended)
     assert ended.taken_back
-    assert news_of(EngineWatch("r", files, 7), task(7, 0), cancelled={8}) == [Begun("r")]
+    assert news_of(SubmittedRun("r", files, 7), task(7, 0), cancelled={8}) == [Begun("r")]
 
 
 def test_jobs_of_a_copied_campaign_are_not_taken_for_ours(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def files(tmp_path: Path) -> RunFiles:
 
 
 def test_a_task_that_slurm_forgot_is_looked_for_twice(files: RunFiles) -> None:
-    watch = EngineWatch("r", files, 7)
+    watch = SubmittedRun("r", files, 7)
     assert news_of(watch, None) == []
     assert news_of(watch, None) == [
         Ended("r", None, "Slurm no longer knows task 7 of the run", goes_on=True, is_lost=True)
@@ -159,14 +159,14 @@ def test_a_task_that_slurm_forgot_is_looked_for_twice(files: RunFiles) -> None:
 
 
 def test_a_completed_task_waits_for_its_files(files: RunFiles) -> None:
-    watch, over = EngineWatch("r", files, 7), task(7, 0, "COMPLETED")
+    watch, over = SubmittedRun("r", files, 7), task(7, 0, "COMPLETED")
     assert news_of(watch, over) == []
     files.done.touch()
     assert [type(event).__name__ for event in news_of(watch, over)] == ["Begun", "Ended"]
 
 
 def test_a_finished_run_is_done_whatever_slurm_still_says(files: RunFiles) -> None:
-    watch = EngineWatch("r", files, 7)
+    watch = SubmittedRun("r", files, 7)
     files.run_toml.write_text('[run]\nconfig_hash = "ab"\n')
     write_done(files.done, "another", {})
     assert watch.finished() == []
@@ -179,14 +179,14 @@ def test_a_finished_run_is_done_whatever_slurm_still_says(files: RunFiles) -> No
 
 
 def test_the_end_of_an_earlier_job_says_nothing(files: RunFiles) -> None:
-    assert news_of(EngineWatch("r", files, 8), task(7, 0, "FAILED")) == []
+    assert news_of(SubmittedRun("r", files, 8), task(7, 0, "FAILED")) == []
 
 
 @pytest.mark.parametrize(("state", "goes_on"), [("TIMEOUT", True), ("NODE_FAIL", True), ("CANCELLED", False)])
 def test_what_slurm_ended_goes_on_unless_somebody_cancelled_it(
     state: str, goes_on: bool, files: RunFiles
 ) -> None:
-    ended = news_of(EngineWatch("r", files, 7), task(7, 0, state))[-1]
+    ended = news_of(SubmittedRun("r", files, 7), task(7, 0, state))[-1]
     assert isinstance(ended, Ended)
     assert (ended.goes_on, ended.taken_back) == (goes_on, not goes_on)
     assert ended.is_lost is (state == "NODE_FAIL")

@@ -15,15 +15,15 @@ from retrain.backends import BackendSpec, EpisodeProgress, Optimization, Samplin
 from retrain.backends.metering import Meter
 from retrain.backends.numpy import CONTEXT, connect
 from retrain.backends.numpy.policy import NumpyBackend
-from retrain.backends.rows import Admission, LiveTurn, Taken, TurnFeed, unsampled
+from retrain.backends.rows import LiveTurn, RowAdmission, Taken, TurnFeed, unsampled
 from retrain.config.schema import Environment
 from retrain.errors import BackendMemoryError, InterruptedRunError, PromptError
 from retrain.losses import ppo
 from retrain.records.spending import Tokens
 from retrain.rollouts import FirstTurn, Loss, NextTurn, Prompt, Rollout, TrainingSample
-from retrain.trainer.desk import Desk
 from retrain.trainer.episodes import Episodes, summary_of
 from retrain.trainer.metered import MeteredBackend
+from retrain.trainer.turn_queue import TurnQueue
 from retrain.trainer.turn_sampling import SampleTurns
 from tests.feeds import Script
 from tests.test_environments import Count
@@ -104,9 +104,9 @@ def test_a_turn_that_cannot_be_read_or_has_no_room_is_answered_so():
 
 
 def test_rows_wait_until_they_have_lost_what_it_costs_to_join():
-    admission = Admission()
+    admission = RowAdmission()
     assert [admission.is_due(1, 3) for _ in range(5)] == [False, False, False, True, False]
-    assert Admission().is_due(1, 0)
+    assert RowAdmission().is_due(1, 0)
 
 
 class Told(Count):
@@ -297,23 +297,23 @@ async def nothing(*_: object) -> None:
 
 
 def test_nothing_is_settled_before_those_who_are_answered_have_taken_their_turn():
-    desk, rollout, passed = Desk(lambda: False), unsampled(Prompt(0, "", ""), 0), []
+    queue, rollout, passed = TurnQueue(lambda: False), unsampled(Prompt(0, "", ""), 0), []
 
     async def episode() -> None:
-        ask = desk.of_episode(0)
+        ask = queue.of_episode(0)
         await ask(asked("?", 1))
-        await desk.held(turns_of_the_loop, lambda: None, print)
+        await queue.held(turns_of_the_loop, lambda: None, print)
         await ask(asked("<", 1))
 
     async def answered_while_another_call_ends() -> None:
         loop, playing = asyncio.get_running_loop(), asyncio.ensure_future(episode())
         await turns_of_the_loop()
-        (request,) = desk.come()
-        desk.answer([request], [rollout])
-        loop.call_soon(desk._report)  # as `settled` has it called, from the thread that samples
-        await desk.held(nothing, lambda: None, print)  # its end has requests passed on
+        (request,) = queue.come()
+        queue.answer([request], [rollout])
+        loop.call_soon(queue._report)  # as `settled` has it called, from the thread that samples
+        await queue.held(nothing, lambda: None, print)  # its end has requests passed on
         while not passed:
-            passed.append(await asyncio.to_thread(desk._receive))
+            passed.append(await asyncio.to_thread(queue._receive))
         playing.cancel()
 
     asyncio.run(answered_while_another_call_ends())

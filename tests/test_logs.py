@@ -11,8 +11,8 @@ from retrain.campaign.run import start
 from retrain.config.resolve import label_of
 from retrain.errors import RecordsError
 from retrain.locks.held import hold
-from retrain.records.growing import follow, last_lines
 from retrain.records.layout import CampaignFiles
+from retrain.records.tail import follow, last_lines
 from retrain.status.one_run import find_log, find_run
 from tests.simulated import flat, write_campaign
 

@@ -5,14 +5,14 @@ import json
 import pytest
 
 from retrain.config.flow import FlowSettings
-from retrain.pipeline.buffers import Fifo, Firo, Reservoir, Sample, build
+from retrain.pipeline.buffers import Fifo, Firo, Reservoir, VersionedItem, build
 
 CRITICAL = {7: 18.475, 9: 21.666, 19: 36.191}  # of chi squared at 1 % by degrees of freedom: the usual tables
 
 
 def filled(buffer, items):
     for item in items:
-        buffer.put(Sample(item, version=item))
+        buffer.put(VersionedItem(item, version=item))
     return buffer
 
 
@@ -61,7 +61,7 @@ def test_reservoir_evicts_every_seen_sample_with_the_same_probability():
     for seed in range(2000):
         buffer = filled(Reservoir(8, seed=seed), range(8))
         read(buffer, 8)
-        buffer.put(Sample(8, 8))
+        buffer.put(VersionedItem(8, 8))
         (evicted,) = set(range(9)) - set(read(buffer, 8))
         counts[evicted] += 1
     assert are_equally_likely(counts)
@@ -89,7 +89,7 @@ def test_a_full_reservoir_without_a_seen_sample_has_no_room():
     buffer = filled(Reservoir(3), range(3))
     assert not buffer.has_room
     with pytest.raises(OverflowError, match="has_room"):
-        buffer.put(Sample(3, 3))
+        buffer.put(VersionedItem(3, 3))
 
 
 @pytest.mark.parametrize("kind", ["fifo", "firo", "reservoir"])

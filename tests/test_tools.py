@@ -16,7 +16,7 @@ from retrain.config.load import parse
 from retrain.config.schema import Environment
 from retrain.environments import opened
 from retrain.environments.tools import ToolBox, open_episode
-from retrain.environments.tools.calls import Call, calls_in
+from retrain.environments.tools.calls import ToolCall, calls_in
 from retrain.environments.tools.functions import ToolError, tool_of
 from retrain.errors import ConfigError
 from retrain.rollouts import CallForm, Prompt, Rollout
@@ -109,12 +109,16 @@ def test_arguments_are_checked_by_the_type_hints() -> None:
             'I add.\n<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>\n'
             '<tool_call>{"name": "g"}</tool_call>',
             HERMES,
-            [Call("f", {"x": 1}), Call("g", {})],
+            [ToolCall("f", {"x": 1}), ToolCall("g", {})],
         ),
-        ('{"name": "f", "parameters": {"x": 1}}; {"name": "g"}', LLAMA, [Call("f", {"x": 1}), Call("g", {})]),
-        ('[{"name": "f", "parameters": "{\\"x\\": 1}"}]', LLAMA, [Call("f", {"x": 1})]),
-        ('<tool_call>{"function": {"name": "f", "arguments": {}}}', HERMES, [Call("f", {})]),
-        ("f(1, x=[2])\ng()", None, [Call("f", {"x": [2]}, (1,)), Call("g", {})]),
+        (
+            '{"name": "f", "parameters": {"x": 1}}; {"name": "g"}',
+            LLAMA,
+            [ToolCall("f", {"x": 1}), ToolCall("g", {})],
+        ),
+        ('[{"name": "f", "parameters": "{\\"x\\": 1}"}]', LLAMA, [ToolCall("f", {"x": 1})]),
+        ('<tool_call>{"function": {"name": "f", "arguments": {}}}', HERMES, [ToolCall("f", {})]),
+        ("f(1, x=[2])\ng()", None, [ToolCall("f", {"x": [2]}, (1,)), ToolCall("g", {})]),
         ("f(1) is 5", None, []),
         ("f", None, []),
         (
@@ -122,19 +126,27 @@ def test_arguments_are_checked_by_the_type_hints() -> None:
             '<tool_call>what<tool_call>{"name": "g"}',
             HERMES,
             [
-                Call("f", {"x": "<tool_call>{}"}),
-                Call("", {}, problem="the call is not valid JSON: Expecting value: line 1 column 1 (char 0)"),
-                Call("g", {}),
+                ToolCall("f", {"x": "<tool_call>{}"}),
+                ToolCall(
+                    "", {}, problem="the call is not valid JSON: Expecting value: line 1 column 1 (char 0)"
+                ),
+                ToolCall("g", {}),
             ],
         ),
-        ("f(**{'a': 1})", None, [Call("f", {}, problem=f"f: {ONCE}")]),
-        ("f(a=1, a=2)", None, [Call("f", {}, problem=f"f: {ONCE}")]),
-        ("f(g())", None, [Call("f", {}, problem="f: an argument is not a plain value")]),
-        ('<tool_call>{"arguments": {}}', HERMES, [Call("", {}, problem="the call has no 'name'")]),
-        ('{"name": "f", "parameters": 3}', LLAMA, [Call("f", {}, problem="'parameters' is not an object")]),
+        ("f(**{'a': 1})", None, [ToolCall("f", {}, problem=f"f: {ONCE}")]),
+        ("f(a=1, a=2)", None, [ToolCall("f", {}, problem=f"f: {ONCE}")]),
+        ("f(g())", None, [ToolCall("f", {}, problem="f: an argument is not a plain value")]),
+        ('<tool_call>{"arguments": {}}', HERMES, [ToolCall("", {}, problem="the call has no 'name'")]),
+        (
+            '{"name": "f", "parameters": 3}',
+            LLAMA,
+            [ToolCall("f", {}, problem="'parameters' is not an object")],
+        ),
     ],
 )
-def test_calls_are_found_in_what_a_policy_wrote(text: str, form: CallForm | None, calls: list[Call]) -> None:
+def test_calls_are_found_in_what_a_policy_wrote(
+    text: str, form: CallForm | None, calls: list[ToolCall]
+) -> None:
     assert calls_in(text, form) == calls
 
 

@@ -19,7 +19,7 @@ from retrain.records.run_row import PlannedRun, read_row
 from retrain.render.status import unscored
 from retrain.report.gather import gather
 from retrain.rollouts import Group, Prompt, Rollout
-from retrain.trainer.batch import Algorithm, ScoredBatch, open_advantage
+from retrain.trainer.batch import BoundAlgorithm, ScoredBatch, open_advantage
 from retrain.trainer.scoring import UnscoredCount
 from tests.stopping import StopAfterStep
 from tests.test_trainer import make_run, with_
@@ -137,7 +137,7 @@ def batch_of(rewards):
 @pytest.mark.parametrize("normalization", ["token", "sequence", "constant"])
 def test_an_unscored_rollout_is_in_no_denominator(normalization):
     raw = {"algorithm": {"loss_normalization": normalization, "advantage_mode": "grpo"}}
-    algorithm = Algorithm.of(parse(raw, "c"), lambda groups, step: batch_of([[]]))
+    algorithm = BoundAlgorithm.of(parse(raw, "c"), lambda groups, step: batch_of([[]]))
     weights = []
     for batch in (batch_of([[1.0, 0.0, NAN]]), batch_of([[1.0, 0.0]])):
         samples = algorithm.transform(batch, algorithm.estimate(batch.rewards), 0.0)

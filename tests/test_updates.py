@@ -22,7 +22,7 @@ from retrain.plan.estimate.history import learn
 from retrain.plan.estimate.learned import learned_for
 from retrain.records.metrics import read_metrics
 from retrain.rollouts import Loss, TrainingSample
-from retrain.trainer.batch import Algorithm, ScoredBatch
+from retrain.trainer.batch import BoundAlgorithm, ScoredBatch
 from retrain.trainer.control import Control, StepSize
 from retrain.trainer.updates import Updates, combined, minibatches_of
 from tests.explained import SMOKE, plan_of
@@ -61,7 +61,7 @@ def test_a_minibatch_is_weighed_as_trl_weighs_one_of_its_steps_per_generation(un
     groups = policy().sample(PROMPTS * 2, SAMPLING)
     batch = ScoredBatch(groups, np.tile([1.0, 0.0, 0.0, 0.5], (6, 1)))
     raw = {"training": {"max_tokens": 9}, "algorithm": {"loss_normalization": unit}}
-    algorithm = Algorithm.of(parse(raw, "c"), lambda groups, step: batch)
+    algorithm = BoundAlgorithm.of(parse(raw, "c"), lambda groups, step: batch)
     samples = algorithm.transform(batch, algorithm.estimate(batch.rewards), 0.0)
     steps, generated = 3, sum(len(rollout.tokens) for rollout in batch.rollouts)
     for part in minibatches_of(samples, steps, [7]):

@@ -102,7 +102,7 @@ class Drawing(Protocol):
 Tell = Callable[[Sequence[Drawing]], None]
 
 
-class Progress:
+class CallsProgress:
     """Sums up the calls that are in progress, which may be in several threads."""
 
     def __init__(self, observe: Callable[[SamplingProgress], None], every_s: float = 0.5) -> None:

@@ -95,7 +95,7 @@ class GivenRows:
         """Do nothing: whoever gave them has them."""
 
 
-class Admission:
+class RowAdmission:
     """Whether rows that wait join those that run: each time costs a pass, in which these stand still.
 
     They wait until they have lost as many tokens as that costs, which is at most twice what the best choice
@@ -150,7 +150,7 @@ def live_sampler(backend: Backend) -> Callable[[TurnFeed, Sampling], object] | N
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Begun:
+class AdmittedTurn:
     """A turn that has room."""
 
     rollout: Rollout  # so far, with what was said since
@@ -164,7 +164,7 @@ def unsampled(prompt: Prompt, version: int) -> Rollout:
 
 
 def with_turns(
-    vocabulary: Vocabulary, begun: Sequence[Begun | None], drawn: Sequence[Drawn]
+    vocabulary: Vocabulary, begun: Sequence[AdmittedTurn | None], drawn: Sequence[Drawn]
 ) -> list[Rollout | None]:
     """Return rollouts with what was drawn for those turns that have room, None for the others."""
     check_finite(drawn)
@@ -181,21 +181,21 @@ class LiveRows:
         self,
         feed: TurnFeed,
         vocabulary: Vocabulary,
-        begin: Callable[[FirstTurn | NextTurn], Begun | None],
+        begin: Callable[[FirstTurn | NextTurn], AdmittedTurn | None],
     ) -> None:
         """Prepare; `begin` returns None without room for a turn; its PromptError answers the turn."""
         self._feed, self._vocabulary, self._begin = feed, vocabulary, begin
-        self._asked: dict[Row, tuple[LiveTurn, Begun]] = {}
+        self._asked: dict[Row, tuple[LiveTurn, AdmittedTurn]] = {}
 
     def take(self, under_way: int) -> list[Row]:
         """Return rows to begin; with none under way, none are the end."""
         rows: list[Row] = []
         while asked := self._feed.take(under_way):
             begun = [(one, self._read(one.turn)) for one in asked]
-            if unread := [(one, found) for one, found in begun if not isinstance(found, Begun)]:
+            if unread := [(one, found) for one, found in begun if not isinstance(found, AdmittedTurn)]:
                 self._feed.answer(unread)
             for one, found in begun:
-                if isinstance(found, Begun):
+                if isinstance(found, AdmittedTurn):
                     rows.append(Row(found.ids, found.limit, one.stream))
                     self._asked[rows[-1]] = one, found
             if rows or under_way:
@@ -208,7 +208,7 @@ class LiveRows:
         rollouts = with_turns(self._vocabulary, begun, [row.drawn() for row in rows])
         self._feed.answer([*zip(asked, rollouts, strict=True)])
 
-    def _read(self, turn: FirstTurn | NextTurn) -> Begun | PromptError | None:
+    def _read(self, turn: FirstTurn | NextTurn) -> AdmittedTurn | PromptError | None:
         try:
             return self._begin(turn)
         except PromptError as error:

@@ -22,7 +22,7 @@ def command(
 
     Example: retrain logs logs/campaign-20260101T120000Z-1a2b grpo_s0 -f
     """
-    from retrain.records.growing import follow, last_lines
+    from retrain.records.tail import follow, last_lines
     from retrain.status.one_run import find_log
 
     log = find_log(directory, run)

@@ -16,7 +16,7 @@ from retrain.cli import AsJson, BudgetUsd, ConfigFile, Detach, Overrides
 
 if TYPE_CHECKING:
     from retrain.campaign.orchestrate import CampaignOutcome, CampaignRun
-    from retrain.render.live import Follower
+    from retrain.render.live import RecordsFollower
 
 JUST_STARTED = "--just-started"  # tells `resume` that it is the rest of `run --detach`
 STOPPING = "the runs save a checkpoint and stop; press Ctrl-C again to kill them"
@@ -88,7 +88,9 @@ def say_at_once(text: str) -> None:
         os.write(sys.stderr.fileno(), f"\n{text}\n".encode())
 
 
-def carry_out(campaign: CampaignRun, shown: Follower, *, retry_failed: bool = False) -> CampaignOutcome:
+def carry_out(
+    campaign: CampaignRun, shown: RecordsFollower, *, retry_failed: bool = False
+) -> CampaignOutcome:
     """Execute; the first Ctrl-C stops gracefully, the second kills."""
     with interruptible(lambda now: campaign.stop(now=now), shown.notice_soon, STOPPING, "killing the runs"):
         return campaign.execute(retry_failed=retry_failed)
@@ -112,7 +114,7 @@ def finish(outcome: CampaignOutcome, *, as_json: bool) -> None:
     raise typer.Exit(outcome.exit_code)
 
 
-def observe(stack: ExitStack) -> Follower:
+def observe(stack: ExitStack) -> RecordsFollower:
     """Return a live view on a terminal, lines elsewhere."""
     from retrain.render.live import LiveView, StepLines
     from retrain.render.tables import messages

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from retrain.records.samples import Sample
+    from retrain.records.samples import KeptSample
     from retrain.status.one_run import Which
 
 
@@ -51,7 +51,7 @@ def command(
         typer.echo("no kept sample belongs to a tied prompt")
 
 
-def _parts(sample: Sample) -> Iterator[tuple[str, str]]:
+def _parts(sample: KeptSample) -> Iterator[tuple[str, str]]:
     """Iterate over prompt, answer and completion, or the turns of an episode, each with its name."""
     yield "prompt", sample.prompt
     yield "answer", sample.answer
@@ -66,7 +66,7 @@ def _parts(sample: Sample) -> Iterator[tuple[str, str]]:
         yield "failed", sample.error
 
 
-def _show(samples: Sequence[Sample], console: Console) -> None:
+def _show(samples: Sequence[KeptSample], console: Console) -> None:
     """Print samples, each with its step, prompt, reward and advantage."""
     from rich.text import Text
 
@@ -81,7 +81,7 @@ def _show(samples: Sequence[Sample], console: Console) -> None:
         console.print()
 
 
-def _heading(sample: Sample) -> Text:
+def _heading(sample: KeptSample) -> Text:
     from rich.text import Text
 
     from retrain.records.text import number

@@ -17,7 +17,7 @@ PROBATION_S = 120.0  # a probe that runs this long counts as a success
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class LaunchAdmission:
     """Whether a run may start now."""
 
     is_open: bool  # of the breaker: no run may start
@@ -38,18 +38,18 @@ class CircuitBreaker:
         self._resumes_at_s: float | None = None  # set: open until then, half-open afterwards
         self._probe_ends_s: float | None = None
 
-    def ask(self, now_s: float) -> Admission:
+    def ask(self, now_s: float) -> LaunchAdmission:
         """Return whether a run may start; `now_s` is the caller's clock, the same in all calls."""
         if self._resumes_at_s is None:
-            return Admission(False, "closed")
+            return LaunchAdmission(False, "closed")
         if now_s < self._resumes_at_s:
-            return Admission(True, self._why)
+            return LaunchAdmission(True, self._why)
         if self._probe_ends_s is None:
-            return Admission(False, "one run is started as a probe", is_probe=True)
+            return LaunchAdmission(False, "one run is started as a probe", is_probe=True)
         if now_s < self._probe_ends_s:
-            return Admission(True, "one run is probing before the others start")
+            return LaunchAdmission(True, "one run is probing before the others start")
         self._close()
-        return Admission(False, "the probe is still running")
+        return LaunchAdmission(False, "the probe is still running")
 
     def started(self, now_s: float) -> None:
         """Record that a run was started; if the breaker is half-open, that run is the probe."""

@@ -23,7 +23,7 @@ READ_BYTES = 1 << 16
 STREAM, EVENT, LAST_EVENT = "text/event-stream", b"data:", b"[DONE]"
 
 
-class Call:
+class ServerCall:
     """One request on a connection of its own."""
 
     def __init__(self, connection: http.client.HTTPConnection, request: Callable[[], None]) -> None:
@@ -62,7 +62,7 @@ class Call:
         self._connection.close()
 
 
-class Calls(Client):
+class ServerCalls(Client):
     """A client whose calls may be silent for a limited time, but take as long as they need."""
 
     def __init__(self, url: str, *, key: str, silence_s: float) -> None:
@@ -76,7 +76,7 @@ class Calls(Client):
         super().__init__(url, key)
         self._silence_s = silence_s
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._in_flight: set[Call] = set()
+        self._in_flight: set[ServerCall] = set()
         self._lock = threading.Lock()
         self._is_over = False
 
@@ -142,7 +142,7 @@ class Calls(Client):
                 self._in_flight.discard(call)
                 call.close()
 
-    def _prepared(self, path: str, body: Mapping[str, Any] | None) -> Call:
+    def _prepared(self, path: str, body: Mapping[str, Any] | None) -> ServerCall:
         address = urlsplit(self._url)
         host, port = address.hostname or "", address.port
         if address.scheme == "https":
@@ -153,11 +153,11 @@ class Calls(Client):
             connection = http.client.HTTPConnection(host, port, timeout=self._silence_s)
         url, headers = address.path + path, self._headers
         if body is None:
-            return Call(connection, partial(connection.request, "GET", url, headers=headers))
+            return ServerCall(connection, partial(connection.request, "GET", url, headers=headers))
         headers = headers | {"Content-Type": "application/json"}
-        return Call(connection, partial(connection.request, "POST", url, json.dumps(body), headers))
+        return ServerCall(connection, partial(connection.request, "POST", url, json.dumps(body), headers))
 
-    def _failed(self, call: Call | None, error: Exception) -> Exception:
+    def _failed(self, call: ServerCall | None, error: Exception) -> Exception:
         if call is not None and call.is_ended:
             return InterruptedRunError("sampling was cancelled")
         if isinstance(error, TimeoutError):

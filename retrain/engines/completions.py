@@ -28,12 +28,12 @@ class Wanted:
     enough: int = 0  # prompts whose completions suffice; 0: all
     due: int = 0  # so many of the first prompts must be among them
 
-    def finished(self, rows: Sequence[Row]) -> list[int]:
+    def finished(self, rows: Sequence[StreamedCompletion]) -> list[int]:
         """Return the prompts all of whose completions are done."""
         groups = range(len(self.prompts))
         return [n for n in groups if all(row.is_done for row in rows[n * self.count : (n + 1) * self.count])]
 
-    def suffices(self, rows: Sequence[Row]) -> bool:
+    def suffices(self, rows: Sequence[StreamedCompletion]) -> bool:
         """Whether no further completion is needed."""
         done = self.finished(rows)
         return len(done) >= self.enough and done[: self.due] == list(range(self.due))
@@ -60,7 +60,7 @@ class Wanted:
 
 
 @dataclass(slots=True, eq=False)
-class Row:
+class StreamedCompletion:
     """A completion that a server is sampling."""
 
     tokens: list[int] = field(default_factory=list)

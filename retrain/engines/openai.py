@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 
 from retrain.controllers.permits import OVERLOAD, WAITED_S, CallFacts
 from retrain.engines import Drawn, LostAdaptersError, RefusedError
-from retrain.engines.calls import Calls
-from retrain.engines.completions import Row, Wanted
+from retrain.engines.calls import ServerCalls
+from retrain.engines.completions import StreamedCompletion, Wanted
 from retrain.errors import ConfigError, InfrastructureError, RunFailedError
 from retrain.http_client import HEADER_VALUE, CallError, read_json
 
@@ -67,11 +67,11 @@ class Engine:
         """
         self._url = url.rstrip("/")
         known = _key() if key is None else key
-        self._calls = Calls(self._url, key=known, silence_s=silence_s)
+        self._calls = ServerCalls(self._url, key=known, silence_s=silence_s)
         self._unreachable = advice
         self._reload = reload
         self._unload = reload.replace("load_lora", "unload_lora")
-        self._metrics = Calls(self._url, key=known, silence_s=METRICS_WAIT_S)
+        self._metrics = ServerCalls(self._url, key=known, silence_s=METRICS_WAIT_S)
         self._streams = reload.startswith("/v1/")  # as vLLM does; SGLang's streams may repeat token ids
         self._loaded: list[str] = []  # names of adapters
         self._permit = permit
@@ -97,7 +97,7 @@ class Engine:
         self._post("/wake_up", {})
 
     def complete(
-        self, adapter: str, wanted: Wanted, observe: Callable[[Sequence[Row]], None]
+        self, adapter: str, wanted: Wanted, observe: Callable[[Sequence[StreamedCompletion]], None]
     ) -> dict[int, list[Drawn]]:
         """Sample completions with these adapters in one call; return them by the number of their prompt.
 
@@ -141,10 +141,12 @@ class Engine:
         """End the calls in flight that can be ended, and all such calls from now on."""
         self._calls.end_calls()
 
-    def _sample(self, adapter: str, wanted: Wanted, observe: Callable[[Sequence[Row]], None]) -> list[Row]:
+    def _sample(
+        self, adapter: str, wanted: Wanted, observe: Callable[[Sequence[StreamedCompletion]], None]
+    ) -> list[StreamedCompletion]:
         """Make one attempt; rows that are not told of stay unfinished."""
         request = wanted.request(adapter, stream=self._is_streamed(wanted))
-        rows = [Row() for _ in range(len(wanted.prompts) * wanted.count)]
+        rows = [StreamedCompletion() for _ in range(len(wanted.prompts) * wanted.count)]
         with contextlib.closing(
             self._calls.events(COMPLETIONS, request, can_be_ended=wanted.can_be_ended)
         ) as events:
@@ -155,7 +157,7 @@ class Engine:
                     break  # the connection is closed, and the server drops the others
         return rows
 
-    def _add(self, rows: Sequence[Row], event: Any) -> bool:
+    def _add(self, rows: Sequence[StreamedCompletion], event: Any) -> bool:
         """Append what a response, or a part of one, says of rows; return whether one has ended."""
         try:
             if isinstance(told := event.get("error"), dict):  # in the middle of a stream

@@ -12,7 +12,7 @@ import numpy as np
 
 from retrain.environments.endpoint import Endpoint
 from retrain.environments.endpoint.running import run_program
-from retrain.environments.endpoint.session import Limits, Rendering, Session
+from retrain.environments.endpoint.session import EpisodeLimits, EpisodeSession, Rendering
 from retrain.environments.episode import EpisodeError, LiveEpisode, within
 from retrain.environments.threads import InTurn
 from retrain.rollouts import FirstTurn, NextTurn, Prompt, Rollout
@@ -52,7 +52,7 @@ async def _ran(open_episode: Callable[[], Any], prompt: Prompt, completions: Seq
     async def ask(asked: FirstTurn | NextTurn) -> Rollout:
         return _answered(asked, texts)
 
-    session = Session(prompt, ask, Limits(len(completions), TOKENS, TOKENS), Rendering())
+    session = EpisodeSession(prompt, ask, EpisodeLimits(len(completions), TOKENS, TOKENS), Rendering())
     with closing(Endpoint()) as endpoint, endpoint.serving(session) as key:
         try:
             await run_program(open_episode, session, (prompt, endpoint.url, key), LIMIT_S, within)

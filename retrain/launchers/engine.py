@@ -93,7 +93,7 @@ class Asking:
         self._is_silent = False
 
 
-class EngineWatch:
+class SubmittedRun:
     """A run that was submitted to an engine: as Slurm's job, or under a number of Ray's launcher.
 
     The number 0 is that of a run which is alive although the engine has no task of it.
@@ -155,7 +155,7 @@ class EngineLauncher:
         self._engine = engine
         self._assignment = assignment
         self._workers = workers_at_a_time(assignment, table.permits)
-        self._watched: dict[str, EngineWatch] = {}
+        self._watched: dict[str, SubmittedRun] = {}
         self.asking = Asking(engine, table.poll_seconds, assignment.say)  # when the engine is queried
         self._said: set[str] = set()
 
@@ -172,7 +172,7 @@ class EngineLauncher:
         """Query the engine, and return what changed."""
         raise NotImplementedError
 
-    def _each(self, see: Callable[[EngineWatch], News] = lambda watch: []) -> News:
+    def _each(self, see: Callable[[SubmittedRun], News] = lambda watch: []) -> News:
         """Return what happened to every watched run by its files, else by `see`; forget those that ended."""
         happened: News = []
         for run_id, watch in list(self._watched.items()):
@@ -183,9 +183,9 @@ class EngineLauncher:
         return happened
 
     def _watch(self, run_id: str, number: int) -> None:
-        self._watched[run_id] = EngineWatch(run_id, RunFiles(self._assignment.runs[run_id]), number)
+        self._watched[run_id] = SubmittedRun(run_id, RunFiles(self._assignment.runs[run_id]), number)
 
-    def _signal(self, watch: EngineWatch, *, now: bool) -> None:
+    def _signal(self, watch: SubmittedRun, *, now: bool) -> None:
         """Ask a worker without a task to save and exit, or kill it; report if that is not possible."""
         here = "it does not run on this machine; end it where it runs"
         problem = f"{self._engine} has no task for it, and {here}"

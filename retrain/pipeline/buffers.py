@@ -21,7 +21,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
-class Sample(Generic[Item]):
+class VersionedItem(Generic[Item]):
     """An item with the policy version that sampled it."""
 
     item: Item
@@ -33,7 +33,7 @@ class Fifo(Generic[Item]):
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._unseen: list[Sample[Item]] = []
+        self._unseen: list[VersionedItem[Item]] = []
 
     def __len__(self) -> int:
         return self.unseen
@@ -56,13 +56,13 @@ class Fifo(Generic[Item]):
         """Return how many samples it must hold before a batch may be read."""
         return batch_size
 
-    def put(self, sample: Sample[Item]) -> None:
+    def put(self, sample: VersionedItem[Item]) -> None:
         """Take in a sample; there must be room."""
         if not self.has_room:
             raise OverflowError("the buffer is full; ask has_room before putting a sample")
         self._unseen.append(sample)
 
-    def take(self, batch_size: int, *, oldest: int = 0) -> list[Sample[Item]]:
+    def take(self, batch_size: int, *, oldest: int = 0) -> list[VersionedItem[Item]]:
         """Read a batch of different samples.
 
         `oldest` is how many of the oldest unread samples it must hold: they would be stale for the next.
@@ -70,7 +70,7 @@ class Fifo(Generic[Item]):
         taken, self._unseen = self._unseen[:batch_size], self._unseen[batch_size:]
         return taken
 
-    def drop_older_than(self, version: int) -> list[Sample[Item]]:
+    def drop_older_than(self, version: int) -> list[VersionedItem[Item]]:
         """Remove samples of earlier policy versions; return those of them that were never read."""
         dropped = [s for s in self._unseen if s.version < version]
         self._unseen = [s for s in self._unseen if s.version >= version]
@@ -95,7 +95,7 @@ class Firo(Fifo[Item]):
     def needed(self, batch_size: int) -> int:
         return batch_size + self._threshold
 
-    def take(self, batch_size: int, *, oldest: int = 0) -> list[Sample[Item]]:
+    def take(self, batch_size: int, *, oldest: int = 0) -> list[VersionedItem[Item]]:
         if oldest:
             self._unseen.sort(key=lambda sample: sample.version)
         taken, self._unseen = self._unseen[:oldest], self._unseen[oldest:]
@@ -107,10 +107,10 @@ class Firo(Fifo[Item]):
     def load_state_dict(self, state: StateDict) -> None:
         self._rng.bit_generator.state = state["rng"]
 
-    def _draw(self) -> Sample[Item]:
+    def _draw(self) -> VersionedItem[Item]:
         return self._pop_random(self._unseen)
 
-    def _pop_random(self, samples: list[Sample[Item]]) -> Sample[Item]:
+    def _pop_random(self, samples: list[VersionedItem[Item]]) -> VersionedItem[Item]:
         """Remove one at random in constant time: the last one takes its place."""
         i = int(self._rng.integers(len(samples)))
         samples[i], samples[-1] = samples[-1], samples[i]
@@ -125,26 +125,26 @@ class Reservoir(Firo[Item]):
 
     def __init__(self, capacity: int, seed: int = 0) -> None:
         super().__init__(capacity, seed=seed)
-        self._seen: list[Sample[Item]] = []
+        self._seen: list[VersionedItem[Item]] = []
 
     def __len__(self) -> int:
         return len(self._unseen) + len(self._seen)
 
-    def put(self, sample: Sample[Item]) -> None:
+    def put(self, sample: VersionedItem[Item]) -> None:
         if self.has_room and len(self) >= self.capacity:
             self._pop_random(self._seen)
         super().put(sample)
 
-    def take(self, batch_size: int, *, oldest: int = 0) -> list[Sample[Item]]:
+    def take(self, batch_size: int, *, oldest: int = 0) -> list[VersionedItem[Item]]:
         taken = super().take(batch_size, oldest=oldest)
         self._seen.extend(taken)
         return taken
 
-    def drop_older_than(self, version: int) -> list[Sample[Item]]:
+    def drop_older_than(self, version: int) -> list[VersionedItem[Item]]:
         self._seen = [s for s in self._seen if s.version >= version]
         return super().drop_older_than(version)
 
-    def _draw(self) -> Sample[Item]:
+    def _draw(self) -> VersionedItem[Item]:
         is_unseen = self._rng.integers(len(self)) < len(self._unseen)
         return self._pop_random(self._unseen if is_unseen else self._seen)
 

@@ -25,7 +25,7 @@ from typing import Generic
 from retrain.config.flow import FlowSettings
 from retrain.controllers import StateDict
 from retrain.controllers.rate import RateAccount
-from retrain.pipeline.buffers import Fifo, Item, Sample
+from retrain.pipeline.buffers import Fifo, Item, VersionedItem
 
 
 @dataclass(eq=False, slots=True)
@@ -141,7 +141,7 @@ class Flow(Generic[Item]):
         share = self.asked / self.settings.batch_size
         return self._can_serve() and self.account.may_consume(share, full=not self.buffer.has_room)
 
-    def take(self) -> list[Sample[Item]]:
+    def take(self) -> list[VersionedItem[Item]]:
         self.account.take(self.asked / self.settings.batch_size)
         self.batches += 1
         self.is_asked, self.is_training = False, True
@@ -194,7 +194,7 @@ class Flow(Generic[Item]):
                 if is_stale:
                     self._drop([unit.items.popleft()])
                 else:
-                    self.buffer.put(Sample(unit.items.popleft(), unit.version))
+                    self.buffer.put(VersionedItem(unit.items.popleft(), unit.version))
             self.under_way.popleft()
 
     def _has_place(self) -> bool:

@@ -30,7 +30,7 @@ LOST = 3  # seeds in a row without a value: runs that fail so often fail at furt
 
 
 @dataclass(frozen=True)
-class Progress:
+class DecisionProgress:
     """What a campaign has asked for and found."""
 
     decision: Decision
@@ -47,7 +47,7 @@ def decide(
     is_spent: bool,
     known: Looks | None = None,
     seconds: Mapping[str, float] | None = None,
-) -> Progress:
+) -> DecisionProgress:
     """Return what a campaign needs next and what it has found.
 
     Args:
@@ -76,7 +76,7 @@ def decide(
         changes=known.changes,
         again=tuple(sorted(r for r, value in walk.values.items() if ended.get(r) not in (None, value))),
     )
-    return Progress(decision, frozenset(wanted), looked)
+    return DecisionProgress(decision, frozenset(wanted), looked)
 
 
 def _new_rounds(

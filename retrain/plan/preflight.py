@@ -153,7 +153,7 @@ def memory_of(config: Config, prompts: Sequence[Prompt] = ()) -> MemoryEstimate 
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class UsedServer:
     """A server that runs use."""
 
     address: str  # without a user or password
@@ -161,7 +161,7 @@ class Server:
     silence: str  # why it does not answer, "" if it does
 
 
-def servers_of(configs: Iterable[Config]) -> Iterator[Server]:
+def servers_of(configs: Iterable[Config]) -> Iterator[UsedServer]:
     """Iterate over the servers of runs, each contacted once.
 
     A backend lists them in `servers(config)`, a reward or an environment in `servers(table)`: address -> the
@@ -176,7 +176,7 @@ def servers_of(configs: Iterable[Config]) -> Iterator[Server]:
 
         if not re.match(r"https?://", address):  # reported elsewhere
             continue
-        yield Server(without_user(address), key, answer_of(address)[1])
+        yield UsedServer(without_user(address), key, answer_of(address)[1])
 
 
 def _servers_named(config: Config) -> dict[str, str]:

@@ -41,7 +41,7 @@ OPTUNA = Needs(EXTRA, (EXTRA,))
 
 
 @dataclass(frozen=True)
-class Kind:
+class OptunaSampler:
     """A sampler of Optuna's: its class, and what it can propose and needs."""
 
     name: str
@@ -50,12 +50,12 @@ class Kind:
 
 
 SAMPLERS = {
-    "optuna:tpe": Kind("TPESampler"),
-    "optuna:random": Kind("RandomSampler"),
-    "optuna:cmaes": Kind("CmaEsSampler", 2, Needs(EXTRA, (EXTRA, "cmaes"))),
-    "optuna:gp": Kind("GPSampler", needs=Needs("local", ("torch",))),
-    "optuna:qmc": Kind("QMCSampler", 1, Needs(EXTRA, (EXTRA, "scipy"))),
-    "optuna:nsgaii": Kind("NSGAIISampler"),
+    "optuna:tpe": OptunaSampler("TPESampler"),
+    "optuna:random": OptunaSampler("RandomSampler"),
+    "optuna:cmaes": OptunaSampler("CmaEsSampler", 2, Needs(EXTRA, (EXTRA, "cmaes"))),
+    "optuna:gp": OptunaSampler("GPSampler", needs=Needs("local", ("torch",))),
+    "optuna:qmc": OptunaSampler("QMCSampler", 1, Needs(EXTRA, (EXTRA, "scipy"))),
+    "optuna:nsgaii": OptunaSampler("NSGAIISampler"),
 }
 
 

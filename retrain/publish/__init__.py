@@ -20,9 +20,9 @@ from retrain.distribution import version
 from retrain.errors import ConfigError, RecordsError, records_error
 from retrain.publish.card import Subject, card, is_local, renamed, system_prompt
 from retrain.publish.choice import Choice
+from retrain.publish.directory import AGAIN, FACTS, made_beside
 from retrain.publish.hub import push
 from retrain.publish.merging import Merged, loaded_tokenizer, merge, probes_of
-from retrain.publish.place import AGAIN, FACTS, made_beside
 from retrain.records.files import read_json, record_of
 from retrain.squeeze import CONFIG, WEIGHTS
 

@@ -24,7 +24,6 @@ from retrain.distribution import version
 from retrain.errors import DamagedRecordError, RecordsError
 from retrain.records.decision import Decision
 from retrain.records.files import read_json, record_of, write_atomic
-from retrain.records.growing import mark_of
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.pace import Pace
 from retrain.records.row_parts import Columns
@@ -32,6 +31,7 @@ from retrain.records.run_row import PlannedRun as PlannedRun  # re-exported for 
 from retrain.records.run_row import RunRow, row_of, row_of_inspected
 from retrain.records.run_state import ENDINGS, UNREADABLE, Inspection, RunState, inspect_run
 from retrain.records.rungs import Searched
+from retrain.records.tail import mark_of
 
 SCHEMA_VERSION = 2  # 1 had no `settled`
 

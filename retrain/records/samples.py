@@ -40,7 +40,7 @@ class SampleTurn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class KeptSample:
     """One kept rollout. Its texts come from a policy or a data set and are not safe to print."""
 
     step: int = 0  # set by the file's writer
@@ -130,12 +130,12 @@ def read_samples(path: Path) -> list[Row]:
     return [row for row in rows if is_kept(row["step"], rows[-1]["step"])]
 
 
-def samples_of(path: Path) -> Iterator[Sample]:
+def samples_of(path: Path) -> Iterator[KeptSample]:
     """Iterate over the kept samples, without rows in which a value is missing or wrong."""
     for row in read_samples(path):
         with suppress(LookupError, TypeError, ValueError, OverflowError):
             if row["reward"] is None or number_in(row, "reward") is not None:
-                yield record_of(Sample, row)
+                yield record_of(KeptSample, row)
 
 
 def latest_rows(path: Path) -> list[Row]:

@@ -81,7 +81,7 @@ class EventLines(Observer):
         self._console.print(Text.assemble((time.strftime("%H:%M:%S "), "dim"), what), soft_wrap=True)
 
 
-class Follower(EventLines):
+class RecordsFollower(EventLines):
     """Event lines, while a thread follows the campaign's records."""
 
     def __init__(self, console: Console) -> None:
@@ -123,7 +123,7 @@ class Follower(EventLines):
         """Show what the records say now."""
 
 
-class LiveView(Follower):
+class LiveView(RecordsFollower):
     """Event lines, and below them the campaign as `status --watch` shows it."""
 
     def __init__(self, console: Console) -> None:
@@ -145,7 +145,7 @@ class LiveView(Follower):
         self._live.update(Lines(lines), refresh=True)
 
 
-class StepLines(Follower):
+class StepLines(RecordsFollower):
     """Event lines, and of each run a line per step, or per minute of a longer step."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:

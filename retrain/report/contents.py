@@ -26,7 +26,7 @@ from retrain.report.back_pressure import (
 from retrain.report.charts import Chart, axis_title, final_chart
 from retrain.report.compare import Comparison, MetricComparison, compare, usual_metrics
 from retrain.report.curves import curve_chart
-from retrain.report.engines import Crash, Server, crashes_to_read, first_start_s, load_charts, servers
+from retrain.report.engines import Crash, ServerLoad, crashes_to_read, first_start_s, load_charts, servers
 from retrain.report.facts import Talk, conversations
 from retrain.report.gather import NO_ROWS, CampaignRecord, FloatArray, RunHistory, read_columns
 from retrain.report.series import Curve, Shown, bins_for, curves
@@ -61,7 +61,7 @@ class Contents:
     scalability: tuple[Scalability, ...]
     signs: tuple[str, ...]  # of cheating
     talks: tuple[Talk, ...]  # episodes, if there are any
-    servers: tuple[Server, ...]  # that sampled, if any say their load
+    servers: tuple[ServerLoad, ...]  # that sampled, if any say their load
     crashes: tuple[Crash, ...]  # of these servers
     swept_metric: str  # to which these refer
     sensitivities: tuple[Sensitivity, ...]  # of a reward to what was swept

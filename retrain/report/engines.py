@@ -42,7 +42,7 @@ class Told(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerLoad:
     """What the rows of all runs tell of one server."""
 
     label: str
@@ -66,7 +66,7 @@ class Crash:
     lines: Sequence[str]  # how the server ended, and the last lines of its log
 
 
-def servers(runs: Sequence[RunHistory]) -> tuple[Server, ...]:
+def servers(runs: Sequence[RunHistory]) -> tuple[ServerLoad, ...]:
     """Return the servers that rows tell of, the earliest first."""
     found: dict[str, list[Told]] = {}
     for run in runs:
@@ -78,7 +78,7 @@ def servers(runs: Sequence[RunHistory]) -> tuple[Server, ...]:
                 found.setdefault(name, []).append(Told(at_s, run.run_id, crash, values))
     rows_of = {name: sorted(rows, key=attrgetter("at_s")) for name, rows in found.items()}
     ordered = sorted(rows_of.items(), key=lambda one: one[1][0].at_s)
-    return tuple(Server(f"server {n}", name, rows) for n, (name, rows) in enumerate(ordered, 1))
+    return tuple(ServerLoad(f"server {n}", name, rows) for n, (name, rows) in enumerate(ordered, 1))
 
 
 def first_start_s(runs: Sequence[RunHistory]) -> float:
@@ -99,7 +99,7 @@ class TimeAxis(NamedTuple):
         return vl.rounded((at_s - self.begin_s) / self.size)
 
 
-def load_charts(found: Sequence[Server], begin_s: float) -> tuple[Chart, ...]:
+def load_charts(found: Sequence[ServerLoad], begin_s: float) -> tuple[Chart, ...]:
     """Draw the figures of the servers' load over time, and their crashes."""
     if not (drawn := found[:MOST_SERVERS]):
         return ()
@@ -108,7 +108,7 @@ def load_charts(found: Sequence[Server], begin_s: float) -> tuple[Chart, ...]:
     return tuple(_load_chart(key, points[key], drawn, axis) for key in CHARTS if points[key])
 
 
-def _load_chart(key: str, points: Sequence[Spec], drawn: Sequence[Server], axis: TimeAxis) -> Chart:
+def _load_chart(key: str, points: Sequence[Spec], drawn: Sequence[ServerLoad], axis: TimeAxis) -> Chart:
     title, name = CHARTS[key]
     last = max(one.rows[-1].at_s for one in drawn)
     scale = {"domain": [0, axis.place(last)], "nice": False}
@@ -136,7 +136,7 @@ def _load_chart(key: str, points: Sequence[Spec], drawn: Sequence[Server], axis:
     )
 
 
-def _points(one: Server, key: str, axis: TimeAxis) -> Iterator[Spec]:
+def _points(one: ServerLoad, key: str, axis: TimeAxis) -> Iterator[Spec]:
     """Iterate over points in order of time, each the most of as many rows as there must be."""
     rows = zip(one.rows, one.values(key).tolist(), strict=True)
     known = [(row.at_s, value) for row, value in rows if value == value]
@@ -146,13 +146,13 @@ def _points(one: Server, key: str, axis: TimeAxis) -> Iterator[Spec]:
         yield {"c": one.label, "t": axis.place(known[first][0]), "v": vl.rounded(most)}
 
 
-def table_of_servers(found: Sequence[Server]) -> Table:
+def table_of_servers(found: Sequence[ServerLoad]) -> Table:
     """Return one row per server."""
     heads = (">most in progress", ">most waiting", ">most of the cache", ">median tokens/s", ">restarts")
     return ("server", *heads, "runs", "log or address"), list(map(_row, found))
 
 
-def _row(one: Server) -> tuple[str, ...]:
+def _row(one: ServerLoad) -> tuple[str, ...]:
     running, waiting, cache, speed, restarts = (
         values[np.isfinite(values)] for values in map(one.values, KEYS)
     )
@@ -168,7 +168,7 @@ def _row(one: Server) -> tuple[str, ...]:
     )
 
 
-def crashes_to_read(found: Sequence[Server], begin_s: float) -> Iterator[Crash]:
+def crashes_to_read(found: Sequence[ServerLoad], begin_s: float) -> Iterator[Crash]:
     """Iterate over the first crashes: what each server said last."""
     every = ((one, row) for one in found for row in one.crashes())
     for one, row in islice(every, MOST_CRASHES):

@@ -15,7 +15,7 @@ from retrain.distribution import version
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles
 from retrain.records.run_row import last_output
-from retrain.records.samples import Sample
+from retrain.records.samples import KeptSample
 from retrain.records.text import MISSING, count_of, counts_of, dollars, number, plain, plain_lines
 from retrain.report.gather import CampaignRecord, RunHistory
 from retrain.report.sides import Side
@@ -132,7 +132,7 @@ def _of_side(side: Side) -> Iterator[Talk]:
             return
 
 
-def _talk(run: RunHistory, sample: Sample) -> Talk:
+def _talk(run: RunHistory, sample: KeptSample) -> Talk:
     reward = "unscored" if sample.reward is None else f"reward {number(sample.reward)}"
     facts = [f"step {sample.step}", f"prompt {sample.prompt_id}"]
     facts += [f"answer {plain(sample.answer, LONGEST_ANSWER)}"] * bool(sample.answer)
@@ -140,7 +140,7 @@ def _talk(run: RunHistory, sample: Sample) -> Talk:
     return Talk(run.run_id, ", ".join(facts), tuple(_parts(sample)))
 
 
-def _parts(sample: Sample) -> Iterator[Spoken]:
+def _parts(sample: KeptSample) -> Iterator[Spoken]:
     yield Spoken("given", "prompt", _safe(sample.prompt))
     for count, turn in enumerate(sample.turns, 1):
         reward = "" if turn.reward is None else f"reward {turn.reward:g}"

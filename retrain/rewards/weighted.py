@@ -39,7 +39,7 @@ GRAVITY = (Outcome.SCORED, Outcome.ERROR, Outcome.TIMEOUT, Outcome.FAULT)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Term:
     """One term of the sum."""
 
     label: str
@@ -116,12 +116,12 @@ def servers(params: Mapping[str, Any]) -> dict[str, str]:
     return named
 
 
-def _parts_of(parts: object) -> list[Part]:
+def _parts_of(parts: object) -> list[Term]:
     """Return the well-formed parts of a table; `check_params` reports the others."""
     tables = parts if isinstance(parts, Mapping) else {}
     full = {label: {"weight": table} if is_number(table) else table for label, table in tables.items()}
     return [
-        Part(label, table.get("reward", label), float(table["weight"]), table.get("params", {}))
+        Term(label, table.get("reward", label), float(table["weight"]), table.get("params", {}))
         for label, table in full.items()
         if not any(_form_problems(table))
     ]
@@ -204,7 +204,7 @@ def _form_problems(table: object) -> Iterator[str]:
         yield f".params: got {table['params']!r}; needs a table of the reward's parameters"
 
 
-def _part_problems(part: Part) -> Iterator[str]:
+def _part_problems(part: Term) -> Iterator[str]:
     if problem := registry.problem_with_name("rewards", part.reward):
         yield f": {problem}"
         return

@@ -49,7 +49,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ProgramEnd:
     """How a program ended."""
 
     code: int  # exit status; negative: the signal that killed it

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from typing import Any
 
 from retrain.line_process import kill_group
-from retrain.sandbox import Ended, Limits, Sandbox, SandboxEndedError, SandboxError
+from retrain.sandbox import Limits, ProgramEnd, Sandbox, SandboxEndedError, SandboxError
 from retrain.sandbox.boot import BOOT, boot_text
 from retrain.sandbox.inside import values
 from retrain.sandbox.inside.zygote import STARTED, STOP
@@ -53,7 +53,7 @@ print(json.dumps(found))
 _SOCKET_KIND = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_STREAM
 
 
-class Program:
+class RunningProgram:
     """A program that runs: a socket is its input and its output."""
 
     def __init__(self, end: socket.socket, deadline: float) -> None:
@@ -123,7 +123,7 @@ class Cell:
                     raise SandboxError(str(error)) from error
                 raise
 
-    def start(self, limits: Limits, *others: int) -> Program:
+    def start(self, limits: Limits, *others: int) -> RunningProgram:
         """Start a program, which may use other descriptors as well.
 
         Raises:
@@ -131,7 +131,7 @@ class Cell:
         """
         self._deadline = time.monotonic() + limits.seconds + GRACE_S
         ours, theirs = _socket_pair(socket.SOCK_STREAM)
-        program = Program(ours, self._deadline)
+        program = RunningProgram(ours, self._deadline)
         try:
             with theirs:
                 if not self.sandbox.single_use:
@@ -146,7 +146,7 @@ class Cell:
             raise
         return program
 
-    def ended(self, *, stop: bool = False) -> Ended:
+    def ended(self, *, stop: bool = False) -> ProgramEnd:
         """Wait for the end of the program; `stop` ends it now.
 
         Raises:
@@ -161,7 +161,7 @@ class Cell:
             told = self._heard(left_s)
         if "fault" in told:
             raise SandboxError(str(told["fault"]))
-        return Ended(**told)
+        return ProgramEnd(**told)
 
     def close(self) -> None:
         """End it, with every process in it."""

@@ -13,7 +13,7 @@ from retrain.config.resolve import label_of
 from retrain.errors import RecordsError
 from retrain.locks.held import is_held
 from retrain.records.layout import CampaignFiles, RunFiles, find_campaigns, is_campaign, is_single_run
-from retrain.records.samples import Sample, samples_of
+from retrain.records.samples import KeptSample, samples_of
 from retrain.records.text import first_of, plain
 
 SHOWN_RUNS = 10
@@ -95,7 +95,7 @@ def find_log(directory: Path, run_id: str = "") -> Log:
     return Log(files.output_log, files.lock, CampaignFiles(above).lock, files.done, files.engine_logs)
 
 
-def choose_samples(files: RunFiles, step: int | None, which: Which, count: int) -> list[Sample]:
+def choose_samples(files: RunFiles, step: int | None, which: Which, count: int) -> list[KeptSample]:
     """Return samples of a run.
 
     Args:
@@ -117,7 +117,7 @@ def choose_samples(files: RunFiles, step: int | None, which: Which, count: int) 
     return _ordered(found, which)[:count]
 
 
-def _of_step(files: RunFiles, samples: Sequence[Sample], step: int) -> list[Sample]:
+def _of_step(files: RunFiles, samples: Sequence[KeptSample], step: int) -> list[KeptSample]:
     if found := [sample for sample in samples if sample.step == step]:
         return found
     steps = sorted({sample.step for sample in samples})
@@ -126,7 +126,7 @@ def _of_step(files: RunFiles, samples: Sequence[Sample], step: int) -> list[Samp
     raise RecordsError(f"{files.samples}: has no samples of step {step}; the nearest are of step {near}")
 
 
-def _ordered(samples: Sequence[Sample], which: Which) -> list[Sample]:
+def _ordered(samples: Sequence[KeptSample], which: Which) -> list[KeptSample]:
     if which == "ties":
         return [sample for sample in reversed(samples) if sample.tie]
     sign = 1 if which == "worst" else -1

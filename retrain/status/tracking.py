@@ -8,7 +8,6 @@ from pathlib import Path
 
 from retrain.errors import RecordsError
 from retrain.locks.held import is_held
-from retrain.records.growing import GrowingFile, mark_of
 from retrain.records.layout import RunFiles
 from retrain.records.lines import Row, number_in, parse_line
 from retrain.records.manifest import RunEntry
@@ -34,6 +33,7 @@ from retrain.records.run_state import (
     rung_of,
 )
 from retrain.records.spending import read_spending
+from retrain.records.tail import GrowingFile, mark_of
 from retrain.records.text import plain
 
 ROW_KEYS = ("timestamp", "throttle_level", "throttle_reason", "bp_action", "bp_batch_size", "bp_reason")

@@ -103,7 +103,7 @@ class ScoredBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Algorithm:
+class BoundAlgorithm:
     """The plugins of a run with their parameters bound."""
 
     reward: Callable[[Sequence[Group], int], ScoredBatch]  # see `retrain.trainer.scoring`
@@ -116,7 +116,7 @@ class Algorithm:
     mask_truncated: bool = False  # those that were cut off enter advantages, but not the loss
 
     @classmethod
-    def of(cls, config: Config, reward: Callable[[Sequence[Group], int], ScoredBatch]) -> Algorithm:
+    def of(cls, config: Config, reward: Callable[[Sequence[Group], int], ScoredBatch]) -> BoundAlgorithm:
         """Find the plugins that a configuration names, for a reward that is already open."""
         table = config.algorithm
         evaluate: Evaluate = partial(registry.find("losses", table.loss_mode), **table.loss_params)

@@ -16,7 +16,7 @@ from retrain.backends import UpdateStats
 from retrain.config.schema import Config
 from retrain.controllers import StateDict
 from retrain.controllers.backpressure import BackPressure
-from retrain.controllers.backpressure.step import Decision, StepObservation
+from retrain.controllers.backpressure.step import BackPressureDecision, StepObservation
 from retrain.controllers.mismatch import MismatchTrend
 from retrain.controllers.scaling.rules import (
     RULES,
@@ -201,7 +201,9 @@ class Control:
             consecutive=moments.consecutive,
         )
 
-    def _decision(self, control: BackPressure, size: StepSize, facts: StepFacts, learned: bool) -> Decision:
+    def _decision(
+        self, control: BackPressure, size: StepSize, facts: StepFacts, learned: bool
+    ) -> BackPressureDecision:
         if not facts.trained_groups:  # faster than a step of its size normally is
             return control.hold("not counted: no group carried a signal, so nothing was trained")
         noise_scale = size.scaling.noise_scale * self._group_size if learned else math.nan  # in rollouts
@@ -241,7 +243,7 @@ def _scaling(config: Config, data_size: int) -> LearningRateScaling:
     return LearningRateScaling(rule, config.training.batch_size, table.smoothing)
 
 
-def _back_pressure_summary(decision: Decision) -> BackPressureSummary:
+def _back_pressure_summary(decision: BackPressureDecision) -> BackPressureSummary:
     return BackPressureSummary(**dataclasses.asdict(decision) | {"p_star": _finite(decision.p_star)})
 
 

@@ -34,14 +34,14 @@ from retrain.environments.threads import InTurn
 from retrain.event_loop import EventLoopThread, in_new_thread
 from retrain.records.step_row import EpisodeSummary
 from retrain.rollouts import CallForm, Episode, FirstTurn, Group, NextTurn, Prompt, Rollout
-from retrain.trainer.desk import Ask, Asked, Desk, PlayMeter
-from retrain.trainer.turn_sampling import SampleTurns, TurnCalls, TurnFeed, of_its_own
+from retrain.trainer.turn_queue import Ask, Asked, PlayMeter, TurnQueue
+from retrain.trainer.turn_sampling import PlayTurnFeed, SampleTurns, TurnCalls, of_its_own
 
 if TYPE_CHECKING:
     from retrain.trainer.programs import Programs
 
 
-SampleLive: TypeAlias = Callable[[TurnFeed, Sampling], object]
+SampleLive: TypeAlias = Callable[[PlayTurnFeed, Sampling], object]
 SampleGroups: TypeAlias = Callable[[Sequence[Prompt], Sampling], list[Group]]
 
 
@@ -93,24 +93,24 @@ class Episodes:
 
     def play(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
         """Play `how.group_size` episodes of each prompt; callable from several threads."""
-        desk = Desk(self.is_leaving, is_free=self._is_free)
+        queue = TurnQueue(self.is_leaving, is_free=self._is_free)
         single, episodes = replace(how, group_size=1), len(prompts) * how.group_size
         meter = PlayMeter(episodes, self.observe)
-        playing = self._loop.begin(self._all(desk, meter, prompts, how))
-        playing.add_done_callback(lambda _: desk.close())
+        playing = self._loop.begin(self._all(queue, meter, prompts, how))
+        playing.add_done_callback(lambda _: queue.close())
         try:
-            self._serve(desk, single, meter)
+            self._serve(queue, single, meter)
             idle_s = meter.idle_s / episodes
             return [_with_idle(group, idle_s) for group in playing.result()]
         finally:
             playing.cancel()
 
-    def _serve(self, desk: Desk, how: Sampling, meter: PlayMeter) -> None:
-        """Sample what is asked for until the desk is closed."""
+    def _serve(self, queue: TurnQueue, how: Sampling, meter: PlayMeter) -> None:
+        """Sample what is asked for until the queue is closed."""
         if (live := self.sample_live) is not None:
-            TurnFeed(desk, how, self.table.max_turn_tokens, meter).serve(lambda feed: live(feed, how))
+            PlayTurnFeed(queue, how, self.table.max_turn_tokens, meter).serve(lambda feed: live(feed, how))
         else:
-            calls = TurnCalls(desk, lambda asked, call: self.sample(asked, of_its_own(how, call)), meter)
+            calls = TurnCalls(queue, lambda asked, call: self.sample(asked, of_its_own(how, call)), meter)
             calls.serve(self.calls_at_once)
 
     def close(self) -> None:
@@ -124,24 +124,24 @@ class Episodes:
             self.programs.close()
 
     async def _all(
-        self, desk: Desk, meter: PlayMeter, prompts: Sequence[Prompt], how: Sampling
+        self, queue: TurnQueue, meter: PlayMeter, prompts: Sequence[Prompt], how: Sampling
     ) -> list[Group]:
         async def one(number: int) -> Rollout:
-            rollout = await self._one(desk, number, prompts[number // how.group_size], how)
+            rollout = await self._one(queue, number, prompts[number // how.group_size], how)
             meter.episode_ended()
             return rollout
 
         rollouts = iter(await asyncio.gather(*map(one, range(len(prompts) * how.group_size))))
         return [Group(prompt, tuple(islice(rollouts, how.group_size))) for prompt in prompts]
 
-    async def _one(self, desk: Desk, number: int, prompt: Prompt, how: Sampling) -> Rollout:
+    async def _one(self, queue: TurnQueue, number: int, prompt: Prompt, how: Sampling) -> Rollout:
         """Play an episode; one that is lost is played again, alone, with the same random numbers."""
         began_s = time.perf_counter()
         with suppress(EpisodeLostError):
-            return await self._once(desk, number, prompt, how, self._own_loop)
+            return await self._once(queue, number, prompt, how, self._own_loop)
         alone = OwnLoop(self.table.time_limit_s, is_alone=True)
         try:
-            rollout = await self._once(desk, number, prompt, how, alone)
+            rollout = await self._once(queue, number, prompt, how, alone)
         finally:
             in_new_thread(alone.close)
         assert rollout.episode is not None
@@ -149,13 +149,15 @@ class Episodes:
             rollout, episode=replace(rollout.episode, retries=1, time_s=time.perf_counter() - began_s)
         )
 
-    async def _once(self, desk: Desk, number: int, prompt: Prompt, how: Sampling, loop: OwnLoop) -> Rollout:
+    async def _once(
+        self, queue: TurnQueue, number: int, prompt: Prompt, how: Sampling, loop: OwnLoop
+    ) -> Rollout:
         """Play an episode; raise EpisodeLostError if what it shares with others ends."""
-        ask = desk.of_episode(number)
+        ask = queue.of_episode(number)
         if self.programs is not None:
             return await self.programs.play(ask, prompt, how, loop)
         began_s = time.perf_counter()
-        talk = self._opened(desk, loop)
+        talk = self._opened(queue, loop)
         played = Played(Rollout(prompt))
         try:
             error = await self._take_turns(ask, talk, played, how)
@@ -177,15 +179,15 @@ class Episodes:
         )
         return replace(played.rollout, truncated=not (is_whole or error), episode=episode)
 
-    def _opened(self, desk: Desk, loop: OwnLoop) -> LiveEpisode:
+    def _opened(self, queue: TurnQueue, loop: OwnLoop) -> LiveEpisode:
         limit_s = self.table.time_limit_s
         if self._hosts is not None:  # a process counts the time of each of its calls
             return LiveEpisode(partial(self._hosts.open, is_alone=loop.is_alone), None, at_once, within)
-        call_async = partial(desk.free, loop.of_episode())
+        call_async = partial(queue.free, loop.of_episode())
         if self.table.threads:
             thread = InTurn(limit_s, is_own=True)
             return LiveEpisode(self.open_episode, limit_s, thread.call, call_async, thread.close)
-        return LiveEpisode(self.open_episode, limit_s, partial(desk.held, self._in_turn.call), call_async)
+        return LiveEpisode(self.open_episode, limit_s, partial(queue.held, self._in_turn.call), call_async)
 
     async def _take_turns(
         self, ask: Ask, talk: LiveEpisode, played: Played, how: Sampling

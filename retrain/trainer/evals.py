@@ -50,7 +50,7 @@ def is_due(every: int, done: int) -> bool:
 
 
 @dataclass(eq=False)
-class Evals:
+class EvalSchedule:
     """The run's own evaluation and every `[[eval]]`, each when it is due and once per step."""
 
     config: Config

@@ -25,7 +25,7 @@ from retrain.records.layout import RunFiles
 from retrain.records.metrics import MetricsWriter, read_metrics
 from retrain.records.row_parts import EngineUse, Value, columns
 from retrain.records.run_state import Progress, RunState, write_progress
-from retrain.records.samples import OutcomesWriter, Rewards, Sample, SamplesWriter, SampleTurn, shortened
+from retrain.records.samples import KeptSample, OutcomesWriter, Rewards, SamplesWriter, SampleTurn, shortened
 from retrain.records.step_row import StepRow
 from retrain.records.text import about
 from retrain.rollouts import Episode, Floats, Rollout
@@ -87,7 +87,7 @@ class Journal:
         """Open warmup.jsonl, which has one row per supervised update."""
         return MetricsWriter(self._warmup_file, self.attempt)
 
-    def samples(self, step: int, rows: Sequence[Sample]) -> None:
+    def samples(self, step: int, rows: Sequence[KeptSample]) -> None:
         self._samples.append(step, [row.as_dict() for row in rows])
 
     def evaluated(self, name: str, step: int, rewards: Rewards) -> None:
@@ -188,7 +188,7 @@ class Journal:
         return self._loggers.close(*self._ending)
 
 
-def choose(batch: ScoredBatch, advantages: Floats, count: int) -> list[Sample]:
+def choose(batch: ScoredBatch, advantages: Floats, count: int) -> list[KeptSample]:
     """Return `count` rollouts of the first prompt, the batch's best and worst, and one of a tied group.
 
     Prompts come in random order, so the first one is a fair sample. Nothing else is random: a repeated
@@ -203,12 +203,12 @@ def choose(batch: ScoredBatch, advantages: Floats, count: int) -> list[Sample]:
     return [_shown(batch, advantages, group, rollout) for group, rollout in dict.fromkeys(places)]
 
 
-def _shown(batch: ScoredBatch, advantages: Floats, group: int, rollout: int) -> Sample:
+def _shown(batch: ScoredBatch, advantages: Floats, group: int, rollout: int) -> KeptSample:
     prompt, sampled = batch.groups[group].prompt, batch.groups[group].rollouts[rollout]
     episode = sampled.episode or Episode()
     reward, advantage = float(batch.rewards[group, rollout]), float(advantages[group, rollout])
     is_scored = math.isfinite(reward)
-    return Sample(
+    return KeptSample(
         prompt_id=prompt.id,
         rollout=rollout,
         reward=reward if is_scored else None,

@@ -18,16 +18,16 @@ from retrain.event_loop import EventLoopThread
 from retrain.records.layout import RunFiles
 from retrain.records.row_parts import Value, columns
 from retrain.records.rungs import read_wait, why_to_wait
-from retrain.records.samples import Sample
+from retrain.records.samples import KeptSample
 from retrain.records.step_row import Identity, StepRow
 from retrain.rollouts import Group, Prompt
 from retrain.tasks import Task
 from retrain.trainer import checkpoint
-from retrain.trainer.batch import Algorithm, entropy_of
+from retrain.trainer.batch import BoundAlgorithm, entropy_of
 from retrain.trainer.budget import RunBudget
 from retrain.trainer.control import Control, ControllerRows, StepFacts, StepSize, open_throttle
 from retrain.trainer.episodes import SampleGroups, summary_of
-from retrain.trainer.evals import Evals, OpenEval, is_due
+from retrain.trainer.evals import EvalSchedule, OpenEval, is_due
 from retrain.trainer.evaluation import Due, HeldOut
 from retrain.trainer.journal import Journal, choose
 from retrain.trainer.permits import RunPermits
@@ -37,7 +37,7 @@ from retrain.trainer.step_meter import StepMeter
 from retrain.trainer.turn_sampling import PlaySeeds
 from retrain.trainer.updates import Updates
 
-TakenStep: TypeAlias = tuple[StepRow, list[Sample]]  # what to record of a step
+TakenStep: TypeAlias = tuple[StepRow, list[KeptSample]]  # what to record of a step
 
 
 @dataclass(eq=False)
@@ -48,7 +48,7 @@ class Trainer:
     files: RunFiles
     backend: Backend
     task: Task
-    algorithm: Algorithm
+    algorithm: BoundAlgorithm
     permits: RunPermits
     budget: RunBudget
     journal: Journal
@@ -66,7 +66,7 @@ class Trainer:
         sample = partial(self._exclusively, self.sample)
         held_out = HeldOut(self.config, self.task.held_out, sample, self.algorithm.reward)
         made = self.journal, self.budget, self._keep_evaluations
-        self._evals = Evals(self.config, held_out, self.evals, self._exclusively, *made)
+        self._evals = EvalSchedule(self.config, held_out, self.evals, self._exclusively, *made)
         self._meter = StepMeter(self.backend, self.config.backpressure, self.journal)
         self._updates = Updates(self.config, self.backend, self.algorithm.loss, self.calls.wait_for)
         self._throttle = open_throttle(self.config, self.files.directory)
@@ -112,7 +112,7 @@ class Trainer:
         self._stop_if_spent(self._evals.due(self.step), is_step=False)
         return self._evals.at_end(self.step)
 
-    def _record(self, row: StepRow, shown: list[Sample]) -> None:
+    def _record(self, row: StepRow, shown: list[KeptSample]) -> None:
         """Write a step's row with the evaluations that are due; after a stop, the next attempt adds them."""
         self._evals.trained(row.rollouts.mean_reward)
         stopped = self.budget.why_to_stop(self._evals.due(self.step), is_step=False)
@@ -211,9 +211,9 @@ class Trainer:
         steps = self.config.warmup.steps
         if self._warmed >= steps or self.step > 0:
             return
-        from retrain.trainer.warmup import WarmUp
+        from retrain.trainer.warmup import WarmUpUpdates
 
-        warmup = WarmUp(self.config, self.backend, self._warmed, self.calls.wait_for)
+        warmup = WarmUpUpdates(self.config, self.backend, self._warmed, self.calls.wait_for)
         with self.journal.warm_up_writer() as rows:
             while self._warmed < steps:
                 self._wait_for_machine()

@@ -37,7 +37,7 @@ from retrain.records.manifest import read_manifest
 from retrain.rollouts import CallForm, Group, Prompt
 from retrain.tasks import Task
 from retrain.trainer import checkpoint
-from retrain.trainer.batch import Algorithm
+from retrain.trainer.batch import BoundAlgorithm
 from retrain.trainer.budget import RunBudget
 from retrain.trainer.episodes import Episodes, SampleGroups
 from retrain.trainer.evals import OpenEval
@@ -102,7 +102,7 @@ def open_trainer(
         if check := getattr(backend, "check_prompts", None):  # too long ones, before the first step
             with _of_data():
                 check([*task.train, *task.held_out, *(prompt for one in evals for prompt in one.prompts)])
-        algorithm = Algorithm.of(config, scorer.score)
+        algorithm = BoundAlgorithm.of(config, scorer.score)
         trainer = Trainer(
             config, files, backend, task, algorithm, permits, budget, journal, stop, calls, sample, evals
         )

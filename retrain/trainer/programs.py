@@ -11,7 +11,7 @@ from retrain.backends import Sampling
 from retrain.config.schema import Environment
 from retrain.environments.endpoint import Endpoint
 from retrain.environments.endpoint.running import run_program
-from retrain.environments.endpoint.session import Ask, Limits, Rendering, Session
+from retrain.environments.endpoint.session import Ask, EpisodeLimits, EpisodeSession, Rendering
 from retrain.environments.episode import EpisodeError, EpisodeLostError, EpisodeTimeoutError, finite, told
 from retrain.environments.own_loop import OwnLoop
 from retrain.rollouts import Episode, Prompt, Rollout
@@ -52,7 +52,7 @@ class Programs:
         return replace(last, truncated=session.is_cut, episode=episode)
 
     async def _run(
-        self, session: Session, prompt: Prompt, loop: OwnLoop
+        self, session: EpisodeSession, prompt: Prompt, loop: OwnLoop
     ) -> tuple[float | None, EpisodeError | None]:
         """Return an episode's reward, and why it failed."""
         table = self.table
@@ -70,10 +70,10 @@ class Programs:
             reward = table.truncated_reward
         return reward, error
 
-    def _session(self, ask: Ask, prompt: Prompt, how: Sampling) -> Session:
+    def _session(self, ask: Ask, prompt: Prompt, how: Sampling) -> EpisodeSession:
         table = self.table
-        limits = Limits(table.max_turns, how.max_tokens, table.max_turn_tokens or how.max_tokens)
-        return Session(prompt, ask, limits, self.rendering, is_stitched=not table.separate_turns)
+        limits = EpisodeLimits(table.max_turns, how.max_tokens, table.max_turn_tokens or how.max_tokens)
+        return EpisodeSession(prompt, ask, limits, self.rendering, is_stitched=not table.separate_turns)
 
     def close(self) -> None:
         """Stop to serve."""

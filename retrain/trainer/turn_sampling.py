@@ -29,7 +29,7 @@ from retrain.config.schema import Config
 from retrain.errors import PromptError
 from retrain.event_loop import EventLoopThread
 from retrain.rollouts import FirstTurn, NextTurn, Prompt
-from retrain.trainer.desk import Asked, Desk, PlayMeter, Request
+from retrain.trainer.turn_queue import Asked, PlayMeter, Request, TurnQueue
 
 T = TypeVar("T")
 Sample: TypeAlias = Callable[[Sequence[Asked], int], Sequence[Taken]]  # with the number of the call
@@ -40,16 +40,16 @@ PLAYS = 0x706C6179  # keeps the random numbers of episodes apart from all others
 class TurnCalls:
     """The calls for the episodes of one play."""
 
-    def __init__(self, desk: Desk, sample: Sample, meter: PlayMeter) -> None:
-        self._desk, self._sample, self._meter = desk, sample, meter
+    def __init__(self, queue: TurnQueue, sample: Sample, meter: PlayMeter) -> None:
+        self._queue, self._sample, self._meter = queue, sample, meter
         self._failure: BaseException | None = None
 
     def serve(self, at_once: int) -> None:
-        """Answer until the desk is closed; raise an error of the sampler."""
+        """Answer until the queue is closed; raise an error of the sampler."""
         numbers, free = count(), threading.Semaphore(at_once)
         with ExitStack() as opened:
             threads = opened.enter_context(ThreadPoolExecutor(at_once)) if at_once > 1 else None
-            while free.acquire() and (requests := self._desk.next_batch()):
+            while free.acquire() and (requests := self._queue.next_batch()):
                 if threads is None:
                     self._call(requests, next(numbers), free)
                 else:
@@ -63,68 +63,68 @@ class TurnCalls:
         try:
             taken = self._sample([request.asked for request in requests], number)
             self._meter.count(requests, taken)
-            self._desk.answer(requests, taken)
+            self._queue.answer(requests, taken)
         except BaseException as error:  # noqa: BLE001 - raised by `serve`
             self._failure = self._failure or error
-            self._desk.close()
+            self._queue.close()
         finally:
             self._meter.end()
             free.release()
         self._meter.show()
 
 
-class ClosedError(Exception):
+class PlayEndedError(Exception):
     """The play ended while turns were sampled, because it failed."""
 
 
-class TurnFeed:
+class PlayTurnFeed:
     """The turns of one play; implements `retrain.backends.rows.TurnFeed`."""
 
-    def __init__(self, desk: Desk, how: Sampling, max_turn_tokens: int, meter: PlayMeter) -> None:
+    def __init__(self, queue: TurnQueue, how: Sampling, max_turn_tokens: int, meter: PlayMeter) -> None:
         """Prepare; 0 is no limit of a turn's own."""
-        self._desk, self._meter = desk, meter
+        self._queue, self._meter = queue, meter
         self._first_limit = min(how.max_tokens, max_turn_tokens or how.max_tokens)
         self._seed = secrets.randbits(63) if how.seed is None else how.seed
         self._requests: dict[LiveTurn, Request] = {}
         self._answered = 0  # turns since plain functions were waited for
 
-    def serve(self, sample: Callable[[TurnFeed], object]) -> None:
-        """Have turns sampled until the desk is closed."""
+    def serve(self, sample: Callable[[PlayTurnFeed], object]) -> None:
+        """Have turns sampled until the queue is closed."""
         self._meter.begin()
         try:
-            with suppress(ClosedError):
+            with suppress(PlayEndedError):
                 sample(self)
         finally:
             self._meter.end()
 
     def take(self, under_way: int) -> Sequence[LiveTurn]:
-        self._desk.check_stop()
-        if self._desk.is_free and under_way:
-            found = self._desk.come()
+        self._queue.check_stop()
+        if self._queue.is_free and under_way:
+            found = self._queue.come()
         elif self._answered >= under_way:
             found = self._waited_for(under_way)
         else:
             return ()
-        if under_way and self._desk.is_closed:
-            raise ClosedError
+        if under_way and self._queue.is_closed:
+            raise PlayEndedError
         wanted = [request for request in found if not request.answer.done()]
         turns = [self._turn(one) for one in sorted(wanted, key=lambda one: one.place)]
-        return turns if turns or under_way or self._desk.is_closed else self.take(under_way)
+        return turns if turns or under_way or self._queue.is_closed else self.take(under_way)
 
     def answer(self, taken: Sequence[tuple[LiveTurn, Taken]]) -> None:
         requests = [self._requests.pop(turn) for turn, _ in taken]
         rollouts = [rollout for _, rollout in taken]
         self._answered += len(requests)
         self._meter.count(requests, rollouts)
-        self._desk.answer(requests, rollouts)
+        self._queue.answer(requests, rollouts)
         self._meter.show()
 
     def _waited_for(self, under_way: int) -> list[Request]:
         """Wait for what plain functions answer; with no turn under way, for any."""
         with self._paused():
-            found = self._desk.settled() if self._answered else []
+            found = self._queue.settled() if self._answered else []
             self._answered = 0
-            return found or ([] if under_way else self._desk.next_batch())
+            return found or ([] if under_way else self._queue.next_batch())
 
     @contextmanager
     def _paused(self) -> Iterator[None]:

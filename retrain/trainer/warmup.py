@@ -46,7 +46,7 @@ class WarmUpRow:
     tokens_per_step: int
 
 
-class WarmUp:
+class WarmUpUpdates:
     """The supervised updates of one attempt."""
 
     def __init__(

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from retrain.errors import EngineDownError
-from retrain.launchers.ray.client import Client
+from retrain.launchers.ray.client import JobsClient
 from tests.cluster.ports import free_ports
 from tests.cluster.processes import environment_of, kill, running
 from tests.cluster.waiting import await_that
@@ -56,7 +56,7 @@ class Cluster:
         self._ports = free_ports(3)
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
         self._forgotten: set[str] = set()  # nodes that have outlived a head
-        self.client = Client(self.address)
+        self.client = JobsClient(self.address)
 
     @property
     def address(self) -> str:

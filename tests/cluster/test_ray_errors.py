@@ -12,7 +12,7 @@ import pytest
 
 from retrain.campaign.run import start
 from retrain.errors import EXIT_RUN_FAILED, EngineDownError, LaunchError
-from retrain.launchers.ray.client import Client
+from retrain.launchers.ray.client import JobsClient
 from retrain.locks.held import is_held
 from tests.cluster.campaigns import (
     Start,
@@ -117,7 +117,7 @@ def test_several_clusters_on_a_machine_are_named_with_what_to_type() -> None:
         "Found multiple active Ray instances: {'10.0.0.1:6379', '10.0.0.2:6379'}. Please specify the one to"
     )
 
-    class Unsure(Client):
+    class Unsure(JobsClient):
         def connect(self, library: object) -> object:
             raise ConnectionError(several)
 

@@ -15,9 +15,9 @@ from retrain import worker
 from retrain.backends import BackendProgress, BackendSpec, Sampling, SamplingProgress
 from retrain.backends.local import connect
 from retrain.backends.local.policy import LocalBackend
-from retrain.backends.progress import Progress
+from retrain.backends.progress import CallsProgress
 from retrain.engines import openai as engine_module
-from retrain.engines.completions import Row
+from retrain.engines.completions import StreamedCompletion
 from retrain.errors import InfrastructureError, InterruptedRunError
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
@@ -94,19 +94,19 @@ def test_a_call_tells_how_far_it_is(server, model):
 
 
 def test_a_call_may_begin_while_another_tells_how_far_it_is() -> None:
-    progress = Progress(lambda _: None, every_s=0.0)
+    progress = CallsProgress(lambda _: None, every_s=0.0)
     second = progress.call()  # kept, because a call that is let go of ends
     beginning = threading.Thread(target=second.__enter__)
 
-    class Rows(list[Row]):
-        def __iter__(self) -> Iterator[Row]:
+    class Rows(list[StreamedCompletion]):
+        def __iter__(self) -> Iterator[StreamedCompletion]:
             if beginning.ident is None:
                 beginning.start()
                 beginning.join(0.1)
             return super().__iter__()
 
     with progress.call() as tell:
-        tell(Rows([Row()]))
+        tell(Rows([StreamedCompletion()]))
     beginning.join()
     assert progress.is_busy()
 

@@ -136,7 +136,7 @@ def test_episodes_do_not_wait_for_ever(server: Server) -> None:
 
 def test_a_server_that_is_gone_costs_the_episode(server: Server) -> None:
     with serving(Server()) as other:
-        gone = openenv.Server(other.url, action="json")
+        gone = openenv.OpenEnvServer(other.url, action="json")
     (rollout,) = play(server, "1", url=gone.url, action="json")
     assert error_of(rollout).startswith(f"prompt 0: no connection to {gone.url} (")
 

@@ -17,7 +17,7 @@ from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
 from retrain import registry
 from retrain.backends import BackendSpec, Optimization, Sampling, UpdateStats
 from retrain.backends.tinker import TinkerOptions, connect
-from retrain.backends.tinker.calls import Calls
+from retrain.backends.tinker.calls import ApiCalls
 from retrain.backends.tinker.policy import TinkerBackend
 from retrain.controllers.permits import CallFacts
 from retrain.errors import ConfigError, InfrastructureError, NonFiniteError, RecordsError, RunFailedError
@@ -415,7 +415,7 @@ def test_a_lost_call_tells_permits_nothing(tmp_path: Path) -> None:
 
     told: list[CallFacts] = []
     semaphore = FileSemaphore(tmp_path, 1)
-    calls = Calls(lambda: semaphore, TinkerOptions(), told.append)
+    calls = ApiCalls(lambda: semaphore, TinkerOptions(), told.append)
     with pytest.raises(ConnectionError):
         asyncio.run(calls.once("sample", lost))
     assert told == []

@@ -9,7 +9,7 @@ import pytest
 from tinker.types import ForwardBackwardOutput, OptimStepResponse
 
 from retrain.backends.tinker import TinkerOptions
-from retrain.backends.tinker.calls import Calls
+from retrain.backends.tinker.calls import ApiCalls
 from retrain.backends.tinker.wire import UpdateOutcome, to_datum
 from retrain.errors import InfrastructureError
 from retrain.event_loop import in_thread
@@ -40,8 +40,8 @@ def holders(directory: Path) -> int:
     return len(FileSemaphore.inspect(directory).holders)
 
 
-def calls(directory: Path, permits: int, timeout_s: float = 60.0) -> Calls:
-    return Calls(lambda: FileSemaphore(directory, permits), TinkerOptions(permit_timeout_s=timeout_s))
+def calls(directory: Path, permits: int, timeout_s: float = 60.0) -> ApiCalls:
+    return ApiCalls(lambda: FileSemaphore(directory, permits), TinkerOptions(permit_timeout_s=timeout_s))
 
 
 def test_waiting_for_a_permit_does_not_stop_the_event_loop(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_failed_first_call_ends_the_second(tmp_path: Path) -> None:
 
 
 async def _hold(
-    source: Calls, inside: asyncio.Event | None = None, until: asyncio.Event | None = None
+    source: ApiCalls, inside: asyncio.Event | None = None, until: asyncio.Event | None = None
 ) -> None:
     async def call() -> None:
         if inside is not None:

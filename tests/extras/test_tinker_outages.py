@@ -17,7 +17,7 @@ from tinker import APIStatusError
 from retrain.backends import BackendProgress, BackendSpec, OutageProgress, Sampling
 from retrain.backends.tinker import TinkerOptions, connect
 from retrain.backends.tinker import outages as watching
-from retrain.backends.tinker.calls import Calls
+from retrain.backends.tinker.calls import ApiCalls
 from retrain.backends.tinker.outages import Outages
 from retrain.backends.tinker.policy import TinkerBackend
 from retrain.controllers.permits import CallFacts
@@ -126,7 +126,7 @@ async def poll(outages: Outages, state: str) -> None:
 
 
 def test_a_call_has_as_much_time_as_without_a_pause() -> None:
-    calls = Calls(contextlib.AsyncExitStack, TinkerOptions(call_timeout_s=0.2))
+    calls = ApiCalls(contextlib.AsyncExitStack, TinkerOptions(call_timeout_s=0.2))
 
     async def paused() -> str:
         await poll(calls.outages, "paused_capacity")

@@ -15,7 +15,7 @@ from retrain.backends.turns import Turns
 from retrain.config.load import parse
 from retrain.config.schema import Environment
 from retrain.environments import opened
-from retrain.environments.tools.calls import Call, calls_in
+from retrain.environments.tools.calls import ToolCall, calls_in
 from retrain.errors import ConfigError
 from retrain.event_loop import EventLoopThread
 from retrain.rollouts import CallForm, Prompt
@@ -78,7 +78,7 @@ def schema(name: str = "add") -> dict[str, Any]:
 )
 def test_the_form_of_a_call_is_that_of_the_template(template: str, form: CallForm, written: str) -> None:
     assert Turns(text_of(template)).offer([schema()]) == form
-    assert calls_in(written, form) == [Call("f", {"x": 1})]
+    assert calls_in(written, form) == [ToolCall("f", {"x": 1})]
 
 
 @pytest.mark.parametrize("template", [QWEN, LLAMA, LISTED])

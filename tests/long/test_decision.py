@@ -22,7 +22,7 @@ from retrain.config.load import load_config
 from retrain.controllers.sequential.allocation import rising_errors, weights_of_error
 from retrain.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_RUN_FAILED, ConfigError
 from retrain.plan.decidable import undecidable
-from retrain.plan.decision import Progress, decide
+from retrain.plan.decision import DecisionProgress, decide
 from retrain.plan.expected_seeds import Most, expected_seeds
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.plan.preflight import preflight
@@ -90,7 +90,7 @@ def progress(
     is_spent: bool = False,
     begun: Collection[str] = (),
     seconds: Mapping[str, float] | None = None,
-) -> Progress:
+) -> DecisionProgress:
     """Return the progress after these values of each condition, in the order of the seeds."""
     runs = {(run.condition, run.seed): run.run_id for run in plan.runs}
     ended = {

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from retrain import registry
 from retrain.errors import ConfigError, InfrastructureError, RunFailedError
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError, custom
-from retrain.rewards.pool import Kind, Reply, line_of, reply_in
+from retrain.rewards.pool import Reply, ReplyKind, line_of, reply_in
 from retrain.rollouts import Prompt
 
 FUNCTIONS = "tests.reward_functions"
@@ -128,14 +128,14 @@ def test_a_line_of_garbage_costs_its_completion_and_no_other(writing: BatchScore
 
 def test_a_second_answer_is_not_taken_for_the_next_call() -> None:
     """What comes late is refused as well, since every call has a token of its own."""
-    first, second = (line_of(token, Reply(Kind.SCORED, 1.0)) for token in ("a", "b"))
-    assert reply_in(first, "a") == Reply(Kind.SCORED, 1.0)
-    assert reply_in(first + second, "a").kind == reply_in(second, "a").kind == Kind.GARBAGE
+    first, second = (line_of(token, Reply(ReplyKind.SCORED, 1.0)) for token in ("a", "b"))
+    assert reply_in(first, "a") == Reply(ReplyKind.SCORED, 1.0)
+    assert reply_in(first + second, "a").kind == reply_in(second, "a").kind == ReplyKind.GARBAGE
 
 
 @given(st.binary())
 def test_no_line_can_break_the_pool(line: bytes) -> None:
-    assert reply_in(line + b"\n", "a token").kind == Kind.GARBAGE
+    assert reply_in(line + b"\n", "a token").kind == ReplyKind.GARBAGE
 
 
 def test_a_process_that_says_nonsense_at_its_start_is_named(

@@ -29,7 +29,7 @@ from retrain.backends.local.files import ADAPTER, save_weights
 from retrain.backends.local.loading import Policy
 from retrain.backends.local.micro_batches import lay_out
 from retrain.backends.local.training import evaluate
-from retrain.backends.progress import Progress
+from retrain.backends.progress import CallsProgress
 from retrain.engines import Drawn, Ids, LostAdaptersError
 from retrain.engines.completions import Wanted
 from retrain.engines.openai import Engine
@@ -78,7 +78,7 @@ class EngineSampler:
         self._end_ids = end_ids
         self._stop, self._cut = options.stop, Cut.by(options)
         self._tokens_at_a_time = options.tokens_per_micro_batch
-        self._progress = Progress(spec.observe)
+        self._progress = CallsProgress(spec.observe)
         parent = options.engine_adapters or None
         if parent:
             Path(parent).mkdir(parents=True, exist_ok=True)

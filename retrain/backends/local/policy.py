@@ -27,7 +27,7 @@ from retrain.backends.local.shared_weights import share
 from retrain.backends.local.sizes import costs_of, micro_batch, read_sizes, weights_in
 from retrain.backends.local.training import Dropout, Learner
 from retrain.backends.local.trial import most_shared, try_out
-from retrain.backends.rows import Begun, LiveRows, TurnFeed, unsampled, with_turns
+from retrain.backends.rows import AdmittedTurn, LiveRows, TurnFeed, unsampled, with_turns
 from retrain.backends.text import Schemas, Text, to_groups
 from retrain.backends.turns import Turns
 from retrain.demonstrations import Demonstration
@@ -139,7 +139,7 @@ class LocalBackend:
     def read(self, rollout: Rollout) -> Ids:
         return (*self._encode(rollout.prompt), *rollout.placed()[0])
 
-    def _begin(self, turn: FirstTurn | NextTurn) -> Begun | None:
+    def _begin(self, turn: FirstTurn | NextTurn) -> AdmittedTurn | None:
         """Return what a turn is sampled from; None without room for it."""
         if isinstance(turn, FirstTurn):
             rollout = unsampled(turn.prompt, self.optimizer.steps)
@@ -148,7 +148,7 @@ class LocalBackend:
             rollout = self._turns.told(turn, self.policy.context)
         ids = self.read(rollout)
         room = self.policy.context - len(ids)
-        return Begun(rollout, ids, min(turn.max_tokens, room)) if room > 0 else None
+        return AdmittedTurn(rollout, ids, min(turn.max_tokens, room)) if room > 0 else None
 
     def _drawn(
         self, contexts: Sequence[Ids], limits: Sequence[int], sampling: Sampling

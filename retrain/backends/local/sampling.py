@@ -23,8 +23,8 @@ from retrain.backends.local.devices import DeviceMemory, finished_s, is_out_of_m
 from retrain.backends.local.drawing import Cut, draw
 from retrain.backends.local.loading import Policy
 from retrain.backends.local.passes import Pass
-from retrain.backends.progress import Progress
-from retrain.backends.rows import Admission, GivenRows, Row, RowSource, uniforms
+from retrain.backends.progress import CallsProgress
+from retrain.backends.rows import GivenRows, Row, RowAdmission, RowSource, uniforms
 from retrain.backends.text import Text
 from retrain.backends.work import ModelCosts, WorkMeter
 from retrain.engines import Drawn, Ids
@@ -100,7 +100,7 @@ class TorchSampler:
 
     def fill(self, rows: Sequence[Row], temperature: float, device: torch.device, budget: str) -> None:
         """Sample these rows to their ends."""
-        with Progress(self.observe, self.observe_every_s).call() as tell:
+        with CallsProgress(self.observe, self.observe_every_s).call() as tell:
             self.follow(GivenRows(rows), temperature, device, budget, partial(tell, rows))
 
     def follow(
@@ -155,7 +155,7 @@ class _Batch:
         self._cells, self._temperature, self._device = cells, temperature, device
         self.running: list[Row] = []
         self._lengths: list[tuple[int, int]] = []  # of the rows that ended: prompt, completion
-        self._admission = Admission()
+        self._admission = RowAdmission()
         self._guess = 0  # tokens of a row, at least
         self._expect(waiting)
         self._is_open = True  # rows are admitted; not after some outgrew the cache, until another ends

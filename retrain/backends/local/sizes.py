@@ -84,7 +84,7 @@ def micro_batch(options: LocalOptions, sizes: Sizes | None, device: str, rank: i
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LargestStep:
     """What a model is used for."""
 
     sizes: Sizes
@@ -148,7 +148,7 @@ def estimate(config: Config, options: LocalOptions, prompts: Sequence[Prompt]) -
     # as many as the policy's, which nobody knows better before the first episode
     observed = 0 if config.environment.is_single_turn else training.max_tokens
     prompt = prompt_tokens(directory, prompts, options.system_prompt)
-    load = Load(
+    load = LargestStep(
         sizes=sizes,
         options=options,
         device="cuda" if on_gpu else "cpu",

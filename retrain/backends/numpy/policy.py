@@ -38,10 +38,10 @@ from retrain.backends.numpy.gru import (
     initial_weights,
     unroll_prompts,
 )
-from retrain.backends.numpy.sampling import Follower, complete
+from retrain.backends.numpy.sampling import TurnRows, complete
 from retrain.backends.numpy.training import Adam, Sgd, clip_by_norm, loss_gradient
 from retrain.backends.objective import Totals, moments_of, split_by_group
-from retrain.backends.rows import Begun, LiveRows, TurnFeed, unsampled, with_turns
+from retrain.backends.rows import AdmittedTurn, LiveRows, TurnFeed, unsampled, with_turns
 from retrain.backends.text import as_written, to_groups
 from retrain.backends.work import ModelCosts, WorkMeter
 from retrain.config.adapters import weights_of
@@ -100,7 +100,7 @@ class NumpyBackend:
 
     def sample_turns(self, feed: TurnFeed, sampling: Sampling) -> None:
         """Sample turns as they are asked for, and answer each when it ends."""
-        follower = Follower(self.weights, LiveRows(feed, self.characters, self._begin), sampling.temperature)
+        follower = TurnRows(self.weights, LiveRows(feed, self.characters, self._begin), sampling.temperature)
         with np.errstate(all="ignore"), _fitting("turns", "lower group_size or max_tokens"):
             follower.run()
         self._work.add(*follower.work(self._costs))
@@ -169,7 +169,7 @@ class NumpyBackend:
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
 
-    def _begin(self, turn: FirstTurn | NextTurn) -> Begun | None:
+    def _begin(self, turn: FirstTurn | NextTurn) -> AdmittedTurn | None:
         """Return what a turn is sampled from; None without room for it."""
         if isinstance(turn, FirstTurn):
             if problem := length_problem(turn.prompt):
@@ -178,7 +178,7 @@ class NumpyBackend:
         else:
             rollout = self._told(turn)
         ids = self.read(rollout)
-        return Begun(rollout, ids, turn.max_tokens) if len(ids) <= CONTEXT else None
+        return AdmittedTurn(rollout, ids, turn.max_tokens) if len(ids) <= CONTEXT else None
 
     def _told(self, turn: NextTurn) -> Rollout:
         said = "".join(content for _, content in turn.messages)

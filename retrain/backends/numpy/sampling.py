@@ -17,7 +17,7 @@ from retrain.backends.numpy.gru import (
     log_probabilities,
     unroll_prompts,
 )
-from retrain.backends.rows import Admission, Row, RowSource, uniforms
+from retrain.backends.rows import Row, RowAdmission, RowSource, uniforms
 from retrain.backends.text import by_completion
 from retrain.backends.work import ModelCosts
 from retrain.engines import Drawn
@@ -49,7 +49,7 @@ def complete(
         states = advance(weights, table[tokens], states).state
 
 
-class Follower:
+class TurnRows:
     """Samples rows that begin when they come, and end one by one."""
 
     def __init__(self, weights: Weights, source: RowSource, temperature: float) -> None:
@@ -59,7 +59,7 @@ class Follower:
         self._waiting: list[Row] = []
         self._running: list[Row] = []
         self._states = np.empty((0, weights.shapes["recurrent"][0]), weights.flat.dtype)
-        self._admission = Admission()
+        self._admission = RowAdmission()
         self._read: list[int] = []  # lengths of the sequences that were read
         self._drawn: list[int] = []  # and of the rows that ended
         self._reads = self._draws = 0  # passes

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from retrain.backends.metering import NOTHING, Meter
-from retrain.backends.tinker.calls import Calls
+from retrain.backends.tinker.calls import ApiCalls
 from retrain.backends.tinker.faults import FAULTS, is_refused_unbilled
 from retrain.backends.tinker.wire import Update, UpdateOutcome
 from retrain.records.spending import Tokens
@@ -65,7 +65,7 @@ def trained(data: Sequence[Datum]) -> Tokens:
 class Passes:
     """One run's passes through a training client."""
 
-    def __init__(self, calls: Calls, meter: Meter) -> None:
+    def __init__(self, calls: ApiCalls, meter: Meter) -> None:
         self._calls, self._meter = calls, meter
 
     async def forward(self, training: TrainingClient, update: Update) -> Sequence[LossFnOutput]:

@@ -27,7 +27,7 @@ MOST_LOSSES = 3  # of one operation: of its sampler, its model and its session
 log = logging.getLogger(__name__)
 
 
-class Calls:
+class ApiCalls:
     """One run's API calls, without blocking the event loop."""
 
     def __init__(

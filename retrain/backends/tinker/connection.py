@@ -25,7 +25,7 @@ from tinker.lib.internal_client_holder import InternalClientHolder
 
 from retrain.backends import BackendSpec
 from retrain.backends.tinker import TinkerOptions
-from retrain.backends.tinker.calls import Calls, backoff_s
+from retrain.backends.tinker.calls import ApiCalls, backoff_s
 from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe
 from retrain.backends.tinker.outages import Outages
 from retrain.errors import ConfigError, InfrastructureError
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 class Connection:
     """One session with the API at a time."""
 
-    def __init__(self, spec: BackendSpec, options: TinkerOptions, calls: Calls) -> None:
+    def __init__(self, spec: BackendSpec, options: TinkerOptions, calls: ApiCalls) -> None:
         self._spec = spec
         self._options = options
         self.calls = calls

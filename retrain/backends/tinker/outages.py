@@ -54,7 +54,7 @@ class Stopwatch:
 
 
 @dataclass(eq=False)
-class Call:
+class ApiCall:
     """A call in progress. Its requests find it by their context, which the SDK's own event loop inherits."""
 
     kind: str
@@ -66,7 +66,7 @@ class Call:
         return CallFacts(self.kind, time.monotonic() - self.began_s, overloaded, waited)
 
 
-CALL: ContextVar[Call | None] = ContextVar("CALL", default=None)
+CALL: ContextVar[ApiCall | None] = ContextVar("CALL", default=None)
 
 
 class Outages:
@@ -98,9 +98,9 @@ class Outages:
             return self._out.total_s()
 
     @contextlib.contextmanager
-    def call(self, kind: str) -> Iterator[Call]:
+    def call(self, kind: str) -> Iterator[ApiCall]:
         """Attribute the requests that are made within to a call."""
-        call = Call(kind)
+        call = ApiCall(kind)
         before = CALL.set(call)
         try:
             yield call

@@ -23,7 +23,7 @@ from tinker.types import AdamParams, Datum
 from retrain.backends import BackendInfo, BackendSpec, Optimization, Sampling, UpdateStats
 from retrain.backends.text import Schemas, Text, check_finite, extended, to_groups
 from retrain.backends.tinker import TinkerOptions
-from retrain.backends.tinker.calls import Calls
+from retrain.backends.tinker.calls import ApiCalls
 from retrain.backends.tinker.custom import Linear
 from retrain.backends.tinker.sampling import Reference, context_of, drawn
 from retrain.backends.tinker.saved_states import read_state, write_state
@@ -49,7 +49,7 @@ class TinkerBackend:
         seed = spec.seed if spec.seed >= 0 else secrets.randbelow(2**31)
         self._spec = spec
         self._options = options
-        self._calls = Calls(spec.permit, options, spec.observe_call, spec.observe)
+        self._calls = ApiCalls(spec.permit, options, spec.observe_call, spec.observe)
         spec = replace(spec, seed=seed, run_name=spec.run_name or "run")
         self.session = Session(spec, options, self._calls)
         self._reference = Reference(spec, options, self.session, self._calls)

@@ -18,7 +18,7 @@ from tinker.types import GetServerCapabilitiesResponse, ModelInput, SampleRespon
 from retrain.backends import BackendSpec, Sampling
 from retrain.backends.tinker import TinkerOptions, billing
 from retrain.backends.tinker.billing import billed, sampled
-from retrain.backends.tinker.calls import Calls
+from retrain.backends.tinker.calls import ApiCalls
 from retrain.backends.tinker.faults import FAULTS, describe, is_refusal, is_too_long
 from retrain.backends.tinker.saved_states import Sampler, ask
 from retrain.backends.tinker.session import Session
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 async def drawn(
-    spec: BackendSpec, session: Session, calls: Calls, ids: Ids, prompt: Prompt, how: Sampling, ends: Ids
+    spec: BackendSpec, session: Session, calls: ApiCalls, ids: Ids, prompt: Prompt, how: Sampling, ends: Ids
 ) -> tuple[int, list[Drawn]]:
     """Return the completions of token ids, with one call, and the version of their policy.
 
@@ -79,7 +79,7 @@ async def drawn(
     return version, drawn_from(response, prompt, how.group_size, ends)
 
 
-async def context_of(spec: BackendSpec, calls: Calls) -> int | None:
+async def context_of(spec: BackendSpec, calls: ApiCalls) -> int | None:
     """Return how many tokens the run's model reads; None if the API does not tell."""
     try:
         told: GetServerCapabilitiesResponse = await calls.once(
@@ -94,7 +94,7 @@ async def context_of(spec: BackendSpec, calls: Calls) -> int | None:
 class Reference:
     """Scores rollouts with the policy before training. Use in one event loop."""
 
-    def __init__(self, spec: BackendSpec, options: TinkerOptions, session: Session, calls: Calls) -> None:
+    def __init__(self, spec: BackendSpec, options: TinkerOptions, session: Session, calls: ApiCalls) -> None:
         self._spec, self._session, self._calls = spec, session, calls
         self._ttl_s = options.state_ttl_s
         self.path = ""  # of weights that were saved for sampling; empty: the base model

@@ -21,7 +21,7 @@ from tinker.types import LossFnOutput
 from retrain.backends import BackendSpec, StartProgress
 from retrain.backends.tinker import TinkerOptions
 from retrain.backends.tinker.billing import Passes
-from retrain.backends.tinker.calls import Calls
+from retrain.backends.tinker.calls import ApiCalls
 from retrain.backends.tinker.connection import Connection
 from retrain.backends.tinker.faults import FAULTS, describe, is_full, is_refusal, lacks_route
 from retrain.backends.tinker.saved_states import Sampler, State, mismatch
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 class Session:
     """Training and sampling clients of the current policy. Use in one event loop."""
 
-    def __init__(self, spec: BackendSpec, options: TinkerOptions, calls: Calls) -> None:
+    def __init__(self, spec: BackendSpec, options: TinkerOptions, calls: ApiCalls) -> None:
         self._spec = spec
         self._options = options
         self._calls = calls

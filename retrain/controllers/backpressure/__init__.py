@@ -31,7 +31,7 @@ from retrain.controllers.backpressure.posterior import (
 )
 from retrain.controllers.backpressure.step import (
     Action,
-    Decision,
+    BackPressureDecision,
     Regime,
     StepObservation,
     classify,
@@ -94,7 +94,7 @@ class BackPressure:
         self._throughput = 0.0
         self._refit()
 
-    def observe(self, step: StepObservation) -> Decision:
+    def observe(self, step: StepObservation) -> BackPressureDecision:
         """Learn from a step and decide the batch size of the next."""
         size = step.batch_size * step.group_size / self.group_size
         if not self._sizes[0] <= size <= self._sizes[-1]:
@@ -119,7 +119,7 @@ class BackPressure:
         }[self._explorer.purpose]
         return self._decision(action, regime, "the curve changed; " * (verdict == "changed") + reason)
 
-    def hold(self, reason: str) -> Decision:
+    def hold(self, reason: str) -> BackPressureDecision:
         """Return an unchanged decision after a step without a measurement (skipped or failed)."""
         return self._decision("hold", "warmup" if self._explorer.warming else "optimal", reason)
 
@@ -187,7 +187,7 @@ class BackPressure:
         self._posterior.update(self._measured)
         self._curve = fit_curve(self._fitter, self._concurrency, self._posterior, self._measured.mean)
 
-    def _retreat(self, index: int, size: float) -> Decision:
+    def _retreat(self, index: int, size: float) -> BackPressureDecision:
         self._memory.exhausted(math.ceil(size))
         self._choose(index)
         reason = f"out of memory at {size:g}"
@@ -228,7 +228,7 @@ class BackPressure:
             return " (throughput: a micro-batch's size does not affect learning)"
         return f" (throughput: {self._noise_scale.samples} of {ENOUGH_SAMPLES} noise-scale samples so far)"
 
-    def _decision(self, action: Action, regime: Regime, reason: str) -> Decision:
+    def _decision(self, action: Action, regime: Regime, reason: str) -> BackPressureDecision:
         noise_scale = self._goodput_noise_scale()
         sigma, kappa = self._curve.contention_and_crosstalk
         utilization = 0.0
@@ -236,7 +236,7 @@ class BackPressure:
             expected = float(self._posterior.expected[nearest(self._sizes, self.batch_size)])
             highest = self._curve.highest(float(self._concurrency[0]), float(self._concurrency[-1]))
             utilization = math.exp(expected) / highest
-        return Decision(
+        return BackPressureDecision(
             action=action,
             regime=regime,
             batch_size=self.batch_size,

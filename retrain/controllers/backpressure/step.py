@@ -74,7 +74,7 @@ class StepObservation:
 
 
 @dataclass(frozen=True)
-class Decision:
+class BackPressureDecision:
     """The next batch size, with the reason."""
 
     action: Action  # exploring counts as hold

@@ -32,7 +32,7 @@ from retrain.controllers.sequential.rejection import (
     INTERIM,
     NORMAL,
     FloatArray,
-    Outcome,
+    Rejection,
     SignFlips,
     fewest_seeds,
     score,
@@ -206,17 +206,17 @@ class SequentialComparison:
         """Return the comparison that `state_dict` described."""
         return cls(**state)
 
-    def _outcome(self, d: FloatArray, later_errors: Sequence[float], *, final: bool) -> Outcome:
+    def _outcome(self, d: FloatArray, later_errors: Sequence[float], *, final: bool) -> Rejection:
         found = self.test.outcome(d, self.error_of_each, final=final)
         later = (self.test.outcome(d, error, final=final) for error in later_errors if found.rejected_at)
         is_lost = any(one.sign != found.sign for one in later)
-        return Outcome(0, found.share) if is_lost else found
+        return Rejection(0, found.share) if is_lost else found
 
     def _in_units(self, resolution: float) -> float | None:
         smallest = self.smallest_difference
         return None if smallest is None else min(smallest / resolution, LARGEST)
 
-    def _verdict(self, d: FloatArray, outcome: Outcome, smallest: float | None, final: bool) -> Verdict:
+    def _verdict(self, d: FloatArray, outcome: Rejection, smallest: float | None, final: bool) -> Verdict:
         is_small = smallest is not None and abs(d.mean()) < smallest
         if is_small and smallest and self._negligible_from(d, smallest, final=final) <= len(d):
             return "no_difference"

@@ -26,7 +26,7 @@ NORMAL = NormalDist()
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Rejection:
     """Where a sequence of differences stands among all patterns of its signs."""
 
     rejected_at: int  # the first look, in seeds, that rejects a mean of 0; 0: none so far
@@ -50,12 +50,12 @@ class SignFlips:
         """Whether the most extreme pattern of so many signs is rare enough, among those that are counted."""
         return min(seeds, ENUMERATED) >= fewest_seeds(error)
 
-    def outcome(self, d: FloatArray, error: float, *, final: bool = False) -> Outcome:
+    def outcome(self, d: FloatArray, error: float, *, final: bool = False) -> Rejection:
         """Return where differences stand that were looked at after each seed; `final`: none will follow."""
         return self._outcome(d.tobytes(), error, len(d) if final else self.max_seeds)
 
     @lru_cache(maxsize=REPEATED)  # noqa: B019  # of frozen values, and bounded
-    def _outcome(self, differences: bytes, error: float, last: int) -> Outcome:
+    def _outcome(self, differences: bytes, error: float, last: int) -> Rejection:
         count = len(differences) // WIDTH
         for k in range(SHALLOW, count, SHALLOW):
             self._after(differences[: k * WIDTH], error)
@@ -88,7 +88,7 @@ class SignFlips:
                 hit = alive & (others >= bound) & (others > above)
                 alive, room = alive & ~hit, room - int(hit.sum())
         sign = int(np.sign(sums[0])) if rejected_at else 0
-        outcome = Outcome(rejected_at, float(np.mean(~alive | (others >= here))), sign)
+        outcome = Rejection(rejected_at, float(np.mean(~alive | (others >= here))), sign)
         return _Patterns(sums, earlier, alive, room, squares, outcome)
 
     @property
@@ -100,7 +100,7 @@ class SignFlips:
         none = np.zeros(1 + _patterns(self.max_seeds).shape[1])
         alive = np.ones(len(none) - self._counted, bool)
         room = math.floor(error * len(alive) * (1 + 1e-12))
-        return _Patterns(none, none, alive, room, 0.0, Outcome(0, 1.0))
+        return _Patterns(none, none, alive, room, 0.0, Rejection(0, 1.0))
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class _Patterns:
     alive: NDArray[np.bool_]  # of those that are counted: whether none of these looks rejects them
     room: int  # how many may still be rejected
     squares: float
-    outcome: Outcome  # of what was seen
+    outcome: Rejection  # of what was seen
 
 
 @lru_cache(maxsize=4)

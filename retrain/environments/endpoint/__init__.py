@@ -28,7 +28,7 @@ from retrain.environments.endpoint.chat import (
     read_request,
     tokens_of,
 )
-from retrain.environments.endpoint.session import Session
+from retrain.environments.endpoint.session import EpisodeSession
 from retrain.registry.code import located
 
 LARGEST_BODY_BYTES = 4 << 20  # a longer one takes seconds to tokenize, and fits no context
@@ -54,7 +54,7 @@ class Endpoint:
         return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
 
     @contextmanager
-    def serving(self, session: Session) -> Iterator[str]:
+    def serving(self, session: EpisodeSession) -> Iterator[str]:
         """Serve an episode while the body runs, in the running event loop; return its key."""
         key, served = f"sk-{secrets.token_urlsafe(24)}", _Served(session, asyncio.get_running_loop())
         self._server.served[key] = served
@@ -75,7 +75,7 @@ class Endpoint:
 class _Served:
     """An episode, and the event loop that plays it."""
 
-    session: Session
+    session: EpisodeSession
     loop: asyncio.AbstractEventLoop
 
     def wait_for_turn(

@@ -44,7 +44,7 @@ class Refusal(Exception):  # noqa: N818 - an answer, no failure of ours
         return {"error": self._told}
 
 
-class Part(BaseModel):
+class MessagePart(BaseModel):
     """A part of a message."""
 
     type: Literal["text"]
@@ -81,7 +81,7 @@ class Message(BaseModel):
     """A message of the conversation so far."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = None
+    content: str | list[MessagePart] | None = None
     tool_calls: list[Called] | None = None
 
     def plain(self) -> tuple[str, str]:
@@ -110,7 +110,7 @@ class Function(BaseModel):
     name: str
 
 
-class Tool(BaseModel):
+class OfferedTool(BaseModel):
     """A function in the form of a request."""
 
     type: Literal["function"]
@@ -132,7 +132,7 @@ class ChatRequest(BaseModel):
     top_logprobs: Literal[0] | None = None
     stop: list[str] | None = Field(default=None, max_length=0)
     response_format: TextFormat | None = None
-    tools: list[Tool] | None = None
+    tools: list[OfferedTool] | None = None
     tool_choice: Literal["auto"] | None = None
 
     @property

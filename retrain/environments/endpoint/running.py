@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from retrain.environments.endpoint.session import Session
+from retrain.environments.endpoint.session import EpisodeSession
 from retrain.environments.episode import (
     CallAsync,
     EpisodeError,
@@ -27,7 +27,7 @@ from retrain.rollouts import Prompt
 
 async def run_program(
     open_episode: Callable[[], Any],
-    session: Session,
+    session: EpisodeSession,
     arguments: tuple[Prompt, str, str],
     limit_s: float,
     call_async: CallAsync,
@@ -66,7 +66,9 @@ async def run_program(
                 await asyncio.wait_for(_outcome(close, limit_s, call_async), limit_s)
 
 
-async def _is_late(task: asyncio.Task[Any], session: Session, limit_s: float, call_async: CallAsync) -> bool:
+async def _is_late(
+    task: asyncio.Task[Any], session: EpisodeSession, limit_s: float, call_async: CallAsync
+) -> bool:
     """Return whether a program goes on although its event loop had time for it; errors of the check."""
     checked = asyncio.ensure_future(_check_held_up(session, limit_s, call_async))
     try:
@@ -77,7 +79,7 @@ async def _is_late(task: asyncio.Task[Any], session: Session, limit_s: float, ca
         await asyncio.gather(checked, return_exceptions=True)
 
 
-async def _check_held_up(session: Session, limit_s: float, call_async: CallAsync) -> None:
+async def _check_held_up(session: EpisodeSession, limit_s: float, call_async: CallAsync) -> None:
     """Raise EpisodeLostError if others held up the event loop since the program's last turn."""
     since_s = time.monotonic() - session.idle_s()
 

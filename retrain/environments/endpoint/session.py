@@ -30,7 +30,7 @@ Ids: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class EpisodeLimits:
     """Where an episode ends."""
 
     turns: int  # of all conversations
@@ -39,7 +39,7 @@ class Limits:
 
 
 @dataclass(eq=False, slots=True)
-class Conversation:
+class SampledConversation:
     """A conversation with the policy, whose tokens are one sample."""
 
     said: Messages | None  # up to the policy's last turn, which is included; None: known by token ids only
@@ -60,18 +60,18 @@ class Rendering:
 
 
 @dataclass(eq=False)
-class Session:
+class EpisodeSession:
     """The conversations of one episode; used by one event loop."""
 
     prompt: Prompt  # of the task; its number and answer are those of every conversation
     ask: Ask  # samples a turn; None if the context leaves no room, EpisodeError for unreadable messages
-    limits: Limits
+    limits: EpisodeLimits
     rendering: Rendering
     is_stitched: bool = True  # requests continue conversations; else each is a sample of its own
 
     def __post_init__(self) -> None:
         self.calling = Calling(self.rendering.form_of)
-        self.conversations: list[Conversation] = []  # that with the newest turn last
+        self.conversations: list[SampledConversation] = []  # that with the newest turn last
         self.turns = 0
         self.is_cut = False  # a limit has refused a turn
         self._since_s, self.waited_s = time.perf_counter(), 0.0
@@ -103,7 +103,9 @@ class Session:
         begun = earlier or self._begun(asked, schemas)
         new = asked[len(begun.said or ()) :]
         rollout = await self._taken(begun, earlier, new, (), request.limit, has_left)
-        self.conversations.append(Conversation((*asked, ("assistant", rollout.text)), schemas, rollout))
+        self.conversations.append(
+            SampledConversation((*asked, ("assistant", rollout.text)), schemas, rollout)
+        )
         return self._turn(rollout, len(begun.rollout.tokens), schemas), f"chatcmpl-{next(self._names)}"
 
     async def generate(self, request: GenerateRequest, has_left: Callable[[], bool]) -> tuple[Turn, str]:
@@ -120,12 +122,12 @@ class Session:
             text, told = self.rendering.shown(ids), self.rendering.shown(tokens)
         except PromptError as error:
             raise Refusal(f"token_ids: {error}", code="invalid_prompt", param="token_ids") from error
-        begun = earlier or Conversation(None, "", _unsampled(self._of_ids(ids, text)))
+        begun = earlier or SampledConversation(None, "", _unsampled(self._of_ids(ids, text)))
         new = (("user", told),)
         limit = request.sampling_params.max_tokens
         rollout = await self._taken(begun, earlier, new, tokens, limit, has_left)
         turn = self._turn(rollout, len(begun.rollout.tokens), "")
-        self.conversations.append(Conversation(None, "", rollout, (*ids, *turn.tokens)))
+        self.conversations.append(SampledConversation(None, "", rollout, (*ids, *turn.tokens)))
         return turn, f"generate-{next(self._names)}"
 
     def _check_turns(self) -> None:
@@ -138,8 +140,8 @@ class Session:
 
     async def _taken(
         self,
-        begun: Conversation,
-        earlier: Conversation | None,
+        begun: SampledConversation,
+        earlier: SampledConversation | None,
         new: Messages,
         tokens: Ids,
         limit: int | None,
@@ -156,7 +158,7 @@ class Session:
             self.conversations.remove(earlier)
         return rollout
 
-    def _extended(self, ids: Ids) -> Conversation | None:
+    def _extended(self, ids: Ids) -> SampledConversation | None:
         """Return the conversation whose tokens are the first of these."""
         for one in reversed(self.conversations):
             is_shorter = one.said is None and not one.is_continued and len(one.ids) < len(ids)
@@ -169,7 +171,7 @@ class Session:
         text = f"{shown}\n(token ids {' '.join(map(str, ids))})"
         return replace(self.prompt, text=text, messages=(), ids=ids)
 
-    def _continued(self, said: Messages, schemas: str) -> Conversation | None:
+    def _continued(self, said: Messages, schemas: str) -> SampledConversation | None:
         """Return the conversation that messages continue."""
         for one in reversed(self.conversations):
             if one.said is None:
@@ -181,12 +183,14 @@ class Session:
                 return one
         return None
 
-    def _begun(self, said: Messages, schemas: str) -> Conversation:
+    def _begun(self, said: Messages, schemas: str) -> SampledConversation:
         """Return a conversation without a turn."""
         prompt = self._as_prompt(said, schemas)
-        return Conversation(said, schemas, _unsampled(prompt))
+        return SampledConversation(said, schemas, _unsampled(prompt))
 
-    async def _sampled(self, begun: Conversation, new: Messages, tokens: Ids, limit: int | None) -> Rollout:
+    async def _sampled(
+        self, begun: SampledConversation, new: Messages, tokens: Ids, limit: int | None
+    ) -> Rollout:
         left = self.limits.tokens - len(begun.rollout.tokens)
         if left <= 0:
             why = f"the conversation has had its {self.limits.tokens} tokens ([training].max_tokens)"
@@ -205,7 +209,7 @@ class Session:
             raise self._cut("the model's context has no room for a turn", "context_length_exceeded")
         return rollout
 
-    def _first(self, begun: Conversation, limit: int) -> FirstTurn:
+    def _first(self, begun: SampledConversation, limit: int) -> FirstTurn:
         """Return the first turn of a conversation, which may repeat what was said in others."""
         said = begun.said or ()
         place = max((n for n, (role, _) in enumerate(said, 1) if role == "assistant"), default=0)

@@ -20,7 +20,7 @@ from retrain.environments.openenv.wire import (
     TABLE,
     WRONG_ACTION,
     RefusalError,
-    Session,
+    WebSocketSession,
     fields_of_actions,
 )
 from retrain.errors import ConfigError
@@ -38,7 +38,7 @@ Said: TypeAlias = str | list[Any]
 
 
 def open_episode(
-    server: Server | None = None,
+    server: OpenEnvServer | None = None,
     *,
     url: str,
     action: str = "",
@@ -65,13 +65,13 @@ def open_episode(
     """
     if server is None:
         known = url, action, observation, number, reset, wrong_action, session_wait_s, key_env
-        server = Server(*known)
+        server = OpenEnvServer(*known)
     return Episode(server)
 
 
-def prepare(options: Mapping[str, Any], form: CallForm | None) -> Server:
+def prepare(options: Mapping[str, Any], form: CallForm | None) -> OpenEnvServer:
     """Return the server of a run's episodes, which has told what an action consists of."""
-    server = Server(**options)
+    server = OpenEnvServer(**options)
     _ = server.field
     return server
 
@@ -105,7 +105,7 @@ def check_run(config: Config) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Server:
+class OpenEnvServer:
     """A server, and how its actions and observations are read; the fields are the options."""
 
     url: str
@@ -172,9 +172,9 @@ class Server:
 class Episode:
     """One session."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: OpenEnvServer) -> None:
         self._server = server
-        self._session: Session | None = None
+        self._session: WebSocketSession | None = None
 
     async def start(self, prompt: Prompt) -> Said:
         server = self._server
@@ -207,7 +207,7 @@ class Episode:
         server, pause_s = self._server, FIRST_WAIT_S
         until_s = time.monotonic() + server.session_wait_s
         while True:
-            self._session = await Session.opened(server.url, key_of(server.key_env))
+            self._session = await WebSocketSession.opened(server.url, key_of(server.key_env))
             try:
                 return await self._session.ask("reset", data)
             except RefusalError as refusal:

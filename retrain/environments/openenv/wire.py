@@ -36,7 +36,7 @@ class RefusalError(EpisodeError):
         self.code, self.message = code, message
 
 
-class Session:
+class WebSocketSession:
     """A connection, which the server gives an environment of its own."""
 
     def __init__(self, socket: Any, name: str) -> None:
@@ -44,7 +44,7 @@ class Session:
         self._lost = load("websockets", EXTRA, WHO).ConnectionClosed
 
     @classmethod
-    async def opened(cls, url: str, key: str) -> Session:
+    async def opened(cls, url: str, key: str) -> WebSocketSession:
         """Connect; EpisodeError if that fails."""
         connect = load("websockets.asyncio.client", EXTRA, WHO).connect
         parts, name = urlsplit(url), without_user(url)

@@ -18,7 +18,7 @@ from retrain.config.schema import Config
 from retrain.environments.episode import awaited, outcome
 from retrain.environments.own_loop import check_held_up
 from retrain.environments.single_turn import spoken
-from retrain.environments.tools.calls import Call, calls_in
+from retrain.environments.tools.calls import ToolCall, calls_in
 from retrain.environments.tools.functions import PythonTool, Tool, ToolError, tool_of
 from retrain.errors import ConfigError
 from retrain.event_loop import in_thread
@@ -125,7 +125,7 @@ class ToolBox:
     def close(self) -> None:
         self.programs.close()
 
-    async def answer(self, call: Call) -> tuple[str, bool]:
+    async def answer(self, call: ToolCall) -> tuple[str, bool]:
         """Return what a call returns, and whether it is an error.
 
         Raises:
@@ -139,7 +139,7 @@ class ToolBox:
             read, is_error = self._wrong or f"error: {error}", True
         return read.encode(errors="replace").decode(), is_error  # half a character cannot be tokenized
 
-    async def _result(self, call: Call) -> Any:
+    async def _result(self, call: ToolCall) -> Any:
         tool, arguments = self._bound(call)
         function, failure = partial(tool.function, **arguments), partial(_told, tool)
         try:
@@ -160,7 +160,7 @@ class ToolBox:
             raise found
         return found
 
-    def _bound(self, call: Call) -> tuple[Tool, dict[str, Any]]:
+    def _bound(self, call: ToolCall) -> tuple[Tool, dict[str, Any]]:
         """Return the function that is called, and its arguments; a ToolError if the call is wrong."""
         if call.problem:
             raise ToolError(call.problem)
@@ -229,17 +229,17 @@ class ToolUse:
             return "", None, True
         if len(calls) > MOST_CALLS:
             why = f"only the first {MOST_CALLS} of the turn's {len(calls)} calls were made"
-            calls = [*calls[:MOST_CALLS], Call("", {}, problem=why)]
+            calls = [*calls[:MOST_CALLS], ToolCall("", {}, problem=why)]
         return await self._answered(calls)
 
     def close(self) -> None:
         if self._closes:
             self._box.close()
 
-    async def _answered(self, calls: Sequence[Call]) -> tuple[list[dict[str, str]], None, bool]:
+    async def _answered(self, calls: Sequence[ToolCall]) -> tuple[list[dict[str, str]], None, bool]:
         free = asyncio.Semaphore(AT_ONCE)
 
-        async def answer(call: Call) -> tuple[str, bool]:
+        async def answer(call: ToolCall) -> tuple[str, bool]:
             async with free:
                 return await self._box.answer(call)
 

@@ -14,7 +14,7 @@ BETWEEN = " \t\r\n;,"  # what may separate the calls of a turn
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolCall:
     """A call that a policy wrote."""
 
     name: str
@@ -23,13 +23,13 @@ class Call:
     problem: str = ""  # why it cannot be made
 
 
-def calls_in(text: str, form: CallForm | None) -> list[Call]:
+def calls_in(text: str, form: CallForm | None) -> list[ToolCall]:
     """Return the calls of a turn; none if it is an answer. Without a form, calls are lines of Python."""
     if form is None:
         return list(_python_calls(text))
     if not form.opening:
         return _json_calls(text, form)[0] if text.lstrip()[:1] in ("{", "[") else []
-    found: list[Call] = []
+    found: list[ToolCall] = []
     rest = text.partition(form.opening)[2]
     while rest:
         calls, rest = _json_calls(rest, form)
@@ -38,15 +38,15 @@ def calls_in(text: str, form: CallForm | None) -> list[Call]:
     return found
 
 
-def _json_calls(text: str, form: CallForm) -> tuple[list[Call], str]:
+def _json_calls(text: str, form: CallForm) -> tuple[list[ToolCall], str]:
     """Return the calls that a text begins with, and the text after them."""
-    found: list[Call] = []
+    found: list[ToolCall] = []
     text = text.lstrip()
     while text:
         try:
             value, end = json.JSONDecoder().raw_decode(text)
         except (ValueError, RecursionError) as error:
-            return [*found, Call("", {}, problem=f"the call is not valid JSON: {error}")], text
+            return [*found, ToolCall("", {}, problem=f"the call is not valid JSON: {error}")], text
         found += [_call_of(one, form) for one in (value if isinstance(value, list) else [value])]
         text = text[end:].lstrip(BETWEEN)
         if text[:1] not in ("{", "["):
@@ -54,24 +54,24 @@ def _json_calls(text: str, form: CallForm) -> tuple[list[Call], str]:
     return found, text
 
 
-def _call_of(value: Any, form: CallForm) -> Call:
+def _call_of(value: Any, form: CallForm) -> ToolCall:
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]
     name = value.get(form.name) if isinstance(value, dict) else None
     if not isinstance(name, str):
-        return Call("", {}, problem=f"the call has no {form.name!r}")
+        return ToolCall("", {}, problem=f"the call has no {form.name!r}")
     arguments = value.get(form.arguments, {})
     if isinstance(arguments, str):  # some templates write them as a text
         try:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError) as error:
-            return Call(name, {}, problem=f"{form.arguments!r} is not valid JSON: {error}")
+            return ToolCall(name, {}, problem=f"{form.arguments!r} is not valid JSON: {error}")
     if not isinstance(arguments, dict):
-        return Call(name, {}, problem=f"{form.arguments!r} is not an object")
-    return Call(name, arguments)
+        return ToolCall(name, {}, problem=f"{form.arguments!r} is not an object")
+    return ToolCall(name, arguments)
 
 
-def _python_calls(text: str) -> Iterator[Call]:
+def _python_calls(text: str) -> Iterator[ToolCall]:
     """Iterate over the calls of a text that consists of nothing else."""
     try:
         lines = ast.parse(text.strip()).body
@@ -83,15 +83,15 @@ def _python_calls(text: str) -> Iterator[Call]:
         yield from map(_python_call, calls)
 
 
-def _python_call(call: ast.Call) -> Call:
+def _python_call(call: ast.Call) -> ToolCall:
     assert isinstance(call.func, ast.Name)
     name = call.func.id
     try:
         positional = tuple(map(ast.literal_eval, call.args))
         keywords = {one.arg: ast.literal_eval(one.value) for one in call.keywords}
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        return Call(name, {}, problem=f"{name}: an argument is not a plain value")
+        return ToolCall(name, {}, problem=f"{name}: an argument is not a plain value")
     named = {key: value for key, value in keywords.items() if key is not None}
     if len(named) < len(call.keywords):  # **{...}, or a name twice
-        return Call(name, {}, problem=f"{name}: write each argument once, by its place or as name=value")
-    return Call(name, named, positional)
+        return ToolCall(name, {}, problem=f"{name}: write each argument once, by its place or as name=value")
+    return ToolCall(name, named, positional)

@@ -42,7 +42,7 @@ from retrain.config.resolve import build
 from retrain.errors import LaunchError
 from retrain.extras import load, missing_problem
 from retrain.launchers import Assignment
-from retrain.launchers.ray.client import LOCAL, Client
+from retrain.launchers.ray.client import LOCAL, JobsClient
 from retrain.launchers.shared_permits import own_permits, table_problems, workers_at_a_time
 from retrain.records.text import plain
 
@@ -93,7 +93,7 @@ def check_engine(assignment: Assignment) -> None:
     table = _usable(assignment)
     if table.address == LOCAL:
         return
-    client = Client(table.address)
+    client = JobsClient(table.address)
     client.require_version(as_here=not table.python)
     nodes = client.resources()
     if table.autoscales or large_enough(table, nodes):

@@ -62,7 +62,7 @@ class RayJob:
         return self.status in OVER
 
 
-class Client:
+class JobsClient:
     """Asks one cluster; connects anew after every failure. Raises EngineDownError if it does not answer."""
 
     def __init__(self, address: str = "") -> None:
@@ -177,7 +177,7 @@ class RequestRefusedError(LaunchError):
     """The cluster answers, and refuses a request."""
 
 
-class LocalJobs(Client):
+class LocalJobs(JobsClient):
     """Starts and watches drivers on this machine, as a Jobs API does on a cluster."""
 
     def __init__(self, home: Home, say: Callable[[str], None]) -> None:

@@ -16,13 +16,13 @@ from retrain.launchers import Assignment, Ended
 from retrain.launchers.engine import (
     FORGOTTEN,
     EngineLauncher,
-    EngineWatch,
     News,
+    SubmittedRun,
     is_alive,
     where_to_look,
 )
 from retrain.launchers.ray import DRIVER, job_options, large_enough, node_of, pin, render, task_options
-from retrain.launchers.ray.client import BY_COMMAND, LOCAL, NO_ROOM, Client, LocalJobs, RayJob, said_of
+from retrain.launchers.ray.client import BY_COMMAND, LOCAL, NO_ROOM, JobsClient, LocalJobs, RayJob, said_of
 from retrain.launchers.ray.home import GIVEN, LOST, Home, TaskEvent
 from retrain.launchers.shared_permits import MODULE, SHARED, LockTest
 from retrain.records.files import write_atomic
@@ -31,13 +31,15 @@ from retrain.records.files import write_atomic
 class RayLauncher(EngineLauncher):
     """Submits, watches and stops a campaign's runs."""
 
-    def __init__(self, assignment: Assignment, table: Ray, client: Client | None = None) -> None:
+    def __init__(self, assignment: Assignment, table: Ray, client: JobsClient | None = None) -> None:
         """Open without a request; `client` is of the cluster, by default the one in the table."""
         super().__init__("Ray", assignment, table)
         self._table = table
         self._home = Home(assignment.directory)
         is_local = client is None and table.address == LOCAL
-        self._client = LocalJobs(self._home, assignment.say) if is_local else client or Client(table.address)
+        self._client = (
+            LocalJobs(self._home, assignment.say) if is_local else client or JobsClient(table.address)
+        )
         self._driver: RayJob | None = None  # at the last poll
         self._missing = 0  # polls at which Ray did not know the driver
         self._node = ""  # the only node on which runs may be placed
@@ -170,7 +172,7 @@ class RayLauncher(EngineLauncher):
     def _is_driver_over(self) -> bool:
         return self._missing >= FORGOTTEN if self._driver is None else self._driver.is_over
 
-    def _see(self, watch: EngineWatch, *, has_driver: bool) -> News:
+    def _see(self, watch: SubmittedRun, *, has_driver: bool) -> News:
         if not watch.number:
             return watch.without_task("Ray has no record of its worker")
         if is_alive(watch.files):
@@ -182,7 +184,7 @@ class RayLauncher(EngineLauncher):
             return [Ended(watch.run_id, None, taken_back=True)]
         return []
 
-    def _see_end(self, watch: EngineWatch, event: TaskEvent) -> News:
+    def _see_end(self, watch: SubmittedRun, event: TaskEvent) -> News:
         if event.exit_code is None and not event.why:
             return [Ended(event.run_id, None, taken_back=True)]
         begun = watch.begin() if event.exit_code is not None else []
@@ -205,7 +207,7 @@ class RayLauncher(EngineLauncher):
         return self._each(lambda watch: _without_driver(watch, driver))
 
 
-def _without_driver(watch: EngineWatch, driver: RayJob | None) -> News:
+def _without_driver(watch: SubmittedRun, driver: RayJob | None) -> News:
     """Return the end of a run whose driver ended, with Ray's reason."""
     if not watch.number or is_alive(watch.files):
         return []
@@ -223,7 +225,7 @@ def _without_driver(watch: EngineWatch, driver: RayJob | None) -> News:
 class RayLockTest(LockTest):
     """Two jobs, each pinned to a node of its own."""
 
-    def __init__(self, assignment: Assignment, table: Ray, home: Home, client: Client) -> None:
+    def __init__(self, assignment: Assignment, table: Ray, home: Home, client: JobsClient) -> None:
         super().__init__(assignment, home.directory / "locks.json")
         self._table = table
         self._home = home

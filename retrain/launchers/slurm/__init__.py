@@ -14,7 +14,7 @@ from retrain.config.campaign import Slurm
 from retrain.config.resolve import build
 from retrain.errors import EngineDownError, LaunchError
 from retrain.launchers import Assignment, Ended
-from retrain.launchers.engine import EngineLauncher, EngineWatch, News, where_to_look
+from retrain.launchers.engine import EngineLauncher, News, SubmittedRun, where_to_look
 from retrain.launchers.shared_permits import SHARED, workers_at_a_time
 from retrain.launchers.slurm import commands
 from retrain.launchers.slurm.commands import LOST, SlurmTask, array_of, held_back, parse
@@ -230,7 +230,7 @@ class SlurmLauncher(EngineLauncher):
                 watch.wish = 0
             self._assignment.say(str(error))
 
-    def _cancel_tasks(self, watches: Sequence[EngineWatch], *, now: bool) -> None:
+    def _cancel_tasks(self, watches: Sequence[SubmittedRun], *, now: bool) -> None:
         waiting: dict[int, list[int]] = {}
         started: dict[int, list[int]] = {}
         for watch in watches:
@@ -247,7 +247,7 @@ class SlurmLauncher(EngineLauncher):
         commands.cancel(_labels(started), ["--batch", f"--signal={'KILL' if now else 'TERM'}"])
 
 
-def news_of(watch: EngineWatch, task: SlurmTask | None, cancelled: Collection[int] = ()) -> News:
+def news_of(watch: SubmittedRun, task: SlurmTask | None, cancelled: Collection[int] = ()) -> News:
     """Return what happened to a run, given its newest task and the jobs cancelled as a whole."""
     if task is None or task.job < watch.number:
         if watch.number in cancelled:
@@ -264,7 +264,7 @@ def news_of(watch: EngineWatch, task: SlurmTask | None, cancelled: Collection[in
     return [*watch.begin(), _end_of(watch, task)]
 
 
-def _end_of(watch: EngineWatch, task: SlurmTask) -> Ended:
+def _end_of(watch: SubmittedRun, task: SlurmTask) -> Ended:
     by_hand, is_lost = task.state == "CANCELLED", task.state in LOST
     reason = f" ({task.reason})" if task.reason not in ("None", "") else ""
     unseen = "" if by_hand else where_to_look(watch.files)

@@ -32,7 +32,7 @@ LONGEST_LINE = 1 << 16  # bytes; a message is cut at 2,000 characters, each at m
 SHOWN = 80  # bytes of garbage that are shown
 
 
-class Kind(StrEnum):
+class ReplyKind(StrEnum):
     """What a process replies at its start (the first two) and to a call, or why there is no reply."""
 
     READY = "ready"
@@ -46,15 +46,15 @@ class Kind(StrEnum):
     GARBAGE = "garbage"  # wrote something other than one reply
 
 
-AT_THE_START = (Kind.READY, Kind.FAILED)
-OF_A_CALL = (Kind.SCORED, Kind.UNSCORED, Kind.TIMEOUT, Kind.RAISED)
+AT_THE_START = (ReplyKind.READY, ReplyKind.FAILED)
+OF_A_CALL = (ReplyKind.SCORED, ReplyKind.UNSCORED, ReplyKind.TIMEOUT, ReplyKind.RAISED)
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
     """The outcome of a call or a start, with the number or a message."""
 
-    kind: Kind
+    kind: ReplyKind
     content: float | str
 
 
@@ -71,12 +71,12 @@ def reply_in(received: bytes, token: str) -> Reply:
     except (ValueError, TypeError, RecursionError):
         of, kind, content = None, "", None
     known = AT_THE_START if of == "" else OF_A_CALL
-    wanted = float if kind == Kind.SCORED else str
+    wanted = float if kind == ReplyKind.SCORED else str
     if not (isinstance(of, str) and isinstance(kind, str) and kind in known and type(content) is wanted):
-        return Reply(Kind.GARBAGE, f"the scoring process wrote {line[:SHOWN]!r} instead of a reply")
+        return Reply(ReplyKind.GARBAGE, f"the scoring process wrote {line[:SHOWN]!r} instead of a reply")
     if more or of != token:
-        return Reply(Kind.GARBAGE, "the scoring process sent a reply that belongs to no call")
-    return Reply(Kind(kind), content)
+        return Reply(ReplyKind.GARBAGE, "the scoring process sent a reply that belongs to no call")
+    return Reply(ReplyKind(kind), content)
 
 
 def _reply(process: LineProcess, token: str, limit_s: float) -> Reply:
@@ -84,8 +84,8 @@ def _reply(process: LineProcess, token: str, limit_s: float) -> Reply:
     try:
         received = process.receive(limit_s, LONGEST_LINE)
     except TimeoutError:
-        return Reply(Kind.LATE, f"took over {limit_s:g} s")
-    return reply_in(received, token) if received else Reply(Kind.DIED, "")
+        return Reply(ReplyKind.LATE, f"took over {limit_s:g} s")
+    return reply_in(received, token) if received else Reply(ReplyKind.DIED, "")
 
 
 class ProcessPool:
@@ -141,7 +141,7 @@ class ProcessPool:
     def _reply_to(self, answer: Answer) -> Reply:
         """Call the function; a process that ends during the call is replaced once."""
         reply = self._call(answer)
-        return self._call(answer) if reply.kind is Kind.DIED else reply
+        return self._call(answer) if reply.kind is ReplyKind.DIED else reply
 
     def _call(self, answer: Answer) -> Reply:
         process, token, prompt = self._take(), secrets.token_hex(8), answer.prompt
@@ -153,7 +153,7 @@ class ProcessPool:
                 self._idle.append(process)
             return reply
         ending = self._drop(process)  # after garbage as well: its later lines cannot be trusted either
-        return Reply(Kind.DIED, ending) if reply.kind is Kind.DIED else reply
+        return Reply(ReplyKind.DIED, ending) if reply.kind is ReplyKind.DIED else reply
 
     def _take(self) -> LineProcess:
         """Return a process that awaits a call: an idle one, unless it died or wrote something meanwhile."""
@@ -174,12 +174,12 @@ class ProcessPool:
             self._running.add(process)
         process.send(self._setup)
         reply = _reply(process, "", STARTUP_S)
-        if reply.kind is Kind.READY:
+        if reply.kind is ReplyKind.READY:
             return process
         ending = self._drop(process)
-        if reply.kind is Kind.FAILED:
+        if reply.kind is ReplyKind.FAILED:
             raise ConfigError(str(reply.content))
-        why = ending if reply.kind is Kind.DIED else reply.content
+        why = ending if reply.kind is ReplyKind.DIED else reply.content
         raise InfrastructureError(f"a scoring process did not start: {why}")
 
     def _drop(self, process: LineProcess) -> str:
@@ -192,7 +192,7 @@ class ProcessPool:
 class VerifierScorer:
     """Scores with a built-in verifier: a completion that makes it fail or time out gets 0."""
 
-    UNKNOWN: ClassVar = {Kind.UNSCORED, Kind.GARBAGE}  # replies that leave a completion unscored
+    UNKNOWN: ClassVar = {ReplyKind.UNSCORED, ReplyKind.GARBAGE}  # replies that leave a completion unscored
 
     def __init__(self, pool: ProcessPool) -> None:
         self._pool = pool
@@ -210,14 +210,14 @@ class VerifierScorer:
     def _score_of(self, reply: Reply) -> Score:
         if isinstance(reply.content, float):
             return Score(reply.content)
-        outcome = Outcome.TIMEOUT if reply.kind in (Kind.TIMEOUT, Kind.LATE) else Outcome.ERROR
+        outcome = Outcome.TIMEOUT if reply.kind in (ReplyKind.TIMEOUT, ReplyKind.LATE) else Outcome.ERROR
         return Score(None if reply.kind in self.UNKNOWN else 0.0, outcome, reply.content)
 
 
 class FunctionScorer(VerifierScorer):
     """Scores with a user's function: an exception is a bug, and a completion whose call hangs is unscored."""
 
-    UNKNOWN: ClassVar = set(Kind)
+    UNKNOWN: ClassVar = set(ReplyKind)
 
     def score_all(self, answers: Sequence[Answer]) -> list[Score]:
         """Score every completion, in order.
@@ -227,6 +227,6 @@ class FunctionScorer(VerifierScorer):
         """
         replies = self._pool.run(answers)
         for answer, reply in zip(answers, replies, strict=True):
-            if reply.kind is Kind.RAISED:
+            if reply.kind is ReplyKind.RAISED:
                 raise RunFailedError(f"{reply.content}, for prompt {answer.prompt.id}")
         return [self._score_of(reply) for reply in replies]

@@ -21,7 +21,7 @@ from retrain.registry import fault_of, find_function, takes
 from retrain.registry.code import told_by
 from retrain.rewards import SPEC, Answer, TrainerState, UnscoredError, number_of
 from retrain.rewards.columns import call_for_one, call_with_columns
-from retrain.rewards.pool import Kind, Reply, line_of
+from retrain.rewards.pool import Reply, ReplyKind, line_of
 from retrain.rollouts import Prompt
 
 LONGEST_MESSAGE = 2000  # characters of an error that are passed on
@@ -40,9 +40,9 @@ def main() -> None:
         if setup["is_factory"]:
             function = function()
     except (ImportError, AttributeError, ConfigError) as error:
-        replies.write(line_of("", Reply(Kind.FAILED, f"{setup['target']!r} cannot be loaded: {error}")))
+        replies.write(line_of("", Reply(ReplyKind.FAILED, f"{setup['target']!r} cannot be loaded: {error}")))
         return
-    replies.write(line_of("", Reply(Kind.READY, "")))
+    replies.write(line_of("", Reply(ReplyKind.READY, "")))
     for request in lines_of(requests):
         token, completion, tokens, state, number, text, answer, messages, row = json.loads(request)
         prompt = Prompt(number, text, answer, tuple(map(tuple, messages)), row)
@@ -59,17 +59,17 @@ def _call(function: Callable[..., Any], answer: Answer, params: Mapping[str, Any
         if takes(function, SPEC.by_name):
             (result,) = result_of(call_with_columns(function, [answer], params))
             if result is None:
-                return Reply(Kind.UNSCORED, "the reward is None")
+                return Reply(ReplyKind.UNSCORED, "the reward is None")
         else:
             result = call_for_one(function, answer, params)
-        return Reply(Kind.SCORED, number_of(result_of(result)))
+        return Reply(ReplyKind.SCORED, number_of(result_of(result)))
     except UnscoredError as error:
-        return Reply(Kind.UNSCORED, told_by(error)[:LONGEST_MESSAGE])
+        return Reply(ReplyKind.UNSCORED, told_by(error)[:LONGEST_MESSAGE])
     except TimeoutError as error:
-        return Reply(Kind.TIMEOUT, told_by(error)[:LONGEST_MESSAGE])
+        return Reply(ReplyKind.TIMEOUT, told_by(error)[:LONGEST_MESSAGE])
     except Exception as error:  # noqa: BLE001 - this process's edge: the run handles it
         told = fault_of(error) or f"{type(error).__name__}: {error}"
-        return Reply(Kind.RAISED, told[:LONGEST_MESSAGE])
+        return Reply(ReplyKind.RAISED, told[:LONGEST_MESSAGE])
 
 
 if __name__ == "__main__":

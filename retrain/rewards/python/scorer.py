@@ -16,8 +16,8 @@ from typing import Any
 
 from retrain.rewards import Answer, Outcome, Score, UnscoredError
 from retrain.rewards.threads import ScoringThreads
-from retrain.sandbox import Ended, Limits, Sandbox, SandboxEndedError, SandboxError, choose
-from retrain.sandbox.cell import Cell, Program
+from retrain.sandbox import Limits, ProgramEnd, Sandbox, SandboxEndedError, SandboxError, choose
+from retrain.sandbox.cell import Cell, RunningProgram
 from retrain.sandbox.inside import values
 
 FENCED = re.compile(r"```(?:python|py|python3)?[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
@@ -179,7 +179,7 @@ class ProgramScorer:
 
     def _run(
         self, runner: ProgramRunner, job: dict[str, str], deadline: float, most: int
-    ) -> tuple[Ended, bytes]:
+    ) -> tuple[ProgramEnd, bytes]:
         """Run a program; return how it ended, and what it wrote.
 
         Raises:
@@ -193,7 +193,7 @@ class ProgramScorer:
             raise FaultError(f"the program wrote more than {most >> 10} KB")
         return ended, output
 
-    def _said(self, program: Program, job: dict[str, str], most: int) -> bytes | None:
+    def _said(self, program: RunningProgram, job: dict[str, str], most: int) -> bytes | None:
         try:
             program.send(values.frame(job))
             return program.output(most)
@@ -203,7 +203,7 @@ class ProgramScorer:
     def _limits(self, deadline: float) -> Limits:
         return Limits(max(0.001, deadline - time.monotonic()), self._memory_bytes)
 
-    def _check(self, runner: ProgramRunner, ended: Ended, *, is_over: bool = False) -> None:
+    def _check(self, runner: ProgramRunner, ended: ProgramEnd, *, is_over: bool = False) -> None:
         """Raise what a program did beside its work.
 
         Raises:

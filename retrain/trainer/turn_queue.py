@@ -33,7 +33,7 @@ class Request:
     answer: asyncio.Future[Taken]
 
 
-class Desk:
+class TurnQueue:
     """The requests of the episodes that are played together."""
 
     def __init__(self, is_leaving: Callable[[], bool], *, is_free: bool = False) -> None:
@@ -101,7 +101,7 @@ class Desk:
         return await call(function, limit_s)
 
     def next_batch(self) -> list[Request]:
-        """Wait for requests and return all there are; none once the desk is closed."""
+        """Wait for requests and return all there are; none once the queue is closed."""
         found: list[Request] = []
         while not (found or self.is_closed):
             found += self._receive()[0]
