@@ -99,6 +99,20 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
+def at_start(name: str) -> set[str]:
+    """Return all modules that a module's import leads to."""
+    found, new = set[str](), {name}
+    while new:
+        found |= new
+        new = set().union(*(imports(one, lazily=False) for one in new)) - found
+    return found
+
+
+def test_a_worker_starts_without_what_checks_files() -> None:
+    """Its run.toml was checked before it was written."""
+    assert "retrain.config.drafts" not in at_start("retrain.trainer.opening")
+
+
 def test_no_file_is_longer_than_can_be_read_at_once() -> None:
     lines = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in MODULES.items()}
     assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}

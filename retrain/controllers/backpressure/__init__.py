@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from retrain.config.drafts import draft_of
 from retrain.controllers import StateDict, require
 from retrain.controllers.backpressure.changepoint import ChangeDetector, Residual
 from retrain.controllers.backpressure.explore import Explorer, MemoryLimit, Situation, batch_sizes, nearest
@@ -38,7 +37,7 @@ from retrain.controllers.backpressure.step import (
 )
 from retrain.controllers.usl.online import StepTimeFitter
 
-__all__ = ["BackPressure", "Decision", "StepObservation"]
+__all__ = ["BackPressure", "BackPressureDecision", "StepObservation"]
 
 STATE_VERSION = 1
 KNOWN = 3.0  # observations of a size after which a second slow step means a slower machine, not a stall
@@ -66,6 +65,8 @@ class BackPressure:
     def __init__(
         self, batch_size: int = 8, group_size: int = 8, *, sizes: Iterable[int] | None = None, **keys: Any
     ) -> None:
+        from retrain.config.drafts import draft_of  # not at the top: it imports pydantic, which few runs need
+
         draft = draft_of({"backpressure": keys})
         if draft.mistakes:
             raise ValueError("; ".join(f"{location[-1]}: {what}" for location, what in draft.mistakes))
