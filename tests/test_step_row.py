@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import retrain
 from retrain.records.metrics import read_metrics
@@ -79,11 +80,17 @@ def test_an_optional_field_is_left_out_and_an_unknown_one_is_null() -> None:
     assert (row["eval_pass_at_1"], row["eval_pass_at_4"]) == (0.5, None)
 
 
-def test_every_part_names_the_file_that_writes_it() -> None:
-    writers = re.findall(r"Written by `(.+?)`", metrics_page(StepRow))
+def test_every_part_names_the_files_that_write_it() -> None:
     package = Path(retrain.__file__).parent
-    assert len(writers) == len(dataclasses.fields(StepRow))
-    assert [writer for writer in writers if not (package / writer).is_file()] == []
+    texts = {path.relative_to(package).as_posix(): path.read_text() for path in package.rglob("*.py")}
+    hints = get_type_hints(StepRow)
+    named, made = {}, {}
+    for part in dataclasses.fields(StepRow):
+        kind = next(k for k in (hints[part.name], *get_args(hints[part.name])) if dataclasses.is_dataclass(k))
+        call = re.compile(rf"(?<!class )\b{kind.__name__}\(")
+        made[part.name] = {path for path, text in texts.items() if call.search(text)}
+        named[part.name] = {part.metadata["by"], *re.findall(r"`([\w/]+\.py)`", part.metadata["when"])}
+    assert named == made
 
 
 def test_a_part_that_is_off_has_no_fields() -> None:

@@ -246,9 +246,12 @@ class StepRow:
         metadata=_by("trainer/scoring.py", "once a completion has no score"), default=None
     )
     episodes: EpisodeSummary | None = field(metadata=_by("trainer/episodes.py", "with `[environment]`"))
-    update: UpdateSummary = field(metadata=_by("trainer/loop.py"))
+    update: UpdateSummary = field(metadata=_by("trainer/updates.py"))
     mismatch: Mismatch | None = field(
-        metadata=_by("backends/objective.py", "in steps with an update"), default=None
+        metadata=_by(
+            "backends/objective.py", "in steps with an update; with `tinker`, by `backends/tinker/wire.py`"
+        ),
+        default=None,
     )
     control: ControlSummary = field(metadata=_by("trainer/control.py"))
     back_pressure: BackPressureSummary | None = field(
@@ -262,7 +265,9 @@ class StepRow:
     engine: EngineUse | None = field(
         metadata=_by("engines/metrics.py", "where a server samples that has metrics")
     )
-    pipeline: PipelineStats | None = field(metadata=_by("trainer/source.py", "with `[rate_limiter]`"))
+    pipeline: PipelineStats | None = field(
+        metadata=_by("pipeline/rollout_pipeline.py", "with `[rate_limiter]`")
+    )
     evaluation: Evaluation | None = field(
         metadata=_by("trainer/evaluation.py", "every `eval_every` steps"), default=None
     )
