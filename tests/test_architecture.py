@@ -24,6 +24,13 @@ BRANCHES = (
 )
 
 
+PAGE = ROOT / "docs" / "how-it-is-built.md"
+
+
+def section_of(heading: str) -> str:
+    return PAGE.read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
+
+
 def name_of(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -142,9 +149,51 @@ def test_no_function_has_more_branches_than_can_be_followed() -> None:
     assert found == {}
 
 
-def test_every_module_that_the_page_on_the_package_names_exists() -> None:
-    page = (ROOT / "docs" / "how-it-is-built.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"[\w/]+\.py\b", page))
+def named_in(cell: str) -> list[str]:
+    """Return the modules and folders that a cell of a table names; `dir/`: `a`, `b` are dir/a and dir/b."""
+    found = []
+    for part in cell.split(";"):
+        folder, names = "", part
+        if listed := re.match(r"\s*`([\w/]+/)`: ", part):
+            folder, names = listed[1], part[listed.end() :]
+        found += [folder + name for name in re.findall(r"`([\w/]+(?:\.py)?)`", names)]
+    return found
+
+
+def is_there(name: str) -> bool:
+    """Whether a name is a file's or a folder's, from the root or from the package."""
+    paths = [place / name for place in (ROOT, ROOT / "retrain")]
+    return any(path.is_dir() or path.with_suffix(".py").is_file() for path in paths)
+
+
+def test_names_after_a_folder_are_in_it() -> None:
+    cell = " `one/two/`: `a`, `__init__` (the `b`); `c.py`, of `[table]`: `--option`; `three/` and `d/e` "
+    assert named_in(cell) == ["one/two/a", "one/two/__init__", "one/two/b", "c.py", "three/", "d/e"]
+    assert [is_there(name) for name in ("campaign/", "cli/run", "cli/run.py", "tests/", "cli/two")] == [
+        1,
+        1,
+        1,
+        1,
+        0,
+    ]
+
+
+@pytest.mark.parametrize("heading", ["Where to make a change", "What to read"])
+def test_every_module_that_a_table_on_the_package_names_exists(heading: str) -> None:
+    rows = re.findall(r"^\| .* \| (.*) \|$", section_of(heading), re.MULTILINE)
+    named = [name for row in rows[1:] for name in named_in(row)]
+    assert named
+    assert [name for name in named if not is_there(name)] == []
+
+
+def test_a_path_through_the_package_takes_as_many_files_as_the_page_says() -> None:
+    rows = re.findall(r"^\| .* \| (.*) \|$", section_of("What to read"), re.MULTILINE)
+    assert {row: len(named_in(row)) for row in rows[1:] if len(named_in(row)) > 8} == {}
+
+
+def test_every_module_and_folder_that_the_page_on_the_package_names_exists() -> None:
+    named = set(re.findall(r"[\w/]+\.py\b", PAGE.read_text(encoding="utf-8")))
+    named |= set(re.findall(r" (\w+/)(?=[\s,:;])", section_of("The tree")))
     assert {name for name in named if not any((ROOT / "retrain").rglob(name))} == set()
 
 
