@@ -238,7 +238,7 @@ def test_a_micro_batch_on_the_cpu_is_as_large_as_its_activations_may_be(layers: 
         run_of(),
         run_of(kl_coef=0.1),
         run_of(device="auto"),
-        run_of(device="cuda", launcher="elsewhere.launcher"),
+        run_of(device="cuda", launcher="slurm"),
     ],
 )
 def test_what_may_go_well_is_let_through(config, monkeypatch):

@@ -41,6 +41,7 @@ SPEC = PluginSpec(
         Hook("check_options", ("options",), "problems of [backend.options], as `key: what is wrong`"),
         Hook("takes_permits", ("options",), "whether calls hold permits; without this hook, yes"),
         Hook("wants_gpu", ("options",), "whether a run uses the GPU that it is assigned"),
+        Hook("computes_here", ("options",), "whether steps keep CPU cores busy; without this hook, no"),
         Hook("check_run", ("config",), "problems of a run's configuration, as `[section].key: what`"),
         Hook("check_prompts", ("config", "prompts"), "problems of a task's prompts"),
         Hook("check_alphabet", ("config", "prompts", "alphabet"), "problems of a task's characters"),
@@ -134,8 +135,7 @@ class BackendSpec:
     alphabet: str = ""  # characters of the task's prompts and answers
     options: Mapping[str, Any] = field(default_factory=dict)  # [backend.options], checked by the backend
     permit: Callable[[], Permit] = nullcontext  # the right to one API call in flight
-    # called after each API call if the number of permits adapts, else None
-    observe_call: Callable[[CallFacts], None] | None = None
+    observe_call: Callable[[CallFacts], None] | None = None  # after each API call, if permits adapt
     # may be called at any time, as often as a backend likes and from any thread
     observe: Callable[[BackendProgress], None] = ignore_progress
     is_leaving: Callable[[], bool] = never  # whether the run stops or ends: `sample` may be interrupted

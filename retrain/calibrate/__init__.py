@@ -31,6 +31,7 @@ from retrain.config.sweep import expanded
 from retrain.errors import ConfigError, LaunchError, RecordsError
 from retrain.plan.estimate.history import write_crowding
 from retrain.plan.estimate.measured import MeasuredRun
+from retrain.plan.launching import runs_side_by_side
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.plan.preflight import preflight
 from retrain.records.layout import TRIALS, create_directory
@@ -76,7 +77,7 @@ class Calibrator:
         config = self.plan.runs[0].config
         if config.rate_limiter.max_staleness > 0:
             yield trials.unlimited(self._with_points, condition, effort.steps, log_dir)
-        if self.plan.campaign.launcher == "local" and runs > 1:
+        if runs > 1 and runs_side_by_side(self.plan.campaign):
             steps = _enough_steps(effort, pilot)
             for count in trials.worker_counts(self.plan.workers, self._cores, runs, effort.most_workers):
                 yield trials.concurrent(self._with_points, condition, count, steps, log_dir, effort.probe_s)

@@ -7,7 +7,7 @@ new launcher, and `max_workers` would not hold.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +17,13 @@ from retrain.config.keys import Tables
 from retrain.config.schema import FIRST_PERMITS
 from retrain.errors import ConfigError, LaunchError
 from retrain.launchers import Assignment, Launcher
+from retrain.plan.launching import options_of, unused_keys
 from retrain.plan.matrix import Plan
 from retrain.plan.provenance import Provenance
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.text import as_typed, first_of
 
 NOT_YET = "<id>"  # shown in a script before the campaign has a directory
-
-
-def options_of(campaign: Campaign) -> Tables:
-    """Return the table `[campaign.<launcher>]`; empty for a launcher that has none."""
-    table = getattr(campaign, campaign.launcher, None)
-    return (
-        asdict(table)
-        if is_dataclass(table) and not isinstance(table, type)
-        else dict(campaign.launcher_options)
-    )
 
 
 def assignment_of(
@@ -89,7 +80,8 @@ def as_launched(plan: Plan, source: str) -> Plan:
     """
     if problems := ask_launcher(plan, "check_campaign"):
         raise ConfigError([f"{source} {problem}" for problem in problems])
-    workers = ask_launcher(plan, "at_a_time") if plan.campaign.parallel else None
+    in_turn = "parallel" in unused_keys(plan.campaign)
+    workers = (1 if in_turn else ask_launcher(plan, "at_a_time")) if plan.campaign.parallel else None
     return plan if workers is None else replace(plan, campaign=replace(plan.campaign, max_workers=workers))
 
 

@@ -17,13 +17,14 @@ from pathlib import Path
 
 from retrain.campaign import Observer
 from retrain.campaign.admission import check_fits, check_memory
-from retrain.campaign.assign import as_launched, ask_launcher, has_engine, options_of
+from retrain.campaign.assign import as_launched, ask_launcher, has_engine
 from retrain.campaign.orchestrate import CampaignOutcome, CampaignRun
 from retrain.campaign.recorded import reconcile, write_what_differs
 from retrain.config.load import load_config
 from retrain.config.prices import missing_price
 from retrain.errors import EXIT_DONE, ConfigError, LaunchError
 from retrain.locks.held import holder
+from retrain.plan.launching import options_of
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.plan.preflight import check_servers, preflight
 from retrain.plan.provenance import (

@@ -40,6 +40,8 @@ SPEC = PluginSpec(
         Hook("check_engine", ("assignment",), "nothing; queries the engine, and raises LaunchError"),
         Hook("script", ("assignment",), "what would be submitted; only a launcher with an engine has one"),
         Hook("at_a_time", ("assignment",), "its cap, if permits may lower `assignment.workers`"),
+        Hook("runs_here", ("options",), "whether workers start at once on this machine; without it, no"),
+        Hook("unused_keys", ("options",), "key of [campaign] -> why it has no effect with this launcher"),
     ),
     judge="check_options",
 )

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from retrain import worker
+from retrain.config.keys import Tables
 from retrain.errors import LaunchError
 from retrain.launchers import Assignment, Ended
 from retrain.records.files import open_log
@@ -23,10 +24,20 @@ def open_launcher(assignment: Assignment) -> InlineLauncher:
     return InlineLauncher(assignment)
 
 
-def at_a_time(assignment: Assignment) -> int:
-    """Return the launcher: `submit` runs each worker to its end."""
-    del assignment
-    return 1
+def runs_here(options: Tables) -> bool:
+    """Return True."""
+    del options
+    return True
+
+
+def unused_keys(options: Tables) -> Mapping[str, str]:
+    """Return the keys for which several workers, or a process beside the worker, are needed."""
+    del options
+    return {
+        "parallel": "runs take turns in this process",
+        "run_timeout": "no other process watches the time",
+        "stall_timeout": "no other process watches the time",
+    }
 
 
 class InlineLauncher:

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from retrain.config.keys import Tables
 from retrain.errors import LaunchError, RecordsError
 from retrain.launchers import Assignment, Ended
 from retrain.locks import Descriptor, LockFile
@@ -41,6 +42,12 @@ LEASE_LOOK_S = 1.0  # how often a lease is checked, which cannot be waited on
 def open_launcher(assignment: Assignment) -> LocalLauncher:
     """Return a launcher of local processes."""
     return LocalLauncher(assignment)
+
+
+def runs_here(options: Tables) -> bool:
+    """Return True."""
+    del options
+    return True
 
 
 class LocalLauncher:

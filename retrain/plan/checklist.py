@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from retrain import registry
+from retrain.config.campaign import Campaign
 from retrain.config.schema import RateLimiter
+from retrain.plan.launching import unused_keys
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.text import about, first_of
 
@@ -36,13 +38,6 @@ class ChecklistLine:
     state: CheckState
     answer: str
     command: str  # "" if it is settled
-
-
-INLINE = {  # keys without effect there, and why
-    "parallel": "runs take turns in this process",
-    "run_timeout": "no other process watches the time",
-    "stall_timeout": "no other process watches the time",
-}
 
 
 @dataclass(frozen=True)
@@ -217,10 +212,9 @@ def _without_effect(plan: Plan) -> Iterator[str]:
     campaign = plan.campaign
     if campaign.max_workers > 1 and not campaign.parallel:
         yield f"max_workers = {campaign.max_workers} has no effect without campaign.parallel = true"
-    if campaign.launcher == "inline":
-        for key, why in INLINE.items():
-            if getattr(campaign, key):
-                yield f'{key} has no effect with launcher = "inline": {why}'
+    for key, why in unused_keys(campaign).items():
+        if getattr(campaign, key) != getattr(Campaign(), key):
+            yield f'{key} has no effect with launcher = "{campaign.launcher}": {why}'
     limiters = [run.config.rate_limiter for run in plan.runs]
     if any(limiter.max_staleness == 0 and limiter != RateLimiter() for limiter in limiters):
         yield (

@@ -18,13 +18,13 @@ from retrain.config.files import contents_of, with_absolute_paths
 from retrain.config.resolve import label_of, label_of_modes, resolve
 from retrain.config.schema import Backend, Config
 from retrain.config.versions import CURRENT
+from retrain.plan.launching import runs_side_by_side
 from retrain.records.text import plain
 
 if TYPE_CHECKING:
     from retrain.records.manifest import RunEntry
     from retrain.records.run_row import PlannedRun
 
-CPU_BACKENDS = ("numpy",)
 FEWEST_SEEDS = 3  # of a campaign with `[decision]`: fewer show nothing
 LONGEST_NAME = 64  # characters of a condition's own name that views show
 
@@ -57,8 +57,9 @@ class RunPlan:
 
     @property
     def answers_alone(self) -> bool:
-        """Whether a completion is only the answer: no reasoning before it, and no turns."""
-        return self.config.backend.backend in CPU_BACKENDS and self.config.environment.is_single_turn
+        """Whether a completion is only the answer, character by character: no reasoning, and no turns."""
+        of_characters = registry.hook("backends", self.config.backend.backend, "check_alphabet")
+        return of_characters is not None and self.config.environment.is_single_turn
 
     @property
     def takes_permits(self) -> bool:
@@ -77,7 +78,7 @@ class RunPlan:
     @property
     def computes_here(self) -> bool:
         """Whether steps compute on this machine's cores; steps with a simulated API mostly wait."""
-        return self.config.backend.backend in CPU_BACKENDS and not self.takes_permits
+        return self._backend_says("computes_here", otherwise=False)
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class Plan:
     @property
     def shares_cores(self) -> bool:
         """Whether workers compute side by side on this machine."""
-        return self.campaign.launcher == "local" and self.runs[0].computes_here
+        return self.runs[0].computes_here and runs_side_by_side(self.campaign)
 
     @property
     def total_steps(self) -> int:

@@ -15,6 +15,7 @@ from retrain.config.keys import Tables
 from retrain.config.prices import age_notice, misnamed_prices, missing_price, price_of
 from retrain.config.schema import Config
 from retrain.errors import ConfigError, LaunchError
+from retrain.plan.launching import runs_here
 from retrain.plan.matrix import Plan
 from retrain.plan.parts import backend_problems, environment_problems, reward_problems, rewards_of
 from retrain.records.decision import HELD_OUT
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from retrain.backends import MemoryEstimate
     from retrain.rollouts import Prompt
     from retrain.tasks import Task
-
-HERE = ("local", "inline")  # launchers whose runs use this machine's memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +146,8 @@ def _decision_problems(plan: Plan, config: Config, task: Task) -> Iterator[str]:
 def memory_of(config: Config, prompts: Sequence[Prompt] = ()) -> MemoryEstimate | None:
     """Return what a run takes of the memory here; None if its backend does not know, or it runs elsewhere."""
     needed = registry.hook("backends", config.backend.backend, "memory")
-    is_here = config.campaign is None or config.campaign.launcher in HERE
-    estimate: MemoryEstimate | None = needed(config, prompts) if needed and is_here else None
+    is_asked = needed and runs_here(config.campaign)
+    estimate: MemoryEstimate | None = needed(config, prompts) if needed and is_asked else None
     return estimate
 
 

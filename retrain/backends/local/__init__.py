@@ -36,6 +36,7 @@ from retrain.backends.options import (
 )
 from retrain.engines.vllm import vllm_problem
 from retrain.errors import ConfigError
+from retrain.plan.launching import runs_here
 from retrain.system.nvidia import gpu_nodes
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ def check_run(config: Config) -> list[str]:
     if config.algorithm.kl_coef and not options.get("lora", DEFAULTS.lora):
         problems.append(f"[algorithm].kl_coef: {NO_REFERENCE}")
     device = options.get("device", DEFAULTS.device)
-    if device.startswith("cuda") and _runs_here(config) and not gpu_nodes():
+    if device.startswith("cuda") and runs_here(config.campaign) and not gpu_nodes():
         problems.append(
             f'[backend.options].device: got {device!r}; this machine has no GPU; use "cpu" or "auto"'
         )
@@ -206,7 +207,7 @@ def _sleep_problems(config: Config) -> list[str]:
         return [f'{key}: needs engine = "vllm"']
     if config.rate_limiter.max_staleness != 0:
         return [f"{key}: needs [rate_limiter].max_staleness = 0, because it samples and trains in turn"]
-    if options.get("device") == "cpu" or (_runs_here(config) and not gpu_nodes()):
+    if options.get("device") == "cpu" or (runs_here(config.campaign) and not gpu_nodes()):
         return [f"{key}: vLLM can sleep on a GPU only"]
     return []
 
@@ -218,13 +219,9 @@ def _model_problems(config: Config) -> list[str]:
         return [f"[model].model: {wrong}"]
     if options.get("chat_template") and (wrong := template_problem(model)):
         return [f"[backend.options].chat_template: {wrong}"]
-    asks_hub = _runs_here(config) and not is_offline(offline)
+    asks_hub = runs_here(config.campaign) and not is_offline(offline)
     wrong = hub_problem(model, str(options.get("revision", ""))) if asks_hub else ""
     return [f"[model].model: {wrong}"] if wrong else []
-
-
-def _runs_here(config: Config) -> bool:
-    return config.campaign is None or config.campaign.launcher in ("local", "inline")
 
 
 def advise_run(config: Config) -> list[str]:

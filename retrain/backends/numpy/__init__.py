@@ -50,6 +50,11 @@ def takes_permits(options: Mapping[str, object]) -> bool:
     return bool(options.get("api_latency_s"))
 
 
+def computes_here(options: Mapping[str, object]) -> bool:
+    """Whether steps keep CPU cores busy: with a simulated API they mostly wait."""
+    return not takes_permits(options)
+
+
 def check_options(options: Mapping[str, object]) -> list[str]:
     """Return the problems of a `[backend.options]` table, one line each, starting with the key."""
     return problems_of(NumpyOptions, options)

@@ -11,10 +11,10 @@ from retrain.plan.estimate.history import History
 from retrain.plan.estimate.learned import Learned, MeasuredCondition, learned_for, workload_of
 from retrain.plan.estimate.simulation import quantile, widened
 from retrain.plan.estimate.workload import Crowding
+from retrain.plan.launching import runs_here
 from retrain.plan.matrix import Plan
 from retrain.records.text import about
 
-ON_THIS_MACHINE = ("local", "inline")  # launchers that start a worker immediately
 TELLING = 4  # earlier campaigns needed for a P90 of effects that step times do not show
 RULE_OF_THREE = 3  # an event not seen in n steps is rarer than 3 in n, with 95 % confidence
 
@@ -133,7 +133,7 @@ def _left_out(plan: Plan, learned: Learned) -> Iterator[str]:
             else f"{learned.permits_borne} permits are assumed, which the API sustained in earlier runs"
         )
     alone = learned.history
-    if alone.launch_s(plan.campaign.launcher) is None and plan.campaign.launcher not in ON_THIS_MACHINE:
+    if alone.launch_s(plan.campaign.launcher) is None and not runs_here(plan.campaign):
         yield (
             f'no earlier campaign ran with launcher = "{plan.campaign.launcher}": '
             "the time from submission to start is not included"

@@ -1,0 +1,47 @@
+"""What a campaign's launcher says about itself: where workers run, and which keys it does not use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields, is_dataclass
+
+from retrain import registry
+from retrain.config.campaign import Campaign
+from retrain.config.keys import Tables
+from retrain.errors import ConfigError
+
+
+def options_of(campaign: Campaign) -> Tables:
+    """Return the table `[campaign.<launcher>]`; empty for a launcher that has none."""
+    table = getattr(campaign, campaign.launcher, None)
+    return (
+        asdict(table)
+        if is_dataclass(table) and not isinstance(table, type)
+        else dict(campaign.launcher_options)
+    )
+
+
+def runs_here(campaign: Campaign | None) -> bool:
+    """Whether workers start at once on this machine, whose memory they take; so does a file's only run."""
+    campaign = campaign or Campaign()
+    says = registry.hook("launchers", campaign.launcher, "runs_here")
+    return bool(says(options_of(campaign))) if says else False
+
+
+def runs_side_by_side(campaign: Campaign) -> bool:
+    """Whether several workers can run at a time on this machine."""
+    return runs_here(campaign) and "parallel" not in unused_keys(campaign)
+
+
+def unused_keys(campaign: Campaign) -> Mapping[str, str]:
+    """Return the keys of `[campaign]` that its launcher does not use, each with the reason.
+
+    Raises ConfigError if the launcher names a key that does not exist.
+    """
+    says = registry.hook("launchers", campaign.launcher, "unused_keys")
+    found: Mapping[str, str] = says(options_of(campaign)) if says else {}
+    known = {one.name for one in fields(campaign)}
+    if wrong := [key for key in found if key not in known]:
+        hint = registry.hint(wrong[0], known, "correct the name")
+        raise ConfigError(f"{campaign.launcher!r}: unused_keys: [campaign] has no key {wrong[0]!r}; {hint}")
+    return found

@@ -1,0 +1,87 @@
+"""Where runs compute, and which keys have no effect there: launchers and backends declare it themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from retrain.campaign.assign import as_launched
+from retrain.config.load import parse
+from retrain.conformance import check_plugin
+from retrain.errors import ConfigError
+from retrain.plan.checklist import warnings_of
+from retrain.plan.launching import runs_here
+from retrain.plan.matrix import Plan, plan_runs
+from retrain.plan.preflight import memory_of
+
+LAUNCHER = "from retrain.launchers.inline import InlineLauncher as open_launcher\n"
+HERE = "def runs_here(options): return True\n"
+IN_TURN = "def unused_keys(options): return {'parallel': 'it has one place', 'retries': 'it never fails'}\n"
+BACKEND = """
+from retrain.backends import MemoryEstimate
+from retrain.backends.numpy import connect
+
+def computes_here(options): return True
+def takes_permits(options): return False
+def check_alphabet(config, prompts, alphabet): return []
+def memory(config, prompts): return MemoryEstimate("cpu", {}, 1, 2, 1)
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_plugins(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write a backend, and launchers that declare nothing, a place, keys without effect, or a wrong key."""
+    monkeypatch.syspath_prepend(str(here))
+    (here / "declared_backend.py").write_text(BACKEND)
+    wrong = IN_TURN.replace("retries", "retrys")
+    files = {"elsewhere": "", "nearby": HERE, "in_turn": HERE + IN_TURN, "misspelt": wrong}
+    for name, hooks in files.items():
+        (here / f"declared_{name}.py").write_text(LAUNCHER + hooks)
+
+
+def plan_with(launcher: str, **campaign: object) -> Plan:
+    raw = {
+        "backend": {"backend": "declared_backend.connect"},
+        "training": {"max_tokens": 1024},
+        "campaign": {"seeds": [0, 1, 2, 3], "parallel": True, "launcher": launcher, **campaign},
+    }
+    return plan_runs(parse(raw, "c.toml"), "c.toml")
+
+
+@pytest.mark.parametrize(("name", "is_here"), [("nearby", True), ("elsewhere", False)])
+def test_what_runs_here_by_its_own_word_shares_this_machines_cores_and_memory(
+    name: str, is_here: bool
+) -> None:
+    plan = plan_with(f"declared_{name}.open_launcher")
+    lines = list(warnings_of(plan, {}, 2.0))
+    assert any("4 workers share 2 CPU cores" in line for line in lines) == is_here
+    config = parse({"backend": {"backend": "declared_backend.connect"}}, "c.toml")
+    assert memory_of(config) is not None  # a single run is one here
+    campaign_of = parse({"campaign": {"seeds": [0], "launcher": f"declared_{name}.open_launcher"}}, "c.toml")
+    assert runs_here(campaign_of.campaign) == is_here
+
+
+def test_keys_that_a_launcher_of_others_does_not_use_are_reported_if_they_are_set() -> None:
+    launcher = "declared_in_turn.open_launcher"
+    plan = plan_with(launcher)
+    told = [line for line in warnings_of(plan, {}, 2.0) if "no effect" in line]
+    assert told == [f'parallel has no effect with launcher = "{launcher}": it has one place']
+    assert not plan.shares_cores
+    assert as_launched(plan, "c.toml").workers == 1
+    several = warnings_of(plan_with(launcher, retries=5), {}, 2.0)
+    assert any(line.startswith("retries has no effect") for line in several)
+
+
+def test_a_key_that_does_not_exist_is_refused_with_the_nearest() -> None:
+    name = "declared_misspelt.open_launcher"
+    with pytest.raises(ConfigError, match=r"unused_keys: .*no key 'retrys'; did you mean 'retries'\?"):
+        as_launched(plan_with(name), "c.toml")
+    found = [one.problem for one in check_plugin("launchers", name, {})]
+    assert any("did you mean 'retries'?" in problem for problem in found)
+
+
+def test_a_vocabulary_of_characters_is_what_compares_an_answers_length_with_max_tokens() -> None:
+    plan = plan_with("declared_nearby.open_launcher")
+    answers = dict.fromkeys(plan.first_runs(), 3)
+    assert any("longest answer" in line for line in warnings_of(plan, answers, 2.0))
