@@ -114,7 +114,7 @@ def interrupted(files: RunFiles, run: RunPlan, step: int) -> Ended:
     attempt = begin_attempt(files.attempts)
     write_progress(files.status, Progress("interrupted", "", step, 4, attempt))
     end_attempt(files.attempts, attempt, "interrupted", exit_code=130)
-    return Ended(run.run_id, None, "TIMEOUT", goes_on=True)
+    return Ended(run.run_id, None, "TIMEOUT", cut_short=True)
 
 
 def test_all_runs_are_handed_over_at_once(campaign: CampaignRun) -> None:

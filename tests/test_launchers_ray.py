@@ -97,7 +97,7 @@ def test_a_lost_run_is_handed_to_the_retry_policy_and_gets_a_new_number(
     work(home, cluster=cluster)
     ended = look(made)[0]
     assert isinstance(ended, Ended)
-    assert (ended.run_id, ended.goes_on, ended.is_lost) == ("r0", True, True)
+    assert (ended.run_id, ended.cut_short, ended.is_lost) == ("r0", True, True)
     assert "NodeDiedError: gone" in ended.why
     assert home.orders().runs == {}  # so the driver leaves it alone, whatever that policy decides
     made.submit(["r0"])

@@ -154,7 +154,7 @@ def test_a_task_that_slurm_forgot_is_looked_for_twice(files: RunFiles) -> None:
     watch = SubmittedRun("r", files, 7)
     assert news_of(watch, None) == []
     assert news_of(watch, None) == [
-        Ended("r", None, "Slurm no longer knows task 7 of the run", goes_on=True, is_lost=True)
+        Ended("r", None, "Slurm no longer knows task 7 of the run", cut_short=True, is_lost=True)
     ]
 
 
@@ -182,13 +182,15 @@ def test_the_end_of_an_earlier_job_says_nothing(files: RunFiles) -> None:
     assert news_of(SubmittedRun("r", files, 8), task(7, 0, "FAILED")) == []
 
 
-@pytest.mark.parametrize(("state", "goes_on"), [("TIMEOUT", True), ("NODE_FAIL", True), ("CANCELLED", False)])
+@pytest.mark.parametrize(
+    ("state", "cut_short"), [("TIMEOUT", True), ("NODE_FAIL", True), ("CANCELLED", False)]
+)
 def test_what_slurm_ended_goes_on_unless_somebody_cancelled_it(
-    state: str, goes_on: bool, files: RunFiles
+    state: str, cut_short: bool, files: RunFiles
 ) -> None:
     ended = news_of(SubmittedRun("r", files, 7), task(7, 0, state))[-1]
     assert isinstance(ended, Ended)
-    assert (ended.goes_on, ended.taken_back) == (goes_on, not goes_on)
+    assert (ended.cut_short, ended.taken_back) == (cut_short, not cut_short)
     assert ended.is_lost is (state == "NODE_FAIL")
 
 

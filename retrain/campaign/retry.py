@@ -6,6 +6,8 @@
   it had saved progress does not count; a run has at most as many of those as steps.
 - After how long: exponential backoff with jitter.
 - Pause: after `[campaign].pause_after` runs in a row failed for infrastructure, a circuit breaker opens.
+- Submission: runs that an engine did not accept are submitted again after ENGINE_AGAIN_S, as often as it
+  takes; that is no attempt. An engine that does not answer the first submission fails the launch.
 
 Attempts are counted from the run's files: an engine may start a task twice, and a task that finds its run
 locked leaves no trace. What counts is attempts that were written down, and launches that wrote none.
@@ -30,6 +32,7 @@ from retrain.records.run_state import RunState, read_attempts, read_progress
 
 FIRST_RETRY_S = 1.0
 LONGEST_RETRY_S = 60.0
+ENGINE_AGAIN_S = 10.0  # until runs that an engine did not accept are submitted again
 SAME_LOSS_S = 2 * RENEW_S  # workers lost with one machine are noticed as their leases expire, one by one
 
 

@@ -20,7 +20,7 @@ from retrain.campaign.endings import (
     ending_by,
     log_tail,
 )
-from retrain.campaign.retry import LaunchBreaker, RetryPolicy
+from retrain.campaign.retry import ENGINE_AGAIN_S, LaunchBreaker, RetryPolicy
 from retrain.config.campaign import Campaign
 from retrain.errors import EngineDownError, LaunchError, RecordsError, may_pass
 from retrain.launchers import Begun, Ended, Launcher
@@ -32,7 +32,6 @@ from retrain.records.rungs import is_waiting
 from retrain.registry import names_place
 
 FIGURES = re.compile(r"\d[\d.]*")  # in a reason; they differ from one look to the next
-ENGINE_AGAIN_S = 10.0  # until runs that an engine did not accept are submitted again
 LOOK_S = 1.0  # between looks at stop.json, timeouts, retries and admission; a worker's end wakes the loop
 
 
@@ -236,16 +235,16 @@ class Supervisor:
             ending = conclude(active.files, config_hash, ended.exit_code, active.cancelled, before, ended.why)
         except (LaunchError, RecordsError) as error:
             ending = Ending(active.cancelled, str(error)) if active.cancelled else ending_by(error)
-        goes_on = ended.goes_on and active.cancelled is None and not is_waiting(active.files)
-        self._retry_or_end(active.run, ending, goes_on=goes_on, is_lost=ended.is_lost)
+        cut_short = ended.cut_short and active.cancelled is None and not is_waiting(active.files)
+        self._retry_or_end(active.run, ending, cut_short=cut_short, is_lost=ended.is_lost)
 
     def _retry_or_end(
-        self, run: RunPlan, ending: Ending, *, goes_on: bool = False, is_lost: bool = False
+        self, run: RunPlan, ending: Ending, *, cut_short: bool = False, is_lost: bool = False
     ) -> None:
         self._admission.ended(run.run_id, ending, is_lost=is_lost)
         files, delay_s = self._files_of(run.run_id), None
         if not self._asked_to_stop:
-            delay_s = self._retries.ended(run, ending, files, cut_short=goes_on)
+            delay_s = self._retries.ended(run, ending, files, cut_short=cut_short)
         if delay_s is None:
             self._end(run, ending)
         else:

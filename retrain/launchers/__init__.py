@@ -78,7 +78,7 @@ class Ended:
     run_id: str
     exit_code: int | None
     why: str = ""  # the engine's reason, used if the worker left no message
-    goes_on: bool = False  # cut short by the engine: a time limit, a lost machine
+    cut_short: bool = False  # by the engine: a time limit, a lost machine
     is_lost: bool = False  # lost with its machine or in the engine's restart; other runs may be lost too
     taken_back: bool = False  # cancelled by hand in the engine: not retried
 

@@ -134,7 +134,7 @@ class SubmittedRun:
 
     def lost(self, why: str) -> Ended:
         """Return the end of a run that was lost with its machine, or in the engine's restart."""
-        return Ended(self.run_id, None, why, goes_on=True, is_lost=True)
+        return Ended(self.run_id, None, why, cut_short=True, is_lost=True)
 
     def has_arrived(self) -> bool:
         """Whether done.json exists, or has not appeared in time."""

@@ -192,7 +192,7 @@ class RayLauncher(EngineLauncher):
             return begun
         is_lost = event.what == LOST
         why = f"Ray says: {event.why}{where_to_look(watch.files)}" if event.why else ""
-        return [*begun, Ended(event.run_id, event.exit_code, why, goes_on=is_lost, is_lost=is_lost)]
+        return [*begun, Ended(event.run_id, event.exit_code, why, cut_short=is_lost, is_lost=is_lost)]
 
     def _see_to_driver(self) -> News:
         """Replace a driver that has ended while runs are wanted, unless a new one would fail as well."""
@@ -219,7 +219,7 @@ def _without_driver(watch: SubmittedRun, driver: RayJob | None) -> News:
         with suppress(RecordsError):  # a missing directory or a full disk: reported at the run's end
             write_atomic(watch.files.directory / f"engine-{driver.id}.out", driver.message + "\n")
     why, is_lost = said_of(driver) + where_to_look(watch.files), driver.error != BY_COMMAND
-    return [Ended(watch.run_id, None, why, goes_on=is_lost, is_lost=is_lost)]
+    return [Ended(watch.run_id, None, why, cut_short=is_lost, is_lost=is_lost)]
 
 
 class RayLockTest(LockTest):

@@ -269,7 +269,7 @@ def _end_of(watch: SubmittedRun, task: SlurmTask) -> Ended:
     reason = f" ({task.reason})" if task.reason not in ("None", "") else ""
     unseen = "" if by_hand else where_to_look(watch.files)
     why = f"Slurm ended task {task.label}: {task.state}{reason}{unseen}"
-    return Ended(watch.run_id, None, why, goes_on=not by_hand, is_lost=is_lost, taken_back=by_hand)
+    return Ended(watch.run_id, None, why, cut_short=not by_hand, is_lost=is_lost, taken_back=by_hand)
 
 
 def _labels(tasks: Mapping[int, list[int]]) -> list[str]:
