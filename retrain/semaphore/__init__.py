@@ -33,6 +33,7 @@ from retrain.errors import LaunchError, records_error
 from retrain.event_loop import in_thread
 from retrain.locks import GUARD, LockFile
 from retrain.semaphore.slots import (
+    WAIT_QUEUE,
     Holder,
     SemaphoreState,
     Slots,
@@ -100,7 +101,7 @@ class FileSemaphore:
         except OSError as error:
             raise records_error(self._directory, "make the directory", error) from error
         create_permits(self._directory, permits)
-        wait_queue = self._directory / "turnstile.lock"
+        wait_queue = self._directory / WAIT_QUEUE
         LockFile(str(wait_queue)).close()
         self._wakeup_address = wakeup_address(wait_queue)
         self._wait_queue = WaitQueue(str(wait_queue))

@@ -22,6 +22,7 @@ from retrain.semaphore.wait_queue import wake, wakeup_address
 
 MAX_PERMITS = 512  # the watcher keeps one open file per permit, and 1024 is a usual limit
 OPEN_EARLY = 8  # slots that a waiter opens before its turn; many threads of a process may wait
+WAIT_QUEUE = "turnstile.lock"  # its name on disk since 0.1.0: other versions may use the directory too
 MAX_TEXT = 100  # characters of a label or host name: one line of a table
 _RECORD_BYTES = 4096  # two such texts fit even with every character escaped; so does permits.json
 
@@ -149,7 +150,7 @@ def inspect_semaphore(directory: Path | str) -> SemaphoreState:
     slots = (_slot_path(directory, number) for number in range(counts.slots))
     holders = tuple(filter(None, map(_holder_of, slots)))
     waiting = sum(_holder_of(str(seat)) is not None for seat in sorted(directory.glob("seat-*")))
-    wait_queue = directory / "turnstile.lock"
+    wait_queue = directory / WAIT_QUEUE
     if wait_queue.exists():  # its watcher may have seen a free slot as locked because it was inspected
         wake(wakeup_address(wait_queue))
     return SemaphoreState(counts.permits, holders, waiting)

@@ -73,6 +73,7 @@ class Trainer:
         self._warmed, self._saved = 0, (0, 0)  # complete supervised updates before the steps
         self._seeds = PlaySeeds(self.config, self.backend)
         self._unscored = UnscoredCount()
+        # "steering" is the name of the controllers in checkpoints since 0.1.0
         self._parts: dict[str, Stateful] = {"source": self._source, "steering": self._control}
         self._parts |= {"evaluation": held_out, "evals": self._evals, "unscored": self._unscored}
         self._owes_evaluation = False  # a stop came before the newest row was complete

@@ -64,7 +64,7 @@ def test_a_watcher_gives_up_in_time(tmp_path):
     assert FileSemaphore.inspect(tmp_path).waiting == 0
 
 
-def test_a_waiter_behind_the_turnstile_gives_up_in_time(tmp_path):
+def test_a_waiter_in_the_wait_queue_gives_up_in_time(tmp_path):
     semaphore = FileSemaphore(tmp_path, 1)
     with semaphore, running(HOLD, tmp_path):
         wait_until(lambda: FileSemaphore.inspect(tmp_path).waiting == 1)
@@ -90,7 +90,7 @@ def test_a_newcomer_does_not_overtake_a_waiter(tmp_path):
         assert [waiter.line(), waiter.line()] == ["ready", "holding"]
 
 
-def test_a_waiter_behind_the_turnstile_is_admitted_before_its_time_is_over(tmp_path):
+def test_a_waiter_in_the_wait_queue_is_admitted_before_its_time_is_over(tmp_path):
     semaphore = FileSemaphore(tmp_path, 1)
     with running(HOLD, tmp_path) as holder, running(HOLD, tmp_path) as watcher:
         assert [holder.line(), watcher.line()] == ["ready", "ready"]

@@ -1,5 +1,7 @@
 """Bounded non-linear least squares for the Universal Scalability Law, in numpy alone.
 
+scipy has such a solver, but it is not in the core.
+
 Levenberg-Marquardt with projection onto 0 <= sigma <= 1, 0 <= kappa <= 1; a coefficient on its bound whose
 gradient points outward is held there for the step. The caller validates the data.
 
