@@ -198,6 +198,13 @@ def test_every_module_and_folder_that_the_page_on_the_package_names_exists() -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_names_the_shared_modules_beside_its_plugins(kind: str) -> None:
+    beside = {name.split(".")[2] for name in MODULES if name.startswith(f"retrain.{kind}.")}
+    told = set(re.findall(r"`(\w+)`", ast.get_docstring(tree_of(f"retrain.{kind}")) or ""))
+    assert beside - set(registry.built_in_names(kind)) - told == set()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_plugin_is_imported_by_name_in_its_kinds_folder_only(kind: str) -> None:
     plugins = {f"retrain.{kind}.{name}" for name in registry.built_in_names(kind)}
     outside = [name for name in MODULES if name.split(".")[1:2] != [kind]]

@@ -6,6 +6,8 @@ coroutine function; the trainer awaits the latter, so a local numpy policy and a
 same. `connect` raises a ConfigError for a wrong option, a missing package or an unusable model, and an
 InfrastructureError for a server that cannot be reached. A backend that calls an API holds `spec.permit()`
 (with `with` or `async with`) around every call in flight, and reports each to `spec.observe_call`, if set.
+
+Shared parts: `options`, `text`, `turns`, `rows`, `objective`, `work`, `metering`, `progress`, `exported`.
 """
 
 from __future__ import annotations
@@ -136,8 +138,7 @@ class BackendSpec:
     options: Mapping[str, Any] = field(default_factory=dict)  # [backend.options], checked by the backend
     permit: Callable[[], Permit] = nullcontext  # the right to one API call in flight
     observe_call: Callable[[CallFacts], None] | None = None  # after each API call, if permits adapt
-    # may be called at any time, as often as a backend likes and from any thread
-    observe: Callable[[BackendProgress], None] = ignore_progress
+    observe: Callable[[BackendProgress], None] = ignore_progress  # at any time, from any thread
     is_leaving: Callable[[], bool] = never  # whether the run stops or ends: `sample` may be interrupted
     memory: Callable[[], Trainers | None] = unknown  # what the campaign's runs on this machine take
     run_name: str = ""
@@ -198,7 +199,6 @@ class Work:
         tokens: tokens that the model processed, without padding.
         flops: 2 per weight and token forward, 6 in training; without attention's quadratic part.
         bytes_moved: the weights once per pass, and every cached token each time it is read.
-        time_s: seconds.
     """
 
     tokens: int = 0

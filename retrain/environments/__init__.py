@@ -11,6 +11,9 @@ asks the policy for turns at an OpenAI-compatible address, see `harness.py`. A m
 returns such a program sets `BRINGS_LOOP = True`.
 
 An exception, a call that takes longer than `[environment].time_limit_s`, or a wrong result costs its episode.
+
+Not plugins, but shared: `episode` (calls one and checks it), `threads`, `hosts` and `own_loop` (run it in
+threads, processes, an event loop), `endpoint` (the address for programs), `trial` (plays without a policy).
 """
 
 from __future__ import annotations

@@ -17,6 +17,8 @@ hooks in `SPEC` are called before a campaign's directory exists.
 An engine sets two environment variables of its workers: `RETRAIN_JOB` names the engine's task (see
 `locks/held.py`: such a worker renews a lease in run.lock, because locks may not reach other machines)
 and `RETRAIN_OWN_PERMITS` is the worker's own number of permits, instead of a share of the campaign's.
+
+Not plugins, but shared: `engine` (launchers with `queues = True`) and `shared_permits` (of several machines).
 """
 
 from __future__ import annotations

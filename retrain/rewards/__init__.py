@@ -16,6 +16,9 @@ rewards (`retrain.rewards.columns`).
 
 A reward of 1 or more counts as correct. `check_params` checks more than the types of parameters. A constant
 `RANGE = (0.0, 1.0)` declares the range of the rewards: a completion with a reward outside it is unscored.
+
+Not plugins, but shared: `opening` (a reward by name), `columns` (calls a function), `threads` and `pool`
+(of processes) score completions.
 """
 
 from __future__ import annotations

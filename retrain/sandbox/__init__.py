@@ -1,8 +1,10 @@
 """Sandboxes: where programs run that a policy wrote.
 
 A plugin is one file or folder with `open_sandbox(*, <options>) -> Sandbox`: a command that confines a Python
-interpreter. What runs in it is `retrain.sandbox.inside`; `retrain.sandbox.cell` talks to it, and takes
-whatever comes back for hostile.
+interpreter.
+
+Not plugins, but shared: `inside` is what runs in it, `boot` is what it reads first, and `cell` talks to it,
+and takes whatever comes back for hostile.
 """
 
 from __future__ import annotations
