@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from retrain.trainer.journal import Journal
 
 LOOK_S = 1.0  # between checks for a stop request
-ENDINGS = {
+STATE_OF_EXIT = {
     EXIT_DONE: RunState.DONE,
     EXIT_INFRASTRUCTURE: RunState.INFRASTRUCTURE,
     EXIT_INTERRUPTED: RunState.INTERRUPTED,
@@ -158,7 +158,7 @@ def _attempt(config: Config, files: RunFiles, stop: threading.Event) -> int:
     end_attempt(
         files.attempts,
         number,
-        ENDINGS.get(ended.code, RunState.FAILED),
+        STATE_OF_EXIT.get(ended.code, RunState.FAILED),
         exit_code=ended.code,
         message=lacking if ended.code == EXIT_DONE else ended.message,
         duration_s=time.monotonic() - started,
@@ -219,9 +219,9 @@ def _train(
         if code != EXIT_INTERRUPTED:
             is_told = isinstance(error, _TOLD) or registry.names_place(message)
             _say(message if is_told else _redacted(traceback.format_exc().rstrip()), code)
-        journal.ended(ENDINGS.get(code, RunState.FAILED), {})
+        journal.ended(STATE_OF_EXIT.get(code, RunState.FAILED), {})
         with contextlib.suppress(RecordsError):  # for display only: must not hide the error
-            journal.phase("", step, state=ENDINGS.get(code, RunState.FAILED), message=message)
+            journal.phase("", step, state=STATE_OF_EXIT.get(code, RunState.FAILED), message=message)
         return AttemptEnd(code, message)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from retrain.campaign.endings import conclude
 from retrain.errors import RetrainError
 from retrain.locks import LockFile
 from retrain.locks.held import hold, holder, is_held
@@ -19,6 +21,7 @@ from retrain.records.manifest import PlannedRun, new_manifest, read_manifest, wr
 from retrain.records.metrics import MetricsWriter, read_ends
 from retrain.records.run_state import (
     Progress,
+    RunState,
     begin_attempt,
     end_attempt,
     read_attempts,
@@ -99,3 +102,10 @@ def test_a_record_with_any_value_spoilt_is_read_or_refused(name: str, written: P
             path.write_text("".join(json.dumps(line) + "\n" for line in lines))
             with contextlib.suppress(RetrainError):
                 READERS[name](path)
+
+
+@pytest.mark.parametrize("ending", [RunState.PENDING, RunState.RUNNING])
+def test_an_attempt_whose_recorded_ending_is_none_ends_by_its_exit_code(tmp_path: Path, ending: str) -> None:
+    run = RunFiles(tmp_path)
+    end_attempt(run.attempts, begin_attempt(run.attempts), ending)
+    assert conclude(run, "abc", -signal.SIGKILL, None).state is RunState.INFRASTRUCTURE

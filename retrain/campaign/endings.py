@@ -20,6 +20,7 @@ from retrain.records.files import readable
 from retrain.records.layout import RunFiles
 from retrain.records.run_row import last_output
 from retrain.records.run_state import (
+    ENDINGS,
     PAUSED,
     Attempt,
     Progress,
@@ -32,7 +33,6 @@ from retrain.records.run_state import (
 from retrain.records.text import plain
 
 TAIL_LINES = 12
-ENDINGS = frozenset(state.value for state in RunState)
 LONGEST_MESSAGE = 300  # characters of an error that an event line shows
 
 
