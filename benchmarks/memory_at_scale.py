@@ -21,8 +21,9 @@ from pathlib import Path
 
 from benchmarks.status_at_scale import Measured, measure
 from retrain.records.layout import CampaignFiles, RunFiles, create_directory
-from retrain.records.manifest import PlannedRun, new_manifest, refresh, write_manifest
+from retrain.records.manifest import new_manifest, refresh, write_manifest
 from retrain.records.metrics import MetricsWriter, seal_of
+from retrain.records.run_row import PlannedRun
 from retrain.records.run_state import RunState, begin_attempt, end_attempt, write_done
 
 CONDITIONS = 4

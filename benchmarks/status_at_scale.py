@@ -26,8 +26,9 @@ from pathlib import Path
 
 from retrain.locks.held import hold
 from retrain.records.layout import CampaignFiles, RunFiles, create_directory
-from retrain.records.manifest import PlannedRun, new_manifest, read_manifest, refresh, write_manifest
+from retrain.records.manifest import new_manifest, read_manifest, refresh, write_manifest
 from retrain.records.metrics import MetricsWriter, seal_of
+from retrain.records.run_row import PlannedRun
 from retrain.records.run_state import (
     Progress,
     RunState,

@@ -30,8 +30,9 @@ import psutil
 
 from retrain.locks.held import hold
 from retrain.records.layout import CampaignFiles, create_directory
-from retrain.records.manifest import PlannedRun, new_manifest, write_manifest
+from retrain.records.manifest import new_manifest, write_manifest
 from retrain.records.metrics import MetricsWriter
+from retrain.records.run_row import PlannedRun
 from retrain.records.run_state import Progress, begin_attempt, write_progress
 from retrain.status import survey
 

@@ -22,14 +22,8 @@ from retrain.records import files as on_disk
 from retrain.records import metrics, run_state, samples
 from retrain.records.files import FILE_MODE, make_directory, write_all
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.manifest import (
-    Manifest,
-    PlannedRun,
-    new_manifest,
-    read_manifest,
-    refresh,
-    write_manifest,
-)
+from retrain.records.manifest import Manifest, new_manifest, read_manifest, refresh, write_manifest
+from retrain.records.run_row import PlannedRun
 from retrain.trainer import checkpoint
 from tests.crash_disk import MOMENTS, Disk, deaths_at
 from tests.scanned import scan_metrics

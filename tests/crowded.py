@@ -15,7 +15,8 @@ import tomli_w
 from retrain.config.resolve import as_tables
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.manifest import PlannedRun, RunEntry, new_manifest, write_manifest
+from retrain.records.manifest import RunEntry, new_manifest, write_manifest
+from retrain.records.run_row import PlannedRun
 from retrain.records.run_state import RunState, write_done
 from tests.recorded import at
 

@@ -14,7 +14,8 @@ import tomli_w
 from retrain.config.resolve import as_tables
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.manifest import Expectation, PlannedRun, new_manifest, write_manifest
+from retrain.records.manifest import Expectation, new_manifest, write_manifest
+from retrain.records.run_row import PlannedRun
 from retrain.records.run_state import write_done
 
 EPOCH = datetime(2025, 1, 31, 12, tzinfo=UTC)

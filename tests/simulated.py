@@ -13,8 +13,9 @@ from retrain.config.campaign import Run
 from retrain.config.resolve import as_tables
 from retrain.config.schema import Algorithm, Config, Training
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.manifest import PlannedRun, new_manifest, refresh, write_manifest
+from retrain.records.manifest import new_manifest, refresh, write_manifest
 from retrain.records.metrics import MetricsWriter
+from retrain.records.run_row import PlannedRun
 from retrain.records.run_state import begin_attempt, end_attempt, write_done
 from retrain.report.gather import gather
 from retrain.report.sides import Side, conditions

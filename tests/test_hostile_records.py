@@ -17,8 +17,9 @@ from retrain.locks import LockFile
 from retrain.locks.held import hold, holder, is_held
 from retrain.plan.provenance import Provenance, read_provenance, write_provenance
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.manifest import PlannedRun, new_manifest, read_manifest, write_manifest
+from retrain.records.manifest import new_manifest, read_manifest, write_manifest
 from retrain.records.metrics import MetricsWriter, read_ends
+from retrain.records.run_row import PlannedRun
 from retrain.records.run_state import (
     Progress,
     RunState,

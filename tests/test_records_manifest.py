@@ -8,14 +8,8 @@ from retrain.errors import RecordsError
 from retrain.records.decision import ConditionDecision, Decision, Looks
 from retrain.records.files import record_of
 from retrain.records.layout import CampaignFiles
-from retrain.records.manifest import (
-    PlannedRun,
-    git_state,
-    new_manifest,
-    read_manifest,
-    refresh,
-    write_manifest,
-)
+from retrain.records.manifest import git_state, new_manifest, read_manifest, refresh, write_manifest
+from retrain.records.run_row import PlannedRun
 from retrain.records.run_state import begin_attempt, end_attempt, write_done
 from retrain.records.rungs import Searched
 

@@ -18,10 +18,10 @@ from retrain.plan.estimate.remaining import remaining
 from retrain.plan.estimate.workload import ALONE, Crowding, on_cores
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.manifest import Expectation, PlannedRun, new_manifest, read_manifest, write_manifest
+from retrain.records.manifest import Expectation, new_manifest, read_manifest, write_manifest
 from retrain.records.metrics import MetricsEnds, read_ends
 from retrain.records.pace import Pace, pace_of
-from retrain.records.run_row import RunRow
+from retrain.records.run_row import PlannedRun, RunRow
 from retrain.records.run_state import RunState, read_attempts
 from tests.recorded import EPOCH, at, record_campaign, record_run
 

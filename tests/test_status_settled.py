@@ -13,16 +13,9 @@ import pytest
 
 from retrain.locks.held import hold
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.manifest import (
-    Manifest,
-    PlannedRun,
-    new_manifest,
-    read_manifest,
-    refresh,
-    with_plan,
-    write_manifest,
-)
+from retrain.records.manifest import Manifest, new_manifest, read_manifest, refresh, with_plan, write_manifest
 from retrain.records.metrics import MetricsWriter
+from retrain.records.run_row import PlannedRun
 from retrain.records.run_state import Progress, begin_attempt, end_attempt, write_done, write_progress
 from retrain.status import RunRow, survey
 

@@ -6,8 +6,9 @@ from retrain.controllers.permits import CallFacts
 from retrain.errors import RecordsError
 from retrain.locks.held import hold
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.manifest import PlannedRun, new_manifest, write_manifest
+from retrain.records.manifest import new_manifest, write_manifest
 from retrain.records.metrics import MetricsWriter
+from retrain.records.run_row import PlannedRun
 from retrain.records.run_state import Progress, begin_attempt, end_attempt, write_done, write_progress
 from retrain.render.status import time_left
 from retrain.semaphore import FileSemaphore

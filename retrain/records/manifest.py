@@ -27,8 +27,7 @@ from retrain.records.files import read_json, record_of, write_atomic
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.pace import Pace
 from retrain.records.row_parts import Columns
-from retrain.records.run_row import PlannedRun as PlannedRun  # re-exported for callers that make one
-from retrain.records.run_row import RunRow, row_of, row_of_inspected
+from retrain.records.run_row import PlannedRun, RunRow, row_of, row_of_inspected
 from retrain.records.run_state import ENDINGS, UNREADABLE, Inspection, RunState, inspect_run
 from retrain.records.rungs import Searched
 from retrain.records.tail import mark_of

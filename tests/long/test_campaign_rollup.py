@@ -9,13 +9,8 @@ import pytest
 from retrain.campaign import rollup
 from retrain.campaign.rollup import RollUp
 from retrain.records.layout import CampaignFiles
-from retrain.records.manifest import (
-    Manifest,
-    PlannedRun,
-    new_manifest,
-    read_manifest,
-    write_manifest,
-)
+from retrain.records.manifest import Manifest, new_manifest, read_manifest, write_manifest
+from retrain.records.run_row import PlannedRun
 from retrain.records.run_state import RunState, begin_attempt, write_done
 
 
