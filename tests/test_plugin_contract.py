@@ -146,6 +146,11 @@ def test_a_launcher_that_takes_nothing_refuses_a_table() -> None:
     assert "unknown parameter of 'local'; it takes nothing" in problem
 
 
+def test_the_table_of_a_built_in_engine_is_checked_while_another_launcher_is_used() -> None:
+    (problem,) = problems({"campaign": {"launcher": "local", "slurm": {"partitoin": "gpu"}}})
+    assert problem == "c.toml [campaign.slurm].partitoin: unknown key; did you mean 'partition'?"
+
+
 def test_keyword_only_parameters_are_the_keys_of_a_backends_table(own: Callable[[str, str], str]) -> None:
     name = own("backend", BACKEND) + ".connect"
 

@@ -10,9 +10,11 @@ the supervisor admits workers one by one. The second submits runs to an engine w
 and continues after the orchestrator has exited. A later orchestrator, possibly on another machine, calls
 `queued` to learn what the engine still has; so the engine must identify runs by name alone.
 
-The keys of a launcher's table `[campaign.<name>]` are the keyword-only parameters of `open_launcher` (those
-of the built-in engines are classes in `config/campaign.py`); the table is `assignment.options` as well. The
-hooks in `SPEC` are called before a campaign's directory exists.
+The keys of a launcher's table `[campaign.<name>]` are the keyword-only parameters of `open_launcher`; the
+table is `assignment.options` as well. The tables of `slurm` and `ray` are classes in `config/campaign.py`: as
+sections of the schema their keys have defaults, bounds and descriptions in the reference and in editors, and
+are checked in a file that uses another launcher today. The hooks in `SPEC` are called before a campaign's
+directory exists.
 
 An engine sets two environment variables of its workers: `RETRAIN_JOB` names the engine's task (see
 `locks/held.py`: such a worker renews a lease in run.lock, because locks may not reach other machines)
