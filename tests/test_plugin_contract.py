@@ -85,6 +85,7 @@ def test_every_built_in_plugin_keeps_the_contract_that_its_kind_declares(kind: s
     for name in registry.built_in_names(kind):
         if extras.missing_problem(kind, name) is None:
             assert call_problem(registry.find(kind, name), spec.arguments, spec.given) == "", name
+            assert not (spec.has_defaults and registry.problems_with_params(kind, name, {})), name
         for hook in spec.hooks:
             found = registry.hook(kind, name, hook.name)
             assert found is None or hook.name == "open_scorer" or call_problem(found, hook.arguments) == ""

@@ -21,7 +21,7 @@ OVER_BATCH = "over_batch"
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-SPEC = PluginSpec("advantage", "estimate", ("rewards",))
+SPEC = PluginSpec("advantage", "estimate", ("rewards",), has_defaults=True)
 
 
 def over_batch(estimate: F) -> F:

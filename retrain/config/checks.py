@@ -160,7 +160,7 @@ def plugin_problems(
     if what := registry.problem_with_name(kind, name):
         yield at, what
         return
-    if params is None:
+    if params is None or not (params or registry.may_lack_keys(kind, name)):
         return
     wrong = registry.problems_with_params(kind, name, params)
     if not wrong and draft.trials is not None:

@@ -13,4 +13,6 @@ from __future__ import annotations
 
 from retrain.registry import PluginSpec
 
-SPEC = PluginSpec("loss", "evaluate", ("logprobs", "sampler_logprobs", "advantages", "sequence"))
+SPEC = PluginSpec(
+    "loss", "evaluate", ("logprobs", "sampler_logprobs", "advantages", "sequence"), has_defaults=True
+)

@@ -127,6 +127,11 @@ def find_module(path: str) -> ModuleType:
     return found if isinstance(found, ModuleType) else parent
 
 
+def may_lack_keys(kind: str, name: str) -> bool:
+    """Whether a plugin's empty table may be a mistake; one of ours with defaults is not imported for that."""
+    return not (spec_of(kind).has_defaults and is_built_in(kind, name))
+
+
 def names(kind: str) -> list[str]:
     """List the plugins of a kind by TOML name: built-in ones, then installed entry points."""
     return [*built_in_names(kind), *sorted(entry.name for entry in _installed(kind))]
@@ -152,7 +157,8 @@ def _modules(kind: str) -> frozenset[str]:
 def problem_with_name(kind: str, name: str) -> str | None:
     """Return why a plugin's name cannot be used; None if it can."""
     try:
-        plugin(kind, name).function()
+        if not is_built_in(kind, name):
+            plugin(kind, name).function()
     except ConfigError as error:
         return str(error)
     return None

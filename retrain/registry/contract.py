@@ -82,6 +82,9 @@ class PluginSpec:
     by_name_given: tuple[str, ...] = ()  # what such a function is called with, besides columns of the data
     opener: str = ""  # hook that takes the table's keys in place of the entry function, if it is defined
     hooks: tuple[Hook, ...] = ()
+    has_defaults: bool = (
+        False  # each key of our plugins has one, so that without any there is nothing to check
+    )
     judge: str = ""  # hook that checks the table's values; the only check if the entry function has no keys
 
     @property

@@ -9,4 +9,4 @@ from __future__ import annotations
 
 from retrain.registry import PluginSpec
 
-SPEC = PluginSpec("token transform", "reweigh", ("rollout", "advantage", "progress"))
+SPEC = PluginSpec("token transform", "reweigh", ("rollout", "advantage", "progress"), has_defaults=True)
