@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from retrain.errors import EXIT_BUG, EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_RECORDS, RetrainError
-from retrain.hidden import hide
+from retrain.hide_process import hide
 from retrain.streams import fill_closed, write_in_any_encoding
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # errors of a full disk

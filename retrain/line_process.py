@@ -20,7 +20,7 @@ LONGEST_LINE = 1 << 26  # bytes
 
 def command_of(module: str) -> list[str]:
     """Return the command that runs a module of retrain in a fresh interpreter, hidden from programs."""
-    return [sys.executable, "-P", "-m", "retrain.hidden", module]
+    return [sys.executable, "-P", "-m", "retrain.hide_process", module]
 
 
 def variables() -> dict[str, str]:

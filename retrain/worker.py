@@ -8,7 +8,7 @@ holds, that has finished, or whose campaign was stopped.
 from __future__ import annotations
 
 if __name__ == "__main__":  # first of all
-    from retrain.hidden import hide
+    from retrain.hide_process import hide
 
     hide()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.campaign.assign import as_launched
+from retrain.campaign.launcher_setup import as_launched
 from retrain.config.load import parse, sets_key
 from retrain.plan.checklist import warnings_of
 from retrain.plan.estimate.history import learn

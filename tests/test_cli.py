@@ -197,7 +197,7 @@ def test_help_imports_no_command(here: Path) -> None:
         "retrain.__main__",
         "retrain.cli",
         "retrain.errors",
-        "retrain.hidden",
+        "retrain.hide_process",
         "retrain.streams",
     }
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.campaign.assign import as_launched
+from retrain.campaign.launcher_setup import as_launched
 from retrain.config.load import parse
 from retrain.conformance import check_plugin
 from retrain.errors import ConfigError

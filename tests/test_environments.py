@@ -478,7 +478,7 @@ def test_a_plain_function_that_blocks_costs_its_episode() -> None:
 
 def test_a_coroutine_that_blocks_costs_its_episode(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others in its event loop are played again, in another one."""
-    monkeypatch.setattr("retrain.environments.own_loop.GRACE_S", 0.5)
+    monkeypatch.setattr("retrain.environments.coroutine_loop.GRACE_S", 0.5)
     over = threading.Event()
 
     class Awaits(Count):

@@ -28,7 +28,7 @@ from retrain.render.status import falling
 from retrain.report.contents import signs
 from retrain.report.gather import gather
 from retrain.report.sides import Side
-from retrain.trainer.evals import WINDOW, Falling
+from retrain.trainer.eval_schedule import WINDOW, Falling
 from retrain.trainer.evaluation import standard_error
 from tests.plugins import AsksToStop
 from tests.stopping import StopAfterStep

@@ -21,7 +21,7 @@ from retrain.calibrate.advice import Advice, calibrated, changes_of
 from retrain.calibrate.conclude import Calibration, Evidence
 from retrain.calibrate.trials import Effort, Trial, Trialled
 from retrain.campaign import Observer
-from retrain.campaign.assign import as_launched
+from retrain.campaign.launcher_setup import as_launched
 from retrain.campaign.orchestrate import CampaignRun
 from retrain.campaign.run import start
 from retrain.config.keys import Tables, as_toml

@@ -10,16 +10,16 @@ from pathlib import Path
 
 from retrain.campaign import Observer
 from retrain.campaign.admission import admission_of, as_planned
-from retrain.campaign.assign import (
+from retrain.campaign.endings import Ending
+from retrain.campaign.evidence import Rounds
+from retrain.campaign.forecast import Forecaster, said
+from retrain.campaign.launcher_setup import (
     assignment_of,
     open_launcher,
     open_permits,
     permit_directories,
     require_left,
 )
-from retrain.campaign.endings import Ending
-from retrain.campaign.evidence import Rounds
-from retrain.campaign.forecast import Forecaster, said
 from retrain.campaign.rollup import RecordingObserver, RollUp, deliver_missing, manifest_of
 from retrain.campaign.supervise import Supervisor
 from retrain.errors import (
@@ -30,7 +30,7 @@ from retrain.errors import (
     LaunchError,
     RecordsError,
 )
-from retrain.hidden import hide
+from retrain.hide_process import hide
 from retrain.launchers import Launcher
 from retrain.locks.held import HeldLock, hold, present_holder
 from retrain.plan.matrix import Plan, RunPlan

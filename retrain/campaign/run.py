@@ -17,9 +17,9 @@ from pathlib import Path
 
 from retrain.campaign import Observer
 from retrain.campaign.admission import check_fits, check_memory
-from retrain.campaign.assign import as_launched, ask_launcher, has_engine
+from retrain.campaign.launcher_setup import as_launched, ask_launcher, has_engine
 from retrain.campaign.orchestrate import CampaignOutcome, CampaignRun
-from retrain.campaign.recorded import reconcile, write_what_differs
+from retrain.campaign.reconcile import reconcile, write_what_differs
 from retrain.config.load import load_config
 from retrain.config.prices import missing_price
 from retrain.errors import EXIT_DONE, ConfigError, LaunchError

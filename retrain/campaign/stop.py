@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from retrain.campaign.assign import assignment_for_stopping, open_launcher
 from retrain.campaign.endings import conclude, ended_attempts
+from retrain.campaign.launcher_setup import assignment_for_stopping, open_launcher
 from retrain.errors import LaunchError, RecordsError
 from retrain.launchers import Ended, Launcher
 from retrain.locks.held import HeldLock, hold, holder, is_held, present_holder, signal_holder

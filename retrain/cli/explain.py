@@ -47,7 +47,7 @@ def command(
     Example: retrain explain campaign.toml --from logs --budget 6h
     """
     from retrain.campaign.admission import check_fits, free_memory
-    from retrain.campaign.assign import as_launched, ask_launcher
+    from retrain.campaign.launcher_setup import as_launched, ask_launcher
     from retrain.config.load import load_config, sets_key
     from retrain.plan.explain import explain_plan
     from retrain.plan.matrix import plan_runs

@@ -20,7 +20,7 @@ from retrain.config.checks import (
     with_launcher_options,
 )
 from retrain.config.drafts import Draft, Location, Problem, Trials, draft_of, place
-from retrain.config.evals import check_eval_tables, check_eval_tokens, with_eval_tables
+from retrain.config.eval_checks import check_eval_tables, check_eval_tokens, with_eval_tables
 from retrain.config.files import found_below
 from retrain.config.keys import Table, Tables, put, quote, table_at
 from retrain.config.prices import check_prices

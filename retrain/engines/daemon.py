@@ -1,6 +1,6 @@
 """The process that starts a shared server, restarts it after a crash, and ends it with its last user.
 
-python -m retrain.hidden retrain.engines.daemon DIRECTORY < PLAN, which is
+python -m retrain.hide_process retrain.engines.daemon DIRECTORY < PLAN, which is
 {"command": [...], "environment": {...}, "linger_s": 10.0}
 """
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeAlias, cast
 
 from retrain.demonstrations import conversation, next_prompt
-from retrain.environments.threads import LeftBehindError
+from retrain.environments.plain_calls import LeftBehindError
 from retrain.event_loop import result_of
 from retrain.registry.code import located
 from retrain.rollouts import Messages, Prompt

@@ -14,7 +14,7 @@ from retrain.environments.endpoint import Endpoint
 from retrain.environments.endpoint.running import run_program
 from retrain.environments.endpoint.session import EpisodeLimits, EpisodeSession, Rendering
 from retrain.environments.episode import EpisodeError, LiveEpisode, within
-from retrain.environments.threads import InTurn
+from retrain.environments.plain_calls import InTurn
 from retrain.rollouts import FirstTurn, NextTurn, Prompt, Rollout
 
 TOKENS = 1 << 20  # more than a program asks for

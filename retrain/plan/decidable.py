@@ -96,7 +96,7 @@ def undecidable(plan: Plan) -> str:
     """Return why `[decision]` will find no difference, whatever is measured; "" if it may."""
     if plan.decision is None:
         return ""
-    from retrain.plan.found import comparison_of  # not at the top: imports numpy
+    from retrain.plan.looks import comparison_of  # not at the top: imports numpy
 
     table, others = plan.decision, len(plan.conditions) - 1
     if plan.search_seeds or table.allocate == "auto":  # one may have nearly all of the error

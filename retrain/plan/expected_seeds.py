@@ -18,7 +18,7 @@ from retrain.config.campaign import Decide
 from retrain.controllers.sequential.rejection import FloatArray
 from retrain.errors import ConfigError, RecordsError
 from retrain.plan.decision import Walk
-from retrain.plan.found import FOUND
+from retrain.plan.looks import FOUND
 from retrain.plan.matrix import Plan
 from retrain.plan.search import fresh_plan
 from retrain.records.decision import final_value

@@ -17,7 +17,7 @@ from retrain.config.schema import Config
 from retrain.errors import ConfigError, LaunchError
 from retrain.plan.launching import runs_here
 from retrain.plan.matrix import Plan
-from retrain.plan.parts import backend_problems, environment_problems, reward_problems, rewards_of
+from retrain.plan.part_checks import backend_problems, environment_problems, reward_problems, rewards_of
 from retrain.records.decision import HELD_OUT
 
 if TYPE_CHECKING:

@@ -272,9 +272,11 @@ class StepRow:
         metadata=_by("trainer/evaluation.py", "every `eval_every` steps"), default=None
     )
     evals: Mapping[str, NamedEvaluation] = field(
-        metadata=_by("trainer/evals.py", "with `[[eval]]`"), default_factory=dict
+        metadata=_by("trainer/eval_schedule.py", "with `[[eval]]`"), default_factory=dict
     )
-    eval_watch: EvalWatch | None = field(metadata=_by("trainer/evals.py", "with `[[eval]]`"), default=None)
+    eval_watch: EvalWatch | None = field(
+        metadata=_by("trainer/eval_schedule.py", "with `[[eval]]`"), default=None
+    )
 
     def columns(self) -> dict[str, Value]:
         parts = (getattr(self, part.name) for part in dataclasses.fields(self))

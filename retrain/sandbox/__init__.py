@@ -79,7 +79,7 @@ def choose(name: str, options: Mapping[str, Any]) -> Sandbox:
     made = registry.find("sandbox", name)(**options)
     found: Sandbox = registry.check_made("sandbox", name, made)
     if not found.mounts:
-        from retrain.hidden import hide  # here: it loads ctypes, and every plan imports this module
+        from retrain.hide_process import hide  # here: it loads ctypes, and every plan imports this module
 
         hide()  # answers, and keys in its environment
     return found

@@ -11,7 +11,7 @@ from importlib.machinery import SourceFileLoader
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 
-from retrain import hidden
+from retrain import hide_process
 from retrain.sandbox import Limits, Sandbox
 from retrain.sandbox.inside import values
 
@@ -29,7 +29,7 @@ for name, source in setup.pop("modules").items():
     exec(codes.get(name) or compile(source, name + ".py", "exec"), sys.modules[name].__dict__)
 sys.modules[name].main(setup)"""
 MODULES = ("values", "confine", "stand_in", "peer", "changes", "testing", "jobs", "zygote")
-OURS, HIDDEN = "retrain.sandbox.inside", "retrain.hidden"
+OURS, HIDDEN = "retrain.sandbox.inside", "retrain.hide_process"
 
 
 def boot_text(sandbox: Sandbox, limits: Limits | None = None) -> bytes:
@@ -63,4 +63,4 @@ def files() -> dict[str, Path]:
     """Return the file of every module that runs in a sandbox, by name; the last one starts."""
     inside = Path(values.__file__)
     own = {f"{OURS}.{name}": inside.with_stem(name) for name in MODULES}
-    return {HIDDEN: Path(hidden.__file__), **own}
+    return {HIDDEN: Path(hide_process.__file__), **own}

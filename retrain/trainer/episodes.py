@@ -19,6 +19,7 @@ import numpy as np
 from retrain.backends import EpisodeProgress, Sampling, ignore_progress, never
 from retrain.config.schema import Environment
 from retrain.demonstrations import next_prompt
+from retrain.environments.coroutine_loop import CoroutineLoop
 from retrain.environments.episode import (
     EpisodeError,
     EpisodeLostError,
@@ -29,8 +30,7 @@ from retrain.environments.episode import (
     within,
 )
 from retrain.environments.hosts import Hosts, at_once
-from retrain.environments.own_loop import OwnLoop
-from retrain.environments.threads import InTurn
+from retrain.environments.plain_calls import InTurn
 from retrain.event_loop import EventLoopThread, in_new_thread
 from retrain.records.step_row import EpisodeSummary
 from retrain.rollouts import CallForm, Episode, FirstTurn, Group, NextTurn, Prompt, Rollout
@@ -87,7 +87,7 @@ class Episodes:
         table = self.table
         self._loop = EventLoopThread()
         self._in_turn = InTurn(table.time_limit_s)
-        self._own_loop = OwnLoop(table.time_limit_s)
+        self._own_loop = CoroutineLoop(table.time_limit_s)
         self._hosts = Hosts(table, self.form) if table.processes else None
         self._is_free = bool(self.programs or table.processes or table.threads)
 
@@ -139,7 +139,7 @@ class Episodes:
         began_s = time.perf_counter()
         with suppress(EpisodeLostError):
             return await self._once(queue, number, prompt, how, self._own_loop)
-        alone = OwnLoop(self.table.time_limit_s, is_alone=True)
+        alone = CoroutineLoop(self.table.time_limit_s, is_alone=True)
         try:
             rollout = await self._once(queue, number, prompt, how, alone)
         finally:
@@ -150,7 +150,7 @@ class Episodes:
         )
 
     async def _once(
-        self, queue: TurnQueue, number: int, prompt: Prompt, how: Sampling, loop: OwnLoop
+        self, queue: TurnQueue, number: int, prompt: Prompt, how: Sampling, loop: CoroutineLoop
     ) -> Rollout:
         """Play an episode; raise EpisodeLostError if what it shares with others ends."""
         ask = queue.of_episode(number)
@@ -179,7 +179,7 @@ class Episodes:
         )
         return replace(played.rollout, truncated=not (is_whole or error), episode=episode)
 
-    def _opened(self, queue: TurnQueue, loop: OwnLoop) -> LiveEpisode:
+    def _opened(self, queue: TurnQueue, loop: CoroutineLoop) -> LiveEpisode:
         limit_s = self.table.time_limit_s
         if self._hosts is not None:  # a process counts the time of each of its calls
             return LiveEpisode(partial(self._hosts.open, is_alone=loop.is_alone), None, at_once, within)

@@ -27,7 +27,7 @@ from retrain.trainer.batch import BoundAlgorithm, entropy_of
 from retrain.trainer.budget import RunBudget
 from retrain.trainer.control import Control, ControllerRows, StepFacts, StepSize, open_throttle
 from retrain.trainer.episodes import SampleGroups, summary_of
-from retrain.trainer.evals import EvalSchedule, OpenEval, is_due
+from retrain.trainer.eval_schedule import EvalSchedule, OpenEval, is_due
 from retrain.trainer.evaluation import Due, HeldOut
 from retrain.trainer.journal import Journal, choose
 from retrain.trainer.permits import RunPermits

@@ -40,7 +40,7 @@ from retrain.trainer import checkpoint
 from retrain.trainer.batch import BoundAlgorithm
 from retrain.trainer.budget import RunBudget
 from retrain.trainer.episodes import Episodes, SampleGroups
-from retrain.trainer.evals import OpenEval
+from retrain.trainer.eval_schedule import OpenEval
 from retrain.trainer.journal import Journal
 from retrain.trainer.loop import Trainer
 from retrain.trainer.metered import MeteredBackend

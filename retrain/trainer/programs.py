@@ -9,11 +9,11 @@ from typing import Any
 
 from retrain.backends import Sampling
 from retrain.config.schema import Environment
+from retrain.environments.coroutine_loop import CoroutineLoop
 from retrain.environments.endpoint import Endpoint
 from retrain.environments.endpoint.running import run_program
 from retrain.environments.endpoint.session import Ask, EpisodeLimits, EpisodeSession, Rendering
 from retrain.environments.episode import EpisodeError, EpisodeLostError, EpisodeTimeoutError, finite, told
-from retrain.environments.own_loop import OwnLoop
 from retrain.rollouts import Episode, Prompt, Rollout
 
 
@@ -28,7 +28,7 @@ class Programs:
     def __post_init__(self) -> None:
         self._endpoint = Endpoint()
 
-    async def play(self, ask: Ask, prompt: Prompt, how: Sampling, loop: OwnLoop) -> Rollout:
+    async def play(self, ask: Ask, prompt: Prompt, how: Sampling, loop: CoroutineLoop) -> Rollout:
         """Run a program for a prompt; return its last conversation, with the others in its episode.
 
         Raises:
@@ -52,7 +52,7 @@ class Programs:
         return replace(last, truncated=session.is_cut, episode=episode)
 
     async def _run(
-        self, session: EpisodeSession, prompt: Prompt, loop: OwnLoop
+        self, session: EpisodeSession, prompt: Prompt, loop: CoroutineLoop
     ) -> tuple[float | None, EpisodeError | None]:
         """Return an episode's reward, and why it failed."""
         table = self.table

@@ -48,7 +48,7 @@ def given_by(driver: int, campaign: Path) -> list[TaskEvent]:
 
 def kill_driver(ray: Cluster) -> None:
     """End the one driver that lives, as the kernel does for want of memory."""
-    driver = ["retrain.hidden", "retrain.launchers.ray.driver"]
+    driver = ["retrain.hide_process", "retrain.launchers.ray.driver"]
     kill(pid for pid in ray.processes(HEAD, program=driver[1]) if command_of(pid)[3:5] == driver)
 
 

@@ -18,7 +18,7 @@ from tests.test_environments import HOW, Count, play
 
 
 def test_coroutines_that_fill_the_loop_together_do_not_block_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retrain.environments.own_loop.GRACE_S", 1.0)
+    monkeypatch.setattr("retrain.environments.coroutine_loop.GRACE_S", 1.0)
 
     class Crowd(Count):
         async def step(self, completion: str) -> tuple[str, float, bool]:  # type: ignore[override]
@@ -32,7 +32,7 @@ def test_coroutines_that_fill_the_loop_together_do_not_block_it(monkeypatch: pyt
 def test_coroutines_that_block_cost_their_episodes_however_many_there_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("retrain.environments.own_loop.GRACE_S", 1.0)
+    monkeypatch.setattr("retrain.environments.coroutine_loop.GRACE_S", 1.0)
     over = threading.Event()
 
     class Stuck(Count):
@@ -92,7 +92,7 @@ def test_a_coroutine_that_refuses_to_be_cancelled_costs_its_episode() -> None:
 
 
 def test_programs_that_block_cost_their_episodes_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retrain.environments.own_loop.GRACE_S", 0.5)
+    monkeypatch.setattr("retrain.environments.coroutine_loop.GRACE_S", 0.5)
     over = threading.Event()
 
     async def block() -> None:
@@ -115,7 +115,7 @@ def test_programs_that_block_cost_their_episodes_and_no_other(monkeypatch: pytes
 
 
 def test_a_program_that_a_blocked_loop_never_began_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retrain.environments.own_loop.GRACE_S", 0.5)
+    monkeypatch.setattr("retrain.environments.coroutine_loop.GRACE_S", 0.5)
     blocked, over = threading.Event(), threading.Event()
     begun: list[Any] = []
 

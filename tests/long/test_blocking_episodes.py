@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from retrain.backends import Sampling
 from retrain.config.schema import Environment
-from retrain.environments.own_loop import OwnLoop
+from retrain.environments.coroutine_loop import CoroutineLoop
 from retrain.environments.tools import ToolUse, prepare
 from retrain.rollouts import Episode, NextTurn, Prompt, Rollout
 from retrain.trainer.episodes import Episodes
@@ -143,9 +143,9 @@ def test_an_episode_that_waits_for_its_turn_is_lost_with_its_event_loop(
 ) -> None:
     """What it keeps from one call to the next may belong to that loop."""
     is_left, Keeps.over = threading.Event(), threading.Event()
-    leave = OwnLoop._leave
+    leave = CoroutineLoop._leave
 
-    def left(loop: OwnLoop, blocking: asyncio.Task[object] | None) -> None:
+    def left(loop: CoroutineLoop, blocking: asyncio.Task[object] | None) -> None:
         leave(loop, blocking)
         is_left.set()
 
@@ -154,7 +154,7 @@ def test_an_episode_that_waits_for_its_turn_is_lost_with_its_event_loop(
             is_left.wait(60)
         return list(write("x")(asked, how))
 
-    monkeypatch.setattr(OwnLoop, "_leave", left)
+    monkeypatch.setattr(CoroutineLoop, "_leave", left)
     episodes = Episodes(Environment(time_limit_s=1.0), Keeps, sample)
     groups = episodes.play([Prompt(number, "?", "") for number in range(2)], ONE)
     Keeps.over.set()

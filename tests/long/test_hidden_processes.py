@@ -93,7 +93,7 @@ def test_every_process_of_a_campaign_that_runs_programs_is_hidden(here: Path) ->
 
 TELLS = """
 import ctypes, os, sys
-FIRST = {"retrain.hidden", "retrain.errors", "retrain.streams", "retrain.distribution"}
+FIRST = {"retrain.hide_process", "retrain.errors", "retrain.streams", "retrain.distribution"}
 told = []
 def tell(event, arguments):
     if event == "import" and arguments[0].startswith("retrain.") and arguments[0] not in FIRST and not told:
@@ -111,11 +111,14 @@ def test_every_process_hides_before_it_imports_anything(here: Path) -> None:
     (here / "c.toml").write_text(TOML)
     (here / "sitecustomize.py").write_text(TELLS)
     environment = os.environ | {"PYTHONPATH": f"{here}{os.pathsep}{ROOT}", "TOLD": str(here / "told")}
-    for command in (["retrain", "run", "c.toml"], ["retrain.hidden", "retrain.engines.daemon", "nowhere"]):
+    for command in (
+        ["retrain", "run", "c.toml"],
+        ["retrain.hide_process", "retrain.engines.daemon", "nowhere"],
+    ):
         subprocess.run([sys.executable, "-P", "-m", *command], env=environment, stdin=subprocess.DEVNULL)
     told = (here / "told").read_text().splitlines()
     names = {word for line in told for word in line.split() if word.startswith("retrain")}
-    processes = {"worker", "rewards.pool.worker", "loggers.process", "engines.daemon", "hidden"}
+    processes = {"worker", "rewards.pool.worker", "loggers.process", "engines.daemon", "hide_process"}
     assert names == {"retrain", *(f"retrain.{name}" for name in processes)}
     assert [line for line in told if not line.startswith("0 ")] == []
 

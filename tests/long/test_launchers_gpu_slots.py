@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from retrain.campaign.assign import assignment_of
+from retrain.campaign.launcher_setup import assignment_of
 from retrain.config.load import parse
 from retrain.config.resolve import as_tables
 from retrain.errors import LaunchError

@@ -15,7 +15,7 @@ from retrain import worker
 from retrain.campaign.run import reopen, run_campaign, start
 from retrain.config.load import parse
 from retrain.errors import ConfigError
-from retrain.plan.parts import adapter_problems
+from retrain.plan.part_checks import adapter_problems
 from retrain.records.layout import RunFiles
 from retrain.records.manifest import read_manifest
 from retrain.records.metrics import read_metrics

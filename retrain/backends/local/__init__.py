@@ -1,6 +1,6 @@
 """Any causal language model, sampled and trained on this machine with PyTorch, transformers and peft.
 
-Heavy imports are deferred until a run connects: planning reads only this file and `names`.
+Heavy imports are deferred until a run connects: planning reads only this file and `model_checks`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from retrain import extras
 from retrain.backends import BackendSpec
-from retrain.backends.local.names import (
+from retrain.backends.local.model_checks import (
     hub_problem,
     is_offline,
     model_problem,

@@ -23,11 +23,11 @@ import torch
 from retrain.backends import BackendSpec, Sampling, StartProgress
 from retrain.backends.local import LocalOptions
 from retrain.backends.local.devices import DeviceMemory, left_for_engine
-from retrain.backends.local.drawing import Cut
 from retrain.backends.local.engine_watch import EngineWatch, first_tokens, reject_other_policy, reject_unknown
 from retrain.backends.local.files import ADAPTER, save_weights
 from retrain.backends.local.loading import Policy
 from retrain.backends.local.micro_batches import lay_out
+from retrain.backends.local.next_token import Cut
 from retrain.backends.local.training import evaluate
 from retrain.backends.progress import CallsProgress
 from retrain.engines import Drawn, Ids, LostAdaptersError

@@ -20,8 +20,8 @@ from retrain import extras
 from retrain.backends import BackendSpec
 from retrain.backends.local import EXTRA_4BIT, LocalOptions
 from retrain.backends.local.devices import is_out_of_memory
-from retrain.backends.local.drawing import Cut
-from retrain.backends.local.names import CONTEXT, model_problem
+from retrain.backends.local.model_checks import CONTEXT, model_problem
+from retrain.backends.local.next_token import Cut
 from retrain.errors import BackendMemoryError, ConfigError, InfrastructureError
 from retrain.extras import quiet_transformers
 

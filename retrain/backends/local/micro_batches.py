@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from retrain.backends.local.cohorts import attending
+from retrain.backends.local.kv_cache import attending
 from retrain.backends.local.loading import Policy
 from retrain.backends.objective import TokenData
 from retrain.engines import Ids

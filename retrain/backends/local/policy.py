@@ -16,17 +16,17 @@ from retrain.backends import BackendInfo, BackendSpec, Optimization, Sampling, S
 from retrain.backends.local import DEFAULTS, NO_REFERENCE, LocalOptions
 from retrain.backends.local.adapters import load_start
 from retrain.backends.local.devices import DeviceMemory, choose_device
-from retrain.backends.local.drawing import Cut
 from retrain.backends.local.engine import EngineSampler
 from retrain.backends.local.files import load_policy, save_policy
 from retrain.backends.local.loading import Policy, copied, load
-from retrain.backends.local.names import files_of, too_long
+from retrain.backends.local.logprob_check import most_shared, try_out
+from retrain.backends.local.model_checks import files_of, too_long
+from retrain.backends.local.next_token import Cut
 from retrain.backends.local.optimizer import Optimizer
 from retrain.backends.local.sampling import TorchSampler, budget_of
 from retrain.backends.local.shared_weights import share
 from retrain.backends.local.sizes import costs_of, micro_batch, read_sizes, weights_in
 from retrain.backends.local.training import Dropout, Learner
-from retrain.backends.local.trial import most_shared, try_out
 from retrain.backends.rows import AdmittedTurn, LiveRows, TurnFeed, unsampled, with_turns
 from retrain.backends.text import Schemas, Text, to_groups
 from retrain.backends.turns import Turns

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 
 from retrain.backends import Sampling, SamplingProgress, ignore_progress, unknown
-from retrain.backends.local.cohorts import Cohorts, Windows, cells_of
 from retrain.backends.local.devices import DeviceMemory, finished_s, is_out_of_memory
-from retrain.backends.local.drawing import Cut, draw
+from retrain.backends.local.kv_cache import Cohorts, Windows, cells_of
+from retrain.backends.local.kv_passes import Pass
 from retrain.backends.local.loading import Policy
-from retrain.backends.local.passes import Pass
+from retrain.backends.local.next_token import Cut, draw
 from retrain.backends.progress import CallsProgress
 from retrain.backends.rows import GivenRows, Row, RowAdmission, RowSource, uniforms
 from retrain.backends.text import Text

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from retrain.backends import MemoryEstimate
 from retrain.backends.local import LocalOptions
-from retrain.backends.local.names import files_of, prompt_tokens, read_json
+from retrain.backends.local.model_checks import files_of, prompt_tokens, read_json
 from retrain.backends.work import ModelCosts
 from retrain.config.schema import Config
 from retrain.rollouts import Prompt

@@ -18,9 +18,9 @@ from torch.utils.checkpoint import checkpoint
 
 from retrain.backends import Optimization, TrainingProgress, UpdateStats, ignore_progress
 from retrain.backends.local.devices import DeviceMemory, finished_s, is_out_of_memory
-from retrain.backends.local.drawing import Cut, entropy
 from retrain.backends.local.loading import Policy
 from retrain.backends.local.micro_batches import MicroBatch, lay_out, states_of
+from retrain.backends.local.next_token import Cut, entropy
 from retrain.backends.local.optimizer import Optimizer
 from retrain.backends.objective import Totals, split_by_group
 from retrain.backends.work import ModelCosts

@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from retrain.environments.coroutine_loop import check_held_up
 from retrain.environments.endpoint.session import EpisodeSession
 from retrain.environments.episode import (
     CallAsync,
@@ -19,8 +20,7 @@ from retrain.environments.episode import (
     outcome,
     result_awaited,
 )
-from retrain.environments.own_loop import check_held_up
-from retrain.environments.threads import LeftBehindError
+from retrain.environments.plain_calls import LeftBehindError
 from retrain.event_loop import in_thread
 from retrain.rollouts import Prompt
 

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from retrain import registry
 from retrain.config.schema import Config
+from retrain.environments.coroutine_loop import check_held_up
 from retrain.environments.episode import awaited, outcome
-from retrain.environments.own_loop import check_held_up
 from retrain.environments.single_turn import spoken
 from retrain.environments.tools.calls import ToolCall, calls_in
 from retrain.environments.tools.functions import PythonTool, Tool, ToolError, tool_of

@@ -207,6 +207,6 @@ def render(assignment: Assignment, table: Ray) -> str:
         f"export RETRAIN_JOB={shlex.quote(f'ray {assignment.campaign}')}",
         *own_permits(assignment, table.permits),
         *table.setup,
-        f'exec {shlex.quote(table.python or sys.executable)} -P -m retrain.hidden "$@"',
+        f'exec {shlex.quote(table.python or sys.executable)} -P -m retrain.hide_process "$@"',
     ]
     return "\n".join(lines) + "\n"

@@ -18,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
-from retrain.backends.local.cohort import Cohort, Prefix
+from retrain.backends.local.kv_cohort import Cohort, Prefix
 from retrain.backends.local.loading import Policy
 from retrain.backends.rows import Row
 from retrain.engines import Ids

@@ -13,8 +13,8 @@ from itertools import chain
 
 import torch
 
-from retrain.backends.local.cohorts import Windows, windows_of
 from retrain.backends.local.devices import is_out_of_memory
+from retrain.backends.local.kv_cache import Windows, windows_of
 from retrain.backends.local.loading import Policy, fitting
 from retrain.backends.local.micro_batches import Layout, states_of
 from retrain.backends.local.sampling import RowCache, cache_for

@@ -27,7 +27,7 @@ from retrain.environments.episode import (
     is_ours,
     within,
 )
-from retrain.environments.threads import LeftBehindError
+from retrain.environments.plain_calls import LeftBehindError
 from retrain.event_loop import EventLoopThread
 
 GRACE_S = 2.0  # for a busy machine
@@ -49,7 +49,7 @@ class _Call:
     failure: EpisodeError | None = None  # why the answer was cancelled with its loop
 
 
-class OwnLoop:
+class CoroutineLoop:
     """The loop of a run's environments, or of one episode; used within another event loop."""
 
     def __init__(self, limit_s: float, *, is_alone: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""How runs began, by their own run.toml, how their campaign's file differs now, and who writes a run.toml.
+"""How runs began, and how their campaign's file differs now; writes the run.toml of each run.
 
 A campaign continues as it began. The user must accept whatever would change results; how runs are launched
 (workers, retries, timeouts) may change freely. A run.toml whose digest does not fit its configuration was
