@@ -33,7 +33,7 @@ group_size = 16
 max_tokens = 3
 temperature = 1.0
 lr = 4e-2
-save_every = 8
+save_every = 4
 
 [algorithm]
 loss_mode = "ppo"
@@ -120,7 +120,7 @@ def test_a_campaign_learns_through_a_bad_day_and_keeps_to_its_permits(
     assert rewards[:, -4:].mean() > 0.3
     assert sum(row["permit_wait_s"] for steps in rows for row in steps) > 0
     most = [stats["most_in_flight"] for stats in day.stats]
-    assert max(most) == most[0] == 3  # after the restart there may be less to do
+    assert max(most) == 3
     assert set(day.stats[0]["failed"]) == {"429", "502"}
     secret = KEY.encode()
     assert not [path for path in here.rglob("*") if path.is_file() and secret in path.read_bytes()]
