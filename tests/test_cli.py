@@ -233,7 +233,7 @@ def test_explain_imports_only_what_it_uses(campaign_file: Path) -> None:
     found = imported(["explain", campaign_file.name, *of_an_api], campaign_file.parent)
     others = {"retrain.semaphore", "retrain.records.manifest", "retrain.config.reference"}
     assert not found & (HEAVY | others)
-    assert len(of_retrain(found)) <= 95
+    assert len(of_retrain(found)) <= 80
 
 
 def of_retrain(modules: set[str]) -> set[str]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from functools import cache
 
 from retrain.errors import ConfigError
-from retrain.sandbox import Sandbox, SandboxError, bubblewrap, process
-from retrain.sandbox.cell import holes
+from retrain.sandbox import Sandbox, SandboxError
 
 
 @cache
 def open_sandbox() -> Sandbox:
     """Return bubblewrap if nothing gets out of it here, else a process with limits."""
+    from retrain.sandbox import bubblewrap, process  # not at the top: every plan reads this file
+    from retrain.sandbox.cell import holes
+
     for warm in (True, False):
         try:
             found = bubblewrap.open_sandbox(warm=warm)
