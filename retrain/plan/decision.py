@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from retrain.config.campaign import Decide
 from retrain.controllers.sequential import SequentialComparison
 from retrain.controllers.sequential.allocation import found_per_cost, rising_errors, weights_of_error
-from retrain.controllers.sequential.rejection import FloatArray
 from retrain.plan.looks import FOUND, Found, comparison_of
 from retrain.plan.matrix import Plan
 from retrain.records.decision import OPEN, ConditionDecision, Decision, Looks, Round, is_higher_better
+from retrain.rollouts import Floats
 
 BUDGET, FAILED = "budget", "failed"
 FEWEST_PAIRS = 2  # of values that are compared
@@ -295,5 +295,5 @@ class Walk:
         ]
         return [(a, b) for a, b in pairs if a is not None and b is not None]
 
-    def _differences(self, name: str, seeds: int) -> FloatArray:
+    def _differences(self, name: str, seeds: int) -> Floats:
         return np.array([a - b for a, b in self._pairs(name, seeds)])

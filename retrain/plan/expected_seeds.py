@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from retrain.config.campaign import Decide
-from retrain.controllers.sequential.rejection import FloatArray
 from retrain.errors import ConfigError, RecordsError
 from retrain.plan.decision import Walk
 from retrain.plan.looks import FOUND
@@ -27,6 +26,7 @@ from retrain.records.layout import CampaignFiles, find_campaigns
 from retrain.records.manifest import RunEntry, read_manifest
 from retrain.records.run_state import RunState
 from retrain.records.text import parse_duration
+from retrain.rollouts import Floats
 
 SIMULATED = 60  # comparisons per difference: half a seed of error, in a second
 CROWDED = 4  # conditions from which on there are fewer: the time of a campaign grows with their square
@@ -147,7 +147,7 @@ def _ids(walk: Walk, plan: Plan) -> Iterator[set[str]]:
         yield {walk.ids[name, seed] for seed in plan.planned_seeds}
 
 
-def _simulated(plan: Plan, table: Decide, differences: FloatArray, most_runs: float) -> Walk:
+def _simulated(plan: Plan, table: Decide, differences: Floats, most_runs: float) -> Walk:
     """Return the end of a campaign whose conditions differ so much from the reference at each seed."""
     walk = Walk(plan, table, {})
     of_seed = dict(zip(plan.planned_seeds, differences.T, strict=True))

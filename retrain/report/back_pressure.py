@@ -12,10 +12,11 @@ import numpy as np
 from retrain.controllers.usl import UslFit, fit_usl
 from retrain.report import charts as vl
 from retrain.report.charts import Chart, Spec
-from retrain.report.gather import FloatArray, RunHistory
+from retrain.report.gather import RunHistory
 from retrain.report.series import Bins, Curve, counted
 from retrain.report.sides import Side
 from retrain.report.tables import Table, significant
+from retrain.rollouts import Floats
 
 MOST_POINTS = 400  # of a condition
 REGIMES = {
@@ -37,8 +38,8 @@ class Scalability:
     """One condition's throughput over concurrency."""
 
     condition: str
-    concurrency: FloatArray  # rollouts at a time, shape (steps,)
-    throughput: FloatArray  # tokens per second, shape (steps,)
+    concurrency: Floats  # rollouts at a time, shape (steps,)
+    throughput: Floats  # tokens per second, shape (steps,)
     fit: UslFit  # through all steps of all seeds, by the controller's own method
     steered_p_star: float | None  # median over seeds of the controller's last p*; None if half found none
 
@@ -193,7 +194,7 @@ def _peak(one: Scalability) -> list[Spec]:
     return _rows(one, np.array([one.fit.p_star]), np.array([one.fit.peak]))
 
 
-def _rows(one: Scalability, p: FloatArray, x: FloatArray) -> list[Spec]:
+def _rows(one: Scalability, p: Floats, x: Floats) -> list[Spec]:
     points = zip(p.tolist(), x.tolist(), strict=True)
     return [{"c": one.condition, "p": vl.rounded(p), "x": vl.rounded(x)} for p, x in points]
 

@@ -28,12 +28,13 @@ from retrain.report.compare import Comparison, MetricComparison, compare, usual_
 from retrain.report.curves import curve_chart
 from retrain.report.engines import Crash, ServerLoad, crashes_to_read, first_start_s, load_charts, servers
 from retrain.report.facts import Talk, conversations
-from retrain.report.gather import NO_ROWS, CampaignRecord, FloatArray, RunHistory, read_columns
+from retrain.report.gather import NO_ROWS, CampaignRecord, RunHistory, read_columns
 from retrain.report.series import Curve, Shown, bins_for, curves
 from retrain.report.sides import Match, Moment, Side, conditions, deciding, known_metrics
 from retrain.report.sweeps import Sensitivity, sensitivities, swept_of
 from retrain.report.sweeps import charts as sweep_charts
 from retrain.report.timeline import split_chart, step_split, timeline, timeline_chart
+from retrain.rollouts import Floats
 
 MOST_CONDITIONS = 100  # drawn; tables list all
 SHORT = 190  # pixels of a secondary chart
@@ -205,7 +206,7 @@ class Jump:
     held_out_rise: float
 
 
-def find_jump(steps: Sequence[int], reward: FloatArray, held_out: FloatArray) -> Jump | None:
+def find_jump(steps: Sequence[int], reward: Floats, held_out: Floats) -> Jump | None:
     """Return the largest jump of the reward, unless the held-out reward shares it.
 
     Args:

@@ -11,8 +11,8 @@ import numpy as np
 
 from retrain.report import charts as vl
 from retrain.report.charts import Chart, Spec, shortened
-from retrain.report.gather import FloatArray
 from retrain.report.series import Bins, Curve, Shown
+from retrain.rollouts import Floats
 
 MARKED_POINTS = 40  # curves with at most this many points also get dots
 OVERSHOOT = 0.12  # of the means' range: a band may leave the chart beyond it
@@ -90,7 +90,7 @@ def line_ends(found: Sequence[Curve], limits: Sequence[float], height: int = vl.
     return [{"c": name, "e": vl.rounded(place)} for place, (_, name) in zip(places, ends, strict=True)]
 
 
-def _known(one: Curve) -> FloatArray:
+def _known(one: Curve) -> Floats:
     """Return a curve's values: of the mean, or of the first run where there is none."""
     values = one.mean if has_mean(one) or not len(one.each) else one.each[0]
     return values[np.isfinite(values)]

@@ -14,9 +14,10 @@ import numpy as np
 from retrain.records.text import MISSING, first_of, format_duration, plain, plain_lines
 from retrain.report import charts as vl
 from retrain.report.charts import Chart, Spec
-from retrain.report.gather import FloatArray, RunHistory, unix_seconds
+from retrain.report.gather import RunHistory, unix_seconds
 from retrain.report.tables import Table
 from retrain.report.timeline import time_unit
+from retrain.rollouts import Floats
 
 MOST_POINTS = 300  # of a curve; with more rows, each is the most of several
 MOST_SERVERS = 7  # drawn, one colour each; the table lists all
@@ -49,7 +50,7 @@ class ServerLoad:
     name: str  # its log; its address if others started it
     rows: Sequence[Told]  # in order of time; not empty
 
-    def values(self, key: str) -> FloatArray:
+    def values(self, key: str) -> Floats:
         return np.array([row.values[KEYS.index(key)] for row in self.rows])
 
     def crashes(self) -> list[Told]:

@@ -42,9 +42,8 @@ from retrain.records.run_row import RunRow, row_of_inspected, unreadable_row
 from retrain.records.run_state import UNREADABLE, Attempt, Inspection, RunState, inspect_run, rung_of
 from retrain.records.rungs import Searched, as_decided
 from retrain.records.text import plain
+from retrain.rollouts import Floats
 from retrain.status import runs_of
-
-FloatArray = NDArray[np.float64]
 
 SHOWN_CAMPAIGNS = 5
 MOST_METRICS = 200  # our rows have at most sixty; a damaged file must not make millions of columns
@@ -59,12 +58,12 @@ class Columns:
     """One run's rows, each step once."""
 
     steps: NDArray[np.int64]  # ascending, shape (rows,)
-    ends_s: FloatArray  # when each step's row was written, in Unix seconds; NaN if unknown
-    metrics: dict[str, FloatArray]  # name -> values, shape (rows,); NaN where a row lacks it
+    ends_s: Floats  # when each step's row was written, in Unix seconds; NaN if unknown
+    metrics: dict[str, Floats]  # name -> values, shape (rows,); NaN where a row lacks it
     texts: dict[str, tuple[str, ...]]  # of `TEXTS` that have any -> of each row; "" if none
     skipped_lines: int  # torn, or not rows
 
-    def metric(self, name: str) -> FloatArray:
+    def metric(self, name: str) -> Floats:
         """Return a metric's values, all NaN if no row has it."""
         found = self.metrics.get(name)
         return np.full(len(self.steps), np.nan) if found is None else found
@@ -254,7 +253,7 @@ class _Reading:
         metric.extend(repeat(math.nan, rows - len(metric)))
         metric.append(value)
 
-    def take_metrics(self) -> Iterator[tuple[str, FloatArray]]:
+    def take_metrics(self) -> Iterator[tuple[str, Floats]]:
         """Iterate over metrics, without those that only replaced rows had; each is freed."""
         for name in list(self.metrics):
             metric = self.metrics.pop(name)

@@ -24,9 +24,10 @@ from retrain.records.decision import HELD_OUT
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles
 from retrain.records.samples import Rewards, read_outcomes
-from retrain.report.gather import FloatArray, RunHistory
+from retrain.report.gather import RunHistory
 from retrain.report.sides import Moment, Side
 from retrain.report.statistics import LEVEL, scipy_stats
+from retrain.rollouts import Floats
 
 MEASURE = re.compile(r"_(?:correct_rate|reward|pass_at_(?P<k>\d+))$")
 CORRECT = 1.0 - 1e-9  # a reward of 1, up to rounding
@@ -82,7 +83,7 @@ def _pairs(first: Side, second: Side, moment: Moment) -> list[tuple[RunHistory, 
     return pairs if 2 * len(pairs) > max(len(before), len(after)) else []
 
 
-def summarize(gains: FloatArray) -> ByQuestion | None:
+def summarize(gains: Floats) -> ByQuestion | None:
     """Summarize differences of shape (seeds, questions), at least two each; None if all are equal."""
     seeds, questions = gains.shape
     mean, by_seed, each = float(gains.mean()), gains.mean(axis=1), gains.mean(axis=0)
@@ -158,7 +159,7 @@ def _values(run: RunHistory, name: str, measure: str, moment: Moment) -> dict[in
     return {question: value for question, value in found_at.items() if value is not None}
 
 
-def _measured(rewards: FloatArray, measure: str) -> float | None:
+def _measured(rewards: Floats, measure: str) -> float | None:
     """Return one question's mean reward, share of right samples, or pass@k; None of too few samples."""
     is_pass_at = MEASURE.fullmatch(measure)
     k = int(is_pass_at["k"]) if is_pass_at and is_pass_at["k"] else 1

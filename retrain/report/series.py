@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from retrain.report.gather import FloatArray, RunHistory
+from retrain.report.gather import RunHistory
 from retrain.report.sides import Side
 from retrain.report.statistics import FEWEST_SEEDS, half_width
+from retrain.rollouts import Floats
 
 MOST_POINTS = 100  # of a curve: more would be noise, fewer would hide bends
 FEWEST_POINTS = 20
@@ -28,12 +29,12 @@ class Curve:
     """One condition's metric over steps; arrays have the shape (points,) if nothing else is said."""
 
     condition: str
-    steps: FloatArray  # mean step of each bin that has values
-    mean: FloatArray  # over seeds; NaN if all runs failed
-    low: FloatArray  # 95 % t interval of the mean; NaN if there are at most `MOST_SEEDS_DRAWN` runs
-    high: FloatArray
-    seeds: FloatArray  # their number
-    each: FloatArray = field(default_factory=lambda: np.empty((0, 0)))  # (runs, points), or empty
+    steps: Floats  # mean step of each bin that has values
+    mean: Floats  # over seeds; NaN if all runs failed
+    low: Floats  # 95 % t interval of the mean; NaN if there are at most `MOST_SEEDS_DRAWN` runs
+    high: Floats
+    seeds: Floats  # their number
+    each: Floats = field(default_factory=lambda: np.empty((0, 0)))  # (runs, points), or empty
     is_cut: bool = False  # whether the interval was clipped to the range of the metric
 
 
@@ -114,7 +115,7 @@ def counted(runs: Sequence[RunHistory]) -> Sequence[RunHistory]:
     return [run for run in runs if not run.has_failed]
 
 
-def _binned(run: RunHistory, metric: str, bins: Bins) -> tuple[FloatArray, FloatArray]:
+def _binned(run: RunHistory, metric: str, bins: Bins) -> tuple[Floats, Floats]:
     values = run.columns.metric(metric)
     known = np.isfinite(values) & (run.columns.steps > 0)
     at = (run.columns.steps[known] - 1) // bins.width
@@ -125,7 +126,7 @@ def _binned(run: RunHistory, metric: str, bins: Bins) -> tuple[FloatArray, Float
     return sums / hits, steps / hits
 
 
-def _half_width(values: FloatArray, seeds: FloatArray) -> FloatArray:
+def _half_width(values: Floats, seeds: Floats) -> Floats:
     enough = (seeds >= FEWEST_SEEDS) & (len(values) > MOST_SEEDS_DRAWN)
     half = np.full(len(seeds), np.nan)
     if enough.any():

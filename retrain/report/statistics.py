@@ -23,7 +23,7 @@ import numpy as np
 
 from retrain import extras
 from retrain.controllers.sequential import ROUNDING
-from retrain.report.gather import FloatArray
+from retrain.rollouts import Floats
 
 LEVEL = 0.95
 POWER = 0.8  # the customary probability of detecting a true difference
@@ -74,7 +74,7 @@ def describe_sample(values: Sequence[float]) -> SeedSummary:
     return SeedSummary(len(x), mean, std, interquartile_mean(x), low, high)
 
 
-def half_width(std: float | FloatArray, n: int | FloatArray) -> Any:
+def half_width(std: float | Floats, n: int | Floats) -> Any:
     """Return half the width of Student's interval of a mean of `n` values with this sample deviation."""
     return scipy_stats().t.ppf((1 + LEVEL) / 2, n - 1) * std / np.sqrt(n)
 
@@ -97,7 +97,7 @@ def difference_of(
     return Difference(None, *_tested(b, a), gap, improvement, _detectable(a, b))
 
 
-def interquartile_mean(x: FloatArray) -> float:
+def interquartile_mean(x: Floats) -> float:
     """Return the mean of the middle half: of four values the middle two, of fewer all."""
     return float(scipy_stats().trim_mean(x, TRIMMED))
 
@@ -124,7 +124,7 @@ def scipy_stats() -> Any:
 Interval = tuple[float | None, float | None, float | None, float | None, float | None, float | None]
 
 
-def _tested(*samples: FloatArray) -> Interval:
+def _tested(*samples: Floats) -> Interval:
     """Test the gains of pairs, or two conditions: difference, t interval, p-value and bootstrap interval."""
     stats, gap = scipy_stats(), float(_gap(*samples))
     if min(map(len, samples)) < FEWEST_SEEDS:
@@ -143,7 +143,7 @@ def _tested(*samples: FloatArray) -> Interval:
     return gap, low, high, float(found.pvalue), *_bootstrap(samples)
 
 
-def _bootstrap(samples: tuple[FloatArray, ...]) -> tuple[float | None, float | None]:
+def _bootstrap(samples: tuple[Floats, ...]) -> tuple[float | None, float | None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a degenerate distribution gives NaN, handled below
         found = scipy_stats().bootstrap(
@@ -153,7 +153,7 @@ def _bootstrap(samples: tuple[FloatArray, ...]) -> tuple[float | None, float | N
     return (low, high) if math.isfinite(low) and math.isfinite(high) else (None, None)
 
 
-def _detectable(*samples: FloatArray) -> float | None:
+def _detectable(*samples: Floats) -> float | None:
     """Return the smallest true difference detected with the customary power, given the measured spreads."""
     if min(map(len, samples)) < FEWEST_SEEDS or all(map(_is_constant, samples)):
         return None
@@ -164,7 +164,7 @@ def _detectable(*samples: FloatArray) -> float | None:
     return math.sqrt(parts.sum()) * float(t.ppf((1 + LEVEL) / 2, freedom) + t.ppf(POWER, freedom))
 
 
-def _rounded(x: FloatArray, size: float) -> FloatArray:
+def _rounded(x: Floats, size: float) -> Floats:
     """Remove differences that are only rounding errors at this magnitude."""
     resolution = max(ROUNDING * size, SMALLEST)
     if not len(x) or np.ptp(x) > resolution:
@@ -172,10 +172,10 @@ def _rounded(x: FloatArray, size: float) -> FloatArray:
     return np.full_like(x, 0.0 if abs(x[0]) <= resolution else x[0])
 
 
-def _is_constant(x: FloatArray) -> bool:
+def _is_constant(x: Floats) -> bool:
     return bool(np.all(x == x[0]))
 
 
-def _gap(first: FloatArray, *second: FloatArray, axis: int = -1) -> FloatArray:
+def _gap(first: Floats, *second: Floats, axis: int = -1) -> Floats:
     """Return a mean, or the difference of two."""
     return np.asarray(np.mean(first, axis=axis) - sum(np.mean(other, axis=axis) for other in second))

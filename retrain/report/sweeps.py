@@ -36,8 +36,9 @@ from retrain.report.charts import (
     rounded,
 )
 from retrain.report.compare import MetricComparison
-from retrain.report.gather import CampaignRecord, FloatArray
+from retrain.report.gather import CampaignRecord
 from retrain.report.tables import Table, significant
+from retrain.rollouts import Floats
 
 MOST_PAIRS = 6
 NAME = 60  # characters of a condition
@@ -108,7 +109,7 @@ def sensitivities(found: MetricComparison, swept: Swept) -> tuple[Sensitivity, .
 
 
 def _sensitivity(
-    key: str, swept: Swept, names: Sequence[str], means: FloatArray, best_of: Callable[[FloatArray], Any]
+    key: str, swept: Swept, names: Sequence[str], means: Floats, best_of: Callable[[Floats], Any]
 ) -> Sensitivity:
     values = swept.values(key, names)
     if swept.is_listed(key):
@@ -124,7 +125,7 @@ def _sensitivity(
     return Sensitivity(key, _share(means, fitted, parameters), values[best], float(fitted[best]))
 
 
-def _share(values: FloatArray, fitted: FloatArray, parameters: int) -> float | None:
+def _share(values: Floats, fitted: Floats, parameters: int) -> float | None:
     left, total = float(np.square(values - fitted).sum()), float(np.square(values - values.mean()).sum())
     if len(values) < parameters + FEWEST_LEFT or total == 0:
         return None

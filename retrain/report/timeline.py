@@ -17,9 +17,10 @@ from retrain.records.run_state import Attempt
 from retrain.records.text import format_duration
 from retrain.report import charts as vl
 from retrain.report.charts import Chart, Spec
-from retrain.report.gather import FloatArray, RunHistory, unix_seconds
+from retrain.report.gather import RunHistory, unix_seconds
 from retrain.report.series import counted
 from retrain.report.sides import Side
+from retrain.rollouts import Floats
 
 SLACK_S = 0.02  # an attempt's end is written a moment before the next one's start
 PIECES = 3000  # of waiting, in all bars together
@@ -55,7 +56,7 @@ class Bar:
         """How the attempt ended, or the state of its run."""
         return self.attempt.ending or (self.run.state if self.attempt is self.run.attempts[-1] else "died")
 
-    def waits(self) -> tuple[FloatArray, FloatArray]:
+    def waits(self) -> tuple[Floats, Floats]:
         """Return when the attempt's rows were written, and how long each step waited for permits."""
         columns = self.run.columns
         inside = (columns.ends_s >= self.start_s) & (columns.ends_s <= self.end_s + SLACK_S)

@@ -12,15 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from retrain.config.schema import BackPressure as Settings
 from retrain.controllers import StateDict
 from retrain.controllers.backpressure.measurements import Measurements
 from retrain.controllers.backpressure.posterior import Posterior
 from retrain.controllers.backpressure.step import Purpose
-
-FloatArray = NDArray[np.float64]
+from retrain.rollouts import Floats
 
 WARMUP_GAIN = 0.01  # least log gain expected of the next doubling, optimism included
 SHAPE_OPTIMISM, OWN_OPTIMISM = 0.5, 0.3  # standard deviations added as optimism
@@ -106,7 +104,7 @@ class Situation:
     measured: Measurements
     settings: Settings  # the TOML table
     sizes: tuple[int, ...]  # ascending
-    value: FloatArray  # expected log objective per size
+    value: Floats  # expected log objective per size
     highest: int  # the largest size that fits in memory
     current: int  # the size that just ran
     best: float  # batch size of the fitted optimum, infinite if unknown

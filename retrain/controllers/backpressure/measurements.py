@@ -10,11 +10,9 @@ import math
 from dataclasses import asdict, dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from retrain.controllers import StateDict
-
-FloatArray = NDArray[np.float64]
+from retrain.rollouts import Floats
 
 WINDOW = 100.0  # largest count of a mean, so that it follows slow drift
 KEPT_PER_STEP = 0.993  # other sizes' observations lose half of their weight in 100 steps
@@ -31,8 +29,8 @@ STALE_DEVIATION = 2.0  # of old logs after a change point; 1.0 lost 0.5 % more t
 class Measurements:
     """Means and weights, one per size; all logs relative to `origin`, the first observation."""
 
-    count: FloatArray
-    mean: FloatArray
+    count: Floats
+    mean: Floats
     origin: float | None = None
     noise_variance: float = NOISE_PRIOR**2
     noise_count: float = NOISE_PRIOR_COUNT

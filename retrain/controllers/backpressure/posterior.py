@@ -15,12 +15,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from retrain.controllers.backpressure.measurements import Measurements
 from retrain.controllers.usl.online import StepTime, StepTimeFitter
-
-FloatArray = NDArray[np.float64]
+from retrain.rollouts import Floats
 
 SHAPES_BEST = 16  # hypotheses for the best size, log-spaced, plus one without an optimum
 SHAPES_KNEE = 9  # hypotheses for the size at which load equals lead, plus one without load
@@ -41,12 +39,12 @@ class Posterior:
         load, crowd = 1.0 / knee[None, :, None], 1.0 / best[:, None, None] ** 2
         table = np.log(batch) - np.log(1.0 + load * batch + crowd * batch**2)
         shapes = table.reshape(-1, len(sizes))
-        self._shapes: FloatArray = shapes
-        self._shapes_and_squares: FloatArray = np.hstack([shapes, shapes**2])
-        self.expected: FloatArray = np.zeros(len(sizes))
-        self.shape_variance: FloatArray = np.zeros(len(sizes))  # from the unknown shape of the curve
-        self.own_variance: FloatArray = np.zeros(len(sizes))  # of the size's deviation from the curve
-        self.precision: FloatArray = np.zeros(len(sizes))  # 1 / variance of the size's mean around the curve
+        self._shapes: Floats = shapes
+        self._shapes_and_squares: Floats = np.hstack([shapes, shapes**2])
+        self.expected: Floats = np.zeros(len(sizes))
+        self.shape_variance: Floats = np.zeros(len(sizes))  # from the unknown shape of the curve
+        self.own_variance: Floats = np.zeros(len(sizes))  # of the size's deviation from the curve
+        self.precision: Floats = np.zeros(len(sizes))  # 1 / variance of the size's mean around the curve
 
     def update(self, measured: Measurements) -> None:
         """Recompute everything from the measurements; no history is kept here."""
@@ -63,7 +61,7 @@ class Posterior:
         self.shape_variance = np.maximum(square - curve * curve, 0.0)
         self.expected = curve + explained * (measured.mean - curve)
 
-    def _posterior(self, mean: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def _posterior(self, mean: Floats) -> tuple[Floats, Floats]:
         """Return weight and best-fitting constant of every hypothesis, shapes (hypotheses,)."""
         total = float(self.precision.sum())
         if total <= 0.0:
@@ -156,9 +154,7 @@ class FittedCurve:
         return self.time.throughput(min(max(self.time.best, lowest_p), highest_p))
 
 
-def fit_curve(
-    fitter: StepTimeFitter, concurrency: FloatArray, posterior: Posterior, mean: FloatArray
-) -> FittedCurve:
+def fit_curve(fitter: StepTimeFitter, concurrency: Floats, posterior: Posterior, mean: Floats) -> FittedCurve:
     """Fit the mean log throughputs of all sizes measured so far, shape (sizes,), each with its precision."""
     if np.count_nonzero(posterior.precision) < ENOUGH_SIZES:
         return FittedCurve()

@@ -31,12 +31,12 @@ from retrain.controllers.sequential.rejection import (
     FEWEST,
     INTERIM,
     NORMAL,
-    FloatArray,
     Rejection,
     SignFlips,
     fewest_seeds,
     score,
 )
+from retrain.rollouts import Floats
 
 Verdict: TypeAlias = Literal["continue", "better", "worse", "no_difference", "undecided"]
 
@@ -82,7 +82,7 @@ class Look:
         low, high = self._lower_bound(d), -self._lower_bound(-d)
         return min(low * self.resolution, self.difference), max(high * self.resolution, self.difference)
 
-    def _lower_bound(self, d: FloatArray) -> float:
+    def _lower_bound(self, d: Floats) -> float:
         """Return a mean that is rejected as too low, next to one that is not."""
 
         def is_too_low(mean: float) -> bool:
@@ -162,8 +162,8 @@ class SequentialComparison:
 
     def look(
         self,
-        a: Sequence[float] | FloatArray,
-        b: Sequence[float] | FloatArray,
+        a: Sequence[float] | Floats,
+        b: Sequence[float] | Floats,
         *,
         final: bool = False,
         later_errors: Sequence[float] = (),
@@ -206,7 +206,7 @@ class SequentialComparison:
         """Return the comparison that `state_dict` described."""
         return cls(**state)
 
-    def _outcome(self, d: FloatArray, later_errors: Sequence[float], *, final: bool) -> Rejection:
+    def _outcome(self, d: Floats, later_errors: Sequence[float], *, final: bool) -> Rejection:
         found = self.test.outcome(d, self.error_of_each, final=final)
         later = (self.test.outcome(d, error, final=final) for error in later_errors if found.rejected_at)
         is_lost = any(one.sign != found.sign for one in later)
@@ -216,7 +216,7 @@ class SequentialComparison:
         smallest = self.smallest_difference
         return None if smallest is None else min(smallest / resolution, LARGEST)
 
-    def _verdict(self, d: FloatArray, outcome: Rejection, smallest: float | None, final: bool) -> Verdict:
+    def _verdict(self, d: Floats, outcome: Rejection, smallest: float | None, final: bool) -> Verdict:
         is_small = smallest is not None and abs(d.mean()) < smallest
         if is_small and smallest and self._negligible_from(d, smallest, final=final) <= len(d):
             return "no_difference"
@@ -226,7 +226,7 @@ class SequentialComparison:
             return "undecided"
         return "no_difference" if self._is_hopeless(d, smallest) else "continue"
 
-    def _negligible_from(self, d: FloatArray, smallest: float, *, final: bool = False) -> int:
+    def _negligible_from(self, d: Floats, smallest: float, *, final: bool = False) -> int:
         """Return after how many seeds the interval excludes differences that matter; more than all: never."""
         shifts = np.array([[smallest], [-smallest]])
         below, above = (
@@ -235,10 +235,10 @@ class SequentialComparison:
         excludes = below.sign < 0 < above.sign
         return max(below.rejected_at, above.rejected_at) if excludes else len(d) + 1
 
-    def _is_hopeless(self, d: FloatArray, smallest: float | None) -> bool:
+    def _is_hopeless(self, d: Floats, smallest: float | None) -> bool:
         return (smallest is None or abs(d.mean()) < smallest) and self._is_futile(d)
 
-    def _is_futile(self, d: FloatArray) -> bool:
+    def _is_futile(self, d: Floats) -> bool:
         if len(d) < FEWEST:
             return False
         done = len(d) / self.max_seeds  # information so far; the score moves as a Brownian motion in it
@@ -253,7 +253,7 @@ def _is_whole(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-def _differences(a: FloatArray, b: FloatArray) -> tuple[FloatArray, float]:
+def _differences(a: Floats, b: Floats) -> tuple[Floats, float]:
     """Return a - b in whole units of the values' resolution, and that unit, so that no sum is inexact."""
     size = float(np.abs([a, b]).max())
     unit = 10.0 ** math.floor(math.log10(ROUNDING * size)) if ROUNDING * size > 0.0 else 0.0

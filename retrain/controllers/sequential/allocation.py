@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from retrain.controllers.sequential import FINAL, SequentialComparison
-from retrain.controllers.sequential.rejection import NORMAL, FloatArray, score
+from retrain.controllers.sequential.rejection import NORMAL, score
+from retrain.rollouts import Floats
 
 STEEPNESS = 4.0  # of the shares in the mean square of differences: nearly all error goes where it is largest
 LEAST = 1e-60  # mean square, relative to the largest, so that shares are numbers also if all are 0
@@ -25,7 +26,7 @@ STEPS = 16  # of a share per halving: rounding costs 4 % of it at most
 FEWEST_STEPS = 30 * STEPS  # a share of 2**-30 rejects no pattern of signs, and a smaller one no fewer
 
 
-def weights_of_error(first: Mapping[str, FloatArray]) -> dict[str, float]:
+def weights_of_error(first: Mapping[str, Floats]) -> dict[str, float]:
     """Return the weight of each comparison, by the sizes of its first differences.
 
     The error is shared in proportion to the weights of those that are left; these never change, so a share
@@ -46,7 +47,7 @@ def rising_errors(error: float, share: float) -> list[float]:
     return [error * 2 ** (-step / STEPS) for step in range(steps, -1, -1)]
 
 
-def found_per_cost(comparison: SequentialComparison, d: FloatArray, costs: Sequence[float]) -> float:
+def found_per_cost(comparison: SequentialComparison, d: Floats, costs: Sequence[float]) -> float:
     """Return the largest chance of finding a difference, divided by what it costs until then.
 
     Args:

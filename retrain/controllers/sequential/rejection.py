@@ -6,12 +6,11 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-FloatArray: TypeAlias = NDArray[np.float64]
+from retrain.rollouts import Floats
 
 FEWEST = 3  # seeds before a verdict
 INTERIM = 0.09  # nominal two-sided error of an early look, as a share of the whole
@@ -50,7 +49,7 @@ class SignFlips:
         """Whether the most extreme pattern of so many signs is rare enough, among those that are counted."""
         return min(seeds, ENUMERATED) >= fewest_seeds(error)
 
-    def outcome(self, d: FloatArray, error: float, *, final: bool = False) -> Rejection:
+    def outcome(self, d: Floats, error: float, *, final: bool = False) -> Rejection:
         """Return where differences stand that were looked at after each seed; `final`: none will follow."""
         return self._outcome(d.tobytes(), error, len(d) if final else self.max_seeds)
 
@@ -107,8 +106,8 @@ class SignFlips:
 class _Patterns:
     """All patterns of signs after some looks; the first is what was seen."""
 
-    sums: FloatArray
-    earlier: FloatArray  # sums of the sizes of all sums so far
+    sums: Floats
+    earlier: Floats  # sums of the sizes of all sums so far
     alive: NDArray[np.bool_]  # of those that are counted: whether none of these looks rejects them
     room: int  # how many may still be rejected
     squares: float
@@ -116,7 +115,7 @@ class _Patterns:
 
 
 @lru_cache(maxsize=4)
-def _patterns(seeds: int) -> FloatArray:
+def _patterns(seeds: int) -> Floats:
     """Return patterns of signs, (seeds, patterns); the first is +, as a pattern's reverse counts alike."""
     listed = min(seeds, ENUMERATED) - 1
     bits = np.arange(2**listed) >> np.arange(listed)[:, None] & 1
@@ -124,7 +123,7 @@ def _patterns(seeds: int) -> FloatArray:
     return np.vstack([np.ones((1, bits.shape[1])), 2.0 * bits - 1, 2.0 * drawn - 1])
 
 
-def _above(sums: FloatArray, room: int) -> float:
+def _above(sums: Floats, room: int) -> float:
     """Return the value that the `room` largest sums exceed; ties that do not fit are left out together."""
     if len(sums) <= room:
         return -math.inf
@@ -142,7 +141,7 @@ def _boundary(seeds: int, squares: float, error: float) -> float:
     return math.sqrt(seeds * squares * -math.expm1(-z * z / (seeds - 1)))
 
 
-def score(d: FloatArray) -> float:
+def score(d: Floats) -> float:
     """Return the normal score of Student's t of the differences, without its sign."""
     seeds, squares, total = len(d), float((d * d).sum()), float(d.sum())
     if squares == 0:

@@ -19,7 +19,6 @@ import numpy as np
 from retrain.controllers import require
 from retrain.controllers.usl.nls import (
     UNBOUNDED,
-    FloatArray,
     Problem,
     descend,
     fit_least_squares,
@@ -27,6 +26,7 @@ from retrain.controllers.usl.nls import (
     standard_errors,
 )
 from retrain.controllers.usl.online import fit_robust
+from retrain.rollouts import Floats
 
 COEFFICIENTS = 3
 
@@ -119,15 +119,15 @@ class UslFit:
     @overload
     def throughput(self, p: float) -> float: ...
     @overload
-    def throughput(self, p: FloatArray) -> FloatArray: ...
-    def throughput(self, p: float | FloatArray) -> float | FloatArray:
+    def throughput(self, p: Floats) -> Floats: ...
+    def throughput(self, p: float | Floats) -> float | Floats:
         """Return the predicted throughput at concurrency `p` (any shape)."""
         return self.lambda_ * (p / (1.0 + self.sigma * (p - 1.0) + self.kappa * p * (p - 1.0)))
 
 
 def fit_usl(
-    p: Sequence[float] | FloatArray,
-    x: Sequence[float] | FloatArray,
+    p: Sequence[float] | Floats,
+    x: Sequence[float] | Floats,
     method: Literal["nls", "online"] = "nls",
     noise: Literal["relative", "absolute"] = "relative",
 ) -> UslFit:
@@ -169,9 +169,7 @@ def fit_usl(
     return _judged(fit, problem.q * problem.p_unit, lean[:2])
 
 
-def _checked(
-    p: Sequence[float] | FloatArray, x: Sequence[float] | FloatArray
-) -> tuple[FloatArray, FloatArray]:
+def _checked(p: Sequence[float] | Floats, x: Sequence[float] | Floats) -> tuple[Floats, Floats]:
     concurrency, throughput = np.asarray(p, dtype=float), np.asarray(x, dtype=float)
     shapes = (concurrency.shape, throughput.shape)
     fit = concurrency.ndim == 1 and concurrency.size > 0 and shapes[0] == shapes[1]
@@ -182,7 +180,7 @@ def _checked(
     return concurrency, throughput
 
 
-def _judged(fit: UslFit, p: FloatArray, leaning: FloatArray) -> UslFit:
+def _judged(fit: UslFit, p: Floats, leaning: Floats) -> UslFit:
     """Return the fit with `identified` and `reason` set; `leaning` is that of (sigma, kappa), shape (2,)."""
     distinct, lowest, highest = len(np.unique(p)), float(p.min()), float(p.max())
     if distinct < COEFFICIENTS:
@@ -192,7 +190,7 @@ def _judged(fit: UslFit, p: FloatArray, leaning: FloatArray) -> UslFit:
     return replace(fit, identified=not reason, reason=reason or _extrapolated(fit, lowest, highest))
 
 
-def _another_shape(fit: UslFit, leaning: FloatArray) -> str:
+def _another_shape(fit: UslFit, leaning: Floats) -> str:
     sigma, kappa = leaning.tolist()
     if max(sigma, kappa) > fit.quantile:
         return "throughput falls faster than any curve of this law (sigma or kappa would be above 1)"

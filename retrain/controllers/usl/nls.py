@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrain.controllers.usl.online import StepTime
+from retrain.rollouts import Floats
 
-FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
-Bounds = tuple[FloatArray, FloatArray]
+Bounds = tuple[Floats, Floats]
 
 TINY = 1e-30  # smallest ratio distinguished from 0; squares and products of three stay finite
 SMALLEST, LARGEST = math.ulp(0.0), sys.float_info.max
@@ -47,14 +47,14 @@ class Problem:
     relative, else in throughput.
     """
 
-    q: FloatArray
-    y: FloatArray
+    q: Floats
+    y: Floats
     p_unit: float
     x_unit: float
     is_relative: bool
 
     @classmethod
-    def of(cls, p: FloatArray, x: FloatArray, *, is_relative: bool) -> Problem:
+    def of(cls, p: Floats, x: Floats, *, is_relative: bool) -> Problem:
         """Scale measurements that are positive and finite."""
         p_unit, x_unit = float(p.max()), float(x.max())
         return cls(np.maximum(p / p_unit, TINY), np.maximum(x / x_unit, TINY), p_unit, x_unit, is_relative)
@@ -65,56 +65,56 @@ class Problem:
         return 1.0 / min(max(self.p_unit, TINY), 1.0 / TINY)
 
     @property
-    def upper(self) -> FloatArray:
+    def upper(self) -> Floats:
         """Bounds of the coefficients: sigma <= 1 and kappa <= 1; lower bounds are 0."""
         return np.array([1.0 / self.one, 1.0 / self.one**2, np.inf])
 
-    def slowdown(self, theta: FloatArray) -> FloatArray:
+    def slowdown(self, theta: Floats) -> Floats:
         """Return the time per unit of work relative to p = 1, shape (n,); 0 where it would be negative."""
         beyond_one = self.q - self.one
         raw = 1.0 + theta[0] * beyond_one + theta[1] * self.q * beyond_one
         return np.asarray(np.maximum(raw, 0.0))
 
-    def curve(self, theta: FloatArray) -> FloatArray:
+    def curve(self, theta: Floats) -> Floats:
         """Return the fitted y, shape (n,)."""
         return np.asarray(theta[2] * self.q / np.maximum(self.slowdown(theta), TINY))
 
-    def residuals(self, theta: FloatArray) -> FloatArray:
+    def residuals(self, theta: Floats) -> Floats:
         """Return measured minus fitted, shape (n,)."""
         curve = self.curve(theta)
         return np.log(self.y / curve) if self.is_relative else self.y - curve
 
-    def rounded_residuals(self, theta: FloatArray) -> FloatArray:
+    def rounded_residuals(self, theta: Floats) -> Floats:
         """Return residuals, with rounding errors set to 0, shape (n,)."""
         residuals = self.residuals(theta)
         return np.where(np.abs(residuals) < ROUNDING, 0.0, residuals)
 
-    def jacobian(self, theta: FloatArray) -> FloatArray:
+    def jacobian(self, theta: Floats) -> Floats:
         """Return derivatives of the fitted quantity by contention, crosstalk and log level, shape (n, 3)."""
         share = (self.q - self.one) / np.maximum(self.slowdown(theta), TINY)
         jacobian = np.stack([-share, -self.q * share, np.ones_like(share)], axis=1)
         return jacobian if self.is_relative else self.curve(theta)[:, None] * jacobian
 
-    def squared(self, theta: FloatArray) -> float:
+    def squared(self, theta: Floats) -> float:
         """Return the sum of squares; infinite where the curve is not positive (p < 1, large kappa)."""
         if not np.all(self.slowdown(theta) > 0.0):
             return math.inf
         residuals = self.residuals(theta)
         return float(residuals @ residuals)
 
-    def coefficients(self, time: StepTime) -> FloatArray:
+    def coefficients(self, time: StepTime) -> Floats:
         """Convert q / y = lead + load q + crowd q^2 to coefficients."""
         total = time.lead + time.load * self.one + time.crowd * self.one**2
         return np.array([(time.load + time.crowd * self.one) / total, time.crowd / total, 1.0 / total])
 
-    def plain(self, theta: FloatArray) -> tuple[float, float, float]:
+    def plain(self, theta: Floats) -> tuple[float, float, float]:
         """Convert coefficients to (sigma, kappa, lambda)."""
         sigma, kappa = float(theta[0]) * self.one, float(theta[1]) * self.one * self.one
         rate = min(max(float(theta[2]) * self.one * self.x_unit, SMALLEST), LARGEST)
         return min(sigma, 1.0), min(kappa, 1.0), rate
 
 
-def standard_errors(jacobian: FloatArray, residuals: FloatArray) -> FloatArray:
+def standard_errors(jacobian: Floats, residuals: Floats) -> Floats:
     """Return standard errors of the linearised fit, shape (3,).
 
     Infinite without spare observations, or if the data cannot separate the coefficients.
@@ -127,11 +127,11 @@ def standard_errors(jacobian: FloatArray, residuals: FloatArray) -> FloatArray:
     if np.linalg.cond(normal) > SINGULAR:
         return np.full(3, np.inf)
     variance = float(residuals @ residuals) / spare
-    errors: FloatArray = np.sqrt(variance * np.diag(np.linalg.inv(normal))) / lengths
+    errors: Floats = np.sqrt(variance * np.diag(np.linalg.inv(normal))) / lengths
     return errors
 
 
-def leaning(jacobian: FloatArray, residuals: FloatArray, bound: FloatArray) -> FloatArray:
+def leaning(jacobian: Floats, residuals: Floats, bound: Floats) -> Floats:
     """Return by how many standard errors each unbounded coefficient exceeds its bound, shape (3,).
 
     0 for a coefficient inside its bounds, for data that do not determine it, and where removing the bound
@@ -149,7 +149,7 @@ def leaning(jacobian: FloatArray, residuals: FloatArray, bound: FloatArray) -> F
     return np.where(move * bound > 0.0, move / np.maximum(errors, math.ulp(0.0)), 0.0)
 
 
-def fit_least_squares(problem: Problem, guess: StepTime) -> FloatArray:
+def fit_least_squares(problem: Problem, guess: StepTime) -> Floats:
     """Return the least-squares coefficients.
 
     Several starts guard against local minima; the simpler curve wins a tie, so that exactly linear data
@@ -171,8 +171,8 @@ def fit_least_squares(problem: Problem, guess: StepTime) -> FloatArray:
 
 
 def descend(
-    problem: Problem, start: FloatArray, *, held: BoolArray | None = None, bounds: Bounds | None = None
-) -> FloatArray:
+    problem: Problem, start: Floats, *, held: BoolArray | None = None, bounds: Bounds | None = None
+) -> Floats:
     """Return the coefficients of a local minimum within bounds; those `held` keep their value."""
     bounds = bounds or (LOWER, problem.upper)
     theta, damping = np.clip(start, *bounds), 1e-3
@@ -194,9 +194,7 @@ def descend(
     return theta
 
 
-def _step(
-    problem: Problem, theta: FloatArray, damping: float, bounds: Bounds, held: BoolArray | None
-) -> FloatArray:
+def _step(problem: Problem, theta: Floats, damping: float, bounds: Bounds, held: BoolArray | None) -> Floats:
     jacobian = problem.jacobian(theta)
     jacobian[:, 2] /= theta[2]
     descent = jacobian.T @ problem.residuals(theta)

@@ -11,9 +11,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
+from retrain.rollouts import Floats
 
 HUBER = 1.345  # 95 % efficient on normal noise (Huber and Ronchetti, Robust Statistics, 2009)
 ROUNDS = 20  # of re-weighting; the weights converge in about five
@@ -52,11 +51,11 @@ class StepTimeFitter:
         p: concurrency (any unit), positive, shape (n,).
     """
 
-    def __init__(self, p: FloatArray) -> None:
+    def __init__(self, p: Floats) -> None:
         self._scale = float(p.max())
-        self._powers: FloatArray = np.stack([(p / self._scale) ** power for power in range(5)])
+        self._powers: Floats = np.stack([(p / self._scale) ** power for power in range(5)])
 
-    def fit(self, time: FloatArray, weights: FloatArray) -> StepTime:
+    def fit(self, time: Floats, weights: Floats) -> StepTime:
         """Minimize the sum of weights (fitted / time - 1)^2 over non-negative coefficients.
 
         `time` is p / X, the largest at most 1e150 times the smallest; a weight of 0 excludes an entry.
@@ -70,7 +69,7 @@ class StepTimeFitter:
         return StepTime(lead * unit, load * unit / self._scale, crowd * unit / self._scale**2)
 
 
-def fit_robust(p: FloatArray, x: FloatArray) -> StepTime:
+def fit_robust(p: Floats, x: Floats) -> StepTime:
     """Return the same fit from single observations, with Huber weights against outliers."""
     time, fitter = p / x, StepTimeFitter(p)
     weights = np.ones_like(time)
