@@ -65,7 +65,7 @@ class Simulation:
 
     def __init__(self, limit: Callable[[float], int], seed: int) -> None:
         self._limit, self._random = limit, random.Random(seed)
-        self._controller, self._record = AdaptivePermits(), Record()
+        self._controller, self._record = AdaptivePermits(4), Record()
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._number = count()
         self._waiting = [0.0] * CALLERS  # since when

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.controllers.permits import AdaptivePermits, CallFacts
+from retrain.controllers.permits import HIGHEST, AdaptivePermits, CallFacts
+from retrain.records.files import record_of
 from retrain.semaphore import FileSemaphore
 from retrain.semaphore.adaptive import SharedPermits
 from tests.semaphore_processes import running
@@ -80,15 +82,16 @@ def test_a_lasting_change_of_latency_becomes_the_usual() -> None:
 
 @given(st.lists(st.sampled_from([WANTED, REFUSED, CallFacts("save", 9.0)]), max_size=80))
 def test_the_number_never_leaves_its_range(calls: list[CallFacts]) -> None:
-    controller = AdaptivePermits(3, highest=5)
-    assert all(1 <= controller.observe(10.0 * t, call).permits <= 5 for t, call in enumerate(calls))
+    for start in (2, HIGHEST - 1):
+        controller = AdaptivePermits(start)
+        assert all(1 <= controller.observe(10.0 * t, call).permits <= HIGHEST for t, call in enumerate(calls))
 
 
 @given(st.lists(st.sampled_from([WANTED, REFUSED, CallFacts("save", 9.0)]), max_size=40))
 def test_a_state_survives_json_and_goes_on_alike(calls: list[CallFacts]) -> None:
-    controller, copy = AdaptivePermits(3), AdaptivePermits(3)
+    controller = AdaptivePermits(3)
     for t, call in enumerate(calls):
-        copy.load_state_dict(json.loads(json.dumps(controller.state_dict())))
+        copy = record_of(AdaptivePermits, json.loads(json.dumps(asdict(controller))))
         assert copy.observe(0.6 * t, call) == controller.observe(0.6 * t, call)
 
 

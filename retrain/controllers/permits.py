@@ -15,13 +15,13 @@ networks (1989); remembering the number at the last refusal as in CUBIC, Ha, Rhe
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-
-from retrain.controllers import StateDict
+from dataclasses import dataclass, field
 
 OVERLOAD = (429, 502, 503, 504)  # HTTP statuses that mean overload
+HIGHEST = 64  # permits
 WAITED_S = 0.05  # a call that got its permit later than this had to wait
 AFTER_OVERLOAD = (1.0, 0.75, 0.5)  # kept, less at least one; by the refusals since a number has worked
+MOST_REFUSALS = len(AFTER_OVERLOAD) - 1  # that are told apart
 AFTER_SLOWNESS = 0.75  # high latency is a weaker sign than a refusal
 TRIAL_ROUNDS = 4  # rounds of successful calls until a ceiling is forgotten; one adds a permit elsewhere
 FIRST_HOLD_S, LONGEST_HOLD_S = 30.0, 55.0  # below a ceiling, until it is tried again
@@ -65,20 +65,24 @@ class _Latency:
         self.calls += 1
 
 
+@dataclass
 class AdaptivePermits:
-    """The number of permits of one API, shared by all its callers."""
+    """The number of permits of one API, shared by all its callers; the fields are its state, plain data."""
 
-    def __init__(self, permits: int = 4, *, highest: int = 64) -> None:
-        """Start with `permits`, from 1 to `highest`."""
-        self.permits, self._highest = permits, highest
-        self._latencies: dict[str, _Latency] = {}
-        self._good_calls = 0  # since the last change or sign of overload
-        self._was_wanted = False  # a caller has waited for a permit since then
-        self._decreased_at_s: float | None = None
-        self._refusals = len(AFTER_OVERLOAD) - 1  # in a row, since a number of permits has worked
-        self._ceiling: int | None = None  # the lowest number at which the API refused
-        self._hold_s = FIRST_HOLD_S
-        self._held_since_s = 0.0
+    permits: int
+    latencies: dict[str, _Latency] = field(default_factory=dict)  # by kind of call
+    good_calls: int = 0  # since the last change or sign of overload
+    was_wanted: bool = False  # a caller has waited for a permit since then
+    decreased_at_s: float | None = None
+    refusals: int = MOST_REFUSALS  # in a row, since a number of permits has worked
+    ceiling: int | None = None  # the lowest number at which the API refused
+    hold_s: float = FIRST_HOLD_S
+    held_since_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Clip what was stored to its bounds."""
+        self.permits = min(max(self.permits, 1), HIGHEST)
+        self.refusals = min(max(self.refusals, 0), MOST_REFUSALS)
 
     def observe(self, now_s: float, call: CallFacts) -> PermitDecision:
         """Record a finished call and decide the number of permits.
@@ -87,52 +91,30 @@ class AdaptivePermits:
         decreases, in either direction, ends that pause early.
         """
         if call.overloaded or self._is_slow(call):
-            self._good_calls, self._was_wanted = 0, False
+            self.good_calls, self.was_wanted = 0, False
             return self._decrease(now_s, call)
-        self._good_calls += 1
-        self._was_wanted |= call.waited
-        is_trial = self.permits == self._ceiling
+        self.good_calls += 1
+        self.was_wanted |= call.waited
+        is_trial = self.permits == self.ceiling
         rounds = TRIAL_ROUNDS if is_trial else 1
-        if self._good_calls < self.permits * rounds or not self._was_wanted:
+        if self.good_calls < self.permits * rounds or not self.was_wanted:
             return PermitDecision(self.permits, False, "steady")
-        self._refusals = 0
+        self.refusals = 0
         if is_trial:
-            self._ceiling, self._hold_s = None, FIRST_HOLD_S  # it has risen
-        if self.permits + 1 == self._ceiling and abs(now_s - self._held_since_s) < self._hold_s:
+            self.ceiling, self.hold_s = None, FIRST_HOLD_S  # it has risen
+        if self.permits + 1 == self.ceiling and abs(now_s - self.held_since_s) < self.hold_s:
             return PermitDecision(self.permits, False, "held below what the API refused")
-        if self.permits == self._highest:
+        if self.permits == HIGHEST:
             return PermitDecision(self.permits, False, "steady")
-        self._good_calls, self._was_wanted = 0, False
+        self.good_calls, self.was_wanted = 0, False
         self.permits += 1
         return PermitDecision(self.permits, True, "calls succeed and others wait")
 
-    def state_dict(self) -> StateDict:
-        return {
-            "permits": self.permits,
-            "latencies": {kind: asdict(latency) for kind, latency in self._latencies.items()},
-            "good_calls": self._good_calls,
-            "was_wanted": self._was_wanted,
-            "decreased_at_s": self._decreased_at_s,
-            "refusals": self._refusals,
-            "ceiling": self._ceiling,
-            "hold_s": self._hold_s,
-            "held_since_s": self._held_since_s,
-        }
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Restore a `state_dict`; the number is clipped to its bounds."""
-        self.permits = min(max(int(state["permits"]), 1), self._highest)
-        self._latencies = {kind: _Latency(**latency) for kind, latency in state["latencies"].items()}
-        self._good_calls, self._was_wanted = int(state["good_calls"]), bool(state["was_wanted"])
-        self._decreased_at_s, self._ceiling = state["decreased_at_s"], state["ceiling"]
-        self._refusals = min(int(state["refusals"]), len(AFTER_OVERLOAD) - 1)
-        self._hold_s, self._held_since_s = float(state["hold_s"]), float(state["held_since_s"])
-
     def _is_slow(self, call: CallFacts) -> bool:
         """Record the latency of a call that was not refused, and return whether its kind has become slow."""
-        known = self._latencies.get(call.kind)
+        known = self.latencies.get(call.kind)
         if known is None:
-            self._latencies[call.kind] = _Latency(call.latency_s, call.latency_s)
+            self.latencies[call.kind] = _Latency(call.latency_s, call.latency_s)
             return False
         known.add(call.latency_s)
         return known.calls >= CALLS_TO_JUDGE and known.recent_s > SLOW * known.usual_s
@@ -140,16 +122,16 @@ class AdaptivePermits:
     def _decrease(self, now_s: float, call: CallFacts) -> PermitDecision:
         if self.permits == 1:
             return PermitDecision(self.permits, False, "overloaded, already at the lowest number")
-        known = self._latencies.get(call.kind)
+        known = self.latencies.get(call.kind)
         pause_s = max(SHORTEST_PAUSE_S, known.recent_s if known else call.latency_s)
-        since = self._decreased_at_s
+        since = self.decreased_at_s
         if since is not None and abs(now_s - since) < pause_s:  # a clock adjustment ends the pause
             return PermitDecision(self.permits, False, "the call began before the last decrease")
-        before, self._decreased_at_s = self.permits, now_s
+        before, self.decreased_at_s = self.permits, now_s
         if call.overloaded:
             self._lower_ceiling(now_s)
-            share = AFTER_OVERLOAD[self._refusals]
-            self._refusals = min(self._refusals + 1, len(AFTER_OVERLOAD) - 1)
+            share = AFTER_OVERLOAD[self.refusals]
+            self.refusals = min(self.refusals + 1, MOST_REFUSALS)
         else:
             share = AFTER_SLOWNESS
         self.permits = max(1, min(int(before * share), before - 1))
@@ -160,6 +142,6 @@ class AdaptivePermits:
 
     def _lower_ceiling(self, now_s: float) -> None:
         """Remember a refusal; another one at the same number lengthens the time until it is tried again."""
-        is_known = self.permits == self._ceiling
-        self._hold_s = min(2 * self._hold_s, LONGEST_HOLD_S) if is_known else FIRST_HOLD_S
-        self._ceiling, self._held_since_s = self.permits, now_s
+        is_known = self.permits == self.ceiling
+        self.hold_s = min(2 * self.hold_s, LONGEST_HOLD_S) if is_known else FIRST_HOLD_S
+        self.ceiling, self.held_since_s = self.permits, now_s

@@ -17,12 +17,11 @@ from pathlib import Path
 from retrain.clock import utc_now
 from retrain.controllers.permits import AdaptivePermits, CallFacts
 from retrain.errors import RecordsError, records_error
-from retrain.records.files import read_json, write_json
+from retrain.records.files import read_json, record_of, write_json
 from retrain.records.lines import append_line, read_records
 from retrain.semaphore import FileSemaphore
 
 STATE, LOCK, CHANGES = "adaptive.json", "adaptive.lock", "adaptive.jsonl"
-HIGHEST = 64  # permits
 POLL_S = 0.005  # how often a taken lock is tried again; it is held for about a millisecond
 log = logging.getLogger(__name__)
 
@@ -62,21 +61,18 @@ class SharedPermits:
         controller = self._controller()
         before = self._semaphore.permits
         decision = controller.observe(now_s, call)
-        write_json(self._directory / STATE, controller.state_dict(), durable=False)
+        write_json(self._directory / STATE, asdict(controller), durable=False)
         if decision.permits != before:  # changed, or reset by a restarted campaign
             self._semaphore.set_permits(decision.permits)
             self._write_line(before, decision.permits, decision.reason)
 
     def _controller(self) -> AdaptivePermits:
-        present = min(self._semaphore.permits, HIGHEST)
-        controller = AdaptivePermits(present, highest=HIGHEST)
         try:
-            state = read_json(self._directory / STATE)
-            if state is not None:
-                controller.load_state_dict(state)
-        except (RecordsError, ValueError, TypeError, KeyError, AttributeError):
-            controller = AdaptivePermits(present, highest=HIGHEST)  # damaged: start over
-        return controller
+            if (state := read_json(self._directory / STATE)) is not None:
+                return record_of(AdaptivePermits, state)
+        except (RecordsError, LookupError, TypeError, ValueError, OverflowError, AttributeError):
+            pass  # damaged: start over
+        return AdaptivePermits(self._semaphore.permits)
 
     def _write_line(self, before: int, permits: int, reason: str) -> None:
         change = PermitChange(utc_now(), before, permits, reason, self._run_name)
