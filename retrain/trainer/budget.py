@@ -53,14 +53,10 @@ class RunBudget:
         self._group_size = config.training.group_size
         self.ahead: Ahead | None = None  # None: each step samples its own
         found = read_spending(files)
-        known = found or Spending()
-        # calls that were in flight when the last attempt was killed may have been billed
-        self._before = known.after_kill()
-        self._set_aside_usd, self._largest_usd = 0.0, known.largest_step_usd
-        self._sampled_usd, self._trained_usd = known.largest_sampled_usd, known.largest_trained_usd
-        a_step = config.training.batch_size * config.training.group_size  # rollouts; earlier versions lack:
-        self._rollout_usd = known.largest_rollout_usd or known.largest_step_usd / a_step
-        self._evaluations = dict(known.evaluations)
+        # what earlier attempts spent, and what all of them learned of costs; calls that were in flight when
+        # the last attempt was killed may have been billed
+        self._known = (found or Spending()).after_kill()
+        self._set_aside_usd = 0.0
         self._told = NOTHING  # tokens that a row has
         self._lock = threading.Lock()
         self._evaluation_usd: float | None = None  # spent when an evaluation began that the budget may stop
@@ -104,8 +100,7 @@ class RunBudget:
         with tally() as billed:
             yield
         if self._price is not None:
-            with self._lock:
-                self._sampled_usd = max(self._sampled_usd, billed.tokens.usd(self._price) / rollouts)
+            self._learn("largest_sampled_usd", billed.tokens.usd(self._price) / rollouts)
 
     def took_step(self, rollouts: int = 0, trained: Tokens = NOTHING) -> None:
         """Learn from a step, since `why_to_stop`, what another may cost; `rollouts` of a warm-up are 0.
@@ -113,20 +108,23 @@ class RunBudget:
         What it sampled is not what was sampled meanwhile, if that is ahead of training.
         """
         usd = self._spent_usd() - self._began_usd
-        if self._sampled_usd and rollouts and self.ahead is not None and self._price is not None:
-            self._trained_usd = max(self._trained_usd, trained.usd(self._price))
-            usd = self._trained_usd + rollouts * self._sampled_usd
-        self._largest_usd = max(self._largest_usd, usd)
+        sampled_usd = self._known.largest_sampled_usd
+        if sampled_usd and rollouts and self.ahead is not None and self._price is not None:
+            self._learn("largest_trained_usd", trained.usd(self._price))
+            usd = self._known.largest_trained_usd + rollouts * sampled_usd
+        self._learn("largest_step_usd", usd)
         if rollouts:
-            self._rollout_usd = max(self._rollout_usd, usd / rollouts)
+            self._learn("largest_rollout_usd", usd / rollouts)
 
     def evaluated(self, due: Due, billed: Tokens) -> None:
         """Learn from an evaluation what another of its kind may cost."""
         if self._price is None or billed == NOTHING:
             return
-        known = self._known(due)
+        known = self._known_cost(due)
         usd = max(billed.usd(self._price), known.usd if known else 0.0)
-        self._evaluations[due.name] = EvaluationCost(usd, self._rollout_usd, due.size)
+        cost = EvaluationCost(usd, self._known.largest_rollout_usd, due.size)
+        with self._lock:
+            self._known = replace(self._known, evaluations={**self._known.evaluations, due.name: cost})
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -165,7 +163,7 @@ class RunBudget:
         """Return whether sampling is held to what the next step needs, in the order to be tried."""
         if self.ahead is None:
             return (False,)
-        return (False, True) if self._dearest("largest_step_usd", self._largest_usd) else (True,)
+        return (False, True) if self._dearest("largest_rollout_usd") else (True,)
 
     def _check_room(self) -> None:
         """Set aside more if an evaluation costs more than that; stop the campaign if there is no room."""
@@ -214,8 +212,8 @@ class RunBudget:
             self.ahead.hold(True)
         ahead_usd = self._ahead_usd(int(is_step), holds=holds)
         self._began_usd = self._spent_usd()  # now: what came in since is in both, and not in neither
-        step_usd = self._dearest("largest_step_usd", self._largest_usd) if is_step else 0.0
-        trained_usd = self._dearest("largest_trained_usd", self._trained_usd) if is_step else 0.0
+        step_usd = self._dearest("largest_step_usd") if is_step else 0.0
+        trained_usd = self._dearest("largest_trained_usd") if is_step else 0.0
         dues_usd = map(partial(self._cost_usd, is_step=is_step), due)
         return math.fsum([max(step_usd, trained_usd + ahead_usd), *dues_usd])
 
@@ -224,12 +222,17 @@ class RunBudget:
         groups = self.ahead.most_groups(steps, held=holds) if self.ahead is not None else 0
         if not groups:
             return 0.0
-        sampled_usd = self._dearest("largest_sampled_usd", self._sampled_usd)
-        rollout_usd = sampled_usd or self._dearest("largest_rollout_usd", self._rollout_usd)
+        rollout_usd = self._dearest("largest_sampled_usd") or self._dearest("largest_rollout_usd")
         return groups * self._group_size * rollout_usd
 
-    def _dearest(self, name: str, own_usd: float) -> float:
+    def _learn(self, name: str, usd: float) -> None:
+        """Keep what was dearer than all before it."""
+        with self._lock:
+            self._known = replace(self._known, **{name: max(usd, getattr(self._known, name))})
+
+    def _dearest(self, name: str) -> float:
         """Return what this run's dearest cost; before its first, that of the others'."""
+        own_usd: float = getattr(self._known, name)
         return own_usd or max((getattr(one, name) for one in self._others()), default=0.0)
 
     def _cost_usd(self, due: Due, *, is_step: bool) -> float:
@@ -238,15 +241,16 @@ class RunBudget:
         One that follows the first step has no price yet: it is asked for again after that step.
         """
         assert self._price is not None
-        if (known := self._known(due)) is None:
-            is_too_early = is_step and not self._rollout_usd
-            return 0.0 if is_too_early else due.at_most_usd(self._price, self._rollout_usd)
-        growth = self._rollout_usd / known.rollout_usd if known.rollout_usd else 1.0
+        rollout_usd = self._known.largest_rollout_usd
+        if (known := self._known_cost(due)) is None:
+            is_too_early = is_step and not rollout_usd
+            return 0.0 if is_too_early else due.at_most_usd(self._price, rollout_usd)
+        growth = rollout_usd / known.rollout_usd if known.rollout_usd else 1.0
         return known.usd * growth
 
-    def _known(self, due: Due) -> EvaluationCost | None:
+    def _known_cost(self, due: Due) -> EvaluationCost | None:
         """Return what an evaluation has cost; None if it was never made, or not of this size."""
-        known = self._evaluations.get(due.name)
+        known = self._known.evaluations.get(due.name)
         return known if known and known.size == due.size else None
 
     def _others(self) -> list[Spending]:
@@ -269,19 +273,9 @@ class RunBudget:
 
         Without a price now, no dollars are told: they would lack what was billed since.
         """
-        before, meter = self._before, self.meter
-        unsure = before.unsure + meter.unsure
-        now = replace(
-            before,
-            tokens=before.tokens + meter.tokens,
-            unsure=unsure,
-            open=meter.open,
-            largest_step_usd=self._largest_usd,
-            largest_rollout_usd=self._rollout_usd,
-            largest_sampled_usd=self._sampled_usd,
-            largest_trained_usd=self._trained_usd,
-            evaluations=dict(self._evaluations),
-        )
+        before, meter = self._known, self.meter
+        tokens, unsure = before.tokens + meter.tokens, before.unsure + meter.unsure
+        now = replace(before, tokens=tokens, unsure=unsure, open=meter.open)
         if (price := self._price) is None:
             return replace(now, usd=None, unsure_usd=None, open_usd=None)
         usd = before.tokens.usd(price) if before.usd is None else before.usd

@@ -78,6 +78,22 @@ def test_a_budget_without_room_to_sample_ahead_still_takes_steps(run: RunFiles) 
     source.close()
 
 
+def test_a_warm_up_tells_nothing_of_what_sampling_costs(run: RunFiles) -> None:
+    """So nothing is sampled ahead, also by the attempt after one that was killed during its first step."""
+    config = worker.read_run(run)
+    spend(before := RunBudget(config, run), 0.1)
+    before.took_step()
+    before.sync()
+    for budget in (before, RunBudget(config, run)):
+        budget.ahead = source = sampling_ahead(config, steps=100)
+        assert budget.why_to_stop() == ""
+        source.next_groups(3, 3, 0)
+        with source.updating(1):
+            pass
+        assert source.state_dict()["prompts"]["taken"] == 3
+        source.close()
+
+
 def test_a_run_that_samples_ahead_is_billed_for_its_steps_alone(tmp_path: Path) -> None:
     raw = {**PRICED, "rate_limiter": {"max_staleness": 4}}
     files = train(tmp_path / "r", raw)
