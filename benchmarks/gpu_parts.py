@@ -26,11 +26,12 @@ from benchmarks.gpu_runs import Campaign, measured_campaign
 from benchmarks.suite import Line
 from retrain import registry
 from retrain.backends import Optimization, Sampling, Work
-from retrain.controllers.roofline import Phase, classify
+from retrain.config.schema import BackPressure
 from retrain.controllers.throttle import LEVELS, ThrottlePolicy, decide
 from retrain.rollouts import Loss, Prompt, TrainingSample
 from retrain.system.load import LoadMeter, Scope
 from retrain.system.nvidia import gpus, taken_by_others
+from retrain.trainer.step_meter import classify
 
 if TYPE_CHECKING:
     from retrain.backends.local.policy import LocalBackend
@@ -91,14 +92,14 @@ def synchronize(device: str) -> None:
 def phases(setup: Setup) -> Iterator[Line]:
     """Measure tokens per second, MFU and MBU of each phase, and the peak of memory."""
     backend, prompts = setup.connected(), setup.prompts()
-    found: dict[Phase, list[Work]] = {"prefill": [], "decode": [], "train": []}
+    found: dict[str, list[Work]] = {"prefill": [], "decode": [], "train": []}
     for _ in range(1 + REPEATS):
         samples = sampled(backend, prompts, setup.size)
         drawn = backend.take_sampling_work()
         trained = backend.update(samples, ppo(), Optimization(lr=1e-5)).work
         assert trained is not None
         for phase, work in (("prefill", drawn.prefill), ("decode", drawn.decode), ("train", trained)):
-            found[phase].append(work)  # type: ignore[index]
+            found[phase].append(work)
     goals = {"decode": ("bandwidth", DECODE_GOAL), "train": ("arithmetic", TRAIN_GOAL)}
     for phase, works in found.items():
         best = max(works[1:], key=lambda work: work.tokens / work.time_s)  # the first one warms up
@@ -106,9 +107,7 @@ def phases(setup: Setup) -> Iterator[Line]:
         yield Line(f"{phase}{rows}", best.tokens / best.time_s, "tokens/s")
         if setup.peaks:
             flops, bandwidth = setup.peaks
-            hint = classify(
-                best.flops, best.bytes_moved, best.time_s, peak_gflops=flops, peak_bw_gb_s=bandwidth
-            )
+            hint = classify(BackPressure(peak_gflops=flops, peak_bw_gb_s=bandwidth), best)
             for kind, share in (("arithmetic", hint.mfu), ("bandwidth", hint.mbu)):
                 aim = goals.get(phase, ("", -math.inf))
                 least = aim[1] if setup.has_goals and aim[0] == kind else -math.inf

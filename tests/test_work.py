@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -13,7 +14,7 @@ from retrain.config.schema import BackPressure
 from retrain.losses import ppo
 from retrain.records.row_parts import columns
 from retrain.rollouts import Loss
-from retrain.trainer.step_meter import roofline
+from retrain.trainer.step_meter import classify, roofline
 from tests.test_numpy_backend import ALPHABET, PROMPTS, policy, samples_of
 
 LLM = ModelCosts(body=1000, head=200, weight_bytes=2, kv_bytes_per_token=8)
@@ -125,3 +126,30 @@ def test_a_phase_without_work_is_unknown_and_its_keys_stay():
 
 def test_without_peaks_a_row_says_nothing_of_hardware():
     assert roofline(BackPressure(), SamplingWork(Work(), Work()), Work()) is None
+
+
+@pytest.mark.parametrize(
+    ("flops", "moved", "peak_gflops", "bound"),
+    [
+        (0.9e12, 20e9, 1000.0, "compute_bound"),
+        (0.2e12, 80e9, 1000.0, "memory_bound"),
+        (0.2e12, 20e9, 1000.0, "overhead_bound"),
+        (0.9e12, 80e9, 0.0, "unknown"),
+    ],
+)
+def test_the_larger_share_of_the_roof_names_the_bound(flops, moved, peak_gflops, bound):
+    table = BackPressure(peak_gflops=peak_gflops, peak_bw_gb_s=100.0)
+    assert classify(table, Work(1, flops, moved, 1.0)).bound == bound
+
+
+@pytest.mark.parametrize(
+    ("work", "message"),
+    [
+        (Work(1, 1.0, 1.0, math.nan), "time_s: got nan"),
+        (Work(1, -1.0, 1.0, 1.0), "flops: got -1.0"),
+        (Work(1, 1.0, math.inf, 1.0), "bytes_moved: got inf"),
+    ],
+)
+def test_impossible_amounts_are_refused_by_name(work, message):
+    with pytest.raises(ValueError, match=message):
+        classify(BackPressure(peak_gflops=1.0), work)

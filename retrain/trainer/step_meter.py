@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from retrain.backends import Backend, SamplingWork, Work
 from retrain.config.schema import BackPressure
-from retrain.controllers.roofline import Phase, PhaseHint, classify
+from retrain.controllers import require
 from retrain.records.row_parts import ApiPause, EngineUse
 from retrain.records.step_row import RooflineSummary, Timing
 from retrain.trainer.journal import Journal
+
+ATTAINED_LEAST = 0.3  # of a peak; below, overhead dominates: kernel launches, Python, waiting
 
 
 @dataclass(eq=False)
@@ -77,11 +80,8 @@ def roofline(
     if not (table.peak_gflops or table.peak_bw_gb_s):
         return None
     sampled = sampling or SamplingWork(Work(), Work())
-    hints: dict[Phase, PhaseHint] = {
-        "prefill": _hint(table, sampled.prefill),
-        "decode": _hint(table, sampled.decode),
-        "train": _hint(table, training),
-    }
+    phases = {"prefill": sampled.prefill, "decode": sampled.decode, "train": training}
+    hints = {phase: classify(table, work) for phase, work in phases.items()}
     return RooflineSummary(
         bounds={phase: hint.bound for phase, hint in hints.items()},
         mfu={phase: hint.mfu for phase, hint in hints.items()},
@@ -89,8 +89,31 @@ def roofline(
     )
 
 
-def _hint(table: BackPressure, work: Work | None) -> PhaseHint:
+@dataclass(frozen=True, slots=True)
+class PhaseHint:
+    """The hardware limit of a phase."""
+
+    bound: str = "unknown"  # the nearest limit
+    mfu: float | None = None  # model FLOPs utilization, the fraction of peak arithmetic used
+    mbu: float | None = None  # memory bandwidth utilization
+
+
+def classify(table: BackPressure, work: Work | None) -> PhaseHint:
+    """Return what limits a phase: arithmetic, memory bandwidth or neither; unknown without work or a peak.
+
+    Raises:
+        ValueError: an amount is negative or not finite.
+
+    Source: Williams, Waterman and Patterson, Roofline, CACM 52 (2009); MFU as in PaLM, arXiv:2204.02311.
+    """
     if work is None or work.time_s <= 0.0:
         return PhaseHint()
-    peaks = {"peak_gflops": table.peak_gflops, "peak_bw_gb_s": table.peak_bw_gb_s}
-    return classify(work.flops, work.bytes_moved, work.time_s, **peaks)
+    for name, amount in asdict(work).items():
+        require(name, amount, 0.0 <= amount < math.inf, "a finite amount of at least 0")
+    amounts = ((work.flops, table.peak_gflops), (work.bytes_moved, table.peak_bw_gb_s))
+    mfu, mbu = (amount / (peak * 1e9) / work.time_s if peak else None for amount, peak in amounts)
+    if mfu is None or mbu is None:
+        return PhaseHint("unknown", mfu, mbu)
+    if max(mfu, mbu) < ATTAINED_LEAST:
+        return PhaseHint("overhead_bound", mfu, mbu)
+    return PhaseHint("compute_bound" if mfu >= mbu else "memory_bound", mfu, mbu)
