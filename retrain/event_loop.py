@@ -133,8 +133,8 @@ def in_thread(
     future = asyncio.wrap_future(result)
 
     def take_back(_: object) -> None:
-        is_lost = future.cancelled() and result.done() and result.exception() is None
-        if is_lost and once.acquire(blocking=False):
+        is_lost = future.cancelled() or future.get_loop().is_closed()
+        if is_lost and result.done() and result.exception() is None and once.acquire(blocking=False):
             unwanted(result.result())
 
     result.add_done_callback(take_back)  # in its thread, since the event loop may be busy

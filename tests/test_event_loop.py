@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from retrain.event_loop import EventLoopThread
+from retrain.event_loop import EventLoopThread, in_thread
 
 
 @pytest.fixture
@@ -91,3 +91,17 @@ def test_closing_twice_or_before_the_first_call_is_fine(calls: EventLoopThread) 
     assert calls.wait_for(double(1)) == 2
     calls.close()
     calls.close()
+
+
+def test_what_a_thread_finds_after_its_loop_was_closed_is_taken_back() -> None:
+    may_find, taken_back = threading.Event(), threading.Event()
+
+    async def ask() -> asyncio.Future[bool]:
+        return in_thread(lambda: may_find.wait(60), unwanted=lambda _: taken_back.set())
+
+    loop = asyncio.new_event_loop()
+    asked = loop.run_until_complete(ask())  # and never awaited
+    loop.close()
+    may_find.set()
+    assert taken_back.wait(60)
+    assert not asked.done()
