@@ -40,7 +40,7 @@ Table = Mapping[str, Any]
 PROMPTS = (Prompt(0, "12+3=", "15"), Prompt(1, "40+2=", "42"))
 COMPLETIONS = ("15", "42", "", "7", "no idea", "1" * 500, "\\boxed{15}", "é\n")
 STEP = 1e-6  # of the finite difference
-PATIENCE_S = 600.0  # for an engine to begin a run
+PATIENCE_S = 600.0  # for a cluster to begin a run
 LOOK_S = 0.1
 PATIENT_STEPS = 100_000  # of a run that is stopped: more than it will take
 
@@ -261,7 +261,7 @@ def _ends(name: str, table: Table) -> str:
 
 
 def _launched(name: str, table: Table, steps: int, wanted: RunState) -> str:
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as home:  # which the engine's machines may see
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as home:  # which the cluster's machines may see
         file = Path(home) / "check.toml"
         tables = {
             "training": {"batch_size": 1, "group_size": 2, "max_tokens": 2, "max_steps": steps},

@@ -52,8 +52,8 @@ class LaunchError(RetrainError):
     exit_code = EXIT_LAUNCH
 
 
-class EngineDownError(LaunchError):
-    """The engine that runs workers does not answer at present; retrying later may help."""
+class ClusterDownError(LaunchError):
+    """The cluster that runs workers does not answer at present; retrying later may help."""
 
 
 class RunFailedError(RetrainError):

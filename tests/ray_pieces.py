@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from retrain.launchers import Assignment, Begun, Ended, engine
+from retrain.launchers import Assignment, Begun, Ended, cluster
 from retrain.launchers.ray import task
 from retrain.launchers.ray.client import JobsClient, RayJob
 from retrain.launchers.ray.driver import Driver
@@ -138,6 +138,6 @@ def drive(home: Home, cluster: Threads | None = None, number: int = 1) -> Thread
 def look(made: RayLauncher) -> list[Begun | Ended]:
     """Have a launcher look at once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "LEAST_POLL_S", 0.0)
+        patch.setattr(cluster, "LEAST_POLL_S", 0.0)
         made.asking.hurry()
     return list(made.poll(0))

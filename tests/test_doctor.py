@@ -107,7 +107,7 @@ def test_doctor_misses_a_log_directory_that_cannot_be_made(retrain: Call, here: 
     assert (found["verdict"], found["found"]) == ("missing", f"{here / 'logs'} is not a directory")
 
 
-def test_doctor_misses_the_commands_of_the_engine_that_a_file_names(retrain: Call, here: Path) -> None:
+def test_doctor_misses_the_commands_of_the_cluster_that_a_file_names(retrain: Call, here: Path) -> None:
     (here / "cluster.toml").write_text('[campaign]\nlauncher = "slurm"\nseeds = [0]\n')
     nowhere = {**NO_KEYS, "PATH": "/nowhere"}
     missing = retrain("doctor", "cluster.toml", "--json", env=nowhere)
@@ -119,7 +119,7 @@ def test_doctor_misses_the_commands_of_the_engine_that_a_file_names(retrain: Cal
 @pytest.mark.parametrize(
     ("conf", "verdict", "found"), [("x", "ok", "slurm 25.05.1: sbatch"), ("", "warning", "no cluster")]
 )
-def test_doctor_says_which_engine_the_commands_know(
+def test_doctor_says_which_cluster_the_commands_know(
     conf: str, verdict: str, found: str, retrain: Call, here: Path
 ) -> None:
     for name in ("sbatch", "squeue", "scancel", "scontrol"):

@@ -1,4 +1,4 @@
-"""When an engine is asked, and what is said while it is silent."""
+"""When a cluster is asked, and what is said while it is silent."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import threading
 
 import pytest
 
-from retrain.launchers import engine
-from retrain.launchers.engine import Asking
+from retrain.launchers import cluster
+from retrain.launchers.cluster import Asking
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr(engine.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(cluster.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -47,7 +47,7 @@ def test_what_was_just_submitted_is_given_time_to_show(clock: list[float]) -> No
     assert not is_due_after(asking, clock, 1.9)
 
 
-def test_an_engine_that_is_silent_is_named_once_and_when_it_answers_again() -> None:
+def test_a_cluster_that_is_silent_is_named_once_and_when_it_answers_again() -> None:
     said: list[str] = []
     asking = Asking("Ray", 10, said.append)
     for _ in range(3):

@@ -13,7 +13,7 @@ import pytest
 
 from retrain.config.campaign import Ray
 from retrain.errors import (
-    EngineDownError,
+    ClusterDownError,
     LaunchError,
     RecordsError,
 )
@@ -225,7 +225,7 @@ def test_a_worker_that_no_driver_has_is_watched_until_it_has_left(
 def test_what_waits_is_taken_back_at_once_even_while_ray_is_silent(
     made: RayLauncher, home: Home, jobs: Jobs
 ) -> None:
-    jobs.fails = EngineDownError("no answer")
+    jobs.fails = ClusterDownError("no answer")
     made.cancel(RUNS, now=False)
     assert [(event.run_id, event.taken_back) for event in look(made)] == [(r, True) for r in RUNS]  # type: ignore[union-attr]
     assert home.orders().runs == {}

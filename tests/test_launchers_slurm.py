@@ -16,7 +16,7 @@ from retrain.config.campaign import Slurm
 from retrain.errors import EXIT_CONFIG, EXIT_LAUNCH
 from retrain.launchers import Assignment, Begun, Ended
 from retrain.launchers import slurm as plugin
-from retrain.launchers.engine import SubmittedRun
+from retrain.launchers.cluster import SubmittedRun
 from retrain.launchers.shared_permits import workers_at_a_time
 from retrain.launchers.slurm import news_of
 from retrain.launchers.slurm.commands import SlurmTask, array_of, held_back, parse
@@ -264,7 +264,7 @@ def test_without_slurm_nothing_is_created_and_the_user_told(
     assert not (campaign_file.parent / "logs").exists()
 
 
-def test_a_stop_where_the_engine_is_not_says_what_holds_anyway(
+def test_a_stop_where_the_cluster_is_not_says_what_holds_anyway(
     retrain: Retrain, campaign_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     campaign = start(campaign_file, ["campaign.launcher=local"]).directory

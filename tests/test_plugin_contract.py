@@ -147,7 +147,7 @@ def test_a_launcher_that_takes_nothing_refuses_a_table() -> None:
     assert "unknown parameter of 'local'; it takes nothing" in problem
 
 
-def test_the_table_of_a_built_in_engine_is_checked_while_another_launcher_is_used() -> None:
+def test_the_table_of_a_built_in_cluster_is_checked_while_another_launcher_is_used() -> None:
     (problem,) = problems({"campaign": {"launcher": "local", "slurm": {"partitoin": "gpu"}}})
     assert problem == "c.toml [campaign.slurm].partitoin: unknown key; did you mean 'partition'?"
 

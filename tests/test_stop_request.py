@@ -48,15 +48,15 @@ from retrain.launchers import Ended
 from retrain.records.layout import CampaignFiles
 
 def open_launcher(assignment):
-    return SilentEngine(assignment)
+    return SilentCluster(assignment)
 
-class SilentEngine:
+class SilentCluster:
     queues = True
 
     def __init__(self, assignment):
         self.assignment, self.polls = assignment, 0
 
-    def describe(self): return "an engine"
+    def describe(self): return "a cluster"
     def queued(self): return ()
     def adopt(self, run_ids): pass
     def wake(self): pass
@@ -73,7 +73,7 @@ class SilentEngine:
 """
 
 
-def test_ctrl_c_reaches_queued_runs_while_the_engine_does_not_answer(
+def test_ctrl_c_reaches_queued_runs_while_the_cluster_does_not_answer(
     campaign_file: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class CtrlC(Observer):
@@ -85,7 +85,7 @@ def test_ctrl_c_reaches_queued_runs_while_the_engine_does_not_answer(
     (here / "silent_engine.py").write_text(SILENT_ENGINE)
     campaign = start(campaign_file, ['campaign.launcher="silent_engine.open_launcher"'], CtrlC())
     assert campaign.execute().was_stopped
-    for run in campaign.plan.runs:  # started by the engine after all
+    for run in campaign.plan.runs:  # started by the cluster after all
         files = campaign.files_of(run.run_id)
         assert worker.run(files.directory, threading.Event()) == EXIT_INTERRUPTED
         assert not read_attempts(files.attempts)

@@ -75,7 +75,7 @@ def conclude(
         cancelled: why we cancelled it, if we did.
         before: the newest attempt that had ended when the worker began (`ended_attempts`): a worker
             that is killed early writes none, and its predecessor's ending is not its own.
-        why: the engine's reason, used if the worker left no message.
+        why: the cluster's reason, used if the worker left no message.
     """
     done, attempts = read_done(files.done), read_attempts(files.attempts)
     last = attempts[-1] if attempts and attempts[-1].number > before else None
@@ -127,7 +127,7 @@ LOOKS = 8  # per stall_timeout: a stall is noticed at most an eighth late
 
 @dataclass
 class Active:
-    """A worker that runs, or waits in an engine's queue, perhaps for days."""
+    """A worker that runs, or waits in a cluster's queue, perhaps for days."""
 
     run: RunPlan
     files: RunFiles

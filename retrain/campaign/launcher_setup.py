@@ -1,6 +1,6 @@
 """A campaign's launcher: what it is given, asked and opened for; its permits; leaving it for another.
 
-A campaign leaves a launcher only once the engine has none of its runs: they would start beside those of the
+A campaign leaves a launcher only once the cluster has none of its runs: they would start beside those of the
 new launcher, and `max_workers` would not hold.
 """
 
@@ -68,8 +68,8 @@ def open_launcher(name: str, assignment: Assignment) -> Launcher:
     return launcher
 
 
-def has_engine(campaign: Campaign) -> bool:
-    """Whether its launcher submits runs to an engine, whose workers may be on other machines."""
+def uses_cluster(campaign: Campaign) -> bool:
+    """Whether its launcher submits runs to a cluster, whose workers may be on other machines."""
     return registry.hook("launchers", campaign.launcher, "script") is not None
 
 
@@ -99,14 +99,14 @@ def require_left(
     runs: Mapping[str, RunFiles],
     say: Callable[[str], None],
 ) -> None:
-    """Raise if a campaign changes its launcher while the former engine still has runs of it.
+    """Raise if a campaign changes its launcher while the former cluster still has runs of it.
 
     `files` are the campaign's, whose lock is ours, `origin` says how it was launched before, and `campaign`
-    how it continues. Raises LaunchError also if the engine does not answer.
+    how it continues. Raises LaunchError also if the cluster does not answer.
     """
     home = files.directory / origin.launcher  # where launchers that queue keep what they submitted
-    now = _engine(campaign.launcher, options_of(campaign))
-    if _engine(origin.launcher, origin.options) == now or not home.is_dir():
+    now = _cluster_of(campaign.launcher, options_of(campaign))
+    if _cluster_of(origin.launcher, origin.options) == now or not home.is_dir():
         return
     try:
         launcher = open_launcher(origin.launcher, assignment_for_stopping(files, runs, origin, say))
@@ -124,7 +124,7 @@ def require_left(
         )
 
 
-def _engine(launcher: str, options: Tables) -> tuple[str, object]:
+def _cluster_of(launcher: str, options: Tables) -> tuple[str, object]:
     return launcher, options.get("address", "")
 
 

@@ -243,7 +243,7 @@ class CampaignRun:
 
         def ask_workers(now: bool) -> None:
             if lock.is_in_place:
-                with suppress(RecordsError):  # on a full disk, the engine alone is asked
+                with suppress(RecordsError):  # on a full disk, the cluster alone is asked
                     ask_to_stop(self._files, now=now)
 
         return Supervisor(
@@ -280,7 +280,7 @@ class CampaignRun:
             self.notice(f"{left} left alone; --failed runs them again")
         alive = [entry.run_id for entry in entries if entry.state == RunState.RUNNING]
         queued = [run.run_id for run in taken if run.run_id not in alive]
-        for what, runs in (("alive", alive), ("still queued by the engine", queued)):
+        for what, runs in (("alive", alive), ("still queued by the cluster", queued)):
             if runs:
                 self.notice(f"{count_of(len(runs), 'run')} {what} and adopted: {first_of(runs)}")
 

@@ -1,15 +1,15 @@
 """The retry policy: which ending is retried, how often, after how long, and when launching pauses.
 
-- Which: infrastructure failures and stalls, unless only the user can fix the cause, and runs that the engine
+- Which: infrastructure failures and stalls, unless only the user can fix the cause, and runs that the cluster
   cut short (time limit, lost node). Never the run's own failure, a run timeout, or a stop.
-- How often: `[campaign].retries` times per run and orchestrator. An attempt that the engine cut short after
+- How often: `[campaign].retries` times per run and orchestrator. An attempt that the cluster cut short after
   it had saved progress does not count; a run has at most as many of those as steps.
 - After how long: exponential backoff with jitter.
 - Pause: after `[campaign].pause_after` runs in a row failed for infrastructure, a circuit breaker opens.
-- Submission: runs that an engine did not accept are submitted again after ENGINE_AGAIN_S, as often as it
-  takes; that is no attempt. An engine that does not answer the first submission fails the launch.
+- Submission: runs that a cluster did not accept are submitted again after SUBMIT_AGAIN_S, as often as it
+  takes; that is no attempt. A cluster that does not answer the first submission fails the launch.
 
-Attempts are counted from the run's files: an engine may start a task twice, and a task that finds its run
+Attempts are counted from the run's files: a cluster may start a task twice, and a task that finds its run
 locked leaves no trace. What counts is attempts that were written down, and launches that wrote none.
 """
 
@@ -32,12 +32,12 @@ from retrain.records.run_state import RunState, read_attempts, read_progress
 
 FIRST_RETRY_S = 1.0
 LONGEST_RETRY_S = 60.0
-ENGINE_AGAIN_S = 10.0  # until runs that an engine did not accept are submitted again
+SUBMIT_AGAIN_S = 10.0  # until runs that a cluster did not accept are submitted again
 SAME_LOSS_S = 2 * RENEW_S  # workers lost with one machine are noticed as their leases expire, one by one
 
 
 def is_retried(ending: Ending, *, cut_short: bool) -> bool:
-    """Whether an ending may be retried; `cut_short`: the engine ended the attempt for reasons of its own."""
+    """Whether an ending may be retried; `cut_short`: the cluster ended the attempt for reasons of its own."""
     if ending.state is RunState.INTERRUPTED:
         return cut_short
     return ending.state in (RunState.INFRASTRUCTURE, RunState.STALLED) and not ending.is_lasting

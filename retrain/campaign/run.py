@@ -17,7 +17,7 @@ from pathlib import Path
 
 from retrain.campaign import Observer
 from retrain.campaign.admission import check_fits, check_memory
-from retrain.campaign.launcher_setup import as_launched, ask_launcher, has_engine
+from retrain.campaign.launcher_setup import as_launched, ask_launcher, uses_cluster
 from retrain.campaign.orchestrate import CampaignOutcome, CampaignRun
 from retrain.campaign.reconcile import reconcile, write_what_differs
 from retrain.config.load import load_config
@@ -64,7 +64,7 @@ def start(
 
     Raises:
         ConfigError: every problem of the file; nothing was created.
-        LaunchError: a server that runs need, or the launcher's engine, does not answer; nothing was created.
+        LaunchError: a server that runs need, or the launcher's cluster, does not answer; nothing was created.
         RecordsError: the directory cannot be written.
     """
     beside = beside or config_path.parent
@@ -73,10 +73,10 @@ def start(
     checked = preflight(plan, config_path.name)
     check_fits(checked.memory.values(), config_path.name)
     plan = as_launched(plan, config_path.name)
-    if not has_engine(plan.campaign):
+    if not uses_cluster(plan.campaign):
         check_memory(plan, config_path.name)
         check_servers({run.condition: run.config for run in plan.runs}.values(), config_path.name)
-    ask_launcher(plan, "check_engine")
+    ask_launcher(plan, "check_cluster")
     files = CampaignFiles(create_directory(plan.log_dir, plan.name), plan.is_single_run)
     campaign = CampaignRun(plan, files, observer or Observer())
     content, where = config_path.read_bytes(), str(Path.cwd())
@@ -132,7 +132,7 @@ def reopen(
     plan, where = _planned_anew(files, wanted)
     _require_prices(plan, files)
     plan = as_launched(plan, str(files.campaign_toml))
-    if not has_engine(plan.campaign):  # this machine may have less memory than the last
+    if not uses_cluster(plan.campaign):  # this machine may have less memory than the last
         check_memory(plan, str(files.campaign_toml))
     files = replace(files, is_single=plan.is_single_run)
     found = reconcile(plan, files, origin, accept_changes=accept_config_change)

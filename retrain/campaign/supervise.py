@@ -20,9 +20,9 @@ from retrain.campaign.endings import (
     ending_by,
     log_tail,
 )
-from retrain.campaign.retry import ENGINE_AGAIN_S, LaunchBreaker, RetryPolicy
+from retrain.campaign.retry import SUBMIT_AGAIN_S, LaunchBreaker, RetryPolicy
 from retrain.config.campaign import Campaign
-from retrain.errors import EngineDownError, LaunchError, RecordsError, may_pass
+from retrain.errors import ClusterDownError, LaunchError, RecordsError, may_pass
 from retrain.launchers import Begun, Ended, Launcher
 from retrain.locks.held import is_held
 from retrain.plan.matrix import RunPlan
@@ -57,7 +57,7 @@ class Supervisor:
             files_of: a run's files, by run id.
             observer: receives the campaign's events.
             asked_to_stop: polled every second: 0 no, 1 save and leave, 2 leave now.
-            ask_workers: asks workers to stop (True: now) without the engine, which may not answer.
+            ask_workers: asks workers to stop (True: now) without the cluster, which may not answer.
         """
         self._campaign = campaign
         self._admission = LaunchBreaker(admission, campaign.pause_after)
@@ -70,7 +70,7 @@ class Supervisor:
         self._waiting: deque[RunPlan] = deque()
         self._retries = RetryPolicy(campaign.retries)
         self._active: dict[str, Active] = {}
-        self._was_taken = False  # the engine has accepted runs before, so its silence is temporary
+        self._was_taken = False  # the cluster has accepted runs before, so its silence is temporary
         self._before: dict[str, int] = {}  # of waiting runs: the newest attempt that has ended
         self._next_launch = 0.0
         self._pause_s = LOOK_S
@@ -101,7 +101,7 @@ class Supervisor:
         """Run everything to its end, and return how each run ended, without those that were never started.
 
         `alive` runs are running, or queued, under an earlier orchestrator; `runs` are launched in order.
-        After a LaunchError (the engine refuses) what it has accepted continues.
+        After a LaunchError (the cluster refuses) what it has accepted continues.
         """
         self._waiting.extend(runs)
         self._adopt(alive)
@@ -133,13 +133,13 @@ class Supervisor:
             self._obey()  # `submit` may take long: `inline` runs its workers in it
 
     def _hand_over(self) -> None:
-        """Submit all waiting runs at once, and retries when they would not wait in the engine's queue."""
+        """Submit all waiting runs at once, and retries when they would not wait in the cluster's queue."""
         batch = self._take_batch() if self._may_launch() else []
         if not batch:
             return
         try:
             taken = self._launch(batch)
-        except (EngineDownError, RecordsError) as error:
+        except (ClusterDownError, RecordsError) as error:
             if not self._was_taken or (isinstance(error, RecordsError) and not may_pass(error)):
                 raise
             if self._said != str(error):
@@ -147,7 +147,7 @@ class Supervisor:
             self._said, taken = str(error), frozenset()
         self._waiting.extend(run for run in batch if run.run_id not in taken)
         if self._waiting:
-            self._next_launch = time.monotonic() + ENGINE_AGAIN_S
+            self._next_launch = time.monotonic() + SUBMIT_AGAIN_S
 
     def _take_batch(self) -> list[RunPlan]:
         most = 1 if self._admission.wants_probe() else len(self._waiting) + len(self._retries)
@@ -198,7 +198,7 @@ class Supervisor:
             self._pause_s = min(LOOK_S, wait_s)
             return False
         places = self._admission.places()
-        # an engine with a queue keeps its own count; only a pause applies to it
+        # a cluster with a queue keeps its own count; only a pause applies to it
         if places.count > (0 if self._launcher.queues else len(self._active)):
             return True
         gist = FIGURES.sub("", places.reason)

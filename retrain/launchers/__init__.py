@@ -2,13 +2,13 @@
 
 A plugin is one file or folder with `open_launcher(assignment) -> Launcher`. It starts
 `python -m retrain.worker RUN_DIR` somewhere and reports its end; the worker does the rest. The outcome of a
-run is read from its directory: the engine's answer is only a hint.
+run is read from its directory: the cluster's answer is only a hint.
 
 There are two kinds. The first starts each submitted run immediately (`queues = False`: `local`, `inline`), so
-the supervisor admits workers one by one. The second submits runs to an engine with its own queue
+the supervisor admits workers one by one. The second submits runs to a cluster with its own queue
 (`queues = True`: `slurm`, `ray`): it gets all runs at once, keeps up to `assignment.workers` of them running,
 and continues after the orchestrator has exited. A later orchestrator, possibly on another machine, calls
-`queued` to learn what the engine still has; so the engine must identify runs by name alone.
+`queued` to learn what the cluster still has; so the cluster must identify runs by name alone.
 
 The keys of a launcher's table `[campaign.<name>]` are the keyword-only parameters of `open_launcher`; the
 table is `assignment.options` as well. The tables of `slurm` and `ray` are classes in `config/campaign.py`: as
@@ -16,11 +16,11 @@ sections of the schema their keys have defaults, bounds and descriptions in the 
 are checked in a file that uses another launcher today. The hooks in `SPEC` are called before a campaign's
 directory exists.
 
-An engine sets two environment variables of its workers: `RETRAIN_JOB` names the engine's task (see
+A cluster sets two environment variables of its workers: `RETRAIN_JOB` names the cluster's task (see
 `locks/held.py`: such a worker renews a lease in run.lock, because locks may not reach other machines)
 and `RETRAIN_OWN_PERMITS` is the worker's own number of permits, instead of a share of the campaign's.
 
-Not plugins, but shared: `engine` (launchers with `queues = True`) and `shared_permits` (of several machines).
+Not plugins, but shared: `cluster` (for `queues = True`) and `shared_permits` (of several machines).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ SPEC = PluginSpec(
     members=("queues", "describe", "submit", "queued", "adopt", "poll", "wake", "cancel"),
     hooks=(
         Hook("check_options", ("options",), "problems of [campaign.<launcher>], as `key: what is wrong`"),
-        Hook("check_campaign", ("assignment",), "problems that are found without the engine"),
-        Hook("check_engine", ("assignment",), "nothing; queries the engine, and raises LaunchError"),
-        Hook("script", ("assignment",), "what would be submitted; only a launcher with an engine has one"),
+        Hook("check_campaign", ("assignment",), "problems that are found without the cluster"),
+        Hook("check_cluster", ("assignment",), "nothing; queries the cluster, and raises LaunchError"),
+        Hook("script", ("assignment",), "what would be submitted; only a launcher with a cluster has one"),
         Hook("at_a_time", ("assignment",), "its cap, if permits may lower `assignment.workers`"),
         Hook("runs_here", ("options",), "whether workers start at once on this machine; without it, no"),
         Hook("unused_keys", ("options",), "key of [campaign] -> why it has no effect with this launcher"),
@@ -81,10 +81,10 @@ class Ended:
 
     run_id: str
     exit_code: int | None
-    why: str = ""  # the engine's reason, used if the worker left no message
-    cut_short: bool = False  # by the engine: a time limit, a lost machine
-    is_lost: bool = False  # lost with its machine or in the engine's restart; other runs may be lost too
-    taken_back: bool = False  # cancelled by hand in the engine: not retried
+    why: str = ""  # the cluster's reason, used if the worker left no message
+    cut_short: bool = False  # by the cluster: a time limit, a lost machine
+    is_lost: bool = False  # lost with its machine or in the cluster's restart; other runs may be lost too
+    taken_back: bool = False  # cancelled by hand in the cluster: not retried
 
 
 class Launcher(Protocol):
@@ -102,15 +102,15 @@ class Launcher(Protocol):
             The runs that were accepted; the others may be submitted again.
 
         Raises:
-            EngineDownError: the engine does not answer at present; nothing was accepted.
+            ClusterDownError: the cluster does not answer at present; nothing was accepted.
             LaunchError: it refuses, and a retry would not help.
         """
 
     def queued(self) -> Collection[str]:
-        """Return the runs that an earlier orchestrator submitted and the engine still has.
+        """Return the runs that an earlier orchestrator submitted and the cluster still has.
 
         Raises:
-            EngineDownError: the engine does not answer at present.
+            ClusterDownError: the cluster does not answer at present.
         """
 
     def adopt(self, run_ids: Sequence[str]) -> None:

@@ -27,7 +27,7 @@ from retrain.records.layout import CampaignFiles
 SHARED = "shared"
 NO_LINE = "\n\r\0"  # text after the first two would be a separate line and command
 MODULE = "retrain.launchers.shared_permits"  # what each node runs
-LOOK_S = 2.0  # between two queries to the engine
+LOOK_S = 2.0  # between two queries to the cluster
 PROOF_S = 600.0  # how long to wait for two nodes
 INSTEAD = 'use permits = "split", which needs no locks, or resume to test again'
 PATIENCE_S = 120.0  # how long a network file system may take to show a new file
@@ -89,7 +89,7 @@ class LockTest:
         self._directories = directories_of(assignment)
 
     def start(self) -> None:
-        """Submit both parts to the engine; like the others, raises LaunchError if it refuses or is silent."""
+        """Submit both parts to the cluster; all raise LaunchError if it refuses or is silent."""
         raise NotImplementedError
 
     def failure(self) -> str:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from retrain.records.manifest import RunEntry
 
 DAMAGED = (KeyError, TypeError, ValueError, OverflowError)  # reading a value that is not of its type
-ENGINES = ("slurm", "ray")  # launchers that keep their submissions in a directory of their name
+CLUSTERS = ("slurm", "ray")  # launchers that keep their submissions in a directory of their name
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _from_directory(files: CampaignFiles, table: Tables) -> Provenance:
     runs = files_of_runs(files).values()
     found = [recorded_table(run, "training").get("seed") for run in runs]
     seeds = {seed for seed in found if isinstance(seed, int)}
-    launcher = next((name for name in ENGINES if (files.directory / name).is_dir()), "")
+    launcher = next((name for name in CLUSTERS if (files.directory / name).is_dir()), "")
     return Provenance(
         name=str(table.get("name") or name_of(files.directory.name)),
         overrides=(),

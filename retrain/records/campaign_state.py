@@ -2,7 +2,7 @@
 
 A request is valid until the next orchestrator starts. It needs no process id and reaches other machines that
 share the directory. The orchestrator checks for it, and so does every worker, at its start and while it runs:
-otherwise a worker whose orchestrator or engine is gone would not stop.
+otherwise a worker whose orchestrator or cluster is gone would not stop.
 """
 
 from __future__ import annotations

@@ -57,8 +57,9 @@ class RunFiles:
     rung = _File("rung.json")
 
     @property
-    def engine_logs(self) -> tuple[Path, ...]:
-        """The engine's output for this run's tasks, `engine-<task>.out`; empty files are left out."""
+    def cluster_logs(self) -> tuple[Path, ...]:
+        """The cluster's output for this run's tasks; empty files are left out."""
+        # its name on disk since 0.1.0, whose runs have it too
         return tuple(path for path in sorted(self.directory.glob("engine-*.out")) if path.stat().st_size)
 
 

@@ -67,7 +67,7 @@ class Log:
     lock: Path  # of the process that writes it
     starter: Path | None = None  # lock of the orchestrator, which may start another such process
     end: Path | None = None  # a file that exists once no further process will be started
-    beside: tuple[Path, ...] = ()  # the engine's output for the run's tasks
+    beside: tuple[Path, ...] = ()  # the cluster's output for the run's tasks
 
     def is_over(self) -> bool:
         """Whether no process that could write to it is alive."""
@@ -92,7 +92,7 @@ def find_log(directory: Path, run_id: str = "") -> Log:
         return Log(campaign.log, campaign.lock)
     files = find_run(directory, run_id)
     above = files.directory.parent.parent if files.directory.parent.name == "runs" else directory
-    return Log(files.output_log, files.lock, CampaignFiles(above).lock, files.done, files.engine_logs)
+    return Log(files.output_log, files.lock, CampaignFiles(above).lock, files.done, files.cluster_logs)
 
 
 def choose_samples(files: RunFiles, step: int | None, which: Which, count: int) -> list[KeptSample]:

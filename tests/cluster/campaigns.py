@@ -1,4 +1,4 @@
-"""The campaign that every engine runs, and this machine alone: what is asked for, and what came of it."""
+"""The campaign that every cluster runs, and this machine alone: what is asked for, and what came of it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from retrain.errors import EngineDownError
+from retrain.errors import ClusterDownError
 from retrain.launchers.ray.client import JobsClient
 from tests.cluster.ports import free_ports
 from tests.cluster.processes import environment_of, kill, running
@@ -150,7 +150,7 @@ class Cluster:
     def _is_there(self, node: str) -> bool:
         try:
             return any(f"node:{node}" in found for found in self.client.resources())
-        except EngineDownError:
+        except ClusterDownError:
             return False
 
     def _start(self, node: str, *arguments: str, inside: Sequence[str] = ()) -> None:

@@ -23,7 +23,7 @@ FEW = {
     "max_seeds = 6": "max_seeds = 4\nerror = 0.2",  # at 0.05, four seeds tell nothing apart
 }
 PARALLEL = ("--set", "campaign.parallel=true", "--set", "campaign.max_workers=3")
-ENGINES = """
+CLUSTERS = """
 [campaign.slurm]
 poll_seconds = 2
 flags = ["--cpus-per-task=1"]
@@ -39,21 +39,21 @@ def text() -> str:
     for given, fewer in FEW.items():
         assert given in found
         found = found.replace(given, fewer)
-    return found + ENGINES
+    return found + CLUSTERS
 
 
 def have_begun(logs: Path, runs: int) -> bool:
     return len(list(logs.glob("*/runs/*/metrics.jsonl"))) >= runs
 
 
-def killed_on(engine: tuple[str, ...], file: Path, retrain: Start) -> Path:
-    """Run it on an engine, and return its directory.
+def killed_on(cluster: tuple[str, ...], file: Path, retrain: Start) -> Path:
+    """Run it on a cluster, and return its directory.
 
     Its orchestrator is killed before the sampler's last proposal, which two further runs follow, and, once
     it is resumed, in the rounds of seeds, which begin with the seventh run.
     """
     logs = file.with_suffix("")
-    command: tuple[object, ...] = "run", file, "--set", f"logging.log_dir={logs}", *engine, *PARALLEL
+    command: tuple[object, ...] = "run", file, "--set", f"logging.log_dir={logs}", *cluster, *PARALLEL
     for begun in (4, 7):
         started = retrain(*command)
         await_that(f"{begun} runs", partial(have_begun, logs, begun))
@@ -67,13 +67,13 @@ def killed_on(engine: tuple[str, ...], file: Path, retrain: Start) -> Path:
     return directory
 
 
-def run_the_same(engine: tuple[str, ...], retrain: Start, tmp_path: Path) -> None:
-    """Check that an engine comes to the same proposals, winner and verdict on it as this machine."""
+def run_the_same(cluster: tuple[str, ...], retrain: Start, tmp_path: Path) -> None:
+    """Check that a cluster comes to the same proposals, winner and verdict on it as this machine."""
     file, logs = tmp_path / "search.toml", tmp_path / "alone"
     file.write_text(text())
     inline = ("--set", 'campaign.launcher="inline"')  # its runs need no processes
     alone = retrain("run", file, "--set", f"logging.log_dir={logs}", *inline)
-    there = found_in(killed_on(engine, file, retrain))
+    there = found_in(killed_on(cluster, file, retrain))
     code, said = finish(alone)
     assert code == EXIT_DONE, said
     expected = found_in(only_campaign(logs))

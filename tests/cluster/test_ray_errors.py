@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from retrain.campaign.run import start
-from retrain.errors import EXIT_RUN_FAILED, EngineDownError, LaunchError
+from retrain.errors import EXIT_RUN_FAILED, ClusterDownError, LaunchError
 from retrain.launchers.ray.client import JobsClient
 from retrain.locks.held import is_held
 from tests.cluster.campaigns import (
@@ -121,7 +121,7 @@ def test_several_clusters_on_a_machine_are_named_with_what_to_type() -> None:
         def connect(self, library: object) -> object:
             raise ConnectionError(several)
 
-    with pytest.raises(EngineDownError) as told:
+    with pytest.raises(ClusterDownError) as told:
         Unsure().jobs()
     assert str(told.value) == (
         "several Ray clusters run on this machine (10.0.0.1:6379, 10.0.0.2:6379): name one by the address of "

@@ -11,7 +11,7 @@ import pytest
 
 from retrain.config.campaign import Slurm
 from retrain.errors import EXIT_DONE, EXIT_LAUNCH
-from retrain.launchers import Begun, Ended, engine
+from retrain.launchers import Begun, Ended, cluster
 from retrain.launchers import slurm as plugin
 from retrain.locks.held import hold
 from retrain.records.layout import RunFiles
@@ -41,7 +41,9 @@ def campaign(retrain: Retrain, campaign_file: Path, tmp_path: Path, monkeypatch:
     return found
 
 
-def test_runs_that_the_old_engine_still_has_are_not_begun_beside_it(campaign: Path, retrain: Retrain) -> None:
+def test_runs_that_the_old_cluster_still_has_are_not_begun_beside_it(
+    campaign: Path, retrain: Retrain
+) -> None:
     done = retrain("resume", campaign)
     assert done.returncode == EXIT_LAUNCH
     second = Path((campaign / "slurm" / "runs.txt").read_text().splitlines()[1]).name
@@ -57,7 +59,7 @@ def test_once_it_has_none_the_campaign_goes_on_here(campaign: Path, retrain: Ret
     assert len(list(campaign.glob("runs/*/done.json"))) == 4
 
 
-def test_an_engine_that_cannot_be_asked_is_named_with_the_way_out(
+def test_a_cluster_that_cannot_be_asked_is_named_with_the_way_out(
     campaign: Path, retrain: Retrain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
@@ -75,7 +77,7 @@ def test_workers_that_no_task_stands_for_keep_their_places_and_leave_them_to_the
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = submitted_before(assignment(tmp_path / "camp", 6, workers=3))
-    monkeypatch.setattr(engine, "LEAST_POLL_S", 0.0)
+    monkeypatch.setattr(cluster, "LEAST_POLL_S", 0.0)
     for name in ("sbatch", "scontrol"):
         (tmp_path / f"told {name}").touch()
         command(tmp_path, name, f'echo "$@" >> "{tmp_path}/told {name}"; echo 7')

@@ -59,7 +59,7 @@ DRIVER = "retrain.launchers.ray.driver"
 
 
 def open_launcher(assignment: Assignment) -> RayLauncher:
-    """Return a launcher; raises LaunchError as `check_engine` does, before any request."""
+    """Return a launcher; raises LaunchError as `check_cluster` does, before any request."""
     from retrain.launchers.ray.launcher import RayLauncher  # which imports what is below
 
     return RayLauncher(assignment, _usable(assignment))
@@ -88,7 +88,7 @@ def script(assignment: Assignment) -> str:
     return "\n".join(lines) + "\n" + render(assignment, table)
 
 
-def check_engine(assignment: Assignment) -> None:
+def check_cluster(assignment: Assignment) -> None:
     """Raise LaunchError unless the cluster answers, and has a node that is large enough for a run."""
     table = _usable(assignment)
     if table.address == LOCAL:

@@ -20,7 +20,7 @@ from functools import reduce
 from operator import getitem
 from typing import Any
 
-from retrain.errors import EngineDownError, LaunchError
+from retrain.errors import ClusterDownError, LaunchError
 from retrain.extras import load
 from retrain.launchers.ray.home import Home
 from retrain.locks.held import is_held
@@ -63,7 +63,7 @@ class RayJob:
 
 
 class JobsClient:
-    """Asks one cluster; connects anew after every failure. Raises EngineDownError if it does not answer."""
+    """Asks one cluster; connects anew after every failure. Raises ClusterDownError if it does not answer."""
 
     def __init__(self, address: str = "") -> None:
         self._address = address  # http://HEAD:8265, or one for ray.init; "" for the environment's
@@ -82,7 +82,7 @@ class JobsClient:
     def submit(self, job: str, entrypoint: str, ask: Mapping[str, Any]) -> bool:
         """Submit a job under an id; False if the id was used before.
 
-        After an EngineDownError the cluster may still have accepted it; a LaunchError is a refusal.
+        After a ClusterDownError the cluster may still have accepted it; a LaunchError is a refusal.
         """
         with suppress(UsedError), self._asking() as ray:
             ray.submit_job(submission_id=job, entrypoint=entrypoint, **ask)
@@ -157,13 +157,13 @@ class JobsClient:
         self._connected = None
         if several := SEVERAL.search(text):
             running = plain(several[1].replace("'", ""), 200)
-            return EngineDownError(
+            return ClusterDownError(
                 f"several Ray clusters run on this machine ({running}): name one by the address of its "
                 'dashboard, such as --set campaign.ray.address="http://127.0.0.1:8265"'
             )
         known = self._address or next(filter(None, map(os.environ.get, ENVIRONMENT)), "")
         where = f"at {plain(known, 100)}" if known else "on this machine"
-        return EngineDownError(
+        return ClusterDownError(
             f"no Ray cluster answers {where} ({why_silent(text)}); "
             '[campaign.ray].address is that of its dashboard, such as "http://HEAD:8265"'
         )

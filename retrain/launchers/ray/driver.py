@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from retrain.errors import EXIT_DONE, EXIT_INFRASTRUCTURE, EngineDownError, RecordsError, may_pass
-from retrain.launchers.engine import is_alive
+from retrain.errors import EXIT_DONE, EXIT_INFRASTRUCTURE, ClusterDownError, RecordsError, may_pass
+from retrain.launchers.cluster import is_alive
 from retrain.launchers.ray import GRACE
 from retrain.launchers.ray.client import JOB_CONFIG, LOCAL
 from retrain.launchers.ray.home import GIVEN, LOST, OVER, Home, Orders, TaskEvent
@@ -201,7 +201,7 @@ def own_ray(home: Home) -> Iterator[dict[str, Any]]:
     until = time.monotonic() + PATIENCE_S
     while (lock := hold(home.lock)) is None:
         if time.monotonic() > until:
-            raise EngineDownError(f"{home.lock}: an earlier driver does not exit")
+            raise ClusterDownError(f"{home.lock}: an earlier driver does not exit")
         time.sleep(0.2)
     # a short name: a socket's path has its limits
     with lock, tempfile.TemporaryDirectory(prefix="retrain-ray-", ignore_cleanup_errors=True) as temporary:

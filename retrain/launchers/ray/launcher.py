@@ -13,9 +13,9 @@ from typing import Any
 from retrain.config.campaign import Ray
 from retrain.errors import EXIT_DONE, LaunchError, RecordsError
 from retrain.launchers import Assignment, Ended
-from retrain.launchers.engine import (
+from retrain.launchers.cluster import (
     FORGOTTEN,
-    EngineLauncher,
+    ClusterLauncher,
     News,
     SubmittedRun,
     is_alive,
@@ -28,7 +28,7 @@ from retrain.launchers.shared_permits import MODULE, SHARED, LockTest
 from retrain.records.files import write_atomic
 
 
-class RayLauncher(EngineLauncher):
+class RayLauncher(ClusterLauncher):
     """Submits, watches and stops a campaign's runs."""
 
     def __init__(self, assignment: Assignment, table: Ray, client: JobsClient | None = None) -> None:

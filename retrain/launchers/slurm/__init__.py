@@ -12,9 +12,9 @@ from itertools import groupby
 
 from retrain.config.campaign import Slurm
 from retrain.config.resolve import build
-from retrain.errors import EngineDownError, LaunchError
+from retrain.errors import ClusterDownError, LaunchError
 from retrain.launchers import Assignment, Ended
-from retrain.launchers.engine import EngineLauncher, News, SubmittedRun, where_to_look
+from retrain.launchers.cluster import ClusterLauncher, News, SubmittedRun, where_to_look
 from retrain.launchers.shared_permits import SHARED, workers_at_a_time
 from retrain.launchers.slurm import commands
 from retrain.launchers.slurm.commands import LOST, SlurmTask, array_of, held_back, parse
@@ -23,7 +23,7 @@ from retrain.launchers.slurm.script import (
     Queue,
     SlurmLockTest,
     check_campaign,
-    check_engine,
+    check_cluster,
     is_script,
     kept_names,
     numbered_runs,
@@ -33,7 +33,7 @@ from retrain.launchers.slurm.script import (
 )
 from retrain.records.files import make_directory, write_atomic
 
-__all__ = ["SlurmLauncher", "check_campaign", "check_engine", "open_launcher", "script"]
+__all__ = ["SlurmLauncher", "check_campaign", "check_cluster", "open_launcher", "script"]
 
 COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")  # not sacct, which needs a database
 
@@ -54,7 +54,7 @@ def script(assignment: Assignment) -> str:
     return render(assignment, build(Slurm, assignment.options))
 
 
-class SlurmLauncher(EngineLauncher):
+class SlurmLauncher(ClusterLauncher):
     """Submits, watches and cancels a campaign's tasks."""
 
     def __init__(self, assignment: Assignment, table: Slurm) -> None:
@@ -130,7 +130,7 @@ class SlurmLauncher(EngineLauncher):
                 self._assignment.say(f"{error}; the remaining runs are submitted as running ones end")
             self._is_full = True
         except LaunchError as error:
-            self._is_unsure = isinstance(error, EngineDownError)
+            self._is_unsure = isinstance(error, ClusterDownError)
             if not any(run_id in self._watched for run_id in run_ids):
                 raise
             self._assignment.say(f"{error}; the remaining runs are submitted later")
@@ -175,7 +175,7 @@ class SlurmLauncher(EngineLauncher):
             try:
                 commands.set_cap(job, cap)
                 self._caps[job] = cap
-            except EngineDownError:
+            except ClusterDownError:
                 return
             except LaunchError as error:
                 self._assignment.say(f"{error}; job {job} keeps its cap of {self._caps.pop(job)}")
@@ -198,7 +198,7 @@ class SlurmLauncher(EngineLauncher):
     def _look(self) -> News:
         try:
             self._seen = self._ask()
-        except EngineDownError as error:
+        except ClusterDownError as error:
             self.asking.unanswered(error)
             return self._each()
         self.asking.answered()
@@ -223,7 +223,7 @@ class SlurmLauncher(EngineLauncher):
                 self._cancel_tasks(wanted, now=wish > 1)
                 for watch in wanted:
                     watch.wish = 0
-        except EngineDownError as error:
+        except ClusterDownError as error:
             self._assignment.say(f"{error}; no further run starts, and running ones are stopped later")
         except LaunchError as error:
             for watch in self._watched.values():

@@ -1,7 +1,7 @@
 """The four Slurm commands in use, the tasks that squeue lists, and the meaning of failures.
 
 sbatch, squeue and scancel, and scontrol for limits. Never sacct: on sites without accounting, tools that rely
-on it consider every job lost. Each raises EngineDownError if Slurm does not answer, and LaunchError if it
+on it consider every job lost. Each raises ClusterDownError if Slurm does not answer, and LaunchError if it
 refuses.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from retrain.errors import EngineDownError, LaunchError
+from retrain.errors import ClusterDownError, LaunchError
 from retrain.extras import needs
 from retrain.records.text import plain
 
@@ -75,7 +75,7 @@ class SlurmTask:
         return f"{self.job}" if self.index is None else f"{self.job}_{self.index}"
 
 
-class QueueFullError(EngineDownError):
+class QueueFullError(ClusterDownError):
     """The site's job limit is reached; fewer jobs, or the same later, may be accepted."""
 
 
@@ -90,7 +90,7 @@ def require_commands() -> None:
 
 
 def submit(arguments: Sequence[str]) -> int:
-    """Submit a batch script, and return the job's number; after EngineDownError Slurm may have accepted it.
+    """Submit a batch script, and return the job's number; after ClusterDownError Slurm may have accepted it.
 
     Raises QueueFullError if Slurm accepts no job of that size at present.
     """
@@ -112,7 +112,7 @@ def list_tasks(names: Sequence[str]) -> str:
     try:
         return _run(["squeue", "-h", "-a", "-r", "-t", "all", user, named, "-o", FORMAT])
     except LaunchError as error:  # a refusal of a query may pass as well
-        raise EngineDownError(str(error)) from error
+        raise ClusterDownError(str(error)) from error
 
 
 def parse(text: str) -> list[SlurmTask]:
@@ -166,7 +166,7 @@ def _run(command: list[str], text: str | None = None, ignored: re.Pattern[str] |
     except FileNotFoundError as error:
         raise LaunchError(f"{command[0]}: no longer found; load the site's Slurm module") from error
     except TimeoutError as error:
-        raise EngineDownError(
+        raise ClusterDownError(
             f"Slurm does not answer ({command[0]} took more than {TIMEOUT_S:g} s)"
         ) from error
     said = [line for line in err.splitlines() if line.strip()]
@@ -184,7 +184,7 @@ def _error(reason: str) -> LaunchError:
     if RETRYING in reason or FULL.search(reason):
         return QueueFullError(f"Slurm accepts no more jobs at present: {reason}")
     if DOWN.search(reason):
-        return EngineDownError(f"Slurm does not answer ({reason})")
+        return ClusterDownError(f"Slurm does not answer ({reason})")
     return LaunchError(f"Slurm refuses: {reason}{_hint(reason)}")
 
 

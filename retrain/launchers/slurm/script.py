@@ -76,7 +76,7 @@ def check_campaign(assignment: Assignment) -> list[str]:
     return problems
 
 
-def check_engine(assignment: Assignment) -> None:
+def check_cluster(assignment: Assignment) -> None:
     """Have Slurm judge the script: partition, account, licences, sizes."""
     commands.require_commands()
     table = build(Slurm, assignment.options)

@@ -1,8 +1,8 @@
-"""What launchers of an engine with its own queue share: when to query it, and what a run's files say.
+"""What launchers of a cluster with its own queue share: when to query it, and what a run's files say.
 
 One query covers all runs; it is sent every `poll_seconds`, and at least two seconds after the last one. The
-engine's answer is only a hint. A finished run is over, although the engine may list its task for minutes. A
-run whose lock is held is alive, whatever happened to its task. A task must be missing from the engine's list
+cluster's answer is only a hint. A finished run is over, although the cluster may list its task for minutes. A
+run whose lock is held is alive, whatever happened to its task. A task must be missing from the cluster's list
 twice. After a task that ended well, the files get time to arrive.
 """
 
@@ -35,8 +35,8 @@ News: TypeAlias = list[Begun | Ended]  # of runs, in order
 class Asking:
     """The schedule of one launcher's queries, and which notices the user gets while they fail."""
 
-    def __init__(self, engine: str, every_s: float, say: Callable[[str], None]) -> None:
-        self._engine = engine
+    def __init__(self, cluster: str, every_s: float, say: Callable[[str], None]) -> None:
+        self._cluster = cluster
         self._every_s = every_s
         self._say = say
         self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -73,7 +73,7 @@ class Asking:
         self._due_at = self._asked_at + self._every_s
 
     def postpone(self) -> None:
-        """Delay the next query: the engine needs a moment to show what was just submitted."""
+        """Delay the next query: the cluster needs a moment to show what was just submitted."""
         self._due_at = time.monotonic() + LEAST_POLL_S
 
     def hurry(self) -> None:
@@ -81,22 +81,22 @@ class Asking:
         self._due_at = min(self._due_at, self._asked_at + LEAST_POLL_S)
 
     def unanswered(self, why: object) -> None:
-        """Report, once, that the engine does not answer."""
+        """Report, once, that the cluster does not answer."""
         if not self._is_silent:
             self._say(f"{why}; retrying; its runs continue meanwhile")
         self._is_silent = True
 
     def answered(self) -> None:
-        """Report that the engine answers again, if it was silent."""
+        """Report that the cluster answers again, if it was silent."""
         if self._is_silent:
-            self._say(f"{self._engine} answers again")
+            self._say(f"{self._cluster} answers again")
         self._is_silent = False
 
 
 class SubmittedRun:
-    """A run that was submitted to an engine: as Slurm's job, or under a number of Ray's launcher.
+    """A run that was submitted to a cluster: as Slurm's job, or under a number of Ray's launcher.
 
-    The number 0 is that of a run which is alive although the engine has no task of it.
+    The number 0 is that of a run which is alive although the cluster has no task of it.
     """
 
     def __init__(self, run_id: str, files: RunFiles, number: int) -> None:
@@ -133,7 +133,7 @@ class SubmittedRun:
         return [] if self.missing < FORGOTTEN else [self.lost(what)]
 
     def lost(self, why: str) -> Ended:
-        """Return the end of a run that was lost with its machine, or in the engine's restart."""
+        """Return the end of a run that was lost with its machine, or in the cluster's restart."""
         return Ended(self.run_id, None, why, cut_short=True, is_lost=True)
 
     def has_arrived(self) -> bool:
@@ -146,21 +146,21 @@ class SubmittedRun:
         return time.monotonic() - self._over_since > ARRIVAL_S
 
 
-class EngineLauncher:
-    """Watches runs in an engine; a subclass submits and cancels them, and looks for what changed."""
+class ClusterLauncher:
+    """Watches runs in a cluster; a subclass submits and cancels them, and looks for what changed."""
 
     queues = True
 
-    def __init__(self, engine: str, assignment: Assignment, table: Slurm | Ray) -> None:
-        self._engine = engine
+    def __init__(self, cluster: str, assignment: Assignment, table: Slurm | Ray) -> None:
+        self._cluster = cluster
         self._assignment = assignment
         self._workers = workers_at_a_time(assignment, table.permits)
         self._watched: dict[str, SubmittedRun] = {}
-        self.asking = Asking(engine, table.poll_seconds, assignment.say)  # when the engine is queried
+        self.asking = Asking(cluster, table.poll_seconds, assignment.say)  # when the cluster is queried
         self._said: set[str] = set()
 
     def describe(self) -> str:
-        return f"{self._engine}, {self._workers} at a time"
+        return f"{self._cluster}, {self._workers} at a time"
 
     def poll(self, timeout_s: float) -> Sequence[Begun | Ended]:
         return self._look() if self.asking.wait(timeout_s) else []
@@ -169,7 +169,7 @@ class EngineLauncher:
         self.asking.wake()
 
     def _look(self) -> News:
-        """Query the engine, and return what changed."""
+        """Query the cluster, and return what changed."""
         raise NotImplementedError
 
     def _each(self, see: Callable[[SubmittedRun], News] = lambda watch: []) -> News:
@@ -188,7 +188,7 @@ class EngineLauncher:
     def _signal(self, watch: SubmittedRun, *, now: bool) -> None:
         """Ask a worker without a task to save and exit, or kill it; report if that is not possible."""
         here = "it does not run on this machine; end it where it runs"
-        problem = f"{self._engine} has no task for it, and {here}"
+        problem = f"{self._cluster} has no task for it, and {here}"
         try:
             if signal_holder(watch.files.lock, signal.SIGKILL if now else signal.SIGTERM):
                 return

@@ -17,7 +17,7 @@ from retrain.campaign.run import start
 from retrain.campaign.stop import stop_campaign
 from retrain.campaign.supervise import Supervisor
 from retrain.config.campaign import Campaign
-from retrain.errors import EngineDownError, LaunchError, RecordsError
+from retrain.errors import ClusterDownError, LaunchError, RecordsError
 from retrain.launchers import Assignment, Begun, Ended
 from retrain.locks.held import LockHolder, holder
 from retrain.plan.matrix import RunPlan
@@ -33,8 +33,8 @@ from retrain.records.run_state import (
 from retrain.records.rungs import write_wait
 
 
-class Engine:
-    """An engine that is told what happens, one thing each time the supervisor waits."""
+class Cluster:
+    """A cluster that is told what happens, one thing each time the supervisor waits."""
 
     queues = True
 
@@ -45,7 +45,7 @@ class Engine:
         self.refuses: list[Exception] = []
 
     def describe(self) -> str:
-        return "an engine"
+        return "a cluster"
 
     def queued(self) -> Collection[str]:
         return ()
@@ -90,14 +90,14 @@ def campaign(campaign_file: Path) -> CampaignRun:
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries, "FIRST_RETRY_S", 0.0)
-    monkeypatch.setattr(supervise, "ENGINE_AGAIN_S", 0.0)
+    monkeypatch.setattr(supervise, "SUBMIT_AGAIN_S", 0.0)
 
 
 def supervisor(
-    engine: Engine, campaign: CampaignRun, heard: Heard | None = None, workers: int = 4, **keys: object
+    cluster: Cluster, campaign: CampaignRun, heard: Heard | None = None, workers: int = 4, **keys: object
 ) -> Supervisor:
     table = Campaign(**keys)  # type: ignore[arg-type]
-    return Supervisor(table, as_planned(workers), engine, campaign.files_of, heard or Heard())
+    return Supervisor(table, as_planned(workers), cluster, campaign.files_of, heard or Heard())
 
 
 def done(files: RunFiles, run: RunPlan) -> Ended:
@@ -118,35 +118,35 @@ def interrupted(files: RunFiles, run: RunPlan, step: int) -> Ended:
 
 
 def test_all_runs_are_handed_over_at_once(campaign: CampaignRun) -> None:
-    engine = Engine(lambda: all_done(campaign))
-    endings = supervisor(engine, campaign).supervise(campaign.plan.runs)
-    assert engine.submitted == [[run.run_id for run in campaign.plan.runs]]
+    cluster = Cluster(lambda: all_done(campaign))
+    endings = supervisor(cluster, campaign).supervise(campaign.plan.runs)
+    assert cluster.submitted == [[run.run_id for run in campaign.plan.runs]]
     assert set(endings.values()) == {Ending(RunState.DONE)}
 
 
-def test_a_run_counts_as_started_when_the_engine_says_so(campaign: CampaignRun) -> None:
+def test_a_run_counts_as_started_when_the_cluster_says_so(campaign: CampaignRun) -> None:
     first, heard = campaign.plan.runs[0].run_id, Heard()
-    engine = Engine(lambda: [Begun(first)], lambda: all_done(campaign))
-    supervisor(engine, campaign, heard).supervise(campaign.plan.runs)
+    cluster = Cluster(lambda: [Begun(first)], lambda: all_done(campaign))
+    supervisor(cluster, campaign, heard).supervise(campaign.plan.runs)
     assert heard.started_runs == [first]
 
 
 def test_waiting_in_the_queue_is_not_running_late(campaign: CampaignRun) -> None:
-    engine = Engine(list, list, lambda: all_done(campaign))
-    supervisor(engine, campaign, run_timeout=1e-9).supervise(campaign.plan.runs)
-    assert engine.cancelled == []
+    cluster = Cluster(list, list, lambda: all_done(campaign))
+    supervisor(cluster, campaign, run_timeout=1e-9).supervise(campaign.plan.runs)
+    assert cluster.cancelled == []
 
 
 def test_a_retry_waits_until_it_would_not_stand_in_the_queue(campaign: CampaignRun) -> None:
     first, *rest = campaign.plan.runs
-    engine = Engine(
+    cluster = Cluster(
         lambda: [Ended(first.run_id, None, "NODE_FAIL")],
         list,
         lambda: [done(campaign.files_of(run.run_id), run) for run in rest],
         lambda: [done(campaign.files_of(first.run_id), first)],
     )
-    supervisor(engine, campaign, workers=2).supervise(campaign.plan.runs)
-    assert [len(batch) for batch in engine.submitted] == [4, 1]
+    supervisor(cluster, campaign, workers=2).supervise(campaign.plan.runs)
+    assert [len(batch) for batch in cluster.submitted] == [4, 1]
 
 
 @pytest.mark.parametrize("is_lost", [True, False])
@@ -155,11 +155,11 @@ def test_runs_lost_with_one_machine_are_tried_again_without_a_pause(
 ) -> None:
     runs, heard = campaign.plan.runs, Heard()
     lost = [Ended(run.run_id, None, "NODE_FAIL", is_lost=is_lost) for run in runs]
-    engine = Engine(lambda: lost, lambda: all_done(campaign) if len(engine.submitted) == 2 else [])
-    made = supervisor(engine, campaign, heard, pause_after=3)
-    engine.happenings.append(lambda: made.stop() or [])  # type: ignore[func-returns-value]
+    cluster = Cluster(lambda: lost, lambda: all_done(campaign) if len(cluster.submitted) == 2 else [])
+    made = supervisor(cluster, campaign, heard, pause_after=3)
+    cluster.happenings.append(lambda: made.stop() or [])  # type: ignore[func-returns-value]
     made.supervise(runs)
-    assert [len(batch) for batch in engine.submitted] == ([4, 4] if is_lost else [4])
+    assert [len(batch) for batch in cluster.submitted] == ([4, 4] if is_lost else [4])
     assert any("failed for infrastructure" in notice for notice in heard.notices) is not is_lost
 
 
@@ -172,7 +172,7 @@ def test_after_a_pause_one_run_is_handed_over_before_the_others(
         now_s[0] += seconds
         return []
 
-    engine = Engine(
+    cluster = Cluster(
         lambda: [Ended(run.run_id, None, "no network") for run in runs],
         lambda: pass_time(61),
         list,
@@ -180,48 +180,48 @@ def test_after_a_pause_one_run_is_handed_over_before_the_others(
         lambda: all_done(campaign),
     )
     monkeypatch.setattr("retrain.campaign.retry.time.monotonic", lambda: now_s[0])
-    supervisor(engine, campaign, pause_after=3).supervise(runs)
-    assert [len(batch) for batch in engine.submitted] == [4, 1, 3]
+    supervisor(cluster, campaign, pause_after=3).supervise(runs)
+    assert [len(batch) for batch in cluster.submitted] == [4, 1, 3]
 
 
 def test_a_time_limit_is_no_try_while_steps_are_made(campaign: CampaignRun) -> None:
     run = campaign.plan.runs[0]
     files = campaign.files_of(run.run_id)
     cut_short = [lambda: [interrupted(files, run, step=2)]] * 3
-    engine = Engine(*cut_short, lambda: [done(files, run)])
-    endings = supervisor(engine, campaign, retries=0).supervise([run])
+    cluster = Cluster(*cut_short, lambda: [done(files, run)])
+    endings = supervisor(cluster, campaign, retries=0).supervise([run])
     assert endings[run.run_id] == Ending(RunState.DONE)
-    assert len(engine.submitted) == 4
+    assert len(cluster.submitted) == 4
 
 
 def test_a_time_limit_too_short_for_a_step_ends_after_the_retries(campaign: CampaignRun) -> None:
     run = campaign.plan.runs[0]
     files = campaign.files_of(run.run_id)
-    engine = Engine(*[lambda: [interrupted(files, run, step=0)]] * 2)
-    endings = supervisor(engine, campaign, retries=1).supervise([run])
+    cluster = Cluster(*[lambda: [interrupted(files, run, step=0)]] * 2)
+    endings = supervisor(cluster, campaign, retries=1).supervise([run])
     assert endings[run.run_id].state is RunState.INTERRUPTED
-    assert len(engine.submitted) == 2
+    assert len(cluster.submitted) == 2
 
 
-def test_the_engine_word_is_told_where_the_worker_left_none(campaign: CampaignRun) -> None:
+def test_the_clusters_reason_is_told_where_the_worker_left_none(campaign: CampaignRun) -> None:
     run = campaign.plan.runs[0]
-    engine = Engine(lambda: [Ended(run.run_id, None, "Slurm says NODE_FAIL")])
-    endings = supervisor(engine, campaign, retries=0).supervise([run])
+    cluster = Cluster(lambda: [Ended(run.run_id, None, "Slurm says NODE_FAIL")])
+    endings = supervisor(cluster, campaign, retries=0).supervise([run])
     assert endings[run.run_id] == Ending(RunState.INFRASTRUCTURE, "Slurm says NODE_FAIL")
 
 
-def test_an_engine_that_refuses_ends_the_campaign_with_its_reason(campaign: CampaignRun) -> None:
-    engine = Engine()
-    engine.refuses = [LaunchError("invalid partition")]
+def test_a_cluster_that_refuses_ends_the_campaign_with_its_reason(campaign: CampaignRun) -> None:
+    cluster = Cluster()
+    cluster.refuses = [LaunchError("invalid partition")]
     with pytest.raises(LaunchError, match="invalid partition"):
-        supervisor(engine, campaign).supervise(campaign.plan.runs)
+        supervisor(cluster, campaign).supervise(campaign.plan.runs)
 
 
-def test_an_engine_that_never_answered_ends_the_campaign(campaign: CampaignRun) -> None:
-    engine = Engine()
-    engine.refuses = [EngineDownError("no answer")]
-    with pytest.raises(EngineDownError):
-        supervisor(engine, campaign).supervise(campaign.plan.runs)
+def test_a_cluster_that_never_answered_ends_the_campaign(campaign: CampaignRun) -> None:
+    cluster = Cluster()
+    cluster.refuses = [ClusterDownError("no answer")]
+    with pytest.raises(ClusterDownError):
+        supervisor(cluster, campaign).supervise(campaign.plan.runs)
 
 
 def full_disk() -> RecordsError:
@@ -230,21 +230,21 @@ def full_disk() -> RecordsError:
     return error
 
 
-@pytest.mark.parametrize("trouble", [EngineDownError("no answer"), full_disk()])
-def test_an_engine_that_falls_silent_or_a_full_disk_is_waited_for(
+@pytest.mark.parametrize("trouble", [ClusterDownError("no answer"), full_disk()])
+def test_a_cluster_that_falls_silent_or_a_full_disk_is_waited_for(
     trouble: Exception, campaign: CampaignRun
 ) -> None:
     first, *rest = campaign.plan.runs
     heard = Heard()
 
     def falls_silent() -> Sequence[Ended]:
-        engine.refuses = [trouble]
+        cluster.refuses = [trouble]
         return [Ended(first.run_id, None, "lost")]
 
-    engine = Engine(falls_silent, list, list, lambda: all_done(campaign))
-    endings = supervisor(engine, campaign, heard).supervise(campaign.plan.runs)
+    cluster = Cluster(falls_silent, list, list, lambda: all_done(campaign))
+    endings = supervisor(cluster, campaign, heard).supervise(campaign.plan.runs)
     assert {ending.state for ending in endings.values()} == {RunState.DONE}
-    assert engine.submitted[1:] == [[first.run_id]]
+    assert cluster.submitted[1:] == [[first.run_id]]
     assert any("no answer" in notice for notice in heard.notices)
     assert len(rest) == 3
 
@@ -252,11 +252,11 @@ def test_an_engine_that_falls_silent_or_a_full_disk_is_waited_for(
 SEEN: list[LockHolder | None] = []
 
 
-def open_watching(assignment: Assignment) -> Engine:
-    """Return an engine that notes who holds the campaign while it is asked for what waits."""
-    engine, lock = Engine(), CampaignFiles(assignment.directory).lock
-    engine.queued = lambda: SEEN.append(holder(lock)) or ()  # type: ignore[func-returns-value, method-assign]
-    return engine
+def open_watching(assignment: Assignment) -> Cluster:
+    """Return a cluster that notes who holds the campaign while it is asked for what waits."""
+    cluster, lock = Cluster(), CampaignFiles(assignment.directory).lock
+    cluster.queued = lambda: SEEN.append(holder(lock)) or ()  # type: ignore[func-returns-value, method-assign]
+    return cluster
 
 
 def test_other_machines_see_a_stop_that_waits_for_an_engine(campaign_file: Path) -> None:
@@ -269,11 +269,11 @@ def test_a_run_that_waits_for_a_search_was_not_cut_short(campaign: CampaignRun) 
     run = campaign.plan.runs[0]
     files = campaign.files_of(run.run_id)
     write_wait(files.rung, 2)
-    engine = Engine(lambda: [interrupted(files, run, 2)], lambda: made.stop() or [])  # type: ignore[func-returns-value]
-    made = supervisor(engine, campaign)
+    cluster = Cluster(lambda: [interrupted(files, run, 2)], lambda: made.stop() or [])  # type: ignore[func-returns-value]
+    made = supervisor(cluster, campaign)
     assert made.supervise([run])[run.run_id].state is RunState.INTERRUPTED
-    assert engine.submitted == [[run.run_id]]
+    assert cluster.submitted == [[run.run_id]]
     write_wait(files.rung, 0)
-    engine.happenings = [lambda: [done(files, run)]]
+    cluster.happenings = [lambda: [done(files, run)]]
     assert made.supervise([run])[run.run_id].state is RunState.DONE
-    assert len(engine.submitted) == 2
+    assert len(cluster.submitted) == 2

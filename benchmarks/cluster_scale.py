@@ -1,7 +1,7 @@
-"""What a campaign of thousands of runs costs where an engine has the queue: is it linear in what changes?
+"""What a campaign of thousands of runs costs where a cluster has the queue: is it linear in what changes?
 
-    python -m benchmarks.engine_scale [--runs 1000 10000] [--json]
-    python -m benchmarks.engine_scale --runs 10000 --most-jobs 1000      a site that lets you queue so many
+    python -m benchmarks.cluster_scale [--runs 1000 10000] [--json]
+    python -m benchmarks.cluster_scale --runs 10000 --most-jobs 1000      a site that lets you queue so many
 
 Drives the real command line, launcher, supervisor, records and `retrain status` against a Slurm that only
 keeps its books (`simulated_slurm`): every run begins, leaves what a worker leaves, and ends. What the
@@ -84,7 +84,7 @@ def measure(
     runs: int, *, at_a_time: int, task_s: float, array_size: int, most_jobs: int, statuses: int = 3
 ) -> Row:
     """Run a campaign of so many runs to its end, and then look at its status so often."""
-    home = Path(tempfile.mkdtemp(prefix="retrain-engine-"))
+    home = Path(tempfile.mkdtemp(prefix="retrain-cluster-"))
     slurm = SimulatedSlurm(home, task_s=task_s, array_size=array_size, most_jobs=most_jobs)
     slurm.start()
     try:
