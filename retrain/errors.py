@@ -169,6 +169,11 @@ def _is_the_surroundings(error: BaseException) -> bool:
     return isinstance(error, OSError) and (error.errno in _SURROUNDINGS or is_name_trouble)
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type if it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def records_error(path: Path, doing: str, error: Exception, then: str = "resume") -> RecordsError:
     """Return an error that names the file, the problem, the fix, and what to do then."""
     number, words = (error.errno, error.strerror) if isinstance(error, OSError) else (None, None)

@@ -28,7 +28,7 @@ from retrain.config.keys import Tables, as_toml
 from retrain.config.load import load_config, load_tables, parse
 from retrain.config.reference import DIRECTIVE
 from retrain.config.sweep import expanded
-from retrain.errors import ConfigError, LaunchError, RecordsError
+from retrain.errors import ConfigError, LaunchError, RecordsError, first_line
 from retrain.plan.estimate.history import write_crowding
 from retrain.plan.estimate.measured import MeasuredRun
 from retrain.plan.launching import runs_side_by_side
@@ -117,7 +117,7 @@ class Calibrator:
             except (ConfigError, LaunchError) as error:  # of this trial; what others measured is kept
                 if not done:
                     raise
-                left_out.append(f"{trial.name}: {str(error).splitlines()[0]}")
+                left_out.append(f"{trial.name}: {first_line(error)}")
         evidence = Evidence(
             self.plan, self._with_points, self._longest_answers, done, self._cores, self._plan_of
         )

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from retrain import extras
-from retrain.errors import ConfigError, LaunchError, RetrainError, records_error
+from retrain.errors import ConfigError, LaunchError, RetrainError, first_line, records_error
 from retrain.http_client import without_user
 from retrain.records.text import as_typed, plain
 
@@ -123,7 +123,7 @@ def _explained(hub_url: str, directory: Path, repository: str, *, private: bool)
         yield
     except (*network, ConfigError, ValueError, RuntimeError, *NO_ANSWERS) as error:
         cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
-        kind, what = ConfigError, _first_line(cause)
+        kind, what = ConfigError, plain(first_line(cause))
         if isinstance(cause, answers):
             kind, what = _refusal(cause, repository)
         elif isinstance(cause, OSError) and cause.filename is not None:
@@ -140,7 +140,7 @@ def _explained(hub_url: str, directory: Path, repository: str, *, private: bool)
 
 def _refusal(error: Any, repository: str) -> tuple[type[RetrainError], str]:
     """Return what an answer of the hub means."""
-    status, said = error.response.status_code, plain(error.server_message or _first_line(error))
+    status, said = error.response.status_code, plain(error.server_message or first_line(error))
     if status == 401:
         what = "the hub refuses the token, or found none"
         return ConfigError, f"{what} ({said}); `hf auth login`, or set HF_TOKEN to one that may write"
@@ -150,7 +150,3 @@ def _refusal(error: Any, repository: str) -> tuple[type[RetrainError], str]:
     if status >= 500 or status == 429:
         return LaunchError, f"the hub fails ({status}: {said}); try again later"
     return ConfigError, f"the hub refuses it ({status}: {said})"
-
-
-def _first_line(error: BaseException) -> str:
-    return plain(next(iter(str(error).strip().splitlines()), type(error).__name__))

@@ -16,7 +16,7 @@ from typing import Any
 from retrain import extras
 from retrain.backends.exported import Exported
 from retrain.backends.text import Text
-from retrain.errors import ConfigError, PromptError, RunFailedError
+from retrain.errors import ConfigError, PromptError, RunFailedError, first_line
 from retrain.publish.choice import Choice
 from retrain.records.layout import RunFiles
 from retrain.records.samples import samples_of
@@ -113,8 +113,7 @@ def _adapted(exported: Exported, adapter: Path, load: Any) -> Model:
 
 
 def _unusable(what: str, error: Exception) -> ConfigError:
-    first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    return ConfigError(f"{what} cannot be loaded ({first}); check its name and your access")
+    return ConfigError(f"{what} cannot be loaded ({first_line(error)}); check its name and your access")
 
 
 def _untie(torch: Any, adapted: Model) -> None:

@@ -13,7 +13,7 @@ from retrain.backends.local import DEFAULTS, LocalOptions
 from retrain.config.adapters import PEFT, REMOTE, weights_of
 from retrain.config.files import fingerprint
 from retrain.config.schema import Config
-from retrain.errors import ConfigError, RecordsError, records_error
+from retrain.errors import ConfigError, RecordsError, first_line, records_error
 
 if TYPE_CHECKING:
     from retrain.backends.local.loading import Policy
@@ -98,8 +98,8 @@ def load_start(adapter: str, policy: Policy) -> None:
             raise ValueError("no adapters")
         load_adapters(file, policy.adapters)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        first = next(iter(str(error).strip().splitlines()), "")
-        raise ConfigError(f"[model].adapter: {file or adapter} does not fit the model ({first})") from error
+        why = first_line(error)
+        raise ConfigError(f"[model].adapter: {file or adapter} does not fit the model ({why})") from error
 
 
 QUANTIZED = (

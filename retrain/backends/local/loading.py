@@ -22,7 +22,7 @@ from retrain.backends.local import EXTRA_4BIT, LocalOptions
 from retrain.backends.local.devices import is_out_of_memory
 from retrain.backends.local.model_checks import CONTEXT, model_problem
 from retrain.backends.local.next_token import Cut
-from retrain.errors import BackendMemoryError, ConfigError, InfrastructureError
+from retrain.errors import BackendMemoryError, ConfigError, InfrastructureError, first_line
 from retrain.extras import quiet_transformers
 
 LOGITS_AT_A_TIME = 2**24  # numbers: 64 MiB in float32; far fewer already keep a GPU busy
@@ -208,7 +208,7 @@ def _explained(model: str, options: LocalOptions) -> Iterator[None]:
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         if is_out_of_memory(error):
             raise
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        first = first_line(error)
         if "ignore_mismatched_sizes" in first:  # following transformers' advice would train random weights
             first = "its weights do not fit its config.json"
         message = f"[model].model: {model!r} cannot be loaded ({first})"

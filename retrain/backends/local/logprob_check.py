@@ -19,7 +19,7 @@ from retrain.backends.local.loading import Policy, fitting
 from retrain.backends.local.micro_batches import Layout, states_of
 from retrain.backends.local.sampling import RowCache, cache_for
 from retrain.backends.rows import Row
-from retrain.errors import ConfigError
+from retrain.errors import ConfigError, first_line
 
 LOGITS_TOLERANCE = 1e-3  # relative to the largest; both computations run the same kernels
 # of the logits' standard deviation; a cache changes the order of summation, and bfloat16 has eight bits
@@ -152,9 +152,9 @@ def _explained(model: str) -> Iterator[None]:
         yield
     except FAULTS as error:
         _raise_if_machine(error)
-        first = next(iter(str(error).splitlines()), "")
+        why = first_line(error)
         raise ConfigError(
-            f"[model].model: {model!r} cannot be run by this backend ({type(error).__name__}: {first}); "
+            f"[model].model: {model!r} cannot be run by this backend ({type(error).__name__}: {why}); "
             'adapters on some layers only may help, such as [backend.options].target_modules = ["q_proj", '
             '"v_proj"], or use another model'
         ) from error

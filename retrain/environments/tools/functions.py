@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 import pydantic
 
+from retrain.errors import first_line
 from retrain.sandbox import Limits, Sandbox, SandboxError, choose
 from retrain.sandbox.cell import Cell
 from retrain.sandbox.inside import values
@@ -102,8 +103,7 @@ def tool_of(name: str, function: Callable[..., Any]) -> Tool:
         model = pydantic.create_model(name, __config__=config, **fields)
         parameters = _bare(model.model_json_schema())
     except (pydantic.errors.PydanticUserError, NameError, TypeError) as error:
-        told = str(error).partition("\n")[0]
-        raise ValueError(f"its parameters cannot be written as JSON: {told}") from error
+        raise ValueError(f"its parameters cannot be written as JSON: {first_line(error)}") from error
     schema = {"name": name, "description": description, "parameters": parameters}
     return Tool(name, function, {"type": "function", "function": schema}, model)
 
