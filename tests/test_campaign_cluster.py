@@ -44,9 +44,6 @@ class Cluster:
         self.cancelled: list[str] = []
         self.refuses: list[Exception] = []
 
-    def describe(self) -> str:
-        return "a cluster"
-
     def queued(self) -> Collection[str]:
         return ()
 

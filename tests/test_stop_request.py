@@ -56,7 +56,6 @@ class SilentCluster:
     def __init__(self, assignment):
         self.assignment, self.polls = assignment, 0
 
-    def describe(self): return "a cluster"
     def queued(self): return ()
     def adopt(self, run_ids): pass
     def wake(self): pass

@@ -99,9 +99,6 @@ class World:
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._obeyed = threading.Semaphore(0)
 
-    def describe(self) -> str:
-        return "a test"
-
     def queued(self) -> Collection[str]:
         return ()
 

@@ -111,7 +111,7 @@ def _stop_workers(
         if run_id in queued or readable(is_held, run.lock, on_wait)
     }
     before = {run_id: ended_attempts(run) for run_id, run in alive.items()}
-    for line in _whom_it_stops(alive, launcher):
+    for line in _whom_it_stops(alive, origin.launcher):
         on_wait(line)
     _end(launcher, list(alive), now=now)
     for run_id, run in alive.items():
@@ -122,9 +122,9 @@ def _stop_workers(
     return tuple(alive)
 
 
-def _whom_it_stops(alive: Mapping[str, RunFiles], launcher: Launcher) -> Iterator[str]:
+def _whom_it_stops(alive: Mapping[str, RunFiles], launcher: str) -> Iterator[str]:
     for run_id, run in islice(alive.items(), SHOWN_RUNS):
-        who = _whereabouts(run) if is_held(run.lock) else launcher.describe()
+        who = _whereabouts(run) if is_held(run.lock) else f"queued by {launcher}"
         yield f"no orchestrator is alive; stopping {run_id}, {who}"
     if len(alive) > SHOWN_RUNS:
         yield f"and {len(alive) - SHOWN_RUNS} more: {len(alive)} runs in all"

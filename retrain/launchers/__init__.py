@@ -37,7 +37,7 @@ SPEC = PluginSpec(
     "launcher",
     "open_launcher",
     ("assignment",),
-    members=("queues", "describe", "submit", "queued", "adopt", "poll", "wake", "cancel"),
+    members=("queues", "submit", "queued", "adopt", "poll", "wake", "cancel"),
     hooks=(
         Hook("check_options", ("options",), "problems of [campaign.<launcher>], as `key: what is wrong`"),
         Hook("check_campaign", ("assignment",), "problems that are found without the cluster"),
@@ -91,9 +91,6 @@ class Launcher(Protocol):
     """Starts, watches and ends workers. All runs are named by their ids in `Assignment.runs`."""
 
     queues: bool  # True: takes all runs at once and starts `workers` at a time by itself
-
-    def describe(self) -> str:
-        """Return a short description of where workers execute."""
 
     def submit(self, run_ids: Sequence[str]) -> Collection[str]:
         """Start workers, or queue them.

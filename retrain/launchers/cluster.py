@@ -159,9 +159,6 @@ class ClusterLauncher:
         self.asking = Asking(cluster, table.poll_seconds, assignment.say)  # when the cluster is queried
         self._said: set[str] = set()
 
-    def describe(self) -> str:
-        return f"{self._cluster}, {self._workers} at a time"
-
     def poll(self, timeout_s: float) -> Sequence[Begun | Ended]:
         return self._look() if self.asking.wait(timeout_s) else []
 

@@ -50,9 +50,6 @@ class InlineLauncher:
         self._ended: list[Ended] = []
         self._stop = threading.Event()
 
-    def describe(self) -> str:
-        return "this process, one run at a time"
-
     def submit(self, run_ids: Sequence[str]) -> Collection[str]:
         """Run workers to their ends; the output of each goes to its run's output.log."""
         for run_id in run_ids:

@@ -64,10 +64,6 @@ class LocalLauncher:
         self._ended: queue.SimpleQueue[Ended | None] = queue.SimpleQueue()
         self._signal: dict[str, Callable[[int], object]] = {}
 
-    def describe(self) -> str:
-        shared = f", which share GPU {', '.join(self._gpus)}" if self._gpus else ""
-        return f"processes on this machine{shared}"
-
     def submit(self, run_ids: Sequence[str]) -> Collection[str]:
         for run_id in run_ids:
             slot = take_slot(self._gpus if run_id in self._gpu_runs else [])

@@ -46,9 +46,6 @@ class Script:
         self.happenings = list(happenings)
         self.calls: list[tuple[str, str]] = []
 
-    def describe(self) -> str:
-        return "a script"
-
     def queued(self) -> Collection[str]:
         return ()
 

@@ -137,12 +137,6 @@ def test_the_local_launcher_gives_each_run_a_gpu_while_its_worker_lives(
                 left -= {end.run_id for end in launcher.poll(60)}
 
 
-def test_the_launcher_says_which_gpus_are_shared(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
-    launcher = open_launcher(Assignment("c", here, {}, 1, None, where=here, gpu_runs=frozenset(["a"])))
-    assert launcher.describe() == "processes on this machine, which share GPU 5, 7"
-
-
 def test_only_runs_that_take_any_gpu_are_given_one() -> None:
     conditions = [
         {"name": "any", "backend": {"backend": "local"}},
