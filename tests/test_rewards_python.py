@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tracemalloc
 from collections.abc import Iterator
 
@@ -10,7 +11,11 @@ import psutil
 import pytest
 
 from retrain import registry
+from retrain.config.load import parse
+from retrain.errors import ConfigError
+from retrain.plan.preflight import sandboxes_of
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, python
+from retrain.rewards.opening import open_reward
 from retrain.rewards.python.scorer import are_alike, program_of
 from retrain.rollouts import Prompt
 
@@ -189,6 +194,58 @@ def test_tests_may_share_the_interpreter_of_the_program() -> None:
         assert score(scorer, "import builtins\nbuiltins.exec = lambda *a: 0", tests) == Score(0.0)
     finally:
         scorer.close()
+
+
+OWN_SANDBOX = {"sandbox": "process"}
+PARTS = {"tests": {"reward": "python", "weight": 1.0}}
+NO_SUCH = "'proces' is not one of the sandbox; did you mean 'process'?"
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "said"),
+    [
+        ("python", {"sandbox": "proces"}, f"[reward.params].sandbox: {NO_SUCH}"),
+        ("weighted", {"parts": PARTS, "sandbox": "proces"}, f"[reward.params].sandbox: {NO_SUCH}"),
+        (
+            "weighted",
+            {"parts": {"tests": {**PARTS["tests"], "params": {"sandbox": "proces"}}}},
+            f"[reward].reward: parts.tests.params.sandbox: {NO_SUCH}",
+        ),
+        (
+            "python",
+            {**OWN_SANDBOX, "sandbox_options": {"warm": False}},
+            "[reward].reward: sandbox_options.warm: unknown parameter of 'process'; it takes nothing",
+        ),
+        (
+            "python",
+            {**OWN_SANDBOX, "sandbox_options": 3},
+            "[reward.params].sandbox_options: got 3; needs a table of the sandbox's options",
+        ),
+    ],
+)
+def test_a_wrong_sandbox_of_a_rewards_own_is_told_with_the_file(
+    name: str, params: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse({"reward": {"reward": name, "params": params}}, "c.toml")
+    assert list(caught.value.problems) == [f"c.toml {said}"]
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"reward": "python", "params": OWN_SANDBOX},
+        {"reward": "weighted", "params": {"parts": PARTS, **OWN_SANDBOX}},
+        {"reward": "weighted", "params": {"parts": {"tests": {**PARTS["tests"], "params": OWN_SANDBOX}}}},
+    ],
+)
+def test_a_reward_with_a_sandbox_of_its_own_has_its_own_options(own: dict[str, object]) -> None:
+    shared = {"sandbox": "command", "sandbox_options": {"command": [sys.executable]}}
+    config = parse({"reward": {**shared, **own}}, "c.toml")
+    assert list(sandboxes_of([config])) == ["process"]
+    opened = open_reward(config.reward.reward, config.reward.params, shared)
+    opened.close()
+    assert opened.sandbox == "process"  # type: ignore[attr-defined]
 
 
 def test_parameters_out_of_range_are_told() -> None:

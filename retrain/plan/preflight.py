@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from retrain import registry
@@ -210,11 +211,9 @@ def check_servers(configs: Iterable[Config], source: str) -> None:
 def sandboxes_of(configs: Sequence[Config]) -> dict[str, str]:
     """Return name -> weakness, "" for none, of runs' sandboxes; ConfigError if one cannot be used here."""
     found: dict[str, str] = {}
-    for config in configs:
-        reward = config.reward
-        if runs_programs(config):
-            opened = registry.find("sandbox", reward.sandbox)(**reward.sandbox_options)
-            found[opened.name] = opened.weakness
+    for name, options in chain.from_iterable(map(_sandboxes_named, configs)):
+        opened = registry.find("sandbox", name)(**options)
+        found[opened.name] = opened.weakness
     return found
 
 
@@ -247,5 +246,13 @@ def _parts(config: Config) -> Iterator[tuple[str, Tables]]:
 
 def runs_programs(config: Config) -> bool:
     """Whether a run's reward runs programs that a policy wrote: it takes a sandbox."""
-    taken = [registry.plugin("rewards", name).parameters() or () for name, _ in _parts(config)]
-    return any(known.name == "sandbox" for parameters in taken for known in parameters)
+    return any(_sandboxes_named(config))
+
+
+def _sandboxes_named(config: Config) -> Iterator[tuple[str, Tables]]:
+    """Iterate over the sandboxes of a run's rewards with their options: `[reward]`'s, or a reward's own."""
+    for name, params in _parts(config):
+        if any(known.name == "sandbox" for known in registry.plugin("rewards", name).parameters() or ()):
+            shared = {"sandbox": config.reward.sandbox, "sandbox_options": config.reward.sandbox_options}
+            table = params if "sandbox" in params else {**shared, **params}
+            yield table["sandbox"], table.get("sandbox_options") or {}

@@ -80,7 +80,7 @@ def open_reward(
 ) -> BatchScorer:
     """Open a reward by TOML name, entry point or dotted path.
 
-    `sandbox` holds `sandbox` and `sandbox_options`, for a reward that takes them as parameters.
+    `sandbox` holds `sandbox` and `sandbox_options`, for a reward that takes them and names no sandbox itself.
 
     Raises:
         ConfigError: no such reward, or it rejects its parameters.
@@ -91,7 +91,7 @@ def open_reward(
         return CallingScorer(plugin.function(), name, params)
     taken = {parameter.name for parameter in plugin.parameters() or ()}
     given = {key: value for key, value in (sandbox or {}).items() if key in taken}
-    scorer: BatchScorer = opener(**{**given, **params})
+    scorer: BatchScorer = opener(**(params if "sandbox" in params else {**given, **params}))
     return scorer
 
 

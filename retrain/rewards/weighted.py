@@ -33,6 +33,7 @@ from retrain.errors import ConfigError
 from retrain.event_loop import begun
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, is_number, score_with
 from retrain.rewards.opening import CallingScorer, RewardRange, close_unawaited, open_reward, range_of
+from retrain.sandbox import choice_problems
 
 PART_KEYS = ("reward", "weight", "params")
 GRAVITY = (Outcome.SCORED, Outcome.ERROR, Outcome.TIMEOUT, Outcome.FAULT)
@@ -99,11 +100,14 @@ def check_params(params: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"parts.{label}{problem}" for problem in _form_problems(table))
     for part in _parts_of(parts):
         yield from (f"parts.{part.label}{problem}" for problem in _part_problems(part))
+    yield from choice_problems(params)
 
 
 def made_of(params: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return name and parameters of every well-formed part."""
-    return [(part.reward, part.params) for part in _parts_of(params.get("parts"))]
+    """Return name and parameters of every well-formed part, with the sandbox that all share."""
+    shared = {key: params[key] for key in ("sandbox", "sandbox_options") if key in params}
+    parts = [(part.reward, part.params) for part in _parts_of(params.get("parts"))]
+    return [(name, own if "sandbox" in own else {**shared, **own}) for name, own in parts]
 
 
 def servers(params: Mapping[str, Any]) -> dict[str, str]:

@@ -9,7 +9,7 @@ and takes whatever comes back for hostile.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +68,21 @@ class SandboxError(Exception):
 
 class SandboxEndedError(SandboxError):
     """The sandbox has ended while a program ran, perhaps because of it."""
+
+
+def choice_problems(table: Mapping[str, Any]) -> Iterator[str]:
+    """Iterate over what is wrong with `sandbox` and `sandbox_options` of a plugin's table, if it names one."""
+    if (name := table.get("sandbox")) is None:
+        return
+    if problem := registry.problem_with_name("sandbox", name):
+        yield f"sandbox: {problem}"
+        return
+    options = table.get("sandbox_options") or {}
+    if isinstance(options, Mapping):
+        problems = registry.problems_with_table("sandbox", name, options)
+        yield from (f"sandbox_options.{problem}" for problem in problems)
+    else:
+        yield f"sandbox_options: got {options!r}; needs a table of the sandbox's options"
 
 
 def choose(name: str, options: Mapping[str, Any]) -> Sandbox:

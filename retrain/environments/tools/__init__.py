@@ -24,6 +24,7 @@ from retrain.errors import ConfigError
 from retrain.event_loop import in_thread
 from retrain.registry import Megabytes, Positive
 from retrain.rollouts import CallForm, Prompt
+from retrain.sandbox import choice_problems
 
 PYTHON = "python"  # the name of the tool that runs programs
 MOST_CALLS = 32  # of a turn: a policy that repeats itself must not keep the run
@@ -101,6 +102,7 @@ def check_options(options: Mapping[str, Any]) -> Iterator[str]:
         ToolBox(options, None)
     except ConfigError as error:
         yield from str(error).splitlines()
+    yield from choice_problems(options)
 
 
 class ToolBox:

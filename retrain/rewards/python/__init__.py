@@ -12,7 +12,7 @@ from typing import Any, Literal
 from retrain.registry import Megabytes, Positive, Workers
 from retrain.rewards import BatchScorer, score_with
 from retrain.rewards.python.scorer import ProgramScorer
-from retrain.sandbox import choose
+from retrain.sandbox import choice_problems, choose
 
 RANGE = (0.0, 1.0)
 
@@ -57,6 +57,11 @@ def open_scorer(
 
 
 score = score_with(open_scorer)
+
+
+def check_params(params: Mapping[str, Any]) -> Iterator[str]:
+    """Return the problems of a sandbox that the parameters name."""
+    yield from choice_problems(params)
 
 
 def advise_params(params: Mapping[str, Any]) -> Iterator[str]:
