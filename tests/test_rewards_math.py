@@ -8,7 +8,6 @@ import pytest
 
 from retrain.rewards import Answer, Outcome
 from retrain.rewards.math import MathScorer
-from retrain.rewards.pool import ProcessPool
 from retrain.rollouts import Prompt
 
 HANGS_ONCE = """
@@ -31,7 +30,7 @@ def test_a_reference_is_checked_again_if_its_check_hung(
 ) -> None:
     (tmp_path / "hangs_once.py").write_text(HANGS_ONCE)
     monkeypatch.syspath_prepend(tmp_path)
-    scorer = MathScorer(ProcessPool("hangs_once.check", {}, workers=1, timeout_s=2.0))
+    scorer = MathScorer("hangs_once.check", {}, workers=1, timeout_s=2.0)
     try:
         answer = Answer("fails", Prompt(0, f"{tmp_path}/hung", "1"))
         found = [scorer.score_all([answer])[0] for _ in range(2)]

@@ -3,59 +3,72 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from retrain.rewards import Answer
-from retrain.rewards.threads import ScoringThreads
+from retrain.rewards import Answer, Score
+from retrain.rewards.threads import ThreadedScorer
 from retrain.rollouts import Prompt
 
 ANSWERS = [Answer(str(number), Prompt(number, "?", "")) for number in range(6)]
 
 
+class FunctionThreads(ThreadedScorer):
+    """Scores by a function that each test sets."""
+
+    function: Callable[[Answer], float]
+
+    def score_one(self, answer: Answer) -> Score:
+        return Score(self.function(answer))
+
+
 @pytest.fixture
-def threads() -> Iterator[ScoringThreads]:
-    opened = ScoringThreads(2, "test")
+def scorer() -> Iterator[FunctionThreads]:
+    opened = FunctionThreads(2, "test")
     yield opened
-    opened.close(wait=True)
+    opened.close()
 
 
-def test_results_come_in_the_order_of_the_answers(threads: ScoringThreads) -> None:
+def test_results_come_in_the_order_of_the_answers(scorer: FunctionThreads) -> None:
     held = threading.Event()
 
-    def score(answer: Answer) -> int:
+    def score(answer: Answer) -> float:
         if answer is ANSWERS[0]:
             held.wait()
         if answer is ANSWERS[-1]:
             held.set()
-        return int(answer.completion)
+        return float(answer.completion)
 
-    assert threads.map(score, ANSWERS) == list(range(6))
+    scorer.function = score
+    assert [score.value for score in scorer.score_all(ANSWERS)] == list(range(6))
 
 
-def test_completions_are_counted_when_they_are_done_and_over_all_calls(threads: ScoringThreads) -> None:
+def test_completions_are_counted_when_they_are_done_and_over_all_calls(scorer: FunctionThreads) -> None:
     seen = []
 
-    def score(answer: Answer) -> None:
+    def score(answer: Answer) -> float:
         if answer is ANSWERS[-1]:  # its thread has done some, the other one at most holds one
-            seen.append(threads.scored)
+            seen.append(scorer.scored)
+        return 0.0
 
+    scorer.function = score
     for _ in range(3):
-        threads.map(score, ANSWERS)
-        seen.append(threads.scored)
+        scorer.score_all(ANSWERS)
+        seen.append(scorer.scored)
     assert seen[1::2] == [6, 12, 18]
     assert all(0 <= 6 * call + 5 - counted <= 1 for call, counted in enumerate(seen[::2]))
 
 
-def test_after_an_exception_those_that_were_not_begun_do_not_count(threads: ScoringThreads) -> None:
+def test_after_an_exception_those_that_were_not_begun_do_not_count(scorer: FunctionThreads) -> None:
     begun = []
 
-    def score(answer: Answer) -> None:
+    def score(answer: Answer) -> float:
         begun.append(answer)
         raise ValueError(answer.completion)
 
+    scorer.function = score
     with pytest.raises(ValueError, match="0"):
-        threads.map(score, ANSWERS)
-    threads.close(wait=True)
-    assert 1 <= threads.scored <= len(begun)
+        scorer.score_all(ANSWERS)
+    scorer.close()
+    assert 1 <= scorer.scored <= len(begun)

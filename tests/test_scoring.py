@@ -99,7 +99,7 @@ def test_a_step_of_which_nothing_can_be_told_is_an_infrastructure_failure() -> N
 
 
 BOUNDED = """
-from retrain.rewards.pool import ProcessPool, VerifierScorer
+from retrain.rewards.pool import VerifierScorer
 from tests.reward_functions import a_million as given
 
 RANGE = {range}
@@ -109,7 +109,7 @@ def score(completion, prompt):
 """
 POOLED = """
 def open_scorer():
-    return VerifierScorer(ProcessPool("tests.reward_functions.a_million", {}, workers=1, timeout_s=30))
+    return VerifierScorer("tests.reward_functions.a_million", {}, workers=1, timeout_s=30)
 """
 
 

@@ -13,7 +13,7 @@ from retrain import registry
 from retrain.errors import ConfigError
 from retrain.registry import Positive, Workers
 from retrain.rewards import BatchScorer, score_with
-from retrain.rewards.pool import FunctionScorer, ProcessPool
+from retrain.rewards.pool import FunctionScorer
 
 
 def open_scorer(
@@ -34,7 +34,7 @@ def open_scorer(
         timeout_s: limit of one call, from its start.
         workers: number of processes; 0 is one per core.
     """
-    return FunctionScorer(ProcessPool(path, params or {}, workers=workers, timeout_s=timeout_s))
+    return FunctionScorer(path, params or {}, workers=workers, timeout_s=timeout_s)
 
 
 score = score_with(open_scorer)

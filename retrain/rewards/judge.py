@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from retrain.errors import ConfigError, RunFailedError
 from retrain.http_client import CallError, HttpClient, is_address, key_of
 from retrain.registry import Count, Natural, Positive
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError, score_with
-from retrain.rewards.threads import ScoringThreads
+from retrain.rewards.threads import ThreadedScorer
 
 EXTRA = "judge"
 PACKAGES = ("httpx",)
@@ -89,8 +89,7 @@ def open_scorer(
         largest_answer_bytes=LARGEST_REPLY_BYTES,
     )
     fixed = {"model": model, "max_tokens": max_tokens, "temperature": temperature}
-    threads = ScoringThreads(max_concurrent, "judge")
-    return JudgeScorer(base_url.rstrip("/"), client, threads, template, fixed, retries, backoff_s)
+    return JudgeScorer(base_url.rstrip("/"), client, max_concurrent, template, fixed, retries, backoff_s)
 
 
 score = score_with(open_scorer)
@@ -115,36 +114,32 @@ def servers(params: Mapping[str, Any]) -> dict[str, str]:
     return {str(params.get("base_url", "")): "base_url"}
 
 
-@dataclass(frozen=True, slots=True)
-class JudgeScorer:
+@dataclass(eq=False)
+class JudgeScorer(ThreadedScorer):
     """Sends every completion to the judge, several at a time."""
 
     base_url: str  # without /chat/completions
     client: HttpClient
-    threads: ScoringThreads
+    max_concurrent: int
     template: str
     fixed: Mapping[str, Any]  # of each request
     retries: int
     backoff_s: float
 
-    @property
-    def scored(self) -> int:
-        return self.threads.scored
+    def __post_init__(self) -> None:
+        super().__init__(self.max_concurrent, "judge")
 
-    def score_all(self, answers: Sequence[Answer]) -> list[Score]:
-        """Score every completion, in order.
+    def close(self) -> None:
+        """Drop waiting requests, and close the connections."""
+        super().close()
+        self.client.close()
+
+    def score_one(self, answer: Answer) -> Score:
+        """Ask the judge.
 
         Raises:
             RunFailedError: the endpoint refuses (key, model, request), so a retry would not help.
         """
-        return self.threads.map(self._score, answers)  # after a refusal, the rest would be refused too
-
-    def close(self) -> None:
-        """Drop waiting requests, and close the connections."""
-        self.threads.close()
-        self.client.close()
-
-    def _score(self, answer: Answer) -> Score:
         prompt = answer.prompt
         values = {"prompt": prompt.text, "answer": prompt.answer, "completion": answer.completion}
         question = PLACEHOLDER.sub(lambda found: values[found[1]], self.template)

@@ -18,7 +18,7 @@ from retrain.extras import load
 from retrain.registry import Megabytes, Positive, Workers
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError, score_with
 from retrain.rewards.match import last_boxed
-from retrain.rewards.pool import ProcessPool, VerifierScorer
+from retrain.rewards.pool import VerifierScorer
 from retrain.rollouts import Prompt
 
 EXTRA = "math"
@@ -40,15 +40,10 @@ def open_scorer(
         workers: number of checking processes; 0 is one per core.
         memory_mb: limit of a process's memory (Linux), since an expression can need any amount.
     """
-    pool = ProcessPool(
-        f"{__name__}.open_check",
-        {},
-        workers=workers,
-        timeout_s=timeout_s,
-        memory_bytes=memory_mb << 20,
-        is_factory=True,
+    check, memory_bytes = f"{__name__}.open_check", memory_mb << 20
+    return MathScorer(
+        check, {}, workers=workers, timeout_s=timeout_s, memory_bytes=memory_bytes, is_factory=True
     )
-    return MathScorer(pool)
 
 
 score = score_with(open_scorer)
@@ -57,8 +52,8 @@ score = score_with(open_scorer)
 class MathScorer(VerifierScorer):
     """Scores with math-verify; after a check that failed, it checks the reference answer as well."""
 
-    def __init__(self, pool: ProcessPool) -> None:
-        super().__init__(pool)
+    def __init__(self, *arguments: Any, **limits: Any) -> None:
+        super().__init__(*arguments, **limits)
         self._readable: dict[str, bool] = {}
 
     def score_all(self, answers: Sequence[Answer]) -> list[Score]:

@@ -16,7 +16,7 @@ from retrain.extras import load
 from retrain.registry import Positive, Workers
 from retrain.rewards import BatchScorer, UnscoredError, score_with
 from retrain.rewards.match import last_boxed
-from retrain.rewards.pool import ProcessPool, VerifierScorer
+from retrain.rewards.pool import VerifierScorer
 from retrain.rollouts import Prompt
 
 EXTRA = "reasoning-gym"
@@ -33,7 +33,7 @@ def open_scorer(*, timeout_s: Positive = 10.0, workers: Workers = 0) -> BatchSco
         workers: number of checking processes; 0 is one per core.
     """
     check = f"{__name__}.open_check"
-    return VerifierScorer(ProcessPool(check, {}, workers=workers, timeout_s=timeout_s, is_factory=True))
+    return VerifierScorer(check, {}, workers=workers, timeout_s=timeout_s, is_factory=True)
 
 
 score = score_with(open_scorer)

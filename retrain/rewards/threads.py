@@ -1,26 +1,23 @@
-"""Threads that score completions, and count those that are done."""
+"""Scorers that score several completions at a time, each in a thread, and count those that are done."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
 
-from retrain.rewards import Answer
+from retrain.rewards import Answer, Score
 from retrain.system import cpu_capacity
 
-T = TypeVar("T")
 
-
-class ScoringThreads:
-    """Call a function on several completions at a time."""
+class ThreadedScorer:
+    """A BatchScorer; each kind defines `score_one`."""
 
     def __init__(self, count: int, name: str) -> None:
         """Start no thread yet; `count` 0 is one per core."""
         self.count = count or max(1, round(cpu_capacity()))
         self._threads = ThreadPoolExecutor(self.count, name)
-        # completions of earlier calls of `map`, and those of this one: together, or `scored` could fall
-        self._calls: tuple[int, Sequence[Future[Any]]] = (0, ())
+        # completions of earlier calls, and those of this one: together, or `scored` could fall
+        self._calls: tuple[int, Sequence[Future[Score]]] = (0, ())
 
     @property
     def scored(self) -> int:
@@ -28,10 +25,10 @@ class ScoringThreads:
         before, futures = self._calls
         return before + _done(futures)
 
-    def map(self, function: Callable[[Answer], T], answers: Sequence[Answer]) -> list[T]:
-        """Return the results in the answers' order; after an exception, calls that wait are dropped."""
+    def score_all(self, answers: Sequence[Answer]) -> list[Score]:
+        """Score every completion, in order; after an exception, those that wait are dropped."""
         before, _ = self._calls
-        futures = [self._threads.submit(function, answer) for answer in answers]
+        futures = [self._threads.submit(self.score_one, answer) for answer in answers]
         self._calls = before, futures
         try:
             return [future.result() for future in futures]
@@ -40,10 +37,14 @@ class ScoringThreads:
                 future.cancel()
             self._calls = before + _done(futures), ()
 
-    def close(self, *, wait: bool = False) -> None:
-        """Drop the calls that wait; `wait` until the others have ended."""
-        self._threads.shutdown(wait=wait, cancel_futures=True)
+    def score_one(self, answer: Answer) -> Score:
+        """Score a completion; called by several threads."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Drop the completions that wait; safe to call twice."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _done(futures: Sequence[Future[Any]]) -> int:
+def _done(futures: Sequence[Future[Score]]) -> int:
     return sum(future.done() and not future.cancelled() for future in futures)

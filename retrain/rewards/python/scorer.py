@@ -10,12 +10,11 @@ import queue
 import re
 import secrets
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from retrain.rewards import Answer, Outcome, Score, UnscoredError
-from retrain.rewards.threads import ScoringThreads
+from retrain.rewards.threads import ThreadedScorer
 from retrain.sandbox import Limits, ProgramEnd, Sandbox, SandboxEndedError, SandboxError, choose
 from retrain.sandbox.cell import Cell, RunningProgram
 from retrain.sandbox.inside import values
@@ -57,7 +56,7 @@ class ProgramRunner:
             self.cells.popitem()[1].close()
 
 
-class ProgramScorer:
+class ProgramScorer(ThreadedScorer):
     """Scores several programs at a time; a program that hangs or misbehaves gets 0."""
 
     def __init__(
@@ -71,30 +70,23 @@ class ProgramScorer:
         shared: bool = False,
     ) -> None:
         """Start nothing yet; `workers` 0 is one per core."""
+        super().__init__(workers, "programs")
         self.sandbox = sandbox.name
         self._shared = shared
         self._tests, self._timeout_s, self._memory_bytes = tests, timeout_s, memory_bytes
-        self._threads = ScoringThreads(workers, "programs")
-        self._runners = [ProgramRunner(sandbox) for _ in range(self._threads.count)]
+        self._runners = [ProgramRunner(sandbox) for _ in range(self.count)]
         self._free: queue.SimpleQueue[ProgramRunner] = queue.SimpleQueue()
         for runner in self._runners:
             self._free.put(runner)
 
-    @property
-    def scored(self) -> int:
-        return self._threads.scored
-
-    def score_all(self, answers: Sequence[Answer]) -> list[Score]:
-        return self._threads.map(self._score, answers)
-
     def close(self) -> None:
         """End all processes; safe to call twice."""
-        self._threads.close()
+        super().close()
         for runner in self._runners:
             runner.is_closed = True
             runner.close()
 
-    def _score(self, answer: Answer) -> Score:
+    def score_one(self, answer: Answer) -> Score:
         runner = self._free.get()
         try:
             found = self._scored(runner, answer)

@@ -1,11 +1,13 @@
-"""Calls a function on many completions in killable processes, with a time limit per call.
+"""Scores many completions by a function in killable processes, with a time limit per call.
 
 The limit counts from the start of a call, not from its place in the queue, and holds even if the call
 hangs in C: the process is killed and replaced, and other calls are not affected. Processes are fresh
 interpreters, started when first needed; they end with the run, however it ends.
 
 A reply is one line of JSON, which repeats the call's token. Scored code may write to the pipe too: anything
-but exactly one valid line is garbage, and nothing that arrives with it counts as a reward.
+but exactly one valid line is garbage, and nothing that arrives with it counts as a reward. A process ends,
+with all of its children, as soon as its standard input closes; one whose call cannot be interrupted (a C
+function that holds the GIL), by a kernel timer.
 
 concurrent.futures cannot kill a single call. It and pebble unpickle what a worker writes, and their
 replies carry no token, so scored code that writes to the pipe could forge rewards.
@@ -14,21 +16,30 @@ replies carry no token, so scored code that writes to the pipe could forge rewar
 from __future__ import annotations
 
 import json
+import resource
 import secrets
+import signal
+import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
 
 from retrain.errors import ConfigError, InfrastructureError, RunFailedError
-from retrain.line_process import LineProcess
-from retrain.rewards import Answer, Outcome, Score
-from retrain.rewards.threads import ScoringThreads
+from retrain.event_loop import result_of
+from retrain.line_process import LineProcess, lines_of, private_pipes
+from retrain.registry import fault_of, find_function, takes
+from retrain.registry.code import told_by
+from retrain.rewards import SPEC, Answer, Outcome, Score, TrainerState, UnscoredError, number_of
+from retrain.rewards.columns import call_for_one, call_with_columns
+from retrain.rewards.threads import ThreadedScorer
+from retrain.rollouts import Prompt
 
 STARTUP_S = 120.0  # imports on a cold network disk; only a broken machine takes longer
 BACKSTOP_S = 1.0  # if the run is gone, a process ends itself this long after a call's limit
-LONGEST_LINE = 1 << 16  # bytes; a message is cut at 2,000 characters, each at most six bytes of JSON
+LONGEST_MESSAGE = 2000  # characters of an error that are passed on
+LONGEST_LINE = 1 << 16  # bytes; each of these characters is at most six bytes of JSON
 SHOWN = 80  # bytes of garbage that are shown
 
 
@@ -88,11 +99,14 @@ def _reply(process: LineProcess, token: str, limit_s: float) -> Reply:
     return reply_in(received, token) if received else Reply(ReplyKind.DIED, "")
 
 
-class ProcessPool:
-    """Processes that call the function at a dotted path with a completion, its prompt and `params`.
+class VerifierScorer(ThreadedScorer):
+    """Scores with a built-in verifier: a completion that makes it fail or time out gets 0.
 
-    With `is_factory`, they call what the function at that path returns, which loads what it needs.
+    Processes call the function at a dotted path with a completion, its prompt and `params`. With
+    `is_factory`, they call what the function at that path returns, which loads what it needs.
     """
+
+    UNKNOWN: ClassVar = {ReplyKind.UNSCORED, ReplyKind.GARBAGE}  # replies that leave a completion unscored
 
     def __init__(
         self,
@@ -105,6 +119,7 @@ class ProcessPool:
         is_factory: bool = False,
     ) -> None:
         """Start no process yet; `workers` 0 is one per core, `memory_bytes` 0 is no limit."""
+        super().__init__(workers, "scoring")
         self._setup = {
             "target": target,
             "params": dict(params),
@@ -113,20 +128,20 @@ class ProcessPool:
             "is_factory": is_factory,
         }
         self._timeout_s = timeout_s
-        self.threads = ScoringThreads(workers, "scoring")
         self._lock = threading.Lock()  # guards the next three attributes
         self._idle: list[LineProcess] = []
         self._running: set[LineProcess] = set()  # idle or not
         self._is_closed = False
 
-    def run(self, answers: Sequence[Answer]) -> list[Reply]:
-        """Call the function for every answer; replies come in the answers' order.
+    def score_one(self, answer: Answer) -> Score:
+        """Score a completion; a process that ends during the call is replaced once.
 
         Raises:
             ConfigError: the function cannot be loaded.
             InfrastructureError: processes do not start.
         """
-        return self.threads.map(self._reply_to, answers)
+        reply = self._call(answer)
+        return self._score_of(answer, self._call(answer) if reply.kind is ReplyKind.DIED else reply)
 
     def close(self) -> None:
         """End all processes; safe to call twice."""
@@ -134,14 +149,15 @@ class ProcessPool:
             self._is_closed = True
             for process in self._running:
                 process.kill()
-        self.threads.close(wait=True)  # soon: each waits for a process that was killed
+        self._threads.shutdown(cancel_futures=True)  # soon: each waits for a process that was killed
         while self._idle:
             self._drop(self._idle.pop())
 
-    def _reply_to(self, answer: Answer) -> Reply:
-        """Call the function; a process that ends during the call is replaced once."""
-        reply = self._call(answer)
-        return self._call(answer) if reply.kind is ReplyKind.DIED else reply
+    def _score_of(self, answer: Answer, reply: Reply) -> Score:
+        if isinstance(reply.content, float):
+            return Score(reply.content)
+        outcome = Outcome.TIMEOUT if reply.kind in (ReplyKind.TIMEOUT, ReplyKind.LATE) else Outcome.ERROR
+        return Score(None if reply.kind in self.UNKNOWN else 0.0, outcome, reply.content)
 
     def _call(self, answer: Answer) -> Reply:
         process, token, prompt = self._take(), secrets.token_hex(8), answer.prompt
@@ -170,7 +186,7 @@ class ProcessPool:
         with self._lock:
             if self._is_closed:
                 raise InfrastructureError("closed while completions were scored")
-            process = LineProcess("retrain.rewards.pool.worker")
+            process = LineProcess("retrain.rewards.pool")
             self._running.add(process)
         process.send(self._setup)
         reply = _reply(process, "", STARTUP_S)
@@ -189,44 +205,62 @@ class ProcessPool:
         return process.end()
 
 
-class VerifierScorer:
-    """Scores with a built-in verifier: a completion that makes it fail or time out gets 0."""
-
-    UNKNOWN: ClassVar = {ReplyKind.UNSCORED, ReplyKind.GARBAGE}  # replies that leave a completion unscored
-
-    def __init__(self, pool: ProcessPool) -> None:
-        self._pool = pool
-
-    @property
-    def scored(self) -> int:
-        return self._pool.threads.scored
-
-    def score_all(self, answers: Sequence[Answer]) -> list[Score]:
-        return [self._score_of(reply) for reply in self._pool.run(answers)]
-
-    def close(self) -> None:
-        self._pool.close()
-
-    def _score_of(self, reply: Reply) -> Score:
-        if isinstance(reply.content, float):
-            return Score(reply.content)
-        outcome = Outcome.TIMEOUT if reply.kind in (ReplyKind.TIMEOUT, ReplyKind.LATE) else Outcome.ERROR
-        return Score(None if reply.kind in self.UNKNOWN else 0.0, outcome, reply.content)
-
-
 class FunctionScorer(VerifierScorer):
     """Scores with a user's function: an exception is a bug, and a completion whose call hangs is unscored."""
 
     UNKNOWN: ClassVar = set(ReplyKind)
 
-    def score_all(self, answers: Sequence[Answer]) -> list[Score]:
-        """Score every completion, in order.
+    def _score_of(self, answer: Answer, reply: Reply) -> Score:
+        """Return the score; raise RunFailedError, which names the prompt, if the function raised."""
+        if reply.kind is ReplyKind.RAISED:
+            raise RunFailedError(f"{reply.content}, for prompt {answer.prompt.id}")
+        return super()._score_of(answer, reply)
 
-        Raises:
-            RunFailedError: the function raised; names the prompt.
-        """
-        replies = self._pool.run(answers)
-        for answer, reply in zip(answers, replies, strict=True):
-            if reply.kind is ReplyKind.RAISED:
-                raise RunFailedError(f"{reply.content}, for prompt {answer.prompt.id}")
-        return [self._score_of(reply) for reply in replies]
+
+def main() -> None:
+    """Call the function in this process for each line of its standard input, until that closes."""
+    requests, replies = private_pipes()
+    setup = json.loads(requests.readline())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run handles Ctrl-C
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    if setup["memory_bytes"] and sys.platform == "linux":  # other kernels do not enforce this limit
+        resource.setrlimit(resource.RLIMIT_AS, (setup["memory_bytes"], resource.RLIM_INFINITY))
+    try:
+        function = find_function("rewards", setup["target"])
+        if setup["is_factory"]:
+            function = function()
+    except (ImportError, AttributeError, ConfigError) as error:
+        replies.write(line_of("", Reply(ReplyKind.FAILED, f"{setup['target']!r} cannot be loaded: {error}")))
+        return
+    replies.write(line_of("", Reply(ReplyKind.READY, "")))
+    for request in lines_of(requests):
+        token, completion, tokens, state, number, text, answer, messages, row = json.loads(request)
+        prompt = Prompt(number, text, answer, tuple(map(tuple, messages)), row)
+        signal.setitimer(signal.ITIMER_REAL, setup["limit_s"])
+        scored = Answer(completion, prompt, tuple(tokens), TrainerState(*state))
+        reply = _called(function, scored, setup["params"])
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        replies.write(line_of(token, reply))
+
+
+def _called(function: Callable[..., Any], answer: Answer, params: Mapping[str, Any]) -> Reply:
+    result: Any
+    try:
+        if takes(function, SPEC.by_name):
+            (result,) = result_of(call_with_columns(function, [answer], params))
+            if result is None:
+                return Reply(ReplyKind.UNSCORED, "the reward is None")
+        else:
+            result = call_for_one(function, answer, params)
+        return Reply(ReplyKind.SCORED, number_of(result_of(result)))
+    except UnscoredError as error:
+        return Reply(ReplyKind.UNSCORED, told_by(error)[:LONGEST_MESSAGE])
+    except TimeoutError as error:
+        return Reply(ReplyKind.TIMEOUT, told_by(error)[:LONGEST_MESSAGE])
+    except Exception as error:  # noqa: BLE001 - this process's edge: the run handles it
+        told = fault_of(error) or f"{type(error).__name__}: {error}"
+        return Reply(ReplyKind.RAISED, told[:LONGEST_MESSAGE])
+
+
+if __name__ == "__main__":
+    main()
