@@ -12,25 +12,26 @@ A plugin is one file or folder with one of two functions, whose keyword-only par
 
 A function with a parameter `completions` has TRL's signature: it is called once for many completions, with
 `completions`, `prompts`, `completion_ids`, `trainer_state` and columns as keywords, and returns a list of
-rewards (`retrain.rewards.columns`).
+rewards.
 
 A reward of 1 or more counts as correct. `check_params` checks more than the types of parameters. A constant
 `RANGE = (0.0, 1.0)` declares the range of the rewards: a completion with a reward outside it is unscored.
 
-Not plugins, but shared: `opening` (a reward by name), `columns` (calls a function), `threads` and `pool`
-(of processes) score completions.
+Not plugins, but shared: `opening` (a reward by name), `threads` and `pool` (of processes) score completions.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Concatenate, ParamSpec, Protocol
+from functools import lru_cache
+from typing import Any, Concatenate, ParamSpec, Protocol
 
+from retrain.errors import ConfigError
 from retrain.event_loop import result_of
-from retrain.registry import LARGEST, Hook, PluginSpec
+from retrain.registry import LARGEST, Hook, PluginSpec, lacking_problem
 from retrain.rollouts import Prompt
 
 SPEC = PluginSpec(
@@ -160,3 +161,54 @@ def score_with(open_scorer: Callable[P, BatchScorer]) -> Callable[Concatenate[st
     first = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in SPEC.arguments]
     score.__signature__ = inspect.Signature([*first, *keys])  # type: ignore[attr-defined]
     return score  # type: ignore[return-value]  # its first two arguments may be named, too
+
+
+def call_for_one(function: Callable[..., Any], answer: Answer, params: Mapping[str, Any]) -> Any:
+    """Return what a function returns for a completion and its prompt, or the answer if it names that."""
+    reference = answer.prompt.answer if _names_answer(function) else answer.prompt
+    return function(answer.completion, reference, **params)
+
+
+@lru_cache
+def _names_answer(function: Callable[..., Any]) -> bool:
+    try:
+        return list(inspect.signature(function).parameters)[1:2] == ["answer"]
+    except (TypeError, ValueError):  # written in C
+        return False
+
+
+def call_with_columns(
+    function: Callable[..., Any], answers: Sequence[Answer], params: Mapping[str, Any]
+) -> Any:
+    """Return what a function returns for the names in `SPEC.by_name_given` and the columns of prompts' rows.
+
+    It gets all of them if it takes any keyword, else those that it names, and `params`.
+
+    Raises:
+        ConfigError: it needs a column that the task has not.
+    """
+    given = {**_columns_of(answers), **params}
+    if wrong := lacking_problem(function, given):
+        raise ConfigError(f"the reward {wrong}")
+    known = inspect.signature(function).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in known):
+        return function(**given)
+    return function(**{p.name: given[p.name] for p in known if p.name in given})
+
+
+def _columns_of(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Return what TRL passes, one value per completion; with messages in the form that TRL has for them."""
+    prompts = [answer.prompt for answer in answers]
+    shared = set(prompts[0].row).intersection(*(prompt.row for prompt in prompts))
+    return {
+        "answer": [prompt.answer for prompt in prompts],
+        **{name: [prompt.row[name] for prompt in prompts] for name in shared},
+        "completion_ids": [list(answer.tokens) for answer in answers],
+        "trainer_state": answers[0].state,
+        "prompts": [_said(prompt, prompt.messages, prompt.text) for prompt in prompts],
+        "completions": [_said(a.prompt, [("assistant", a.completion)], a.completion) for a in answers],
+    }
+
+
+def _said(prompt: Prompt, messages: Iterable[tuple[str, str]], text: str) -> list[dict[str, str]] | str:
+    return [{"role": role, "content": said} for role, said in messages] if prompt.messages else text

@@ -26,10 +26,11 @@ from retrain.rewards import (
     Outcome,
     Score,
     UnscoredError,
+    call_for_one,
+    call_with_columns,
     is_number,
     number_of,
 )
-from retrain.rewards.columns import call_for_one, call_with_columns
 
 MOST_AT_ONCE = 64  # coroutines in flight; common HTTP clients and servers only queue beyond that
 LIMIT_S = 600.0  # limit of one call; no useful call takes longer

@@ -31,8 +31,17 @@ from retrain.event_loop import result_of
 from retrain.line_process import LineProcess, lines_of, private_pipes
 from retrain.registry import fault_of, find_function, takes
 from retrain.registry.code import told_by
-from retrain.rewards import SPEC, Answer, Outcome, Score, TrainerState, UnscoredError, number_of
-from retrain.rewards.columns import call_for_one, call_with_columns
+from retrain.rewards import (
+    SPEC,
+    Answer,
+    Outcome,
+    Score,
+    TrainerState,
+    UnscoredError,
+    call_for_one,
+    call_with_columns,
+    number_of,
+)
 from retrain.rewards.threads import ThreadedScorer
 from retrain.rollouts import Prompt
 

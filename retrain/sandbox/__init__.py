@@ -71,7 +71,7 @@ class SandboxEndedError(SandboxError):
 
 
 def choice_problems(table: Mapping[str, Any]) -> Iterator[str]:
-    """Iterate over what is wrong with `sandbox` and `sandbox_options` of a plugin's table, if it names one."""
+    """Iterate over what is wrong with a sandbox that a plugin's table names, and with its options."""
     if (name := table.get("sandbox")) is None:
         return
     if problem := registry.problem_with_name("sandbox", name):
