@@ -23,7 +23,6 @@ from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.campaign.orchestrate import CampaignRun
 from retrain.campaign.run import start
 from retrain.environments import brings_loop
-from retrain.environments.trial import try_out, try_out_program
 from retrain.errors import ConfigError, RetrainError
 from retrain.event_loop import EventLoopThread
 from retrain.loggers import LoggedRun
@@ -35,6 +34,7 @@ from retrain.rewards.opening import open_reward, range_of
 from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
 from retrain.sandbox import choose
 from retrain.sandbox.cell import holes
+from retrain.trainer.trial import try_out
 
 Table = Mapping[str, Any]
 PROMPTS = (Prompt(0, "12+3=", "15"), Prompt(1, "40+2=", "42"))
@@ -186,8 +186,8 @@ def _problem_with_alphabet(alphabet: str, prompts: Sequence[Prompt]) -> str:
 
 def _plays(name: str, table: Table) -> str:
     """it starts episodes and answers right, wrong, empty, long and odd completions"""
-    try_it = try_out_program if brings_loop(name) else try_out
-    played = (try_it(registry.bound("environments", name, table), one, COMPLETIONS) for one in PROMPTS)
+    open_episode, is_program = registry.bound("environments", name, table), brings_loop(name)
+    played = (try_out(open_episode, one, COMPLETIONS, is_program=is_program) for one in PROMPTS)
     return next(filter(None, played), "")
 
 

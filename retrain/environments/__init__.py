@@ -13,8 +13,7 @@ returns such a program sets `BRINGS_LOOP = True`.
 An exception, a call that takes longer than `[environment].time_limit_s`, or a wrong result costs its episode.
 
 Not plugins, but shared: `episode` (calls one and checks it), `plain_calls`, `hosts` and `coroutine_loop`
-(threads, processes and an event loop for it), `endpoint` (the address for programs), `trial` (plays without
-a policy).
+(threads, processes and an event loop for it), `endpoint` (the address for programs).
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from retrain import registry, worker
-from retrain.environments.trial import try_out
 from retrain.errors import ConfigError
 from retrain.records.metrics import read_metrics
 from retrain.rollouts import Prompt
+from retrain.trainer.trial import try_out
 from tests.built_tasks import build
 from tests.test_trainer import SMALL, make_run
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from retrain import registry, worker
-from retrain.environments.trial import try_out_program
 from retrain.errors import ConfigError
 from retrain.records.metrics import read_metrics
 from retrain.records.samples import read_samples
 from retrain.rollouts import Prompt
+from retrain.trainer.trial import try_out
 from tests.test_trainer import SMALL, make_run
 
 SUMS = {"taskset": "sums-v1"}
@@ -48,8 +48,8 @@ def test_what_verifiers_refuses_is_refused(options: dict[str, Any], said: str) -
 
 
 def test_an_episode_asks_the_policy_and_is_worth_its_reward() -> None:
-    assert try_out_program(opener(**SUMS), Prompt(1, "1", ""), ["1"]) == ""
-    said = try_out_program(opener(**SUMS), Prompt(9, "9", ""), ["1"])
+    assert try_out(opener(**SUMS), Prompt(1, "1", ""), ["1"], is_program=True) == ""
+    said = try_out(opener(**SUMS), Prompt(9, "9", ""), ["1"], is_program=True)
     assert said.endswith("taskset 'sums-v1' has 9 tasks; set [data.options].count = 9")
 
 

@@ -16,8 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from retrain.demonstrations import next_prompt
 from retrain.environments.endpoint.calling import Calling, FormOf
 from retrain.environments.endpoint.chat import ChatRequest, GenerateRequest, Refusal, Turn
@@ -122,7 +120,7 @@ class EpisodeSession:
             text, told = self.rendering.shown(ids), self.rendering.shown(tokens)
         except PromptError as error:
             raise Refusal(f"token_ids: {error}", code="invalid_prompt", param="token_ids") from error
-        begun = earlier or SampledConversation(None, "", _unsampled(self._of_ids(ids, text)))
+        begun = earlier or SampledConversation(None, "", Rollout(self._of_ids(ids, text)))
         new = (("user", told),)
         limit = request.sampling_params.max_tokens
         rollout = await self._taken(begun, earlier, new, tokens, limit, has_left)
@@ -186,7 +184,7 @@ class EpisodeSession:
     def _begun(self, said: Messages, schemas: str) -> SampledConversation:
         """Return a conversation without a turn."""
         prompt = self._as_prompt(said, schemas)
-        return SampledConversation(said, schemas, _unsampled(prompt))
+        return SampledConversation(said, schemas, Rollout(prompt))
 
     async def _sampled(
         self, begun: SampledConversation, new: Messages, tokens: Ids, limit: int | None
@@ -256,7 +254,3 @@ class EpisodeSession:
                 now_s = time.perf_counter()
                 self.waited_s += now_s - self._since_s
                 self._since_s = now_s
-
-
-def _unsampled(prompt: Prompt) -> Rollout:
-    return Rollout(prompt, "", (), np.zeros(0), (), truncated=False)

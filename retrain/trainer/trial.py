@@ -1,0 +1,46 @@
+"""Plays an episode as a run does, with completions that no policy chose, to try an environment out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+
+from retrain.backends import Sampling
+from retrain.config.schema import Environment
+from retrain.environments.endpoint.session import Rendering
+from retrain.rollouts import FirstTurn, NextTurn, Prompt, Rollout
+from retrain.trainer.episodes import Episodes
+from retrain.trainer.programs import Programs
+from retrain.trainer.turn_queue import Asked
+
+TOKENS = 1 << 20  # more than a program asks for
+
+
+def try_out(
+    open_episode: Callable[[], Any], prompt: Prompt, completions: Sequence[str], *, is_program: bool = False
+) -> str:
+    """Play until the episode ends or no completion is left; return what is wrong, "" if nothing."""
+    table, texts = Environment(max_turns=len(completions)), cycle(completions)
+    programs = Programs(table, open_episode, Rendering()) if is_program else None
+
+    def sample(asked: Sequence[Asked], how: Sampling) -> list[Rollout]:
+        return [_answered(one, next(texts)) for one in asked]
+
+    with closing(Episodes(table, open_episode, sample, programs)) as episodes:
+        ((rollout,),) = (group.rollouts for group in episodes.play([prompt], Sampling(1, TOKENS, 1.0)))
+    return rollout.episode.error if rollout.episode else ""
+
+
+def _answered(asked: Asked, text: str) -> Rollout:
+    """Return a rollout with another turn, of one token."""
+    if isinstance(asked, NextTurn):
+        before = asked.rollout
+    else:
+        before = Rollout(asked.prompt if isinstance(asked, FirstTurn) else asked)
+    tokens, pieces = (*before.tokens, 0), (*before.pieces, text)
+    return replace(before, text=text, tokens=tokens, logprobs=np.zeros(len(tokens)), pieces=pieces)
