@@ -49,8 +49,7 @@ def price_of(config: Config) -> Price | None:
         costs = dict.fromkeys(KINDS, 0.0) | {"cached": given.get("prefill", 0.0)} | given
         prefill, cached, sample, train = (float(costs[kind]) for kind in KINDS)
         return Price(prefill, cached, sample, train)
-    knows = registry.hook("backends", config.backend.backend, "price")
-    known: Price | None = knows(config) if knows else None
+    known: Price | None = registry.ask("backends", config.backend.backend, "price", config)
     return known
 
 

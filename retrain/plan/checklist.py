@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
 from retrain import registry
@@ -185,7 +186,7 @@ def warnings_of(plan: Plan, longest_answers: Mapping[str, int], cores: float) ->
             "back pressure or the load throttle may give conditions different batch sizes, which biases the "
             'comparison; control = "microbatch" keeps the optimizer\'s batch the same'
         )
-    yield from dict.fromkeys(line for run in plan.first_runs().values() for line in _of_backend(run))
+    yield from dict.fromkeys(chain.from_iterable(map(_of_backend, plan.first_runs().values())))
     if plan.permits and plan.workers > plan.permits and not plan.permits_adapt:
         yield f"{plan.workers} workers share {plan.permits} permits: calls queue, which is fine"
 
@@ -224,8 +225,7 @@ def _without_effect(plan: Plan) -> Iterator[str]:
 
 
 def _of_backend(run: RunPlan) -> Iterator[str]:
-    advise = registry.hook("backends", run.config.backend.backend, "advise_run")
-    yield from advise(run.config) if advise else ()
+    yield from registry.ask("backends", run.config.backend.backend, "advise_run", run.config) or ()
 
 
 def _never_trains(run: RunPlan) -> bool:

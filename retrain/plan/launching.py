@@ -24,8 +24,7 @@ def options_of(campaign: Campaign) -> Tables:
 def runs_here(campaign: Campaign | None) -> bool:
     """Whether workers start at once on this machine, whose memory they take; so does a file's only run."""
     campaign = campaign or Campaign()
-    says = registry.hook("launchers", campaign.launcher, "runs_here")
-    return bool(says(options_of(campaign))) if says else False
+    return bool(registry.ask("launchers", campaign.launcher, "runs_here", options_of(campaign)))
 
 
 def runs_side_by_side(campaign: Campaign) -> bool:
@@ -38,8 +37,8 @@ def unused_keys(campaign: Campaign) -> Mapping[str, str]:
 
     Raises ConfigError if the launcher names a key that does not exist.
     """
-    says = registry.hook("launchers", campaign.launcher, "unused_keys")
-    found: Mapping[str, str] = says(options_of(campaign)) if says else {}
+    options = options_of(campaign)
+    found: Mapping[str, str] = registry.ask("launchers", campaign.launcher, "unused_keys", options) or {}
     known = {one.name for one in fields(campaign)}
     if wrong := [key for key in found if key not in known]:
         hint = registry.hint(wrong[0], known, "correct the name")

@@ -72,8 +72,9 @@ class RunPlan:
 
     def _backend_says(self, hook: str, *, otherwise: bool) -> bool:
         """Return the answer of one of the backend's hooks, given its options."""
-        says = registry.hook("backends", self.config.backend.backend, hook)
-        return bool(says(self.config.backend.options)) if says else otherwise
+        backend = self.config.backend
+        answer = registry.ask("backends", backend.backend, hook, backend.options)
+        return otherwise if answer is None else bool(answer)
 
     @property
     def computes_here(self) -> bool:

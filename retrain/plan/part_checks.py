@@ -23,8 +23,7 @@ def environment_problems(config: Config) -> Iterator[str]:
     """Iterate over what a run's environment lacks, or cannot do with the backend; an episode is opened."""
     table = config.environment
     name, options = table.environment, table.options
-    check_run = registry.hook("environments", name, "check_run")
-    yield from check_run(config) if check_run else ()
+    yield from registry.ask("environments", name, "check_run", config) or ()
     try:
         made = result_of(registry.bound("environments", name, options)())
     except MissingPackageError as error:
@@ -58,10 +57,9 @@ def _plays_programs(environment: Any) -> bool:
 
 def _tool_problems(config: Config) -> Iterator[str]:
     """Iterate over why a backend cannot show an environment's functions to the policy."""
-    tools = registry.hook("environments", config.environment.environment, "tools")
-    check_tools = registry.hook("backends", config.backend.backend, "check_tools")
-    if tools and check_tools and (schemas := tools(config.environment.options)):
-        yield from check_tools(config, schemas)
+    table, backend = config.environment, config.backend.backend
+    if schemas := registry.ask("environments", table.environment, "tools", table.options):
+        yield from registry.ask("backends", backend, "check_tools", config, schemas) or ()
 
 
 def reward_problems(reward: str, given: Tables, prompts: Sequence[Prompt], where: str) -> Iterator[str]:
@@ -78,8 +76,7 @@ def reward_problems(reward: str, given: Tables, prompts: Sequence[Prompt], where
 def backend_problems(config: Config, task: Task, prompts: Sequence[Prompt], where: str) -> list[str]:
     """Return the backend's problems with a run; prompts are only checked if there are no others."""
     name = config.backend.backend
-    check_run = registry.hook("backends", name, "check_run")
-    if problems := list(check_run(config)) if check_run else []:
+    if problems := list(registry.ask("backends", name, "check_run", config) or ()):
         return problems
     talks = next((prompt.id for prompt in prompts if prompt.messages), None)
     if talks is not None and config.backend.options.get("chat_template") is not True:
@@ -89,11 +86,9 @@ def backend_problems(config: Config, task: Task, prompts: Sequence[Prompt], wher
         ]
     if problems := adapter_problems(config, task.alphabet):
         return problems
-    check_prompts = registry.hook("backends", name, "check_prompts")
-    check_alphabet = registry.hook("backends", name, "check_alphabet")
     return [
-        *(check_prompts(config, prompts) if check_prompts else []),
-        *(check_alphabet(config, prompts, task.alphabet) if check_alphabet else []),
+        *(registry.ask("backends", name, "check_prompts", config, prompts) or ()),
+        *(registry.ask("backends", name, "check_alphabet", config, prompts, task.alphabet) or ()),
     ]
 
 
@@ -116,9 +111,9 @@ def adapter_problems(config: Config, alphabet: str) -> list[str]:
 
 def rewards_of(name: str, params: Tables) -> Iterator[tuple[str, Tables]]:
     """Iterate over the name and parameters of a reward or, if it consists of others, of those."""
-    made_of = registry.hook("rewards", name, "made_of")
-    if made_of is None:
+    parts = registry.ask("rewards", name, "made_of", params)
+    if parts is None:
         yield name, params
         return
-    for part, its_params in made_of(params):
+    for part, its_params in parts:
         yield from rewards_of(part, its_params)

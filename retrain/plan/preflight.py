@@ -124,7 +124,7 @@ def _eval_problems(config: Config, task: Task, built: dict[str, Task]) -> Iterat
 def _other_functions(config: Config, played: Config) -> Iterator[str]:
     """Return that an evaluation's environment has functions that the run's does not show to the policy."""
     shown, needed = (
-        tools(table.options) if (tools := registry.hook("environments", table.environment, "tools")) else ()
+        registry.ask("environments", table.environment, "tools", table.options) or ()
         for table in (config.environment, played.environment)
     )
     if needed and list(needed) != list(shown):
@@ -146,10 +146,11 @@ def _decision_problems(plan: Plan, config: Config, task: Task) -> Iterator[str]:
 
 def memory_of(config: Config, prompts: Sequence[Prompt] = ()) -> MemoryEstimate | None:
     """Return what a run takes of the memory here; None if its backend does not know, or it runs elsewhere."""
-    needed = registry.hook("backends", config.backend.backend, "memory")
-    is_asked = needed and runs_here(config.campaign)
-    estimate: MemoryEstimate | None = needed(config, prompts) if needed and is_asked else None
-    return estimate
+    if not runs_here(config.campaign):
+        return None
+    name = config.backend.backend
+    needed: MemoryEstimate | None = registry.ask("backends", name, "memory", config, prompts)
+    return needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +182,7 @@ def servers_of(configs: Iterable[Config]) -> Iterator[UsedServer]:
 
 def _servers_named(config: Config) -> dict[str, str]:
     """Return the addresses that a configuration names, each with the key that sets it."""
-    backend = registry.hook("backends", config.backend.backend, "servers")
-    named: dict[str, str] = dict(backend(config)) if backend else {}
+    named = dict[str, str](registry.ask("backends", config.backend.backend, "servers", config) or {})
     for one in (config, *(as_played(config, table) for table in config.eval.tables)):
         table = one.environment
         named |= _servers_of("environments", table.environment, table.options, "[environment.options]")
@@ -192,8 +192,8 @@ def _servers_named(config: Config) -> dict[str, str]:
 
 
 def _servers_of(kind: str, plugin: str, params: Tables, where: str) -> dict[str, str]:
-    find = registry.hook(kind, plugin, "servers")
-    return {address: f"{where}.{key}" for address, key in find(params).items()} if find else {}
+    found = registry.ask(kind, plugin, "servers", params) or {}
+    return {address: f"{where}.{key}" for address, key in found.items()}
 
 
 def check_servers(configs: Iterable[Config], source: str) -> None:
@@ -222,12 +222,9 @@ def sandbox_warnings(configs: Sequence[Config], sandboxes: Mapping[str, str]) ->
     for name, weakness in sandboxes.items():
         if weakness:
             yield f'sandbox "{name}": {weakness}'
-    advice: dict[str, None] = {}
-    for config in configs:
-        for name, params in _parts(config):
-            advise = registry.hook("rewards", name, "advise_params")
-            advice.update(dict.fromkeys(advise(params) if advise else ()))
-    yield from advice
+    parts = chain.from_iterable(map(_parts, configs))
+    advice = (registry.ask("rewards", name, "advise_params", params) or () for name, params in parts)
+    yield from dict.fromkeys(chain.from_iterable(advice))
 
 
 def _scoring(config: Config) -> Iterator[tuple[str, Tables, str]]:

@@ -95,6 +95,12 @@ def hook(kind: str, name: str, wanted: str) -> Callable[..., Any] | None:
     return _own_hook(kind, name, wanted) if is_built_in(kind, name) else plugin(kind, name).hook(wanted)
 
 
+def ask(kind: str, name: str, wanted: str, *arguments: Any) -> Any:
+    """Return what a hook of a plugin answers; None if the plugin defines none."""
+    found = hook(kind, name, wanted)
+    return found and found(*arguments)
+
+
 @cache  # asked for each run of a campaign
 def _own_hook(kind: str, name: str, wanted: str) -> Callable[..., Any] | None:
     return plugin(kind, name).hook(wanted)
