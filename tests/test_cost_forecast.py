@@ -12,10 +12,9 @@ from retrain import worker
 from retrain.campaign.run import start
 from retrain.config.load import load_config
 from retrain.config.schema import Budget
-from retrain.plan.estimate.billed import Billed
 from retrain.plan.estimate.history import learn
 from retrain.plan.estimate.learned import Learned, learned_for
-from retrain.plan.estimate.money import Z90, cost_forecast
+from retrain.plan.estimate.money import Z90, Billed, cost_forecast
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.records.layout import RunFiles
 from retrain.records.spending import Tokens, read_spending

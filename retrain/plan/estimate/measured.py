@@ -12,7 +12,7 @@ from pathlib import Path
 from retrain.clock import posix_s, seconds_between
 from retrain.config.keys import Tables
 from retrain.errors import RecordsError
-from retrain.plan.estimate.billed import Billed, billed_of
+from retrain.plan.estimate.money import Billed, billed_of
 from retrain.plan.estimate.workload import AliveSpan, Crowding
 from retrain.records.layout import RunFiles, recorded_tables
 from retrain.records.lines import Row, number_in

@@ -1,4 +1,4 @@
-"""What a plan will cost, from the tokens of earlier runs and the prices of today.
+"""What runs were billed, from their records, and what a plan will cost at the prices of today.
 
 The tokens of a step vary, and runs of a condition differ beyond that. Both are normal here: P90 is the mean
 and 1.28 standard deviations, of what is still to be drawn and of what was measured. What no earlier run has
@@ -9,17 +9,93 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING
 
 from retrain.config.prices import Price, price_of
-from retrain.plan.estimate.billed import mean_usd
-from retrain.plan.estimate.learned import Learned, MatchedBy, Measured
-from retrain.plan.matrix import Plan
-from retrain.records.spending import Tokens
+from retrain.records.layout import RunFiles
+from retrain.records.lines import Row
+from retrain.records.metrics import read_ends
+from retrain.records.run_state import Done
+from retrain.records.spending import Tokens, read_spending, tokens_of
 
+if TYPE_CHECKING:
+    from retrain.plan.estimate.learned import Learned, MatchedBy, Measured
+    from retrain.plan.matrix import Plan
+
+KINDS = tuple(one.name for one in fields(Tokens))
 Z90 = 1.2816  # of the normal distribution
 RUNS_DIFFER = 0.1  # standard deviation between runs over their mean, while no condition has two runs
+
+
+@dataclass(frozen=True, slots=True)
+class Billed:
+    """Tokens of one run."""
+
+    steps: tuple[Tokens, ...]  # usual ones, oldest first
+    evaluations: Mapping[str, tuple[Tokens, ...]]  # of each time, by prefix of their columns
+    rest: Tokens | None  # all but evaluations, or a part of it without steps; None if not known
+    rest_steps: int  # usual steps in `rest`
+
+    def with_passes(self, ratio: float) -> Billed:
+        """Return what it would be with so many times as many passes over each batch."""
+        steps = tuple(replace(one, train=round(ratio * one.train)) for one in self.steps)
+        if not steps or self.rest is None:
+            return replace(self, steps=steps)
+        more = sum(steps, Tokens()) - sum(self.steps, Tokens())
+        more = replace(more, train=round(self.rest_steps * more.train / len(steps)))
+        return replace(self, steps=steps, rest=self.rest + more)
+
+    def once_usd(self, price: Price) -> float | None:
+        """Return what belongs to no step or evaluation: the warm-up, rollouts that were sampled ahead."""
+        if self.rest is None or not self.steps:
+            return None
+        return self.rest.usd(price) - self.rest_steps * _mean_usd(self.steps, price)
+
+
+def billed_of(
+    files: RunFiles, rows: Sequence[Row], evaluations: Collection[str], done: Done | None, ahead: int
+) -> Billed:
+    """Read what a run was billed; `rows` are its last, `evaluations` the prefixes of their columns.
+
+    Rollouts of up to `ahead` steps were sampled before their own.
+    """
+    ending = rows[-1] if done is None else dict(done.result)  # which has the last row's evaluations
+    found = {name: tuple(_evaluated(name, (*rows[:-1], ending))) for name in evaluations}
+    steps = tuple(_steps(rows, evaluations))
+    steps = steps[ahead : len(steps) - (ahead + 1 if ahead and done else 0)] or steps
+    if done is None:
+        return Billed(steps, found, None, 0)
+    count, spent = int(rows[-1]["step"]), read_spending(files)
+    if spent and len(rows) == count and all(row["attempt"] == 1 for row in rows):
+        return Billed(steps, found, spent.tokens - sum(chain(*found.values()), Tokens()), count)
+    warm_up = read_ends(files.warmup, len(rows)).last
+    return Billed(steps, found, sum(filter(None, map(tokens_of, warm_up)), Tokens()), 0)
+
+
+def _steps(rows: Sequence[Row], evaluations: Collection[str]) -> Iterator[Tokens]:
+    """Iterate over the tokens of all steps but each attempt's first, in which others may be sampled ahead.
+
+    Likewise the caller leaves out those after it, and a run's last ones, for which nothing is left to sample.
+    """
+    for before, row in pairwise(rows):
+        if before["attempt"] == row["attempt"] and (tokens := tokens_of(row)) is not None:
+            yield tokens - sum(_all_evaluated(evaluations, before), Tokens())
+
+
+def _all_evaluated(evaluations: Iterable[str], row: Row) -> Iterator[Tokens]:
+    """Iterate over the tokens of a row's evaluations, which the row after it counts as well."""
+    return chain.from_iterable(_evaluated(name, (row,)) for name in evaluations)
+
+
+def _evaluated(name: str, rows: Iterable[Row]) -> Iterator[Tokens]:
+    """Iterate over an evaluation's tokens, each time."""
+    for row in rows:
+        found = ((kind, row.get(f"{name}billed_{kind}")) for kind in KINDS)
+        if counts := {kind: count for kind, count in found if isinstance(count, int)}:
+            yield Tokens(**counts)
 
 
 @dataclass(frozen=True)
@@ -75,8 +151,7 @@ def _of_condition(
     measured_so_far = (runs * steps) ** 2 * (of_steps / len(usd) + of_runs / len(measured.billed))
     variance = to_come + measured_so_far
     prefill, cached, sampled, trained = (
-        statistics.fmean(getattr(one, kind) for one in taken)
-        for kind in ("prefill", "cached", "sample", "train")
+        statistics.fmean(getattr(one, kind) for one in taken) for kind in KINDS
     )
     p50_usd = runs * run_usd
     p90_usd = p50_usd + Z90 * math.sqrt(variance)
@@ -92,7 +167,7 @@ def _runs_differ(plan: Plan, learned: Learned) -> float:
         price, runs = price_of(run.config), learned.conditions[condition].billed
         if price is None or len(runs) < 2:
             continue
-        means = [mean_usd(one.steps, price) for one in runs]
+        means = [_mean_usd(one.steps, price) for one in runs]
         if middle := statistics.fmean(means):
             squares += math.fsum((mean / middle - 1) ** 2 for mean in means)
             freedom += len(means) - 1
@@ -105,11 +180,15 @@ def _usd(taken: Sequence[Tokens], price: Price) -> list[float]:
     return [tokens.usd(price) for tokens in taken]
 
 
+def _mean_usd(taken: Sequence[Tokens], price: Price) -> float:
+    return statistics.fmean(_usd(taken, price))
+
+
 def _beside_usd(measured: Measured, price: Price) -> float:
     """Return what a run costs beside its steps: its evaluations, and what it takes once."""
     once = [usd for run in measured.billed if (usd := run.once_usd(price)) is not None]
     beside = statistics.fmean(once) if once else 0.0
     for name, count in measured.evaluations.items():
         taken = [tokens for run in measured.billed for tokens in run.evaluations.get(name, ())]
-        beside += count * mean_usd(taken, price) if taken else 0.0
+        beside += count * _mean_usd(taken, price) if taken else 0.0
     return beside
