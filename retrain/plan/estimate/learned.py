@@ -27,6 +27,7 @@ from retrain.plan.estimate.workload import (
     on_cores,
 )
 from retrain.plan.matrix import Plan, RunPlan
+from retrain.records.decision import HELD_OUT
 from retrain.records.metrics import mean, median
 
 MatchedBy = Literal["same", "other condition", "other settings"]
@@ -173,20 +174,22 @@ def _measured(run: RunPlan, runs: Sequence[MeasuredRun]) -> Measured:
 
 def _beside_s(run: RunPlan, runs: Sequence[MeasuredRun]) -> float:
     """Return the time beside a step: between two steps, and its share of evaluations and checkpoints."""
-    training, steps = run.config.training, run.max_steps
-    evaluation_s = statistics.fmean(r.evaluation_s for r in runs) * _share(training.eval_every, steps)
-    checkpoint_s = statistics.fmean(r.checkpoint_s for r in runs) * _share(training.save_every, steps)
-    for table in run.config.eval.tables:
-        known = [r.evals_s[table.name] for r in runs if table.name in r.evals_s]
-        evaluation_s += statistics.fmean(known or [0.0]) * _share(table.every, steps)
-    return statistics.fmean(r.between_s for r in runs) + evaluation_s + checkpoint_s
+    known = {name: [one.evals_s[name] for one in runs if name in one.evals_s] for name in _evals_every(run)}
+    own = [(every, known[name] or [0.0]) for name, every in _evals_every(run).items()]
+    own.append((run.config.training.save_every, [one.checkpoint_s for one in runs]))
+    shares = [statistics.fmean(seconds) * _share(every, run.max_steps) for every, seconds in own]
+    return statistics.fmean(one.between_s for one in runs) + math.fsum(shares)
+
+
+def _evals_every(run: RunPlan) -> Mapping[str, int]:
+    """Return the steps between evaluations of each kind, by what their columns begin with; 0: at the end."""
+    every = {f"{HELD_OUT}{table.name}_": table.every for table in run.config.eval.tables}
+    return {HELD_OUT: run.config.training.eval_every, **every}
 
 
 def _evaluations(run: RunPlan) -> Mapping[str, int]:
-    """Return how often a run is evaluated by each evaluation, named by the prefix of its columns."""
-    every = {f"eval_{table.name}_": table.every for table in run.config.eval.tables}
-    every["eval_"] = run.config.training.eval_every
-    return {name: max(0, run.max_steps - 1) // n + 1 if n else 1 for name, n in every.items()}
+    """Return how often a run is evaluated by each evaluation."""
+    return {name: max(0, run.max_steps - 1) // n + 1 if n else 1 for name, n in _evals_every(run).items()}
 
 
 def _most_alike(condition: str, runs: Sequence[Compared]) -> tuple[MatchedBy, Sequence[Compared]]:

@@ -14,6 +14,7 @@ from retrain.config.keys import Tables
 from retrain.errors import RecordsError
 from retrain.plan.estimate.money import Billed, billed_of
 from retrain.plan.estimate.workload import AliveSpan, Crowding
+from retrain.records.decision import HELD_OUT
 from retrain.records.layout import RunFiles, recorded_tables
 from retrain.records.lines import Row, number_in
 from retrain.records.metrics import MetricsEnds, mean, median, read_ends
@@ -23,7 +24,6 @@ from retrain.records.run_state import Attempt, Done, RunState, read_attempts, re
 MOST_ROWS = 500  # the last ones of a run, so that a long run costs no more than a short one
 CALLING = ("step_time_s", "sample_time_s", "train_time_s", "permit_wait_s", "permit_held_s")
 WAITING = "environment_wait_s"
-OWN = "eval_time_s"  # of the evaluation by the run's own reward
 RETRIED = (RunState.INFRASTRUCTURE, RunState.STALLED)
 
 
@@ -51,8 +51,8 @@ class MeasuredRun:
     between_s: float  # between two steps without a checkpoint or an evaluation
     startup_s: float | None  # from the attempt's start to its first steady step
     closing_s: float | None  # from the last row to the attempt's end; None if it did not finish
-    evaluation_s: float  # one evaluation; closing_s holds the last one and a checkpoint
-    evals_s: Mapping[str, float]  # one of each `[[eval]]`, by name; closing_s holds the last ones too
+    checkpoint_s: float  # closing_s holds one, and the last evaluations
+    evals_s: Mapping[str, float]  # one evaluation of each kind, by what its columns begin with
     max_token_hit_rate: float | None
     permits_borne: float | None  # if permits adapt: mean since the first decrease; None without one
     failures: int  # infrastructure failures
@@ -71,7 +71,7 @@ class MeasuredRun:
             self.slowed(factor),
             startup_s=self.startup_s and factor * self.startup_s,
             closing_s=self.closing_s and factor * self.closing_s,
-            evaluation_s=factor * self.evaluation_s,
+            checkpoint_s=factor * self.checkpoint_s,
             evals_s={name: factor * seconds for name, seconds in self.evals_s.items()},
         )
 
@@ -95,19 +95,6 @@ class MeasuredRun:
         return replace(self, step_times_s=times, billed=self.billed.with_passes(passes / before))
 
     @property
-    def evaluations_s(self) -> Mapping[str, float]:
-        """The time of one evaluation of each kind, by the key of a row that has it."""
-        return {OWN: self.evaluation_s} | {f"eval_{name}_time_s": s for name, s in self.evals_s.items()}
-
-    @property
-    def checkpoint_s(self) -> float:
-        return (
-            max(0.0, self.closing_s - math.fsum(self.evaluations_s.values()))
-            if self.closing_s is not None
-            else 0.0
-        )
-
-    @property
     def is_finished(self) -> bool:
         return self.closing_s is not None
 
@@ -120,92 +107,73 @@ def measure_run(directory: Path) -> MeasuredRun | None:
     """
     files = RunFiles(directory)
     tables = {name: one for name, one in recorded_tables(files).items() if isinstance(one, dict)}
-    evals = _eval_keys(tables)
-    prefixes = [key.removesuffix("time_s") for key in (OWN, *evals.values())]
-    ends = read_ends(files.metrics, MOST_ROWS)
-    attempts = read_attempts(files.attempts)
+    ends, attempts = read_ends(files.metrics, MOST_ROWS), read_attempts(files.attempts)
     if not ends.last or not attempts:
         return None
     if not tables:
         raise RecordsError(f"{files.run_toml}: cannot be read")
     number = ends.last[-1].get("attempt")
     attempt = next((a for a in attempts if a.number == number), attempts[-1])
-    last = _LastAttempt(attempt, _steps_of(ends, number), read_done(files.done), evals)
-    if not last.steady:
-        return None
-    ahead = int(tables.get("rate_limiter", {}).get("max_staleness", 0))
-    found = last.measured(tables, billed_of(files, ends.last, prefixes, last.finished, ahead))
     failures = sum(a.ending in RETRIED for a in attempts)
-    active_s = statistics.fmean(found.step_times_s) * int(ends.last[-1]["step"])
-    between_s = _between_s(last.gaps(), _save_every(tables), found.checkpoint_s)
-    return replace(found, failures=failures, active_s=active_s, between_s=between_s)
+    return _measured(files, tables, attempt, ends, failures)
 
 
-@dataclass(frozen=True, slots=True)
-class _LastAttempt:
-    """The last attempt of a run that took steps."""
-
-    attempt: Attempt
-    rows: MetricsEnds  # of this attempt
-    done: Done | None
-    evals: Mapping[str, str]  # the key with the time of each `[[eval]]`, by its name
-
-    @property
-    def steady(self) -> list[Row]:
-        """Its last rows, without the one of its first step."""
-        return [row for row in self.rows.last if row["step"] > self.attempt.resumed_from_step + 1]
-
-    @property
-    def finished(self) -> Done | None:
-        return self.done if self.attempt.ending == RunState.DONE else None
-
-    def gaps(self) -> dict[int, float]:
-        return dict(_gaps(self.rows.last, (OWN, *self.evals.values())))
-
-    def measured(self, tables: Tables, billed: Billed) -> MeasuredRun:
-        """Return the times of its steps; what comes between them, and other attempts, are not in it yet."""
-        steady, rows, last = self.steady, self.rows.last, self.rows.last[-1]
-        parts = _parts(steady)
-        times = tuple(_alone_s(row, parts.calls_at_once) for row in steady)
-        ended_at = self.attempt.ended_at
-        return MeasuredRun(
-            condition=str(tables.get("run", {}).get("condition", "")),
-            tables=tables,
-            step_times_s=times,
-            whole_step_times_s=tuple(_seconds(row, "step_time_s") for row in steady),
-            parts=parts,
-            between_s=0.0,
-            startup_s=_startup_s(self.attempt, self.rows.first, times),
-            closing_s=seconds_between(last.get("timestamp"), ended_at) if self.finished else None,
-            evaluation_s=_evaluation_s(rows, self.done, OWN),
-            evals_s={name: _evaluation_s(rows, self.done, key) for name, key in self.evals.items()},
-            max_token_hit_rate=mean(number_in(row, "max_token_hit_rate") for row in steady),
-            permits_borne=_permits_borne(rows),
-            failures=0,
-            active_s=0.0,
-            span=_span(self.attempt, last),
-            billed=billed,
-        )
+def _measured(
+    files: RunFiles, tables: Tables, attempt: Attempt, ends: MetricsEnds, failures: int
+) -> MeasuredRun | None:
+    """Return what the last rows of a run tell, which an attempt wrote; None if it took no steady step."""
+    rows = _steps_of(ends.last)
+    steady = [row for row in rows if row["step"] > attempt.resumed_from_step + 1]
+    if not steady:
+        return None
+    done, evaluations, parts = read_done(files.done), _evaluations(tables), _parts(steady)
+    finished = done if attempt.ending == RunState.DONE else None
+    closing_s = seconds_between(rows[-1].get("timestamp"), attempt.ended_at) if finished else None
+    evals_s = {prefix: _evaluation_s(rows, done, f"{prefix}time_s") for prefix in evaluations}
+    checkpoint_s = max(0.0, (closing_s or 0.0) - math.fsum(evals_s.values()))
+    step_times_s = tuple(_alone_s(row, parts.calls_at_once) for row in steady)
+    ahead = int(tables.get("rate_limiter", {}).get("max_staleness", 0))
+    return MeasuredRun(
+        condition=str(tables.get("run", {}).get("condition", "")),
+        tables=tables,
+        step_times_s=step_times_s,
+        whole_step_times_s=tuple(_seconds(row, "step_time_s") for row in steady),
+        parts=parts,
+        between_s=_between_s(dict(_gaps(rows, evaluations)), _save_every(tables), checkpoint_s),
+        startup_s=_startup_s(attempt, ends.first, step_times_s),
+        closing_s=closing_s,
+        checkpoint_s=checkpoint_s,
+        evals_s=evals_s,
+        max_token_hit_rate=mean(number_in(row, "max_token_hit_rate") for row in steady),
+        permits_borne=_permits_borne(rows),
+        failures=failures,
+        active_s=statistics.fmean(step_times_s) * int(ends.last[-1]["step"]),
+        billed=billed_of(files, ends.last, evaluations, finished, ahead),
+        span=_span(attempt, rows[-1]),
+    )
 
 
-def _eval_keys(tables: Tables) -> dict[str, str]:
-    """Return the key of a row that has the time of each `[[eval]]` of a run.toml, by its name."""
+def _evaluations(tables: Tables) -> list[str]:
+    """Return what the columns of each evaluation begin with: its own, and each `[[eval]]` of a run.toml."""
     found = tables.get("eval", {}).get("tables", [])
-    names = [one.get("name") for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-    return {str(name): f"eval_{name}_time_s" for name in names}
+    named = [one.get("name") for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    return [HELD_OUT, *(f"{HELD_OUT}{name}_" for name in named)]
 
 
 def _startup_s(attempt: Attempt, first: Row | None, times_s: Sequence[float]) -> float | None:
-    """Return the time from an attempt's start to its first row, beyond that of a usual step."""
-    until_first_s = seconds_between(attempt.started_at, (first or {}).get("timestamp"))
+    """Return the time from an attempt's start to its first row, beyond that of a usual step.
+
+    `first` is the first row of the run, which another attempt may have written.
+    """
+    own = first if first and first.get("attempt") == attempt.number else {}
+    until_first_s = seconds_between(attempt.started_at, own.get("timestamp"))
     return None if until_first_s is None else max(0.0, until_first_s - statistics.median(times_s))
 
 
-def _steps_of(ends: MetricsEnds, attempt: object) -> MetricsEnds:
-    """Keep the rows of one attempt, without pauses; of its last rows, those with a measured step time."""
-    first = ends.first if ends.first and ends.first.get("attempt") == attempt else None
-    rows = [row for row in ends.last if row.get("attempt") == attempt and _seconds(row, "step_time_s")]
-    return MetricsEnds(first, [_without_pauses(row) for row in rows])
+def _steps_of(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of the last row's attempt that have a measured step time, without pauses."""
+    own = [row for row in rows if row.get("attempt") == rows[-1].get("attempt")]
+    return [_without_pauses(row) for row in own if _seconds(row, "step_time_s")]
 
 
 def _without_pauses(row: Row) -> Row:
@@ -275,7 +243,7 @@ def _gaps(rows: Sequence[Row], evaluations: Sequence[str]) -> Iterator[tuple[int
     for before, row in itertools.pairwise(rows):
         whole_s = seconds_between(before.get("timestamp"), row.get("timestamp"))
         if whole_s is not None:
-            counted_s = math.fsum(_seconds(before, key) for key in evaluations)
+            counted_s = math.fsum(_seconds(before, f"{prefix}time_s") for prefix in evaluations)
             counted_s += paused_between_s(before, row) + _seconds(row, "step_time_s")
             yield int(before["step"]), max(0.0, whole_s - counted_s)
 
