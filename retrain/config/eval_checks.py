@@ -9,9 +9,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from retrain.config.campaign import Eval
 from retrain.config.checks import plugin_problems
 from retrain.config.drafts import Draft, Location, Problem
-from retrain.config.eval_table import Eval
 from retrain.config.keys import Tables, keys_of
 
 TABLES: Location = ("eval", "tables")

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from retrain import registry
-from retrain.config.campaign import Campaign, Condition
-from retrain.config.eval_table import Eval
+from retrain.config.campaign import Campaign, Condition, Eval
 from retrain.config.keys import LARGEST_COUNT, Normalization, as_toml, keys_of
 from retrain.config.resolve import PLUGINS, RUN_SECTIONS, SECTIONS, sections_of
 from retrain.config.schema import Config

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from functools import cache
 from typing import Any, TypeVar, cast, get_args, get_type_hints
 
-from retrain.config.campaign import Campaign, Condition
+from retrain.config.campaign import Campaign, Condition, Eval
 from retrain.config.keys import Key, Table, Tables, keys_of
 from retrain.config.schema import Config
 
@@ -96,6 +96,16 @@ def resolve(config: Config, condition: Condition | None, seed: int) -> Config:
         tables = merge(tables, overrides_of(vars(condition)))
     tables["training"] = {**tables["training"], "seed": seed}
     return build(Config, tables)
+
+
+def as_played(config: Config, table: Eval) -> Config:
+    """Return the configuration of a run with an evaluation's environment instead of its own."""
+    if not table.environment:
+        return config
+    own = dataclasses.replace(
+        config.environment, environment=table.environment, options=table.environment_options
+    )
+    return dataclasses.replace(config, environment=own)
 
 
 def build(kind: type[T], table: Tables) -> T:

@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from retrain.config.campaign import LARGEST_SEED, Budget, Campaign, Decide, Run
-from retrain.config.eval_table import Evals
+from retrain.config.campaign import LARGEST_SEED, Budget, Campaign, Decide, Evals, Run
 from retrain.config.keys import LARGEST_PERMITS, Normalization, Permits, Section, Table, count, key, plugin
 
 SINGLE_TURN = "single_turn"  # the environment that is none

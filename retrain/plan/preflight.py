@@ -11,9 +11,10 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from retrain import registry
-from retrain.config.eval_table import Eval, as_played
+from retrain.config.campaign import Eval
 from retrain.config.keys import Tables
 from retrain.config.prices import age_notice, misnamed_prices, missing_price, price_of
+from retrain.config.resolve import as_played
 from retrain.config.schema import Config
 from retrain.errors import ConfigError, LaunchError
 from retrain.plan.launching import runs_here

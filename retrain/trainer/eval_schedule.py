@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from retrain.backends import Sampling
 from retrain.backends.metering import tally
-from retrain.config.eval_table import Eval, as_played
+from retrain.config.campaign import Eval
+from retrain.config.resolve import as_played
 from retrain.config.schema import Config
 from retrain.controllers import StateDict
 from retrain.records.row_parts import Evaluation, EvalWatch, NamedEvaluation, Value, columns

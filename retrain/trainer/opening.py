@@ -25,8 +25,9 @@ from retrain.backends import (
 )
 from retrain.backends.rows import live_sampler
 from retrain.config.adapters import KEY
-from retrain.config.eval_table import Eval, as_played
+from retrain.config.campaign import Eval
 from retrain.config.files import changed_files
+from retrain.config.resolve import as_played
 from retrain.config.schema import Config
 from retrain.environments import brings_loop
 from retrain.environments import opened as opened_environment
