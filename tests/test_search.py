@@ -12,7 +12,7 @@ from retrain.calibrate import Calibrator
 from retrain.calibrate.trials import Effort
 from retrain.config.campaign import Search
 from retrain.config.load import load_config, parse
-from retrain.config.sampler import Proposal
+from retrain.config.points import Proposal
 from retrain.errors import ConfigError
 from retrain.plan.matrix import Plan, RunPlan, plan_runs
 from retrain.plan.search import WON, Climb, climb, fresh_plan, most_runs, stages_of

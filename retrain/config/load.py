@@ -23,9 +23,9 @@ from retrain.config.drafts import Draft, Location, Problem, Trials, draft_of, pl
 from retrain.config.eval_checks import check_eval_tables, check_eval_tokens, with_eval_tables
 from retrain.config.files import found_below
 from retrain.config.keys import Table, Tables, put, quote, table_at
+from retrain.config.points import Proposal
 from retrain.config.prices import check_prices
 from retrain.config.resolve import DECIDED_BY_CAMPAIGN, merge, overrides_of, with_default_plugins
-from retrain.config.sampler import Proposal
 from retrain.config.schema import Config
 from retrain.config.sweep import (
     Variant,

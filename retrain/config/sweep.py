@@ -15,13 +15,13 @@ from operator import eq
 from typing import TYPE_CHECKING, Any
 
 from retrain.config.keys import Table, Tables, keys_of, put, table_at
+from retrain.config.points import Point, Proposal, sobol
 from retrain.config.resolve import (
     SECTIONS,
     label_of_modes,
     overrides_of,
     with_default_plugins,
 )
-from retrain.config.sampler import Point, Proposal, has_sampler
 
 if TYPE_CHECKING:
     from retrain.config.drafts import Location
@@ -128,6 +128,11 @@ def stands_in(table: Tables, location: Sequence[str | int]) -> bool:
     return True
 
 
+def has_sampler(raw: Tables) -> bool:
+    """Whether a sampler proposes the points of a file's sweep."""
+    return bool(table_at(raw, "campaign", "search").get("sampler"))
+
+
 def table_of(raw: Tables) -> Tables:
     """Return a file's `[campaign.sweep]`; empty if it has none."""
     return table_at(raw, "campaign", "sweep")
@@ -186,8 +191,6 @@ def drawn(raw: Tables) -> list[tuple[float, ...]]:
     count = next((table["samples"] for table in ranges.values() if "samples" in table), 1)
     if not ranges:
         return [()]
-    from retrain.config.sobol import sobol  # not at the top: few files draw points
-
     return [
         tuple(_value(*one, unit, count) for one, unit in zip(ranges.items(), units, strict=True))
         for units in sobol(count, len(ranges), table_of(raw).get(SEED, 0))

@@ -10,8 +10,8 @@ from typing import Any
 from retrain.config.campaign import Decide
 from retrain.config.drafts import Problem
 from retrain.config.keys import Tables, quote
+from retrain.config.points import MOST_DIMENSIONS, Proposal
 from retrain.config.resolve import RUN_SECTIONS, SECTIONS, overrides_of
-from retrain.config.sampler import Proposal, has_sampler
 from retrain.config.sweep import (
     AT,
     RANGE_KEYS,
@@ -19,6 +19,7 @@ from retrain.config.sweep import (
     SEED,
     conditions,
     drawn,
+    has_sampler,
     ranges_of,
     scale_of,
     stands_in,
@@ -138,8 +139,6 @@ def _range_problems(raw: Tables) -> Iterator[Problem]:
     """Check ranges, each of them right by itself, against each other."""
     if not (ranges := ranges_of(raw)):
         return
-    from retrain.config.sobol import MOST_DIMENSIONS  # not at the top: few files draw points
-
     counts = [table["samples"] for table in ranges.values() if "samples" in table]
     last = next(reversed(ranges))
     if len(set(counts)) > 1:

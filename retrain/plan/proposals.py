@@ -21,8 +21,8 @@ from typing import Any
 
 from retrain.config.campaign import Search
 from retrain.config.keys import Tables, quote
+from retrain.config.points import Point, Proposal
 from retrain.config.resolve import as_tables, flatten
-from retrain.config.sampler import Point, Proposal
 from retrain.config.sweep import SEED, as_told, bounds_of, scale_of, swept_keys
 from retrain.extras import Needs, load
 from retrain.plan.matrix import Plan

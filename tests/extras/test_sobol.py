@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import qmc
 
-from retrain.config.sobol import MOST_DIMENSIONS, sobol
+from retrain.config.points import MOST_DIMENSIONS, sobol
 from tests.test_sweep import SMALL, planned
 
 

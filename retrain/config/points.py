@@ -1,12 +1,15 @@
-"""Points that fill a cube evenly: Sobol's sequence, shifted by a seed, the same on every machine.
+"""Points of a sweep: those that a sampler has proposed, or Sobol's, which fill a cube evenly.
 
-scipy has the sequence too, but it is not in the core, and its scrambling may change with its version.
+Sobol's sequence is shifted by a seed, and the same on every machine. scipy has it too, but is not in the
+core, and its scrambling may change with its version.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 BITS = 30
 # Joe and Kuo's direction numbers (SIAM J. Sci. Comput. 30, 2008), from the second dimension on: the
@@ -29,6 +32,15 @@ DIRECTIONS: tuple[tuple[int, tuple[int, ...]], ...] = (
     (16, (1, 3, 1, 13, 27, 49)),
 )
 MOST_DIMENSIONS = len(DIRECTIONS) + 1
+Point: TypeAlias = dict[str, Any]  # values by dotted key
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A point that a sampler proposed, of one of the file's conditions."""
+
+    point: Point
+    number: int = 1  # of the condition in the file; 1 as well for a file without conditions
 
 
 def sobol(count: int, dimensions: int, seed: int | None) -> list[tuple[float, ...]]:
