@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import re
 import unicodedata
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import cache
 from typing import Any, TypeVar, cast, get_args, get_type_hints
 
@@ -168,10 +168,12 @@ def label_of_modes(advantage_mode: str, transform_mode: str) -> str:
     return label_of("+".join(modes))
 
 
-def flatten(tables: Tables, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Iterate over every value that is no table, with its dotted key."""
+def flatten(
+    tables: Tables, is_value: Callable[[Tables], bool] = lambda _: False, above: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Iterate over every value with its dotted key; a table is one only if `is_value` says so."""
     for key, value in tables.items():
-        if isinstance(value, Mapping):
-            yield from flatten(value, f"{prefix}{key}.")
+        if isinstance(value, Mapping) and not is_value(value):
+            yield from flatten(value, is_value, f"{above}{key}.")
         else:
-            yield f"{prefix}{key}", value
+            yield f"{above}{key}", value

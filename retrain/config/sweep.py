@@ -18,6 +18,7 @@ from retrain.config.keys import Table, Tables, keys_of, put, table_at
 from retrain.config.points import Point, Proposal, sobol
 from retrain.config.resolve import (
     SECTIONS,
+    flatten,
     label_of_modes,
     overrides_of,
     with_default_plugins,
@@ -72,7 +73,7 @@ def with_plain_keys(raw: Tables) -> Table:
 
 def swept_keys(sweep: Tables) -> Table:
     """Return what `[campaign.sweep]` has by dotted key: a list, or the table of a range."""
-    return {key: value for key, value in _flat(sweep) if key != SEED}
+    return {key: value for key, value in flatten(sweep, _is_range) if key != SEED}
 
 
 def variants(raw: Tables, proposed: Sequence[Proposal] = ()) -> list[Variant]:
@@ -136,15 +137,6 @@ def has_sampler(raw: Tables) -> bool:
 def table_of(raw: Tables) -> Tables:
     """Return a file's `[campaign.sweep]`; empty if it has none."""
     return table_at(raw, "campaign", "sweep")
-
-
-def _flat(table: Tables, above: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        name = f"{above}{key}"
-        if isinstance(value, Mapping) and not _is_range(value):
-            yield from _flat(value, f"{name}.")
-        else:
-            yield name, value
 
 
 def _is_range(table: Tables) -> bool:
