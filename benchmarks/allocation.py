@@ -30,8 +30,8 @@ from rich.table import Table
 from benchmarks.evidence import METRICS
 from retrain.config.campaign import Decide
 from retrain.config.load import load_config
+from retrain.plan.decidable import FOUND
 from retrain.plan.decision import Walk
-from retrain.plan.looks import FOUND
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.records.decision import OPEN
 

@@ -25,8 +25,8 @@ from benchmarks.allocation import BUDGETS, FINE, SCENARIOS, cost_for, curve, dra
 from retrain.config.campaign import Decide
 from retrain.controllers.sequential import FINAL
 from retrain.controllers.sequential.rejection import NORMAL, score
+from retrain.plan.decidable import Found
 from retrain.plan.decision import Walk
-from retrain.plan.looks import Found
 from retrain.plan.matrix import Plan
 
 NEXT = 1e-3  # weight of a condition relative to the one before it

@@ -1,10 +1,12 @@
-"""Whether `[decision]` can decide anything between a file's conditions, before anything starts."""
+"""The test of a campaign with `[decision]`: whether it can decide anything, and what a look at it found."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
-from typing import Any, get_args, get_type_hints
+import math
+import statistics
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from retrain.config.campaign import Decide
 from retrain.config.keys import quote
@@ -13,12 +15,16 @@ from retrain.config.resolve import label_of
 from retrain.config.schema import Config
 from retrain.errors import ConfigError
 from retrain.plan.matrix import Plan
-from retrain.records.decision import HELD_OUT
+from retrain.records.decision import HELD_OUT, ConditionDecision
 from retrain.records.row_parts import Evaluation, NamedEvaluation, keys_of
 from retrain.records.step_row import EpisodeSummary, RolloutSummary, Timing, UpdateSummary
 from retrain.records.text import count_of, parse_duration
 from retrain.registry import hint
 
+if TYPE_CHECKING:
+    from retrain.controllers.sequential import Look, SequentialComparison
+
+FOUND = ("better", "worse")
 UNDECIDING = ("_se", "prompts", "batch_size", "group_size", "lr", "updates")  # settings, and errors of others
 
 
@@ -92,12 +98,18 @@ def _numbers_of(part: Any) -> Iterator[str]:
             yield key
 
 
+def comparison_of(table: Decide, conditions: int) -> SequentialComparison:
+    """Return the test that a table asks for, of so many conditions with the reference among them."""
+    from retrain.controllers.sequential import SequentialComparison  # not at the top: imports numpy
+
+    is_early, smallest = table.allocate == "auto", table.smallest_difference
+    return SequentialComparison(table.max_seeds, table.error, smallest, conditions - 1, is_early)
+
+
 def undecidable(plan: Plan) -> str:
     """Return why `[decision]` will find no difference, whatever is measured; "" if it may."""
     if plan.decision is None:
         return ""
-    from retrain.plan.looks import comparison_of  # not at the top: imports numpy
-
     table, others = plan.decision, len(plan.conditions) - 1
     if plan.search_seeds or table.allocate == "auto":  # one may have nearly all of the error
         others = 1
@@ -111,3 +123,41 @@ def undecidable(plan: Plan) -> str:
         f"{count_of(others, 'comparison')}: that all seeds differ in one direction is likelier by chance; "
         f"{would} may find one"
     )
+
+
+@dataclass(frozen=True)
+class Found:
+    """A look at a condition; described only where it is needed, as an interval takes a hundred looks."""
+
+    condition: str
+    verdict: str
+    pairs: Sequence[tuple[float, float]]
+    look: Look | None  # None: too few pairs
+    planned: SequentialComparison  # with the error that is sure for each condition
+    reason: str = ""  # why it gets no more seeds although some are left
+
+    def described(self) -> ConditionDecision:
+        """Return the verdict with its interval.
+
+        The interval has the error that each condition has from the first: it holds for all at once. Holm's
+        procedure may find a difference whose sign that interval leaves open; the sign is certain then.
+        """
+        if self.look is None:
+            return ConditionDecision(self.condition, self.verdict, len(self.pairs), reason=self.reason)
+        sides, differences = zip(*self.pairs, strict=True), [a - b for a, b in self.pairs]
+        alone = math.fsum(map(statistics.variance, sides))
+        removed = 1 - statistics.variance(differences) / alone if alone > 0 else None
+        low, high = replace(self.look, comparison=self.planned).interval
+        if self.look.verdict in FOUND:
+            low, high = (max(low, 0.0), high) if self.look.difference > 0 else (low, min(high, 0.0))
+        return ConditionDecision(
+            self.condition,
+            self.verdict,
+            self.look.seeds,
+            self.look.difference,
+            low if math.isfinite(low) else None,
+            high if math.isfinite(high) else None,
+            min(1.0, self.look.p_value * self.planned.error / self.look.comparison.error),
+            removed,
+            self.reason,
+        )

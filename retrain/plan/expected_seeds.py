@@ -16,8 +16,8 @@ import numpy as np
 
 from retrain.config.campaign import Decide
 from retrain.errors import ConfigError, RecordsError
+from retrain.plan.decidable import FOUND
 from retrain.plan.decision import Walk
-from retrain.plan.looks import FOUND
 from retrain.plan.matrix import Plan
 from retrain.plan.search import fresh_plan
 from retrain.records.decision import final_value
