@@ -6,6 +6,7 @@ import contextlib
 import json
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from retrain.errors import RetrainError
 from retrain.locks import LockFile
 from retrain.locks.held import hold, holder, is_held
 from retrain.plan.provenance import Provenance, read_provenance, write_provenance
+from retrain.records.decision import Round, begin_design, read_looks
 from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.lines import append_line, read_records
 from retrain.records.manifest import new_manifest, read_manifest, write_manifest
 from retrain.records.metrics import MetricsWriter, read_ends
 from retrain.records.run_row import PlannedRun
@@ -31,7 +34,9 @@ from retrain.records.run_state import (
     write_done,
     write_progress,
 )
+from retrain.records.rungs import Rung
 from retrain.records.samples import SamplesWriter, read_samples
+from retrain.records.spending import EvaluationCost, Spending, Tokens, read_spending, write_spending
 from retrain.semaphore import FileSemaphore
 from retrain.semaphore.slots import read_holder
 from tests.scanned import scan_metrics
@@ -45,6 +50,9 @@ READERS: dict[str, Callable[[Path], object]] = {
     "metrics.jsonl": lambda path: (scan_metrics(path.parent), read_ends(path, 2)),
     "samples.jsonl": read_samples,
     "manifest.json": read_manifest,
+    "spend.json": lambda path: read_spending(RunFiles(path.parent)),
+    "decision.jsonl": read_looks,
+    "search.jsonl": lambda path: read_records(path, Rung),
     "origin.json": lambda path: read_provenance(CampaignFiles(path.parent)),
     "permits.json": lambda path: FileSemaphore.inspect(path.parent),
     "slot-0000": lambda path: read_holder(LockFile(str(path), read_only=True)),
@@ -65,6 +73,12 @@ def written(tmp_path: Path) -> Path:
     samples.close()
     planned = PlannedRun("a_s0", "a", 0, 4)
     write_manifest(campaign.manifest, new_manifest("c", "abc", [planned], tmp_path))
+    write_spending(
+        run, Spending(Tokens(1), evaluations={"hard": EvaluationCost(1.0, 0.5, "4")}), durable=False
+    )
+    begin_design(campaign.looks, {"error": 0.05}, ["a"])
+    append_line(campaign.looks, {"event": "round", **asdict(Round({"a": 1}, {"a_s0": 0.5}))})
+    append_line(campaign.rungs, asdict(Rung(4, {"a": 0.5}, ("a",))))
     write_provenance(campaign, Provenance("c", (), str(tmp_path), None, "local", "abc"))
     lock = hold(run.lock)
     assert lock is not None

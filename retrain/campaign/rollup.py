@@ -240,8 +240,8 @@ def set_aside_changed(files: RunFiles) -> bool:
     """
     done = readable(read_done, files.done)
     try:
-        if done is not None and done.seal is not None:
-            require_sealed(files.metrics, done.seal)
+        if done is not None and done.metrics is not None:
+            require_sealed(files.metrics, done.metrics)
         return False
     except DamagedRecordError:
         for path in (files.checkpoints, files.metrics):

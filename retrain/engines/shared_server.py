@@ -29,7 +29,8 @@ from pathlib import Path
 from retrain.errors import ConfigError, InfrastructureError, RecordsError
 from retrain.locks import LockFile
 from retrain.locks.held import hold, is_held
-from retrain.records.files import own_temporary_folder, read_json, record_of, write_json
+from retrain.records.files import read_json, record_of, write_json
+from retrain.records.layout import own_temporary_folder
 
 STARTING, READY, RESTARTING, FAILED, ENDED = "starting", "ready", "restarting", "failed", "ended"
 LOOK_S = 0.1

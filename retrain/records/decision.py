@@ -242,9 +242,9 @@ def read_looks(path: Path) -> Looks:
     found = Looks({})
     for line in read_lines(path):
         row = parse_line(line) or {}
-        with suppress(LookupError, TypeError, ValueError, AttributeError):
+        with suppress(ValueError):
             if row.get("event") == "design":
-                found = record_of(Looks, {"design": row["design"], "changes": row["changes"]})
+                found = record_of(Looks, row)
             elif row.get("event") == "round":
                 found = Looks(found.design, (*found.rounds, record_of(Round, row)), found.changes)
     return found

@@ -1,12 +1,11 @@
 """The file operations behind every record, and small files that are replaced atomically.
 
 All changes to a disk are these calls, looked up on `os` at the time of the call: `os.open`, `os.write`,
-`os.ftruncate`, `os.fsync`, `os.replace`, `os.unlink`, `os.mkdir`, `os.close`. A crash test
-replaces them there.
+`os.ftruncate`, `os.fsync`, `os.replace`, `os.unlink`, `os.mkdir`, `os.close`. Crash tests replace them.
 
-A small file is written to a temporary file in its directory, synced and renamed; then the directory is
-synced: a reader sees the old content or the new content, never a mixture. A crash leaves at most a
-`.NAME.*.tmp` file, which `remove_leftovers` removes.
+A small file is written to a temporary file beside it, synced and renamed; then the directory is synced: a
+reader sees the old or the new content, never a mixture. A crash leaves at most a `.NAME.*.tmp` file, which
+`remove_leftovers` removes.
 """
 
 # ruff: noqa: PTH102, PTH105, PTH108 (calls on `os`, because that is where a crash test replaces them)
@@ -16,19 +15,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import shutil
 import stat
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields
 from functools import cache, partial
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from retrain import locks
-from retrain.errors import ConfigError, DamagedRecordError, RecordsError, records_error
+from retrain.errors import DamagedRecordError, RecordsError, records_error
 
 T = TypeVar("T")
 Source = TypeVar("Source")
@@ -60,24 +59,6 @@ def make_directory(path: Path) -> None:
         return
     except OSError as error:
         raise records_error(path, "sync the directory", error) from error
-
-
-def own_temporary_folder(name: str) -> Path:
-    """Return a folder that this user's processes on this machine share, among temporary files.
-
-    Raises:
-        ConfigError: it belongs to somebody else, or others can read it.
-        RecordsError: it cannot be made.
-    """
-    folder = Path(tempfile.gettempdir()) / f"retrain-{name}-{os.getuid()}"
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
-    except OSError as error:
-        raise records_error(folder, "make", error) from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise ConfigError(f"{folder}: is not a folder of this user alone; remove it, or set TMPDIR")
-    return folder
 
 
 def make_new_directory(path: Path, *, exclusive: bool = False) -> None:
@@ -228,11 +209,15 @@ def read_json(path: Path) -> dict[str, Any] | None:
 def record_of(kind: type[T], found: Mapping[str, Any]) -> T:
     """Build a dataclass, and the records in it, from a JSON object, whose further keys are ignored.
 
-    Raises:
-        LookupError, TypeError, ValueError, OverflowError: a value is missing, or not of its field's type.
+    Raises ValueError if a value is missing, or not of its field's type.
     """
     known: Any = kind  # hashable, which mypy cannot infer for a dataclass's type
-    return kind(**{name: of(found[name]) for name, of, needed in _fields(known) if needed or name in found})
+    try:
+        return kind(
+            **{name: of(found[name]) for name, of, needed in _fields(known) if needed or name in found}
+        )
+    except (LookupError, TypeError, OverflowError) as error:
+        raise ValueError(f"not a {kind.__name__}: {error!r}") from error
 
 
 def set_aside(path: Path) -> Path:
@@ -280,18 +265,36 @@ def _fields(kind: Any) -> tuple[tuple[str, Callable[[Any], Any], bool], ...]:
 
 def _converter(kind: Any) -> Callable[[Any], Any]:
     origin, parts = get_origin(kind), get_args(kind)
-    if NoneType in parts:
+    if NoneType in parts and len(parts) == 2:
         known = _converter(parts[0])
         return lambda value: None if value is None else known(value)
-    if origin is tuple and Ellipsis in parts:
-        each = _converter(parts[0])
-        return lambda value: tuple(map(each, value))
     if origin is tuple:
-        places = list(map(_converter, parts))
-        return lambda value: tuple(of(one) for of, one in zip(places, value, strict=True))
+        return _of_tuple(parts)
     if origin in (dict, Mapping):
         each = _converter(parts[1])
-        return lambda value: {str(key): each(one) for key, one in dict(value).items()}
-    is_record = is_dataclass(kind)
-    of_kind: Callable[[Any], Any] = partial(record_of, kind) if is_record else kind
-    return dict.fromkeys((Any, object), lambda value: value).get(kind, of_kind)
+        return lambda value: {key: each(one) for key, one in _checked(value, dict).items()}
+    if hasattr(kind, "__dataclass_fields__"):
+        return lambda value: record_of(kind, _checked(value, dict))
+    checks = {float: _finite} | {one: partial(_checked, kind=one) for one in (bool, int, str)}
+    return checks.get(kind, lambda value: value)
+
+
+def _of_tuple(parts: tuple[Any, ...]) -> Callable[[Any], Any]:
+    if Ellipsis in parts:
+        each = _converter(parts[0])
+        return lambda value: tuple(map(each, _checked(value, list | tuple)))
+    places = list(map(_converter, parts))
+    return lambda value: tuple(of(one) for of, one in zip(places, value, strict=True))
+
+
+def _finite(value: Any) -> float:
+    if not math.isfinite(number := float(_checked(value, int | float))):
+        raise ValueError(f"got {value!r}")
+    return number
+
+
+def _checked(value: Any, kind: Any) -> Any:
+    """Return a value of JSON; a TypeError if it is of another kind: to JSON, true is no number."""
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError(f"got {value!r}")
+    return value

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import re
+import stat
+import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -121,6 +123,24 @@ def create_directory(log_dir: Path, name: str) -> Path:
             make_new_directory(directory, exclusive=True)
             return directory
     raise RecordsError(f"{log_dir}: no free directory name for {name!r}; choose another log_dir")
+
+
+def own_temporary_folder(name: str) -> Path:
+    """Return a folder that this user's processes on this machine share, among temporary files.
+
+    Raises:
+        ConfigError: it belongs to somebody else, or others can read it.
+        RecordsError: it cannot be made.
+    """
+    folder = Path(tempfile.gettempdir()) / f"retrain-{name}-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise records_error(folder, "make", error) from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ConfigError(f"{folder}: is not a folder of this user alone; remove it, or set TMPDIR")
+    return folder
 
 
 def is_campaign(directory: Path) -> bool:

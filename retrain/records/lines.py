@@ -137,7 +137,7 @@ def read_records(path: Path, kind: type[T]) -> tuple[T, ...]:
     """Return the record that each line holds; lines in which a value is missing or wrong are skipped."""
     found = []
     for line in read_lines(path):
-        with suppress(LookupError, TypeError, ValueError, OverflowError):
+        with suppress(ValueError):
             found.append(record_of(kind, parse_line(line) or {}))
     return tuple(found)
 

@@ -77,7 +77,7 @@ class Done:
     config_hash: str
     finished_at: str
     result: Columns
-    seal: Seal | None = None  # of metrics.jsonl; None in records of 0.1.0
+    metrics: Seal | None = None  # None in records of 0.1.0
 
 
 @dataclass(frozen=True)
@@ -101,16 +101,13 @@ def read_progress(path: Path) -> Progress | None:
         return None
     try:
         return record_of(Progress, {"phase": "", "attempt": 0} | found)
-    except (LookupError, TypeError, ValueError, OverflowError) as error:
+    except ValueError as error:
         raise RecordsError(f"{path}: is not a run's status ({error!r}); remove it") from error
 
 
 def write_done(path: Path, config_hash: str, result: Columns, seal: Seal | None = None) -> None:
     """Write done.json, the last file that a worker writes, after its metrics are synced."""
-    done = {"config_hash": config_hash, "finished_at": utc_now(), "result": dict(result)}
-    if seal is not None:
-        done["metrics"] = asdict(seal)
-    write_json(path, done)
+    write_json(path, asdict(Done(config_hash, utc_now(), dict(result), seal)))
 
 
 def rename_done(path: Path, before: str, now: str) -> None:
@@ -124,14 +121,8 @@ def read_done(path: Path) -> Done | None:
     """Read done.json; None if it does not exist."""
     try:
         found = read_json(path)
-        if found is None:
-            return None
-        seal = record_of(Seal, found["metrics"]) if "metrics" in found else None
-        done = Done(found["config_hash"], str(found.get("finished_at", "")), found.get("result", {}), seal)
-        if not (isinstance(done.config_hash, str) and isinstance(done.result, dict)):
-            raise TypeError("a value of another kind")
-        return done
-    except (DamagedRecordError, LookupError, TypeError, ValueError, OverflowError) as error:
+        return None if found is None else record_of(Done, found)
+    except (DamagedRecordError, ValueError) as error:
         raise DamagedRecordError(
             f"{path}: is damaged; remove it, and `retrain resume` finishes the run from its newest checkpoint"
         ) from error
@@ -150,8 +141,8 @@ def inspect_run(files: RunFiles, config_hash: str = "") -> Inspection:
         done = _done_for(config_hash, files)  # it may have finished between the two checks
     attempts = read_attempts(files.attempts)
     if done is not None:
-        if done.seal is not None:
-            require_sealed(files.metrics, done.seal)
+        if done.metrics is not None:
+            require_sealed(files.metrics, done.metrics)
         return Inspection(RunState.DONE, attempts, done)
     state = _state_after(attempts)
     if state == RunState.DIED and is_held(files.lock):  # it may have started meanwhile
@@ -275,7 +266,7 @@ def read_attempts(path: Path) -> tuple[Attempt, ...]:
         number = row.get("attempt")
         if not isinstance(number, int):
             continue
-        with suppress(LookupError, TypeError, ValueError, OverflowError):
+        with suppress(ValueError):
             if row.get("event") == "begin" and number not in attempts:
                 attempts[number] = record_of(Attempt, _UNKNOWN | row | {"number": number})
             elif row.get("event") == "end" and number in attempts:

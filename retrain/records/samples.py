@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from retrain.records.files import make_directory, record_of, write_atomic
-from retrain.records.lines import LineAppender, Row, dump_line, number_in, parse_line, read_lines
+from retrain.records.lines import LineAppender, Row, dump_line, parse_line, read_lines
 from retrain.records.metrics import is_step
 from retrain.records.text import count_of
 
@@ -133,9 +133,8 @@ def read_samples(path: Path) -> list[Row]:
 def samples_of(path: Path) -> Iterator[KeptSample]:
     """Iterate over the kept samples, without rows in which a value is missing or wrong."""
     for row in read_samples(path):
-        with suppress(LookupError, TypeError, ValueError, OverflowError):
-            if row["reward"] is None or number_in(row, "reward") is not None:
-                yield record_of(KeptSample, row)
+        with suppress(ValueError):
+            yield record_of(KeptSample, row)
 
 
 def latest_rows(path: Path) -> list[Row]:

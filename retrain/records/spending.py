@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, astuple, dataclass, field, fields, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from retrain.errors import DamagedRecordError
@@ -97,11 +97,13 @@ def read_spending(files: RunFiles) -> Spending | None:
     if found is None:
         return None
     try:
-        spending = record_of(Spending, {one.name: found[one.name] for one in fields(Spending)})
-        if wrong := [number for number in _numbers(asdict(spending)) if not 0 <= number < math.inf]:
-            raise ValueError(f"got {wrong[0]}")
+        spending = record_of(Spending, found)
+        if missing := asdict(spending).keys() - found.keys():
+            raise ValueError(f"lacks {min(missing)}")
+        if (least := min(_numbers(asdict(spending)))) < 0:
+            raise ValueError(f"got {least}")
         return spending
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except ValueError as error:
         raise DamagedRecordError(
             f"{files.spend}: does not tell what was spent ({error!r}); restore it, or remove it and lower "
             "[budget].usd by what this run was billed"

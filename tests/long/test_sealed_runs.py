@@ -122,7 +122,7 @@ def test_a_finished_run_of_an_earlier_version_has_no_digest_and_is_done(campaign
     run.done.write_text(json.dumps(old))
     found = read_done(run.done)
     assert found is not None
-    assert found.seal is None
+    assert found.metrics is None
     assert inspect_run(run).state is RunState.DONE
 
 
@@ -130,9 +130,9 @@ def test_a_finished_run_has_as_many_rows_as_it_took_steps(campaign: Path) -> Non
     run = reopen(campaign).files_of("grpo_s0")
     found = read_done(run.done)
     assert found is not None
-    assert found.seal is not None
-    assert found.seal.rows == 4
-    assert found.seal.bytes == run.metrics.stat().st_size
+    assert found.metrics is not None
+    assert found.metrics.rows == 4
+    assert found.metrics.bytes == run.metrics.stat().st_size
     manifest = read_manifest(campaign / "manifest.json")
     assert manifest is not None
     assert look_at(manifest.runs[0], run).summary == manifest.runs[0].summary

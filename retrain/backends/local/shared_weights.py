@@ -18,7 +18,7 @@ import torch
 from filelock import FileLock
 
 from retrain.locks import LockFile
-from retrain.records.files import own_temporary_folder
+from retrain.records.layout import own_temporary_folder
 
 ALIGNED = 64  # bytes, as PyTorch allocates: kernels may round differently at other addresses
 FOLDER_LOCK = "folder.lock"  # held while a file is written, taken into use or removed
