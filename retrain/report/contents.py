@@ -14,6 +14,7 @@ import numpy as np
 
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles
+from retrain.records.samples import KeptSample
 from retrain.records.text import count_of, plain
 from retrain.report.back_pressure import (
     Scalability,
@@ -27,7 +28,7 @@ from retrain.report.charts import Chart, axis_title, final_chart
 from retrain.report.compare import Comparison, MetricComparison, compare, usual_metrics
 from retrain.report.curves import curve_chart
 from retrain.report.engines import Crash, ServerLoad, crashes_to_read, first_start_s, load_charts, servers
-from retrain.report.facts import Talk, conversations
+from retrain.report.facts import conversations
 from retrain.report.gather import NO_ROWS, CampaignRecord, RunHistory, read_columns
 from retrain.report.series import Curve, Shown, bins_for, curves
 from retrain.report.sides import Match, Moment, Side, conditions, deciding, known_metrics
@@ -61,7 +62,7 @@ class Contents:
     explored: dict[str, tuple[Curve, ...]]  # of the metrics that can be selected on the page
     scalability: tuple[Scalability, ...]
     signs: tuple[str, ...]  # of cheating
-    talks: tuple[Talk, ...]  # episodes, if there are any
+    episodes: tuple[tuple[str, KeptSample], ...]  # to read, of which run each
     servers: tuple[ServerLoad, ...]  # that sampled, if any say their load
     crashes: tuple[Crash, ...]  # of these servers
     swept_metric: str  # to which these refer
@@ -94,7 +95,7 @@ def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
         explored={name: lines for name, lines in found.items() if lines},
         scalability=fitted,
         signs=tuple(signs(sides)),
-        talks=conversations(sides),
+        episodes=conversations(sides),
         servers=used,
         crashes=tuple(crashes_to_read(used, began_s)),
         swept_metric=reward.metric if reward else "",

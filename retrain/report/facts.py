@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 
 import tomli_w
 
@@ -96,60 +95,31 @@ def failures(runs: Sequence[RunHistory]) -> Iterator[tuple[RunHistory, list[str]
         yield run, [line[:LINE_LIMIT] for line in plain_lines("\n".join(tail or []))]
 
 
-@dataclass(frozen=True)
-class Spoken:
-    """A part of a conversation, safe to show as text."""
-
-    kind: str  # policy, given or failed
-    who: str
-    text: str
-    reward: str = ""
+def conversations(sides: Sequence[Side]) -> tuple[tuple[str, KeptSample], ...]:
+    """Return runs and episodes of the first conditions that have any: best and worst of a last step."""
+    found = (episodes for side in sides if (episodes := tuple(_of_side(side))))
+    return tuple(chain.from_iterable(islice(found, MOST_CONDITIONS)))
 
 
-@dataclass(frozen=True)
-class Talk:
-    """One episode."""
-
-    run_id: str
-    facts: str
-    parts: tuple[Spoken, ...]
-
-
-def conversations(sides: Sequence[Side]) -> tuple[Talk, ...]:
-    """Return episodes of the first conditions that have any: the best and the worst of a last step."""
-    found = (talks for side in sides if (talks := tuple(_of_side(side))))
-    return tuple(talk for talks in islice(found, MOST_CONDITIONS) for talk in talks)
-
-
-def _of_side(side: Side) -> Iterator[Talk]:
+def _of_side(side: Side) -> Iterator[tuple[str, KeptSample]]:
     for run in side.runs:
         read = partial(choose_samples, step=None, which="", count=MOST_KEPT)
         samples = readable(read, RunFiles(run.directory)) or []
         if episodes := [one for one in samples if one.turns or one.error]:
-            yield _talk(run, episodes[0])
+            yield run.run_id, episodes[0]
             if len(episodes) > 1:
-                yield _talk(run, episodes[-1])
+                yield run.run_id, episodes[-1]
             return
 
 
-def _talk(run: RunHistory, sample: KeptSample) -> Talk:
+def outline(sample: KeptSample) -> str:
+    """Return what is known of an episode, apart from its texts."""
     reward = "unscored" if sample.reward is None else f"reward {number(sample.reward)}"
     facts = [f"step {sample.step}", f"prompt {sample.prompt_id}"]
     facts += [f"answer {plain(sample.answer, LONGEST_ANSWER)}"] * bool(sample.answer)
-    facts += [reward, *sample.extent, *["truncated"] * sample.truncated]
-    return Talk(run.run_id, ", ".join(facts), tuple(_parts(sample)))
+    return ", ".join([*facts, reward, *sample.extent, *["truncated"] * sample.truncated])
 
 
-def _parts(sample: KeptSample) -> Iterator[Spoken]:
-    yield Spoken("given", "prompt", _safe(sample.prompt))
-    for count, turn in enumerate(sample.turns, 1):
-        reward = "" if turn.reward is None else f"reward {turn.reward:g}"
-        yield Spoken("policy", f"turn {count}", _safe(turn.policy), reward)
-        if turn.environment:
-            yield Spoken("given", "observation", _safe(turn.environment))
-    if sample.error:
-        yield Spoken("failed", "failed", _safe(sample.error))
-
-
-def _safe(text: str) -> str:
+def safe(text: str) -> str:
+    """Return a text that is safe to show."""
     return "\n".join(plain_lines(text)) or "(empty)"

@@ -42,7 +42,7 @@ sys.stdout.buffer.write(vl_convert.javascript_bundle(vl_version=sys.argv[1]).enc
 def page(contents: Contents) -> str:
     """Return the page."""
     optional = {
-        "episodes": contents.talks,
+        "episodes": contents.episodes,
         "sampling-servers": contents.servers,
         "sweep": contents.sensitivities,
     }

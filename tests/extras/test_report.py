@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.records.layout import RunFiles
-from retrain.records.samples import SamplesWriter
 from retrain.records.spending import Spending, write_spending
 from retrain.records.text import MISSING
 from retrain.report.contents import contents
@@ -338,32 +337,3 @@ def test_an_unknown_format_is_refused_in_the_same_words(tmp_path, retrain: Call,
     answer = retrain(command, "--format", "xml")
     assert answer.returncode == 2
     assert answer.stderr.startswith("--format xml: unknown file format; use --format ")
-
-
-def test_the_best_and_the_worst_episode_are_shown_turn_by_turn(tmp_path):
-    directory = write_campaign(tmp_path, {("grpo", 0): flat(0.5), ("maxrl", 0): flat(0.5)})
-    talk = [
-        {"policy": "4", "reward": 0.1, "environment": "\x1b[31m<"},
-        {"policy": "3", "reward": None, "environment": ""},
-    ]
-    samples = SamplesWriter(RunFiles(directory / "runs" / "grpo_s0").samples, 1)
-    common = {"prompt_id": 7, "prompt": "?", "answer": "3"}
-    failed = {
-        "reward": None,
-        "turns": talk[:1],
-        "error": "prompt 7: no board",
-        "tool_calls": 3,
-        "tool_errors": 1,
-    }
-    samples.append(2, [{"reward": 1.0, "turns": talk} | common, failed | common])
-    samples.close()
-    best, worst = contents(gather(directory)).talks
-    assert (best.run_id, best.facts) == ("grpo_s0", "step 2, prompt 7, answer 3, reward 1.000, 2 turns")
-    assert [(part.kind, part.who, part.text, part.reward) for part in best.parts] == [
-        ("given", "prompt", "?", ""),
-        ("policy", "turn 1", "4", "reward 0.1"),
-        ("given", "observation", "<", ""),
-        ("policy", "turn 2", "3", ""),
-    ]
-    assert worst.facts == "step 2, prompt 7, answer 3, unscored, 1 turn, 3 tool calls, 1 failed"
-    assert (worst.parts[-1].kind, worst.parts[-1].text) == ("failed", "prompt 7: no board")

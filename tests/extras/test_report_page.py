@@ -296,3 +296,40 @@ def test_the_command_writes_the_file_and_says_where(retrain: Callable[..., Compl
     answer = retrain("report", "logs")
     assert (answer.returncode, answer.stdout.split()[0]) == (0, "report.html")
     assert (tmp_path / "report.html").stat().st_size < FIVE_MEGABYTES
+
+
+def test_the_best_and_the_worst_episode_are_shown_turn_by_turn(tmp_path):
+    directory = write_campaign(tmp_path, {("grpo", 0): flat(0.5), ("maxrl", 0): flat(0.5)})
+    talk = [
+        {"policy": "4", "reward": 0.1, "environment": "\x1b[31m<"},
+        {"policy": "3", "reward": None, "environment": ""},
+    ]
+    samples = SamplesWriter(RunFiles(directory / "runs" / "grpo_s0").samples, 1)
+    common = {"prompt_id": 7, "prompt": "?", "answer": "3"}
+    failed = {
+        "reward": None,
+        "turns": talk[:1],
+        "error": "prompt 7: no board",
+        "tool_calls": 3,
+        "tool_errors": 1,
+    }
+    samples.append(2, [{"reward": 1.0, "turns": talk} | common, failed | common])
+    samples.close()
+    shown = re.findall(
+        r"<h3>(grpo_s0)</h3>\n<p class=\"note\">(.+)</p>\s+<ol class=\"talk\">([^\0]+?)</ol>",
+        page(contents(gather(directory))),
+    )
+    said = [
+        re.findall(r'<li class="(.+)"><span>(.+)</span><pre>(.+)</pre></li>', parts) for *_, parts in shown
+    ]
+    assert [about for *about, _ in shown] == [
+        ["grpo_s0", "step 2, prompt 7, answer 3, reward 1.000, 2 turns"],
+        ["grpo_s0", "step 2, prompt 7, answer 3, unscored, 1 turn, 3 tool calls, 1 failed"],
+    ]
+    assert said[0] == [
+        ("given", "prompt", "?"),
+        ("policy", "turn 1 <b>reward 0.1</b>", "4"),
+        ("given", "observation", "&lt;"),
+        ("policy", "turn 2", "3"),
+    ]
+    assert said[1][-1] == ("failed", "failed", "prompt 7: no board")
