@@ -15,6 +15,7 @@ from retrain.cli import app
 from retrain.config import reference
 from retrain.config.load import parse
 from retrain.records.row_parts import metrics_page
+from retrain.records.run_row import RunRow
 from retrain.records.step_row import StepRow
 
 ROOT = Path(__file__).parent.parent
@@ -35,7 +36,7 @@ def test_the_configuration_page_is_what_the_schema_says() -> None:
 
 def test_the_metrics_page_is_what_the_row_declares() -> None:
     page = (ROOT / "docs" / "metrics.md").read_text()
-    assert page == metrics_page(StepRow), "run: retrain schema --metrics > docs/metrics.md"
+    assert page == metrics_page(StepRow, RunRow), "run: retrain schema --metrics > docs/metrics.md"
 
 
 def test_every_page_is_in_the_table_of_contents() -> None:

@@ -19,7 +19,6 @@ from retrain.publish import merging
 from retrain.records import decision, rungs
 from retrain.records.manifest import Expectation
 from retrain.records.pace import Pace
-from retrain.records.run_row import RunRow
 from retrain.report import compare, questions, statistics
 from retrain.semaphore.slots import Holder
 from retrain.status import CampaignStatus, ConditionStatus, PermitStatus
@@ -27,7 +26,7 @@ from tests.simulated import flat, write_campaign
 
 PAGE = Path(__file__).parent.parent / "docs" / "json.md"
 DOCUMENTED = {
-    **{kind.__name__: kind for kind in (CampaignStatus, ConditionStatus, RunRow, Pace)},
+    **{kind.__name__: kind for kind in (CampaignStatus, ConditionStatus, Pace)},
     **{kind.__name__: kind for kind in (PermitStatus, Holder, Expectation)},
     **{kind.__name__: kind for kind in (explain.Explanation, explain.ConditionPlan, wall_time.WallTime)},
     **{kind.__name__: kind for kind in (learned.MeasuredCondition, Change)},
@@ -60,12 +59,6 @@ def test_every_field_is_documented_and_no_other() -> None:
     assert dict(sections()) == {
         name: [field.name for field in dataclasses.fields(kind)] for name, kind in DOCUMENTED.items()
     }
-
-
-def test_a_run_s_columns_are_documented_as_they_are_declared() -> None:
-    section = PAGE.read_text().split("\n### RunRow\n")[1].split("\n### ")[0]
-    told = dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \|$", section, re.MULTILINE))
-    assert told == {column.name: column.metadata["meaning"] for column in dataclasses.fields(RunRow)}
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import get_args, get_type_hints
 import retrain
 from retrain.records.metrics import read_metrics
 from retrain.records.row_parts import Evaluation, PermitUse, columns, metrics_page
+from retrain.records.run_row import RunRow
 from retrain.records.step_row import EpisodeSummary, StepRow
 from tests.test_trainer import SMALL, train
 
@@ -40,7 +41,8 @@ EPISODES = EpisodeSummary(
 
 def declared_keys() -> set[str]:
     """The keys of the generated page, its capitals filled in as this run fills them."""
-    keys = set(re.findall(r"^\| `(\w+)` \|", metrics_page(StepRow).replace("NAME", "hard"), re.MULTILINE))
+    page = metrics_page(StepRow, RunRow).partition("\n## RunRow")[0].replace("NAME", "hard")
+    keys = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
     capitals = {"PHASE": ("prefill", "decode", "train"), "K": ("1", "2")}
     capitals["KIND"] = ("prefill", "cached", "sample")
     for placeholder, names in capitals.items():

@@ -11,7 +11,9 @@ from retrain.cli import AsJson
 def command(
     keys: bool = Option(False, "--keys", help="Print a table of keys instead."),
     markdown: bool = Option(False, "--markdown", help="Print the configuration reference as Markdown."),
-    metrics: bool = Option(False, "--metrics", help="Print the fields of metrics.jsonl as Markdown."),
+    metrics: bool = Option(
+        False, "--metrics", help="Print the fields of metrics.jsonl and of a run in JSON as Markdown."
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Print the JSON Schema of a campaign file, or a table of its keys.
@@ -23,11 +25,12 @@ def command(
     """
     from retrain.config import reference
     from retrain.records.row_parts import metrics_page
+    from retrain.records.run_row import RunRow
     from retrain.records.step_row import StepRow
     from retrain.render.tables import console, print_json, table
 
     if markdown or metrics:
-        typer.echo(metrics_page(StepRow) if metrics else reference.markdown(), nl=False)
+        typer.echo(metrics_page(StepRow, RunRow) if metrics else reference.markdown(), nl=False)
         return
     if keys and as_json:
         print_json(reference.sections())

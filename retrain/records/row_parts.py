@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
-from typing import Any, ClassVar, TypeAlias, get_args, get_type_hints
+from types import NoneType
+from typing import Any, ClassVar, TypeAlias, get_args, get_origin, get_type_hints
 
 from retrain.records.text import count_of
 
@@ -22,13 +23,22 @@ Columns: TypeAlias = Mapping[str, Value]  # of a row, or of a finished run's res
 PREFACE = """\
 # Metrics
 
-Every field of `metrics.jsonl`, which has one row per step. `retrain schema --metrics` prints this page.
-`null` means that a value is unknown or not finite. `read_metrics(run_dir)` returns the rows as mappings in
-step order, each step once. Rows that other versions wrote may lack some fields.
+Every field of `metrics.jsonl`, which has one row per step; and [of a run](#runrow) in the JSON of `status`.
+`retrain schema --metrics` prints this page. `null` means that a value is unknown or not finite.
+`read_metrics(run_dir)` returns the rows as mappings in step order, each step once. Rows that other versions
+wrote may lack some fields.
 """
 
 
-def measured(unit: str, meaning: str, *, key: str = "", is_optional: bool = False, **default: Any) -> Any:
+def measured(
+    unit: str,
+    meaning: str,
+    *,
+    key: str = "",
+    is_optional: bool = False,
+    is_of_last_step: bool = False,
+    **default: Any,
+) -> Any:
     """Declare a field of a row.
 
     Args:
@@ -37,10 +47,12 @@ def measured(unit: str, meaning: str, *, key: str = "", is_optional: bool = Fals
         key: its name in the file, the part's prefix included; "" for the prefix and the attribute's name. A
             mapping has one key per item, `key_item`, and shows the item's name in capitals.
         is_optional: whether a value of None leaves the key out instead of writing null.
+        is_of_last_step: of a run's row: whether it is the value of this name in the row of the last step.
         default: as for `dataclasses.field`.
     """
-    described = {"unit": unit, "meaning": meaning, "key": key, "is_optional": is_optional}
-    return field(metadata=described, **default)
+    described = {"unit": unit, "meaning": meaning, "key": key}
+    flags = {"is_optional": is_optional, "is_of_last_step": is_of_last_step}
+    return field(metadata=described | flags, **default)
 
 
 def columns(part: Any) -> dict[str, Value]:
@@ -72,19 +84,40 @@ def keys_of(kind: Any) -> tuple[tuple[str, str, bool], ...]:
     return tuple((name, how["key"] or prefix + name, how["is_optional"]) for name, how in found)
 
 
-def metrics_page(row: Any) -> str:
-    """Return the documentation's page about metrics.jsonl: one heading per part, one table row per field."""
+def metrics_page(row: Any, of_a_run: Any) -> str:
+    """Return the documentation's page of fields: a heading per part of a row, then one for a run's row."""
     hints = get_type_hints(row)
-    return PREFACE + "".join(chain(*(_section(part, hints[part.name]) for part in dataclasses.fields(row))))
+    return PREFACE + "".join(
+        chain(
+            *(_part(part, hints[part.name]) for part in dataclasses.fields(row)),
+            _section(
+                of_a_run.__name__, of_a_run, "Printed by `status --json`, `run --json` and `resume --json`."
+            ),
+        )
+    )
 
 
-def _section(part: dataclasses.Field[Any], hint: Any) -> Iterator[str]:
+def _part(part: dataclasses.Field[Any], hint: Any) -> Iterator[str]:
     kind: Any = next(kind for kind in (hint, *get_args(hint)) if dataclasses.is_dataclass(kind))
-    title = part.name.replace("_", " ").capitalize()
     written = f"Written by `{part.metadata['by']}`, {part.metadata['when']}."
-    yield f"\n## {title}\n\n{inspect.getdoc(kind)} {written}\n\n| field | unit | meaning |\n|---|---|---|\n"
+    return _section(part.name.replace("_", " ").capitalize(), kind, written)
+
+
+def _section(title: str, kind: Any, written: str) -> Iterator[str]:
+    yield f"\n## {title}\n\n{inspect.getdoc(kind)} {written}\n\n"
+    yield "| field | type | unit | meaning |\n|---|---|---|---|\n"
+    hints = get_type_hints(kind)
     for declared, (_, key, _) in zip(dataclasses.fields(kind), keys_of(kind), strict=True):
-        yield f"| `{key}` | {declared.metadata['unit']} | {declared.metadata['meaning']} |\n"
+        unit, meaning = declared.metadata["unit"], declared.metadata["meaning"]
+        yield f"| `{key}` | {_type(hints[declared.name])} | {unit} | {meaning} |\n"
+
+
+def _type(hint: Any) -> str:
+    """Return the type of a value in words: of a mapping, which has a key per item, that of an item."""
+    kinds = get_args(hint) or (hint,)
+    if get_origin(hint) is Mapping:
+        return _type(kinds[1])
+    return " or ".join("null" if kind is NoneType else kind.__name__ for kind in kinds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from retrain.records.layout import RunFiles
 from retrain.records.lines import Row, number_in, read_tail
 from retrain.records.metrics import MetricsEnds, mean, median, read_ends
 from retrain.records.pace import PACE_KEYS, Pace, pace_of
+from retrain.records.row_parts import measured
 from retrain.records.run_state import (
     API_OUT,
     UNREADABLE,
@@ -53,13 +54,9 @@ class PlannedRun:
     config_hash: str = ""  # of the run's resolved config; "" accepts any done.json
 
 
-def _column(unit: str, meaning: str, **default: Any) -> Any:
-    return field(metadata={"unit": unit, "meaning": meaning}, **default)
-
-
 def _of_last_step(unit: str, meaning: str, **default: Any) -> Any:
     """Declare a column that holds the value of the same name in the last row of metrics.jsonl."""
-    return field(metadata={"unit": unit, "meaning": meaning, "is_of_last_step": True}, **default)
+    return measured(unit, meaning, is_of_last_step=True, **default)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,31 +66,31 @@ class RunRow:
     Every text is safe to print (see `records.text`).
     """
 
-    run_id: str = _column("", "name of its directory")
-    condition: str = _column("", "its name")
-    seed: int | None = _column("", "null if it has none, or neither manifest nor name gives it")
-    state: str = _column(
+    run_id: str = measured("", "name of its directory")
+    condition: str = measured("", "its name")
+    seed: int | None = measured("", "null if it has none, or neither manifest nor name gives it")
+    state: str = measured(
         "",
         "pending, running, done, failed, infrastructure, timeout, stalled, interrupted, "
         "waiting (at a rung of a search), died or unreadable",
     )
-    phase: str = _column(
+    phase: str = measured(
         "",
         "last known phase of a running run; where a waiting one waits; from where a pending one goes on",
         default="",
     )
-    detail: str = _column("", "how far a long phase is", default="")
-    engine: str = _column("", "load of the server that samples, as it said last", default="")
-    engine_server: str = _column("", "its log; its address if others started it", default="")
-    step: int = _column("steps", "steps that are complete", default=0)
-    max_steps: int | None = _column("steps", "steps of the whole run")
-    attempt: int = _column("", "number of its last attempt; 0 before the first", default=0)
-    reward_first: float | None = _column("reward", "mean reward of the first step", default=None)
-    reward_last: float | None = _column("reward", "mean reward of the last step", default=None)
-    reward_mean: float | None = _column("reward", "mean over the last 5 steps", default=None)
-    eval_reward: float | None = _column("reward", "of the last evaluation on held-out prompts", default=None)
-    eval_falling: str = _column("", "each `[[eval]]` that fell although the reward rose", default="")
-    step_time_s: float | None = _column("s", "median over the last 5 steps", default=None)
+    detail: str = measured("", "how far a long phase is", default="")
+    engine: str = measured("", "load of the server that samples, as it said last", default="")
+    engine_server: str = measured("", "its log; its address if others started it", default="")
+    step: int = measured("steps", "steps that are complete", default=0)
+    max_steps: int | None = measured("steps", "steps of the whole run")
+    attempt: int = measured("", "number of its last attempt; 0 before the first", default=0)
+    reward_first: float | None = measured("reward", "mean reward of the first step", default=None)
+    reward_last: float | None = measured("reward", "mean reward of the last step", default=None)
+    reward_mean: float | None = measured("reward", "mean over the last 5 steps", default=None)
+    eval_reward: float | None = measured("reward", "of the last evaluation on held-out prompts", default=None)
+    eval_falling: str = measured("", "each `[[eval]]` that fell although the reward rose", default="")
+    step_time_s: float | None = measured("s", "median over the last 5 steps", default=None)
     batch_size: int | None = _of_last_step("prompts", "prompts in the last step", default=None)
     permit_wait_s: float | None = _of_last_step("s", "wait for permits in the last step", default=None)
     bp_regime: str = _of_last_step("", 'regime of back pressure in the last step; "" without it', default="")
@@ -110,22 +107,22 @@ class RunRow:
     unscored_reason: str = _of_last_step("", "why the first of them has none", default="")
     mismatch_rise: str = _of_last_step("", 'last steady rise of `mismatch_kl`; "" without any', default="")
     sandbox: str = _of_last_step("", 'where programs of the policy ran; "" without any', default="")
-    cost_usd: float | None = _column(
+    cost_usd: float | None = measured(
         "$", "what all of its attempts cost; null where the price is not known", default=None
     )
-    unsure_usd: float | None = _column(
+    unsure_usd: float | None = measured(
         "$", "part of it that is at most so much: calls that a kill or a failure cut off", default=None
     )
-    prefill_tokens: int | None = _column(
+    prefill_tokens: int | None = measured(
         "tokens", "billed for prompts read in full; null where none are billed", default=None
     )
-    cached_tokens: int | None = _column("tokens", "billed for prompts read before", default=None)
-    sampled_tokens: int | None = _column("tokens", "billed for sampling", default=None)
-    trained_tokens: int | None = _column("tokens", "billed for training", default=None)
-    message: str = _column(
+    cached_tokens: int | None = measured("tokens", "billed for prompts read before", default=None)
+    sampled_tokens: int | None = measured("tokens", "billed for sampling", default=None)
+    trained_tokens: int | None = measured("tokens", "billed for training", default=None)
+    message: str = measured(
         "", "why it failed or cannot be read: last line of the error; or rows that loggers lack", default=""
     )
-    pace: Pace | None = field(default=None, metadata={"unit": "", "meaning": "its pace so far"})
+    pace: Pace | None = measured("", "[its pace](json.md#pace) so far", default=None)  # noqa: RUF009 - it is a field
 
     @property
     def steps_left(self) -> int:
@@ -155,7 +152,7 @@ class RunRow:
 
 
 _OF_LAST_STEP = {
-    column.name: str(column.type) for column in fields(RunRow) if "is_of_last_step" in column.metadata
+    column.name: str(column.type) for column in fields(RunRow) if column.metadata["is_of_last_step"]
 }
 _OF_NOW = ("phase", "detail", "engine", "engine_server")  # of status.json, while the run goes on
 KEYS = (*PACE_KEYS, "mean_reward", "eval_reward", "eval_falling", *_OF_LAST_STEP)  # of metrics.jsonl
