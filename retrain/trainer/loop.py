@@ -35,7 +35,7 @@ from retrain.trainer.scoring import UnscoredCount
 from retrain.trainer.source import AsyncSource, open_source
 from retrain.trainer.step_meter import StepMeter
 from retrain.trainer.turn_sampling import PlaySeeds
-from retrain.trainer.updates import Updates
+from retrain.trainer.updates import Updates, WarmUpUpdates
 
 TakenStep: TypeAlias = tuple[StepRow, list[KeptSample]]  # what to record of a step
 
@@ -212,8 +212,6 @@ class Trainer:
         steps = self.config.warmup.steps
         if self._warmed >= steps or self.step > 0:
             return
-        from retrain.trainer.warmup import WarmUpUpdates
-
         warmup = WarmUpUpdates(self.config, self.backend, self._warmed, self.calls.wait_for)
         with self.journal.warm_up_writer() as rows:
             while self._warmed < steps:

@@ -18,7 +18,7 @@ from retrain.errors import ConfigError
 from retrain.records.metrics import read_metrics
 from retrain.rollouts import Prompt, TrainingSample
 from retrain.semaphore import FileSemaphore
-from retrain.trainer.warmup import LOSS
+from retrain.trainer.updates import WARM_UP_LOSS
 from tests.extras.local_policies import chosen, open_backend, plain_logprobs
 from tests.extras.test_tinker_backend import during
 from tests.extras.tiny_models import save_tiny_model
@@ -43,7 +43,7 @@ def learned(backend, demonstrations, steps: int, lr: float) -> list[float]:
     rollouts = backend.written(demonstrations)
     tokens = sum(len(r.tokens) for r in rollouts)
     samples = [TrainingSample(r, np.ones(len(r.tokens)), 1 / tokens, i) for i, r in enumerate(rollouts)]
-    return [backend.update(samples, LOSS, Optimization(lr=lr)).loss for _ in range(steps)]
+    return [backend.update(samples, WARM_UP_LOSS, Optimization(lr=lr)).loss for _ in range(steps)]
 
 
 def test_the_local_loss_is_the_mean_surprisal_of_completions(model: str) -> None:
@@ -106,11 +106,11 @@ def test_a_remote_policy_learns_what_was_written_and_forgets_the_moments(
     async def story(backend) -> tuple[list[float], list[str], list[float]]:
         rollouts = await backend.written(PAIRS)
         samples = [TrainingSample(r, np.ones(len(r.tokens)), 1 / 8, i) for i, r in enumerate(rollouts)]
-        losses = [(await backend.update(samples, LOSS, Optimization(2e-2))).loss for _ in range(60)]
+        losses = [(await backend.update(samples, WARM_UP_LOSS, Optimization(2e-2))).loss for _ in range(60)]
         await backend.reset_optimizer()
         await backend.save(tmp_path)
         said = await backend.sample([one.prompt for one in PAIRS], Sampling(1, 4, temperature=0.0))
-        kept = [(await backend.update(samples, LOSS, Optimization(1e-9))).loss]
+        kept = [(await backend.update(samples, WARM_UP_LOSS, Optimization(1e-9))).loss]
         return losses, [group.rollouts[0].text for group in said], kept
 
     losses, said, kept = during(spec, story)
