@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrain.controllers import StateDict, require
-from retrain.controllers.backpressure.changepoint import ChangeDetector, Residual
 from retrain.controllers.backpressure.explore import Explorer, MemoryLimit, Situation, batch_sizes, nearest
-from retrain.controllers.backpressure.measurements import Measurements
+from retrain.controllers.backpressure.measurements import ChangeDetector, Measurements, Residual
 from retrain.controllers.backpressure.posterior import (
     ENOUGH_SAMPLES,
     FittedCurve,
