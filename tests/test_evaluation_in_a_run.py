@@ -86,7 +86,7 @@ def test_a_checkpoint_whose_evaluation_another_version_wrote_is_measured_again(t
     files.done.unlink()
     state, digests = (files.checkpoints / "step-000006" / name for name in ("trainer.json", "digests.json"))
     saved = json.loads(state.read_text())
-    saved["evaluation"]["evaluation"] = {"reward": 2.0, "of_another_version": 1}
+    saved["evals"]["newest"][""]["evaluation"] = {"reward": 2.0, "of_another_version": 1}
     state.write_text(json.dumps(saved))
     sha = hashlib.sha256(state.read_bytes()).hexdigest()
     digests.write_text(json.dumps(json.loads(digests.read_text()) | {"trainer.json": sha}))

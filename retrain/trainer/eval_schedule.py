@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,13 @@ from retrain.config.campaign import Eval
 from retrain.config.resolve import as_played
 from retrain.config.schema import Config
 from retrain.controllers import StateDict
-from retrain.records.row_parts import Evaluation, EvalWatch, NamedEvaluation, Value, columns
+from retrain.records.row_parts import EvalWatch, NamedEvaluation, Value, columns
 from retrain.records.spending import Tokens
 from retrain.rollouts import Floats, Group, Prompt
 from retrain.trainer.batch import CORRECT, ScoredBatch
 from retrain.trainer.budget import RunBudget
 from retrain.trainer.episodes import SampleGroups
-from retrain.trainer.evaluation import Due, HeldOut, Newest, Stream, each_pass_at_k, standard_error
+from retrain.trainer.evaluation import Due, HeldOut, Measured, Newest, Stream, each_pass_at_k, standard_error
 from retrain.trainer.journal import Journal
 
 WINDOW = 10  # steps whose mean reward is that of an evaluation's policy
@@ -43,6 +44,10 @@ class OpenEval:
     prompts: Sequence[Prompt]
     reward: Callable[[Sequence[Group], int], ScoredBatch]
     sample: SampleGroups  # completions, or whole episodes
+
+    @property
+    def name(self) -> str:
+        return self.table.name
 
 
 def is_due(every: int, done: int) -> bool:
@@ -64,42 +69,32 @@ class EvalSchedule:
 
     def __post_init__(self) -> None:
         self._training = self.config.training
-        self._newest = Newest(NamedEvaluation, self.config)
+        self._newest = Newest(self.config)
         self._falling = Falling()
 
     def due(self, step: int) -> list[Due]:
         """Return the evaluations that are due after so many steps, if they were not made yet."""
-        at_end = step >= self._training.max_steps
-        is_own = at_end or (step > 0 and is_due(self._training.eval_every, step))
-        own = self.held_out.due(step) if is_own else []
-        known = self._newest
-        named = (one for one in self._now(step, at_end=at_end) if known.of(one.table.name, step) is None)
-        return [*own, *map(self._due, named)]
+        now = self._now(step, at_end=step >= self._training.max_steps)
+        return [self._due(one) for one in now if self._newest.of(one.name, step) is None]
 
-    def at_start(self) -> None:
-        """Make those that are due before the first step; no row has them."""
+    def of_step(self, step: int, *, at_end: bool = False) -> dict[str, Any]:
+        """Make those that are due after a step, at a run's end all; return their parts of its row."""
         with self.budget.evaluating():
-            self._named(0)
-
-    def of_step(self, step: int) -> dict[str, Any]:
-        """Make those that are due after a step; return their parts of its row."""
-        with self.budget.evaluating():
-            own = self._own(step) if is_due(self._training.eval_every, step) else None
-            evals = self._named(step)
-        return {"evaluation": own, "evals": evals, "eval_watch": self._watch()}
+            made = {one.name: self._of(one, step) for one in self._now(step, at_end=at_end)}
+        own, watch = made.pop(self.held_out.name, None), self._falling.watch() if self.opened else None
+        return {"evaluation": own, "evals": made, "eval_watch": watch}
 
     def at_end(self, step: int) -> dict[str, Value]:
         """Make all; return them as rows have them."""
-        with self.budget.evaluating():
-            evals, own = self._named(step, at_end=True), self._own(step)
-        return columns(own) | columns(evals) | columns(self._watch())
+        parts = self.of_step(step, at_end=True).values()
+        return dict(chain.from_iterable(columns(part).items() for part in parts))
 
     def trained(self, reward: float) -> None:
         """Take the mean reward of a step just taken."""
         self._falling.trained(reward)
 
     def state_dict(self) -> StateDict:
-        """Return the newest `[[eval]]`s, so that a resumed run does not repeat them, and what falls."""
+        """Return the newest of each, so that a resumed run does not repeat them, and what falls."""
         return {"newest": self._newest.state_dict(), "falling": self._falling.state_dict()}
 
     def load_state_dict(self, state: StateDict) -> None:
@@ -108,52 +103,30 @@ class EvalSchedule:
             self._falling.load_state_dict(state["falling"])
         self._newest.load_state_dict(state.get("newest", {}))
 
-    def _now(self, step: int, *, at_end: bool) -> Iterator[OpenEval]:
-        """Iterate over every `[[eval]]` that comes after so many steps; 0 is before the first."""
+    def _now(self, step: int, *, at_end: bool) -> Iterator[HeldOut | OpenEval]:
+        """Iterate over the evaluations that come after so many steps; 0 is before the first."""
         for one in self.opened:
             if at_end or (is_due(one.table.every, step) if step else one.table.at_start):
                 yield one
+        if self.held_out.prompts and (at_end or (step > 0 and is_due(self._training.eval_every, step))):
+            yield self.held_out
 
-    def _due(self, opened: OpenEval) -> Due:
-        table = opened.table
-        return Due(
-            table.name,
-            opened.prompts,
-            table.samples,
-            table.max_tokens or self._training.max_tokens,
-            as_played(self.config, table).environment,
-            self.config,
-        )
+    def _due(self, one: HeldOut | OpenEval) -> Due:
+        if isinstance(one, HeldOut):
+            return one.due()
+        table, longest = one.table, one.table.max_tokens or self._training.max_tokens
+        played = as_played(self.config, table).environment
+        return Due(table.name, one.prompts, table.samples, longest, played, self.config)
 
-    def _watch(self) -> EvalWatch | None:
-        """Return which `[[eval]]`s fall; None without any."""
-        return self._falling.watch() if self.opened else None
-
-    def _own(self, step: int) -> Evaluation | None:
-        self.journal.phase("evaluate", step)
-        due = self.held_out.due(step)
-        own = self.held_out.evaluate(step)
-        for one in due:
-            self._note(one, own)
-        return own
-
-    def _named(self, step: int, *, at_end: bool = False) -> dict[str, NamedEvaluation]:
-        return {one.table.name: self._of(one, step) for one in self._now(step, at_end=at_end)}
-
-    def _of(self, opened: OpenEval, step: int) -> NamedEvaluation:
-        name = opened.table.name
-        if newest := self._newest.of(name, step):
+    def _of(self, one: HeldOut | OpenEval, step: int) -> Measured:
+        if newest := self._newest.of(one.name, step):
             return newest
-        self.journal.phase(f"evaluate {name}", step)
-        made = self._newest.keep(name, step, self._measured(opened, step))
-        self._note(self._due(opened), made)
+        self.journal.phase(f"evaluate {one.name}".rstrip(), step)
+        made = one.measured(step) if isinstance(one, HeldOut) else self._measured(one, step)
+        self._newest.keep(one.name, step, made)
+        self.budget.evaluated(self._due(one), Tokens(**made.billed))
+        self.made()
         return made
-
-    def _note(self, due: Due, made: Evaluation | NamedEvaluation | None) -> None:
-        """Note what an evaluation was billed."""
-        if made is not None:
-            self.budget.evaluated(due, Tokens(**made.billed))
-            self.made()
 
     def _measured(self, opened: OpenEval, step: int) -> NamedEvaluation:
         table, started = opened.table, time.perf_counter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Generic, TypeVar
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,16 +22,14 @@ from retrain.rollouts import Floats, Group, Prompt
 from retrain.trainer.batch import CORRECT, ScoredBatch
 
 EVALUATION_BATCH = 256  # prompts sampled at a time
-Measured = TypeVar("Measured", Evaluation, NamedEvaluation)
+Measured: TypeAlias = Evaluation | NamedEvaluation
 EVALUATION_STREAM = 0x6576616C  # keeps its random numbers apart from all others of the run
 
 
-class Newest(Generic[Measured]):
-    """The newest evaluations of a run by name, so that none is made twice of the same policy."""
+class Newest:
+    """The newest evaluations of a run by name, "" for its own, so that none is made twice of a policy."""
 
-    def __init__(self, kind: type[Measured], config: Config) -> None:
-        self._known = {field.name for field in fields(kind)}
-        self._kind: type[Measured] = kind
+    def __init__(self, config: Config) -> None:
         self._config_hash = config.run.config_hash if config.run else ""
         self._found: dict[str, tuple[int, str, Measured]] = {}  # after which step, of which configuration
 
@@ -40,10 +38,9 @@ class Newest(Generic[Measured]):
         found = self._found.get(name)
         return found[2] if found and found[:2] == (step, self._config_hash) else None
 
-    def keep(self, name: str, step: int, made: Measured) -> Measured:
+    def keep(self, name: str, step: int, made: Measured) -> None:
         """Keep an evaluation in place of an earlier one of its name."""
         self._found[name] = step, self._config_hash, made
-        return made
 
     def state_dict(self) -> StateDict:
         return {
@@ -53,65 +50,42 @@ class Newest(Generic[Measured]):
 
     def load_state_dict(self, state: StateDict) -> None:
         """Restore what `state_dict` returned; another version's evaluations are not used."""
-        self._found = {
-            name: (one["step"], one["config_hash"], self._kind(**one["evaluation"]))
-            for name, one in state.items()
-            if {"step", "config_hash"} <= one.keys() and one.get("evaluation", {}).keys() == self._known
-        }
+        for name, one in state.items():
+            kind: type[Measured] = NamedEvaluation if name else Evaluation
+            if one["evaluation"].keys() == {field.name for field in fields(kind)}:
+                self._found[name] = one["step"], one["config_hash"], kind(**one["evaluation"])
 
 
+@dataclass(frozen=True)
 class HeldOut:
-    """Evaluates the policy on prompts that it is not trained on."""
+    """The run's own evaluation, on prompts that it is not trained on; without prompts it is never made."""
 
-    def __init__(
-        self,
-        config: Config,
-        prompts: Sequence[Prompt],
-        sample: Callable[[Sequence[Prompt], Sampling], list[Group]],
-        reward: Callable[[Sequence[Group], int], ScoredBatch],
-    ) -> None:
-        self._prompts = prompts[: config.data.eval_prompts]
-        self._samples = config.data.eval_samples
-        self._config, self._training = config, config.training
-        self._sample = sample
-        self._reward = reward
-        self._newest = Newest(Evaluation, config)
+    config: Config
+    prompts: Sequence[Prompt]
+    sample: Callable[[Sequence[Prompt], Sampling], list[Group]]
+    reward: Callable[[Sequence[Group], int], ScoredBatch]
+    name: ClassVar[str] = ""
 
-    def evaluate(self, step: int) -> Evaluation | None:
-        """Evaluate the policy after `step` steps, once per step; None without held-out prompts."""
-        if not self._prompts:
-            return None
-        return self._newest.of("", step) or self._newest.keep("", step, self._measured(step))
+    def due(self) -> Due:
+        """Return what it asks for."""
+        several = self.config.data.eval_samples
+        samples, longest = 1 + (several if several > 1 else 0), self.config.training.max_tokens
+        return Due(self.name, self.prompts, samples, longest, self.config.environment, self.config)
 
-    def due(self, step: int) -> list[Due]:
-        """Return what an evaluation after `step` steps asks for; nothing if there is none, or it was made."""
-        if not self._prompts or self._newest.of("", step):
-            return []
-        samples = 1 + (self._samples if self._samples > 1 else 0)
-        longest, played = self._training.max_tokens, self._config.environment
-        return [Due("", self._prompts, samples, longest, played, self._config)]
-
-    def state_dict(self) -> StateDict:
-        """Return the newest evaluation, so that a resumed run does not repeat it."""
-        return dict(self._newest.state_dict().get("", {}))
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Restore what `state_dict` returned; another version's or configuration's evaluation is not used."""
-        self._newest.load_state_dict({"": state})
-
-    def _measured(self, step: int) -> Evaluation:
-        started = time.perf_counter()
+    def measured(self, step: int) -> Evaluation:
+        """Evaluate the policy after `step` steps."""
+        started, several = time.perf_counter(), self.config.data.eval_samples
         pass_at: dict[str, float | None] = {}
         with tally() as billed:
             greedy = self._scored(step, samples=1, temperature=0.0)
-            if self._samples > 1:
-                sampled = self._scored(step, self._samples, self._training.temperature)
+            if several > 1:
+                sampled = self._scored(step, several, self.config.training.temperature)
                 correct = sampled.rewards >= CORRECT
-                pass_at = {str(k): pass_at_k(correct, k, sampled.scored) for k in (1, self._samples)}
+                pass_at = {str(k): pass_at_k(correct, k, sampled.scored) for k in (1, several)}
         return Evaluation(
             reward=float(greedy.known_rewards.mean()),
             correct_rate=greedy.correct_rate,
-            prompts=len(self._prompts),
+            prompts=len(self.prompts),
             reward_error_fraction=greedy.error_fraction,
             reward_timeout_fraction=greedy.timeout_fraction,
             pass_at=pass_at,
@@ -120,9 +94,9 @@ class HeldOut:
         )
 
     def _scored(self, step: int, samples: int, temperature: float) -> ScoredBatch:
-        how = Sampling(group_size=samples, max_tokens=self._training.max_tokens, temperature=temperature)
-        stream = Stream(self._sample, self._prompts, how, (self._training.seed, step))
-        return self._reward(stream.groups(), step)
+        training = self.config.training
+        how = Sampling(group_size=samples, max_tokens=training.max_tokens, temperature=temperature)
+        return self.reward(Stream(self.sample, self.prompts, how, (training.seed, step)).groups(), step)
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,8 @@ class Trainer:
         self._source = open_source(self.config, self.backend.info, self.task, self._sample_to_train)
         self.budget.ahead = self._source if isinstance(self._source, AsyncSource) else None
         sample = partial(self._exclusively, self.sample)
-        held_out = HeldOut(self.config, self.task.held_out, sample, self.algorithm.reward)
+        own = self.task.held_out[: self.config.data.eval_prompts]
+        held_out = HeldOut(self.config, own, sample, self.algorithm.reward)
         made = self.journal, self.budget, self._keep_evaluations
         self._evals = EvalSchedule(self.config, held_out, self.evals, self._exclusively, *made)
         self._meter = StepMeter(self.backend, self.config.backpressure, self.journal)
@@ -75,7 +76,7 @@ class Trainer:
         self._unscored = UnscoredCount()
         # "steering" is the name of the controllers in checkpoints since 0.1.0
         self._parts: dict[str, Stateful] = {"source": self._source, "steering": self._control}
-        self._parts |= {"evaluation": held_out, "evals": self._evals, "unscored": self._unscored}
+        self._parts |= {"evals": self._evals, "unscored": self._unscored}
         self._owes_evaluation = False  # a stop came before the newest row was complete
 
     def train(self) -> dict[str, Value]:
@@ -93,7 +94,7 @@ class Trainer:
             self._owes_evaluation = False
         if self.step == 0:
             self._stop_if_spent(self._evals.due(0), is_step=False)
-            self._evals.at_start()
+            self._evals.of_step(0)
         while self.step < self._training.max_steps:
             load = self._wait_for_machine()
             self._source.end_at(read_wait(self.files.rung) or self._training.max_steps)
@@ -200,8 +201,7 @@ class Trainer:
         if (self.step, self._warmed) == self._saved:
             self.journal.sync()
             self.budget.sync()
-            made = {name: self._parts[name].state_dict() for name in ("evaluation", "evals")}
-            checkpoint.amend(self.files.checkpoints, self.step, made)
+            checkpoint.amend(self.files.checkpoints, self.step, {"evals": self._evals.state_dict()})
 
     def close(self) -> None:
         """Stop sampling; whoever opened the backend closes it."""
