@@ -8,6 +8,7 @@ trainer, and more so with each update: often the beginning of a collapse.
 from __future__ import annotations
 
 import math
+from dataclasses import asdict, dataclass, field
 
 from retrain.controllers import StateDict
 
@@ -17,26 +18,26 @@ FACTOR = 2.0  # of the first of these means
 NOTABLE = 1e-3  # nats per token: rounding in bfloat16 stays below
 
 
+@dataclass
 class MismatchTrend:
     """Follows `mismatch_kl` from step to step."""
 
-    def __init__(self) -> None:
-        self._window: list[float] = []
-        self._means: list[float] = []  # of the last windows
-        self.rise = ""  # the last one that was warned of
+    window: list[float] = field(default_factory=list)
+    means: list[float] = field(default_factory=list)  # of the last windows
+    rise: str = ""  # the last one that was warned of
 
     def observe(self, mismatch_kl: float, step: int) -> str:
         """Take the value of a step; return a warning if it grows steadily, else ""."""
-        self._window.append(mismatch_kl)
-        if len(self._window) < WINDOW:
+        self.window.append(mismatch_kl)
+        if len(self.window) < WINDOW:
             return ""
-        self._means = [*self._means, math.fsum(self._window) / WINDOW][-RISES - 1 :]
-        self._window = []
-        rises = all(later > sooner for sooner, later in zip(self._means, self._means[1:], strict=False))
-        first, last = self._means[0], self._means[-1]
-        if len(self._means) <= RISES or not rises or last < max(NOTABLE, FACTOR * first):
+        self.means = [*self.means, math.fsum(self.window) / WINDOW][-RISES - 1 :]
+        self.window = []
+        rises = all(later > sooner for sooner, later in zip(self.means, self.means[1:], strict=False))
+        first, last = self.means[0], self.means[-1]
+        if len(self.means) <= RISES or not rises or last < max(NOTABLE, FACTOR * first):
             return ""
-        self._means = [last]  # the next warning needs another multiple
+        self.means = [last]  # the next warning needs another multiple
         self.rise = (
             f"mismatch_kl rose steadily from {first:.2g} to {last:.2g} nats per token in "
             f"{(RISES + 1) * WINDOW} steps, up to step {step}"
@@ -44,8 +45,7 @@ class MismatchTrend:
         return self.rise
 
     def state_dict(self) -> StateDict:
-        return {"window": list(self._window), "means": list(self._means), "rise": self.rise}
+        return asdict(self)
 
     def load_state_dict(self, state: StateDict) -> None:
-        self._window, self._means = list(state["window"]), list(state["means"])
-        self.rise = state.get("rise", "")
+        vars(self).update(state)

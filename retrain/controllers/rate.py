@@ -8,14 +8,10 @@ so errors do not accumulate.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TypeAlias
 
 from retrain.config.flow import is_count, is_positive
-from retrain.controllers import require
-
-JsonState: TypeAlias = dict[str, float | int | bool]
+from retrain.controllers import StateDict, require
 
 SETTINGS = 2  # first fields of the account, which are not part of its state
 TOLERANCE = 1e-9  # samples; fractions of a batch such as 1/3 do not sum exactly in floating point
@@ -117,11 +113,11 @@ class RateAccount:
         self.counted, self.paid, self.warming = 0, 0.0, 0
         self.started, self.finished = self.watermark == 0, False
 
-    def state_dict(self) -> JsonState:
+    def state_dict(self) -> StateDict:
         """Return all counts as JSON-able data; the settings are not part of it."""
         return {each.name: getattr(self, each.name) for each in fields(self)[SETTINGS:]}
 
-    def load_state_dict(self, state: Mapping[str, float | int | bool]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         for each in fields(self)[SETTINGS:]:
             setattr(self, each.name, state[each.name])
 

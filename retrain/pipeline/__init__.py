@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral
 
 from retrain.config.flow import FlowSettings as FlowSettings
 from retrain.config.flow import is_count
 from retrain.config.flow import samples_per_batch as samples_per_batch
-from retrain.controllers.rate import JsonState, RateAccount
+from retrain.controllers import StateDict
+from retrain.controllers.rate import RateAccount
 from retrain.errors import RetrainError
 
 
@@ -180,12 +181,12 @@ class RateLimiter:
                 consumer_wait_s=self._consumer_wait_s,
             )
 
-    def state_dict(self) -> JsonState:
+    def state_dict(self) -> StateDict:
         """Return the counts, JSON-able; saving the samples is up to the caller."""
         with self._monitor:
             return self._account.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, float | int | bool]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore what `state_dict` returned."""
         with self._monitor:
             self._account.load_state_dict(state)

@@ -25,6 +25,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from retrain.config.flow import is_count
 from retrain.controllers import StateDict, require
 from retrain.controllers.sequential.rejection import (
     EARLY_INTERIM,
@@ -130,14 +131,14 @@ class SequentialComparison:
         require(
             "max_seeds",
             self.max_seeds,
-            _is_whole(self.max_seeds, FEWEST),
+            is_count(self.max_seeds, FEWEST),
             f"a whole number of at least {FEWEST}",
         )
         require("error", self.error, 0.0 < self.error < 1.0, "between 0 and 1")
         matters = smallest is None or (smallest > 0.0 and math.isfinite(smallest))
         require("smallest_difference", smallest, matters, "positive, or None")
         require(
-            "comparisons", self.comparisons, _is_whole(self.comparisons, 1), "a whole number of at least 1"
+            "comparisons", self.comparisons, is_count(self.comparisons, 1), "a whole number of at least 1"
         )
 
     @property
@@ -247,10 +248,6 @@ class SequentialComparison:
         drift = (z + OPTIMISM) / math.sqrt(done)
         to_go = NORMAL.inv_cdf(1 - FINAL * self.error_of_each) - z * math.sqrt(done) - drift * (1 - done)
         return NORMAL.cdf(-to_go / math.sqrt(1 - done)) < (EARLY_FUTILE if self.early else FUTILE)
-
-
-def _is_whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def _differences(a: Floats, b: Floats) -> tuple[Floats, float]:
