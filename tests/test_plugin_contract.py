@@ -15,6 +15,7 @@ from retrain import extras, registry
 from retrain.config.load import parse
 from retrain.conformance import check_plugin, kinds_of
 from retrain.errors import ConfigError
+from retrain.registry.code import defines
 from retrain.registry.contract import call_problem
 from retrain.rewards import Answer, Score, match, python
 from retrain.rewards.opening import open_reward
@@ -181,6 +182,16 @@ def test_a_backend_gets_its_options_and_its_hooks_are_asked(retrain: Retrain, ca
     assert done.returncode == 0, done.stderr
     (log, *_) = (campaign_file.parent / "logs").glob("*/runs/*/output.log")
     assert "width 6" in log.read_text()
+
+
+def test_a_file_is_a_plugin_beside_what_is_left_of_a_folder_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "moved.py").write_text("def score(prompt, completion):\n    return 1.0\n")
+    (tmp_path / "moved" / "__pycache__").mkdir(parents=True)  # as git leaves it where a folder became a file
+    assert defines("moved", "score")
+    assert not defines("moved", "open_reward")
 
 
 def test_a_folder_is_a_plugin_and_may_define_its_functions_in_files_of_its_own(

@@ -7,6 +7,7 @@ without that. Users' own code is found in the directory of the campaign's file.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import os
 import re
@@ -81,10 +82,9 @@ class Plugin:
 
 
 def defines(module: str, function: str) -> bool:
-    """Whether the file of a module of retrain defines a function; other modules only serve plugins."""
-    path = PACKAGE.joinpath(*module.split(".")[1:])
-    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    text = path.read_text(encoding="utf-8")
+    """Whether the file of a module defines a function, which is not imported; others only serve plugins."""
+    found = importlib.util.find_spec(module)
+    text = Path(found.origin).read_text(encoding="utf-8") if found and found.origin else ""
     return re.search(rf"^(?:(?:async )?def {function}\(|{function} = )", text, re.MULTILINE) is not None
 
 
