@@ -248,10 +248,7 @@ class StepRow:
     episodes: EpisodeSummary | None = field(metadata=_by("trainer/episodes.py", "with `[environment]`"))
     update: UpdateSummary = field(metadata=_by("trainer/updates.py"))
     mismatch: Mismatch | None = field(
-        metadata=_by(
-            "backends/objective.py", "in steps with an update; with `tinker`, by `backends/tinker/wire.py`"
-        ),
-        default=None,
+        metadata=_by("backends/objective.py", "in steps with an update"), default=None
     )
     control: ControlSummary = field(metadata=_by("trainer/control.py"))
     back_pressure: BackPressureSummary | None = field(

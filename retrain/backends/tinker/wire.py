@@ -20,17 +20,16 @@ import inspect
 import logging
 import re
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from retrain.backends import UpdateStats
+from retrain.backends import Optimization, UpdateStats
 from retrain.backends.objective import TokenData
 from retrain.engines import Drawn, Ids
 from retrain.errors import ConfigError, NonFiniteError, RunFailedError
-from retrain.records.step_row import Mismatch
 from retrain.rollouts import SUPERVISED, Floats, Loss, Prompt, TrainingSample
 
 if TYPE_CHECKING:
@@ -50,6 +49,7 @@ UNCLIPPED = ("importance_sampling",)  # the others take two bounds
 LOSS = "loss:sum"  # the API's name for its loss
 LOSS_TOLERANCE = 0.02  # of the loss; log-probabilities come as float32 or bfloat16
 GAP_NATS = 0.1  # mean difference per token between sampler and trainer; rounding stays far below
+BARE = Optimization(lr=0.0)  # no KL term and no bonus: a loss that has them brings them along
 BYTES_PER_TOKEN = 24  # in a request: input, target, log-probability, advantage, ratio mask
 log = logging.getLogger(__name__)
 
@@ -228,31 +228,23 @@ class Auditor:
         samples are from the policy that was updated.
         """
         data, scored = TokenData.of(samples), scored_by(samples, outcome.outputs)
-        sampled = data.sampler_logprobs
-        logprobs = sampled if scored is None else scored
-        terms = loss.evaluate(logprobs, sampled, data.advantages, data.sequence)
-        ours = float(np.dot(data.weights, terms.value))
-        theirs = float(outcome.metrics.get(LOSS, ours))
+        logprobs = data.sampler_logprobs if scored is None else scored
+        terms, totals = data.evaluate(loss, logprobs, -logprobs, None, BARE)
+        stats = totals.stats(self._grad_norm(outcome.metrics), None, BARE)
+        theirs = float(outcome.metrics.get(LOSS, stats.loss))
         tolerance = LOSS_TOLERANCE * float(np.dot(data.weights, np.abs(terms.value)))
-        if scored is not None and abs(theirs - ours) > tolerance:
-            ours_is = f"ours of the same log-probabilities {ours:.4g}"
+        if scored is not None and abs(theirs - stats.loss) > tolerance:
+            ours_is = f"ours of the same log-probabilities {stats.loss:.4g}"
             self._warn(f"the API's {loss.name} loss is {theirs:.4g}, {ours_is}")
-        gaps = np.abs(logprobs - sampled)
-        gap = float(np.mean(gaps))
+        gap = totals.sampler_gap / totals.tokens
         if on_policy and gap > GAP_NATS:
             self._warn(
                 f"the API scores its own samples {gap:.2f} nats per token away from its sampler; "
                 "ratios are off, use temperature = 1.0"
             )
-        kl = None if scored is None else data.sampler_kl(logprobs) / len(logprobs)
-        return UpdateStats(
-            loss=ours if np.isfinite(theirs) else theirs,
-            grad_norm=self._grad_norm(outcome.metrics),
-            entropy=float(-logprobs.mean()),
-            clip_fraction=float(terms.clipped.mean()),
-            approx_kl=kl,
-            mismatch=None if kl is None else Mismatch(kl=kl, mean=gap, max=float(np.max(gaps))),
-        )
+        if scored is None:
+            stats = replace(stats, approx_kl=None, mismatch=None)
+        return stats if np.isfinite(theirs) else replace(stats, loss=theirs)
 
     def _grad_norm(self, metrics: Mapping[str, float]) -> float:
         """Return the gradient norm before clipping, whose name differs between servers; 0 if unknown."""
