@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
@@ -70,14 +70,14 @@ class ApiCalls:
                 await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 if one.done() or spare.exception() is not None:
                     await one
-                    await _finish([spare])
+                    await finish([spare])
                     await held.aclose()
                 two = asyncio.ensure_future(self._observed(f"{kind}, end", second, 0.0))
                 running.append(two)
                 await asyncio.gather(one, two)
                 return one.result(), two.result()
             finally:
-                await _finish(running)
+                await finish(running)
 
     async def persist(
         self,
@@ -166,7 +166,7 @@ class ApiCalls:
                 await asyncio.wait([call], timeout=max(left_s, SHORTEST_WAIT_S))
             return call.result()
         finally:
-            await _finish([call])
+            await finish([call])
 
 
 def backoff_s(failures: int, first_s: float, longest_s: float) -> float:
@@ -188,7 +188,7 @@ def _raise_if_final(what: str, error: Exception, fault: Fault) -> None:
         raise RunFailedError(f"{what}: the API rejects the request ({describe(error)})") from error
 
 
-async def _finish(futures: list[asyncio.Future[Any]]) -> None:
+async def finish(futures: Sequence[asyncio.Future[Any]]) -> None:
     """Cancel the futures that are still running and wait until they have ended."""
     for future in futures:
         future.cancel()

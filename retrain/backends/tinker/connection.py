@@ -24,7 +24,6 @@ from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
 from tinker.lib.internal_client_holder import InternalClientHolder
 
 from retrain.backends import BackendSpec
-from retrain.backends.tinker import TinkerOptions
 from retrain.backends.tinker.calls import ApiCalls, backoff_s
 from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe
 from retrain.backends.tinker.outages import Outages
@@ -44,10 +43,8 @@ log = logging.getLogger(__name__)
 class Connection:
     """One session with the API at a time."""
 
-    def __init__(self, spec: BackendSpec, options: TinkerOptions, calls: ApiCalls) -> None:
-        self._spec = spec
-        self._options = options
-        self.calls = calls
+    def __init__(self, spec: BackendSpec, calls: ApiCalls) -> None:
+        self._spec, self.calls = spec, calls
         self._service: tinker.ServiceClient | None = None
         self._farewells: set[asyncio.Future[None]] = set()
         self._note = None if spec.notes is None else spec.notes / NOTE
@@ -81,7 +78,7 @@ class Connection:
                 outages, loop = self.calls.outages, asyncio.get_running_loop()
                 late = loop.call_later(SLOW_S, outages.failed, "it opens no session", time.monotonic())
                 try:
-                    async with asyncio.timeout(self._options.connect_timeout_s):
+                    async with asyncio.timeout(self.calls.options.connect_timeout_s):
                         with outages.request(is_poll=False):
                             # in a thread, because the SDK blocks until the session is open
                             await in_thread(lambda: service.holder, unwanted=lambda holder: holder.close())

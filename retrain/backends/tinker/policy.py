@@ -23,7 +23,7 @@ from tinker.types import AdamParams, Datum
 from retrain.backends import BackendInfo, BackendSpec, Optimization, Sampling, UpdateStats
 from retrain.backends.text import Schemas, Text, check_finite, extended, to_groups
 from retrain.backends.tinker import TinkerOptions
-from retrain.backends.tinker.calls import ApiCalls
+from retrain.backends.tinker.calls import ApiCalls, finish
 from retrain.backends.tinker.custom import Linear
 from retrain.backends.tinker.sampling import Reference, context_of, drawn
 from retrain.backends.tinker.saved_states import read_state, write_state
@@ -51,8 +51,9 @@ class TinkerBackend:
         self._options = options
         self._calls = ApiCalls(spec.permit, options, spec.observe_call, spec.observe)
         spec = replace(spec, seed=seed, run_name=spec.run_name or "run")
-        self.session = Session(spec, options, self._calls)
-        self._reference = Reference(spec, options, self.session, self._calls)
+        self.session = Session(spec, self._calls)
+        self._reference = Reference(spec, self.session)
+        self._places = asyncio.Semaphore(options.requests_at_once)
         self._text: Text | None = None
         self._loading = asyncio.Lock()  # held while the tokenizer is loaded
         self._context: int | None = None  # tokens that the model reads; None: not known
@@ -75,9 +76,8 @@ class TinkerBackend:
     async def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
         """Sample each prompt's group with one call; if one fails, cancel the others."""
         text = await self._tokenizer()
-        places = asyncio.Semaphore(self._options.requests_at_once)
         asked = [(prompt, self._read(prompt, text)) for prompt in prompts]  # all, before anything is billed
-        return await _all(self._group(prompt, ids, sampling, text, places) for prompt, ids in asked)
+        return await _all(self._group(prompt, ids, sampling) for prompt, ids in asked)
 
     async def check_turns(self) -> None:
         """Raise a ConfigError if the chat template does not let turns be appended."""
@@ -96,13 +96,9 @@ class TinkerBackend:
 
     async def extend(self, turns: Sequence[NextTurn], sampling: Sampling) -> list[Rollout | None]:
         """Sample another turn of each rollout that the context has room for, with one call each."""
-        text = await self._tokenizer()
-        places = asyncio.Semaphore(self._options.requests_at_once)
-        told = [(Turns(text).told(turn, self._context), turn.max_tokens) for turn in turns]
-        how = replace(sampling, group_size=1)
-        return await _all(
-            self._further(one, replace(how, max_tokens=most), text, places) for one, most in told
-        )
+        how, told_by = replace(sampling, group_size=1), Turns(await self._tokenizer()).told
+        told = [(told_by(turn, self._context), turn.max_tokens) for turn in turns]
+        return await _all(self._further(one, replace(how, max_tokens=most)) for one, most in told)
 
     def read(self, rollout: Rollout) -> Ids:
         assert self._text is not None  # loaded to sample it
@@ -155,13 +151,12 @@ class TinkerBackend:
             )
         reference = None
         if optimization.kl_coef:
-            places = asyncio.Semaphore(self._options.requests_at_once)
-            reference = np.concatenate(await _all(self._near(one, places) for one in samples))
+            reference = np.concatenate(await _all(map(self._near, samples)))
         return Linear.of(samples, loss, optimization, logprobs, reference)
 
-    async def _near(self, sample: TrainingSample, places: asyncio.Semaphore) -> Floats:
+    async def _near(self, sample: TrainingSample) -> Floats:
         prompt = (await self._tokenizer()).encode(sample.rollout.prompt)
-        async with places:
+        async with self._places:
             return await self._reference.logprobs(prompt, sample.rollout)
 
     async def _data(self, samples: Sequence[TrainingSample], loss: ApiLoss) -> list[Datum]:
@@ -251,33 +246,27 @@ class TinkerBackend:
             )
         return ids
 
-    async def _group(
-        self, prompt: Prompt, ids: Ids, sampling: Sampling, text: Text, places: asyncio.Semaphore
-    ) -> Group:
-        async with places:
-            version, found = await self._drawn(ids, prompt, sampling, text)
-        return to_groups(text, [prompt], found, sampling.group_size, version)[0]
+    async def _group(self, prompt: Prompt, ids: Ids, sampling: Sampling) -> Group:
+        version, found = await self._drawn(ids, prompt, sampling)
+        return to_groups(await self._tokenizer(), [prompt], found, sampling.group_size, version)[0]
 
-    async def _further(
-        self, told: Rollout, sampling: Sampling, text: Text, places: asyncio.Semaphore
-    ) -> Rollout | None:
+    async def _further(self, told: Rollout, sampling: Sampling) -> Rollout | None:
         ids = self.read(told)
         if self._context is not None and len(ids) >= self._context:
             return None
         try:
-            async with places:
-                _, (one,) = await self._drawn(ids, told.prompt, sampling, text)
+            _, (one,) = await self._drawn(ids, told.prompt, sampling)
         except FullContextError:  # of a server that does not tell its context before
             return None
         check_finite([one])
-        return extended(text, told, one)
+        return extended(await self._tokenizer(), told, one)
 
-    async def _drawn(
-        self, ids: Ids, prompt: Prompt, sampling: Sampling, text: Text
-    ) -> tuple[int, list[Drawn]]:
+    async def _drawn(self, ids: Ids, prompt: Prompt, sampling: Sampling) -> tuple[int, list[Drawn]]:
         if self._context is not None:
             sampling = replace(sampling, max_tokens=min(sampling.max_tokens, self._context - len(ids)))
-        return await drawn(self._spec, self.session, self._calls, ids, prompt, sampling, text.end_ids)
+        ends = (await self._tokenizer()).end_ids
+        async with self._places:
+            return await drawn(self.session, ids, prompt, sampling, ends)
 
 
 async def _all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -286,9 +275,7 @@ async def _all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     try:
         return await asyncio.gather(*running)
     finally:
-        for one in running:
-            one.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await finish(running)
 
 
 def _from_files(name: str) -> Any:

@@ -16,7 +16,7 @@ from tinker import SamplingClient
 from tinker.types import GetServerCapabilitiesResponse, ModelInput, SampleResponse, SamplingParams
 
 from retrain.backends import BackendSpec, Sampling
-from retrain.backends.tinker import TinkerOptions, billing
+from retrain.backends.tinker import billing
 from retrain.backends.tinker.billing import billed, sampled
 from retrain.backends.tinker.calls import ApiCalls
 from retrain.backends.tinker.faults import FAULTS, describe, is_refusal, is_too_long
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 async def drawn(
-    spec: BackendSpec, session: Session, calls: ApiCalls, ids: Ids, prompt: Prompt, how: Sampling, ends: Ids
+    session: Session, ids: Ids, prompt: Prompt, how: Sampling, ends: Ids
 ) -> tuple[int, list[Drawn]]:
     """Return the completions of token ids, with one call, and the version of their policy.
 
@@ -54,8 +54,8 @@ async def drawn(
         used, generation = None, session.generation
         used = sampler = await session.sampler()
         call = partial(sampler.client.sample, tokens, how.group_size, params)
-        return sampler.version, await calls.once(
-            "sample", lambda: billed(spec.meter, most, call, partial(sampled, length))
+        return sampler.version, await session.calls.once(
+            "sample", lambda: billed(session.meter, most, call, partial(sampled, length))
         )
 
     async def repair(lost: bool) -> None:
@@ -67,7 +67,7 @@ async def drawn(
             await session.renew(generation)
 
     try:
-        version, response = await calls.persist(f"sampling prompt {prompt.id}", attempt, repair)
+        version, response = await session.calls.persist(f"sampling prompt {prompt.id}", attempt, repair)
     except RunFailedError as error:
         cause = error.__cause__
         if not (isinstance(cause, FAULTS) and is_too_long(cause)):
@@ -94,9 +94,9 @@ async def context_of(spec: BackendSpec, calls: ApiCalls) -> int | None:
 class Reference:
     """Scores rollouts with the policy before training. Use in one event loop."""
 
-    def __init__(self, spec: BackendSpec, options: TinkerOptions, session: Session, calls: ApiCalls) -> None:
-        self._spec, self._session, self._calls = spec, session, calls
-        self._ttl_s = options.state_ttl_s
+    def __init__(self, spec: BackendSpec, session: Session) -> None:
+        self._spec, self._session, self._calls = spec, session, session.calls
+        self._ttl_s = session.calls.options.state_ttl_s
         self.path = ""  # of weights that were saved for sampling; empty: the base model
         self._lock = asyncio.Lock()  # held while the client is made
         self._client: SamplingClient | None = None

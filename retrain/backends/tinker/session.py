@@ -19,7 +19,6 @@ import tinker
 from tinker.types import LossFnOutput
 
 from retrain.backends import BackendSpec, StartProgress
-from retrain.backends.tinker import TinkerOptions
 from retrain.backends.tinker.billing import Passes
 from retrain.backends.tinker.calls import ApiCalls
 from retrain.backends.tinker.connection import Connection
@@ -39,12 +38,10 @@ log = logging.getLogger(__name__)
 class Session:
     """Training and sampling clients of the current policy. Use in one event loop."""
 
-    def __init__(self, spec: BackendSpec, options: TinkerOptions, calls: ApiCalls) -> None:
-        self._spec = spec
-        self._options = options
-        self._calls = calls
+    def __init__(self, spec: BackendSpec, calls: ApiCalls) -> None:
+        self._spec, self.calls, self.meter = spec, calls, spec.meter
         self._passes = Passes(calls, spec.meter)
-        self.connection = Connection(spec, options, calls)
+        self.connection = Connection(spec, calls)
         self._lock = asyncio.Lock()  # held while clients are made or changed
         self._training: tinker.TrainingClient | None = None
         self._sampler: Sampler | None = None
@@ -78,7 +75,7 @@ class Session:
             if self._sampler is None:
                 training = await self._trained()
                 client = await self._certain(
-                    self._calls.once("sampler", training.save_weights_and_get_sampling_client)
+                    self.calls.once("sampler", training.save_weights_and_get_sampling_client)
                 )
                 self._sampler = Sampler(client, self.version)
             return self._sampler
@@ -211,7 +208,7 @@ class Session:
             if lost:
                 await self.renew(generation)
 
-        return await self._calls.persist(what, noted, repair)
+        return await self.calls.persist(what, noted, repair)
 
     async def _certain(self, call: Awaitable[T]) -> T:
         """Await an ordered call; after a failure its effect is unknown, so rebuild the training client."""
@@ -247,7 +244,7 @@ class Session:
         else:
             make = partial(service.create_training_client_from_state, path)
         try:
-            training = await self._calls.once("load" if path else "create", make)
+            training = await self.calls.once("load" if path else "create", make)
             if self._full_since_s:
                 self._show_wait("got room at the API after")
                 self._full_since_s = 0.0
@@ -286,7 +283,7 @@ class Session:
     async def _save_as(self, suffix: str, save: Callable[..., Awaitable[Any]]) -> str:
         """Return the path of what is saved under a name of this run."""
         name = f"{re.sub('[^A-Za-z0-9_-]', '-', self._spec.run_name)}-{suffix}"
-        answer = await self._calls.once("save", lambda: save(name, ttl_seconds=self._options.state_ttl_s))
+        answer = await self.calls.once("save", lambda: save(name, ttl_seconds=self.calls.options.state_ttl_s))
         if self._spec.notes is not None:
             note_saved(RunFiles(self._spec.notes), str(answer.path))
         return str(answer.path)
