@@ -14,8 +14,7 @@ from retrain.backends.numpy import connect as numpy_policy
 from retrain.backends.numpy.training import loss_gradient
 from retrain.backends.objective import RatioCap
 from retrain.backends.tinker import advise_run, check_options, check_run, connect
-from retrain.backends.tinker.custom import Linear
-from retrain.backends.tinker.wire import ApiLoss, api_loss, loss_inputs
+from retrain.backends.tinker.wire import ApiLoss, Linear, api_loss, loss_inputs
 from retrain.config.schema import Config, Model, Training
 from retrain.distribution import install_command
 from retrain.errors import ConfigError, NonFiniteError, RunFailedError

@@ -9,8 +9,9 @@ import pytest
 from tinker.types import ForwardBackwardOutput, OptimStepResponse
 
 from retrain.backends.tinker import TinkerOptions
+from retrain.backends.tinker.billing import UpdateOutcome
 from retrain.backends.tinker.calls import ApiCalls
-from retrain.backends.tinker.wire import UpdateOutcome, to_datum
+from retrain.backends.tinker.wire import to_datum
 from retrain.errors import InfrastructureError
 from retrain.event_loop import in_thread
 from retrain.semaphore import FileSemaphore

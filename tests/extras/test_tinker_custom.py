@@ -14,9 +14,8 @@ from retrain import registry
 from retrain.backends import BackendSpec, Optimization, UpdateStats
 from retrain.backends.numpy.training import loss_gradient
 from retrain.backends.objective import RatioCap
-from retrain.backends.tinker.custom import Linear
 from retrain.backends.tinker.policy import TinkerBackend
-from retrain.backends.tinker.wire import ApiLoss, loss_inputs
+from retrain.backends.tinker.wire import ApiLoss, Linear, loss_inputs
 from retrain.rollouts import Loss, TrainingSample
 from tests.extras.test_tinker_backend import HOW, PROMPTS, STEP, during, loss_of, samples_of
 from tests.extras.test_tinker_backend import place as place

@@ -1,4 +1,4 @@
-"""Calls that the API bills: what each costs, known once its result is there, and the passes of an update.
+"""Calls that the API bills: what each costs, known once its result is there, and updates with their passes.
 
 A pass over an update's data is made in parts that a request can hold, each billed and under a permit.
 """
@@ -6,21 +6,29 @@ A pass over an update's data is made in parts that a request can hold, each bill
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from retrain.backends.metering import NOTHING, Meter
 from retrain.backends.tinker.calls import ApiCalls
 from retrain.backends.tinker.faults import FAULTS, is_refused_unbilled
-from retrain.backends.tinker.wire import Update, UpdateOutcome
+from retrain.backends.tinker.wire import ApiLoss
 from retrain.records.spending import Tokens
 
 if TYPE_CHECKING:
     from tinker import TrainingClient
-    from tinker.types import Datum, ForwardBackwardOutput, LossFnOutput, SampleResponse
-
+    from tinker.types import (
+        AdamParams,
+        Datum,
+        ForwardBackwardOutput,
+        LossFnOutput,
+        OptimStepResponse,
+        SampleResponse,
+    )
 
 T = TypeVar("T")
+BYTES_PER_TOKEN = 24  # in a request: input, target, log-probability, advantage, ratio mask
 
 
 async def billed(
@@ -60,6 +68,52 @@ def scored(data: Sequence[Datum]) -> Tokens:
 def trained(data: Sequence[Datum]) -> Tokens:
     """Return what one pass over data, forward and backward, is billed."""
     return Tokens(train=sum(int(datum.model_input.length) for datum in data))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Update:
+    """The data and settings of one optimizer step."""
+
+    data: list[Datum]
+    loss: ApiLoss
+    adam: AdamParams
+    is_last: bool = True  # before it, sampling continues with the earlier policy
+
+    def parts_for(self, training: TrainingClient) -> list[list[Datum]]:
+        """Return the data in parts that the server takes in one request."""
+        limits = training.holder.get_client_config()
+        return self.parts(limits.fwdbwd_max_chunk_len, limits.fwdbwd_max_chunk_bytes_count)
+
+    def parts(self, most_datums: int, most_bytes: int) -> list[list[Datum]]:
+        """Return the data in parts of one request each."""
+        parts: list[list[Datum]] = [[]]
+        size = 0
+        for datum in self.data:
+            own = BYTES_PER_TOKEN * int(datum.model_input.length)
+            if parts[-1] and (len(parts[-1]) == most_datums or size + own > most_bytes):
+                parts.append([])
+                size = 0
+            parts[-1].append(datum)
+            size += own
+        return parts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UpdateOutcome:
+    """The API's response to an update."""
+
+    outputs: Sequence[LossFnOutput]  # one per datum
+    metrics: dict[str, float]
+
+    @classmethod
+    def of(cls, passes: Sequence[ForwardBackwardOutput], step: OptimStepResponse) -> UpdateOutcome:
+        """Join the responses to the parts; sums are added up, and one that a part lacks is not known."""
+        outputs = [output for answer in passes for output in answer.loss_fn_outputs]
+        reported = [answer.metrics or {} for answer in passes]  # some servers report none
+        metrics = {name: value for name, value in reported[-1].items() if not name.endswith(":sum")}
+        in_all = set(reported[-1]).intersection(*reported) - metrics.keys()
+        metrics |= {name: sum(one[name] for one in reported) for name in in_all}
+        return cls(outputs, metrics | (step.metrics or {}))
 
 
 class Passes:

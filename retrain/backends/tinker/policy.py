@@ -23,12 +23,12 @@ from tinker.types import AdamParams, Datum
 from retrain.backends import BackendInfo, BackendSpec, Optimization, Sampling, UpdateStats
 from retrain.backends.text import Schemas, Text, check_finite, extended, to_groups
 from retrain.backends.tinker import TinkerOptions
+from retrain.backends.tinker.billing import Update
 from retrain.backends.tinker.calls import ApiCalls, finish
-from retrain.backends.tinker.custom import Linear
 from retrain.backends.tinker.sampling import Reference, context_of, drawn
 from retrain.backends.tinker.saved_states import read_state, write_state
 from retrain.backends.tinker.session import Session
-from retrain.backends.tinker.wire import LINEAR, ApiLoss, Auditor, Update, api_loss, scored_by, to_datum
+from retrain.backends.tinker.wire import LINEAR, ApiLoss, Auditor, Linear, api_loss, scored_by, to_datum
 from retrain.backends.turns import Turns
 from retrain.config.adapters import state_of
 from retrain.demonstrations import Demonstration

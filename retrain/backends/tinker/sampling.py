@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from functools import partial
 
 import numpy as np
@@ -22,7 +22,6 @@ from retrain.backends.tinker.calls import ApiCalls
 from retrain.backends.tinker.faults import FAULTS, describe, is_refusal, is_too_long
 from retrain.backends.tinker.saved_states import Sampler, ask
 from retrain.backends.tinker.session import Session
-from retrain.backends.tinker.wire import drawn_from
 from retrain.engines import Drawn, Ids
 from retrain.errors import FullContextError, RecordsError, RunFailedError
 from retrain.event_loop import in_thread
@@ -89,6 +88,28 @@ async def context_of(spec: BackendSpec, calls: ApiCalls) -> int | None:
         return None
     models = getattr(told, "supported_models", None) or ()
     return next((one.max_context_length for one in models if one.model_name == spec.model), None)
+
+
+def drawn_from(
+    response: SampleResponse, prompt: Prompt, group_size: int, ends: Container[int]
+) -> list[Drawn]:
+    """Return the API's samples; a RunFailedError if they do not match the request."""
+    if len(response.sequences) != group_size:
+        raise RunFailedError(
+            f"prompt {prompt.id}: asked for {group_size} rollouts, got {len(response.sequences)}"
+        )
+    found = []
+    for sequence in response.sequences:
+        tokens = tuple(sequence.tokens)
+        logprobs = np.asarray(sequence.logprobs or (), dtype=np.float64)
+        if len(logprobs) != len(tokens) or not np.isfinite(logprobs).all():
+            raise RunFailedError(
+                f"prompt {prompt.id}: the API sampled {len(tokens)} tokens with {len(logprobs)} "
+                "log-probabilities; needs a finite one for each"
+            )
+        ended = sequence.stop_reason != "length" or (bool(tokens) and tokens[-1] in ends)
+        found.append(Drawn(tokens, logprobs, entropy=float("nan"), ended=ended))
+    return found
 
 
 class Reference:

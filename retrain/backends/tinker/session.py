@@ -19,12 +19,11 @@ import tinker
 from tinker.types import LossFnOutput
 
 from retrain.backends import BackendSpec, StartProgress
-from retrain.backends.tinker.billing import Passes
+from retrain.backends.tinker.billing import Passes, Update, UpdateOutcome
 from retrain.backends.tinker.calls import ApiCalls
 from retrain.backends.tinker.connection import Connection
 from retrain.backends.tinker.faults import FAULTS, describe, is_full, is_refusal, lacks_route
 from retrain.backends.tinker.saved_states import Sampler, State, mismatch
-from retrain.backends.tinker.wire import Update, UpdateOutcome
 from retrain.errors import ConfigError, RecordsError, RetrainError
 from retrain.event_loop import in_thread
 from retrain.records.layout import RunFiles

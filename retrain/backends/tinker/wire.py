@@ -1,4 +1,4 @@
-"""What the API is sent and returns: the loss, one datum per rollout, sampled rollouts, and statistics.
+"""The loss as the API is sent it, with one datum per rollout, and the statistics that it returns.
 
 The API sums the loss over all tokens and clips ratios at absolute bounds, while ours are distances
 from 1. All these losses are homogeneous in the advantage, L(w A) = w L(A) for w > 0, so token weights
@@ -12,6 +12,8 @@ last two are 0, so every loss is 0 there.
 Servers omit checks, so they are made here. The API's loss is compared with ours, computed from its
 log-probabilities, and these with the sampler's: a server that averages instead of summing, or scores at
 another temperature than it samples at, is detected at the first step.
+
+For a loss that the API does not compute, it is sent the slope that ours has at each token: `Linear`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
@@ -28,20 +30,14 @@ from numpy.typing import NDArray
 
 from retrain.backends import Optimization, UpdateStats
 from retrain.backends.objective import TokenData
-from retrain.engines import Drawn, Ids
+from retrain.engines import Ids
 from retrain.errors import ConfigError, NonFiniteError, RunFailedError
-from retrain.rollouts import SUPERVISED, Floats, Loss, Prompt, TrainingSample
+from retrain.rollouts import SUPERVISED, Floats, Loss, LossTerms, TrainingSample
 
 if TYPE_CHECKING:
-    from tinker import TrainingClient
-    from tinker.types import (
-        AdamParams,
-        Datum,
-        ForwardBackwardOutput,
-        LossFnOutput,
-        OptimStepResponse,
-        SampleResponse,
-    )
+    from tinker.types import Datum, LossFnOutput
+
+    from retrain.backends.tinker.billing import UpdateOutcome
 
 Name = Literal["importance_sampling", "ppo", "cispo", "gspo", "cross_entropy"]
 KNOWN = tuple(name for name in get_args(Name) if name != "cross_entropy")  # valid as a run's loss
@@ -50,7 +46,6 @@ LOSS = "loss:sum"  # the API's name for its loss
 LOSS_TOLERANCE = 0.02  # of the loss; log-probabilities come as float32 or bfloat16
 GAP_NATS = 0.1  # mean difference per token between sampler and trainer; rounding stays far below
 BARE = Optimization(lr=0.0)  # no KL term and no bonus: a loss that has them brings them along
-BYTES_PER_TOKEN = 24  # in a request: input, target, log-probability, advantage, ratio mask
 log = logging.getLogger(__name__)
 
 
@@ -139,74 +134,6 @@ def to_datum(prompt: Ids, sample: TrainingSample, loss: ApiLoss) -> Datum:
     return types.Datum(model_input=types.ModelInput.from_ints(tokens), loss_fn_inputs=inputs)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Update:
-    """The data and settings of one optimizer step."""
-
-    data: list[Datum]
-    loss: ApiLoss
-    adam: AdamParams
-    is_last: bool = True  # before it, sampling continues with the earlier policy
-
-    def parts_for(self, training: TrainingClient) -> list[list[Datum]]:
-        """Return the data in parts that the server takes in one request."""
-        limits = training.holder.get_client_config()
-        return self.parts(limits.fwdbwd_max_chunk_len, limits.fwdbwd_max_chunk_bytes_count)
-
-    def parts(self, most_datums: int, most_bytes: int) -> list[list[Datum]]:
-        """Return the data in parts of one request each."""
-        parts: list[list[Datum]] = [[]]
-        size = 0
-        for datum in self.data:
-            own = BYTES_PER_TOKEN * int(datum.model_input.length)
-            if parts[-1] and (len(parts[-1]) == most_datums or size + own > most_bytes):
-                parts.append([])
-                size = 0
-            parts[-1].append(datum)
-            size += own
-        return parts
-
-
-def drawn_from(
-    response: SampleResponse, prompt: Prompt, group_size: int, ends: Container[int]
-) -> list[Drawn]:
-    """Return the API's samples; a RunFailedError if they do not match the request."""
-    if len(response.sequences) != group_size:
-        raise RunFailedError(
-            f"prompt {prompt.id}: asked for {group_size} rollouts, got {len(response.sequences)}"
-        )
-    found = []
-    for sequence in response.sequences:
-        tokens = tuple(sequence.tokens)
-        logprobs = np.asarray(sequence.logprobs or (), dtype=np.float64)
-        if len(logprobs) != len(tokens) or not np.isfinite(logprobs).all():
-            raise RunFailedError(
-                f"prompt {prompt.id}: the API sampled {len(tokens)} tokens with {len(logprobs)} "
-                "log-probabilities; needs a finite one for each"
-            )
-        ended = sequence.stop_reason != "length" or (bool(tokens) and tokens[-1] in ends)
-        found.append(Drawn(tokens, logprobs, entropy=float("nan"), ended=ended))
-    return found
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class UpdateOutcome:
-    """The API's response to an update."""
-
-    outputs: Sequence[LossFnOutput]  # one per datum
-    metrics: dict[str, float]
-
-    @classmethod
-    def of(cls, passes: Sequence[ForwardBackwardOutput], step: OptimStepResponse) -> UpdateOutcome:
-        """Join the responses to the parts; sums are added up, and one that a part lacks is not known."""
-        outputs = [output for answer in passes for output in answer.loss_fn_outputs]
-        reported = [answer.metrics or {} for answer in passes]  # some servers report none
-        metrics = {name: value for name, value in reported[-1].items() if not name.endswith(":sum")}
-        in_all = set(reported[-1]).intersection(*reported) - metrics.keys()
-        metrics |= {name: sum(one[name] for one in reported) for name in in_all}
-        return cls(outputs, metrics | (step.metrics or {}))
-
-
 class Auditor:
     """Converts the API's responses into statistics; warns once about each mismatch."""
 
@@ -280,3 +207,58 @@ def scored_by(samples: Sequence[TrainingSample], outputs: Sequence[LossFnOutput]
             )
         parts.append(values[len(values) - length + np.array(places)])
     return np.concatenate(parts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Linear:
+    """A loss and its slopes at the policy's log-probabilities.
+
+    A forward pass returns the policy's log-probabilities. Our loss, with the KL term, turns them into a slope
+    per token, and the sum of slope x log-probability, which the API computes, has the same gradient. The
+    SDK's `forward_backward_custom` makes the same requests; here each holds a permit, no PyTorch is needed,
+    and an update is plain data, which is replayed exactly after a failure.
+
+    The entropy of the whole distribution is not known. Its gradient is minus the expectation of
+    log-probability x gradient of the log-probability, of which the tokens that the policy drew are an
+    unbiased estimate. Their mean log-probability is subtracted, which changes no expectation and takes most
+    of the variance (Williams, 1992, doi:10.1007/BF00992696).
+    """
+
+    samples: list[TrainingSample]  # minus the weighted slopes as advantages
+    loss: Loss  # slope x log-probability
+    value: float  # of the original loss, with the KL term and the entropy bonus
+    reference_kl: float | None  # nats per token
+
+    @classmethod
+    def of(
+        cls,
+        samples: Sequence[TrainingSample],
+        loss: Loss,
+        optimization: Optimization,
+        logprobs: Floats,
+        reference: Floats | None,
+    ) -> Linear:
+        """Linearize a loss at the policy's log-probabilities; `reference` has those of the base model."""
+        data = TokenData.of(samples)
+        terms, totals = data.evaluate(loss, logprobs, -logprobs, reference, optimization)
+        bonus = optimization.entropy_bonus * data.bonus_weights * (logprobs - logprobs.mean())
+        slope = data.weights * terms.slope + bonus
+        ends = np.cumsum([len(sample.rollout.tokens) for sample in samples])[:-1]
+
+        def line(now: Floats, *_: object) -> LossTerms:
+            return LossTerms(slope * now, slope, terms.clipped)
+
+        return cls(
+            samples=[
+                replace(one, advantages=-own, token_weight=1.0)
+                for one, own in zip(samples, np.split(slope, ends), strict=True)
+            ],
+            loss=Loss(loss.name, line),
+            value=totals.loss,
+            reference_kl=None if reference is None else totals.reference_kl / len(logprobs),
+        )
+
+    def stats(self, found: UpdateStats) -> UpdateStats:
+        """Return the statistics of the update on this loss as those of the original one."""
+        value = self.value if np.isfinite(found.loss) else found.loss
+        return replace(found, loss=value, reference_kl=self.reference_kl)
