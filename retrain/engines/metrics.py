@@ -1,12 +1,20 @@
-"""What a server says of its load, in the text format of Prometheus at `/metrics`."""
+"""What a server says of its load, in the text format of Prometheus at `/metrics`, and the watch that asks."""
 
 from __future__ import annotations
 
 import re
 import threading
+import time
+import weakref
+from collections.abc import Callable
 
+from retrain.engines.openai import Engine
+from retrain.engines.shared_server import ServerFiles, ServerState
+from retrain.http_client import without_user
 from retrain.records.row_parts import EngineUse
 
+LOOK_S = 0.2  # between checks for a stop
+METRICS_EVERY_S = 2.0
 RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
 WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
 KV_USE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
@@ -82,3 +90,62 @@ def _speed(before: tuple[float, float] | None, now: tuple[float, float] | None) 
     if before is None or now is None or now[0] <= before[0] or now[1] < before[1]:
         return None
     return (now[1] - before[1]) / (now[0] - before[0])
+
+
+class EngineWatch:
+    """Watches the client that a run uses at present; the calls in flight end when the run leaves."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        server: ServerFiles | str,
+        *,
+        is_busy: Callable[[], bool],
+        is_leaving: Callable[[], bool],
+        observe: Callable[[EngineUse], None],
+    ) -> None:
+        """Watch a server: the files of one that is ours, or the address of another."""
+        self._engine, self._server, self._observe = engine, server, observe
+        self._is_busy, self._is_leaving = is_busy, is_leaving
+        self._has_left = threading.Event()
+        name = without_user(server) if isinstance(server, str) else str(server.log)
+        state = self._state()
+        self._meter = EngineMeter(name, state.restarts if state else 0)
+        self.take_use = self._meter.take
+        self._next_s = 0.0
+        threading.Thread(target=_watch, args=(weakref.ref(self), self._has_left), daemon=True).start()
+
+    def replace(self, engine: Engine) -> None:
+        """Watch another client from now on."""
+        self._engine = engine
+        if self._has_left.is_set():
+            engine.end_calls()
+
+    def close(self) -> None:
+        """End calls that sample for training, now and from now on; safe to call twice."""
+        self._has_left.set()
+        self._engine.end_calls()
+
+    def look(self) -> None:
+        if self._is_leaving():
+            self.close()
+        now_s = time.monotonic()
+        if self._is_busy() and now_s >= self._next_s:
+            self._next_s = now_s + METRICS_EVERY_S
+            text = self._engine.read_metrics()
+            state = self._state()
+            crash = f"{state.problem}\n{state.last_lines}".strip() if state else ""
+            restarts = state.restarts if state else None
+            use = self._meter.look(text, time.monotonic(), restarts, crash) if text else None
+            if use is not None:
+                self._observe(use)
+
+    def _state(self) -> ServerState | None:
+        return None if isinstance(self._server, str) else self._server.read_state()
+
+
+def _watch(watch: weakref.ref[EngineWatch], has_left: threading.Event) -> None:
+    """Look now and then, until the run leaves or nobody holds the watch any more."""
+    while not has_left.wait(LOOK_S) and (held := watch()) is not None:
+        held.look()
+        del held

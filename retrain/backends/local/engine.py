@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import re
 import secrets
 import shutil
@@ -17,28 +16,25 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
 import torch
 
 from retrain.backends import BackendSpec, Sampling, StartProgress
 from retrain.backends.local import LocalOptions
 from retrain.backends.local.devices import DeviceMemory, left_for_engine
-from retrain.backends.local.engine_watch import EngineWatch, first_tokens, reject_other_policy, reject_unknown
 from retrain.backends.local.files import ADAPTER, save_weights
 from retrain.backends.local.loading import Policy
-from retrain.backends.local.micro_batches import lay_out
+from retrain.backends.local.logprob_check import reject_other_policy, reject_unknown
 from retrain.backends.local.next_token import Cut
-from retrain.backends.local.training import evaluate
 from retrain.backends.progress import CallsProgress
 from retrain.engines import Drawn, Ids, LostAdaptersError
 from retrain.engines.completions import Wanted
+from retrain.engines.metrics import EngineWatch
 from retrain.engines.openai import Engine
 from retrain.engines.shared_server import RESTARTING, STARTING, GpuLock, ServerState, SharedServer
 from retrain.engines.vllm import START_S, vllm_server
 from retrain.errors import InfrastructureError, InterruptedRunError
 
 T = TypeVar("T")
-MOST_KEPT = 0.95  # fraction of the server's tokens that our own cut keeps as well, at least
 MOST_CALLS = 32  # at the same time, for one batch
 CRASHES = 3  # of a server of ours, that one call survives
 
@@ -77,7 +73,6 @@ class EngineSampler:
         self._policy = policy.with_own_adapters()
         self._end_ids = end_ids
         self._stop, self._cut = options.stop, Cut.by(options)
-        self._tokens_at_a_time = options.tokens_per_micro_batch
         self._progress = CallsProgress(spec.observe)
         parent = options.engine_adapters or None
         if parent:
@@ -90,7 +85,13 @@ class EngineSampler:
         self._served: list[Served] = []  # the newest last; earlier ones until no call uses them
         self.publish(0)
         files = self._server.files if self._server else None
-        self._watch = EngineWatch(spec, self._engine, files or options.engine_url, self._progress.is_busy)
+        self._watch = EngineWatch(
+            self._engine,
+            files or options.engine_url,
+            is_busy=self._progress.is_busy,
+            is_leaving=spec.is_leaving,
+            observe=spec.observe,
+        )
         self.take_use = self._watch.take_use
 
     def publish(self, version: int) -> None:
@@ -263,20 +264,10 @@ class EngineSampler:
         reject_unknown(drawn, len(self._policy.causal.get_input_embeddings().weight))
         if served.is_checked or temperature == 0:
             return
-        rows = [prompts[number] for number, group in groups.items() for _ in group]
-        samples, texts = first_tokens(rows, drawn)
-        batches = lay_out(samples, texts, self._tokens_at_a_time, self._policy)
-        theirs = np.concatenate([batch.data.sampler_logprobs for batch in batches])
-
-        def nats_apart(at: float) -> float:
-            with self._lock, torch.no_grad():
-                self._act_as(served.snapshot)
-                logprobs = [evaluate(self._policy, batch, at, cut=self._cut)[0] for batch in batches]
-            ours = torch.cat(logprobs).double().cpu().numpy()
-            kept = np.isfinite(ours)  # rounding may cut off a token that the server has just not
-            return float(np.abs(ours - theirs)[kept].mean()) if kept.mean() > MOST_KEPT else math.inf
-
-        reject_other_policy(nats_apart, temperature)
+        of = [prompts[number] for number, group in groups.items() for _ in group]
+        with self._lock:
+            self._act_as(served.snapshot)
+            reject_other_policy(self._policy, of, drawn, temperature, self._cut)
         served.is_checked = True
 
 

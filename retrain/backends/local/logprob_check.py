@@ -1,25 +1,29 @@
 """Checks on a few tokens that log-probabilities are the same in sampling and in training.
 
-Sampling uses a cache that is copied, cut and joined; training runs whole sequences and computes
+Sampling uses a cache that is copied, cut and joined, or a server; training runs whole sequences and computes
 logits in chunks. A model that is sensitive to the difference would silently be trained on wrong numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain
+from itertools import accumulate, chain
 
+import numpy as np
 import torch
 
 from retrain.backends.local.devices import is_out_of_memory
 from retrain.backends.local.kv_cache import Windows, windows_of
 from retrain.backends.local.loading import Policy, fitting
 from retrain.backends.local.micro_batches import Layout, states_of
+from retrain.backends.local.next_token import Cut
 from retrain.backends.local.sampling import RowCache, cache_for
 from retrain.backends.rows import Row
-from retrain.errors import ConfigError, first_line
+from retrain.engines import Drawn, Ids
+from retrain.errors import ConfigError, RunFailedError, first_line
 
 LOGITS_TOLERANCE = 1e-3  # relative to the largest; both computations run the same kernels
 # of the logits' standard deviation; a cache changes the order of summation, and bfloat16 has eight bits
@@ -28,6 +32,11 @@ CACHE_TOLERANCE = {torch.float32: 0.01, torch.bfloat16: 0.1}
 FAULTS = (AttributeError, LookupError, TypeError, ValueError, RuntimeError)
 
 SHORT, LONG = (1, 2, 3), (3, 1, 2, 4, 5, 0)
+
+CHECKED_TOKENS = 256  # of a server
+TOLERANCE_NATS = 0.2  # mean over tokens; differences from kernels and bfloat16 are ten times smaller
+NOISE_NATS = 0.02  # smaller differences are noise
+MOST_KEPT = 0.95  # fraction of the server's tokens that our own cut keeps as well, at least
 
 
 def try_out(model: str, policy: Policy) -> Windows | None:
@@ -158,3 +167,52 @@ def _explained(model: str) -> Iterator[None]:
             'adapters on some layers only may help, such as [backend.options].target_modules = ["q_proj", '
             '"v_proj"], or use another model'
         ) from error
+
+
+def reject_unknown(drawn: Sequence[Drawn], known: int) -> None:
+    """Raise RunFailedError for tokens without an embedding: on a GPU they would crash the process."""
+    if unknown := [token for one in drawn for token in one.tokens if not 0 <= token < known]:
+        raise RunFailedError(
+            f"the sampling server drew token {unknown[0]}, and this model knows {known}; "
+            "check that it serves the same model"
+        )
+
+
+def reject_other_policy(
+    policy: Policy, prompts: Sequence[Ids], drawn: Sequence[Drawn], temperature: float, cut: Cut | None
+) -> None:
+    """Raise RunFailedError if the log-probabilities of a server's completions are not this policy's."""
+    used = accumulate((len(one.tokens) for one in drawn), initial=0)
+    left = [max(0, CHECKED_TOKENS - before) for before in used]
+    first = [(ids, one.tokens[:most]) for ids, one, most in zip(prompts, drawn, left, strict=False) if most]
+    theirs = np.concatenate([one.logprobs for one in drawn])[:CHECKED_TOKENS]
+
+    def nats_apart(at: float) -> float:
+        with torch.no_grad():
+            logprobs = [_logprobs(policy, ids, tokens, at, cut) for ids, tokens in first]
+        ours = torch.cat(logprobs).double().cpu().numpy()
+        kept = np.isfinite(ours)  # rounding may cut off a token that the server has just not
+        return float(np.abs(ours - theirs)[kept].mean()) if kept.mean() > MOST_KEPT else math.inf
+
+    apart = nats_apart(temperature)
+    if apart > NOISE_NATS and nats_apart(1.0) < apart / 2:
+        raise RunFailedError(
+            "the sampling server reports log-probabilities before the temperature is applied; start it "
+            "with processed ones (vLLM: --logprobs-mode processed_logprobs)"
+        )
+    if apart > TOLERANCE_NATS:
+        raise RunFailedError(
+            f"the sampling server's log-probabilities are {apart:.2f} nats per token from "
+            "this model's; check that it serves the same weights and applies the adapters"
+        )
+
+
+def _logprobs(policy: Policy, prompt: Ids, tokens: Ids, temperature: float, cut: Cut | None) -> torch.Tensor:
+    """Return the log-probabilities of a completion's tokens after a prompt."""
+    row = torch.tensor([[*prompt, *tokens[:-1]]], device=policy.device)
+    hidden = policy.body(input_ids=row, use_cache=False).last_hidden_state[0, len(prompt) - 1 :]
+    targets, size = torch.tensor(tokens, device=policy.device)[:, None], policy.rows_at_a_time
+    parts = zip(hidden.split(size), targets.split(size), strict=True)
+    return torch.cat(
+        [policy.log_distribution(states, temperature, cut).gather(1, own)[:, 0] for states, own in parts]
+    )

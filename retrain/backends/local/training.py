@@ -20,7 +20,7 @@ from retrain.backends import Optimization, TrainingProgress, UpdateStats, ignore
 from retrain.backends.local.devices import DeviceMemory, finished_s, is_out_of_memory
 from retrain.backends.local.loading import Policy
 from retrain.backends.local.micro_batches import MicroBatch, lay_out, states_of
-from retrain.backends.local.next_token import Cut, entropy
+from retrain.backends.local.next_token import entropy
 from retrain.backends.local.optimizer import Optimizer
 from retrain.backends.objective import Totals, split_by_group
 from retrain.backends.work import ModelCosts
@@ -144,7 +144,6 @@ def evaluate(
     temperature: float,
     *,
     entropy_gradient: bool = False,
-    cut: Cut | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return log-probability and entropy (nats) of a micro-batch's completion tokens, (tokens,) in float32.
 
@@ -153,11 +152,10 @@ def evaluate(
 
     Args:
         entropy_gradient: also propagate gradients through the entropies.
-        cut: as in sampling; training itself evaluates the whole distribution.
     """
 
     def score(hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logp = policy.log_distribution(hidden, temperature, cut)
+        logp = policy.log_distribution(hidden, temperature)
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             entropies = entropy(logp)
         return logp.gather(1, targets[:, None])[:, 0], entropies
