@@ -1,7 +1,7 @@
 """The process that starts a shared server, restarts it after a crash, and ends it with its last user.
 
 python -m retrain.hide_process retrain.engines.daemon DIRECTORY < PLAN, which is
-{"command": [...], "environment": {...}, "linger_s": 10.0}
+{"command": [...], "environment": {...}, "memory": "4", "linger_s": 10.0}
 """
 
 from __future__ import annotations
@@ -40,11 +40,16 @@ class Daemon:
     """Runs one server while anybody uses it."""
 
     def __init__(
-        self, files: ServerFiles, command: list[str], environment: Mapping[str, str], linger_s: float
+        self,
+        files: ServerFiles,
+        command: list[str],
+        environment: Mapping[str, str],
+        memory: str,
+        linger_s: float,
     ) -> None:
         key = secrets.token_urlsafe(24)
         self._files, self._state = files, ServerState(STARTING, port=_free_port(), key=key)
-        fill = {"{port}": str(self._state.port), "{key}": key}
+        fill = {"{port}": str(self._state.port), "{key}": key, "{memory}": memory}
         self._command = [_filled(part, fill) for part in command]
         self._environment = {name: _filled(value, fill) for name, value in environment.items()}
         self._linger_s = linger_s

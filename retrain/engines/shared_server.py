@@ -132,8 +132,9 @@ class SharedServer:
         """
         self.files = ServerFiles(_directory(command, environment))
         self._plan = {
-            "command": [part.replace("{memory}", memory) for part in command],
-            "environment": {name: value.replace("{memory}", memory) for name, value in environment.items()},
+            "command": list(command),
+            "environment": dict(environment),
+            "memory": memory,
             "linger_s": linger_s,
         }
         self._who = who
@@ -205,34 +206,19 @@ def _directory(command: Sequence[str], environment: Mapping[str, str]) -> Path:
     return own_temporary_folder("engines") / hashlib.sha256(known).hexdigest()[:16]
 
 
-class GpuLock:
-    """A lock of those who share a GPU with a server: all sample at the same time, or one trains alone.
+@contextlib.contextmanager
+def gpu_shared(path: Path | None, *, trains: bool) -> Iterator[None]:
+    """Share a GPU with a server while entered: all who do sample at the same time, or one trains alone.
 
-    Each of them trains before it samples again.
+    Each of them trains before it samples again. Without a file, nobody waits for anybody.
     """
-
-    def __init__(self, path: Path | None) -> None:
-        """Use a file; without one, nobody waits for anybody."""
-        self._path = path
-
-    @contextlib.contextmanager
-    def sampling(self) -> Iterator[None]:
-        """Wait until nobody trains, and keep it so while the body runs."""
-        yield from self._hold(shared=True)
-
-    @contextlib.contextmanager
-    def training(self) -> Iterator[None]:
-        """Wait until nobody else samples or trains, and keep it so while the body runs."""
-        yield from self._hold(shared=False)
-
-    def _hold(self, *, shared: bool) -> Iterator[None]:
-        if self._path is None:
-            yield
-            return
-        lock = LockFile(str(self._path))
-        try:
-            while not lock.try_lock(shared=shared):
-                time.sleep(TURN_LOOK_S)
-            yield
-        finally:
-            lock.close()
+    if path is None:
+        yield
+        return
+    lock = LockFile(str(path))
+    try:
+        while not lock.try_lock(shared=not trains):
+            time.sleep(TURN_LOOK_S)
+        yield
+    finally:
+        lock.close()

@@ -30,7 +30,7 @@ from retrain.engines import Drawn, Ids, LostAdaptersError
 from retrain.engines.completions import Wanted
 from retrain.engines.metrics import EngineWatch
 from retrain.engines.openai import Engine
-from retrain.engines.shared_server import RESTARTING, STARTING, GpuLock, ServerState, SharedServer
+from retrain.engines.shared_server import RESTARTING, STARTING, ServerState, SharedServer, gpu_shared
 from retrain.engines.vllm import START_S, vllm_server
 from retrain.errors import InfrastructureError, InterruptedRunError
 
@@ -67,7 +67,7 @@ class EngineSampler:
     def __init__(self, spec: BackendSpec, options: LocalOptions, policy: Policy, end_ids: Ids) -> None:
         self._spec, self._options = spec, options
         self._server = _vllm(spec, options, policy) if options.engine == "vllm" else None
-        self._gpu = GpuLock(self._server.files.turns if self._server and options.engine_sleep else None)
+        self._turns = self._server.files.turns if self._server and options.engine_sleep else None
         self._engine = self._connected()
         self._trained = policy
         self._policy = policy.with_own_adapters()
@@ -110,7 +110,7 @@ class EngineSampler:
             return self.complete(kept, how)
         own = ([prompts[n] for n in of] for of in numbers.values())
         call = partial(self._call, sampling)
-        with self._gpu.sampling(), ThreadPoolExecutor(MOST_CALLS) as threads:
+        with gpu_shared(self._turns, trains=False), ThreadPoolExecutor(MOST_CALLS) as threads:
             answers = list((map if len(numbers) == 1 else threads.map)(call, own, numbers))
         found: dict[int, list[Drawn]] = {}
         for of, (served, groups) in zip(numbers.values(), answers, strict=True):
@@ -150,7 +150,7 @@ class EngineSampler:
         if not self._options.engine_sleep:
             yield
             return
-        with self._gpu.training():
+        with gpu_shared(self._turns, trains=True):
             with suppress(InfrastructureError):  # one that has crashed takes no memory
                 self._engine.sleep()
             try:
