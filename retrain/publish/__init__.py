@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from retrain import registry
-from retrain.backends.exported import Exported
+from retrain.backends.saved import Exported
 from retrain.distribution import version
 from retrain.errors import ConfigError, RecordsError, records_error
 from retrain.publish.card import Subject, card, is_local, renamed, system_prompt

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retrain import registry
-from retrain.backends.exported import Exported
+from retrain.backends.saved import Exported
 from retrain.config.adapters import KEY as ADAPTER
 from retrain.config.files import mapped
 from retrain.config.keys import as_toml

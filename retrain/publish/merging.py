@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain import extras
-from retrain.backends.exported import Exported
+from retrain.backends.saved import Exported
 from retrain.backends.text import Text
 from retrain.errors import ConfigError, PromptError, RunFailedError, first_line
 from retrain.publish.choice import Choice

@@ -15,7 +15,7 @@ import yaml
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from retrain.backends.exported import Exported
+from retrain.backends.saved import Exported
 from retrain.campaign.run import start
 from retrain.errors import ConfigError, RecordsError, RunFailedError
 from retrain.publish import Wishes, publish, push_published, read_published

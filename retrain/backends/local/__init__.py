@@ -41,8 +41,8 @@ from retrain.system.nvidia import gpu_nodes
 
 if TYPE_CHECKING:
     from retrain.backends import MemoryEstimate
-    from retrain.backends.exported import Exported
     from retrain.backends.local.policy import LocalBackend
+    from retrain.backends.saved import Exported
     from retrain.backends.text import Schemas
     from retrain.config.schema import Config
     from retrain.rollouts import Prompt

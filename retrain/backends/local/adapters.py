@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrain.backends.exported import Exported
 from retrain.backends.local import DEFAULTS, LocalOptions
+from retrain.backends.saved import Exported
 from retrain.config.adapters import PEFT, REMOTE, weights_of
 from retrain.config.files import fingerprint
 from retrain.config.schema import Config

@@ -18,10 +18,12 @@ from transformers import AutoModelForCausalLM
 
 from retrain.backends.local.loading import Policy
 from retrain.backends.local.optimizer import Optimizer
+from retrain.backends.saved import check_same, reading
 from retrain.config.adapters import PEFT
 from retrain.errors import RecordsError
 
 FORMAT = 1  # increment when old checkpoints can no longer be read
+SAME = "resume with the configuration, and on the kind of device, that wrote it"
 FACTS, OPTIMIZER, START = "local.json", "optimizer.safetensors", "start.safetensors"
 ADAPTER, MODEL = "adapter", "model"
 BUDGETS = {"train": "train", "sample": "sample", "evaluate": "sample"}  # tokens per batch: name, earlier name
@@ -68,15 +70,10 @@ def load_policy(
     identity: Mapping[str, object],
 ) -> dict[str, int]:
     """Overwrite all state with what `save_policy` wrote; return the batch sizes that fitted, in tokens."""
-    try:
+    with reading(directory, "local", RuntimeError, SafetensorError):
         facts = json.loads((directory / FACTS).read_text(encoding="utf-8"))
-        for key, value in {"format": FORMAT, **identity}.items():
-            found = facts["format"] if key == "format" else facts["identity"][key]
-            if found != value:
-                raise RecordsError(
-                    f"{directory}: this checkpoint's {key} is {found!r}, the run's is {value!r}; "
-                    "resume with the configuration, and on the kind of device, that wrote it"
-                )
+        found = {"format": facts["format"], **facts["identity"]}
+        check_same(directory, found, {"format": FORMAT, **identity}, SAME)
         state = torch.frombuffer(bytearray.fromhex(facts["generator"]), dtype=torch.uint8)
         if len(state) != len(generator.get_state()):
             raise RecordsError(
@@ -92,10 +89,6 @@ def load_policy(
         generator.set_state(state)
         budgets = facts["tokens_at_a_time"]
         return {kind: int(budgets.get(kind, budgets[earlier])) for kind, earlier in BUDGETS.items()}
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        raise RecordsError(
-            f"{directory}: not a readable checkpoint of the local backend ({error}); use an earlier one"
-        ) from error
 
 
 def load_adapters(file: Path, adapters: PeftModel) -> None:

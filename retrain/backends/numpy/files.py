@@ -12,6 +12,7 @@ import numpy as np
 
 from retrain.backends.numpy.gru import Array, Weights
 from retrain.backends.numpy.training import Sgd
+from retrain.backends.saved import check_same, reading
 from retrain.errors import ConfigError, RecordsError
 
 FORMAT = 2  # of both files; increment when old ones can no longer be read
@@ -47,14 +48,9 @@ def load_policy(
     random: np.random.Generator,
 ) -> dict[str, Array]:
     """Overwrite all state with what `save_policy` wrote; return PREVIOUS and START, if they are there."""
-    try:
-        facts = json.loads((directory / "policy.json").read_text(encoding="utf-8"))
-        for key, value in _identity(identity, weights).items():
-            if facts[key] != value:
-                raise RecordsError(
-                    f"{directory}: this checkpoint's {key} is {facts[key]!r}, the run's is {value!r}; "
-                    "resume with the configuration that wrote it"
-                )
+    with reading(directory, "numpy", zipfile.BadZipFile):
+        facts = _facts(directory)
+        check_same(directory, facts, _identity(identity, weights))
         read = _arrays(directory)
         targets = {"weights": weights.flat, **optimizer.arrays}
         values = {name: read[name] for name in targets}
@@ -63,26 +59,21 @@ def load_policy(
         for name, target in targets.items():
             target[:] = values[name]
         return {name: read[name] for name in (PREVIOUS, START) if name in read}
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise RecordsError(
-            f"{directory}: not a readable checkpoint of the numpy backend ({error}); use an earlier one"
-        ) from error
 
 
 def load_start(directory: Path, alphabet: str, weights: Weights) -> None:
     """Overwrite the weights with those of a checkpoint; a ConfigError if it is of another policy."""
+    wanted, fix = _identity({"alphabet": alphabet}, weights), "make them equal, or name another run"
     try:
-        facts = json.loads((directory / "policy.json").read_text(encoding="utf-8"))
-        for key, value in _identity({"alphabet": alphabet}, weights).items():
-            if facts[key] != value:
-                raise ConfigError(
-                    f"[model].adapter: {directory} has {key} {facts[key]!r}; the run needs {value!r}"
-                )
-        weights.flat[:] = _arrays(directory)["weights"]
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise ConfigError(
-            f"[model].adapter: {directory} is not a readable checkpoint of the numpy backend ({error})"
-        ) from error
+        with reading(directory, "numpy", zipfile.BadZipFile):
+            check_same(directory, _facts(directory), wanted, fix)
+            weights.flat[:] = _arrays(directory)["weights"]
+    except RecordsError as error:
+        raise ConfigError(f"[model].adapter: {error}") from error
+
+
+def _facts(directory: Path) -> Any:
+    return json.loads((directory / "policy.json").read_text(encoding="utf-8"))
 
 
 def _arrays(directory: Path) -> dict[str, Array]:

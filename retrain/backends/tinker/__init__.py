@@ -19,7 +19,7 @@ from retrain.config.prices import Price
 from retrain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from retrain.backends.exported import Exported
+    from retrain.backends.saved import Exported
     from retrain.backends.tinker.policy import TinkerBackend
     from retrain.config.schema import Config
 

@@ -23,7 +23,7 @@ import tinker
 from tinker.types import WeightsInfoResponse
 
 from retrain.backends import BackendSpec
-from retrain.backends.exported import Exported
+from retrain.backends.saved import Exported, check_same, reading
 from retrain.backends.tinker import TinkerOptions
 from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe, has_lost_model, lacks_route
 from retrain.config.adapters import TINKER as FILE
@@ -220,18 +220,7 @@ def write_state(directory: Path, state: State, model: str, rank: int) -> None:
 def read_state(directory: Path, model: str, rank: int) -> State:
     """Return the saved policy; a RecordsError if it is unreadable or of another model."""
     wanted = {"format": FORMAT, "model": model, "lora_rank": rank}
-    try:
+    with reading(directory, "tinker"):
         facts = json.loads((directory / FILE).read_text(encoding="utf-8"))
-        state = State(str(facts["path"]), int(facts["version"]), str(facts.get("reference", "")))
-        pairs = [(key, facts[key], value) for key, value in wanted.items()]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RecordsError(
-            f"{directory}: not a readable checkpoint of the tinker backend ({error}); use an earlier one"
-        ) from error
-    for key, found, value in pairs:
-        if found != value:
-            raise RecordsError(
-                f"{directory}: this checkpoint's {key} is {found!r}, the run's is {value!r}; "
-                "resume with the configuration that wrote it"
-            )
-    return state
+        check_same(directory, facts, wanted)
+        return State(str(facts["path"]), int(facts["version"]), str(facts.get("reference", "")))

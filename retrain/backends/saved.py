@@ -1,0 +1,48 @@
+"""A policy on disk: checkpoints, of which a run reads only its own, and what others load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from retrain.errors import RecordsError
+
+FAULTS: tuple[type[Exception], ...] = (OSError, ValueError, KeyError, TypeError, EOFError)
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """Adapters in peft's format, or a whole model in transformers'; names are hub ids or directories."""
+
+    base: str  # the model without adapters
+    tokenizer: str
+    revision: str = ""  # of the base model at its hub; "" for the default branch
+    dtype: str = ""  # of the base model's weights in the run, such as "float32"; "" if not known
+    is_whole: bool = False  # every parameter was trained: there are no adapters
+    unmergeable: str = ""  # why adapters and base model cannot become one model; "" if they can
+
+
+@contextmanager
+def reading(directory: Path, backend: str, *faults: type[Exception]) -> Iterator[None]:
+    """Raise a RecordsError for what fails in reading a checkpoint; `faults` are those of its formats."""
+    try:
+        yield
+    except FAULTS + faults as error:
+        raise RecordsError(
+            f"{directory}: not a readable checkpoint of the {backend} backend ({error}); use an earlier one"
+        ) from error
+
+
+def check_same(
+    directory: Path,
+    found: Mapping[str, object],
+    wanted: Mapping[str, object],
+    fix: str = "resume with the configuration that wrote it",
+) -> None:
+    """Raise a RecordsError if a checkpoint is of another policy than the run's."""
+    for key, value in wanted.items():
+        if found[key] != value:
+            what = f"this checkpoint's {key} is {found[key]!r}, the run's is {value!r}"
+            raise RecordsError(f"{directory}: {what}; {fix}")
