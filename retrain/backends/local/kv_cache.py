@@ -2,6 +2,7 @@
 
 The model runs all cohorts together, and only attention runs cohort by cohort. As all rows grow by one token
 per step, the relative difference of their lengths shrinks: cohorts are merged as soon as they are similar.
+A model whose cache cannot be split so runs a `Pass`.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
-from retrain.backends.local.kv_cohort import Cohort, Prefix
+from retrain.backends.local.kv_cohort import Cohort, Prefix, prefill
 from retrain.backends.local.loading import Policy
 from retrain.backends.rows import Row
 from retrain.engines import Ids
 
 ATTENTION = "retrain-cohorts"  # name of this module's attention in transformers
 SPREAD, SLACK = 1.25, 32  # cohorts are merged if the wider one's rows are at most this much longer
-PREFILL_TOKENS = 16384  # prompts run together, including padding
+DEAD_SHARE = 0.25  # finished rows are dropped once they are this fraction of a cache that none joins
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,9 @@ class Cohorts:
         self._cohorts: list[Cohort] = []
         self._prefixes: dict[Ids, Prefix] = {}
         self._windows = windows
-        self._layers = _layers(self._cohorts, windows, self._config)
+        kind, count = self._config._attn_implementation, len(windows.of_layers)
+        layers = [_Layer(self._cohorts, number, kind, windows.is_whole) for number in range(count)]
+        self._layers = Cache(layers=layers)
 
     @property
     def rows(self) -> list[Row]:
@@ -76,7 +79,7 @@ class Cohorts:
         self._prefixes |= prefill(self._policy, fresh, self._device, self._windows.of_layers)
         prefixes = [self._prefixes[ids] for ids in sequences]
         self._cohorts.append(Cohort(rows, prefixes, self._windows.of_layers))
-        self._prefixes = {ids: _apart(p) for ids, p in self._prefixes.items() if ids == following}
+        self._prefixes = {ids: p.copy() for ids, p in self._prefixes.items() if ids == following}
         self._merge()
         return [len(ids) for ids in fresh]
 
@@ -120,33 +123,6 @@ class Cohorts:
         for cohort, hidden in zip(self._cohorts, states, strict=True):
             cohort.hidden = hidden
             cohort.end += 1
-
-
-def prefill(
-    policy: Policy, sequences: Sequence[Ids], device: torch.device, windows: Sequence[int]
-) -> dict[Ids, Prefix]:
-    """Run sequences, several at a time; padding is on the right and attention is causal, as in training."""
-    found: dict[Ids, Prefix] = {}
-    waiting = sorted(sequences, key=len)
-    while waiting:
-        count = max(1, PREFILL_TOKENS // len(waiting[-1]))
-        part, waiting = waiting[-count:], waiting[:-count]
-        longest = len(part[-1])
-        padded = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in part], device=device)
-        cache = DynamicCache()
-        states = policy.body(input_ids=padded, past_key_values=cache, use_cache=True).last_hidden_state
-        for place, ids in enumerate(part):
-            layers = []
-            for layer, window in zip(cache.layers, windows, strict=True):
-                cut = (slice(place, place + 1), slice(None), slice(max(0, len(ids) - window), len(ids)))
-                layers.append((layer.keys[cut], layer.values[cut]))
-            found[ids] = Prefix(ids, layers, states[place : place + 1, len(ids) - 1])
-    return found
-
-
-def _apart(prefix: Prefix) -> Prefix:
-    """Return a copy that does not keep the other sequences of its batch in memory."""
-    return Prefix(prefix.ids, [(k.clone(), v.clone()) for k, v in prefix.layers], prefix.hidden.clone())
 
 
 def cells_of(windows: Windows | None, length: int) -> int:
@@ -210,11 +186,6 @@ class _Layer(DynamicLayer):  # type: ignore[misc]  # Any if type-checked without
         return max((cohort.width for cohort in self._cohorts), default=0)
 
 
-def _layers(cohorts: list[Cohort], windows: Windows, config: Any) -> Cache:
-    kind, count = config._attn_implementation, len(windows.of_layers)
-    return Cache(layers=[_Layer(cohorts, number, kind, windows.is_whole) for number in range(count)])
-
-
 @contextmanager
 def attending(config: Any, name: str) -> Iterator[None]:
     """Run attention by a function that is registered with transformers; no mask is made."""
@@ -257,3 +228,72 @@ def _grouped(
 
 
 AttentionInterface.register(ATTENTION, attend)
+
+
+class Pass:
+    """Rows that began together, finished ones included; implements the sampler's cache.
+
+    For models whose cache cannot be split by rows: none is added. Each distinct prompt is run once,
+    left-padded with the others; its cache is copied to the rows of its group.
+    """
+
+    def __init__(self, policy: Policy, device: torch.device) -> None:
+        self._policy, self._device = policy, device
+        self.rows: list[Row] = []
+
+    @property
+    def cells(self) -> int:
+        """Zero: rows are admitted by their full length, so they never outgrow the cache."""
+        return 0
+
+    def admit(self, rows: Sequence[Row], following: Ids | None) -> list[int]:
+        """Begin with these rows; return the lengths of the sequences that were run."""
+        del following
+        if not rows:
+            return []
+        distinct = {ids: number for number, ids in enumerate(dict.fromkeys(row.ids for row in rows))}
+        longest = max(map(len, distinct))
+        padded = [[0] * (longest - len(ids)) + list(ids) for ids in distinct]
+        lengths = torch.tensor([len(ids) for ids in distinct], device=self._device)
+        mask = (torch.arange(longest, device=self._device) >= (longest - lengths)[:, None]).long()
+        self._cache = DynamicCache(config=self._policy.causal.config)
+        hidden = self._policy.body(
+            input_ids=torch.tensor(padded, device=self._device),
+            attention_mask=mask if min(map(len, distinct)) < longest else None,
+            position_ids=(mask.cumsum(1) - 1).clamp(min=0),
+            past_key_values=self._cache,
+            use_cache=True,
+        ).last_hidden_state[:, -1]
+        self._mask = mask if min(map(len, distinct)) < longest else None
+        self._position, self.hidden, self.rows = lengths, hidden, []
+        self._select(torch.tensor([distinct[row.ids] for row in rows], device=self._device))
+        self.rows = list(rows)
+        return list(map(len, distinct))
+
+    def keep(self, kept: Sequence[int]) -> list[int]:
+        """Drop all but these rows if that saves enough; return for each row left its earlier index."""
+        count = len(self.rows)
+        if kept and len(kept) > (1 - DEAD_SHARE) * count:
+            return list(range(count))
+        self.rows = [self.rows[place] for place in kept]
+        if kept:
+            self._select(torch.tensor(kept, device=self._device))
+        return list(kept)
+
+    def _select(self, chosen: torch.Tensor) -> None:
+        self._cache.reorder_cache(chosen)
+        self._position, self.hidden = self._position[chosen], self.hidden[chosen]
+        self._mask = None if self._mask is None else self._mask[chosen]
+
+    def advance(self, tokens: torch.Tensor) -> None:
+        """Run one token of each row."""
+        if self._mask is not None:
+            self._mask = torch.nn.functional.pad(self._mask, (0, 1), value=1)
+        self.hidden = self._policy.body(
+            input_ids=tokens[:, None],
+            attention_mask=self._mask,
+            position_ids=self._position[:, None],
+            past_key_values=self._cache,
+            use_cache=True,
+        ).last_hidden_state[:, -1]
+        self._position = self._position + 1

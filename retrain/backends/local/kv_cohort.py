@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import torch
+from transformers import DynamicCache
 
+from retrain.backends.local.loading import Policy
 from retrain.backends.rows import Row
 from retrain.engines import Ids
 
+PREFILL_TOKENS = 16384  # prompts run together, including padding
 GROWTH, LEAST_ROOM = 1.25, 32  # at most a quarter of a buffer is unused; a token is copied about five times
 
 
@@ -27,6 +30,32 @@ class Prefix:
     # keys and values, each (1, heads, length, width); of layers with a window, what is left of the length
     layers: list[tuple[torch.Tensor, torch.Tensor]]
     hidden: torch.Tensor  # (1, hidden)
+
+    def copy(self) -> Prefix:
+        """Return a copy that does not keep the other sequences of its batch in memory."""
+        return Prefix(self.ids, [(k.clone(), v.clone()) for k, v in self.layers], self.hidden.clone())
+
+
+def prefill(
+    policy: Policy, sequences: Sequence[Ids], device: torch.device, windows: Sequence[int]
+) -> dict[Ids, Prefix]:
+    """Run sequences, several at a time; padding is on the right and attention is causal, as in training."""
+    found: dict[Ids, Prefix] = {}
+    waiting = sorted(sequences, key=len)
+    while waiting:
+        count = max(1, PREFILL_TOKENS // len(waiting[-1]))
+        part, waiting = waiting[-count:], waiting[:-count]
+        longest = len(part[-1])
+        padded = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in part], device=device)
+        cache = DynamicCache()
+        states = policy.body(input_ids=padded, past_key_values=cache, use_cache=True).last_hidden_state
+        for place, ids in enumerate(part):
+            layers = []
+            for layer, window in zip(cache.layers, windows, strict=True):
+                cut = (slice(place, place + 1), slice(None), slice(max(0, len(ids) - window), len(ids)))
+                layers.append((layer.keys[cut], layer.values[cut]))
+            found[ids] = Prefix(ids, layers, states[place : place + 1, len(ids) - 1])
+    return found
 
 
 @dataclass(slots=True, eq=False)

@@ -19,8 +19,7 @@ import torch
 
 from retrain.backends import Sampling, SamplingProgress, ignore_progress, unknown
 from retrain.backends.local.devices import DeviceMemory, finished_s, is_out_of_memory
-from retrain.backends.local.kv_cache import Cohorts, Windows, cells_of
-from retrain.backends.local.kv_passes import Pass
+from retrain.backends.local.kv_cache import Cohorts, Pass, Windows, cells_of
 from retrain.backends.local.loading import Policy
 from retrain.backends.local.next_token import Cut, draw
 from retrain.backends.progress import CallsProgress
