@@ -29,7 +29,6 @@ from retrain.backends import (
     Work,
 )
 from retrain.backends.numpy import CONTEXT, NumpyOptions, length_problem
-from retrain.backends.numpy.characters import Characters
 from retrain.backends.numpy.files import PREVIOUS, START, load_policy, load_start, save_policy
 from retrain.backends.numpy.gru import (
     Array,
@@ -38,7 +37,7 @@ from retrain.backends.numpy.gru import (
     initial_weights,
     unroll_prompts,
 )
-from retrain.backends.numpy.sampling import TurnRows, complete
+from retrain.backends.numpy.sampling import Characters, TurnRows, complete
 from retrain.backends.numpy.training import Adam, Sgd, clip_by_norm, loss_gradient
 from retrain.backends.objective import Totals, moments_of, split_by_group
 from retrain.backends.rows import AdmittedTurn, LiveRows, TurnFeed, unsampled, with_turns
