@@ -252,3 +252,8 @@ def test_what_may_go_well_is_let_through(config, monkeypatch):
 )
 def test_a_run_that_names_its_device_wants_no_gpu_given(options, wanted):
     assert wants_gpu(options) is wanted
+
+
+def test_memory_is_estimated_without_numpy():
+    code = "import sys, retrain.backends.local.sizes; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

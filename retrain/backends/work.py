@@ -9,14 +9,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, TypeAlias
 
 from retrain.backends import SamplingWork, Work
 
-Ints = NDArray[np.int64]
+if TYPE_CHECKING:  # estimates of memory import this module
+    import numpy as np
+    from numpy.typing import NDArray
 
+Ints: TypeAlias = "NDArray[np.int64]"
 NOTHING = SamplingWork(Work(), Work())
 FORWARD_FLOPS = 2  # per parameter and token: a multiplication and an addition
 TRAIN_FLOPS = 6  # forward, gradient of activations, gradient of weights

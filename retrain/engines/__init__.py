@@ -7,11 +7,13 @@ their log-probabilities.
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from retrain.errors import ConfigError
+
+if TYPE_CHECKING:  # planning imports this module
+    import numpy as np
+    from numpy.typing import NDArray
 
 Ids = tuple[int, ...]
 
