@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from retrain.backends.numpy.policy import NumpyBackend
 from retrain.backends.rows import LiveTurn, RowAdmission, Taken, TurnFeed, unsampled
 from retrain.config.schema import Environment
 from retrain.errors import BackendMemoryError, InterruptedRunError, PromptError
+from retrain.event_loop import begun
 from retrain.losses import ppo
 from retrain.records.spending import Tokens
 from retrain.rollouts import FirstTurn, Loss, NextTurn, Prompt, Rollout, TrainingSample
@@ -297,7 +299,8 @@ async def nothing(*_: object) -> None:
 
 
 def test_nothing_is_settled_before_those_who_are_answered_have_taken_their_turn():
-    queue, rollout, passed = TurnQueue(lambda: False), unsampled(Prompt(0, "", ""), 0), []
+    is_waiting, found = threading.Event(), []  # the thread that samples, for a report; and what it got
+    queue, rollout = TurnQueue(lambda: bool(is_waiting.set())), unsampled(Prompt(0, "", ""), 0)
 
     async def episode() -> None:
         ask = queue.of_episode(0)
@@ -306,16 +309,15 @@ def test_nothing_is_settled_before_those_who_are_answered_have_taken_their_turn(
         await ask(asked("<", 1))
 
     async def answered_while_another_call_ends() -> None:
-        loop, playing = asyncio.get_running_loop(), asyncio.ensure_future(episode())
+        playing = asyncio.ensure_future(episode())
         await turns_of_the_loop()
         (request,) = queue.come()
-        queue.answer([request], [rollout])
-        loop.call_soon(queue._report)  # as `settled` has it called, from the thread that samples
+        is_waiting.clear()
+        settled = begun(lambda: queue.answer([request], [rollout]) or queue.settled())
+        assert is_waiting.wait(PATIENCE_S)  # so that the loop is told of both before it goes on
         await queue.held(nothing, lambda: None, print)  # its end has requests passed on
-        while not passed:
-            passed.append(await asyncio.to_thread(queue._receive))
+        found.extend(await asyncio.wrap_future(settled))
         playing.cancel()
 
     asyncio.run(answered_while_another_call_ends())
-    ((found, is_report),) = passed
-    assert ([one.place for one in found], is_report) == ([(0, 1)], True)
+    assert [one.place for one in found] == [(0, 1)]
