@@ -71,16 +71,6 @@ def uniforms(rows: Sequence[Row], count: int) -> NDArray[np.float64]:
     return fractions
 
 
-class RowSource(Protocol):
-    """Where rows come from, also while others run."""
-
-    def take(self, under_way: int) -> Sequence[Row]:
-        """Return rows to begin; with none under way, none are the end."""
-
-    def end(self, rows: Sequence[Row]) -> None:
-        """Take rows that are done."""
-
-
 class GivenRows:
     """Rows that are known beforehand, without those that are done."""
 
@@ -213,3 +203,6 @@ class LiveRows:
             return self._begin(turn)
         except PromptError as error:
             return error
+
+
+RowSource: TypeAlias = GivenRows | LiveRows  # where rows come from, also while others run

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -33,18 +33,8 @@ GUESSED_SHARE = 8  # rows are admitted as if each took this part of its limit, u
 GPU_STEPS_PER_LOOK = 8  # where looking at what was drawn lets the queue of kernels run empty
 
 
-class RowCache(Protocol):
-    """The rows of the batch, their key-value cache, and the state that predicts each row's next token."""
-
-    @property
-    def rows(self) -> list[Row]: ...
-    @property
-    def hidden(self) -> torch.Tensor: ...
-    @property
-    def cells(self) -> int: ...
-    def admit(self, rows: Sequence[Row], following: Ids | None) -> list[int]: ...
-    def keep(self, kept: Sequence[int]) -> list[int]: ...
-    def advance(self, tokens: torch.Tensor) -> None: ...
+# the rows of the batch, their key-value cache, and the state that predicts each row's next token
+RowCache: TypeAlias = Cohorts | Pass
 
 
 def cache_for(policy: Policy, windows: Windows | None, device: torch.device) -> RowCache:
