@@ -200,10 +200,6 @@ class Text:
         off = self._template_kwargs.get("enable_thinking") is False
         return "<think>" in (self._tokenizer.chat_template or "") and not off
 
-    def without_reasoning(self) -> Text:
-        """Return the same with reasoning switched off."""
-        return self.with_variables(enable_thinking=False)
-
     def of(self, prompt: Prompt) -> Text:
         """Return the same, which shows the functions of a prompt."""
         return self.with_variables(tools=json.loads(prompt.tools)) if prompt.tools else self

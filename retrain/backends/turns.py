@@ -90,7 +90,7 @@ class Turns:
 
     def _suits_without_reasoning(self, asked: Messages) -> bool:
         try:
-            Turns(self._text.without_reasoning()).check(asked)
+            Turns(self._text.with_variables(enable_thinking=False)).check(asked)
         except ConfigError:
             return False
         return True
