@@ -38,22 +38,14 @@ def option(default: Any, fits: Callable[[Any], bool], wanted: str) -> Any:
     return field(default=default, metadata={"rule": (fits, wanted)})
 
 
-def whole(default: int, least: int, most: int, wanted: str = "") -> Any:
-    """Declare a whole number in a range; `wanted` replaces the default description."""
-
-    def fits(value: object) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-
-    return option(default, fits, wanted or f"a whole number from {least:g} to {most:g}")
-
-
 def number(default: float, least: float, most: float, wanted: str = "") -> Any:
-    """Declare a finite number in a range; `wanted` replaces the default description."""
+    """Declare a number in a range, a whole one if its default is; `wanted` replaces the usual description."""
+    kind, what = (int, "whole number") if isinstance(default, int) else (int | float, "number")
 
     def fits(value: Any) -> bool:
-        return is_number(value) and bool(least <= value <= most)
+        return is_number(value) and isinstance(value, kind) and bool(least <= value <= most)
 
-    return option(default, fits, wanted or f"a number from {least:g} to {most:g}")
+    return option(default, fits, wanted or f"a {what} from {least:g} to {most:g}")
 
 
 def one_of(*choices: str) -> Any:

@@ -32,7 +32,6 @@ from retrain.backends.options import (
     problems_of,
     table,
     template_problems,
-    whole,
 )
 from retrain.engines.vllm import vllm_problem
 from retrain.errors import ConfigError
@@ -83,20 +82,20 @@ class LocalOptions:
     lora_dropout: float = number(0.0, 0, 0.95)  # share of an adapter's inputs that training sets to 0
     quantization: str = one_of("none", "4bit")  # of the frozen weights: 4bit needs the extra `4bit`
     gradient_checkpointing: bool = False  # recompute activations: a third more work, far less memory
-    tokens_per_micro_batch: int = whole(
+    tokens_per_micro_batch: int = number(
         0, 0, MOST_TOKENS, f"a whole number of tokens from 0 (choose) to {MOST_TOKENS}"
     )  # including padding; 0: 16384 on a GPU, on the CPU what keeps activations near 128 MiB
-    tokens_per_sampling_batch: int = whole(
+    tokens_per_sampling_batch: int = number(
         262144, 1, MOST_TOKENS, TOKENS
     )  # size of the KV cache, padding included
-    threads: int = whole(
+    threads: int = number(
         0, 0, 1024, "a whole number from 0 (choose) to 1024"
     )  # CPU threads; 0: one for tiny models, otherwise PyTorch's default
     share_weights: bool = True  # on the CPU, runs that train adapters map one file of frozen weights
     weight_decay: float = number(0.0, 0, 1)
     stop: tuple[str, ...] = ()  # strings that end a completion
     top_p: float = number(1.0, 1e-6, 1)  # draw from the most likely tokens of this total probability
-    top_k: int = whole(0, 0, MOST_TOKENS)  # draw from so many most likely tokens; 0: from all
+    top_k: int = number(0, 0, MOST_TOKENS)  # draw from so many most likely tokens; 0: from all
     min_p: float = number(0.0, 0, 1)  # draw from tokens this fraction as likely as the most likely one
     chat_template: bool = False  # apply the tokenizer's chat template to prompts
     system_prompt: str = ""  # with chat_template

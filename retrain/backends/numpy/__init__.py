@@ -11,7 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from retrain.backends import BackendSpec, shows_no_functions
-from retrain.backends.options import number, one_of, parsed, problems_of, whole
+from retrain.backends.options import number, one_of, parsed, problems_of
 from retrain.config.adapters import NUMPY, REMOTE, weights_of
 from retrain.config.schema import Config
 from retrain.errors import ConfigError
@@ -31,8 +31,8 @@ LATENCY = "seconds from 0 (no API) to 3600"
 class NumpyOptions:
     """Size, dtype and optimizer of the policy, and the simulated API latency."""
 
-    embedding: int = whole(24, 1, MAX_WIDTH)  # numbers per character
-    hidden: int = whole(64, 1, MAX_WIDTH)  # numbers in the recurrent state
+    embedding: int = number(24, 1, MAX_WIDTH)  # numbers per character
+    hidden: int = number(64, 1, MAX_WIDTH)  # numbers in the recurrent state
     dtype: str = one_of("float32", "float64")  # float64 is slower; for gradient checks
     optimizer: str = one_of("adam", "sgd")  # or sgd, for which [scaling].rule = "adascale" was derived
     api_latency_s: float = number(0.0, 0, 3600, LATENCY)  # above 0: simulate an API, whose calls hold permits

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from retrain import extras
 from retrain.backends import BackendSpec
-from retrain.backends.options import number, parsed, problems_of, table, template_problems, whole
+from retrain.backends.options import number, parsed, problems_of, table, template_problems
 from retrain.config.prices import Price
 from retrain.errors import ConfigError
 
@@ -53,9 +53,9 @@ class TinkerOptions:
     beta2: float = number(0.95, 0, 0.99999)
     eps: float = number(1e-12, 0, 1)
     weight_decay: float = number(0.0, 0, 1)
-    requests_at_once: int = whole(8, 1, 256)  # sampling calls of one run that hold or wait for a permit
-    replay_steps: int = whole(32, 1, 10_000)  # updates kept for replay; beyond that, a state is saved
-    state_days: int = whole(7, 0, 3650)  # days until the API deletes a saved state; 0: never
+    requests_at_once: int = number(8, 1, 256)  # sampling calls of one run that hold or wait for a permit
+    replay_steps: int = number(32, 1, 10_000)  # updates kept for replay; beyond that, a state is saved
+    state_days: int = number(7, 0, 3650)  # days until the API deletes a saved state; 0: never
     connect_timeout_s: float = number(60.0, 0.1, DAY_S)  # to open a session
     call_timeout_s: float = number(1800.0, 0.1, DAY_S)  # one call, from permit to result
     permit_timeout_s: float = number(21600.0, 0.1, 30 * DAY_S)  # after that, its holders are considered stuck
