@@ -32,7 +32,7 @@ def campaign_overhead(row: dict[str, Any]) -> Iterator[Line]:
 
 def semaphore(rows: list[dict[str, Any]]) -> Iterator[Line]:
     designs = {row["design"]: row for row in rows}
-    ours = designs.pop("turnstile")
+    ours = designs.pop("FileSemaphore")
     limits: dict[str, tuple[str, str, dict[str, float]]] = {
         "jain_busy": ("fairness (Jain), busy", "", {"at_least": 0.99}),
         "jain_thinking": ("fairness (Jain), thinking", "", {"at_least": 0.99}),

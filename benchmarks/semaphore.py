@@ -2,10 +2,10 @@
 
     python -m benchmarks.semaphore [--full] [--json]
 
-sweep      tries each slot's lock once, then sleeps on slot 0: the obvious design
-portalocker  its NamedBoundedSemaphore, if it is installed (pip install portalocker): tries all slots in
-           random order every 0.25 s
-turnstile  retrain.semaphore.FileSemaphore
+sweep          tries each slot's lock once, then sleeps on slot 0: the obvious design
+portalocker    its NamedBoundedSemaphore, if it is installed (pip install portalocker): tries all slots in
+               random order every 0.25 s
+FileSemaphore  retrain.semaphore.FileSemaphore: one waiter, the head of the wait queue, watches the slots
 
 Every figure comes from a log of monotonic times that workers write after they were admitted and
 before they release, never from the semaphore itself.
@@ -81,7 +81,7 @@ Design = Callable[[Path, int], Semaphore]
 DESIGNS: dict[str, Design] = {
     "sweep": Sweep,
     **({"portalocker": Portalocker} if find_spec("portalocker") else {}),
-    "turnstile": FileSemaphore,
+    "FileSemaphore": FileSemaphore,
 }
 
 
