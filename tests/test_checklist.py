@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from retrain.campaign.launcher_setup import as_launched
-from retrain.config.load import parse, sets_key
-from retrain.plan.checklist import warnings_of
+from retrain.config.load import fixed_keys, load_config, parse, sets_key
+from retrain.plan.checklist import SUGGESTED, warnings_of
 from retrain.plan.estimate.history import learn
 from retrain.plan.explain import explain_plan
 from retrain.plan.matrix import plan_runs
@@ -173,3 +174,59 @@ def test_a_campaign_inside_one_process_is_planned_one_run_at_a_time(tmp_path: Pa
     plan = plan_of(tmp_path, parallel=True, max_workers=4, launcher="inline")
     assert as_launched(plan, "c.toml").workers == 1
     assert any("parallel has no effect" in line for line in warnings_of(plan, {}, 2.0))
+
+
+OWN_BATCHES = """
+[training]
+minibatches = 4
+[campaign]
+seeds = [0, 1]
+[[campaign.conditions]]
+name = "a"
+training = { batch_size = 16, max_tokens = 4, max_steps = 40 }
+[[campaign.conditions]]
+name = "b"
+training = { batch_size = 32, max_tokens = 8, max_steps = 60 }
+"""
+SWEPT = """
+[training]
+batch_size = 8
+minibatches = 4
+max_steps = 40
+[backpressure]
+enabled = true
+min_batch_size = 5
+[campaign]
+seeds = [0, 1]
+[campaign.sweep]
+training.max_tokens = [4, 8]
+"""
+SEARCHED = """
+[training]
+batch_size = 4
+max_tokens = 2
+max_steps = 40
+[campaign]
+seeds = [0, 1]
+[campaign.sweep]
+training.lr = [1e-3, 2e-2]
+[campaign.search]
+rungs = [10, 20]
+metric = "mean_reward"
+"""
+
+
+@pytest.mark.parametrize("text", [OWN_BATCHES, SWEPT, SEARCHED], ids=["own", "swept", "searched"])
+def test_the_commands_that_it_suggests_are_accepted(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(text)
+    plan = plan_runs(load_config(file), file.name)
+    found = explained(plan, None, fixed=fixed_keys(file, (), SUGGESTED))
+    suggested = {line.command.split(" && ")[0] for line in found.checklist if line.command}
+    assert len(suggested) == 2  # a smoke test and a pilot
+    for command in suggested:
+        word, *arguments = command.split()
+        assert word == "retrain"
+        sets = [value for flag, value in pairwise(arguments) if flag == "--set"]
+        assert plan_runs(load_config(file, sets), file.name).runs
+    assert ("retrain calibrate c.toml" in suggested) == (text == OWN_BATCHES)

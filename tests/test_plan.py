@@ -81,7 +81,7 @@ def test_a_condition_may_take_its_own_number_of_steps() -> None:
 
 def test_conditions_with_the_same_label_are_refused() -> None:
     raw = {"campaign": {"seeds": [0], "conditions": [{"name": "A b"}, {"name": "a B"}]}}
-    with pytest.raises(ConfigError, match="is the label of 2 conditions"):
+    with pytest.raises(ConfigError, match="is the label of 2 conditions; let names differ in more than case"):
         plan_runs(parse(raw, "c"))
 
 

@@ -210,7 +210,7 @@ def test_values_that_end_alike_are_told_in_full(tmp_path: Path) -> None:
     (found,) = problems(tmp_path, SMALL, 'campaign.sweep.model.model=["a b", "a-b"]')
     assert found == (
         "c.toml [campaign].sweep: 'maxrl-model-a-b' is the label of 2 conditions; "
-        "let values differ in more than punctuation"
+        "let values differ in more than case and punctuation"
     )
 
 

@@ -48,7 +48,8 @@ def command(
     """
     from retrain.campaign.admission import check_fits, free_memory
     from retrain.campaign.launcher_setup import as_launched, ask_launcher
-    from retrain.config.load import load_config, sets_key
+    from retrain.config.load import fixed_keys, load_config, sets_key
+    from retrain.plan.checklist import SUGGESTED
     from retrain.plan.explain import explain_plan
     from retrain.plan.matrix import plan_runs
     from retrain.plan.preflight import preflight
@@ -73,6 +74,7 @@ def command(
         learned_from=shlex.quote(str(logs)) if logs else "",
         budget_s=budget_s,
         sets_max_tokens=sets_key(file, given, "training", "max_tokens"),
+        fixed=fixed_keys(file, given, SUGGESTED),
         script=ask_launcher(plan, "script") or "",
         free_memory=free_memory,
     )

@@ -106,7 +106,8 @@ def check_matrix(runs: Sequence[tuple[str, Draft]], *, is_swept: bool = False) -
     """
     for label, times in Counter(_label(name, draft) for name, draft in runs).items():
         if times > 1:
-            fix = "let values differ in more than punctuation" if is_swept else "give each a name of its own"
+            differ = "differ in more than case and punctuation"
+            fix = f"let {'values' if is_swept else 'names'} {differ}"
             where = ("campaign", "sweep" if is_swept else "conditions")
             yield where, f"{label!r} is the label of {times} conditions; {fix}"
     wanted: dict[str, set[str]] = {}

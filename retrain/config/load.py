@@ -102,6 +102,13 @@ def sets_key(path: Path, overrides: Sequence[str], section: str, key: str) -> bo
     return any(key in table.get(section, {}) for table in (raw, *conditions(raw)))
 
 
+def fixed_keys(path: Path, overrides: Sequence[str], keys: Sequence[str]) -> frozenset[str]:
+    """Return those of the keys, as `section.key`, that `--set` cannot change, because other keys decide."""
+    raw = load_tables(path, overrides)
+    locations: dict[Location, str] = {tuple(key.split(".")): key for key in keys}
+    return frozenset(locations[at] for at, _ in _without_effect(raw, variants(raw), frozenset(locations)))
+
+
 def read_toml(path: Path) -> Table:
     """Read a file's tables; syntax, encoding, size and nesting problems are ConfigErrors."""
     try:

@@ -5,7 +5,7 @@ A warning names a setting that costs time or has no effect.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Literal
@@ -25,6 +25,13 @@ CheckState = Literal["pass", "warn", "unknown"]
 Answer = tuple[CheckState, str, str]  # the state, the answer and the command of a check
 
 SMOKE_BATCH, SMOKE_GROUP, SMOKE_TOKENS, SMOKE_STEPS = 2, 8, 1024, 5
+SUGGESTED = (  # keys that a suggested command may set
+    "training.batch_size",
+    "training.group_size",
+    "training.max_tokens",
+    "training.max_steps",
+    "campaign.max_steps",
+)
 PILOT_STEPS = 20  # per condition; the mean's standard error is then under a quarter of a step's deviation
 GENEROUS = 8  # times the longest answer: more than any completion needs
 OFTEN_CUT = 0.05  # fraction of completions: above it, the policy mainly learns to be short
@@ -52,6 +59,7 @@ class Decisions:
     file_name: str
     pilot_command: str
     learned_from: str  # the argument of --from
+    fixed: Collection[str] = ()  # keys that --set cannot change
 
     def checklist(self, budget_s: float | None, *, sets_max_tokens: bool) -> tuple[ChecklistLine, ...]:
         return (
@@ -65,19 +73,26 @@ class Decisions:
     def _smoke_or_full(self) -> Answer:
         if all(map(_is_smoke, self.plan.runs)):
             return "pass", "smoke test: at most 2 x 8 rollouts of 1024 tokens per step", ""
-        tokens = min(SMOKE_TOKENS, *(run.config.training.max_tokens for run in self.plan.runs))
-        steps = "training.max_steps" if self.plan.is_single_run else "campaign.max_steps"
-        command = (
-            f"retrain {self.file_name} --set training.batch_size={SMOKE_BATCH} "
-            f"--set training.group_size={SMOKE_GROUP} --set training.max_tokens={tokens} "
-            f"--set {steps}={SMOKE_STEPS}"
-        )
+        sets = [f" --set {key}={value}" for key, value in self._smoke().items() if key not in self.fixed]
+        command = f"retrain {self.file_name}{''.join(sets)}"
         if self.time is None:
             return "unknown", "full run; no earlier run is known", command
         never = [one.condition for one in self.time.conditions if not one.is_finished]
         if never:
             return "warn", f"full run, but {first_of(never, 3)} never finished a run", command
         return "pass", "full run; every condition has finished a run before", ""
+
+    def _smoke(self) -> dict[str, int]:
+        """Return the values of keys for a smoke test, as small as the other keys allow."""
+        configs = [run.config for run in self.plan.runs]
+        least = [config.backpressure.min_batch_size for config in configs if config.backpressure.enabled]
+        parts = [config.training.minibatches for config in configs]
+        return {
+            "training.batch_size": max(SMOKE_BATCH, *parts, *least),
+            "training.group_size": SMOKE_GROUP,
+            "training.max_tokens": min(SMOKE_TOKENS, *(config.training.max_tokens for config in configs)),
+            steps_key(self.plan): enough_steps(self.plan, SMOKE_STEPS),
+        }
 
     def _max_tokens(self, is_set: bool) -> Answer:
         limits = [run.config.training.max_tokens for run in self.plan.runs]
@@ -158,6 +173,17 @@ def _first_options(changes: Sequence[Change]) -> str:
     """Return the first change's settings as command-line options; empty if they are not keys."""
     pairs = [pair.split(" = ") for pair in changes[0].setting.split(", ") if " = " in pair] if changes else []
     return "".join(f" --set {key}={value}" for key, value in pairs)
+
+
+def steps_key(plan: Plan) -> str:
+    """Return the key that decides how many steps all runs take."""
+    return f"{'training' if plan.is_single_run else 'campaign'}.max_steps"
+
+
+def enough_steps(plan: Plan, wanted: int) -> int:
+    """Return a number of steps that is above the last rung of a search, if there is one."""
+    search = plan.campaign.search
+    return max(wanted, search.rungs[-1] + 1 if search and search.rungs else 0)
 
 
 def _is_smoke(run: RunPlan) -> bool:

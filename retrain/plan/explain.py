@@ -14,7 +14,14 @@ from retrain.config.keys import quote
 from retrain.config.prices import price_of, priced_as, unpriced
 from retrain.config.resolve import RUN_SECTIONS
 from retrain.config.sweep import swept_keys
-from retrain.plan.checklist import ChecklistLine, Decisions, warnings_of
+from retrain.plan.checklist import (
+    PILOT_STEPS,
+    ChecklistLine,
+    Decisions,
+    enough_steps,
+    steps_key,
+    warnings_of,
+)
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.preflight import Checked, sandbox_warnings, sandboxes_of
 from retrain.records.text import count_of, dollars, gib
@@ -26,7 +33,6 @@ if TYPE_CHECKING:
     from retrain.plan.expected_seeds import ExpectedSeeds
 
 
-PILOT_STEPS = 20
 UNKNOWN = (
     "step times",
     "start-up time",
@@ -101,6 +107,7 @@ def explain_plan(
     learned_from: str = "",
     budget_s: float | None = None,
     sets_max_tokens: bool = True,
+    fixed: Collection[str] = (),
     script: str = "",
     free_memory: Callable[[str], int | None] = lambda _: None,
 ) -> Explanation:
@@ -111,6 +118,7 @@ def explain_plan(
         history: earlier runs, read from `learned_from` (the plan's log directory if empty); None if unknown.
         cores: CPU cores available on this machine.
         budget_s: longest acceptable wall time; None if not given.
+        fixed: keys that `--set` cannot change.
         script: what the launcher would submit, if anything.
         free_memory: device (cpu or cuda) -> bytes that are free, None if not known.
     """
@@ -121,12 +129,13 @@ def explain_plan(
     sandboxes, memory = sandboxes_of(configs), tuple(_memory_uses(checked, free_memory))
     of_plan = warnings_of(plan, checked.longest_answers, cores), checked.warnings
     of_runs = sandbox_warnings(configs, sandboxes), _short_of_memory(memory, plan.workers)
-    search = plan.campaign.search
-    enough = max(PILOT_STEPS, search.rungs[-1] + 1 if search else 0)  # rungs are below max_steps
-    steps = f"{'training' if plan.is_single_run else 'campaign'}.max_steps={enough}"
-    logs = shlex.quote(str(plan.log_dir))
-    pilot = f"retrain {file_name} --set {steps} && retrain explain {file_name} --from {logs}"
-    decisions = Decisions(plan, checked.longest_answers, time, cores, file_name, pilot, learned_from or logs)
+    logs, steps = shlex.quote(str(plan.log_dir)), steps_key(plan)
+    shorter = f"retrain {file_name} --set {steps}={enough_steps(plan, PILOT_STEPS)}"
+    pilot = f"{shorter} && retrain explain {file_name} --from {logs}"
+    if steps in fixed:
+        pilot = f"retrain calibrate {file_name}"
+    learned_from = learned_from or logs
+    decisions = Decisions(plan, checked.longest_answers, time, cores, file_name, pilot, learned_from, fixed)
     return Explanation(
         name=plan.name,
         conditions=tuple(_condition(run, plan, first[plan.conditions[0]]) for run in first.values()),
