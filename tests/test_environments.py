@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from retrain.config.load import parse
 from retrain.config.schema import Config, Environment
 from retrain.conformance import check_plugin
 from retrain.environments.guess import Game
+from retrain.environments.plain_calls import InTurn
 from retrain.errors import ConfigError, InterruptedRunError, PromptError
 from retrain.event_loop import EventLoopThread
 from retrain.plan.matrix import plan_runs
@@ -452,6 +453,20 @@ def test_an_episode_that_opens_too_late_is_closed(is_async: bool) -> None:
     assert episode.error == "prompt 0: opening the episode took longer than 0.01 s"
     may_open.set()
     assert closed.wait(60)
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_an_episode_that_opens_after_the_end_of_its_run_is_closed(is_own: bool) -> None:
+    may_open, taken_back = threading.Event(), threading.Event()
+
+    async def leave() -> None:
+        thread = InTurn(60.0, is_own=is_own)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(thread.call(lambda: may_open.wait(60), lambda _: taken_back.set()), 0.01)
+
+    asyncio.run(leave())
+    may_open.set()
+    assert taken_back.wait(60)
 
 
 def first_of(kind: type[Count]) -> Callable[[], Count]:

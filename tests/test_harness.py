@@ -538,6 +538,10 @@ def broken(prompt, base_url, api_key):
     raise OSError("the board is gone")
 
 
+def wordy(prompt, base_url, api_key):
+    return "much"
+
+
 class Agent:
     def run(self, prompt, base_url, api_key):
         return solve(prompt, base_url, api_key, word="2")
@@ -572,8 +576,9 @@ def test_a_program_is_tried_out_without_a_policy(tmp_path: Path, monkeypatch: py
     monkeypatch.syspath_prepend(tmp_path)
     fine = check_plugin("environments", "harness", {"run": "own_programs.solve"})
     assert not [finding for finding in fine if finding.problem]
-    wrong = check_plugin("environments", "harness", {"run": "own_programs.broken"})
-    assert any("OSError: the board is gone" in finding.problem for finding in wrong)
+    for run, said in (("broken", "OSError: the board is gone"), ("wordy", "run returned the reward 'much'")):
+        wrong = check_plugin("environments", "harness", {"run": f"own_programs.{run}"})
+        assert any(said in finding.problem for finding in wrong)
 
 
 @pytest.mark.parametrize(

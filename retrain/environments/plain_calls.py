@@ -161,4 +161,6 @@ def _work(batches: Batches) -> None:
         try:
             batch.loop.call_soon_threadsafe(finish, batch)
         except RuntimeError:  # the loop is closed
+            for call, result in zip(batch.calls, batch.results, strict=True):
+                call.unwanted(result)
             return
