@@ -159,7 +159,7 @@ class Peer:
 
     def _answer(self, request: list[Any]) -> None:
         try:
-            reply = ["=", *self._do(request[0], *request[2:])]
+            reply = ["=", *REQUESTS[request[0]](self, *request[2:])]
         except BrokenError:
             raise
         except BaseException as error:  # noqa: BLE001 - it is the other side's to handle
@@ -169,9 +169,6 @@ class Peer:
         self._printed.seek(0)
         self._printed.truncate()
         values.write_frame(self._writes, [reply[0], printed, *reply[1:]])
-
-    def _do(self, kind: str, *rest: Any) -> tuple[Any, ...]:
-        return REQUESTS[kind](self, *rest)
 
     def _name(self, name: str) -> tuple[Any, ...]:
         names = self._names or {}  # tests have none

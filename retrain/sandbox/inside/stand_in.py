@@ -6,7 +6,10 @@ import copy
 import importlib
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from retrain.sandbox.inside.peer import Peer
 
 DATA = (int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset)
 CONTAINER_VERBS = (
@@ -56,25 +59,12 @@ POINTERS = ("__array_", "__cuda_array_", "__dlpack_", "__buffer_", "_as_paramete
 REFLECTED = "add sub mul truediv floordiv mod pow matmul and_ or_ xor divmod".split()
 
 
-class Asks(Protocol):
-    """The end of a conversation that a stand-in belongs to."""
-
-    needs_sharing: bool
-    asserting: set[int]
-
-    def ask(self, *request: Any) -> Any: ...
-    def call(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
-    def encode(self, value: Any) -> Any: ...
-    def reach(self, name: str, message: Any) -> Any: ...
-    def decode(self, message: Any) -> Any: ...
-
-
 class StandIn:
     """An object of the other side."""
 
     __slots__ = ("_is_class", "_is_made", "_number", "_peer")
 
-    def __init__(self, peer: Asks, number: int, *, is_class: bool = False, is_made: bool = False) -> None:
+    def __init__(self, peer: Peer, number: int, *, is_class: bool = False, is_made: bool = False) -> None:
         for name, value in zip(self.__slots__, (is_class, is_made, number, peer), strict=True):
             object.__setattr__(self, name, value)
 
@@ -175,7 +165,7 @@ def number_of(value: Any) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def data_stand_in(data: Any, peer: Asks, number: int, name: str) -> Any:
+def data_stand_in(data: Any, peer: Peer, number: int, name: str) -> Any:
     """Return data of a subclass, such as a named tuple; further attributes are asked for."""
     if type(data) not in DATA:
         return data
