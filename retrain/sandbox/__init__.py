@@ -3,8 +3,8 @@
 A plugin is one file or folder with `open_sandbox(*, <options>) -> Sandbox`: a command that confines a Python
 interpreter.
 
-Not plugins, but shared: `inside` is what runs in it, `boot` is what it reads first, and `cell` talks to it,
-and takes whatever comes back for hostile.
+Not plugins, but shared: `inside` is what runs in it, and `cell` talks to it, and takes whatever comes back
+for hostile.
 """
 
 from __future__ import annotations

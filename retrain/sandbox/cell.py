@@ -20,8 +20,7 @@ from typing import Any
 
 from retrain.line_process import kill_group
 from retrain.sandbox import Limits, ProgramEnd, Sandbox, SandboxEndedError, SandboxError
-from retrain.sandbox.boot import BOOT, boot_text
-from retrain.sandbox.inside import values
+from retrain.sandbox.inside import BOOT, boot_text, values
 from retrain.sandbox.inside.zygote import STARTED, STOP
 
 STARTUP_S = 120.0  # imports on a cold network disk; only a broken machine takes longer

@@ -22,7 +22,7 @@ from retrain.errors import ConfigError
 from retrain.rewards import Answer, Outcome, Score, python
 from retrain.rewards.python.scorer import ProgramScorer
 from retrain.rollouts import Prompt
-from retrain.sandbox import Sandbox, SandboxError, boot, choose
+from retrain.sandbox import Sandbox, SandboxError, choose, inside
 from retrain.sandbox.cell import Cell, holes
 from tests.namespaces import BUBBLEWRAP
 
@@ -216,7 +216,7 @@ def test_the_self_test_finds_what_is_open() -> None:
 
 
 MAGIC = MAGIC_NUMBER.hex()
-CODE_OF_NOTHING = marshal.dumps({name: compile("", name, "exec") for name in boot.files()})
+CODE_OF_NOTHING = marshal.dumps({name: compile("", name, "exec") for name in inside.files()})
 
 
 @ON_LINUX
@@ -224,7 +224,7 @@ CODE_OF_NOTHING = marshal.dumps({name: compile("", name, "exec") for name in boo
 def test_only_byte_code_for_another_version_is_compiled_anew(
     monkeypatch: pytest.MonkeyPatch, version: str, starts: bool
 ) -> None:
-    monkeypatch.setattr(boot, "byte_code", lambda: {version: b2a_base64(CODE_OF_NOTHING).decode()})
+    monkeypatch.setattr(inside, "byte_code", lambda: {version: b2a_base64(CODE_OF_NOTHING).decode()})
     with nullcontext() if starts else pytest.raises(SandboxError, match="no attribute 'main'"):
         assert holes(choose("process", {})) == []
 
