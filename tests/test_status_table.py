@@ -13,10 +13,27 @@ from retrain.render.status import MOST_MESSAGES, show, time_left
 from tests.test_watch_frame import campaign_of, run_of
 
 
-def shown(runs: list[RunRow]) -> str:
+def shown(runs: list[RunRow], width: int = 200) -> str:
     out = io.StringIO()
-    show(campaign_of(runs, state="failed").status, Console(file=out, width=200, highlight=False))
+    show(campaign_of(runs, state="failed").status, Console(file=out, width=width, highlight=False))
     return out.getvalue()
+
+
+@pytest.mark.parametrize("condition", ["grpo", "advantage=grpo lr=0.00004 batch=64"])
+@pytest.mark.parametrize(("width", "also"), [(32, ""), (40, "9/10"), (56, "0.25")])
+def test_a_narrow_terminal_shows_each_runs_mean_reward(condition: str, width: int, also: str) -> None:
+    figures = {"reward_first": 0.01, "reward_mean": 0.98, "eval_reward": 0.25, "phase": "train", "step": 9}
+    runs = [run_of(condition, seed=s, state="running", max_steps=10, **figures) for s in (0, 1)]
+    lines = [line for line in shown(runs, width).splitlines() if " running " in line and "_s" in line]
+    assert [line.partition("   ")[0][-3:] for line in lines] == ["_s0", "_s1"]
+    assert [" 0.98 " in line and (also in line or condition != "grpo") for line in lines] == [True, True]
+
+
+def test_a_narrow_terminal_shows_each_conditions_mean_reward() -> None:
+    runs = [run_of("a" * 50, seed=s, state="done", reward_mean=0.25 * s) for s in range(1, 4)]
+    [line] = [line for line in shown(runs, 40).splitlines() if " ± " in line]
+    assert "a…a" in line
+    assert "0.500 ± 0.250" in line
 
 
 def test_runs_that_failed_alike_share_a_line() -> None:

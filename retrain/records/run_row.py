@@ -125,6 +125,11 @@ class RunRow:
     pace: Pace | None = measured("", "[its pace](json.md#pace) so far", default=None)  # noqa: RUF009 - it is a field
 
     @property
+    def name(self) -> str:
+        """Its name by its condition's own name, which commands accept as well as its id."""
+        return self.run_id if self.seed is None else f"{self.condition}_s{self.seed}"
+
+    @property
     def steps_left(self) -> int:
         """Steps that an orchestrator would still have it take."""
         return 0 if self.state in _FINAL else max(0, (self.max_steps or 0) - self.step)

@@ -71,6 +71,12 @@ def first_of(names: Sequence[str], shown: int = 5) -> str:
     return ", ".join(names[:shown]) + more
 
 
+def without_middle(name: str, limit: int) -> str:
+    """Return a name with at most `limit` characters: of a longer one the start and the end."""
+    end = limit // 2
+    return name if len(name) <= limit else f"{name[: limit - end - 1]}…{name[-end:]}"
+
+
 def _visible(character: str) -> str:
     if character.isprintable():
         return character

@@ -20,7 +20,7 @@ from rich.text import Text
 from retrain.clock import posix_s
 from retrain.records.run_row import RunRow
 from retrain.records.text import MISSING, counts_of
-from retrain.render.status import detailed, drifting, permit_line, resume_lines, run_name, time_left, unscored
+from retrain.render.status import detailed, drifting, permit_line, resume_lines, time_left, unscored
 from retrain.render.tables import BAD, STYLES
 from retrain.status import CampaignStatus
 from retrain.status.columns import WATCH_COLUMNS
@@ -263,7 +263,7 @@ def _run_lines(campaign: WatchedCampaign, begun: int, width: int, height: int, g
 
 
 def _table(runs: Sequence[WatchedRun], width: int, scale: tuple[float, float], glyphs: Glyphs) -> list[Text]:
-    names = [run_name(run.row) for run in runs]
+    names = [run.row.name for run in runs]
     name_width = max(3, min(max(map(cell_len, names)), WIDEST_NAME, width // 3))
     room = width - name_width - 2 - GAP
     columns = _fitting([run.row for run in runs], room - LEAST_SPARK)

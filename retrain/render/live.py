@@ -26,7 +26,7 @@ from retrain.records.run_row import RunRow
 from retrain.records.run_state import WAITING, RunState, rung_of
 from retrain.records.text import count_of, format_duration, number
 from retrain.render.frame import campaign_frame
-from retrain.render.status import doing, run_name
+from retrain.render.status import doing
 from retrain.render.tables import BAD, STYLES
 from retrain.render.watch import Lines, RefreshInterval, glyphs_for
 from retrain.status.watch import WatchedCampaign, Watcher
@@ -165,7 +165,7 @@ class StepLines(RecordsFollower):
 
 def step_line(row: RunRow) -> str:
     """Return how far a run is, in a line."""
-    said = [f"{run_name(row)} step {row.step}/{row.max_steps or '?'}"]
+    said = [f"{row.name} step {row.step}/{row.max_steps or '?'}"]
     if row.reward_mean is not None:
         said += [f"reward {number(row.reward_mean, 2)}", f"{format_duration(row.step_time_s)} a step"]
     return ", ".join([*said, f"now: {doing(row)}"] if row.phase else said)

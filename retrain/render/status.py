@@ -13,9 +13,9 @@ from retrain.records.manifest import Expectation
 from retrain.records.run_row import RunRow
 from retrain.records.rungs import lines_of_search
 from retrain.records.text import about, count_of, dollars, first_of, format_duration, plain
-from retrain.render.tables import BAD, fitted, spread, state, table
+from retrain.render.tables import BAD, fitted, spread, state, table, width_of
 from retrain.status import CampaignStatus, ConditionStatus, PermitStatus
-from retrain.status.columns import table_of
+from retrain.status.columns import NARROW_COLUMNS, table_of
 
 MATRIX_RUNS = 60  # more runs than this are shown by condition only
 RECENT = 5  # campaigns shown in full; older ones get a line each
@@ -60,7 +60,7 @@ def _failures(runs: Sequence[RunRow]) -> Iterator[Text]:
         if run.message and (run.ended_badly or run.is_done):
             alike.setdefault((run.state, run.message), []).append(run)
     for (how, message), found in list(alike.items())[:MOST_MESSAGES]:
-        names = first_of([run_name(run) for run in found], NAMED_RUNS)
+        names = first_of([run.name for run in found], NAMED_RUNS)
         yield Text.assemble((f"{names} {how}: ", BAD if found[0].ended_badly else ""), message)
     if len(alike) > MOST_MESSAGES:
         yield Text(f"and {len(alike) - MOST_MESSAGES} other messages: --json has them all", style="dim")
@@ -72,6 +72,8 @@ def _progress(campaign: CampaignStatus) -> str:
 
 def _runs(runs: Sequence[RunRow], width: int) -> object:
     headers, texts = table_of(runs)
+    if width_of(headers[: headers.index(">reward") + 1], texts) > width:
+        headers, texts = table_of(runs, NARROW_COLUMNS)
     rows: list[list[str | Text]] = [[*row] for row in texts]
     at = headers.index("state")
     for run, row in zip(runs, rows, strict=True):
@@ -79,23 +81,17 @@ def _runs(runs: Sequence[RunRow], width: int) -> object:
     return fitted("", headers, rows, width)
 
 
-def run_name(run: RunRow) -> str:
-    """Return a run's name by its condition's own name, which commands accept as well as its id."""
-    return run.run_id if run.seed is None else f"{run.condition}_s{run.seed}"
-
-
 def _conditions(conditions: Sequence[ConditionStatus], width: int) -> object:
     has_cost = any(c.cost_usd is not None for c in conditions)
     rows: list[list[str | Text]] = [
         [
-            c.condition, f"{c.done}/{c.runs}", str(c.running),
-            Text(str(c.failed), style=BAD if c.failed else ""),
-            spread(c.reward_mean, c.reward_std), format_duration(c.step_time_s),
+            c.condition, spread(c.reward_mean, c.reward_std), f"{c.done}/{c.runs}", str(c.running),
+            Text(str(c.failed), style=BAD if c.failed else ""), format_duration(c.step_time_s),
             *([dollars(c.cost_usd)] if has_cost else []),
         ]
         for c in conditions
     ]  # fmt: skip
-    columns = ["condition", ">done", ">running", ">failed", ">reward over seeds", ">step time"]
+    columns = ["condition", ">reward over seeds", ">done", ">running", ">failed", ">step time"]
     return fitted("", columns + [">cost"] * has_cost, rows, width)
 
 
@@ -107,7 +103,7 @@ def doing(run: RunRow) -> str:
 def detailed(runs: Sequence[RunRow]) -> list[str]:
     """Return a line for each of the first runs in a phase that takes long, and one for each engine."""
     engines = {run.engine_server: run.engine for run in runs if run.engine}  # runs share one
-    long = [f"{run_name(run)} {doing(run)}" for run in runs if run.detail]
+    long = [f"{run.name} {doing(run)}" for run in runs if run.detail]
     loads = [f"engine: {said}; {server}" for server, said in engines.items()]
     return long[:MOST_DETAILED] + loads[:MOST_DETAILED]
 
@@ -146,8 +142,8 @@ def left_undone(runs: Sequence[RunRow]) -> str:
     begun = [run for run in runs if not run.is_done and run.step]
     left = [(run.max_steps or run.step) - run.step for run in begun]
     what = [count_of(steps, "step") if steps else "the evaluation at its end" for steps in left]
-    names = [f"{run_name(run)} ({one} left)" for run, one in zip(begun, what, strict=True)]
-    names += [run_name(run) for run in runs if not run.is_done and not run.step]
+    names = [f"{run.name} ({one} left)" for run, one in zip(begun, what, strict=True)]
+    names += [run.name for run in runs if not run.is_done and not run.step]
     return first_of(names, NAMED_RUNS * 2)
 
 
@@ -170,7 +166,7 @@ def drifting(runs: Sequence[RunRow]) -> Iterator[Text]:
 
 def _named(found: Sequence[tuple[RunRow, str]]) -> Iterator[Text]:
     for run, said in found[:MOST_MESSAGES]:
-        yield Text(f"{run_name(run)}: {said}", style="yellow")
+        yield Text(f"{run.name}: {said}", style="yellow")
     if len(found) > MOST_MESSAGES:
         yield Text(f"and {len(found) - MOST_MESSAGES} other runs: --json has them all", style="dim")
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from retrain.records.text import number, plain
+from retrain.records.text import number, plain, without_middle
 
 STYLES = {"done": "green", "running": "cyan", "pending": "dim", "waiting": "dim", "interrupted": "yellow"}
 BAD = "bold red"
@@ -25,6 +25,7 @@ JSON_VERSION = 1  # raised when a field of docs/json.md goes or changes its mean
 PIPE_WIDTH = 200
 LONGEST_CELL = 500  # characters
 LEAST_COLUMNS = 3  # of a fitted table
+LEAST_NAME = 8  # characters in its first column
 GAP = 3  # characters between two columns
 
 
@@ -118,11 +119,13 @@ def table(
 
 
 def fitted(title: str, columns: Sequence[str], rows: Sequence[Sequence[str | Text]], width: int) -> Table:
-    """Lay out as many columns as fit, unwrapped; the first ones matter most."""
+    """Lay out as many columns as fit, unwrapped; the first ones matter most. Names in the first are cut."""
     count = len(columns)
     while count > LEAST_COLUMNS and width_of(columns[:count], rows) > width:
         count -= 1
-    return table(title, columns[:count], [row[:count] for row in rows], wrap=False)
+    room = max(LEAST_NAME, width - GAP - width_of(columns[1:count], [row[1:] for row in rows]))
+    shown = [(without_middle(str(name), room), *others[: count - 1]) for name, *others in rows]
+    return table(title, columns[:count], shown, wrap=False)
 
 
 def width_of(columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> int:

@@ -17,6 +17,7 @@ from operator import itemgetter
 from typing import Any
 
 from retrain import extras
+from retrain.records.text import without_middle
 from retrain.report.compare import MetricComparison, SideResult
 from retrain.report.series import range_of
 
@@ -168,11 +169,7 @@ def _with_short_keys(labels: Sequence[str]) -> list[str]:
 
 
 def _without_middles(labels: Sequence[str]) -> list[str]:
-    end = LONGEST // 2
-    return [
-        label if len(label) <= LONGEST else f"{label[: LONGEST - end - 1]}{CUT}{label[-end:]}"
-        for label in labels
-    ]
+    return [without_middle(label, LONGEST) for label in labels]
 
 
 def quantity(field: str, title: str, **more: Any) -> Spec:

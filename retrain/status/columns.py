@@ -33,21 +33,31 @@ class RunColumn:
 
 STEPS = RunColumn("steps", lambda run: f"{run.step}/{run.max_steps or '?'}")
 STEP_TIME = RunColumn("step time", lambda run: format_duration(run.step_time_s))
+HELD_OUT = RunColumn("held-out", lambda run: number(run.eval_reward, 2))
+REWARD = RunColumn("reward", lambda run: number(run.reward_mean, 2))
 # of each, the first ones stay where there is little room
+NARROW_COLUMNS = (  # where those of `STATUS_COLUMNS` up to the reward do not fit
+    RunColumn("run", lambda run: run.name, is_right=False),
+    RunColumn("state", lambda run: run.state, is_right=False),
+    REWARD,
+    STEPS,
+    HELD_OUT,
+    STEP_TIME,
+)
 STATUS_COLUMNS = (
     RunColumn("condition", lambda run: run.condition, is_right=False),
     RunColumn("seed", lambda run: MISSING if run.seed is None else str(run.seed)),
     RunColumn("state", lambda run: f"{run.state} {run.phase}".rstrip(), is_right=False),
     STEPS,
     RunColumn("reward", _rewards),
-    RunColumn("held-out", lambda run: number(run.eval_reward, 2)),
+    HELD_OUT,
     STEP_TIME,
     RunColumn("cost", lambda run: "" if run.cost_usd is None else dollars(run.cost_usd), is_optional=True),
     RunColumn("back pressure", _back_pressure, is_right=False, is_optional=True),
     RunColumn("sandbox", lambda run: run.sandbox, is_right=False, is_optional=True),
 )
 WATCH_COLUMNS = (
-    RunColumn("reward", lambda run: number(run.reward_mean, 2)),
+    REWARD,
     STEPS,
     RunColumn("doing", lambda run: run.phase or run.state, is_right=False),
     RunColumn("batch", lambda run: MISSING if run.batch_size is None else str(run.batch_size)),
@@ -58,8 +68,10 @@ WATCH_COLUMNS = (
 )
 
 
-def table_of(runs: Sequence[RunRow]) -> tuple[list[str], list[list[str]]]:
+def table_of(
+    runs: Sequence[RunRow], columns: Sequence[RunColumn] = STATUS_COLUMNS
+) -> tuple[list[str], list[list[str]]]:
     """Return the headers of a table of runs, of which '>' aligns a column right, and its rows."""
-    shown = [column for column in STATUS_COLUMNS if not column.is_optional or any(map(column.cell, runs))]
+    shown = [column for column in columns if not column.is_optional or any(map(column.cell, runs))]
     headers = [">" * column.is_right + column.name for column in shown]
     return headers, [[column.cell(run) for column in shown] for run in runs]
