@@ -129,11 +129,8 @@ def explain_plan(
     sandboxes, memory = sandboxes_of(configs), tuple(_memory_uses(checked, free_memory))
     of_plan = warnings_of(plan, checked.longest_answers, cores), checked.warnings
     of_runs = sandbox_warnings(configs, sandboxes), _short_of_memory(memory, plan.workers)
-    logs, steps = shlex.quote(str(plan.log_dir)), steps_key(plan)
-    shorter = f"retrain {file_name} --set {steps}={enough_steps(plan, PILOT_STEPS)}"
-    pilot = f"{shorter} && retrain explain {file_name} --from {logs}"
-    if steps in fixed:
-        pilot = f"retrain calibrate {file_name}"
+    logs = shlex.quote(str(plan.log_dir))
+    pilot = _pilot_command(plan, file_name, logs, fixed)
     learned_from = learned_from or logs
     decisions = Decisions(plan, checked.longest_answers, time, cores, file_name, pilot, learned_from, fixed)
     return Explanation(
@@ -159,6 +156,14 @@ def explain_plan(
         search=_search(plan),
         expected_seeds=_expected(costly, learned_from, time, cost),
     )
+
+
+def _pilot_command(plan: Plan, file_name: str, logs: str, fixed: Collection[str]) -> str:
+    """Return what measures the steps of a plan whose `fixed` keys `--set` cannot change."""
+    if (steps := steps_key(plan)) in fixed:
+        return f"retrain calibrate {file_name}"
+    shorter = f"retrain {file_name} --set {steps}={enough_steps(plan, PILOT_STEPS)}"
+    return f"{shorter} && retrain explain {file_name} --from {logs}"
 
 
 def _at_most(plan: Plan) -> Plan:
