@@ -224,13 +224,14 @@ def deliver_missing(finished: Sequence[RunPlan], roll_up: RollUp, is_stopped: Ca
 def _deliver(run: RunPlan, files: RunFiles, is_stopped: Callable[[], bool]) -> None:
     from retrain.trainer.logger_threads import deliver
 
-    lock, done, attempts = hold(files.lock), read_done(files.done), read_attempts(files.attempts)
-    if lock is None or done is None or not attempts:
+    lock = hold(files.lock)
+    if lock is None:
         return  # its worker still runs
     with lock:
-        last = attempts[-1]
-        lacking = deliver(run.config, files, last.number, done.result, is_stopped)
-        end_as_done(files.attempts, last, lacking)
+        done, attempts = read_done(files.done), read_attempts(files.attempts)
+        if done is not None and attempts:
+            lacking = deliver(run.config, files, attempts[-1].number, done.result, is_stopped)
+            end_as_done(files.attempts, attempts[-1], lacking)
 
 
 def set_aside_changed(files: RunFiles) -> bool:

@@ -10,6 +10,7 @@ import pytest
 from retrain import worker
 from retrain.campaign.run import reopen, run_campaign
 from retrain.errors import ConfigError
+from retrain.locks.held import is_held
 from retrain.loggers import without_secrets
 from retrain.records.layout import CampaignFiles
 from retrain.records.metrics import read_metrics
@@ -193,6 +194,17 @@ def test_resume_logs_what_the_loggers_of_finished_runs_lack(tmp_path, monkeypatc
     before = (files.directory / "away.jsonl").read_text()
     assert reopen(directory).execute().exit_code == 0
     assert (files.directory / "away.jsonl").read_text() == before
+
+
+def test_a_finished_run_whose_attempts_are_lost_is_left_as_it_is_and_unlocked(tmp_path, monkeypatch):
+    monkeypatch.setattr(logger_threads, "PAUSE_S", 0.0)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "study.toml").write_text(CAMPAIGN)
+    directory = run_campaign(tmp_path / "study.toml").directory
+    files = CampaignFiles(directory).run("maxrl_s0")
+    files.attempts.unlink()
+    assert reopen(directory).execute().exit_code == 0
+    assert not is_held(files.lock)
 
 
 def resumed(tmp_path, *names, stop_at=5):
