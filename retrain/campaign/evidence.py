@@ -32,7 +32,7 @@ from retrain.records.decision import (
     verdict_of,
 )
 from retrain.records.files import readable
-from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.layout import RunFiles
 from retrain.records.manifest import RunEntry
 from retrain.records.metrics import seal_of
 from retrain.records.run_state import RunState, end_as_done, read_attempts, read_done, write_done
@@ -54,18 +54,17 @@ if TYPE_CHECKING:
 class Rounds:
     """Asks for runs round by round, and keeps what was found in the manifest; for the lock's holder."""
 
-    def __init__(self, plan: Plan, roll_up: RollUp, files: CampaignFiles) -> None:
+    def __init__(self, plan: Plan, roll_up: RollUp) -> None:
         self._plan = plan
-        self._looks = files.looks
         self._roll_up = roll_up
-        self._files_of = files.run
+        self._files = roll_up.files
         self._notice = roll_up.notice
         self._values: dict[str, float | None] = {}  # of finished runs, which do not change
         known = roll_up.manifest.decision
         self._told = {one.condition: one.verdict for one in known.conditions} if known else {}
         self._ended = known.ended if known else ""
         search = plan.campaign.search
-        self._rungs = Rungs(plan, search, roll_up, files) if search is not None else None
+        self._rungs = Rungs(plan, search, roll_up) if search is not None else None
 
     def tell_prospects(self) -> None:
         """Notice that no difference can be found, before anything is known of one."""
@@ -90,7 +89,7 @@ class Rounds:
             plan, climbed = fresh_plan(plan, climb.winner), climb.wanted
         from retrain.plan.decision import decide  # nor this: imports numpy
 
-        known, done = read_looks(self._looks), self._done_of(plan)
+        known, done = read_looks(self._files.looks), self._done_of(plan)
         ended = dict.fromkeys(over) | {run.run_id: self._value(run, table.metric) for run in done}
         begun = {run.run_id for run in self._roll_up.entries() if run.attempts}
         is_spent = self._is_spent(table, begun)
@@ -104,9 +103,9 @@ class Rounds:
     def _record(self, rounds: Sequence[Round], known: Looks) -> None:
         """Write what was looked at, after what is known."""
         if rounds and not known.design:
-            begin_design(self._looks, self._plan.design, known.changes)
+            begin_design(self._files.looks, self._plan.design, known.changes)
         for one in rounds:
-            append_round(self._looks, one)
+            append_round(self._files.looks, one)
 
     def due(self, over: Collection[str]) -> Mapping[str, float | None] | None:
         """Return the values from which the search's sampler proposes further conditions; None if not yet."""
@@ -119,13 +118,13 @@ class Rounds:
 
     def begin_anew(self, changes: Sequence[str]) -> None:
         """Drop what was looked at, if the user has accepted changes; they are told with every verdict."""
-        known = known_looks(self._looks, self._roll_up.manifest.decision)
+        known = known_looks(self._files.looks, self._roll_up.manifest.decision)
         if known.is_lost and not changes:
             self._notice("decision.jsonl was lost: its looks are repeated, at the results as they are now")
         if changes and (known.was_begun or ADDED in changes):
             after = f", after looks at {count_of(known.seeds, 'seed')}" if known.rounds else ""
             told = [f"{change}{after}" for change in changes]
-            begin_design(self._looks, self._plan.design, (*known.changes, *told))
+            begin_design(self._files.looks, self._plan.design, (*known.changes, *told))
         if self._plan.decision is None:
             self._roll_up.drop_decision(was_begun=known.was_begun)
 
@@ -139,7 +138,7 @@ class Rounds:
     def _value(self, run: RunEntry, metric: str) -> float | None:
         if run.run_id not in self._values:
             read = partial(final_value, result=run.result or {}, metric=metric)
-            value = readable(read, self._files_of(run.run_id), self._notice)
+            value = readable(read, self._files.run(run.run_id), self._notice)
             if value is None:
                 self._notice(f"{run.run_id} has no {metric}: its seed is left out of the comparison")
             self._values[run.run_id] = value
@@ -151,17 +150,17 @@ class Rounds:
         begun = [run_id for run_id in begun if run_id not in by_hand]
         if table.budget_usd is not None and self._cost_usd(begun) >= table.budget_usd:
             return True
-        return bool(table.budget) and busy_s(map(self._files_of, begun)) >= parse_duration(table.budget)
+        return bool(table.budget) and busy_s(map(self._files.run, begun)) >= parse_duration(table.budget)
 
     def _cost_usd(self, begun: Collection[str]) -> float:
-        found = (read_spending(self._files_of(run_id)) for run_id in begun)
+        found = (read_spending(self._files.run(run_id)) for run_id in begun)
         return math.fsum((one.spent_usd or 0.0) + (one.open_usd or 0.0) for one in found if one is not None)
 
     def _seconds(self, done: Sequence[RunEntry]) -> dict[str, float]:
         """Return how long a finished run of each condition was alive on average."""
         took: dict[str, list[float]] = {}
         for run in done:
-            took.setdefault(run.condition, []).append(busy_s([self._files_of(run.run_id)]))
+            took.setdefault(run.condition, []).append(busy_s([self._files.run(run.run_id)]))
         return {name: mean for name, each in took.items() if (mean := sum(each) / len(each)) > 0}
 
     def _tell(self, decision: Decision) -> None:
@@ -178,14 +177,11 @@ class Rounds:
 class Rungs:
     """Climbs rung by rung, and keeps what was found in the manifest; for the lock's holder."""
 
-    def __init__(self, plan: Plan, table: Search, roll_up: RollUp, files: CampaignFiles) -> None:
+    def __init__(self, plan: Plan, table: Search, roll_up: RollUp) -> None:
         self._plan = plan
         self._table = table
         self._roll_up = roll_up
-        self._files_of = files.run
-        self._rungs = files.rungs
-        self._proposals = files.proposals
-        self._notice = roll_up.notice
+        self._files = roll_up.files
         self._told = set(lines_of_search(roll_up.manifest.searched))
         self.promoted: Collection[str] = ()  # runs that waited before the last look and go on
 
@@ -202,12 +198,13 @@ class Rungs:
         def value_of(run: RunPlan, step: int) -> tuple[bool, float | None]:
             return self._value(entries[run.run_id], step, over)
 
-        known, left = read_rungs(self._rungs), to_come(self._table, read_proposals(self._proposals))
+        known = read_rungs(self._files.rungs)
+        left = to_come(self._table, read_proposals(self._files.proposals))
         found = climb(self._plan, self._table, known, value_of, left)
         for one in found.rungs[len(known) :]:
-            append_rung(self._rungs, one)
+            append_rung(self._files.rungs, one)
         waits = found.waits.items()
-        self.promoted = {run_id for run_id, step in waits if write_wait(self._files_of(run_id).rung, step)}
+        self.promoted = {run_id for run_id, step in waits if write_wait(self._files.run(run_id).rung, step)}
         self._end(found.over, entries)
         searched = Searched(
             self._table.metric,
@@ -225,12 +222,12 @@ class Rungs:
         for line in lines_of_search(searched):
             if line not in self._told:
                 self._told.add(line)
-                self._notice(line)
+                self._roll_up.notice(line)
         return found
 
     def _value(self, run: RunEntry, step: int, over: Collection[str]) -> tuple[bool, float | None]:
         """Return whether a run is after a step, 0 for its end, and its value there."""
-        files, metric = self._files_of(run.run_id), self._table.metric
+        files, metric = self._files.run(run.run_id), self._table.metric
         if run.state == RunState.RUNNING:
             return False, None
         if step:
@@ -245,17 +242,18 @@ class Rungs:
         plans = {run.run_id: run for run in self._plan.runs}
         for run_id, why in over.items():
             if entries[run_id].state in (RunState.INTERRUPTED, RunState.DIED):
-                _finish(plans[run_id], self._files_of(run_id), why)
+                _finish(plans[run_id], self._files.run(run_id), why)
                 self._roll_up.changed(run_id)
 
 
 def _finish(run: RunPlan, files: RunFiles, why: str) -> None:
-    lock, attempts = hold(files.lock), read_attempts(files.attempts)
-    if lock is None or not attempts:
+    lock = hold(files.lock)
+    if lock is None:
         return  # its worker still runs
     with lock:
-        if read_done(files.done) is not None:
+        attempts = read_attempts(files.attempts)
+        if not attempts or read_done(files.done) is not None:
             return
-        last, seal = attempts[-1], seal_of(files.metrics)
+        seal = seal_of(files.metrics)
         write_done(files.done, run.config_hash, {"steps": seal.rows, "dropped": why}, seal)
-        end_as_done(files.attempts, last, why)
+        end_as_done(files.attempts, attempts[-1], why)

@@ -113,7 +113,7 @@ class CampaignRun:
         states = self._states(roll_up)
         roll_up.see_to_damaged(redo=retry_failed)
         over = [] if retry_failed else [*_failed(states), *self._gone]
-        rounds = Rounds(self.plan, roll_up, self._files)
+        rounds = Rounds(self.plan, roll_up)
         if not retry_failed and (due := rounds.due(over)) is not None:
             self.propose(due)
             return None
