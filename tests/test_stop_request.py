@@ -43,7 +43,7 @@ def test_a_worker_reads_the_request_while_it_runs(
     assert read_attempts(run.attempts)[-1].ending == RunState.INTERRUPTED
 
 
-SILENT_ENGINE = """
+SILENT_CLUSTER = """
 from retrain.launchers import Ended
 from retrain.records.layout import CampaignFiles
 
@@ -81,8 +81,8 @@ def test_ctrl_c_reaches_queued_runs_while_the_cluster_does_not_answer(
                 campaign.stop()
 
     monkeypatch.syspath_prepend(here)
-    (here / "silent_engine.py").write_text(SILENT_ENGINE)
-    campaign = start(campaign_file, ['campaign.launcher="silent_engine.open_launcher"'], CtrlC())
+    (here / "silent_cluster.py").write_text(SILENT_CLUSTER)
+    campaign = start(campaign_file, ['campaign.launcher="silent_cluster.open_launcher"'], CtrlC())
     assert campaign.execute().was_stopped
     for run in campaign.plan.runs:  # started by the cluster after all
         files = campaign.files_of(run.run_id)
@@ -113,13 +113,15 @@ def test_a_stop_of_many_runs_names_a_few_and_counts_all(
     campaign_file: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(here)
-    has_all = SILENT_ENGINE.replace(
+    has_all = SILENT_CLUSTER.replace(
         "queued(self): return ()", "queued(self): return list(self.assignment.runs)"
     )
-    (here / "full_engine.py").write_text(has_all)
-    sets = ['campaign.launcher="full_engine.open_launcher"', f"campaign.seeds={list(range(8))}"]
+    (here / "full_cluster.py").write_text(has_all)
+    sets = ['campaign.launcher="full_cluster.open_launcher"', f"campaign.seeds={list(range(8))}"]
     said: list[str] = []
     stopped = stop_campaign(start(campaign_file, sets).directory, on_wait=said.append)
     assert len(stopped.workers) == 16
-    assert len([line for line in said if line.startswith("no orchestrator is alive")]) == SHOWN_RUNS
+    named = [line for line in said if line.startswith("no orchestrator is alive; stopping ")]
+    assert len(named) == SHOWN_RUNS
+    assert named[0].endswith("_s0, queued by full_cluster.open_launcher")
     assert f"and {16 - SHOWN_RUNS} more: 16 runs in all" in said
