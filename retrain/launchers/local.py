@@ -29,6 +29,7 @@ from pathlib import Path
 from retrain.config.keys import Tables
 from retrain.errors import LaunchError, RecordsError
 from retrain.launchers import Assignment, Ended
+from retrain.line_process import kill_group
 from retrain.locks import Descriptor, LockFile
 from retrain.locks.held import is_held, signal_holder
 from retrain.records.files import open_log
@@ -132,11 +133,10 @@ def _spawn(run_dir: Path, where: Path, slot: GpuSlot) -> subprocess.Popen[bytes]
 
 def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
     if process.poll() is None:  # not reaped yet, so the pid is still this process's
-        with contextlib.suppress(ProcessLookupError):
-            if number == signal.SIGKILL:
-                os.killpg(process.pid, number)  # and whatever it started
-            else:
-                process.send_signal(number)
+        if number == signal.SIGKILL:
+            kill_group(process.pid)  # and whatever it started
+        else:
+            process.send_signal(number)
 
 
 def _wait_for_lock(lock: Path) -> None:

@@ -52,7 +52,6 @@ class RayJob:
     status: str
     message: str = ""
     error: str = ""  # Ray's error type
-    exit_code: int | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     node: str = ""  # Ray's id of the node that it runs or ran on
 
@@ -226,7 +225,6 @@ def _job(found: Any) -> RayJob:
         status=str(getattr(found.status, "value", found.status)),
         message=found.message or "",
         error=found.error_type or "",
-        exit_code=found.driver_exit_code,
         metadata=found.metadata or {},
         node=found.driver_node_id or "",
     )
