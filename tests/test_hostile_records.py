@@ -16,12 +16,12 @@ from retrain.campaign.endings import conclude
 from retrain.errors import RetrainError
 from retrain.locks import LockFile
 from retrain.locks.held import hold, holder, is_held
-from retrain.plan.provenance import Provenance, read_provenance, write_provenance
 from retrain.records.decision import Round, begin_design, read_looks
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.lines import append_line, read_records
 from retrain.records.manifest import new_manifest, read_manifest, write_manifest
 from retrain.records.metrics import MetricsWriter, read_ends
+from retrain.records.provenance import Provenance, read_provenance, write_provenance
 from retrain.records.run_row import PlannedRun
 from retrain.records.run_state import (
     Progress,

@@ -19,8 +19,8 @@ from retrain.errors import ConfigError, LaunchError
 from retrain.launchers import Assignment, Launcher
 from retrain.plan.launching import options_of, unused_keys
 from retrain.plan.matrix import Plan
-from retrain.plan.provenance import Provenance
 from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.provenance import Provenance
 from retrain.records.text import as_typed, first_of
 
 NOT_YET = "<id>"  # shown in a script before the campaign has a directory

@@ -35,11 +35,11 @@ from retrain.launchers import Launcher
 from retrain.locks.held import HeldLock, hold, present_holder
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.preflight import runs_programs
-from retrain.plan.provenance import Provenance, known_origin, working_directories
 from retrain.records.campaign_state import NoticeBook, ask_to_stop, asked_to_stop
 from retrain.records.files import remove_leftovers
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import RunEntry
+from retrain.records.provenance import Provenance, known_origin, working_directories
 from retrain.records.run_state import UNREADABLE, RunState
 from retrain.records.text import as_typed, count_of, first_of
 

@@ -26,12 +26,12 @@ from retrain.config.versions import as_meant
 from retrain.errors import ConfigError, DamagedRecordError
 from retrain.locks.held import is_held
 from retrain.plan.matrix import Plan, RunPlan
-from retrain.plan.provenance import Provenance
-from retrain.plan.provenance import digest as digest_of_file
 from retrain.records.decision import ADDED, known_looks
 from retrain.records.files import make_directory, read_small, write_atomic
 from retrain.records.layout import CampaignFiles, RunFiles, files_of_runs, recorded_hash, recorded_tables
 from retrain.records.manifest import Manifest, read_manifest
+from retrain.records.provenance import Provenance
+from retrain.records.provenance import digest as digest_of_file
 from retrain.records.text import as_typed, first_of, plain
 
 if TYPE_CHECKING:

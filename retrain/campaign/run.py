@@ -27,13 +27,6 @@ from retrain.locks.held import holder
 from retrain.plan.launching import options_of
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.plan.preflight import check_servers, preflight
-from retrain.plan.provenance import (
-    Provenance,
-    digest,
-    known_origin,
-    working_directories,
-    write_provenance,
-)
 from retrain.records.files import (
     make_new_directory,
     open_log,
@@ -45,6 +38,13 @@ from retrain.records.layout import (
     create_directory,
     is_single_run,
     open_campaign,
+)
+from retrain.records.provenance import (
+    Provenance,
+    digest,
+    known_origin,
+    working_directories,
+    write_provenance,
 )
 from retrain.records.run_state import rename_done
 from retrain.records.rungs import all_of, append_proposals, read_proposals

@@ -20,11 +20,11 @@ from retrain.campaign.launcher_setup import assignment_for_stopping, open_launch
 from retrain.errors import LaunchError, RecordsError
 from retrain.launchers import Ended, Launcher
 from retrain.locks.held import HeldLock, hold, holder, is_held, present_holder, signal_holder
-from retrain.plan.provenance import known_origin
 from retrain.records.campaign_state import ask_to_stop
 from retrain.records.files import readable
 from retrain.records.layout import CampaignFiles, RunFiles, files_of_runs, open_campaign, recorded_hash
 from retrain.records.manifest import read_manifest, refresh, write_manifest
+from retrain.records.provenance import known_origin
 from retrain.records.run_state import RunState
 
 PAUSE_S = 0.1

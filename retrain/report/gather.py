@@ -24,7 +24,6 @@ from retrain.clock import posix_s
 from retrain.config.digest import is_edited
 from retrain.config.keys import Tables
 from retrain.errors import ConfigError, RecordsError
-from retrain.plan.provenance import known_origin
 from retrain.records.files import read_small, readable
 from retrain.records.layout import (
     CampaignFiles,
@@ -37,6 +36,7 @@ from retrain.records.layout import (
 from retrain.records.lines import Row, parse_line, read_lines
 from retrain.records.manifest import Manifest, RunEntry, read_manifest
 from retrain.records.metrics import is_step
+from retrain.records.provenance import known_origin
 from retrain.records.row_parts import Columns as ResultRow
 from retrain.records.run_row import RunRow, row_of_inspected, unreadable_row
 from retrain.records.run_state import UNREADABLE, Attempt, Inspection, RunState, inspect_run, rung_of

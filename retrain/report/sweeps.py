@@ -19,8 +19,8 @@ from retrain.config.keys import Tables, as_toml
 from retrain.config.sweep import Variant, swept_keys, table_of, variants
 from retrain.errors import ConfigError, RecordsError
 from retrain.plan.matrix import shown_name
-from retrain.plan.provenance import known_origin
 from retrain.records.layout import CampaignFiles
+from retrain.records.provenance import known_origin
 from retrain.records.rungs import all_of, read_proposals
 from retrain.records.text import MISSING, plain
 from retrain.report.charts import (

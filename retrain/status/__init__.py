@@ -8,22 +8,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from retrain.errors import RecordsError
+from retrain.errors import ConfigError, RecordsError
 from retrain.locks.held import is_held
-from retrain.plan.provenance import entries_without_manifest
 from retrain.records.campaign_state import why_stopped
 from retrain.records.decision import Decision
 from retrain.records.files import readable
-from retrain.records.layout import CampaignFiles, RunFiles, campaign_of, find_campaigns, is_single_run
+from retrain.records.layout import (
+    CampaignFiles,
+    RunFiles,
+    campaign_of,
+    files_of_runs,
+    find_campaigns,
+    is_single_run,
+)
 from retrain.records.manifest import Expectation, Manifest, RunEntry, entry_from_name, marks_of, read_manifest
 from retrain.records.metrics import mean, median, sample_std
+from retrain.records.provenance import known_origin, recorded_entry
 from retrain.records.run_row import RunRow, read_row, unreadable_row
 from retrain.records.run_state import UNREADABLE, WAITING, RunState
-from retrain.records.rungs import Searched, as_decided, as_expected, is_settled
+from retrain.records.rungs import Searched, all_of, as_decided, as_expected, is_settled, read_proposals
 from retrain.records.text import as_typed, plain
 
 if TYPE_CHECKING:
@@ -179,17 +187,33 @@ def runs_of(
 
     None if an id would lead out of the campaign or its directories cannot be listed: a problem then says so.
     """
+    if is_single_run(files.directory):
+        name, run = files.directory.resolve().name, RunFiles(files.directory)
+        entries = manifest.runs if manifest else (recorded_entry(run),)
+        known = {entry.run_id: entry for entry in entries}  # the manifest of a run's campaign has others too
+        return [(run, known.get(name, entries[0] if len(entries) == 1 else entry_from_name(name)))]
     try:
-        entries = manifest.runs if manifest else entries_without_manifest(files)
-        if not is_single_run(files.directory):
-            return [(files.run(entry.run_id), entry) for entry in entries]
+        found = manifest.runs if manifest else _entries(files)
+        return [(files.run(entry.run_id), entry) for entry in found]
     except RecordsError as error:
         problems.append(str(error))
         return []
-    name = files.directory.resolve().name
-    known = {entry.run_id: entry for entry in entries}  # the manifest of a run's campaign has others too
-    own = known.get(name, entries[0] if len(entries) == 1 else entry_from_name(name))
-    return [(RunFiles(files.directory), own)]
+
+
+def _entries(files: CampaignFiles) -> Sequence[RunEntry]:
+    """List the runs that a file plans, in its order, as the first condition is compared with; then others."""
+    from retrain.config.load import load_types  # imports pydantic, and is seldom needed
+    from retrain.plan.matrix import planned_runs  # nor this
+
+    planned: Sequence[RunEntry] = ()
+    origin, _ = known_origin(files)
+    with suppress(ConfigError, RecordsError):  # whose readers report it
+        proposed = all_of(read_proposals(files.proposals))
+        config = load_types(files.campaign_toml, origin.overrides, proposed)
+        planned = planned_runs(config, origin.seed, origin.added_seeds)
+    names = {entry.run_id for entry in planned}
+    others = {name: run for name, run in files_of_runs(files).items() if name not in names}
+    return (*planned, *(replace(recorded_entry(run), run_id=name) for name, run in others.items()))
 
 
 def _permits(directory: Path, shared: Sequence[str], problems: list[str]) -> PermitStatus | None:

@@ -10,8 +10,8 @@ import pytest
 from retrain.plan.estimate.history import learn, of_runs
 from retrain.plan.estimate.learned import learned_for
 from retrain.plan.estimate.measured import measure_run
-from retrain.plan.provenance import Provenance, write_provenance
 from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.provenance import Provenance, write_provenance
 from retrain.records.run_state import RunState, end_attempt, write_done
 from tests import crowded
 from tests.explained import SMOKE, explained, plan_of

@@ -14,11 +14,11 @@ from retrain.clock import posix_s
 from retrain.config.resolve import label_of
 from retrain.plan.estimate.measured import MeasuredRun, measure_run
 from retrain.plan.estimate.workload import Alive, Crowding
-from retrain.plan.provenance import known_origin
 from retrain.records.files import read_json, readable, record_of, write_json
 from retrain.records.layout import CampaignFiles, by_start, find_campaigns, is_single_run
 from retrain.records.manifest import Expectation, Manifest, read_manifest
 from retrain.records.metrics import median
+from retrain.records.provenance import known_origin
 
 CROWDING = "crowding.json"  # in a calibration's directory: slowdowns by concurrent runs, [runs, slowdown]
 MOST_RUNS = 96  # read in total, the newest first: takes under a second

@@ -1,14 +1,12 @@
 """Provenance of a campaign: `origin.json`, written at the start, with a copy in every run.toml.
 
 A lost origin.json is rebuilt from the copies. Version 0.1.0 made none: then campaign.toml and the directory
-are used, and a `--set` that changed results shows in the comparison with the runs. A lost manifest is
-replaced by the file's runs in their order, because comparisons refer to the first condition.
+are used, and a `--set` that changed results shows in the comparison with the runs.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +19,6 @@ from retrain.records.layout import (
     CampaignFiles,
     RunFiles,
     files_of_runs,
-    is_single_run,
     name_of,
     recorded_table,
     recorded_tables,
@@ -166,30 +163,7 @@ def _parse(found: Tables) -> Provenance:
     return record_of(Provenance, {"version": 1, **found})  # the first version did not write it
 
 
-def entries_without_manifest(files: CampaignFiles) -> tuple[RunEntry, ...]:
-    """List the runs that a campaign's file plans, then runs that only have a directory."""
-    if is_single_run(files.directory):
-        return (_recorded(RunFiles(files.directory)),)
-    planned = {entry.run_id: entry for entry in _planned(files)}
-    others = {name: run for name, run in files_of_runs(files).items() if name not in planned}
-    return (*planned.values(), *(replace(_recorded(run), run_id=name) for name, run in others.items()))
-
-
-def _planned(files: CampaignFiles) -> Sequence[RunEntry]:
-    from retrain.config.load import load_types  # imports pydantic, and is seldom needed
-    from retrain.plan.matrix import planned_runs  # not at the top: `status` needs no configuration
-    from retrain.records.rungs import all_of, read_proposals  # nor these
-
-    origin, _ = known_origin(files)
-    try:
-        proposed = all_of(read_proposals(files.proposals))
-        config = load_types(files.campaign_toml, origin.overrides, proposed)
-    except (ConfigError, RecordsError):
-        return ()
-    return planned_runs(config, origin.seed, origin.added_seeds)
-
-
-def _recorded(files: RunFiles) -> RunEntry:
+def recorded_entry(files: RunFiles) -> RunEntry:
     """Describe a run by its run.toml, or by the name of its directory if that cannot be read."""
     from retrain.records.manifest import RunEntry, entry_from_name  # not at the top: `explain` needs neither
 
