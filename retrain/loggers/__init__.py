@@ -3,8 +3,6 @@
 A plugin is one file or folder with `open_logger(run, *, <params>) -> Logger`; its keyword-only parameters are
 the keys of `[logging.logger_params.<name>]`. Each logger is called from its own thread, so it may be slow,
 hang or fail without delaying training.
-
-Not a plugin, but shared: `process` (a logger in a process of its own).
 """
 
 from __future__ import annotations

@@ -3,20 +3,30 @@
 Without a tracking server (`tracking_uri` or MLFLOW_TRACKING_URI) everything goes into one SQLite file per
 campaign; view it with `mlflow ui --backend-store-uri sqlite:///DIR/mlflow.db`. Recent
 versions of MLflow refuse its older file store.
+
+The logger is in a process of its own, for MLflow takes 10 ms of processor time per row, which training would
+lack. That reads one request per line of JSON and answers with one line. It ends with its parent, however the
+parent ends, even while a call hangs.
 """
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
 from retrain import extras
 from retrain.config.resolve import flatten
+from retrain.line_process import LineProcess, lines_of, private_pipes
 from retrain.loggers import LoggedRun, Logger, Row, numbers, written_at_s
-from retrain.loggers.process import LoggerProcess
+from retrain.records.layout import campaign_of
 
 EXTRA = "mlflow"
 PACKAGES = ("mlflow", "sqlalchemy", "alembic")  # the last two for SQLite
@@ -26,6 +36,7 @@ LONGEST_PARAMETER = 500
 IN_EVERY_ROW = "step_time_s"  # shows which steps MLflow has; it takes a row whole or not at all
 SQLITE = "sqlite:///"
 OPENING_TIMEOUT_S = 120.0  # creating the tables takes seconds, one run at a time
+ENDING_S = 10.0  # for its process to exit once everything is logged
 STATUS = {"done": "FINISHED", "interrupted": "KILLED"}
 
 T = TypeVar("T")
@@ -40,13 +51,52 @@ def open_logger(run: LoggedRun, *, tracking_uri: str = "", experiment: str = "")
         experiment: its name; default: the campaign's.
     """
     params = {"tracking_uri": tracking_uri, "experiment": experiment}
-    return LoggerProcess(__name__, "open_here", run, params)  # MLflow takes 10 ms of processor time per row
+    return LoggerProcess(__name__, "open_here", run, params)
+
+
+class LoggerProcessError(Exception):
+    """The logger raised an error in its process, or the process ended."""
+
+
+class LoggerProcess:
+    """Forwards calls to a logger in a child process and raises its errors."""
+
+    def __init__(self, module: str, function: str, run: LoggedRun, params: Mapping[str, Any]) -> None:
+        """Open a logger by a function of a module, given a run and parameters as JSON, in a child process."""
+        self.child = LineProcess("retrain.loggers.mlflow", module, function)
+        try:
+            opened = self._ask("open", asdict(run) | {"directory": str(run.directory)}, params)
+        except BaseException:
+            self.child.end()
+            raise
+        self.id, self.durable_after_s = str(opened["id"]), float(opened["durable_after_s"])
+
+    def rows(self, rows: Sequence[Row]) -> None:
+        self._ask("rows", rows)
+
+    def flush(self) -> None:
+        self._ask("flush")
+
+    def close(self, state: str, result: Row) -> None:
+        """End the tracker's run and the process."""
+        try:
+            self._ask("close", state, result)
+        finally:
+            self.child.end(ENDING_S)
+
+    def _ask(self, what: str, *arguments: Any) -> Any:
+        self.child.send([what, *arguments])
+        answer = json.loads(self.child.receive() or '{"error": "its process ended"}')
+        if "error" in answer:
+            raise LoggerProcessError(answer["error"])
+        return answer
 
 
 def open_here(run: LoggedRun, *, tracking_uri: str, experiment: str) -> Logger:
     """Open the logger in this process."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or SQLITE + str(_home(run) / "mlflow.db")
+    own = SQLITE + str(campaign_of(run.directory).directory / "mlflow.db")
+    uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or own
     return _Mlflow(run, uri, experiment or run.campaign or "retrain")
 
 
@@ -111,10 +161,6 @@ class _Mlflow:
         return str(made.info.run_id)
 
 
-def _home(run: LoggedRun) -> Path:
-    return run.directory.parent.parent if run.directory.parent.name == "runs" else run.directory
-
-
 @contextmanager
 def _alone(uri: str) -> Iterator[Path | None]:
     """Hold a lock while a database is opened; yield its file if it is SQLite, else None."""
@@ -150,3 +196,32 @@ def _make_tables(path: Path, open_store: Callable[[str], Any]) -> None:
 
 def _parts(things: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     return (things[start : start + size] for start in range(0, len(things), size))
+
+
+def main(module: str, function: str) -> None:
+    """Answer requests until the parent closes the pipe or ends."""
+    requests, answers = private_pipes()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # a cluster tells every process; the parent decides when to end
+    logger: Any = None
+    for line in lines_of(requests):
+        what, *arguments = json.loads(line)
+        try:
+            answer = {}
+            if what == "open":
+                run, params = arguments
+                opener = getattr(importlib.import_module(module), function)
+                logger = opener(LoggedRun(**run | {"directory": Path(run["directory"])}), **params)
+                answer = {"id": logger.id, "durable_after_s": getattr(logger, "durable_after_s", 0.0)}
+            else:
+                getattr(logger, what)(*arguments)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - every error goes to the parent
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        with suppress(OSError):
+            answers.write(json.dumps(answer).encode() + b"\n")
+        if what == "close":
+            return
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -181,6 +181,7 @@ def test_a_call_to_mlflow_that_fails_half_way_repeats_no_step_in_the_campaigns_o
     file = database_of(campaign)
     assert sorted(path.name for path in file.parent.iterdir()) == [file.name, f"{file.name}.lock"]
     shutil.copy(file, tmp_path / "mlflow.db")  # to make tables takes seconds
+    (tmp_path / "campaign.toml").touch()
     run = LoggedRun("c", "r_s0", "r", 0, 1, 0, tmp_path / "runs" / "r_s0", {}, "")
     logger = mlflow.open_here(run, tracking_uri="", experiment="")
     before = (tmp_path / "mlflow.db").stat().st_mtime_ns

@@ -34,7 +34,7 @@ waits = { weight = 0.5, reward = "custom", params = { path = "own.waits" } }
 OWN = """
 import time
 from pathlib import Path
-from retrain.loggers.process import LoggerProcess
+from retrain.loggers.mlflow import LoggerProcess
 from retrain.rollouts import Prompt
 from retrain.tasks import Task
 
@@ -118,7 +118,7 @@ def test_every_process_hides_before_it_imports_anything(here: Path) -> None:
         subprocess.run([sys.executable, "-P", "-m", *command], env=environment, stdin=subprocess.DEVNULL)
     told = (here / "told").read_text().splitlines()
     names = {word for line in told for word in line.split() if word.startswith("retrain")}
-    processes = {"worker", "rewards.pool", "loggers.process", "engines.daemon", "hide_process"}
+    processes = {"worker", "rewards.pool", "loggers.mlflow", "engines.daemon", "hide_process"}
     assert names == {"retrain", *(f"retrain.{name}" for name in processes)}
     assert [line for line in told if not line.startswith("0 ")] == []
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from retrain.loggers import LoggedRun
-from retrain.loggers.process import LoggerProcess, LoggerProcessError
+from retrain.loggers.mlflow import LoggerProcess, LoggerProcessError
 from tests.semaphore_processes import running, wait_until
 
 PLUGINS = "tests.logger_plugins"
