@@ -17,7 +17,7 @@ from retrain.locks.held import is_held
 from retrain.records.files import read_small
 from retrain.records.layout import RunFiles, files_of_runs, open_campaign, recorded_hash
 from retrain.records.run_state import RunState, inspect_run
-from retrain.records.saved_states import note_deleted, saved_states
+from retrain.records.spending import note_deleted, saved_states
 from retrain.records.text import as_typed
 from retrain.worker import read_run
 

@@ -1,20 +1,22 @@
-"""spend.json: what a run has spent, and what it is about to spend, as it goes.
+"""What a run has spent at an API (spend.json), and the states that it has saved there (states.jsonl).
 
-A worker rewrites it before and after each call that is billed, so that a kill loses no call: one whose end
-was not recorded counts with what it could cost at most. Each run has a file of its own, written by its worker
-alone; a campaign's spending is their sum, read without locks.
+A worker rewrites spend.json before and after each call that is billed, so that a kill loses no call: one
+whose end was not recorded counts with what it could cost at most. Each run has a file of its own, written by
+its worker alone; a campaign's spending is their sum, read without locks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from retrain.clock import utc_now
 from retrain.errors import DamagedRecordError
 from retrain.records.files import read_json, record_of, write_json
 from retrain.records.layout import RunFiles
+from retrain.records.lines import append_line, parse_line, read_lines
 
 if TYPE_CHECKING:
     from retrain.config.prices import Price
@@ -128,6 +130,29 @@ def columns_of(spending: Spending, *, is_alive: bool) -> dict[str, float | int |
 def write_spending(files: RunFiles, spending: Spending, *, durable: bool) -> None:
     """Replace a run's spend.json."""
     write_json(files.spend, asdict(spending), durable=durable)
+
+
+def note_saved(files: RunFiles, path: str) -> None:
+    """Note that a state was saved."""
+    append_line(files.states, {"saved": path, "at": utc_now()})
+
+
+def note_deleted(files: RunFiles, paths: Iterable[str]) -> None:
+    """Note that states were deleted."""
+    for path in paths:
+        append_line(files.states, {"deleted": path, "at": utc_now()})
+
+
+def saved_states(files: RunFiles) -> tuple[str, ...]:
+    """Return the paths of the states that were saved and not deleted, the oldest first."""
+    rows = [row for line in read_lines(files.states) if (row := parse_line(line)) is not None]
+    found: dict[str, None] = {}
+    for row in rows:
+        if isinstance(path := row.get("saved"), str):
+            found[path] = None
+        elif isinstance(path := row.get("deleted"), str):
+            found.pop(path, None)
+    return tuple(found)
 
 
 def _numbers(found: Any) -> Iterator[float]:

@@ -27,7 +27,7 @@ from retrain.backends.tinker.saved_states import Sampler, State, mismatch
 from retrain.errors import ConfigError, RecordsError, RetrainError
 from retrain.event_loop import in_thread
 from retrain.records.layout import RunFiles
-from retrain.records.saved_states import note_saved
+from retrain.records.spending import note_saved
 
 T = TypeVar("T")
 
