@@ -12,7 +12,7 @@ from retrain.config.resolve import label_of
 from retrain.errors import RecordsError
 from retrain.locks.held import hold
 from retrain.records.layout import CampaignFiles
-from retrain.records.tail import follow, last_lines
+from retrain.records.tail import follow
 from retrain.status.one_run import find_log, find_run
 from tests.simulated import flat, write_campaign
 
@@ -75,8 +75,7 @@ def test_logs_keep_the_blanks_of_tables_and_tracebacks(tmp_path: Path) -> None:
     log = tmp_path / "output.log"
     log.write_bytes(b'  File "a.py"\r\n    raise\x1b[2J  it\n\n name    steps\n' + b"x" * 9000)
     lines = ['  File "a.py"', "    raise  it", "", " name    steps"]
-    assert last_lines(log, 9)[0] == lines
-    *whole, cut = follow(log, 0, lambda: True)
+    *whole, cut = follow(log, 9, lambda: True)
     assert (whole, len(cut), cut[-1]) == (lines, 2000, "…")
 
 
@@ -96,13 +95,14 @@ def test_a_log_that_is_rotated_is_followed_from_its_new_beginning(way: str, tmp_
             log.write_text("new\n")
         return state == "end"
 
-    assert list(follow(log, 0, is_over)) == ["old", "new"]
+    assert list(follow(log, 9, is_over)) == ["old", "new"]
 
 
 def test_following_gives_every_line_once_and_ends_with_the_writer(tmp_path: Path) -> None:
     log, ended = tmp_path / "output.log", threading.Event()
     log.write_text("old\n")
-    begun, at = last_lines(log, 5)
+    seen = follow(log, 5, ended.is_set)
+    assert next(seen) == "old"
 
     def write() -> None:
         with log.open("a") as file:
@@ -114,8 +114,8 @@ def test_following_gives_every_line_once_and_ends_with_the_writer(tmp_path: Path
 
     writer = threading.Thread(target=write)
     writer.start()
-    seen = list(follow(log, at, ended.is_set))
+    found = list(seen)
     writer.join()
-    assert [*begun, *seen] == ["old", *(f"line {number}" for number in range(100)), "no newline at the end"]
-    assert last_lines(log, 2)[0] == ["line 98", "line 99"]
-    assert last_lines(tmp_path / "none", 5) == ([], 0)
+    assert found == [*(f"line {number}" for number in range(100)), "no newline at the end"]
+    assert list(follow(log, 2, ended.is_set)) == ["line 98", "line 99", "no newline at the end"]
+    assert list(follow(tmp_path / "none", 5, ended.is_set)) == []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
-
 import typer
 from typer import Option
 
@@ -22,19 +20,17 @@ def command(
 
     Example: retrain logs logs/campaign-20260101T120000Z-1a2b grpo_s0 -f
     """
-    from retrain.records.tail import follow, last_lines
+    from retrain.records.tail import follow
     from retrain.status.one_run import find_log
 
     log = find_log(directory, run)
     has_output = False
-    for path in log.beside:
-        typer.echo(f"{path.name}:", err=True)
-        for line in last_lines(path, lines)[0]:
+    for path in (*log.beside, log.path):
+        if path != log.path:
+            typer.echo(f"{path.name}:", err=True)
+        is_followed = following and path == log.path
+        for line in follow(path, lines, log.is_over if is_followed else lambda: True):
             typer.echo(line)
             has_output = True
-    begun, at = last_lines(log.path, lines)
-    for line in chain(begun, follow(log.path, at, log.is_over if following else lambda: True)):
-        typer.echo(line)
-        has_output = True
     if not has_output:
         typer.echo(f"{log.path}: no output" + ("" if log.is_over() else " yet"), err=True)

@@ -113,19 +113,15 @@ _MAX_TAIL_BYTES = 2**20
 _LONGEST_LINE = 2000
 
 
-def last_lines(path: Path, count: int) -> tuple[list[str], int]:
-    """Return the last complete lines of a log, safe to print, and the offset after them; no file has none."""
-    data, end = _read_from(path, -_MAX_TAIL_BYTES)
-    whole = data.rfind(b"\n") + 1
-    return [_printable(line) for line in data[:whole].splitlines()[-count:]], end - len(data) + whole
+def follow(path: Path, count: int, is_over: Callable[[], bool]) -> Iterator[str]:
+    """Iterate over the last `count` lines of a log and those after them, safe to print.
 
-
-def follow(path: Path, at: int, is_over: Callable[[], bool]) -> Iterator[str]:
-    """Iterate over the lines of a log from an offset, until `is_over` returns True and the end is reached.
-
-    A log that became shorter was replaced, and is read from its start.
+    It ends once `is_over` returns True and the end is reached. A log that became shorter was replaced, and is
+    read from its start; one that does not exist has no lines.
     """
-    rest = b""
+    added, at = _read_from(path, -_MAX_TAIL_BYTES)
+    *lines, rest = added.split(b"\n")
+    yield from map(_printable, lines[-count:])
     while True:
         ends = is_over()  # called first, so that lines written before the end are still read below
         before = at
