@@ -24,7 +24,7 @@ from retrain.records.metrics import read_metrics
 from retrain.records.run_row import PlannedRun, read_row
 from retrain.records.run_state import read_done
 from retrain.records.samples import OutcomesWriter, read_outcomes
-from retrain.render.status import falling
+from retrain.render.status import warnings
 from retrain.report.contents import signs
 from retrain.report.gather import gather
 from retrain.report.sides import Side
@@ -291,6 +291,6 @@ def test_a_falling_evaluation_is_shown_by_status_and_report(tmp_path: Path) -> N
     assert [row["eval_falling"] for row in read_metrics(files.directory)][::5] == ["", says]
     row = read_row(PlannedRun("r", "a", 0, 6), files)
     assert row.eval_falling == says
-    assert "but " + says in "".join(str(line) for line in falling([row]))
+    assert "but " + says in "".join(str(line) for line in warnings([row]))
     run = dataclasses.replace(gather(files.directory).runs[0])
     assert [sign for sign in signs([Side("a", (run,))]) if says in sign]

@@ -19,7 +19,7 @@ from retrain.controllers.mismatch import MismatchTrend
 from retrain.errors import ConfigError
 from retrain.records.metrics import read_metrics
 from retrain.records.run_row import PlannedRun, read_row
-from retrain.render.status import drifting
+from retrain.render.status import warnings
 from retrain.report.gather import gather
 from retrain.rollouts import Loss
 from tests.test_trainer import SMALL, train
@@ -126,5 +126,5 @@ def test_status_and_report_go_on_telling_the_last_steady_rise_of_a_run(
     last = max(row["step"] for row in rows if "mismatch_kl" in row)
     row = read_row(PlannedRun("r", "a", 0, len(rows)), files)
     assert row.mismatch_rise.endswith(f"up to step {last}")
-    assert [str(line) for line in drifting([row])] == [f"a_s0: {row.mismatch_rise}"]
+    assert [str(line) for line in warnings([row])] == [f"a_s0: {row.mismatch_rise}"]
     assert gather(files.directory).problems == (f"{rows[0]['run']}: {row.mismatch_rise}",)

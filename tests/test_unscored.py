@@ -16,7 +16,7 @@ from retrain.config.load import parse
 from retrain.errors import RunFailedError
 from retrain.records.metrics import read_metrics
 from retrain.records.run_row import PlannedRun, read_row
-from retrain.render.status import unscored
+from retrain.render.status import warnings
 from retrain.report.gather import gather
 from retrain.rollouts import Group, Prompt, Rollout
 from retrain.trainer.batch import BoundAlgorithm, ScoredBatch, open_advantage
@@ -172,7 +172,7 @@ def test_status_and_report_name_the_share_without_a_score_and_the_first_reason(t
     assert row.unscored_fraction == pytest.approx(share)
     assert row.unscored_reason.endswith(f"test_unscored.py:{line}: UnscoredError: no answer")
     told = f"{100 * share:.3g} % of completions have no score; the first: {row.unscored_reason}"
-    assert [str(line) for line in unscored([row])] == [f"a_s0: {told}"]
+    assert [str(line) for line in warnings([row])] == [f"a_s0: {told}"]
     assert gather(files.directory).problems == (f"maxrl_s5: {told}",)
 
 
@@ -180,7 +180,7 @@ def test_a_run_whose_completions_all_have_a_score_says_nothing(tmp_path):
     files = make_run(tmp_path / "r", with_("training", max_steps=1))
     assert worker.run(files.directory, threading.Event()) == 0
     row = read_row(PlannedRun("r", "a", 0, 6), files)
-    assert (row.unscored_fraction, list(unscored([row]))) == (None, [])
+    assert (row.unscored_fraction, list(warnings([row]))) == (None, [])
     assert gather(files.directory).problems == ()
 
 

@@ -141,6 +141,11 @@ def test_states_are_told_apart_without_colour():
     assert len({shown[s] for s in ("pending", "running", "done", "failed", "interrupted")}) == 5
 
 
+def test_an_evaluation_that_falls_while_the_reward_rises_is_named():
+    told = text_of(view_of(campaign_of([run_of(eval_falling="hard fell by 0.2")])))
+    assert "grpo_s0: the reward rises, but hard fell by 0.2" in told
+
+
 def test_forty_columns_show_how_every_condition_goes():
     runs = [run_of(f"condition-{i}", seed) for i in range(4) for seed in range(3)]
     told = text_of(view_of(campaign_of(runs)), width=40, height=24)

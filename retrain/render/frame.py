@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, islice, pairwise
+from itertools import chain, pairwise
 from operator import attrgetter
 
 from rich.cells import cell_len, set_cell_size
@@ -20,7 +20,7 @@ from rich.text import Text
 from retrain.clock import posix_s
 from retrain.records.run_row import RunRow
 from retrain.records.text import MISSING, counts_of
-from retrain.render.status import detailed, drifting, permit_line, resume_lines, time_left, unscored
+from retrain.render.status import detailed, permit_line, resume_lines, time_left, warnings
 from retrain.render.tables import BAD, STYLES
 from retrain.status import CampaignStatus
 from retrain.status.columns import WATCH_COLUMNS
@@ -29,7 +29,7 @@ from retrain.status.watch import View, WatchedCampaign
 
 LEAST_CAMPAIGN = 8  # lines below which a campaign gets a single one
 MOST_EVENTS = 12
-MOST_NAMED = 3  # runs with completions that have no score, and those that drift
+MOST_NAMED = 3  # runs of each kind of warning
 SHORT = 20  # lines of a screen whose events make room for runs
 WIDE = 90  # columns; widths of single parts follow
 WIDEST_BAR = 60
@@ -146,8 +146,7 @@ def _campaign(campaign: WatchedCampaign, width: int, height: int, glyphs: Glyphs
     if status.permits is not None:
         lines.append(permit_line(status.permits))
     lines += map(Text, detailed(status.runs))
-    lines += islice(unscored(status.runs), MOST_NAMED)
-    lines += islice(drifting(status.runs), MOST_NAMED)
+    lines += warnings(status.runs, MOST_NAMED)
     room = height - len(lines) - 1
     begun = [run for run in campaign.runs.values() if run.row.state != "pending" or run.rewards]
     wanted_by_runs = min(len(begun), max(3, room // 2)) + 2

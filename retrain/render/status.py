@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from rich.console import Console
 from rich.text import Text
@@ -110,9 +111,7 @@ def detailed(runs: Sequence[RunRow]) -> list[str]:
 
 def _remarks(campaign: CampaignStatus) -> Iterator[str | Text]:
     yield from detailed(campaign.runs)
-    yield from falling(campaign.runs)
-    yield from unscored(campaign.runs)
-    yield from drifting(campaign.runs)
+    yield from warnings(campaign.runs)
     if campaign.eta_s is not None:
         yield time_left(campaign)
     if campaign.cost_usd is not None:
@@ -147,28 +146,20 @@ def left_undone(runs: Sequence[RunRow]) -> str:
     return first_of(names, NAMED_RUNS * 2)
 
 
-def falling(runs: Sequence[RunRow]) -> Iterator[Text]:
-    """Iterate over the runs whose reward rises while an evaluation falls, one line each."""
-    falls = ((run, run.eval_falling) for run in runs)
-    return _named([(run, f"the reward rises, but {said}") for run, said in falls if said])
+def warnings(runs: Sequence[RunRow], most: int = MOST_MESSAGES) -> Iterator[Text]:
+    """Iterate over what is wrong with runs that go on, a line each, at most so many of a kind.
 
-
-def unscored(runs: Sequence[RunRow]) -> Iterator[Text]:
-    """Iterate over the runs with completions that have no score, those that lack most first."""
+    An evaluation falls while the reward rises; completions have no score, in most of the first runs; the
+    trainer moves steadily away from its sampler.
+    """
     worst = sorted(runs, key=lambda run: -(run.unscored_fraction or 0.0))
-    return _named([(run, run.unscored) for run in worst if run.unscored])
-
-
-def drifting(runs: Sequence[RunRow]) -> Iterator[Text]:
-    """Iterate over the runs whose trainer moved steadily away from its sampler, one line each."""
-    return _named([(run, run.mismatch_rise) for run in runs if run.mismatch_rise])
-
-
-def _named(found: Sequence[tuple[RunRow, str]]) -> Iterator[Text]:
-    for run, said in found[:MOST_MESSAGES]:
-        yield Text(f"{run.name}: {said}", style="yellow")
-    if len(found) > MOST_MESSAGES:
-        yield Text(f"and {len(found) - MOST_MESSAGES} other runs: --json has them all", style="dim")
+    falling = {run.name: f"the reward rises, but {run.eval_falling}" for run in runs if run.eval_falling}
+    unscored = {run.name: run.unscored for run in worst if run.unscored}
+    drifting = {run.name: run.mismatch_rise for run in runs if run.mismatch_rise}
+    for found in (falling, unscored, drifting):
+        yield from (Text(f"{name}: {said}", style="yellow") for name, said in islice(found.items(), most))
+        if len(found) > most:
+            yield Text(f"and {len(found) - most} other runs: --json has them all", style="dim")
 
 
 def permit_line(permits: PermitStatus) -> Text:
