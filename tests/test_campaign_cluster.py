@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.campaign import Observer, supervise
-from retrain.campaign import retry as retries
+from retrain.campaign import Observer
 from retrain.campaign.admission import as_planned
 from retrain.campaign.endings import Ending
 from retrain.campaign.orchestrate import CampaignRun
@@ -32,14 +31,17 @@ from retrain.records.run_state import (
 )
 from retrain.records.rungs import write_wait
 
+RETRIED_S = 15.0  # after so long, runs are tried or submitted again; a pause of all launches is longer
+
 
 class Cluster:
     """A cluster that is told what happens, one thing each time the supervisor waits."""
 
     queues = True
 
-    def __init__(self, *happenings: Callable[[], Sequence[Begun | Ended]]) -> None:
+    def __init__(self, *happenings: Callable[[], Sequence[Begun | Ended]], wait_s: float = RETRIED_S) -> None:
         self.happenings = list(happenings)
+        self.now_s, self.wait_s = 0.0, wait_s
         self.submitted: list[list[str]] = []
         self.cancelled: list[str] = []
         self.refuses: list[Exception] = []
@@ -63,6 +65,7 @@ class Cluster:
         pass
 
     def poll(self, timeout_s: float) -> Sequence[Begun | Ended]:
+        self.now_s += self.wait_s
         return self.happenings.pop(0)() if self.happenings else []
 
 
@@ -84,17 +87,14 @@ def campaign(campaign_file: Path) -> CampaignRun:
     return start(campaign_file)
 
 
-@pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "FIRST_RETRY_S", 0.0)
-    monkeypatch.setattr(supervise, "SUBMIT_AGAIN_S", 0.0)
-
-
 def supervisor(
     cluster: Cluster, campaign: CampaignRun, heard: Heard | None = None, workers: int = 4, **keys: object
 ) -> Supervisor:
     table = Campaign(**keys)  # type: ignore[arg-type]
-    return Supervisor(table, as_planned(workers), cluster, campaign.files_of, heard or Heard())
+    observer = heard or Heard()
+    return Supervisor(
+        table, as_planned(workers), cluster, campaign.files_of, observer, clock=lambda: cluster.now_s
+    )
 
 
 def done(files: RunFiles, run: RunPlan) -> Ended:
@@ -152,7 +152,7 @@ def test_runs_lost_with_one_machine_are_tried_again_without_a_pause(
 ) -> None:
     runs, heard = campaign.plan.runs, Heard()
     lost = [Ended(run.run_id, None, "NODE_FAIL", is_lost=is_lost) for run in runs]
-    cluster = Cluster(lambda: lost, lambda: all_done(campaign) if len(cluster.submitted) == 2 else [])
+    cluster = Cluster(lambda: lost, list, lambda: all_done(campaign) if len(cluster.submitted) == 2 else [])
     made = supervisor(cluster, campaign, heard, pause_after=3)
     cluster.happenings.append(lambda: made.stop() or [])  # type: ignore[func-returns-value]
     made.supervise(runs)
@@ -160,23 +160,16 @@ def test_runs_lost_with_one_machine_are_tried_again_without_a_pause(
     assert any("failed for infrastructure" in notice for notice in heard.notices) is not is_lost
 
 
-def test_after_a_pause_one_run_is_handed_over_before_the_others(
-    campaign: CampaignRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs, now_s = campaign.plan.runs, [0.0]
-
-    def pass_time(seconds: float) -> list[Ended]:
-        now_s[0] += seconds
-        return []
-
+def test_after_a_pause_one_run_is_handed_over_before_the_others(campaign: CampaignRun) -> None:
+    runs = campaign.plan.runs
     cluster = Cluster(
         lambda: [Ended(run.run_id, None, "no network") for run in runs],
-        lambda: pass_time(61),
+        list,  # the pause of a minute is over
         list,
-        lambda: pass_time(121),
+        list,  # the probe has lived for two minutes
         lambda: all_done(campaign),
+        wait_s=61.0,
     )
-    monkeypatch.setattr("retrain.campaign.retry.time.monotonic", lambda: now_s[0])
     supervisor(cluster, campaign, pause_after=3).supervise(runs)
     assert [len(batch) for batch in cluster.submitted] == [4, 1, 3]
 
@@ -184,7 +177,7 @@ def test_after_a_pause_one_run_is_handed_over_before_the_others(
 def test_a_time_limit_is_no_try_while_steps_are_made(campaign: CampaignRun) -> None:
     run = campaign.plan.runs[0]
     files = campaign.files_of(run.run_id)
-    cut_short = [lambda: [interrupted(files, run, step=2)]] * 3
+    cut_short = [lambda: [interrupted(files, run, step=2)], list] * 3
     cluster = Cluster(*cut_short, lambda: [done(files, run)])
     endings = supervisor(cluster, campaign, retries=0).supervise([run])
     assert endings[run.run_id] == Ending(RunState.DONE)
@@ -194,7 +187,7 @@ def test_a_time_limit_is_no_try_while_steps_are_made(campaign: CampaignRun) -> N
 def test_a_time_limit_too_short_for_a_step_ends_after_the_retries(campaign: CampaignRun) -> None:
     run = campaign.plan.runs[0]
     files = campaign.files_of(run.run_id)
-    cluster = Cluster(*[lambda: [interrupted(files, run, step=0)]] * 2)
+    cluster = Cluster(*[lambda: [interrupted(files, run, step=0)], list] * 2)
     endings = supervisor(cluster, campaign, retries=1).supervise([run])
     assert endings[run.run_id].state is RunState.INTERRUPTED
     assert len(cluster.submitted) == 2

@@ -56,10 +56,11 @@ class _Count:
 class RetryPolicy:
     """Decides on retries, and keeps the runs that wait for theirs."""
 
-    def __init__(self, retries: int) -> None:
+    def __init__(self, retries: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._retries = retries
+        self._clock = clock
         self._counts: dict[str, _Count] = {}
-        self._waiting: list[tuple[float, RunPlan]] = []  # due on the monotonic clock
+        self._waiting: list[tuple[float, RunPlan]] = []  # due on the clock
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -85,12 +86,12 @@ class RetryPolicy:
             return None
         doubled = FIRST_RETRY_S * 2.0 ** max(0, attempts - 1)
         delay_s = min(LONGEST_RETRY_S, doubled) * random.uniform(0.5, 1.5)
-        self._waiting.append((time.monotonic() + delay_s, run))
+        self._waiting.append((self._clock() + delay_s, run))
         return delay_s
 
     def pop_due(self) -> RunPlan | None:
         due = min(self._waiting, key=lambda waiting: waiting[0], default=None)
-        if due is None or due[0] > time.monotonic():
+        if due is None or due[0] > self._clock():
             return None
         self._waiting.remove(due)
         return due[1]
@@ -102,9 +103,7 @@ class LaunchBreaker:
     A run counts once, however often it was retried. Runs that are lost with one machine count as one.
     """
 
-    def __init__(
-        self, inner: Admits, runs: int, clock: Callable[[], float] = lambda: time.monotonic()
-    ) -> None:
+    def __init__(self, inner: Admits, runs: int, clock: Callable[[], float]) -> None:
         """Start closed; `runs` failures in a row open it, 0: never. `inner` decides while it is closed."""
         self._inner = inner
         self._breaker = CircuitBreaker(runs or sys.maxsize)

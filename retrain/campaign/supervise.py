@@ -47,6 +47,7 @@ class Supervisor:
         observer: Observer,
         asked_to_stop: Callable[[], int] = lambda: 0,
         ask_workers: Callable[[bool], None] = lambda now: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare; nothing happens yet.
 
@@ -58,9 +59,10 @@ class Supervisor:
             observer: receives the campaign's events.
             asked_to_stop: polled every second: 0 no, 1 save and leave, 2 leave now.
             ask_workers: asks workers to stop (True: now) without the cluster, which may not answer.
+            clock: of all waits, in seconds.
         """
-        self._campaign = campaign
-        self._admission = LaunchBreaker(admission, campaign.pause_after)
+        self._campaign, self._clock = campaign, clock
+        self._admission = LaunchBreaker(admission, campaign.pause_after, clock)
         self._said = ""
         self._launcher = launcher
         self._files_of = files_of
@@ -68,7 +70,7 @@ class Supervisor:
         self._look_for_stop = asked_to_stop
         self._ask_workers = ask_workers
         self._waiting: deque[RunPlan] = deque()
-        self._retries = RetryPolicy(campaign.retries)
+        self._retries = RetryPolicy(campaign.retries, clock)
         self._active: dict[str, Active] = {}
         self._was_taken = False  # the cluster has accepted runs before, so its silence is temporary
         self._before: dict[str, int] = {}  # of waiting runs: the newest attempt that has ended
@@ -125,7 +127,7 @@ class Supervisor:
             run = self._retries.pop_due() or (self._waiting.popleft() if self._waiting else None)
             if run is None:
                 return
-            self._next_launch = time.monotonic() + self._campaign.stagger_seconds
+            self._next_launch = self._clock() + self._campaign.stagger_seconds
             try:
                 self._launch([run])
             except (LaunchError, RecordsError) as error:
@@ -147,7 +149,7 @@ class Supervisor:
             self._said, taken = str(error), frozenset()
         self._waiting.extend(run for run in batch if run.run_id not in taken)
         if self._waiting:
-            self._next_launch = time.monotonic() + SUBMIT_AGAIN_S
+            self._next_launch = self._clock() + SUBMIT_AGAIN_S
 
     def _take_batch(self) -> list[RunPlan]:
         most = 1 if self._admission.wants_probe() else len(self._waiting) + len(self._retries)
@@ -194,7 +196,7 @@ class Supervisor:
     def _may_launch(self) -> bool:
         if self._asked_to_stop or not (self._waiting or self._retries):
             return False
-        if (wait_s := self._next_launch - time.monotonic()) > 0:
+        if (wait_s := self._next_launch - self._clock()) > 0:
             self._pause_s = min(LOOK_S, wait_s)
             return False
         places = self._admission.places()
@@ -217,7 +219,7 @@ class Supervisor:
     def _begin(self, run_id: str) -> None:
         active = self._active.get(run_id)
         if active is not None and active.patience is None:
-            active.patience = Patience(self._campaign, active.files, time.monotonic())
+            active.patience = Patience(self._campaign, active.files, self._clock())
             self._observer.started(active.run)
 
     def _conclude(self, ended: Ended) -> None:
@@ -272,7 +274,7 @@ class Supervisor:
         self._launcher.cancel(list(self._active), now=self._stopped > 1)
 
     def _end_overdue(self) -> None:
-        now_s = time.monotonic()
+        now_s = self._clock()
         for run_id, active in self._active.items():
             if active.kill_at_s <= now_s:
                 self._launcher.cancel([run_id], now=True)

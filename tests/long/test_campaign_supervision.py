@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from retrain.campaign import Observer, supervise
-from retrain.campaign import retry as retries
 from retrain.campaign.admission import as_planned, by_memory
 from retrain.campaign.endings import Ending
 from retrain.campaign.run import run_campaign, start
@@ -29,6 +28,7 @@ from retrain.records.run_state import RunState, begin_attempt, read_attempts, wr
 
 ROOT = Path(__file__).parents[2]
 NOBODY = 65534
+RETRIED_S = 15.0  # any retry below is due after so long
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +45,7 @@ class Script:
     def __init__(self, *happenings: Callable[[], Sequence[Ended]]) -> None:
         self.happenings = list(happenings)
         self.calls: list[tuple[str, str]] = []
+        self.now_s = 0.0
 
     def queued(self) -> Collection[str]:
         return ()
@@ -63,6 +64,7 @@ class Script:
         pass
 
     def poll(self, timeout_s: float) -> Sequence[Ended]:
+        self.now_s += RETRIED_S
         return self.happenings.pop(0)() if self.happenings else []
 
 
@@ -86,8 +88,14 @@ def reachable_run(campaign_file: Path) -> Iterator[RunFiles]:
 
 
 def supervisor(launcher: Script, files: RunFiles, **keys: object) -> Supervisor:
-    campaign = Campaign(**keys)  # type: ignore[arg-type]
-    return Supervisor(campaign, as_planned(4), launcher, lambda run_id: files, Observer())
+    return supervisor_of(launcher, lambda run_id: files, 4, **keys)
+
+
+def supervisor_of(
+    launcher: Script, files_of: Callable[[str], RunFiles], workers: int, **keys: object
+) -> Supervisor:
+    campaign, admission = Campaign(**keys), as_planned(workers)  # type: ignore[arg-type]
+    return Supervisor(campaign, admission, launcher, files_of, Observer(), clock=lambda: launcher.now_s)
 
 
 # A worker that a dead orchestrator had started, slower than ours
@@ -151,10 +159,9 @@ def test_a_worker_ended_by_a_real_time_signal_ends_no_campaign(planned: tuple[Ru
 
 @pytest.mark.parametrize(("number", "tries"), [(errno.EACCES, 1), (errno.ENOSPC, 3)])
 def test_a_run_is_not_tried_again_where_it_is_forbidden_but_where_there_may_be_space_again(
-    number: int, tries: int, planned: tuple[RunPlan, RunFiles], monkeypatch: pytest.MonkeyPatch
+    number: int, tries: int, planned: tuple[RunPlan, RunFiles]
 ) -> None:
     run, files = planned
-    monkeypatch.setattr(retries, "FIRST_RETRY_S", 0.0)
     script, tried = Script(), []
 
     def refuse(run_ids: Sequence[str]) -> Collection[str]:
@@ -193,25 +200,21 @@ def test_a_worker_that_may_not_go_on_names_the_directory_and_how_to_fix_it(
 
 
 def test_a_waiting_run_takes_the_place_of_one_that_is_delayed_which_then_comes_before_the_others(
-    campaign_file: Path, monkeypatch: pytest.MonkeyPatch
+    campaign_file: Path,
 ) -> None:
     campaign = start(campaign_file)
     first, second, third, _ = runs = campaign.plan.runs
-    now_s = 0.0
-    monkeypatch.setattr("retrain.campaign.retry.time.monotonic", lambda: now_s)
 
     def ends(run: RunPlan, exit_code: int) -> Callable[[], Sequence[Ended]]:
         def happening() -> Sequence[Ended]:
-            nonlocal now_s
             if exit_code == 0:
                 write_done(campaign.files_of(run.run_id).done, run.config_hash, {})
-                now_s += 1000.0  # any delay is over
             return [Ended(run.run_id, exit_code)]
 
         return happening
 
     script = Script(ends(first, -9), *(ends(run, 0) for run in (second, first, third, runs[3])))
-    Supervisor(Campaign(), as_planned(1), script, campaign.files_of, Observer()).supervise(runs)
+    supervisor_of(script, campaign.files_of, 1).supervise(runs)
     order = [run_id for what, run_id in script.calls if what == "submit"]
     assert order == [run.run_id for run in (first, second, first, third, runs[3])]
 
@@ -220,14 +223,10 @@ def test_a_waiting_run_takes_the_place_of_one_that_is_delayed_which_then_comes_b
 
 
 def test_a_worker_without_a_step_for_stall_timeout_is_asked_then_killed(
-    planned: tuple[RunPlan, RunFiles], monkeypatch: pytest.MonkeyPatch
+    planned: tuple[RunPlan, RunFiles],
 ) -> None:
     run, files = planned
-    monkeypatch.setattr(supervise, "GRACE_S", 0.0)
-    script = Script()
-    script.poll = lambda timeout_s: (  # type: ignore[method-assign]
-        [Ended(run.run_id, -signal.SIGKILL)] if ("kill", run.run_id) in script.calls else []
-    )
+    script = Script(list, list, list, lambda: [Ended(run.run_id, -signal.SIGKILL)])
     endings = supervisor(script, files, stall_timeout=1e-6, retries=0).supervise([run])
     assert endings[run.run_id].state is RunState.STALLED
     assert [what for what, _ in script.calls] == ["submit", "cancel", "kill"]
