@@ -7,7 +7,9 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,12 +24,11 @@ from retrain.worker import run as run_worker
 from tests.semaphore_processes import wait_until
 
 LONG_S = 60.0  # for a renewal that does come, however busy the machine
+SHORT_S = 0.2  # for one that does not come
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "RENEW_S", 0.02)
-    monkeypatch.setattr(locks, "WATCH_S", 0.2)
     monkeypatch.setattr(locks, "WATCH_PAUSE_S", 0.02)
 
 
@@ -44,44 +45,43 @@ def write_lease(path: Path, age_s: float = 0.0, host: str = "elsewhere", started
     os.close(fd)
 
 
-@pytest.fixture
-def alive_elsewhere(lock: Path) -> Iterator[Path]:
-    """A lock that another machine holds and renews."""
+@contextmanager
+def renewed(path: Path, **lease: Any) -> Iterator[None]:
+    """Be another machine that holds a lock and renews its lease."""
     over = threading.Event()
 
     def renew() -> None:
         while not over.wait(0.02):
-            write_lease(lock)
+            write_lease(path, **lease)
 
-    write_lease(lock)
+    write_lease(path, **lease)
     thread = threading.Thread(target=renew)
     thread.start()
-    yield lock
-    over.set()
-    thread.join()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
-def test_a_lease_that_is_renewed_elsewhere_holds(
-    alive_elsewhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(locks, "WATCH_S", LONG_S)
-    assert is_held(alive_elsewhere)
-    assert hold(alive_elsewhere) is None
+def test_a_lease_that_is_renewed_elsewhere_holds(lock: Path) -> None:
+    with renewed(lock):
+        assert is_held(lock)
+        assert hold(lock, LONG_S) is None
 
 
 def test_a_lease_whose_holder_died_is_taken_after_a_watch(lock: Path) -> None:
     write_lease(lock)
     assert is_held(lock)
-    taken = hold(lock)
+    taken = hold(lock, SHORT_S)
     assert taken is not None
     taken.release()
 
 
-def test_an_old_lease_is_nobodys(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "WATCH_S", 1e9)
+def test_an_old_lease_is_nobodys(lock: Path) -> None:
     write_lease(lock, age_s=locks.STALE_S + 1)
     assert not is_held(lock)
-    taken = hold(lock)
+    taken = hold(lock, watch_s=1e9)
     assert taken is not None
     taken.release()
 
@@ -89,17 +89,14 @@ def test_an_old_lease_is_nobodys(lock: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_lease_from_a_far_future_does_not_hold_for_ever(lock: Path) -> None:
     write_lease(lock, age_s=-1e9)
     assert not is_held(lock)
-    taken = hold(lock)
+    taken = hold(lock, SHORT_S)
     assert taken is not None
     taken.release()
 
 
-def test_a_lease_from_a_far_future_that_is_renewed_is_respected(
-    lock: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_lease(lock, age_s=-1e9)
-    monkeypatch.setattr(locks.time, "sleep", lambda _: write_lease(lock, age_s=-1e9 - 1))
-    assert hold(lock) is None
+def test_a_lease_from_a_far_future_that_is_renewed_is_respected(lock: Path) -> None:
+    with renewed(lock, age_s=-1e9):
+        assert hold(lock, LONG_S) is None
 
 
 def test_a_lease_of_this_machine_is_not_believed_because_its_kernel_knows(lock: Path) -> None:
@@ -122,21 +119,15 @@ def test_a_machine_of_the_same_name_is_told_by_its_boot(lock: Path) -> None:
     assert not found.is_here
 
 
-def test_a_lease_of_a_machine_of_the_same_name_that_is_renewed_holds(
-    lock: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def renew(_: float = 0) -> None:
-        write_lease(lock, age_s=-1, host=os.uname().nodename, started="another-boot:1")
-
-    write_lease(lock, host=os.uname().nodename, started="another-boot:1")
-    monkeypatch.setattr(locks.time, "sleep", renew)
-    assert hold(lock) is None
+def test_a_lease_of_a_machine_of_the_same_name_that_is_renewed_holds(lock: Path) -> None:
+    with renewed(lock, host=os.uname().nodename, started="another-boot:1"):
+        assert hold(lock, LONG_S) is None
 
 
 def test_a_lease_goes_on_while_its_holder_lives_and_ends_with_it(lock: Path) -> None:
     held = hold(lock)
     assert held is not None
-    held.renew()
+    held.renew(every_s=0.02)
     first = holder(lock)
     assert first is not None
     wait_until(lambda: (now := holder(lock)) is None or now.renewed_at != first.renewed_at)
@@ -147,29 +138,14 @@ def test_a_lease_goes_on_while_its_holder_lives_and_ends_with_it(lock: Path) -> 
     assert last.pid == first.pid
 
 
-def test_a_worker_leaves_a_run_alone_that_another_machine_has(
-    campaign_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_leaves_a_run_alone_that_another_machine_has(campaign_file: Path) -> None:
     campaign = start(campaign_file, ["campaign.seeds=[0]"])
     files = campaign.files_of(campaign.plan.runs[0].run_id)
-    over = threading.Event()
-
-    def renew() -> None:
-        while not over.wait(0.02):
-            write_lease(files.lock)
-
-    write_lease(files.lock)
-    thread = threading.Thread(target=renew)
-    thread.start()
-    try:
+    with renewed(files.lock):
         before = {path.name for path in files.directory.iterdir()}
-        with monkeypatch.context() as patched:
-            patched.setattr(locks, "WATCH_S", LONG_S)
-            assert run_worker(files.directory, threading.Event()) == EXIT_INFRASTRUCTURE
+        assert run_worker(files.directory, threading.Event()) == EXIT_INFRASTRUCTURE
         assert {path.name for path in files.directory.iterdir()} == before
-    finally:
-        over.set()
-        thread.join()
+    write_lease(files.lock, age_s=locks.STALE_S + 1)
     assert run_worker(files.directory, threading.Event()) == EXIT_DONE
 
 

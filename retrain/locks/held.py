@@ -78,14 +78,14 @@ class HeldLock:
         """Whether the file is still where others look for it: its directory may have been removed."""
         return is_in_place(self.path, self._file.fileno())
 
-    def renew(self) -> None:
+    def renew(self, every_s: float = RENEW_S) -> None:
         """Renew a lease from now on, for machines that do not see the lock."""
         _write_holder(self._file, self._since, time.time())
-        self._renewal = threading.Thread(target=self._renew, name="lease", daemon=True)
+        self._renewal = threading.Thread(target=self._renew, args=(every_s,), name="lease", daemon=True)
         self._renewal.start()
 
-    def _renew(self) -> None:
-        while not self._released.wait(RENEW_S):
+    def _renew(self, every_s: float) -> None:
+        while not self._released.wait(every_s):
             with contextlib.suppress(OSError):  # a full disk: the lease expires, the lock stays
                 _write_holder(self._file, self._since, time.time())
 
@@ -106,11 +106,11 @@ class HeldLock:
         self.release()
 
 
-def hold(path: Path) -> HeldLock | None:
+def hold(path: Path, watch_s: float = WATCH_S) -> HeldLock | None:
     """Take the lock until this process ends or releases it; None if another process holds it.
 
     Returns at once if it is held, except for two waits: for probes of `is_held`, which last microseconds,
-    and for another machine's lease, which is watched for `WATCH_S` seconds.
+    and for another machine's lease, which is watched for `watch_s` seconds.
 
     Raises:
         RecordsError: the file cannot be opened, or its file system has no locks.
@@ -118,7 +118,7 @@ def hold(path: Path) -> HeldLock | None:
     file = LockFile(str(path))
     lock = HeldLock(path, file)
     try:
-        if not _lock(file) or _is_renewed_elsewhere(path):
+        if not _lock(file) or _is_renewed_elsewhere(path, watch_s):
             lock.release()
             return None
         _write_holder(file)
@@ -233,12 +233,12 @@ def _lease_elsewhere(path: Path) -> LockHolder | None:
     return found if found is not None and found.renewed_at > 0 and not found.is_here else None
 
 
-def _is_renewed_elsewhere(path: Path) -> bool:
+def _is_renewed_elsewhere(path: Path, watch_s: float = WATCH_S) -> bool:
     """Watch another machine's lease for a renewal; False if there is no lease, or it is stale."""
     first = _lease_elsewhere(path)
     if first is None or time.time() - first.renewed_at > STALE_S:
         return False
-    until = time.monotonic() + WATCH_S
+    until = time.monotonic() + watch_s
     while time.monotonic() < until:
         time.sleep(WATCH_PAUSE_S)
         now = holder(path)  # opening the file makes a network file system refresh it
