@@ -1,10 +1,18 @@
-"""Loggers of a user's own, named by dotted path: one that writes a file, one that fails, one that hangs."""
+"""Loggers of a user's own, named by dotted path: one that writes a file, one that fails, one that hangs.
+
+And a reward that kills its process when three loggers are watched to have taken eight steps.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import signal
 import threading
 import time
+
+from retrain import registry
 
 NEVER = threading.Event()
 
@@ -121,3 +129,49 @@ class Hiccup(Recorder):
 
 def hiccup(run):
     return Hiccup(run, "hiccup.jsonl")
+
+
+class Watched:
+    """A logger of ours, of which is known how far it is."""
+
+    def __init__(self, run, name, **params):
+        self.run, self.step = run, 0
+        self._logger = registry.find("loggers", name)(run, **params)
+        WATCHED.append(self)
+
+    def rows(self, rows):
+        self._logger.rows(rows)
+        self.step = rows[-1]["step"]
+
+    def __getattr__(self, name):
+        return getattr(self._logger, name)
+
+
+WATCHED: list[Watched] = []
+
+
+def watched_wandb(run):
+    return Watched(run, "wandb")
+
+
+def watched_tensorboard(run):
+    return Watched(run, "tensorboard")
+
+
+def watched_mlflow(run, *, tracking_uri: str):
+    return Watched(run, "mlflow", tracking_uri=tracking_uri)
+
+
+SCORED = itertools.count()
+
+
+def killed_when_logged(completion, prompt):
+    """Kill the first attempt with seed 1 after eight steps, as soon as all loggers took them."""
+    if next(SCORED) == 8 * 8:  # completions
+        while len(WATCHED) < 3:
+            time.sleep(0.05)
+        if (WATCHED[0].run.seed, WATCHED[0].run.attempt) == (1, 1):
+            while any(logger.step < 8 for logger in WATCHED):
+                time.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGKILL)
+    return float(completion == prompt.answer)

@@ -58,17 +58,6 @@ def killed_once(completion: str, prompt: Prompt, *, flag: str) -> float:
     return 0.0
 
 
-def killed_when_logged(completion: str, prompt: Prompt) -> float:
-    """Kill the first attempt with seed 1 after step 8, as soon as each logger has taken all steps."""
-    threads = [thread for thread in threading.enumerate() if thread.name.startswith("logger ")]
-    loggers = [thread._target.__self__ for thread in threads]  # type: ignore[attr-defined]
-    if {(one._run.seed, one._run.attempt, one._last_step) for one in loggers} == {(1, 1, 8)}:
-        while any(one._logged_step < 8 for one in loggers):
-            time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGKILL)
-    return float(completion == prompt.answer)
-
-
 def noted(completion: str, prompt: Prompt) -> float:
     """Write down which prompt was scored."""
     with Path(os.environ["NOTES"]).open("a") as notes:

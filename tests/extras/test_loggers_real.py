@@ -12,6 +12,7 @@ import pytest
 from retrain.campaign.run import run_campaign
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_attempts
+from tests import logger_plugins
 from tests.extras.wandb_files import offline_runs, read
 
 pytestmark = [pytest.mark.extras, pytest.mark.timeout(300)]
@@ -29,11 +30,11 @@ save_every = 5
 task = "successor"
 
 [reward]
-reward = "tests.plugins.killed_when_logged"
+reward = "{own}.killed_when_logged"
 
 [logging]
-loggers = ["wandb", "tensorboard", "mlflow"]
-logger_params = {{ mlflow = {{ tracking_uri = "{uri}" }} }}
+loggers = ["{own}.watched_wandb", "{own}.watched_tensorboard", "{own}.watched_mlflow"]
+logger_params = {{ "{own}.watched_mlflow" = {{ tracking_uri = "{uri}" }} }}
 
 [campaign]
 name = "study"
@@ -78,7 +79,7 @@ def campaign(tmp_path_factory, environment):
     """
     here = tmp_path_factory.mktemp("here")
     uri = f"sqlite:///{here / DATABASE}"
-    (here / "study.toml").write_text(CAMPAIGN.format(uri=uri))
+    (here / "study.toml").write_text(CAMPAIGN.format(uri=uri, own=logger_plugins.__name__))
     died = subprocess.run([sys.executable, "-c", OPEN_MLFLOW, uri], env=environment, check=False)
     assert died.returncode == -signal.SIGKILL
     with pytest.MonkeyPatch.context() as patch:
@@ -195,7 +196,7 @@ def test_a_call_to_mlflow_that_fails_half_way_repeats_no_step_in_the_campaigns_o
             raise ConnectionError
         real(*args, **kwargs)
 
-    monkeypatch.setattr(logger.client, "log_batch", fail_second)
+    logger.client.log_batch = fail_second
     rows = [{"step": step, "step_time_s": 0.1 * step, "loss": 1.0} for step in range(1, 6)]
     with pytest.raises(ConnectionError):
         logger.rows(rows)
