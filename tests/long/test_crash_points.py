@@ -19,7 +19,6 @@ from retrain.records.metrics import MetricsWriter
 from retrain.trainer import checkpoint
 from tests.crash_run import every_point, losses_after_kills, power_losses, random_kills
 
-Patch = pytest.MonkeyPatch
 MEMORY = Path("/dev/shm")  # the disk below is a simulated one: what carries it should be quick
 KILL_PLANS, LOSS_PLANS = 200, 60  # in which careless writers are caught below; `benchmarks.chaos` makes more
 
@@ -69,80 +68,62 @@ def sync_directories_only(fd: int) -> None:
         os.fsync(fd)
 
 
-def names_not_synced_again(patch: Patch) -> None:
-    no_directory_is_empty = Careless(os, scandir=lambda path: contextlib.nullcontext(iter([path])))
-    patch.setattr(files, "os", no_directory_is_empty)
+def write_in_place(path: Path, content: str | bytes, *, durable: bool = True) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        files.write_all(fd, content.encode() if isinstance(content, str) else content)
+    finally:
+        os.close(fd)
 
 
-def checkpoints_not_synced_again(patch: Patch) -> None:
-    patch.setattr(checkpoint, "sync_directory", lambda path: None)
+same = SimpleNamespace(hexdigest=lambda: "the same")
+no_directory_is_empty = Careless(os, scandir=lambda path: contextlib.nullcontext(iter([path])))
+syncs_directories_only = Careless(os, fsync=sync_directories_only)
+# what writers that do without some care have in place of it
+CARELESS: dict[str, list[tuple[object, str, object]]] = {
+    "names not synced again": [(files, "os", no_directory_is_empty)],
+    "checkpoints not synced again": [(checkpoint, "sync_directory", lambda path: None)],
+    "no tail repair": [(lines, "os", Careless(os, ftruncate=lambda fd, size: None))],
+    "no lock": [(locks, "hold", lambda path: contextlib.nullcontext())],
+    "files replaced in place": [(files, "write_atomic", write_in_place)],
+    "leftovers stay": [(files, "remove_leftovers", lambda directory: None)],
+    "rows not synced before a checkpoint": [(MetricsWriter, "sync", lambda self: None)],
+    "files not synced before their rename": [(files, "os", syncs_directories_only)],
+    "checkpoints neither synced nor verified": [
+        (checkpoint, "os", syncs_directories_only),
+        (checkpoint, "hashlib", Careless(hashlib, file_digest=lambda file, name: same)),
+    ],
+}
 
 
-@pytest.mark.parametrize("mutate", [names_not_synced_again, checkpoints_not_synced_again])
+@pytest.fixture
+def careless(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    for where, name, instead in CARELESS[request.param]:
+        monkeypatch.setattr(where, name, instead)
+
+
+def with_writers(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("careless", names, indirect=True)
+
+
+@with_writers("names not synced again", "checkpoints not synced again")
 def test_a_loss_of_power_after_a_kill_catches_who_relies_on_the_killed_ones_syncs(
-    mutate: Callable[[Patch], None], scratch: Path, monkeypatch: Patch
+    careless: None, scratch: Path
 ) -> None:
-    mutate(monkeypatch)
     assert losses_after_kills(scratch).problems != []
 
 
-def no_tail_repair(patch: Patch) -> None:
-    patch.setattr(lines, "os", Careless(os, ftruncate=lambda fd, size: None))
-
-
-def no_lock(patch: Patch) -> None:
-    patch.setattr(locks, "hold", lambda path: contextlib.nullcontext())
-
-
-def files_replaced_in_place(patch: Patch) -> None:
-    def write_in_place(path: Path, content: str | bytes, *, durable: bool = True) -> None:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        try:
-            files.write_all(fd, content.encode() if isinstance(content, str) else content)
-        finally:
-            os.close(fd)
-
-    patch.setattr(files, "write_atomic", write_in_place)
-
-
-def leftovers_stay(patch: Patch) -> None:
-    patch.setattr(files, "remove_leftovers", lambda directory: None)
-
-
-@pytest.mark.parametrize("mutate", [no_tail_repair, no_lock, files_replaced_in_place, leftovers_stay])
-def test_the_kills_catch_writers_that_are_careless(
-    mutate: Callable[[Patch], None], scratch: Path, monkeypatch: Patch
-) -> None:
-    mutate(monkeypatch)
+@with_writers("no tail repair", "no lock", "files replaced in place", "leftovers stay")
+def test_the_kills_catch_writers_that_are_careless(careless: None, scratch: Path) -> None:
     assert random_kills(scratch, plans=KILL_PLANS, seed=3).problems != []
 
 
-def rows_not_synced_before_a_checkpoint(patch: Patch) -> None:
-    patch.setattr(MetricsWriter, "sync", lambda self: None)
-
-
-def files_not_synced_before_their_rename(patch: Patch) -> None:
-    patch.setattr(files, "os", Careless(os, fsync=sync_directories_only))
-
-
-def checkpoints_not_synced_nor_verified(patch: Patch) -> None:
-    same = SimpleNamespace(hexdigest=lambda: "the same")
-    patch.setattr(checkpoint, "os", Careless(os, fsync=sync_directories_only))
-    patch.setattr(checkpoint, "hashlib", Careless(hashlib, file_digest=lambda file, name: same))
-
-
-@pytest.mark.parametrize(
-    "mutate",
-    [
-        rows_not_synced_before_a_checkpoint,
-        files_not_synced_before_their_rename,
-        checkpoints_not_synced_nor_verified,
-    ],
+@with_writers(
+    "rows not synced before a checkpoint",
+    "files not synced before their rename",
+    "checkpoints neither synced nor verified",
 )
-def test_power_losses_catch_writers_that_do_not_sync(
-    mutate: Callable[[Patch], None], scratch: Path, monkeypatch: Patch
-) -> None:
-    mutate(monkeypatch)
+def test_power_losses_catch_writers_that_do_not_sync(careless: None, scratch: Path) -> None:
     assert power_losses(scratch, plans=LOSS_PLANS, seed=4).problems != []
 
 
