@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.backends import Sampling
+from retrain.backends import EpisodeProgress, Sampling
 from retrain.config.schema import Environment
-from retrain.environments.coroutine_loop import CoroutineLoop
 from retrain.environments.tools import ToolUse, prepare
 from retrain.rollouts import Episode, NextTurn, Prompt, Rollout
 from retrain.trainer.episodes import Episodes
@@ -138,24 +136,20 @@ class Keeps(Count):
         self.filling.cancel()
 
 
-def test_an_episode_that_waits_for_its_turn_is_lost_with_its_event_loop(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_episode_that_waits_for_its_turn_is_lost_with_its_event_loop() -> None:
     """What it keeps from one call to the next may belong to that loop."""
     is_left, Keeps.over = threading.Event(), threading.Event()
-    leave = CoroutineLoop._leave
 
-    def left(loop: CoroutineLoop, blocking: asyncio.Task[object] | None) -> None:
-        leave(loop, blocking)
-        is_left.set()
+    def see(progress: EpisodeProgress) -> None:
+        if progress.finished:  # the one that blocks
+            is_left.set()
 
     def sample(asked: Sequence[Prompt | NextTurn], how: Sampling) -> list[Rollout | None]:
         if isinstance(asked[0], NextTurn):
             is_left.wait(60)
         return list(write("x")(asked, how))
 
-    monkeypatch.setattr(CoroutineLoop, "_leave", left)
-    episodes = Episodes(Environment(time_limit_s=1.0), Keeps, sample)
+    episodes = Episodes(Environment(time_limit_s=1.0), Keeps, sample, observe=see)
     groups = episodes.play([Prompt(number, "?", "") for number in range(2)], ONE)
     Keeps.over.set()
     episodes.close()
