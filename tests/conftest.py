@@ -88,6 +88,22 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@contextlib.contextmanager
+def temporary_files_in(directory: Path) -> Iterator[Path]:
+    """Have this process, and those that it starts, put temporary files into a directory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tempfile.tempdir", str(directory))
+        patch.setenv("TMPDIR", str(directory))
+        yield directory
+
+
+@pytest.fixture
+def temporary(tmp_path: Path) -> Iterator[Path]:
+    """The test's own directory, with all temporary files."""
+    with temporary_files_in(tmp_path):
+        yield tmp_path
+
+
 @pytest.fixture
 def campaign_file(here: Path) -> Path:
     """A file of 2 conditions x 2 seeds x 4 steps."""

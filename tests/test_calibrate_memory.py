@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -28,6 +29,12 @@ def test_a_worker_on_several_gpus_weighs_their_sum_and_strangers_nothing():
 
 
 @pytest.fixture
+def gpus_are(monkeypatch):
+    """Set what a look at the GPUs finds."""
+    return partial(monkeypatch.setattr, nvidia, "gpus")
+
+
+@pytest.fixture
 def worker():
     """A process of ours that waits."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
@@ -35,20 +42,17 @@ def worker():
         process.communicate(b"\n", timeout=60)
 
 
-def test_what_a_worker_holds_on_a_gpu_is_seen_while_it_runs(worker, monkeypatch):
-    def read() -> list[Gpu]:
-        return [gpu(dict.fromkeys(process_tree(os.getpid()), 3 * GIB) | {1: 50 * GIB})]
-
-    monkeypatch.setattr(nvidia, "gpus", read)
+def test_what_a_worker_holds_on_a_gpu_is_seen_while_it_runs(worker, gpus_are):
+    gpus_are(lambda: [gpu(dict.fromkeys(process_tree(os.getpid()), 3 * GIB) | {1: 50 * GIB})])
     with trials.WorkerMemory() as memory:
         while not (memory.most_on_gpus and memory.most):
             os.sched_yield()
     assert (memory.most_on_gpus, memory.most > 1e6) == (3 * GIB, True)
 
 
-def test_a_gpu_that_cannot_be_read_is_none(monkeypatch):
+def test_a_gpu_that_cannot_be_read_is_none(gpus_are):
     def refuse() -> list[Gpu]:
         raise InfrastructureError("needs nvidia-ml-py")
 
-    monkeypatch.setattr(nvidia, "gpus", refuse)
+    gpus_are(refuse)
     assert nvidia.known_gpus() == []

@@ -35,6 +35,14 @@ class Hub(BaseHTTPRequestHandler):
 
 
 @pytest.fixture(autouse=True)
+def gpu_nodes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Devices of GPUs that this machine seems to have, none at first."""
+    nodes: list[str] = []
+    monkeypatch.setattr(local, "gpu_nodes", lambda: nodes)
+    return nodes
+
+
+@pytest.fixture(autouse=True)
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         serving = Thread(target=server.serve_forever, args=(0.01,))
@@ -77,8 +85,7 @@ VLLM = {"engine": "vllm", "engine_command": [sys.executable]}
         (run_of(**VLLM, engine_sleep=True), "[backend.options].engine_sleep: vLLM can sleep on a GPU only"),
     ],
 )
-def test_what_would_stop_a_run_is_said_with_its_key(config, words, monkeypatch):
-    monkeypatch.setattr(local, "gpu_nodes", list)
+def test_what_would_stop_a_run_is_said_with_its_key(config, words):
     (problem,) = check_run(config)
     assert problem.startswith(words)
 
@@ -87,14 +94,13 @@ def of_loss(mode: str, bounds: dict[str, float], **options: object) -> Config:
     return replace(run_of(**options), algorithm=Algorithm(loss_mode=mode, loss_params=bounds))
 
 
-def test_clipping_that_rounding_sets_off_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clipping_that_rounding_sets_off_is_warned_of(gpu_nodes: list[str]) -> None:
     wide = {"clip_low": 0.01, "clip_high": 0.01}
-    monkeypatch.setattr(local, "gpu_nodes", list)
     (advice,) = advise_run(of_loss("gspo", {}, dtype="bfloat16"))
     assert "in bfloat16, rounding alone moves" in advice
     assert advise_run(of_loss("gspo", {})) == advise_run(of_loss("gspo", wide, dtype="bfloat16")) == []
     assert advise_run(of_loss("ppo", {}, dtype="bfloat16")) == []
-    monkeypatch.setattr(local, "gpu_nodes", lambda: ["/dev/nvidia0"])
+    gpu_nodes.append("/dev/nvidia0")
     assert advise_run(of_loss("gspo", {}))
 
 
@@ -241,8 +247,7 @@ def test_a_micro_batch_on_the_cpu_is_as_large_as_its_activations_may_be(layers: 
         run_of(device="cuda", launcher="slurm"),
     ],
 )
-def test_what_may_go_well_is_let_through(config, monkeypatch):
-    monkeypatch.setattr(local, "gpu_nodes", list)
+def test_what_may_go_well_is_let_through(config):
     assert check_run(config) == []
 
 

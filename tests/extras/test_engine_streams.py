@@ -32,7 +32,8 @@ LONG, WHOLE = 16, 10  # tokens, at most, of completions that are streamed here, 
 
 @pytest.fixture(autouse=True)
 def short_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have shorter completions streamed than users do, for the server writes them with a real policy."""
+    """Have shorter completions streamed, and sooner again, than users do: a real policy writes them here."""
+    monkeypatch.setattr(engine_module, "FIRST_WAIT_S", 0.001)
     monkeypatch.setattr(engine_module, "LONGEST_WHOLE", WHOLE)
 
 
@@ -117,15 +118,13 @@ def test_a_server_that_does_not_stream_as_vllm_does_is_asked_for_whole_answers(m
         assert asked_of(server) == [False]
 
 
-def test_a_stream_that_breaks_off_is_asked_for_again(server, model, monkeypatch):
-    monkeypatch.setattr(engine_module, "FIRST_WAIT_S", 0.001)
+def test_a_stream_that_breaks_off_is_asked_for_again(server, model):
     server.broken_streams = 2
     assert_honest(through(server, model), max_tokens=LONG)
     assert len(asked_of(server)) == 3
 
 
-def test_a_server_that_falls_silent_is_given_up(server, model, monkeypatch):
-    monkeypatch.setattr(engine_module, "FIRST_WAIT_S", 0.001)
+def test_a_server_that_falls_silent_is_given_up(server, model):
     server.is_held = lambda body: True
     with pytest.raises(InfrastructureError, match=r"no data for 0\.1 s"):
         draw(through(server, model, engine_timeout_s=0.1), max_tokens=LONG)

@@ -43,6 +43,12 @@ from tests.test_trainer import make_run
 HOW = Optimization(lr=1e-2, temperature=0.8)
 
 
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch):
+    """Have calls made again sooner than users wait."""
+    monkeypatch.setattr(engine_module, "FIRST_WAIT_S", 0.001)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, context=64)
@@ -237,22 +243,19 @@ def test_closing_has_the_server_forget_and_leaves_no_files(server, model, tmp_pa
     assert (server.adapters, list((tmp_path / "shared").iterdir())) == ({}, [])
 
 
-def test_a_server_s_hiccup_is_waited_out(server, model, monkeypatch):
-    monkeypatch.setattr(engine_module, "FIRST_WAIT_S", 0.001)
+def test_a_server_s_hiccup_is_waited_out(server, model):
     server.failures = 3
     assert len(draw(through(server, model))) == 5
 
 
-def test_a_server_that_stays_away_is_an_infrastructure_failure_that_names_it(server, model, monkeypatch):
-    monkeypatch.setattr(engine_module, "FIRST_WAIT_S", 0.001)
+def test_a_server_that_stays_away_is_an_infrastructure_failure_that_names_it(server, model):
     backend = through(server, model)
     server.failures = 100
     with pytest.raises(InfrastructureError, match=f"{server.url}/v1/load_lora_adapter: 503 warming up"):
         draw(backend)
 
 
-def test_nobody_listening_is_an_infrastructure_failure(model, monkeypatch):
-    monkeypatch.setattr(engine_module, "FIRST_WAIT_S", 0.001)
+def test_nobody_listening_is_an_infrastructure_failure(model):
     with serve(model) as gone:
         backend = through(gone, model)
     with pytest.raises(
@@ -331,8 +334,7 @@ def test_an_answer_that_is_none_ends_the_run(server, model, rubbish):
 @pytest.mark.parametrize(
     "rubbish", [b"", b"<html>busy</html>", b"[" * 100_000], ids=["nothing", "html", "deep"]
 )
-def test_an_answer_that_is_no_json_is_asked_for_again(server, model, monkeypatch, rubbish):
-    monkeypatch.setattr(engine_module, "FIRST_WAIT_S", 0.001)
+def test_an_answer_that_is_no_json_is_asked_for_again(server, model, rubbish):
     server.rubbish = rubbish
     with pytest.raises(InfrastructureError, match="/v1/completions"):
         draw(through(server, model))
@@ -425,8 +427,7 @@ def test_refusals_are_told_where_permits_adapt(server, model):
     assert [call.overloaded for call in told] == [True, True, False, False]
 
 
-def test_a_call_that_reached_nobody_tells_permits_nothing(model, monkeypatch):
-    monkeypatch.setattr(engine_module, "FIRST_WAIT_S", 0.001)
+def test_a_call_that_reached_nobody_tells_permits_nothing(model):
     told = []
     with serve(model) as gone:
         options = {"engine": "openai", "engine_url": gone.url, "device": "cpu", "local_files_only": True}

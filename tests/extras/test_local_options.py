@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -74,8 +73,7 @@ def test_checking_options_imports_no_torch():
 
 
 def test_a_missing_package_is_named_with_the_command(monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "peft" else find(name))
+    monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ConfigError, match=r"\(peft not found\): pip install .*\[local\]"):
         connect(BackendSpec(seed=0))
 

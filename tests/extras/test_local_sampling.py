@@ -164,11 +164,11 @@ def test_a_long_completion_is_the_one_that_is_run_anew_for_each_token(model):
     assert list(group.rollouts[1].tokens) == without_cache(backend, UNEVEN[0], 60)
 
 
-def test_only_prompts_that_may_be_too_long_are_looked_at_beforehand(model, monkeypatch):
+def test_only_prompts_that_may_be_too_long_are_looked_at_beforehand(model):
     backend = open_backend(model)
     encoded = []
     plain = backend.text.encode
-    monkeypatch.setattr(backend.text, "encode", lambda prompt: encoded.append(prompt.id) or plain(prompt))
+    backend.text.encode = lambda prompt: encoded.append(prompt.id) or plain(prompt)
     backend.check_prompts([Prompt(number, f"{number}=", "") for number in range(100)])
     assert encoded == [0]
 

@@ -21,6 +21,7 @@ from retrain.engines.vllm import vllm_problem
 from retrain.errors import ConfigError
 from retrain.locks import start_mark
 from retrain.locks.held import holder
+from tests.conftest import temporary_files_in
 from tests.extras.completions_server import CompletionsServer, serve
 from tests.extras.local_policies import (
     as_samples,
@@ -47,8 +48,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder of all servers of this file; at the end, none of them is left."""
     path = tmp_path_factory.mktemp("engines")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tempfile.tempdir", str(path))
+    with temporary_files_in(path), pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
         yield path
     left = [ServerFiles(one) for one in path.glob("retrain-engines-*/*")]
@@ -122,10 +122,7 @@ def test_runs_share_a_server_and_survive_its_crash_and_the_loss_of_its_daemon(
     assert_own(first)
 
 
-def test_a_server_sleeps_while_a_run_trains_and_gets_adapters_when_awake(
-    model, behind, tmp_path, monkeypatch
-):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_a_server_sleeps_while_a_run_trains_and_gets_adapters_when_awake(model, behind, temporary):
     backend = open_backend(model, **options_for(behind), engine_sleep=True)
     for _ in range(2):
         samples = as_samples(draw(backend))
@@ -144,8 +141,7 @@ def test_a_server_sleeps_while_a_run_trains_and_gets_adapters_when_awake(
     backend.close()
 
 
-def test_what_the_server_says_when_it_cannot_start_is_the_error(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_what_the_server_says_when_it_cannot_start_is_the_error(model, temporary):
     fails = (sys.executable, "-c", "import sys; sys.exit('out of memory, alas')")
     with pytest.raises(ConfigError, match=r"(?s)vLLM: .* exit code 1; .*\n  out of memory, alas"):
         open_backend(model, engine="vllm", engine_command=fails)

@@ -109,7 +109,6 @@ def test_the_lines_of_a_card_load_the_policy_in_a_new_process(choice, model, tmp
     assert (wanted - untrained).abs().max() > 0.1  # it has learned something
     published(choice, tmp_path / "adapters")
     found = published(choice, tmp_path / "whole", merge=True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
     known = {"HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path / "cache")}
     with serving() as hub:
         hub.repositories[f"{USER}/base"] = Repository(

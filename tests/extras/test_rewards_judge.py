@@ -322,8 +322,8 @@ def test_an_address_that_cannot_be_one_is_a_problem_of_the_plan(url: str) -> Non
     assert problem.startswith("base_url: got ")
 
 
-def test_a_reply_without_end_is_an_error(server: JudgeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge, "LARGEST_REPLY_BYTES", 1000)
-    server.reply = lambda body: (200, {}, b"x" * 2000)
+def test_a_reply_without_end_is_an_error(server: JudgeServer) -> None:
+    longest = judge.LARGEST_REPLY_BYTES
+    server.reply = lambda body: (200, {}, b"x" * (longest + 1000))
     (found,) = ask(server, "blue", retries=0)
-    assert (found.outcome, "longer than 1000 bytes" in found.message) == (Outcome.ERROR, True)
+    assert (found.outcome, f"longer than {longest} bytes" in found.message) == (Outcome.ERROR, True)

@@ -47,11 +47,9 @@ def server(model: str) -> Iterator[CompletionsServer]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+def folder(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(policy_module, "TINY_PARAMETERS", 1)
-    return tmp_path / f"retrain-weights-{os.getuid()}"
+    return temporary / f"retrain-weights-{os.getuid()}"
 
 
 def trained(backend) -> list[torch.Tensor]:

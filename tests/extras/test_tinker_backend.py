@@ -335,16 +335,14 @@ def test_without_a_permit_to_say_goodbye_a_session_falls_silent(
     semaphore.release()
 
 
-def test_an_api_that_stays_away_ends_the_run_as_infrastructure(
-    spec: BackendSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_api_that_stays_away_ends_the_run_as_infrastructure(spec: BackendSpec, tmp_path: Path) -> None:
     doomed = RunningServer(tmp_path, ALPHABET)
 
     async def story(backend: TinkerBackend) -> None:
         await backend.sample(PROMPTS[:1], HOW)
         doomed.kill()
         impatient = TinkerOptions(first_retry_s=0.01, call_timeout_s=1.0, retry_budget_s=0.6)
-        monkeypatch.setattr(backend.session.connection.calls, "options", impatient)
+        backend.session.connection.calls.options = impatient
         with pytest.raises(InfrastructureError, match=r"sampling prompt 0: failed \d times") as raised:
             await backend.sample(PROMPTS[:1], HOW)
         assert raised.value.exit_code == 75

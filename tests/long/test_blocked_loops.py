@@ -15,11 +15,11 @@ import pytest
 from retrain.rollouts import Prompt
 from tests import test_harness as programs
 from tests.test_environments import HOW, Count, play
+from tests.test_environments import short_grace as short_grace
 
 
-def test_coroutines_that_fill_the_loop_together_do_not_block_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retrain.environments.coroutine_loop.GRACE_S", 1.0)
-
+@pytest.mark.usefixtures("short_grace")
+def test_coroutines_that_fill_the_loop_together_do_not_block_it() -> None:
     class Crowd(Count):
         async def step(self, completion: str) -> tuple[str, float, bool]:  # type: ignore[override]
             time.sleep(0.05)  # 40 of them in one iteration of the loop
@@ -29,10 +29,8 @@ def test_coroutines_that_fill_the_loop_together_do_not_block_it(monkeypatch: pyt
     assert {one.episode.error for one in episodes if one.episode} == {""}
 
 
-def test_coroutines_that_block_cost_their_episodes_however_many_there_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("retrain.environments.coroutine_loop.GRACE_S", 1.0)
+@pytest.mark.usefixtures("short_grace")
+def test_coroutines_that_block_cost_their_episodes_however_many_there_are() -> None:
     over = threading.Event()
 
     class Stuck(Count):
@@ -91,8 +89,8 @@ def test_a_coroutine_that_refuses_to_be_cancelled_costs_its_episode() -> None:
     assert (stays.error, fine.error) == ("prompt 0: step took longer than 0.5 s", "")
 
 
-def test_programs_that_block_cost_their_episodes_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retrain.environments.coroutine_loop.GRACE_S", 0.5)
+@pytest.mark.usefixtures("short_grace")
+def test_programs_that_block_cost_their_episodes_and_no_other() -> None:
     over = threading.Event()
 
     async def block() -> None:
@@ -114,8 +112,8 @@ def test_programs_that_block_cost_their_episodes_and_no_other(monkeypatch: pytes
     assert "neither returned nor awaited anything for 2 s" in stuck[1].error
 
 
-def test_a_program_that_a_blocked_loop_never_began_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retrain.environments.coroutine_loop.GRACE_S", 0.5)
+@pytest.mark.usefixtures("short_grace")
+def test_a_program_that_a_blocked_loop_never_began_is_closed() -> None:
     blocked, over = threading.Event(), threading.Event()
     begun: list[Any] = []
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -109,10 +108,9 @@ def four_runs(tmp_path: Path) -> dict[str, Path]:
 
 
 def test_the_local_launcher_gives_each_run_a_gpu_while_its_worker_lives(
-    here: Path, monkeypatch: pytest.MonkeyPatch
+    here: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
-    monkeypatch.setattr(tempfile, "tempdir", str(here))
     monkeypatch.syspath_prepend(here)
     os.mkfifo("seen")
     runs = four_runs(here)

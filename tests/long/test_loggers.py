@@ -26,6 +26,12 @@ from tests.test_trainer import SMALL, make_run, parse, train
 OWN = "tests.logger_plugins"
 
 
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    """Try a call again at once."""
+    monkeypatch.setattr(logger_threads, "PAUSE_S", 0.0)
+
+
 def with_loggers(*names, **training):
     return SMALL | {
         "training": SMALL["training"] | training,
@@ -64,8 +70,7 @@ def test_several_loggers_with_parameters_get_the_same(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["unwilling", "failing"])
-def test_a_logger_that_fails_stops_nothing_and_says_so(tmp_path, monkeypatch, capfd, name):
-    monkeypatch.setattr(logger_threads, "PAUSE_S", 0.0)
+def test_a_logger_that_fails_stops_nothing_and_says_so(tmp_path, capfd, name):
     files = train(tmp_path / "run", with_loggers(name))
     assert len(read_metrics(files.directory)) == SMALL["training"]["max_steps"]
     said = capfd.readouterr().err
@@ -74,8 +79,7 @@ def test_a_logger_that_fails_stops_nothing_and_says_so(tmp_path, monkeypatch, ca
 
 
 @pytest.mark.parametrize("name", ["unwilling", "failing", "unflushable", "leaving"])
-def test_a_failing_logger_says_its_reason_once_in_one_line(tmp_path, monkeypatch, capfd, name):
-    monkeypatch.setattr(logger_threads, "PAUSE_S", 0.0)
+def test_a_failing_logger_says_its_reason_once_in_one_line(tmp_path, capfd, name):
     train(tmp_path / "run", with_loggers(name, max_steps=12, save_every=2))
     said = [line for line in capfd.readouterr().err.splitlines() if line]
     assert [line.split()[2] for line in said] == ["cannot", "is"]
@@ -83,8 +87,7 @@ def test_a_failing_logger_says_its_reason_once_in_one_line(tmp_path, monkeypatch
     assert len(said[0]) < 400
 
 
-def test_a_tool_begins_no_run_whose_id_could_not_be_kept(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(logger_threads, "PAUSE_S", 0.0)
+def test_a_tool_begins_no_run_whose_id_could_not_be_kept(tmp_path, capfd):
     files = make_run(tmp_path / "run", with_loggers("recording"))
     (files.directory / "loggers").write_text("no directory")
     assert worker.run(files.directory, threading.Event()) == 0
@@ -148,8 +151,7 @@ def test_a_run_that_is_asked_to_leave_does_not_wait_for_its_loggers(tmp_path, mo
     assert not worker_thread.is_alive()
 
 
-def test_a_batch_that_failed_is_handed_over_again_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(logger_threads, "PAUSE_S", 0.0)
+def test_a_batch_that_failed_is_handed_over_again_whole(tmp_path):
     files = train(tmp_path / "run", with_loggers("hiccup"))
     assert [line["step"] for line in told(files, "hiccup.jsonl") if "step" in line] == list(range(1, 7))
 
@@ -174,7 +176,6 @@ name = "maxrl"
 
 
 def test_resume_logs_what_the_loggers_of_finished_runs_lack(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(logger_threads, "PAUSE_S", 0.0)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "study.toml").write_text(CAMPAIGN)
     directory = run_campaign(tmp_path / "study.toml").directory

@@ -7,7 +7,6 @@ import marshal
 import os
 import subprocess
 import sys
-import tempfile
 from binascii import b2a_base64
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from retrain.rewards.python.scorer import ProgramScorer
 from retrain.rollouts import Prompt
 from retrain.sandbox import Sandbox, SandboxError, choose, inside
 from retrain.sandbox.cell import Cell, holes
+from tests.conftest import temporary_files_in
 from tests.namespaces import BUBBLEWRAP
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="confines less elsewhere")
@@ -36,9 +36,7 @@ OPTIONS = {"command": {"command": CONTAINER, "python": sys.executable}, "bubblew
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Return where programs without a mount of their own have their folders."""
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("folders")
-        patch.setattr(tempfile, "tempdir", str(folder))
+    with temporary_files_in(tmp_path_factory.mktemp("folders")) as folder:
         yield folder
 
 

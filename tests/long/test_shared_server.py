@@ -55,10 +55,8 @@ time.sleep(600)
 
 
 @pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    path = tmp_path / "server.py"
+def script(temporary: Path) -> Path:
+    path = temporary / "server.py"
     path.write_text(SERVER)
     return path
 
