@@ -33,6 +33,8 @@ PRICES = tomli_w.dumps({"budget": {"prices": {MODEL: {kind: getattr(PRICE, kind)
 STEP_USD = Tokens(
     BATCH * PROMPT, BATCH * (GROUP - 1) * PROMPT, BATCH * GROUP * LONGEST, BATCH * GROUP * (PROMPT + LONGEST)
 ).usd(PRICE)  # the most that a step can cost
+# of each worker, at most: the next step, the two evaluations after it, and what is sampled ahead
+SET_ASIDE_USD = 12 * STEP_USD
 # an evaluation samples four times as many completions as a step: of both held-out prompts, 16
 CAMPAIGN = f"""
 [model]
@@ -189,7 +191,7 @@ def kill_with_budget(
     try:
         steps = AHEAD_STEPS if staleness else STEPS
         file = write_campaign(root, server, RUNS, steps, staleness)
-        budget_usd = _more(kills_per_stop, chosen)
+        budget_usd = WORKERS * SET_ASIDE_USD + _more(kills_per_stop, chosen)
         campaign = start(file, [f"budget.usd={budget_usd}", f"logging.log_dir={root / 'logs'}"])
         files = CampaignFiles(campaign.directory)
         while found.kills < kills:
