@@ -102,7 +102,7 @@ class Chaos:
         self._directory = directory
         self._chance = random.Random(seed)
         self._mean_pause_s = mean_pause_s
-        self._fruitless = 0
+        self._fruitless = self._killed = 0
         (directory / "chaos.toml").write_text(TOML)
         undisturbed = self._start("run", "chaos.toml")
         if undisturbed.wait() != 0:
@@ -154,9 +154,12 @@ class Chaos:
             victims = sorted(starting)
         if not victims:
             return
-        victim = self._chance.choice(victims)
+        wants_orchestrator = self._killed % 3 == 0  # if there is one, else a worker, and the reverse
+        of_kind = [pid for pid in victims if (pid == orchestrator.pid) == wants_orchestrator]
+        victim = self._chance.choice(of_kind or victims)
         with contextlib.suppress(ProcessLookupError):
             os.kill(victim, signal.SIGKILL)
+        self._killed += 1
         tally.kills += 1
         self._fruitless += victim == orchestrator.pid
         tally.orchestrator_kills += victim == orchestrator.pid
