@@ -21,6 +21,7 @@ pytestmark = CALLS_SDK
 ALPHABET = "01234="
 STEPS, RUNS = 15, 2
 FIRST_BURST, RESTART = 5, 15  # updates of all runs together, of 30
+LATENCY_S = "0.02"  # of each call, so that those of a step overlap
 
 CAMPAIGN = """
 [model]
@@ -68,7 +69,7 @@ advantage_mode = "rloo"
 
 @pytest.fixture
 def server(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningServer]:
-    yield from serve(here, monkeypatch, ALPHABET)
+    yield from serve(here, monkeypatch, ALPHABET, "--latency", LATENCY_S)
 
 
 class BadDay(threading.Thread):
@@ -120,7 +121,7 @@ def test_a_campaign_learns_through_a_bad_day_and_keeps_to_its_permits(
     assert rewards[:, -4:].mean() > 0.3
     assert sum(row["permit_wait_s"] for steps in rows for row in steps) > 0
     most = [stats["most_in_flight"] for stats in day.stats]
-    assert max(most) == 3
+    assert max(most) == most[0] == 3  # after the restart there may be less to do
     assert set(day.stats[0]["failed"]) == {"429", "502"}
     secret = KEY.encode()
     assert not [path for path in here.rglob("*") if path.is_file() and secret in path.read_bytes()]
