@@ -141,14 +141,14 @@ def test_a_longer_pilot_leaves_less_open() -> None:
 
 def test_p90_covers_what_pilots_of_thirty_steps_leave_open() -> None:
     rng, covered = random.Random(3), []
-    for world in range(40):
+    for world in range(60):
         times = {"a": 2.0, "b": 3.0}
         seen = _pilot(times, 30, 0.3, seed=world)
         means = {c: statistics.fmean(t) for c, t in seen.step_times_s.items()}
         runs = [[m * 60 * rng.gauss(1, 0.3 / math.sqrt(60))] for _ in range(3) for m in times.values()]
         guess = estimate(_campaign(means, 3, 60, workers=3), seen, seed=1000 + world)
         covered.append(schedule_s(runs, 3) <= guess.p90_s)
-    assert 0.75 <= statistics.fmean(covered) < 1  # 90 % within three standard errors
+    assert 0.78 <= statistics.fmean(covered) < 1  # 90 % within three standard errors
 
 
 @pytest.mark.parametrize(
