@@ -19,6 +19,7 @@ from retrain.config.schema import Config
 from retrain.errors import ConfigError
 from retrain.plan.matrix import plan_runs
 from retrain.plan.preflight import preflight
+from retrain.records.files import record_of
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_row import PlannedRun, read_row
@@ -254,9 +255,9 @@ def falling_after(scores: list[list[float]], rewards: list[float]) -> str:
         for _ in range(WINDOW):
             watched.trained(reward)
         watched.evaluated("hard", step, dict(enumerate(found)))
-        again = Falling()
-        again.load_state_dict(json.loads(json.dumps(watched.state_dict())))  # as a checkpoint does
-        watched = again
+        watched = record_of(
+            Falling, json.loads(json.dumps(dataclasses.asdict(watched)))
+        )  # as a checkpoint does
     return watched.watch().falling
 
 

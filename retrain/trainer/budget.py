@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 from retrain.backends.metering import NOTHING, Meter, tally
 from retrain.config.prices import price_of
@@ -31,16 +30,9 @@ from retrain.records.row_parts import CostSummary
 from retrain.records.spending import EvaluationCost, Spending, Tokens, read_spending, write_spending
 from retrain.records.text import dollars
 from retrain.trainer.evaluation import Due
+from retrain.trainer.source import AsyncSource
 
 PART = 0.25  # of an evaluation's cost so far: set aside for its next part, once it outgrows its estimate
-
-
-class Ahead(Protocol):
-    """What samples for later steps; see `retrain.trainer.source.Source`."""
-
-    def hold(self, is_held: bool) -> None: ...
-
-    def most_groups(self, steps: int, *, held: bool) -> float: ...
 
 
 class RunBudget:
@@ -51,7 +43,7 @@ class RunBudget:
         self._price = price_of(config)
         self._limit_usd = config.budget.usd
         self._group_size = config.training.group_size
-        self.ahead: Ahead | None = None  # None: each step samples its own
+        self.ahead: AsyncSource | None = None  # None: each step samples its own
         found = read_spending(files)
         # what earlier attempts spent, and what all of them learned of costs; calls that were in flight when
         # the last attempt was killed may have been billed

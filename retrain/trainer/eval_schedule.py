@@ -7,9 +7,8 @@ the reward rises is a sign that the policy exploits its reward.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -23,6 +22,7 @@ from retrain.config.campaign import Eval
 from retrain.config.resolve import as_played
 from retrain.config.schema import Config
 from retrain.controllers import StateDict
+from retrain.records.files import record_of
 from retrain.records.row_parts import EvalWatch, NamedEvaluation, Value, columns
 from retrain.records.spending import Tokens
 from retrain.rollouts import Floats, Group, Prompt
@@ -95,12 +95,12 @@ class EvalSchedule:
 
     def state_dict(self) -> StateDict:
         """Return the newest of each, so that a resumed run does not repeat them, and what falls."""
-        return {"newest": self._newest.state_dict(), "falling": self._falling.state_dict()}
+        return {"newest": self._newest.state_dict(), "falling": asdict(self._falling)}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Restore what `state_dict` returned; another version's evaluations are not used."""
         if state:
-            self._falling.load_state_dict(state["falling"])
+            self._falling = record_of(Falling, state["falling"])
         self._newest.load_state_dict(state.get("newest", {}))
 
     def _now(self, step: int, *, at_end: bool) -> Iterator[HeldOut | OpenEval]:
@@ -192,47 +192,38 @@ class Seen:
         return float(np.mean(list(self.scores.values())))
 
 
+@dataclass
 class Falling:
     """Compares each evaluation with the best one before it, question by question."""
 
-    def __init__(self) -> None:
-        self._rewards: deque[float] = deque(maxlen=WINDOW)
-        self._best: dict[str, Seen] = {}
-        self._falling: dict[str, str] = {}
+    # the state of a checkpoint
+    rewards: list[float] = field(default_factory=list)  # of the last steps
+    best: dict[str, Seen] = field(default_factory=dict)  # by evaluation
+    falling: dict[str, str] = field(default_factory=dict)  # what fell, in words
 
     def trained(self, reward: float) -> None:
         """Take the mean reward of a step; the first one is that of the policy before all steps."""
-        if not self._rewards:
-            self._best = {name: replace(start, reward=reward) for name, start in self._best.items()}
-        self._rewards.append(reward)
+        if not self.rewards:
+            self.best = {name: replace(start, reward=reward) for name, start in self.best.items()}
+        self.rewards = [*self.rewards, reward][-WINDOW:]
 
     def evaluated(self, name: str, step: int, scores: Mapping[int, float]) -> None:
         """Take an evaluation, of the policy after the last step."""
-        reward = float(np.mean(self._rewards)) if self._rewards else 0.0
+        reward = float(np.mean(self.rewards)) if self.rewards else 0.0
         now = Seen(step, {str(question): score for question, score in scores.items()}, reward)
-        best = self._best.setdefault(name, now)
-        self._falling.pop(name, None)
+        best = self.best.setdefault(name, now)
+        self.falling.pop(name, None)
         if now.score >= best.score:
-            self._best[name] = now
+            self.best[name] = now
         elif now.reward > best.reward and _is_worse(now, best):
-            self._falling[name] = (
+            self.falling[name] = (
                 f"{name} fell from a reward of {best.score:.2f} at step {best.step} "
                 f"to {now.score:.2f} at step {step}"
             )
 
     def watch(self) -> EvalWatch:
         """Return the evaluations that fall, in words."""
-        return EvalWatch(falling="; ".join(self._falling.values()))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what is known so far, as JSON takes it."""
-        best = {name: asdict(seen) for name, seen in self._best.items()}
-        return {"rewards": list(self._rewards), "best": best, "falling": self._falling}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._rewards = deque(state["rewards"], maxlen=WINDOW)
-        self._best = {name: Seen(**seen) for name, seen in state["best"].items()}
-        self._falling = dict(state["falling"])
+        return EvalWatch(falling="; ".join(self.falling.values()))
 
 
 def _is_worse(now: Seen, best: Seen) -> bool:
