@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from retrain.clock import utc_now
 from retrain.controllers.permits import AdaptivePermits, CallFacts
 from retrain.errors import RecordsError, records_error
+from retrain.locks import LockFile
 from retrain.records.files import read_json, record_of, write_json
 from retrain.records.lines import append_line, read_records
 from retrain.semaphore import FileSemaphore
 
 STATE, LOCK, CHANGES = "adaptive.json", "adaptive.lock", "adaptive.jsonl"
-POLL_S = 0.005  # how often a taken lock is tried again; it is held for about a millisecond
 log = logging.getLogger(__name__)
 
 
@@ -37,46 +38,44 @@ class PermitChange:
     run: str  # the run whose call caused it
 
 
+@dataclass(frozen=True)
 class SharedPermits:
     """A worker's view of its campaign's adaptive permits."""
 
-    def __init__(self, directory: Path, semaphore: FileSemaphore, run_name: str) -> None:
-        """Adapt the semaphore in a directory; `run_name` is recorded with each change that we cause."""
-        from filelock import FileLock  # here: importing it takes 50 ms, and `status` takes no lock
-
-        self._directory = directory
-        self._lock = FileLock(directory / LOCK, mode=0o600)
-        self._semaphore = semaphore
-        self._run_name = run_name
+    directory: Path  # of the semaphore
+    semaphore: FileSemaphore
+    run_name: str  # recorded with each change that we cause
 
     def observe(self, call: CallFacts) -> None:
         """Update the number of permits from a finished call; raise RecordsError if it cannot be written."""
+        path = self.directory / LOCK
         try:
-            with self._lock.acquire(poll_interval=POLL_S):
-                self._observe(call, _file_system_time_s(self._directory / LOCK))
+            with closing(LockFile(str(path))) as lock:
+                lock.lock()
+                self._observe(call, _file_system_time_s(path))
         except OSError as error:
-            raise records_error(self._directory / LOCK, "lock", error) from error
+            raise records_error(path, "lock", error) from error
 
     def _observe(self, call: CallFacts, now_s: float) -> None:
         controller = self._controller()
-        before = self._semaphore.permits
+        before = self.semaphore.permits
         decision = controller.observe(now_s, call)
-        write_json(self._directory / STATE, asdict(controller), durable=False)
+        write_json(self.directory / STATE, asdict(controller), durable=False)
         if decision.permits != before:  # changed, or reset by a restarted campaign
-            self._semaphore.set_permits(decision.permits)
+            self.semaphore.set_permits(decision.permits)
             self._write_line(before, decision.permits, decision.reason)
 
     def _controller(self) -> AdaptivePermits:
         try:
-            if (state := read_json(self._directory / STATE)) is not None:
+            if (state := read_json(self.directory / STATE)) is not None:
                 return record_of(AdaptivePermits, state)
         except (RecordsError, LookupError, TypeError, ValueError, OverflowError, AttributeError):
             pass  # damaged: start over
-        return AdaptivePermits(self._semaphore.permits)
+        return AdaptivePermits(self.semaphore.permits)
 
     def _write_line(self, before: int, permits: int, reason: str) -> None:
-        change = PermitChange(utc_now(), before, permits, reason, self._run_name)
-        append_line(self._directory / CHANGES, asdict(change), durable=False)
+        change = PermitChange(utc_now(), before, permits, reason, self.run_name)
+        append_line(self.directory / CHANGES, asdict(change), durable=False)
         log.warning("permits: %d -> %d, because %s", before, permits, reason)
 
 

@@ -39,7 +39,6 @@ class RunPermits:
         self._is_fixed = own > 0 and not adapts
         self.label = config.run.run_id if config.run else "run"  # the holder's, in `FileSemaphore.inspect`
         self._semaphore: FileSemaphore | None = None
-        self._shared: SharedPermits | None = None
         self.observe_call = self._observe if adapts else None
         self._lock = threading.Lock()
         self._waited_s = 0.0
@@ -74,12 +73,8 @@ class RunPermits:
         return use
 
     def _observe(self, call: CallFacts) -> None:
-        semaphore = self.open()
-        with self._lock:
-            if self._shared is None:
-                self._shared = SharedPermits(self._directory, semaphore, self.label)
         try:
-            self._shared.observe(call)
+            SharedPermits(self._directory, self.open(), self.label).observe(call)
         except RecordsError as error:  # must not cost the call its result
             log.warning("the number of permits was not changed: %s", error)
 
