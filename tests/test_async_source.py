@@ -261,3 +261,14 @@ def test_a_single_prompt_that_does_not_fit_ends_in_a_memory_error() -> None:
     with pytest.raises(BackendMemoryError, match="no room at all"):
         source.next_groups(2, 2, 0)
     source.close()
+
+
+def test_a_batch_that_did_not_fit_is_sampled_again_and_still_nothing_beyond_the_end():
+    source = opened(sampled, workers=1, batch=2, unit=2)
+    source.end_at(2)
+    train(source, range(1), 2)
+    source.next_groups(2, 2, 1)
+    source.put_back()
+    train(source, range(1, 2), 2)
+    source.close()
+    assert source.state_dict()["prompts"] == {"taken": 4, "again": []}

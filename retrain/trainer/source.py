@@ -201,6 +201,7 @@ class AsyncSource(Source):
         return self._policy
 
     def end_at(self, step: int) -> None:
+        self._settings = replace(self._settings, steps=step)  # of a pipeline that is opened later, too
         self._pipeline.end_at(step)
 
     def hold(self, is_held: bool) -> None:
