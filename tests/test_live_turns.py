@@ -7,7 +7,9 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,14 +19,16 @@ from retrain.backends.metering import Meter
 from retrain.backends.numpy import CONTEXT, connect
 from retrain.backends.numpy.policy import NumpyBackend
 from retrain.backends.rows import LiveTurn, RowAdmission, Taken, TurnFeed, unsampled
+from retrain.config.load import parse
 from retrain.config.schema import Environment
-from retrain.errors import BackendMemoryError, InterruptedRunError, PromptError
-from retrain.event_loop import begun
+from retrain.errors import BackendMemoryError, ConfigError, InterruptedRunError, PromptError
+from retrain.event_loop import EventLoopThread, begun
 from retrain.losses import ppo
 from retrain.records.spending import Tokens
 from retrain.rollouts import FirstTurn, Loss, NextTurn, Prompt, Rollout, TrainingSample
 from retrain.trainer.episodes import Episodes, summary_of
 from retrain.trainer.metered import MeteredBackend
+from retrain.trainer.opening import sampler_of
 from retrain.trainer.turn_queue import TurnQueue
 from retrain.trainer.turn_sampling import SampleTurns
 from tests.feeds import Script
@@ -261,6 +265,31 @@ def test_a_backend_with_a_price_counts_each_turn():
     assert isinstance(dict(feed.answers)[10], PromptError)
     # a prompt of 3, then 5 + 2 sampled, one read, and 8 from the cache
     assert (meter.tokens, meter.open, meter.unsure) == (Tokens(4, 8, 7), Tokens(), Tokens())
+
+
+class OneTurn:
+    """A backend that cannot append to a turn."""
+
+    def __init__(self) -> None:
+        self._backend = policy()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "extend":
+            raise AttributeError(name)
+        return getattr(self._backend, name)
+
+
+@pytest.mark.parametrize("has_price", [False, True])
+def test_a_backend_that_cannot_append_to_a_turn_is_told_before_the_first_step(has_price):
+    backend: Any = OneTurn()
+    if has_price:
+        backend = MeteredBackend(backend, Meter(), lambda found: found)
+    config = parse({"environment": {"environment": "guess"}}, "c")
+    with ExitStack() as opened, closing(EventLoopThread()) as calls:
+        with pytest.raises(ConfigError, match="backend 'numpy' cannot append to a turn; set separate_turns"):
+            sampler_of(config, backend, calls, opened)
+        apart = replace(config, environment=replace(config.environment, separate_turns=True))
+        assert sampler_of(apart, backend, calls, opened)
 
 
 def test_turns_that_a_stop_interrupts_may_have_been_billed():

@@ -43,10 +43,17 @@ class MeteredBackend:
             call.billed = sum(map(self._sampled, groups), Tokens())
         return groups
 
-    def extend(self, turns: Sequence[NextTurn], sampling: Sampling) -> list[Rollout | None]:
+    @property
+    def extend(self) -> Callable[[Sequence[NextTurn], Sampling], list[Rollout | None]]:
+        """The backend's, counted; an AttributeError if it has none, which others look for."""
         backend: Any = self._backend
+        return partial(self._extend, backend.extend)
+
+    def _extend(
+        self, extend: Callable[..., Any], turns: Sequence[NextTurn], sampling: Sampling
+    ) -> list[Rollout | None]:
         with self._meter.call(sum(map(self._at_most, turns), Tokens())) as call:
-            found: list[Rollout | None] = self._wait_for(backend.extend(turns, sampling))
+            found: list[Rollout | None] = self._wait_for(extend(turns, sampling))
             call.billed = sum(map(self._extended, turns, found), Tokens())
         return found
 
