@@ -9,6 +9,7 @@ import pytest
 
 from retrain.config.load import parse
 from retrain.plan.estimate.history import learn
+from retrain.plan.estimate.learned import learned_for
 from retrain.plan.estimate.wall_time import WallTime, wall_time
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.records.layout import CampaignFiles
@@ -37,9 +38,9 @@ def estimated(logs: Path, permits: list[int], backend: str = "numpy") -> WallTim
     for run in plan_of(logs).runs:
         adapt(measured, run.run_id, permits)
     plan, history = plan_of(logs, backend), learn(logs)
-    found = wall_time(plan, history, cores=8.0)
-    assert found is not None
-    return found
+    learned = learned_for(plan, history, cores=8.0)
+    assert learned is not None
+    return wall_time(plan, learned, cores=8.0)
 
 
 def adapt(campaign: CampaignFiles, run_id: str, permits: list[int]) -> None:

@@ -16,6 +16,7 @@ from retrain.calibrate.trials import Trialled
 from retrain.config.keys import Tables
 from retrain.errors import ConfigError
 from retrain.plan.estimate.history import History, of_runs
+from retrain.plan.estimate.learned import learned_for
 from retrain.plan.estimate.measured import MeasuredRun
 from retrain.plan.estimate.wall_time import WallTime, wall_time
 from retrain.plan.estimate.workload import ALONE, Crowding
@@ -257,7 +258,8 @@ class Forecast:
         """Return the wall time of a plan whose steps take longer by a fraction; None if no time is known."""
         history = replace(self.history, runs=tuple(run.slowed(1 + longer) for run in self.history.runs))
         crowding = crowding_between(self.side, self.cores if plan.shares_cores else 0.0)
-        return wall_time(plan, history, self.cores, crowding)
+        learned = learned_for(plan, history, self.cores, crowding)
+        return wall_time(plan, learned, self.cores) if learned else None
 
     def by_workers(self, plan: Plan) -> Mapping[int, float]:
         """Return P50 in seconds for each number of workers tried, and for the plan's own.

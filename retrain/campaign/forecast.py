@@ -11,7 +11,7 @@ from pathlib import Path
 from retrain.clock import seconds_between
 from retrain.errors import RecordsError
 from retrain.plan.estimate.history import learn_from
-from retrain.plan.estimate.learned import crowding_of
+from retrain.plan.estimate.learned import crowding_of, learned_for
 from retrain.plan.estimate.remaining import remaining
 from retrain.plan.estimate.wall_time import wall_time
 from retrain.plan.matrix import Plan
@@ -85,9 +85,10 @@ class Forecaster:
         here = self._files.directory
         earlier = [path for path in _named(here.name, find_campaigns(here.parent)) if path.name != here.name]
         history = learn_from(earlier or _pilots(here), self._plan.conditions, FEW_RUNS)
-        found = wall_time(self._plan, history, cpu_capacity())
-        if found is None or any(measured.match == "other settings" for measured in found.conditions):
+        learned = learned_for(self._plan, history, cpu_capacity())
+        if learned is None or any(one.match == "other settings" for one in learned.conditions.values()):
             return None
+        found = wall_time(self._plan, learned, cpu_capacity())
         return Expectation(found.p50_s, found.p90_s, 0.0, count_of(len(history.runs), "earlier run"))
 
     def _from_steps(self, elapsed_s: float) -> Expectation | None:

@@ -124,7 +124,7 @@ def explain_plan(
     """
     first = plan.first_runs()
     costly = _at_most(plan)
-    time, cost = _time(costly, history, cores), _cost(costly, history, cores)
+    time, cost = _estimates(costly, history, cores)
     configs = [run.config for run in first.values()]
     sandboxes, memory = sandboxes_of(configs), tuple(_memory_uses(checked, free_memory))
     of_plan = warnings_of(plan, checked.longest_answers, cores), checked.warnings
@@ -194,22 +194,18 @@ def _search(plan: Plan) -> tuple[str, ...]:
     return (*[asked][: bool(trials)], *stages, fresh)
 
 
-def _time(plan: Plan, history: History | None, cores: float) -> WallTime | None:
+def _estimates(
+    plan: Plan, history: History | None, cores: float
+) -> tuple[WallTime | None, CostForecast | None]:
+    """Return how long a plan takes and what it costs, as far as earlier runs show that."""
     if history is None:
-        return None
-    from retrain.plan.estimate.wall_time import wall_time  # a plan alone needs no estimate
-
-    return wall_time(plan, history, cores)
-
-
-def _cost(plan: Plan, history: History | None, cores: float) -> CostForecast | None:
-    if history is None or all(price_of(run.config) is None for run in plan.first_runs().values()):
-        return None
-    from retrain.plan.estimate.learned import learned_for
+        return None, None
+    from retrain.plan.estimate.learned import learned_for  # a plan alone needs no estimate
     from retrain.plan.estimate.money import cost_forecast
+    from retrain.plan.estimate.wall_time import wall_time
 
     learned = learned_for(plan, history, cores)
-    return cost_forecast(plan, learned) if learned is not None else None
+    return (wall_time(plan, learned, cores), cost_forecast(plan, learned)) if learned else (None, None)
 
 
 def _cost_unknown(plan: Plan) -> str:

@@ -54,8 +54,9 @@ def plan_of(logs: Path, runs: int, workers: int, steps: int = 20) -> Plan:
 
 def p50_s(plan: Plan, logs: Path) -> float:
     history = learn(logs)
-    found = wall_time(plan, history, CORES)
-    assert found is not None
+    learned = learned_for(plan, history, CORES)
+    assert learned is not None
+    found = wall_time(plan, learned, CORES)
     return found.p50_s
 
 

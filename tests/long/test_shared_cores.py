@@ -10,6 +10,7 @@ from retrain.calibrate.conclude import Forecast
 from retrain.calibrate.facts import WorkersMeasured
 from retrain.config.load import parse
 from retrain.plan.estimate.history import learn, of_runs, write_crowding
+from retrain.plan.estimate.learned import learned_for
 from retrain.plan.estimate.measured import measure_run
 from retrain.plan.estimate.wall_time import WallTime, wall_time
 from retrain.plan.estimate.workload import Crowding
@@ -34,9 +35,9 @@ def plan_of(logs: Path, workers: int, launcher: str = "local") -> Plan:
 
 def estimated(plan: Plan, logs: Path) -> WallTime:
     history = learn(logs)
-    found = wall_time(plan, history, cores=2.0)
-    assert found is not None
-    return found
+    learned = learned_for(plan, history, cores=2.0)
+    assert learned is not None
+    return wall_time(plan, learned, cores=2.0)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 
 from retrain.plan.estimate import Change, Makespan, estimate, rule_of_thumb_s
 from retrain.plan.estimate.history import History
-from retrain.plan.estimate.learned import Learned, MeasuredCondition, learned_for, workload_of
+from retrain.plan.estimate.learned import Learned, MeasuredCondition, workload_of
 from retrain.plan.estimate.simulation import quantile, widened
-from retrain.plan.estimate.workload import Crowding
 from retrain.plan.launching import runs_here
 from retrain.plan.matrix import Plan
 from retrain.records.text import about
@@ -38,22 +37,17 @@ class WallTime(Makespan):
         return any(condition.permit_held_s for condition in self.conditions)
 
 
-def wall_time(
-    plan: Plan, history: History, cores: float, crowding: Crowding | None = None
-) -> WallTime | None:
-    """Estimate a plan's wall time from earlier runs; None without any.
+def wall_time(plan: Plan, learned: Learned, cores: float) -> WallTime:
+    """Estimate a plan's wall time from earlier runs.
 
-    More workers than `cores` are not advised for a backend that computes on them; `crowding` is as of
-    `learned_for`.
+    More workers than `cores` are not advised for a backend that computes on them.
     """
-    learned = learned_for(plan, history, cores, crowding)
-    if learned is None:
-        return None
     found = estimate(workload_of(plan, learned), learned.pilot)
     found = replace(found, p90_s=widened(found.p50_s, found.p90_s, learned.crowding.drift))
-    actual = tuple(e.actual_s / e.p50_s for e in history.expectations if e.actual_s and e.p50_s)
+    alone = learned.history
+    actual = tuple(e.actual_s / e.p50_s for e in alone.expectations if e.actual_s and e.p50_s)
     p90_s = max(found.p90_s, found.p50_s * quantile(actual, 0.9)) if len(actual) >= TELLING else found.p90_s
-    alone, crowd = learned.history, learned.crowding.of(min(plan.workers, len(plan.runs)))
+    crowd = learned.crowding.of(min(plan.workers, len(plan.runs)))
     startup_s, closing_s, launch_s = alone.startup_s, alone.closing_s, alone.launch_s(plan.campaign.launcher)
     median_s = statistics.median(
         crowd * learned.conditions[run.condition].median_step_time_s for run in plan.runs
@@ -67,7 +61,7 @@ def wall_time(
     return WallTime(
         **vars(makespan),
         median_step_time_s=median_s,
-        measured_runs=len(history.runs),
+        measured_runs=len(alone.runs),
         measured_steps=learned.pilot.steps,
         startup_s=startup_s and crowd * (startup_s + (launch_s or 0.0)),
         closing_s=closing_s and crowd * closing_s,
@@ -77,7 +71,7 @@ def wall_time(
         notes=(
             *_doubts(learned, found),
             *_left_out(plan, learned),
-            *_caveats(plan, found, p90_s, cores, history),
+            *_caveats(plan, found, p90_s, cores, alone),
         ),
     )
 
