@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -28,10 +28,7 @@ STOPPING_S = 5.0  # in which a program ends when nobody reads or writes any more
 GRACE_S = 30.0  # beyond a program's limit, in which the sandbox ends it and removes its files
 LONGEST_OUTPUT = 16 << 20
 CHUNK = 1 << 15
-LAST_WORDS = (
-    {"code", "in_time", "broke", "denied", "over"},
-    {"fault"},
-)  # keys
+LAST_WORDS = ({"code", "in_time", "broke", "denied", "over"}, {"fault"})  # keys
 PROBE_LIMITS = Limits(seconds=20.0, memory_bytes=1 << 30)
 HOLES = ("files", "network", "processes")
 PROBE = """
@@ -70,18 +67,22 @@ class RunningProgram:
         """
         self._exchange(self._end.sendall, data)
 
-    def output(self, most: int = LONGEST_OUTPUT) -> bytes | None:
-        """Return everything that it writes until it ends; None if that is too much.
+    def output(self, job: Mapping[str, str], most: int) -> bytes | None:
+        """Send a job; return everything that is written until the program ends, None if that is too much.
 
         Raises:
             SandboxError: it did not end in time.
         """
         found = bytearray()
-        while part := self._exchange(self._end.recv, 1 << 16):
-            found += part
-            if len(found) > most:
-                return None
-        return bytes(found)
+        try:
+            self.send(values.frame(job))
+            while part := self._exchange(self._end.recv, 1 << 16):
+                found += part
+                if len(found) > most:
+                    return None
+            return bytes(found)
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Close our end; safe to call twice."""
@@ -144,6 +145,15 @@ class Cell:
             program.close()
             raise
         return program
+
+    def run(self, limits: Limits, job: Mapping[str, str], most: int) -> tuple[ProgramEnd, bytes | None]:
+        """Run a program; return how it ended, and what it wrote, None if that is more than `most` bytes.
+
+        Raises:
+            SandboxError: it cannot be started, or the sandbox has failed.
+        """
+        output = self.start(limits).output(job, most)
+        return self.ended(stop=output is None), output
 
     def ended(self, *, stop: bool = False) -> ProgramEnd:
         """Wait for the end of the program; `stop` ends it now.
@@ -275,17 +285,14 @@ def holes(sandbox: Sandbox) -> list[str]:
     cell = Cell(sandbox)
     try:
         with tempfile.NamedTemporaryFile(prefix="retrain-probe-") as secret:
-            program = cell.start(PROBE_LIMITS)
-            program.send(values.frame({"job": "stdio", "source": PROBE, "input": secret.name}))
-            output = program.output() or b""
-            program.close()
-            ended = cell.ended()
+            job = {"job": "stdio", "source": PROBE, "input": secret.name}
+            ended, output = cell.run(PROBE_LIMITS, job, LONGEST_OUTPUT)
     finally:
         cell.close()
     if ended.broke:
         raise SandboxError(f"programs do not run in {sandbox.name}: a harmless one {ended.broke}")
     try:
-        found = json.loads(output)
+        found = json.loads(output or b"")
     except ValueError:
         raise SandboxError(f"programs do not run in {sandbox.name}: exit status {ended.code}") from None
     return [what for what in HOLES if what in found]

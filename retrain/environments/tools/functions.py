@@ -20,7 +20,6 @@ import pydantic
 from retrain.errors import first_line
 from retrain.sandbox import Limits, Sandbox, SandboxError, choose
 from retrain.sandbox.cell import Cell
-from retrain.sandbox.inside import values
 
 ARGUMENT = re.compile(r"^\s*(\w+)(?: \([^)]*\))?:\s*(.+)$")  # of a docstring's section
 SECTION = re.compile(r"^\s*(Args|Arguments|Parameters|Returns|Raises|Yields|Example|Examples):\s*$")
@@ -193,14 +192,8 @@ class PythonTool:
         cell.close()
 
     def _run(self, cell: Cell, program: str) -> str:
-        running = cell.start(self._limits)
-        try:
-            job = {"job": "stdio", "source": SHOWING.format(program=program), "input": ""}
-            running.send(values.frame(job))
-            output = running.output(LONGEST_OUTPUT)
-        finally:
-            running.close()
-        ended = cell.ended(stop=output is None)
+        job = {"job": "stdio", "source": SHOWING.format(program=program), "input": ""}
+        ended, output = cell.run(self._limits, job, LONGEST_OUTPUT)
         if output is None:
             raise ToolError(f"the program printed more than {LONGEST_OUTPUT >> 10} KB")
         if not ended.in_time:

@@ -16,7 +16,7 @@ from typing import Any
 from retrain.rewards import Answer, Outcome, Score, UnscoredError
 from retrain.rewards.threads import ThreadedScorer
 from retrain.sandbox import Limits, ProgramEnd, Sandbox, SandboxEndedError, SandboxError, choose
-from retrain.sandbox.cell import Cell, RunningProgram
+from retrain.sandbox.cell import Cell
 from retrain.sandbox.inside import values
 
 FENCED = re.compile(r"```(?:python|py|python3)?[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
@@ -152,7 +152,7 @@ class ProgramScorer(ThreadedScorer):
             judge = runner.cell("tests")
             testing = judge.start(limits, *[answering.fileno()] * 2)
             answering.close()
-            verdict = self._said(testing, job, VERDICT_BYTES)
+            verdict = testing.output(job, VERDICT_BYTES)
             is_over = not judge.ended(stop=verdict is None).in_time
         finally:
             answering.close()
@@ -178,19 +178,11 @@ class ProgramScorer(ThreadedScorer):
             FaultError: it wrote too much, or did something forbidden.
             TimeoutError: it did not end in time.
         """
-        output = self._said(runner.cell().start(self._limits(deadline)), job, most)
-        ended = runner.cell().ended(stop=output is None)
+        ended, output = runner.cell().run(self._limits(deadline), job, most)
         self._check(runner, ended)
         if output is None:
             raise FaultError(f"the program wrote more than {most >> 10} KB")
         return ended, output
-
-    def _said(self, program: RunningProgram, job: dict[str, str], most: int) -> bytes | None:
-        try:
-            program.send(values.frame(job))
-            return program.output(most)
-        finally:
-            program.close()
 
     def _limits(self, deadline: float) -> Limits:
         return Limits(max(0.001, deadline - time.monotonic()), self._memory_bytes)
