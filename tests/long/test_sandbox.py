@@ -19,7 +19,7 @@ import pytest
 
 from retrain.errors import ConfigError
 from retrain.rewards import Answer, Outcome, Score, python
-from retrain.rewards.python.scorer import ProgramScorer
+from retrain.rewards.python.scorer import ProgramRunner, ProgramScorer
 from retrain.rollouts import Prompt
 from retrain.sandbox import Sandbox, SandboxError, choose, inside
 from retrain.sandbox.cell import Cell, holes
@@ -111,7 +111,7 @@ def test_a_program_that_runs_when_its_scorer_closes_leaves_nothing(folders: Path
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     sandbox = dataclasses.replace(choose("process", {}), readable=())
-    closing = ProgramScorer(sandbox, tests="stdio", timeout_s=60.0, workers=1, memory_bytes=1 << 30)
+    closing = ProgramScorer(ProgramRunner(sandbox, "stdio", 60.0, 1 << 30), workers=1)
     before = left_behind(folders)
     program = f"open('own', 'w').write('x')\nopen({str(pipe)!r}, 'w').write('x')\nimport time\ntime.sleep(60)"
     with ThreadPoolExecutor(1) as threads:
@@ -252,7 +252,7 @@ def test_a_command_runs_the_program_and_this_machine_the_tests_of_which_it_warns
 @pytest.mark.parametrize("command", [["no-such-command"], ["false"]])
 def test_a_sandbox_that_does_not_start_leaves_its_completions_unscored(command: list[str]) -> None:
     broken = Sandbox("broken", command)
-    scorer = ProgramScorer(broken, tests="stdio", timeout_s=5, workers=1, memory_bytes=1 << 29)
+    scorer = ProgramScorer(ProgramRunner(broken, "stdio", 5.0, 1 << 29), workers=1)
     found = scored(scorer, "print(1)")
     scorer.close()
     assert (found.value, found.outcome) == (None, Outcome.ERROR)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from retrain.registry import Megabytes, Positive, Workers
 from retrain.rewards import BatchScorer, score_with
-from retrain.rewards.python.scorer import ProgramScorer
+from retrain.rewards.python.scorer import ProgramRunner, ProgramScorer
 from retrain.sandbox import choice_problems, choose
 
 RANGE = (0.0, 1.0)
@@ -46,14 +46,8 @@ def open_scorer(
             `[reward].sandbox` sets it for all rewards.
         sandbox_options: its options.
     """
-    return ProgramScorer(
-        choose(sandbox, sandbox_options or {}),
-        tests=tests,
-        timeout_s=timeout_s,
-        workers=workers,
-        memory_bytes=memory_mb << 20,
-        shared=shared,
-    )
+    opened = choose(sandbox, sandbox_options or {})
+    return ProgramScorer(ProgramRunner(opened, tests, timeout_s, memory_mb << 20, shared), workers)
 
 
 score = score_with(open_scorer)

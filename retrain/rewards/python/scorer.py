@@ -28,15 +28,47 @@ class FaultError(Exception):
     """A program did what no solution does; the message says what."""
 
 
+class ProgramScorer(ThreadedScorer):
+    """Scores several programs at a time."""
+
+    def __init__(self, runner: ProgramRunner, workers: int) -> None:
+        """Start nothing yet; each of `workers` is such a runner, 0 is one per core."""
+        super().__init__(workers, "programs")
+        self.sandbox = runner.sandbox.name
+        self._runners = [replace(runner) for _ in range(self.count)]
+        self._free: queue.SimpleQueue[ProgramRunner] = queue.SimpleQueue()
+        for one in self._runners:
+            self._free.put(one)
+
+    def close(self) -> None:
+        """End all processes; safe to call twice."""
+        super().close()
+        for runner in self._runners:
+            runner.is_closed = True
+            runner.close_cells()
+
+    def score_one(self, answer: Answer) -> Score:
+        runner = self._free.get()
+        try:
+            found = runner.score(answer)
+            return replace(found, is_over_limit=runner.is_over_limit)
+        finally:
+            self._free.put(runner)
+
+
 @dataclass(slots=True)
 class ProgramRunner:
-    """Where one program at a time is scored: its sandbox, open from the first program on."""
+    """Scores one program at a time, in a sandbox that is open from the first program on."""
 
     sandbox: Sandbox
-    cells: dict[str, Cell] = field(default_factory=dict)
-    is_closed: bool = False
-    denied: int = 0  # calls and paths that the program was denied
-    is_over_limit: bool = False
+    tests: str
+    timeout_s: float
+    memory_bytes: int
+    shared: bool = False
+    cells: dict[str, Cell] = field(default_factory=dict, init=False)
+    is_closed: bool = field(default=False, init=False)
+    denied: int = field(default=0, init=False)  # calls and paths that the program was denied
+    is_over_limit: bool = field(default=False, init=False)
 
     def cell(self, use: str = "programs") -> Cell:
         """Return an open sandbox, one for each use; tests need one that takes descriptors."""
@@ -51,113 +83,73 @@ class ProgramRunner:
         """Return what the program was denied, in words."""
         return f"the program was denied {self.denied} calls or paths"
 
-    def close(self) -> None:
+    def close_cells(self) -> None:
+        """End the sandbox; the next program opens another one."""
         while self.cells:
             self.cells.popitem()[1].close()
 
-
-class ProgramScorer(ThreadedScorer):
-    """Scores several programs at a time; a program that hangs or misbehaves gets 0."""
-
-    def __init__(
-        self,
-        sandbox: Sandbox,
-        *,
-        tests: str,
-        timeout_s: float,
-        workers: int,
-        memory_bytes: int,
-        shared: bool = False,
-    ) -> None:
-        """Start nothing yet; `workers` 0 is one per core."""
-        super().__init__(workers, "programs")
-        self.sandbox = sandbox.name
-        self._shared = shared
-        self._tests, self._timeout_s, self._memory_bytes = tests, timeout_s, memory_bytes
-        self._runners = [ProgramRunner(sandbox) for _ in range(self.count)]
-        self._free: queue.SimpleQueue[ProgramRunner] = queue.SimpleQueue()
-        for runner in self._runners:
-            self._free.put(runner)
-
-    def close(self) -> None:
-        """End all processes; safe to call twice."""
-        super().close()
-        for runner in self._runners:
-            runner.is_closed = True
-            runner.close()
-
-    def score_one(self, answer: Answer) -> Score:
-        runner = self._free.get()
-        try:
-            found = self._scored(runner, answer)
-            return replace(found, is_over_limit=runner.is_over_limit)
-        finally:
-            self._free.put(runner)
-
-    def _scored(self, runner: ProgramRunner, answer: Answer) -> Score:
-        """Return the score of a completion; what its programs were denied and ran into is the runner's."""
+    def score(self, answer: Answer) -> Score:
+        """Return the score of a completion; a program that hangs or misbehaves gets 0."""
         try:
             try:
-                value = float(self._passes(runner, answer))
+                value = float(self._passes(answer))
             except SandboxEndedError:  # once may be an accident
-                runner.close()
-                value = float(self._passes(runner, answer))
-            if runner.denied:  # a sign, whose completion keeps its score
-                return Score(value, Outcome.FAULT, runner.denial())
+                self.close_cells()
+                value = float(self._passes(answer))
+            if self.denied:  # a sign, whose completion keeps its score
+                return Score(value, Outcome.FAULT, self.denial())
             return Score(value)
         except TimeoutError as error:
-            if runner.denied:  # the graver sign
-                return Score(0.0, Outcome.FAULT, f"{error}; {runner.denial()}")
+            if self.denied:  # the graver sign
+                return Score(0.0, Outcome.FAULT, f"{error}; {self.denial()}")
             return Score(0.0, Outcome.TIMEOUT, str(error))
         except FaultError as error:
             return Score(0.0, Outcome.FAULT, str(error))
         except UnscoredError as error:
             return Score(None, Outcome.ERROR, str(error))
         except SandboxEndedError as error:
-            runner.close()
+            self.close_cells()
             return Score(0.0, Outcome.FAULT, str(error))
         except (SandboxError, OSError) as error:  # no memory for another process, say
-            runner.close()
+            self.close_cells()
             return Score(None, Outcome.ERROR, str(error))
 
-    def _passes(self, runner: ProgramRunner, answer: Answer) -> bool:
-        runner.denied, runner.is_over_limit = 0, False
+    def _passes(self, answer: Answer) -> bool:
+        self.denied, self.is_over_limit = 0, False
         program, tests = program_of(answer.completion), answer.prompt.answer
-        is_apart = self._tests == "asserts" and not self._shared
+        is_apart = self.tests == "asserts" and not self.shared
         for use in ("programs", "tests") if is_apart else ("programs",):
-            runner.cell(use)  # opened before the time counts
-        deadline = time.monotonic() + self._timeout_s
-        if self._tests == "stdio":
-            return all(
-                self._prints(runner, program, given, wanted, deadline) for given, wanted in cases_of(tests)
-            )
+            self.cell(use)  # opened before the time counts
+        deadline = time.monotonic() + self.timeout_s
+        if self.tests == "stdio":
+            return all(self._prints(program, given, wanted, deadline) for given, wanted in cases_of(tests))
         assertions = checked_tests(tests)
-        if self._shared:
+        if self.shared:
             token = secrets.token_hex(16)
             job = {"job": "shared", "source": program, "tests": tests, "token": token}
-            return self._run(runner, job, deadline, VERDICT_BYTES)[1] == values.frame([token, assertions])
-        return self._reaches_end(runner, program, tests, deadline)
+            return self._run(job, deadline, VERDICT_BYTES)[1] == values.frame([token, assertions])
+        return self._reaches_end(program, tests, deadline)
 
-    def _prints(self, runner: ProgramRunner, program: str, given: str, wanted: str, deadline: float) -> bool:
+    def _prints(self, program: str, given: str, wanted: str, deadline: float) -> bool:
         job = {"job": "stdio", "source": program, "input": given}
-        ended, output = self._run(runner, job, deadline, values.LONGEST_FRAME)
+        ended, output = self._run(job, deadline, values.LONGEST_FRAME)
         return ended.code == 0 and are_alike(output.decode("utf-8", "replace"), wanted)
 
-    def _reaches_end(self, runner: ProgramRunner, program: str, tests: str, deadline: float) -> bool:
+    def _reaches_end(self, program: str, tests: str, deadline: float) -> bool:
         """Run tests in one sandbox against a program in another."""
         limits = self._limits(deadline)
-        answering = runner.cell().start(limits)
+        answering = self.cell().start(limits)
         try:
             job = {"job": "tests", "source": program, "tests": tests}
-            judge = runner.cell("tests")
+            judge = self.cell("tests")
             testing = judge.start(limits, *[answering.fileno()] * 2)
             answering.close()
             verdict = testing.output(job, VERDICT_BYTES)
             is_over = not judge.ended(stop=verdict is None).in_time
         finally:
             answering.close()
-            ended = runner.cell().ended(stop=True)
-        self._check(runner, ended, is_over=is_over)
+            ended = self.cell().ended(stop=True)
+        self._check(ended, is_over=is_over)
         told = read_verdict(verdict) if verdict else NO_VERDICT
         if not (told["passed"] or ended.is_known):
             raise SandboxEndedError("the sandbox has ended while tests used the program")
@@ -169,33 +161,31 @@ class ProgramScorer(ThreadedScorer):
             raise UnscoredError("the tests pass without the program")
         return bool(told["passed"])
 
-    def _run(
-        self, runner: ProgramRunner, job: dict[str, str], deadline: float, most: int
-    ) -> tuple[ProgramEnd, bytes]:
+    def _run(self, job: dict[str, str], deadline: float, most: int) -> tuple[ProgramEnd, bytes]:
         """Run a program; return how it ended, and what it wrote.
 
         Raises:
             FaultError: it wrote too much, or did something forbidden.
             TimeoutError: it did not end in time.
         """
-        ended, output = runner.cell().run(self._limits(deadline), job, most)
-        self._check(runner, ended)
+        ended, output = self.cell().run(self._limits(deadline), job, most)
+        self._check(ended)
         if output is None:
             raise FaultError(f"the program wrote more than {most >> 10} KB")
         return ended, output
 
     def _limits(self, deadline: float) -> Limits:
-        return Limits(max(0.001, deadline - time.monotonic()), self._memory_bytes)
+        return Limits(max(0.001, deadline - time.monotonic()), self.memory_bytes)
 
-    def _check(self, runner: ProgramRunner, ended: ProgramEnd, *, is_over: bool = False) -> None:
+    def _check(self, ended: ProgramEnd, *, is_over: bool = False) -> None:
         """Raise what a program did beside its work.
 
         Raises:
             FaultError: it did something that no solution does.
             TimeoutError: it did not end in time.
         """
-        runner.denied += ended.denied
-        runner.is_over_limit |= bool(ended.over)
+        self.denied += ended.denied
+        self.is_over_limit |= bool(ended.over)
         if is_over or not ended.in_time:
             raise TimeoutError("the program did not finish in time")
         if ended.broke:
