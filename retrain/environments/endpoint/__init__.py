@@ -12,18 +12,17 @@ import secrets
 import select
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import CancelledError, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeVar
 
 from retrain.environments.endpoint.chat import (
     ChatRequest,
     GenerateRequest,
     Refusal,
-    Turn,
     answer_to,
     read_request,
     tokens_of,
@@ -31,12 +30,18 @@ from retrain.environments.endpoint.chat import (
 from retrain.environments.endpoint.session import EpisodeSession
 from retrain.registry.code import located
 
+T = TypeVar("T")
+
 LARGEST_BODY_BYTES = 4 << 20  # a longer one takes seconds to tokenize, and fits no context
 IDLE_S = 120.0  # after which a connection without a request is closed
 LOOK_S = 0.5  # after which a client that waits is looked after
 POLL_S = 0.05  # of the thread that serves, to see that it should end
-CHAT, GENERATE = "/v1/chat/completions", "/inference/v1/generate"
 JSON, STREAM = "application/json", "text/event-stream; charset=utf-8"
+# by address: the form of a request, what samples the turn that it asks for, and what writes the answer
+POSTED: Mapping[str, tuple[type[Any], Callable[..., Coroutine[Any, Any, Any]], Callable[..., bytes]]] = {
+    "/v1/chat/completions": (ChatRequest, EpisodeSession.chat, answer_to),
+    "/inference/v1/generate": (GenerateRequest, EpisodeSession.generate, tokens_of),
+}
 
 
 class Endpoint:
@@ -78,16 +83,9 @@ class _Served:
     session: EpisodeSession
     loop: asyncio.AbstractEventLoop
 
-    def wait_for_turn(
-        self, request: ChatRequest | GenerateRequest, has_left: Callable[[], bool]
-    ) -> tuple[Turn, str]:
-        """Return a sampled turn and its name; CancelledError if the episode ends or the client leaves."""
-        asked = (
-            self.session.chat(request, has_left)
-            if isinstance(request, ChatRequest)
-            else self.session.generate(request, has_left)
-        )
-        turn = asyncio.run_coroutine_threadsafe(asked, self.loop)
+    def wait_for_turn(self, sampled: Coroutine[Any, Any, T], has_left: Callable[[], bool]) -> T:
+        """Return a sampled turn; CancelledError if the episode ends or the client leaves."""
+        turn = asyncio.run_coroutine_threadsafe(sampled, self.loop)
         while not wait([turn], LOOK_S).done:
             if has_left():
                 turn.cancel()  # so that a retry continues the same conversation
@@ -123,11 +121,11 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         try:
             body = self._body()
-            if self.path not in (CHAT, GENERATE):
+            if self.path not in POSTED:
                 raise _unknown(self.path)
-            served = self._served()
-            request = _read(self.path, body)
-            turn, name = served.wait_for_turn(request, self._has_left)
+            form, sample, write = POSTED[self.path]
+            served, request = self._served(), read_request(form, body)
+            turn = served.wait_for_turn(sample(served.session, request, self._has_left), self._has_left)
         except Refusal as refusal:
             self._send_refusal(refusal)
         except CancelledError:
@@ -135,7 +133,7 @@ class _Handler(BaseHTTPRequestHandler):
         except Exception as error:  # noqa: BLE001 - a client gets an answer, whatever happens
             self._send_refusal(Refusal(located(error), status=500, kind="server_error"))
         else:
-            self._send(200, STREAM if request.stream else JSON, _written(request, turn, name))
+            self._send(200, STREAM if request.stream else JSON, write(request, *turn))
 
     def _has_left(self) -> bool:
         """Whether the client has closed the connection."""
@@ -174,16 +172,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Log nothing."""
-
-
-def _read(path: str, body: bytes) -> ChatRequest | GenerateRequest:
-    return read_request(ChatRequest, body) if path == CHAT else read_request(GenerateRequest, body)
-
-
-def _written(request: ChatRequest | GenerateRequest, turn: Turn, name: str) -> bytes:
-    if isinstance(request, ChatRequest):
-        return answer_to(request, turn, name)
-    return tokens_of(request, turn, name)
 
 
 def _unknown(path: str) -> Refusal:
