@@ -20,7 +20,7 @@ from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.rollouts import Prompt, TrainingSample
 from retrain.tasks import successor
-from retrain.trainer import warmup
+from retrain.trainer.updates import WARM_UP_LOSS
 from tests.test_trainer import SMALL, make_run, train, without_times
 
 ANSWER = {"role": "assistant", "content": "2"}
@@ -150,7 +150,7 @@ def test_only_completions_are_learned(tmp_path: Path) -> None:
     written = backend.written([Demonstration(r.prompt, r.text) for r in ended])
     tokens = sum(len(r.tokens) for r in written)
     samples = [TrainingSample(r, np.ones(len(r.tokens)), 1 / tokens) for r in written]
-    stats = backend.update(samples, warmup.LOSS, Optimization(lr=1e-9))
+    stats = backend.update(samples, WARM_UP_LOSS, Optimization(lr=1e-9))
     assert [r.tokens for r in written] == [r.tokens for r in ended]
     assert stats.loss == pytest.approx(-np.concatenate([r.logprobs for r in ended]).mean(), rel=1e-5)
 
@@ -161,10 +161,10 @@ def test_moments_of_the_warm_up_are_forgotten(tmp_path: Path, answers: Path) -> 
     rollouts = backend.written(read_demonstrations(str(answers))[:16])
     samples = [TrainingSample(r, np.ones(len(r.tokens)), 1 / 48) for r in rollouts]
     for _ in range(5):
-        backend.update(samples, warmup.LOSS, Optimization(lr=1e-2))
+        backend.update(samples, WARM_UP_LOSS, Optimization(lr=1e-2))
     backend.reset_optimizer()
     before = backend.weights.flat.copy()
-    backend.update(samples, warmup.LOSS, Optimization(lr=1e-2))
+    backend.update(samples, WARM_UP_LOSS, Optimization(lr=1e-2))
     assert np.abs(backend.weights.flat - before).max() == pytest.approx(1e-2, rel=1e-3)
 
 
