@@ -1,15 +1,23 @@
-"""Reads files that users write, one JSON object a line; every problem names its line."""
+"""Reads files that users write, one JSON object a line; every problem names its line.
+
+A demonstration is `{"prompt": ..., "completion": ...}`. Each message of the assistant in `{"messages":
+[{"role": ..., "content": ...}, ...]}` is one too, with the preceding messages as its prompt.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from retrain.errors import ConfigError
+from retrain.rollouts import Messages, Prompt, as_prompt
 
 MAX_PROBLEMS = 20  # shown per source; the rest are probably the same mistake
+ROLES = ("system", "user", "assistant", "tool")
+FORMS = '{"prompt": ..., "completion": ...} or {"messages": [...]}'
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -77,3 +85,58 @@ def how_to_correct(path: str | Path) -> str:
     if Path(path).is_absolute():
         return "correct the path"
     return "the path is relative to the current directory"
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """A prompt with the completion to learn."""
+
+    prompt: Prompt
+    completion: str
+
+
+def read_demonstrations(path: str) -> list[Demonstration]:
+    """Read a JSONL file; a ConfigError lists the numbers of wrong lines."""
+    lines = numbered_lines(Path(path), "path")
+    return read_rows(lines, _demonstrations, path, needs=f"one object per line: {FORMS}")
+
+
+def _demonstrations(number: int, line: str) -> Iterator[Demonstration]:
+    row = object_of(line, FORMS)
+    if "messages" in row:
+        yield from _of_messages(number, row["messages"])
+    else:
+        prompt, completion = (_text(row, key) for key in ("prompt", "completion"))
+        yield Demonstration(Prompt(number, prompt, completion), completion)
+
+
+def _of_messages(number: int, messages: object) -> Iterator[Demonstration]:
+    said = conversation("messages", messages)
+    turns = [at for at, (role, _) in enumerate(said) if role == "assistant"]
+    if not turns:
+        raise ValueError('"messages": needs at least one message of the assistant')
+    if turns[0] == 0:
+        raise ValueError('"messages": begins with the assistant; needs a message before it')
+    for at in turns:
+        completion = said[at][1]
+        yield Demonstration(Prompt(number, *as_prompt(said[:at], completion)), completion)
+
+
+def conversation(key: str, messages: object) -> Messages:
+    """Return a row's messages as (role, content); a ValueError names the key and what it needs."""
+    if not isinstance(messages, list):
+        raise ValueError(f'"{key}": needs a list of {{"role": ..., "content": ...}}')
+    for message in messages:
+        if not isinstance(message, dict) or message.get("role") not in ROLES:
+            raise ValueError(
+                f'"{key}": needs {{"role": ..., "content": ...}}, the role one of {", ".join(ROLES)}'
+            )
+    return tuple((message["role"], _text(message, "content")) for message in messages)
+
+
+def _text(row: dict[str, Any], key: str) -> str:
+    if key not in row:
+        raise ValueError(f"has no {key!r}; needs {FORMS}")
+    if not isinstance(row[key], str) or not row[key]:
+        raise ValueError(f"{key!r} is {json.dumps(row[key])[:40]}; needs a non-empty string")
+    return str(row[key])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:  # planning reads prompts only, and numpy takes a tenth of a second to import
@@ -49,6 +49,21 @@ def _parameters(function: Mapping[str, Any]) -> Iterable[str]:
     schema = function.get("parameters")
     found = schema.get("properties") if isinstance(schema, dict) else None
     return found if isinstance(found, dict) else ()
+
+
+def as_prompt(messages: Messages, answer: str) -> tuple[str, str, Messages]:
+    """Return a prompt's text, answer and messages; a user's only message is a prompt like any other."""
+    if len(messages) == 1 and messages[0][0] == "user":
+        return messages[0][1], answer, ()
+    return json.dumps(messages, ensure_ascii=False), answer, messages
+
+
+def next_prompt(prompt: Prompt, said: Messages, *, has_template: bool) -> Prompt:
+    """Return a prompt that continues a task's conversation; without a template, texts follow each other."""
+    if not has_template:
+        return replace(prompt, text="".join(content for _, content in said), messages=())
+    text, _, messages = as_prompt(said, prompt.answer)
+    return replace(prompt, text=text, messages=messages)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from retrain.demonstrations import Demonstration
 from retrain.engines import Drawn, Ids
 from retrain.errors import ConfigError, NonFiniteError, PromptError
+from retrain.json_lines import Demonstration
 from retrain.rollouts import Group, Messages, Prompt, Rollout
 
 Schemas: TypeAlias = Sequence[Mapping[str, Any]]  # of functions, as chat templates read them: JSON

@@ -281,7 +281,7 @@ def _check_environment(draft: Draft) -> Iterator[Problem]:
 
 
 def _file_problems(draft: Draft) -> Iterator[str]:
-    from retrain.demonstrations import read_demonstrations  # not at the top: few files have a warm-up
+    from retrain.json_lines import read_demonstrations  # not at the top: few files have a warm-up
 
     path, backend = draft.config.warmup.path, draft.config.backend
     try:

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias, cast
 
-from retrain.demonstrations import conversation, next_prompt
 from retrain.environments.plain_calls import LeftBehindError
 from retrain.event_loop import result_of
+from retrain.json_lines import conversation
 from retrain.registry.code import located
-from retrain.rollouts import Messages, Prompt
+from retrain.rollouts import Messages, Prompt, next_prompt
 
 LARGEST_REWARD = 1e15  # beyond it float64 loses differences of 0.1, and sums of squares may overflow
 CLEAN_UP_S = 1.0  # for a coroutine that is cancelled; one that goes on is left behind

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from retrain.demonstrations import as_prompt, conversation
 from retrain.errors import ConfigError
-from retrain.json_lines import object_of, read_rows
-from retrain.rollouts import Prompt
+from retrain.json_lines import conversation, object_of, read_rows
+from retrain.rollouts import Prompt, as_prompt
 from retrain.tasks import Task
 from retrain.tasks.generated import check, held_out_count, held_out_problem
 

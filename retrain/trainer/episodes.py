@@ -18,7 +18,6 @@ import numpy as np
 
 from retrain.backends import EpisodeProgress, Sampling, ignore_progress, never
 from retrain.config.schema import Environment
-from retrain.demonstrations import next_prompt
 from retrain.environments.coroutine_loop import CoroutineLoop
 from retrain.environments.episode import (
     EpisodeError,
@@ -33,7 +32,7 @@ from retrain.environments.hosts import Hosts, at_once
 from retrain.environments.plain_calls import InTurn
 from retrain.event_loop import EventLoopThread, in_new_thread
 from retrain.records.step_row import EpisodeSummary
-from retrain.rollouts import CallForm, Episode, FirstTurn, Group, NextTurn, Prompt, Rollout
+from retrain.rollouts import CallForm, Episode, FirstTurn, Group, NextTurn, Prompt, Rollout, next_prompt
 from retrain.trainer.turn_queue import Ask, Asked, PlayMeter, TurnQueue
 from retrain.trainer.turn_sampling import PlayTurnFeed, SampleTurns, TurnCalls, of_its_own
 

@@ -26,8 +26,8 @@ from retrain.backends.metering import NOTHING, tally
 from retrain.backends.objective import split_by_group
 from retrain.clock import utc_now
 from retrain.config.schema import Config
-from retrain.demonstrations import read_demonstrations
 from retrain.errors import BackendMemoryError, ConfigError, InfrastructureError, NonFiniteError
+from retrain.json_lines import read_demonstrations
 from retrain.records.spending import Tokens
 from retrain.records.step_row import UpdateSummary
 from retrain.rollouts import SUPERVISED, Floats, Loss, LossTerms, Rollout, TrainingSample

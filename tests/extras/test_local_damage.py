@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import processors
 
-from retrain.demonstrations import Demonstration
 from retrain.errors import BackendMemoryError, ConfigError
+from retrain.json_lines import Demonstration
 from retrain.rollouts import Prompt
 from tests.extras.local_policies import open_backend
 from tests.extras.tiny_models import character_tokenizer, save_tiny_model

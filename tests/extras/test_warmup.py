@@ -13,8 +13,8 @@ import torch
 
 from retrain import worker
 from retrain.backends import BackendSpec, Optimization, Sampling
-from retrain.demonstrations import Demonstration
 from retrain.errors import ConfigError
+from retrain.json_lines import Demonstration
 from retrain.records.metrics import read_metrics
 from retrain.rollouts import Prompt, TrainingSample
 from retrain.semaphore import FileSemaphore

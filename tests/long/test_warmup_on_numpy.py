@@ -13,8 +13,8 @@ from retrain import worker
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.numpy import connect
 from retrain.config.load import parse
-from retrain.demonstrations import Demonstration, read_demonstrations
 from retrain.errors import ConfigError
+from retrain.json_lines import Demonstration, read_demonstrations
 from retrain.plan.matrix import plan_runs
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics

@@ -30,9 +30,9 @@ from retrain.backends.local.training import Dropout, Learner
 from retrain.backends.rows import AdmittedTurn, LiveRows, TurnFeed, unsampled, with_turns
 from retrain.backends.text import Schemas, Text, to_groups
 from retrain.backends.turns import Turns
-from retrain.demonstrations import Demonstration
 from retrain.engines import Drawn, Ids
 from retrain.errors import ConfigError, FullContextError
+from retrain.json_lines import Demonstration
 from retrain.records.row_parts import EngineUse
 from retrain.rollouts import CallForm, FirstTurn, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
 

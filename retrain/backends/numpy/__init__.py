@@ -105,7 +105,7 @@ def check_alphabet(config: Config, prompts: Sequence[Prompt], alphabet: str) -> 
     texts = [(f"[data].task: prompt {prompt.id}", prompt.text) for prompt in prompts]
     warmup = config.warmup
     if warmup.steps:
-        from retrain.demonstrations import read_demonstrations  # not at the top: few files have a warm-up
+        from retrain.json_lines import read_demonstrations  # not at the top: few files have a warm-up
 
         try:
             rows = read_demonstrations(warmup.path)

@@ -44,9 +44,9 @@ from retrain.backends.rows import AdmittedTurn, LiveRows, TurnFeed, unsampled, w
 from retrain.backends.text import as_written, to_groups
 from retrain.backends.work import ModelCosts, WorkMeter
 from retrain.config.adapters import weights_of
-from retrain.demonstrations import Demonstration
 from retrain.engines import Drawn, Ids
 from retrain.errors import BackendMemoryError, ConfigError, FullContextError, NonFiniteError, PromptError
+from retrain.json_lines import Demonstration
 from retrain.rollouts import FirstTurn, Given, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
 
 

@@ -31,10 +31,10 @@ from retrain.backends.tinker.session import Session
 from retrain.backends.tinker.wire import LINEAR, ApiLoss, Auditor, Linear, api_loss, scored_by, to_datum
 from retrain.backends.turns import Turns
 from retrain.config.adapters import state_of
-from retrain.demonstrations import Demonstration
 from retrain.engines import Drawn, Ids
 from retrain.errors import ConfigError, FullContextError, NonFiniteError, RunFailedError
 from retrain.event_loop import in_thread
+from retrain.json_lines import Demonstration
 from retrain.rollouts import CallForm, Floats, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
 
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that tokenizers are all without PyTorch
