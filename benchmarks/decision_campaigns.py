@@ -30,7 +30,7 @@ from scipy.stats import ttest_rel
 
 from retrain.campaign import Observer
 from retrain.campaign.run import reopen, start
-from retrain.records.decision import Decision, final_value, read_looks
+from retrain.records.decision import Decision, read_looks, value_at_end
 from retrain.records.layout import CampaignFiles, find_campaigns
 from retrain.records.manifest import Manifest, read_manifest
 from retrain.tasks.generated import task_of_symbols
@@ -174,7 +174,7 @@ def campaign(kind: str, number: int) -> One:
 def values_of(directory: Path) -> dict[str, float | None]:
     files = CampaignFiles(directory)
     runs = manifest_of(directory).runs
-    return {run.run_id: final_value(files.run(run.run_id), run.result or {}, METRIC) for run in runs}
+    return {run.run_id: value_at_end(files.run(run.run_id), run.result or {}, METRIC) for run in runs}
 
 
 def summary(kind: str, ones: list[One]) -> dict[str, object]:

@@ -25,10 +25,10 @@ from retrain.records.decision import (
     append_round,
     begin_design,
     ending_of,
-    final_value,
     known_looks,
     read_looks,
-    value_at,
+    value_at_end,
+    value_at_step,
     verdict_of,
 )
 from retrain.records.files import readable
@@ -137,7 +137,7 @@ class Rounds:
 
     def _value(self, run: RunEntry, metric: str) -> float | None:
         if run.run_id not in self._values:
-            read = partial(final_value, result=run.result or {}, metric=metric)
+            read = partial(value_at_end, result=run.result or {}, metric=metric)
             value = readable(read, self._files.run(run.run_id), self._notice)
             if value is None:
                 self._notice(f"{run.run_id} has no {metric}: its seed is left out of the comparison")
@@ -231,10 +231,10 @@ class Rungs:
         if run.state == RunState.RUNNING:
             return False, None
         if step:
-            is_there, value = value_at(files, metric, step)
+            is_there, value = value_at_step(files, metric, step)
         else:
             is_there = run.state == RunState.DONE
-            value = final_value(files, run.result or {}, metric) if is_there else None
+            value = value_at_end(files, run.result or {}, metric) if is_there else None
         return is_there or run.run_id in over, value
 
     def _end(self, over: Mapping[str, str], entries: Mapping[str, RunEntry]) -> None:

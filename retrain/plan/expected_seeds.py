@@ -20,7 +20,7 @@ from retrain.plan.decidable import FOUND
 from retrain.plan.decision import Walk
 from retrain.plan.matrix import Plan
 from retrain.plan.search import fresh_plan
-from retrain.records.decision import final_value
+from retrain.records.decision import value_at_end
 from retrain.records.files import readable
 from retrain.records.layout import CampaignFiles, find_campaigns
 from retrain.records.manifest import RunEntry, read_manifest
@@ -112,7 +112,7 @@ def _paired(plan: Plan, metric: str, files: CampaignFiles) -> Iterator[list[floa
 
 def _value(files: CampaignFiles, run: RunEntry, metric: str) -> float | None:
     try:
-        return final_value(files.existing_run(run.run_id), run.result or {}, metric)
+        return value_at_end(files.existing_run(run.run_id), run.result or {}, metric)
     except RecordsError:
         return None
 

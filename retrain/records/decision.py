@@ -171,7 +171,7 @@ def steps_averaged(end: int) -> int:
     return max(FEWEST_STEPS, round(LAST_FRACTION * end))
 
 
-def final_value(files: RunFiles, result: Columns, metric: str) -> float | None:
+def value_at_end(files: RunFiles, result: Columns, metric: str) -> float | None:
     """Return a finished run's value in a metric; None if it has none."""
     if metric.startswith(HELD_OUT):
         return number_in(result, metric)
@@ -179,7 +179,7 @@ def final_value(files: RunFiles, result: Columns, metric: str) -> float | None:
     return _late_mean(rows, rows[-1]["step"] if rows else 0, metric)
 
 
-def value_at(files: RunFiles, metric: str, step: int) -> tuple[bool, float | None]:
+def value_at_step(files: RunFiles, metric: str, step: int) -> tuple[bool, float | None]:
     """Return whether a run has taken a step, and its value as if it had ended there."""
     rows = [row for row in read_metrics(files.directory) if row["step"] <= step]
     if not rows or rows[-1]["step"] < step:

@@ -30,15 +30,7 @@ wrote may lack some fields.
 """
 
 
-def measured(
-    unit: str,
-    meaning: str,
-    *,
-    key: str = "",
-    is_optional: bool = False,
-    is_of_last_step: bool = False,
-    **default: Any,
-) -> Any:
+def measured(unit: str, meaning: str, *, key: str = "", is_optional: bool = False, **default: Any) -> Any:
     """Declare a field of a row.
 
     Args:
@@ -47,12 +39,10 @@ def measured(
         key: its name in the file, the part's prefix included; "" for the prefix and the attribute's name. A
             mapping has one key per item, `key_item`, and shows the item's name in capitals.
         is_optional: whether a value of None leaves the key out instead of writing null.
-        is_of_last_step: of a run's row: whether it is the value of this name in the row of the last step.
         default: as for `dataclasses.field`.
     """
-    described = {"unit": unit, "meaning": meaning, "key": key}
-    flags = {"is_optional": is_optional, "is_of_last_step": is_of_last_step}
-    return field(metadata=described | flags, **default)
+    described = {"unit": unit, "meaning": meaning, "key": key, "is_optional": is_optional}
+    return field(metadata=described, **default)
 
 
 def columns(part: Any) -> dict[str, Value]:

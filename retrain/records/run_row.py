@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ class PlannedRun:
 
 def _of_last_step(unit: str, meaning: str, **default: Any) -> Any:
     """Declare a column that holds the value of the same name in the last row of metrics.jsonl."""
-    return measured(unit, meaning, is_of_last_step=True, **default)
+    return field(metadata={**measured(unit, meaning).metadata, "is_of_last_step": True}, **default)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +157,7 @@ class RunRow:
 
 
 _OF_LAST_STEP = {
-    column.name: str(column.type) for column in fields(RunRow) if column.metadata["is_of_last_step"]
+    column.name: str(column.type) for column in fields(RunRow) if "is_of_last_step" in column.metadata
 }
 _OF_NOW = ("phase", "detail", "engine", "engine_server")  # of status.json, while the run goes on
 KEYS = (*PACE_KEYS, "mean_reward", "eval_reward", "eval_falling", *_OF_LAST_STEP)  # of metrics.jsonl

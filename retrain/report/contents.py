@@ -27,7 +27,7 @@ from retrain.report.back_pressure import (
 from retrain.report.charts import Chart, axis_title, final_chart
 from retrain.report.compare import Comparison, MetricComparison, compare, usual_metrics
 from retrain.report.curves import curve_chart
-from retrain.report.engines import Crash, ServerLoad, crashes_to_read, first_start_s, load_charts, servers
+from retrain.report.engines import ServerLoad, crashes_to_read, first_start_s, load_charts, servers
 from retrain.report.facts import conversations
 from retrain.report.gather import NO_ROWS, CampaignRecord, RunHistory, read_columns
 from retrain.report.series import Curve, Shown, bins_for, curves
@@ -64,7 +64,7 @@ class Contents:
     signs: tuple[str, ...]  # of cheating
     episodes: tuple[tuple[str, KeptSample], ...]  # to read, of which run each
     servers: tuple[ServerLoad, ...]  # that sampled, if any say their load
-    crashes: tuple[Crash, ...]  # of these servers
+    crashes: tuple[tuple[str, list[str]], ...]  # of these servers, with their last lines
     swept_metric: str  # to which these refer
     sensitivities: tuple[Sensitivity, ...]  # of a reward to what was swept
     sections: dict[str, tuple[Chart, ...]]  # the charts of those sections of the page that have any

@@ -59,14 +59,6 @@ class ServerLoad:
         return sorted(first.values(), key=attrgetter("at_s"))
 
 
-@dataclass(frozen=True)
-class Crash:
-    """A crash to read."""
-
-    title: str
-    lines: Sequence[str]  # how the server ended, and the last lines of its log
-
-
 def servers(runs: Sequence[RunHistory]) -> tuple[ServerLoad, ...]:
     """Return the servers that rows tell of, the earliest first."""
     found: dict[str, list[Told]] = {}
@@ -169,9 +161,9 @@ def _row(one: ServerLoad) -> tuple[str, ...]:
     )
 
 
-def crashes_to_read(found: Sequence[ServerLoad], begin_s: float) -> Iterator[Crash]:
-    """Iterate over the first crashes: what each server said last."""
+def crashes_to_read(found: Sequence[ServerLoad], begin_s: float) -> Iterator[tuple[str, list[str]]]:
+    """Iterate over titles of the first crashes, and what the server said last."""
     every = ((one, row) for one in found for row in one.crashes())
     for one, row in islice(every, MOST_CRASHES):
         when = f"seen {format_duration(row.at_s - begin_s)} after the first start"
-        yield Crash(f"{one.label} crashed, {when}", plain_lines(row.crash))
+        yield f"{one.label} crashed, {when}", plain_lines(row.crash)

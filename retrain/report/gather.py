@@ -28,8 +28,8 @@ from retrain.records.files import read_small, readable
 from retrain.records.layout import (
     CampaignFiles,
     RunFiles,
+    campaign_of,
     find_campaigns,
-    is_campaign,
     is_single_run,
     recorded_tables,
 )
@@ -147,7 +147,7 @@ def left_out(runs: Iterable[RunRow]) -> list[str]:
 def _read(directory: Path, *, with_rows: bool = True) -> CampaignRecord:
     files = CampaignFiles(directory)
     problems: list[str] = []
-    manifest = readable(read_manifest, _with_manifest(files).manifest, problems.append)
+    manifest = readable(read_manifest, campaign_of(directory.resolve()).manifest, problems.append)
     planned = runs_of(files, manifest, problems)
     searched = manifest.searched if manifest else None
     runs = [_run(files_of, entry, searched, with_rows=with_rows) for files_of, entry in planned]
@@ -176,13 +176,6 @@ def _problems_of(runs: Sequence[RunHistory]) -> Iterator[str]:
         if skipped := run.columns.skipped_lines:
             what = "lines of metrics.jsonl could not be read and are left out"
             yield f"{run.run_id}: {skipped} {what}"
-
-
-def _with_manifest(files: CampaignFiles) -> CampaignFiles:
-    """Return the files with the manifest of a directory: a run of a campaign is in the campaign's."""
-    above = files.directory.resolve().parent
-    is_part = above.name == "runs" and is_campaign(above.parent) and not files.manifest.exists()
-    return CampaignFiles(above.parent) if is_part else files
 
 
 def _run(files: RunFiles, entry: RunEntry, searched: Searched | None, *, with_rows: bool) -> RunHistory:
