@@ -19,6 +19,7 @@ from retrain.records.text import count_of, plain
 from retrain.report.back_pressure import (
     Scalability,
     best_concurrency,
+    fits,
     regime_chart,
     scalability,
     stretches,
@@ -27,13 +28,14 @@ from retrain.report.back_pressure import (
 from retrain.report.charts import Chart, axis_title, final_chart
 from retrain.report.compare import Comparison, MetricComparison, compare, usual_metrics
 from retrain.report.curves import curve_chart
-from retrain.report.engines import ServerLoad, crashes_to_read, first_start_s, load_charts, servers
+from retrain.report.engines import crashes_to_read, first_start_s, load_charts, servers, table_of_servers
 from retrain.report.facts import conversations
 from retrain.report.gather import NO_ROWS, CampaignRecord, RunHistory, read_columns
 from retrain.report.series import Curve, Shown, bins_for, curves
 from retrain.report.sides import Match, Moment, Side, conditions, deciding, known_metrics
-from retrain.report.sweeps import Sensitivity, sensitivities, swept_of
 from retrain.report.sweeps import charts as sweep_charts
+from retrain.report.sweeps import sensitivities, swept_of, table_of_keys
+from retrain.report.tables import Table
 from retrain.report.timeline import split_chart, step_split, timeline, timeline_chart
 from retrain.rollouts import Floats
 
@@ -63,11 +65,9 @@ class Contents:
     scalability: tuple[Scalability, ...]
     signs: tuple[str, ...]  # of cheating
     episodes: tuple[tuple[str, KeptSample], ...]  # to read, of which run each
-    servers: tuple[ServerLoad, ...]  # that sampled, if any say their load
-    crashes: tuple[tuple[str, list[str]], ...]  # of these servers, with their last lines
-    swept_metric: str  # to which these refer
-    sensitivities: tuple[Sensitivity, ...]  # of a reward to what was swept
+    crashes: tuple[tuple[str, list[str]], ...]  # of servers, with their last lines
     sections: dict[str, tuple[Chart, ...]]  # the charts of those sections of the page that have any
+    tables: dict[str, Table]  # of those that have one below their charts
 
     @property
     def charts(self) -> list[Chart]:
@@ -86,6 +86,11 @@ def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
     found = {name: curves(shown.sides, name, shown.bins) for name in known}
     swept, reward = swept_of(campaign), _to_sweep(campaign, comparison)
     used, began_s = servers(campaign.runs), first_start_s(campaign.runs)
+    tables = {
+        "sweep": table_of_keys(sensitivities(reward, swept), reward.metric) if swept and reward else ((), ()),
+        "back-pressure": fits(fitted),
+        "sampling-servers": table_of_servers(used),
+    }
     return Contents(
         campaign=campaign,
         sides=sides,
@@ -96,10 +101,7 @@ def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
         scalability=fitted,
         signs=tuple(signs(sides)),
         episodes=conversations(sides),
-        servers=used,
         crashes=tuple(crashes_to_read(used, began_s)),
-        swept_metric=reward.metric if reward else "",
-        sensitivities=sensitivities(reward, swept) if swept and reward else (),
         sections={
             "learning": _warm_up(shown) + _learning(shown, metrics),
             "comparison": _final(comparison),
@@ -109,6 +111,7 @@ def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
             "rate-limiter": _rate(shown),
             "sampling-servers": load_charts(used, began_s),
         },
+        tables={name: table for name, table in tables.items() if table[1]},
     )
 
 

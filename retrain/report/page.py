@@ -20,12 +20,9 @@ from typing import Any
 from retrain import extras
 from retrain.records.rungs import lines_of_search
 from retrain.report import facts, tables
-from retrain.report.back_pressure import fits
 from retrain.report.charts import STYLE, VEGA_LITE, Spec, axis_title, converter
 from retrain.report.contents import Contents
 from retrain.report.curves import curve_chart
-from retrain.report.engines import table_of_servers
-from retrain.report.sweeps import table_of_keys
 
 MARK = "retrain report"  # by which retrain recognizes its own file
 SHOWN_FIRST = ("entropy", "tokens_per_second")
@@ -41,11 +38,8 @@ sys.stdout.buffer.write(vl_convert.javascript_bundle(vl_version=sys.argv[1]).enc
 
 def page(contents: Contents) -> str:
     """Return the page."""
-    optional = {
-        "episodes": contents.episodes,
-        "sampling-servers": contents.servers,
-        "sweep": contents.sensitivities,
-    }
+    absent = {"sampling-servers", "sweep"} - contents.tables.keys()
+    absent |= {"episodes"} if not contents.episodes else set()
     library, script = _inline(bundle()), _inline(_file("page.js"))
     return str(
         template(_file("page.html.jinja")).render(
@@ -57,7 +51,6 @@ def page(contents: Contents) -> str:
                 for name, lines in contents.explored.items()
             },
             first_explored=next((name for name in SHOWN_FIRST if name in contents.explored), None),
-            fits=fits,
             library=library,
             lines_of_search=lines_of_search,
             mark=MARK,
@@ -65,13 +58,9 @@ def page(contents: Contents) -> str:
             script=script,
             style=_file("page.css"),
             vega_style=STYLE,
-            table_of_keys=table_of_keys,
-            table_of_servers=table_of_servers,
             facts=facts,
             tables=tables,
-            titles={
-                name: name.replace("-", " ").capitalize() for name in SECTIONS if optional.get(name, True)
-            },
+            titles={name: name.replace("-", " ").capitalize() for name in SECTIONS if name not in absent},
         )
     )
 
