@@ -11,12 +11,13 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from retrain import publish
-from retrain.cli import doctor
+from retrain import conformance, publish
+from retrain.campaign.states import RunStates
+from retrain.cli import doctor, plugins
 from retrain.plan import checklist, expected_seeds, explain
 from retrain.plan.estimate import Change, learned, money, wall_time
 from retrain.publish import merging
-from retrain.records import decision, rungs
+from retrain.records import decision, rungs, samples
 from retrain.records.manifest import Expectation
 from retrain.records.pace import Pace
 from retrain.report import compare, questions, statistics
@@ -44,6 +45,8 @@ DOCUMENTED = {
     "Check": doctor.Check,
     "Published": publish.Published,
     "Merged": merging.Merged,
+    **{kind.__name__: kind for kind in (samples.KeptSample, samples.SampleTurn)},
+    **{kind.__name__: kind for kind in (plugins.PluginRow, conformance.Finding, RunStates)},
 }
 
 
@@ -73,3 +76,19 @@ def test_results_say_their_version(
     about = {"status": logs, "doctor": campaign_file.name, "explain": campaign_file.name}
     found = json.loads(retrain(command, about[command], "--json").stdout)
     assert (found["version"], isinstance(found[key], list)) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key"),
+    [
+        (("plugins", "rewards"), "plugins"),
+        (("plugins", "--check", "retrain.rewards.match.score"), "findings"),
+        (("schema", "--keys"), "sections"),
+    ],
+)
+def test_lists_are_under_a_name(
+    arguments: tuple[str, ...], key: str, retrain: Callable[..., CompletedProcess[str]]
+) -> None:
+    found = json.loads(retrain(*arguments, "--json").stdout)
+    assert found.keys() == {"version", key}
+    assert found[key][0].keys()

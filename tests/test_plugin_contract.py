@@ -321,7 +321,7 @@ def test_an_installed_package_offers_plugins_by_name(retrain: Retrain, campaign_
     env = {**os.environ, "PYTHONPATH": str(site)}
     explained = json.loads(retrain("explain", campaign_file, "--json", *chosen, env=env).stdout)
     assert explained["script"] == "submit --queue night 4 runs"
-    listed = json.loads(retrain("plugins", "launchers", "--json", env=env).stdout)
+    listed = json.loads(retrain("plugins", "launchers", "--json", env=env).stdout)["plugins"]
     assert [row["summary"] for row in listed if row["name"] == "cluster"] == ["Jobs of ours."]
     wrong = retrain("explain", campaign_file, *chosen, "--set", "backend.options.width=3", env=env)
     assert "backend.options.width: needs an even number" in wrong.stderr

@@ -268,7 +268,9 @@ def test_the_command_shows_a_run_of_a_campaign(campaign_file, retrain):
     (campaign,) = (campaign_file.parent / "logs").iterdir()
     shown = retrain("samples", campaign, "grpo_s0", "--best", "-n", 2).stdout
     assert shown.count("reward") == 2
-    rows = json.loads(retrain("samples", campaign / "runs" / "grpo_s0", "--step", 1, "--json").stdout)
+    rows = json.loads(retrain("samples", campaign / "runs" / "grpo_s0", "--step", 1, "--json").stdout)[
+        "samples"
+    ]
     assert {row["step"] for row in rows} == {1}
     assert {"prompt", "completion", "reward", "advantage"} <= rows[0].keys()
     unnamed = retrain("samples", campaign)

@@ -16,7 +16,7 @@ from retrain.cli.run import interruptible, say_at_once
 from retrain.config.keys import as_toml
 from retrain.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED
 from retrain.records.text import about, format_duration, gib, plain
-from retrain.render.tables import console, messages, print_json, table
+from retrain.render.tables import console, messages, print_result, table
 
 if TYPE_CHECKING:
     from retrain.calibrate.conclude import Calibration
@@ -75,7 +75,7 @@ def command(
         if found.steps:  # otherwise nothing was measured, and an earlier file may hold more
             found = calibrator.write(found, target)
     if as_json:
-        print_json(found)
+        print_result(found)
     else:
         _show(found)
     if found.was_interrupted:

@@ -52,7 +52,7 @@ def command(
 
     Example: retrain plugins --check my_rewards.score --set bonus=0.1
     """
-    from retrain.render.tables import print_json
+    from retrain.render.tables import print_result
 
     if kind and kind not in registry.KINDS:
         raise ConfigError(f"{kind!r} is not a kind of plugin; known: {', '.join(registry.KINDS)}")
@@ -62,7 +62,7 @@ def command(
     kinds = (kind,) if kind else registry.KINDS
     rows = [_row(k, name) for k in kinds for name in registry.names(k)]
     if as_json:
-        print_json(rows)
+        print_result(rows, "plugins")
     else:
         _show(rows)
 
@@ -103,7 +103,7 @@ def _table_of(overrides: Sequence[str]) -> dict[str, object]:
 
 def _try_out(name: str, kind: str, overrides: Sequence[str], as_json: bool) -> None:
     from retrain.conformance import check_plugin, kinds_of
-    from retrain.render.tables import console, print_json
+    from retrain.render.tables import console, print_result
 
     table = _table_of(overrides)
     kinds = [kind] if kind else kinds_of(name)
@@ -114,6 +114,6 @@ def _try_out(name: str, kind: str, overrides: Sequence[str], as_json: bool) -> N
             verdict, why = ("FAILED", f": {finding.problem}") if finding.problem else ("ok", "")
             console().print(f"{verdict}  {finding.check}{why}", soft_wrap=True)
     if as_json:
-        print_json(found)
+        print_result(found, "findings")
     if any(finding.problem for finding in found):
         raise typer.Exit(EXIT_CONFIG)

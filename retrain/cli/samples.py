@@ -35,7 +35,7 @@ def command(
     Example: retrain samples logs/campaign-20260101T120000Z-1a2b grpo_s0 --worst
     """
     from retrain.errors import ConfigError
-    from retrain.render.tables import console, print_json
+    from retrain.render.tables import console, print_result
     from retrain.status.one_run import choose_samples, find_run
 
     wanted: dict[Which, bool] = {"best": best, "worst": worst, "ties": ties}
@@ -44,7 +44,7 @@ def command(
         raise ConfigError(f"--{which} --{others[0]}: use only one of them")
     found = choose_samples(find_run(directory, run), step, which, count)
     if as_json:
-        print_json(found)
+        print_result(found, "samples")
     elif found:
         _show(found, console())
     else:

@@ -27,13 +27,13 @@ def command(
     from retrain.records.row_parts import metrics_page
     from retrain.records.run_row import RunRow
     from retrain.records.step_row import StepRow
-    from retrain.render.tables import console, print_json, table
+    from retrain.render.tables import console, print_json, print_result, table
 
     if markdown or metrics:
         typer.echo(metrics_page(StepRow, RunRow) if metrics else reference.markdown(), nl=False)
         return
     if keys and as_json:
-        print_json(reference.sections())
+        print_result(reference.sections(), "sections")
         return
     if not keys:
         print_json(reference.json_schema())

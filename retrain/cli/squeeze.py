@@ -45,7 +45,7 @@ def command(
     Example: retrain squeeze logs/RUN/runs/grpo_s0 -o adapter-r8
     """
     from retrain.errors import ConfigError
-    from retrain.render.tables import print_json
+    from retrain.render.tables import print_result
     from retrain.squeeze import analyse, output_error, read_adapter, squeezed, write_adapter
 
     if output is not None and (output.exists() or output.is_symlink()):  # before hours of linear algebra
@@ -69,7 +69,7 @@ def command(
         result.written_rank = max(layer.rank for layer in written.layers)
         result.output_error = output_error(original, written)
     if as_json:
-        print_json(result)
+        print_result(result)
     else:
         _show(result, keep)
 
