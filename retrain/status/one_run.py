@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from retrain.config.resolve import label_of
-from retrain.errors import RecordsError
+from retrain.errors import ConfigError, RecordsError
 from retrain.locks.held import is_held
 from retrain.records.layout import CampaignFiles, RunFiles, find_campaigns, is_campaign, is_single_run
 from retrain.records.samples import KeptSample, samples_of
@@ -25,6 +25,7 @@ def find_run(directory: Path, run_id: str = "") -> RunFiles:
     """Find a run, given by its directory or by its campaign's and its id or CONDITION_sSEED.
 
     Raises:
+        ConfigError: none of a campaign's runs is named.
         RecordsError: there is no such run; lists the existing ones.
     """
     campaign = CampaignFiles(directory)
@@ -33,7 +34,7 @@ def find_run(directory: Path, run_id: str = "") -> RunFiles:
             raise RecordsError(f"{directory}: {_what_it_is(directory)}")
         return RunFiles(directory)
     if not run_id:
-        raise RecordsError(f"{directory}: is a campaign; name one of its runs: {_names(campaign)}")
+        raise ConfigError(f"{directory}: is a campaign; name one of its runs: {_names(campaign)}")
     condition, _, seed = run_id.rpartition("_s")
     for name in (run_id, f"{label_of(condition)}_s{seed}"):
         with suppress(RecordsError):  # an invalid id may still be a valid name
@@ -81,12 +82,13 @@ def find_log(directory: Path, run_id: str = "") -> Log:
     """Find the output of a run, given by its directory or by a campaign's and its id; else a campaign's own.
 
     Raises:
+        ConfigError: none of a campaign's runs is named, and it has no output of its own.
         RecordsError: there is no such run; lists the existing ones.
     """
     campaign = CampaignFiles(directory)
     if not run_id and is_campaign(directory):
         if not campaign.log.exists():
-            raise RecordsError(
+            raise ConfigError(
                 f"{directory}: never ran in the background, so it has no log; name a run: {_names(campaign)}"
             )
         return Log(campaign.log, campaign.lock)
