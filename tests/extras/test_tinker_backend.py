@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -263,6 +264,26 @@ def test_never_more_calls_are_in_flight_than_there_are_permits(
         assert not FileSemaphore.inspect(tmp_path / "two").holders
     finally:
         fresh.end()
+
+
+def test_samples_that_overlap_share_the_requests_of_their_run(spec: BackendSpec) -> None:
+    calls: set[object] = set()
+    at_once: list[int] = []
+
+    @asynccontextmanager
+    async def permit() -> AsyncIterator[None]:
+        calls.add(call := object())
+        at_once.append(len(calls))
+        try:
+            yield
+        finally:
+            calls.remove(call)
+
+    async def story(backend: TinkerBackend) -> None:
+        await asyncio.gather(*(backend.sample([prompt], HOW) for prompt in PROMPTS))
+
+    during(with_options(replace(spec, permit=permit), requests_at_once=1), story)
+    assert max(at_once) == 1
 
 
 def test_a_large_step_is_cut_into_requests_that_go_one_after_another(
