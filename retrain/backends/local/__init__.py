@@ -182,56 +182,53 @@ def takes_permits(options: Mapping[str, object]) -> bool:
 
 def check_run(config: Config) -> list[str]:
     """Return the problems that would stop this run, each with its key; torch is not imported."""
-    options = config.backend.options
-    problems = _model_problems(config)
-    command = options.get("engine_command", DEFAULTS.engine_command)
-    if options.get("engine") == "vllm" and (wrong := vllm_problem(command)):
-        problems.append(f"[backend.options].engine_command: {wrong}")
-    if options.get("engine_sleep"):
-        problems += _sleep_problems(config)
-    if config.algorithm.kl_coef and not options.get("lora", DEFAULTS.lora):
-        problems.append(f"[algorithm].kl_coef: {NO_REFERENCE}")
-    device = options.get("device", DEFAULTS.device)
-    if device.startswith("cuda") and runs_here(config.campaign) and not gpu_nodes():
-        problems.append(
-            f'[backend.options].device: got {device!r}; this machine has no GPU; use "cpu" or "auto"'
-        )
-    return problems
+    options = parsed(LocalOptions, config.backend.options, [])
+    return [f"{key}: {wrong}" for key, wrong in _run_problems(config, options) if wrong]
 
 
-def _sleep_problems(config: Config) -> list[str]:
-    options = config.backend.options
-    key = "[backend.options].engine_sleep"
-    if options.get("engine") != "vllm":
-        return [f'{key}: needs engine = "vllm"']
+def _run_problems(config: Config, options: LocalOptions) -> Iterator[tuple[str, str]]:
+    """Iterate over keys and what is wrong with each; "" for nothing."""
+    yield _model_problem(config, options)
+    if options.engine == "vllm":
+        yield "[backend.options].engine_command", vllm_problem(options.engine_command)
+    lacks_gpu = runs_here(config.campaign) and not gpu_nodes()
+    if options.engine_sleep:
+        yield "[backend.options].engine_sleep", _sleep_problem(config, options, lacks_gpu=lacks_gpu)
+    if config.algorithm.kl_coef and not options.lora:
+        yield "[algorithm].kl_coef", NO_REFERENCE
+    if options.device.startswith("cuda") and lacks_gpu:
+        fix = 'this machine has no GPU; use "cpu" or "auto"'
+        yield "[backend.options].device", f"got {options.device!r}; {fix}"
+
+
+def _sleep_problem(config: Config, options: LocalOptions, *, lacks_gpu: bool) -> str:
+    if options.engine != "vllm":
+        return 'needs engine = "vllm"'
     if config.rate_limiter.max_staleness != 0:
-        return [f"{key}: needs [rate_limiter].max_staleness = 0, because it samples and trains in turn"]
-    if options.get("device") == "cpu" or (runs_here(config.campaign) and not gpu_nodes()):
-        return [f"{key}: vLLM can sleep on a GPU only"]
-    return []
+        return "needs [rate_limiter].max_staleness = 0, because it samples and trains in turn"
+    return "vLLM can sleep on a GPU only" if options.device == "cpu" or lacks_gpu else ""
 
 
-def _model_problems(config: Config) -> list[str]:
-    model, options = config.model.model, config.backend.options
-    offline = bool(options.get("local_files_only"))
+def _model_problem(config: Config, options: LocalOptions) -> tuple[str, str]:
+    model, offline = config.model.model, options.local_files_only
     if wrong := model_problem(model, local_files_only=offline):
-        return [f"[model].model: {wrong}"]
-    if options.get("chat_template") and (wrong := template_problem(model)):
-        return [f"[backend.options].chat_template: {wrong}"]
+        return "[model].model", wrong
+    if options.chat_template and (wrong := template_problem(model)):
+        return "[backend.options].chat_template", wrong
     asks_hub = runs_here(config.campaign) and not is_offline(offline)
-    wrong = hub_problem(model, str(options.get("revision", ""))) if asks_hub else ""
-    return [f"[model].model: {wrong}"] if wrong else []
+    return "[model].model", hub_problem(model, options.revision) if asks_hub else ""
 
 
 def advise_run(config: Config) -> list[str]:
     """Return advice about this configuration."""
     bounds = config.algorithm.loss_params
     tightest = min(bounds.get("clip_low", 0.0), bounds.get("clip_high", 0.0))  # unset: the published
-    options = config.backend.options
-    dtype, device = options.get("dtype", DEFAULTS.dtype), options.get("device", DEFAULTS.device)
     if config.algorithm.loss_mode != "gspo" or tightest >= ROUNDED_RATIO:
         return []
-    if dtype == "float32" or (dtype == "auto" and (device == "cpu" or not gpu_nodes())):
+    options = parsed(LocalOptions, config.backend.options, [])
+    if options.dtype == "float32" or (
+        options.dtype == "auto" and (options.device == "cpu" or not gpu_nodes())
+    ):
         return []
     return [
         'in bfloat16, rounding alone moves a rollout\'s ratio further than "gspo" allows, which then cuts at '
