@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from retrain.engines import Drawn, Ids
 from retrain.errors import ConfigError, NonFiniteError, PromptError
@@ -76,27 +75,6 @@ def extended(vocabulary: Vocabulary, rollout: Rollout, drawn: Drawn) -> Rollout:
         truncated=not drawn.ended,
         mean_entropy=nats / len(tokens),
     )
-
-
-def by_completion(columns: Iterable[NDArray[Any]], ended: Sequence[bool]) -> list[Drawn]:
-    """Return completions from tokens in the order of sampling.
-
-    Args:
-        columns: of each token, its completion (a number from 0), id, log-probability, and the entropy of its
-            distribution. Each completion has at least one token.
-        ended: of each completion: with an end token or a stop string.
-    """
-    rows, tokens, logprobs, entropies = columns
-    order = np.argsort(rows, kind="stable")
-    lengths = np.bincount(rows)
-    ends = np.cumsum(lengths)
-    nats = np.add.reduceat(entropies[order].astype(np.float64), ends - lengths) / lengths
-    ids, logprobs = tokens[order].tolist(), logprobs[order].astype(np.float64)
-    facts = zip(lengths.tolist(), ends.tolist(), nats.tolist(), ended, strict=True)
-    return [
-        Drawn(tuple(ids[end - length : end]), logprobs[end - length : end], mean, has_ended)
-        for length, end, mean, has_ended in facts
-    ]
 
 
 def as_written(vocabulary: Vocabulary, demonstration: Demonstration, tokens: Ids) -> Rollout:
