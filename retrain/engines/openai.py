@@ -11,9 +11,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -24,6 +24,7 @@ from retrain.engines import Drawn, LostAdaptersError, RefusedError
 from retrain.engines.calls import ServerCalls
 from retrain.engines.completions import StreamedCompletion, Wanted
 from retrain.errors import ConfigError, InfrastructureError, RunFailedError
+from retrain.event_loop import begun
 from retrain.http_client import HEADER_VALUE, CallError, read_json
 
 T = TypeVar("T")
@@ -181,10 +182,8 @@ class Engine:
         """Unload the adapters from the server if a permit is free soon; safe to call twice."""
         loaded, self._loaded = self._loaded, []
         if loaded:
-            # a daemon thread, so that neither permit nor server can delay the exit
-            leaving = threading.Thread(target=self._release, args=(loaded,), name="engine", daemon=True)
-            leaving.start()
-            leaving.join(RELEASE_S)
+            # in a daemon thread, so that neither permit nor server can delay the exit
+            wait([begun(partial(self._release, loaded))], RELEASE_S)
         self._calls.stop()
 
     def _release(self, adapters: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Container, Sequence
 from functools import partial
+from operator import methodcaller
 
 import numpy as np
 import tinker
@@ -144,15 +145,12 @@ class Reference:
         """Have what is saved expire no earlier than a checkpoint of now."""
         if not self.path or self._ttl_s is None:
             return
-        url, path, ttl_s = self._spec.base_url, self.path, self._ttl_s
-
-        def ask_for_it() -> None:
-            ask(url, lambda client: client.set_checkpoint_ttl_from_tinker_path(path, ttl_s), ANSWER_S)
-
+        extend = methodcaller("set_checkpoint_ttl_from_tinker_path", self.path, self._ttl_s)
+        question = partial(ask, self._spec.base_url, extend, ANSWER_S)
         try:
-            await self._calls.once("extend", lambda: in_thread(ask_for_it))
+            await self._calls.once("extend", lambda: in_thread(question))
         except FAULTS as error:
-            log.warning("%s, which the KL term needs, may expire early: %s", path, describe(error))
+            log.warning("%s, which the KL term needs, may expire early: %s", self.path, describe(error))
 
     async def _sampler(self) -> SamplingClient:
         """Return a client of the present session. May fail like any call."""
