@@ -21,8 +21,7 @@ from typing import Any, TypeVar
 
 from retrain.controllers.permits import OVERLOAD, WAITED_S, CallFacts
 from retrain.engines import Drawn, LostAdaptersError, RefusedError
-from retrain.engines.calls import ServerCalls
-from retrain.engines.completions import StreamedCompletion, Wanted
+from retrain.engines.calls import ServerCalls, StreamedCompletion, Wanted
 from retrain.errors import ConfigError, InfrastructureError, RunFailedError
 from retrain.event_loop import begun
 from retrain.http_client import HEADER_VALUE, CallError, read_json

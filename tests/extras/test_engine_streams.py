@@ -17,7 +17,7 @@ from retrain.backends.local import connect
 from retrain.backends.local.policy import LocalBackend
 from retrain.backends.progress import CallsProgress
 from retrain.engines import openai as engine_module
-from retrain.engines.completions import StreamedCompletion
+from retrain.engines.calls import StreamedCompletion
 from retrain.errors import InfrastructureError, InterruptedRunError
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics

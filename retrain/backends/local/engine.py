@@ -27,7 +27,7 @@ from retrain.backends.local.logprob_check import reject_other_policy, reject_unk
 from retrain.backends.local.next_token import Cut
 from retrain.backends.progress import CallsProgress
 from retrain.engines import Drawn, Ids, LostAdaptersError
-from retrain.engines.completions import Wanted
+from retrain.engines.calls import Wanted
 from retrain.engines.metrics import EngineWatch
 from retrain.engines.openai import Engine
 from retrain.engines.shared_server import RESTARTING, STARTING, ServerState, SharedServer, gpu_shared
