@@ -164,43 +164,40 @@ def with_turns(
     ]
 
 
+@dataclass(slots=True, eq=False)
 class LiveRows:
     """The turns of a feed as rows of a backend."""
 
-    def __init__(
-        self,
-        feed: TurnFeed,
-        vocabulary: Vocabulary,
-        begin: Callable[[FirstTurn | NextTurn], AdmittedTurn | None],
-    ) -> None:
-        """Prepare; `begin` returns None without room for a turn; its PromptError answers the turn."""
-        self._feed, self._vocabulary, self._begin = feed, vocabulary, begin
-        self._asked: dict[Row, tuple[LiveTurn, AdmittedTurn]] = {}
+    feed: TurnFeed
+    vocabulary: Vocabulary
+    # returns None without room for a turn; its PromptError answers the turn
+    begin: Callable[[FirstTurn | NextTurn], AdmittedTurn | None]
+    asked: dict[Row, tuple[LiveTurn, AdmittedTurn]] = field(default_factory=dict)
 
     def take(self, under_way: int) -> list[Row]:
         """Return rows to begin; with none under way, none are the end."""
         rows: list[Row] = []
-        while asked := self._feed.take(under_way):
+        while asked := self.feed.take(under_way):
             begun = [(one, self._read(one.turn)) for one in asked]
             if unread := [(one, found) for one, found in begun if not isinstance(found, AdmittedTurn)]:
-                self._feed.answer(unread)
+                self.feed.answer(unread)
             for one, found in begun:
                 if isinstance(found, AdmittedTurn):
                     rows.append(Row(found.ids, found.limit, one.stream))
-                    self._asked[rows[-1]] = one, found
+                    self.asked[rows[-1]] = one, found
             if rows or under_way:
                 break
         return rows
 
     def end(self, rows: Sequence[Row]) -> None:
         """Answer with rows that are done."""
-        asked, begun = zip(*map(self._asked.pop, rows), strict=True)
-        rollouts = with_turns(self._vocabulary, begun, [row.drawn() for row in rows])
-        self._feed.answer([*zip(asked, rollouts, strict=True)])
+        asked, begun = zip(*map(self.asked.pop, rows), strict=True)
+        rollouts = with_turns(self.vocabulary, begun, [row.drawn() for row in rows])
+        self.feed.answer([*zip(asked, rollouts, strict=True)])
 
     def _read(self, turn: FirstTurn | NextTurn) -> AdmittedTurn | PromptError | None:
         try:
-            return self._begin(turn)
+            return self.begin(turn)
         except PromptError as error:
             return error
 

@@ -127,28 +127,26 @@ class TorchSampler:
         return min(self.budgets[budget], int(self.memory.cache_bytes() / per_token) if per_token else 2**62)
 
 
+@dataclass(eq=False)
 class _Batch:
     """One attempt to sample rows within a size of the cache."""
 
-    def __init__(
-        self,
-        sampler: TorchSampler,
-        cache: RowCache,
-        source: RowSource,
-        waiting: deque[Row],
-        cells: int,
-        temperature: float,
-        device: torch.device,
-    ) -> None:
-        self._sampler, self._cache, self._source, self._waiting = sampler, cache, source, waiting
-        self._cells, self._temperature, self._device = cells, temperature, device
-        self.running: list[Row] = []
-        self._lengths: list[tuple[int, int]] = []  # of the rows that ended: prompt, completion
-        self._admission = RowAdmission()
-        self._guess = 0  # tokens of a row, at least
-        self._expect(waiting)
-        self._is_open = True  # rows are admitted; not after some outgrew the cache, until another ends
-        self._ends = frozenset(sampler.text.end_ids)
+    sampler: TorchSampler
+    cache: RowCache
+    source: RowSource
+    waiting: deque[Row]
+    cells: int
+    temperature: float
+    device: torch.device
+    running: list[Row] = field(default_factory=list)
+    lengths: list[tuple[int, int]] = field(default_factory=list)  # of the rows that ended: prompt, completion
+    admission: RowAdmission = field(default_factory=RowAdmission)
+    guess: int = 0  # tokens of a row, at least
+    is_open: bool = True  # rows are admitted; not after some outgrew the cache, until another ends
+
+    def __post_init__(self) -> None:
+        self._expect(self.waiting)
+        self._ends = frozenset(self.sampler.text.end_ids)
 
     @property
     def demand(self) -> int:
@@ -156,58 +154,58 @@ class _Batch:
         return sum(map(self._demand, self.running))
 
     def _demand(self, row: Row) -> int:
-        length = len(row.prompt) + min(row.limit, max(len(row.tokens) + 1, self._guess))
-        return cells_of(self._sampler.windows, length)
+        length = len(row.prompt) + min(row.limit, max(len(row.tokens) + 1, self.guess))
+        return cells_of(self.sampler.windows, length)
 
     def drain(self, tell: Callable[[], None]) -> None:
         """Sample until no row waits or runs, and none comes."""
         runs, steps, prefill_s, decode_s = [], 0, 0.0, 0.0
         while self._take():
-            began_s = finished_s(self._device)
+            began_s = finished_s(self.device)
             ran = self._refill()
-            filled_s = finished_s(self._device) if ran else began_s
+            filled_s = finished_s(self.device) if ran else began_s
             steps += self._look()
-            decode_s += finished_s(self._device) - filled_s
+            decode_s += finished_s(self.device) - filled_s
             prefill_s += filled_s - began_s
             runs.append(ran)
             tell()
-        costs = self._sampler.costs
-        before, drawn = np.array(self._lengths).T
-        self._sampler.work.add(
+        costs = self.sampler.costs
+        before, drawn = np.array(self.lengths).T
+        self.sampler.work.add(
             costs.prefill(list(chain.from_iterable(runs)), sum(map(bool, runs)), prefill_s),
             costs.decode(before, drawn, decode_s, steps),
         )
 
     def _take(self) -> bool:
         """Queue the rows that have come; False if none is left."""
-        self._expect(come := self._source.take(len(self.running) + len(self._waiting)))
-        self._waiting.extend(come)
-        return bool(self.running or self._waiting)
+        self._expect(come := self.source.take(len(self.running) + len(self.waiting)))
+        self.waiting.extend(come)
+        return bool(self.running or self.waiting)
 
     def _expect(self, rows: Collection[Row]) -> None:
         longest = max((row.limit for row in rows), default=0)
-        self._guess = max(
-            self._guess, longest if self._sampler.windows is None else -(-longest // GUESSED_SHARE)
+        self.guess = max(
+            self.guess, longest if self.sampler.windows is None else -(-longest // GUESSED_SHARE)
         )
 
     def _refill(self) -> list[int]:
         """Admit the rows that fit; return the lengths of the sequences that were run."""
-        is_passing = self._sampler.windows is None and bool(self.running)
-        if not self._waiting or not self._is_open or is_passing:
-            return self._cache.admit([], None)
+        is_passing = self.sampler.windows is None and bool(self.running)
+        if not self.waiting or not self.is_open or is_passing:
+            return self.cache.admit([], None)
         fits = self._fitting()
-        if not self._admission.is_due(len(fits), len(self.running), self._sampler.steps_per_look):
-            return self._cache.admit([], None)
+        if not self.admission.is_due(len(fits), len(self.running), self.sampler.steps_per_look):
+            return self.cache.admit([], None)
         for _ in fits:
-            self._waiting.popleft()
+            self.waiting.popleft()
         self.running += fits
-        return self._cache.admit(fits, self._waiting[0].ids if self._waiting else None)
+        return self.cache.admit(fits, self.waiting[0].ids if self.waiting else None)
 
     def _fitting(self) -> list[Row]:
         """Return the next rows for which there is room; at least one if none runs."""
         fits: list[Row] = []
-        room = self._cells - self.demand
-        for row in self._waiting:
+        room = self.cells - self.demand
+        for row in self.waiting:
             room -= self._demand(row)
             if room < 0 and (fits or self.running):
                 break
@@ -216,15 +214,15 @@ class _Batch:
 
     def _look(self) -> int:
         """Draw a few tokens of every row, and drop the rows that end; return the number of steps."""
-        steps = min(self._sampler.steps_per_look, *(row.limit - len(row.tokens) for row in self.running))
+        steps = min(self.sampler.steps_per_look, *(row.limit - len(row.tokens) for row in self.running))
         self._make_room(steps)
-        policy, cache = self._sampler.policy, self._cache
-        numbers = torch.from_numpy(uniforms(cache.rows, steps)).to(self._device)
-        cut = self._sampler.cut
-        columns = [draw(policy, cache.hidden, self._temperature, numbers[0], cut)]
+        policy, cache = self.sampler.policy, self.cache
+        numbers = torch.from_numpy(uniforms(cache.rows, steps)).to(self.device)
+        cut = self.sampler.cut
+        columns = [draw(policy, cache.hidden, self.temperature, numbers[0], cut)]
         for column in numbers[1:]:
             cache.advance(columns[-1][0])
-            columns.append(draw(policy, cache.hidden, self._temperature, column, cut))
+            columns.append(draw(policy, cache.hidden, self.temperature, column, cut))
         for facts in zip(*(torch.stack(kind).tolist() for kind in zip(*columns, strict=True)), strict=True):
             self._append(*facts)
         self._go_on(columns[-1][0])
@@ -232,39 +230,39 @@ class _Batch:
 
     def _make_room(self, steps: int) -> None:
         """Send the shortest rows back to wait, if the next tokens would outgrow the cache."""
-        cache = self._cache
-        while len(self.running) > 1 and cache.cells + len(self.running) * steps > self._cells:
-            self._guess *= 2
-            self._is_open = False
+        cache = self.cache
+        while len(self.running) > 1 and cache.cells + len(self.running) * steps > self.cells:
+            self.guess *= 2
+            self.is_open = False
             places = sorted(range(len(cache.rows)), key=lambda place: -cache.rows[place].length)
             self.running = [cache.rows[place] for place in places]
             sent = 0
-            while len(self.running) > 1 and (not sent or self.demand > self._cells):
-                self._waiting.appendleft(self.running.pop())
+            while len(self.running) > 1 and (not sent or self.demand > self.cells):
+                self.waiting.appendleft(self.running.pop())
                 sent += 1
             cache.keep(sorted(places[:-sent]))
 
     def _append(self, tokens: list[int], logprobs: list[float], entropies: list[float]) -> None:
         living = []
-        for row, token, logprob, nats in zip(self._cache.rows, tokens, logprobs, entropies, strict=True):
+        for row, token, logprob, nats in zip(self.cache.rows, tokens, logprobs, entropies, strict=True):
             if not row.is_done:
                 row.append(token, logprob, nats, self._ends)
                 living.append(row)
-        if self._sampler.text.stop:
-            found = self._sampler.text.is_stopped([row.tokens for row in living])
+        if self.sampler.text.stop:
+            found = self.sampler.text.is_stopped([row.tokens for row in living])
             for row, is_stopped in zip(living, found, strict=True):
                 row.has_ended |= is_stopped
 
     def _go_on(self, tokens: torch.Tensor) -> None:
         """Drop rows that are done, and run the last token of the others."""
-        rows = self._cache.rows
+        rows = self.cache.rows
         kept = [place for place, row in enumerate(rows) if not row.is_done]
         if ended := [row for row in self.running if row.is_done]:
-            self._is_open = True
+            self.is_open = True
             self.running = [rows[place] for place in kept]
-            self._lengths += [(len(row.prompt), len(row.tokens)) for row in ended]
-            self._source.end(ended)
+            self.lengths += [(len(row.prompt), len(row.tokens)) for row in ended]
+            self.source.end(ended)
         if len(kept) < len(rows):
-            tokens = tokens[torch.tensor(self._cache.keep(kept), dtype=torch.long, device=self._device)]
+            tokens = tokens[torch.tensor(self.cache.keep(kept), dtype=torch.long, device=self.device)]
         if kept:
-            self._cache.advance(tokens)
+            self.cache.advance(tokens)
