@@ -24,84 +24,83 @@ SHOWS_NONE = "does not show functions to the policy"
 NEEDS_TEMPLATE = f"{KEY}: functions are shown in the model's chat template; set it to true"
 
 
-class Turns:
-    """Appends messages to rollouts of one model."""
+def tokens_given(text: Text, turn: NextTurn) -> Given:
+    """Return the tokens to append: the end of the policy's turn if it has none, then the messages."""
+    text, said = text.of(turn.rollout.prompt), turn.messages
+    place, shown = len(turn.rollout.tokens), "\n".join(content for _, content in said)
+    if turn.tokens:
+        return Given(place, text.checked(turn.tokens), shown)
+    if not text.chat:
+        return Given(place, text.tokens_of(shown), shown)
+    tokens = text.tokens_of(_after(text, messages_of(turn.rollout.prompt), said))
+    has_ended = turn.rollout.tokens[-1] in text.end_ids and tokens[0] in text.end_ids
+    return Given(place, tokens[1:] if has_ended else tokens, shown)
 
-    def __init__(self, text: Text) -> None:
-        self._text = text
 
-    def given(self, turn: NextTurn) -> Given:
-        """Return the tokens to append: the end of the policy's turn if it has none, then the messages."""
-        text, said = self._text.of(turn.rollout.prompt), turn.messages
-        place, shown = len(turn.rollout.tokens), "\n".join(content for _, content in said)
-        if turn.tokens:
-            return Given(place, text.checked(turn.tokens), shown)
-        if not text.chat:
-            return Given(place, text.tokens_of(shown), shown)
-        tokens = text.tokens_of(Turns(text)._after(messages_of(turn.rollout.prompt), said))
-        has_ended = turn.rollout.tokens[-1] in text.end_ids and tokens[0] in text.end_ids
-        return Given(place, tokens[1:] if has_ended else tokens, shown)
+def with_messages(text: Text, turn: NextTurn, context: int | None) -> Rollout:
+    """Return a rollout with what was said after its last turn; PromptError if that fills the context."""
+    new = tokens_given(text, turn)
+    if context is not None and len(new.tokens) >= context:
+        raise PromptError(
+            f"an observation has {len(new.tokens)} tokens, which leaves no room in the model's context "
+            f"of {context}; shorten what the environment says"
+        )
+    return replace(turn.rollout, given=(*turn.rollout.given, new))
 
-    def told(self, turn: NextTurn, context: int | None) -> Rollout:
-        """Return a rollout with what was said after its last turn; PromptError if that fills the context."""
-        given = self.given(turn)
-        if context is not None and len(given.tokens) >= context:
-            raise PromptError(
-                f"an observation has {len(given.tokens)} tokens, which leaves no room in the model's context "
-                f"of {context}; shorten what the environment says"
-            )
-        return replace(turn.rollout, given=(*turn.rollout.given, given))
 
-    def offer(self, schemas: Schemas, *, is_extended: bool = True) -> CallForm:
-        """Show functions to the policy, and return how it writes calls.
+def offer_functions(text: Text, schemas: Schemas, *, is_extended: bool = True) -> CallForm:
+    """Show functions to the policy, and return how it writes calls.
 
-        Raises:
-            ConfigError: the template does not support them, or, if it is to be extended with their results,
-                cannot be.
-        """
-        if not self._text.chat:
-            raise ConfigError(NEEDS_TEMPLATE)
-        self._text.offer(schemas)
-        if is_extended:
-            self.check((("tool", "2"), ("tool", "3")))
-        return form_of(self._text, schemas)
+    Raises:
+        ConfigError: the template does not support them, or, if it is to be extended with their results,
+            cannot be.
+    """
+    if not text.chat:
+        raise ConfigError(NEEDS_TEMPLATE)
+    text.offer(schemas)
+    if is_extended:
+        check_turns(text, (("tool", "2"), ("tool", "3")))
+    return form_of(text, schemas)
 
-    def check(self, asked: Messages = (("user", "2"),)) -> None:
-        """Raise a ConfigError if the template would render earlier turns, answered so, in another way."""
-        if not self._text.chat:
-            return
-        first: Messages = (("user", "1"),)
-        marks = ("58211", "58212")
-        said = (*first, ("assistant", marks[0]), *asked, ("assistant", marks[1]), *asked)
-        after = self._after(first, asked)
-        parts = [self._text.shown(first), marks[0], after, marks[1], after]
-        whole = self._text.shown(said)
-        if whole != "".join(parts):
-            raise _refused("renders earlier turns of a conversation in another way")
-        if self._text.tokens_of(whole) != sum(map(self._text.tokens_of, parts), ()):
-            raise _refused("has no special token between turns, so tokens would span two of them")
-        thought = self._text.shown((*first, ("assistant", THOUGHT + marks[0]), *asked))
-        if self._text.may_reason and THOUGHT.strip() not in thought:
-            advice = "; chat_template_kwargs = { enable_thinking = false } trains it without"
-            raise _refused(
-                "drops the reasoning of earlier turns, which the policy would still read"
-                + advice * self._suits_without_reasoning(asked)
-            )
 
-    def _suits_without_reasoning(self, asked: Messages) -> bool:
-        try:
-            Turns(self._text.with_variables(enable_thinking=False)).check(asked)
-        except ConfigError:
-            return False
-        return True
+def check_turns(text: Text, asked: Messages = (("user", "2"),)) -> None:
+    """Raise a ConfigError if the template would render earlier turns, answered so, in another way."""
+    if not text.chat:
+        return
+    first: Messages = (("user", "1"),)
+    marks = ("58211", "58212")
+    said = (*first, ("assistant", marks[0]), *asked, ("assistant", marks[1]), *asked)
+    after = _after(text, first, asked)
+    parts = [text.shown(first), marks[0], after, marks[1], after]
+    whole = text.shown(said)
+    if whole != "".join(parts):
+        raise _refused("renders earlier turns of a conversation in another way")
+    if text.tokens_of(whole) != sum(map(text.tokens_of, parts), ()):
+        raise _refused("has no special token between turns, so tokens would span two of them")
+    thought = text.shown((*first, ("assistant", THOUGHT + marks[0]), *asked))
+    if text.may_reason and THOUGHT.strip() not in thought:
+        advice = "; chat_template_kwargs = { enable_thinking = false } trains it without"
+        raise _refused(
+            "drops the reasoning of earlier turns, which the policy would still read"
+            + advice * _suits_without_reasoning(text, asked)
+        )
 
-    def _after(self, before: Messages, said: Messages) -> str:
-        """Return what the template shows after a turn of the assistant that answers `before`."""
-        for mark in map(str, islice(count(FIRST_MARK), MARKS)):
-            shown = self._text.shown((*before, ("assistant", mark), *said))
-            if shown.count(mark) == 1:
-                return shown.partition(mark)[2]
-        raise _refused("does not show the assistant's turns as they are")
+
+def _suits_without_reasoning(text: Text, asked: Messages) -> bool:
+    try:
+        check_turns(text.with_variables(enable_thinking=False), asked)
+    except ConfigError:
+        return False
+    return True
+
+
+def _after(text: Text, before: Messages, said: Messages) -> str:
+    """Return what the template shows after a turn of the assistant that answers `before`."""
+    for mark in map(str, islice(count(FIRST_MARK), MARKS)):
+        shown = text.shown((*before, ("assistant", mark), *said))
+        if shown.count(mark) == 1:
+            return shown.partition(mark)[2]
+    raise _refused("does not show the assistant's turns as they are")
 
 
 def _refused(what: str) -> PromptError:

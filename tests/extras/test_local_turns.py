@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from retrain import worker
 from retrain.backends import Optimization, Sampling
 from retrain.backends.text import Text
-from retrain.backends.turns import Turns
+from retrain.backends.turns import check_turns, tokens_given
 from retrain.config.schema import Environment
 from retrain.errors import ConfigError, PromptError
 from retrain.event_loop import EventLoopThread
@@ -76,7 +76,7 @@ def text_of(template: str, **options: object) -> Text:
 
 
 def said_after(text: Text, rollout: Rollout, observation: str) -> Rollout:
-    given = Turns(text).given(NextTurn(rollout, (("user", observation),), 9))
+    given = tokens_given(text, NextTurn(rollout, (("user", observation),), 9))
     return replace(rollout, given=(*rollout.given, given))
 
 
@@ -89,7 +89,7 @@ def test_random_turns_are_never_tokenized_again(template: str) -> None:
 
 def take_random_turns(text: Text, made: Any, letters: list[int], episodes: int = 500) -> None:
     """Check that no sampled token of random episodes changes, and that the template frames what is told."""
-    Turns(text).check()
+    check_turns(text)
     choice = random.Random(0)
     for _ in range(episodes):
         rollout = Rollout(Prompt(0, "2+3?", ""), "", (), np.zeros(0), (), truncated=False)
@@ -127,13 +127,13 @@ def test_a_whole_turn_is_followed_by_what_the_template_would_show() -> None:
 )
 def test_a_template_that_cannot_be_extended_is_refused(template: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        Turns(text_of(template)).check()
+        check_turns(text_of(template))
 
 
 def test_a_model_that_does_not_reason_may_have_a_template_that_drops_reasoning() -> None:
-    Turns(text_of(THOUGHTLESS, template_kwargs=WITHOUT)).check()
+    check_turns(text_of(THOUGHTLESS, template_kwargs=WITHOUT))
     with pytest.raises(ConfigError, match="renders earlier turns of a conversation in another way"):
-        Turns(text_of(EMPTY_THOUGHT, template_kwargs=WITHOUT)).check()
+        check_turns(text_of(EMPTY_THOUGHT, template_kwargs=WITHOUT))
 
 
 def test_a_template_that_drops_reasoning_renders_each_turn_anew(tmp_path: Path) -> None:

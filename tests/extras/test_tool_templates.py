@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from retrain.backends import Sampling, local
-from retrain.backends.turns import Turns
+from retrain.backends.turns import offer_functions
 from retrain.config.load import parse
 from retrain.config.schema import Environment
 from retrain.environments import opened
@@ -77,7 +77,7 @@ def schema(name: str = "add") -> dict[str, Any]:
     ],
 )
 def test_the_form_of_a_call_is_that_of_the_template(template: str, form: CallForm, written: str) -> None:
-    assert Turns(text_of(template)).offer([schema()]) == form
+    assert offer_functions(text_of(template), [schema()]) == form
     assert calls_in(written, form) == [ToolCall("f", {"x": 1})]
 
 
@@ -89,7 +89,7 @@ def test_random_turns_are_never_tokenized_again(template: str) -> None:
 
 def test_the_policy_is_shown_the_functions_in_every_conversation() -> None:
     text = text_of(QWEN)
-    Turns(text).offer([schema("add"), schema("sub")])
+    offer_functions(text, [schema("add"), schema("sub")])
     assert text.shown((("user", "1"),)).startswith(f"<|im_start|>system\n{json.dumps(schema('add'))}\n")
 
 
@@ -98,7 +98,7 @@ def test_reasoning_is_kept_between_a_call_and_its_result() -> None:
     kept = QWEN.replace(
         "{% if m.content %}\n{{ m.content }}", "{# <think> #}{% if m.content %}\n{{ m.content }}"
     )
-    Turns(text_of(kept)).offer([schema()])
+    offer_functions(text_of(kept), [schema()])
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_reasoning_is_kept_between_a_call_and_its_result() -> None:
 )
 def test_a_template_without_support_for_tools_is_refused(template: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        Turns(text_of(template)).offer([schema()])
+        offer_functions(text_of(template), [schema()])
 
 
 def chat_model(directory: Path, template: str | None) -> str:

@@ -29,7 +29,7 @@ from retrain.backends.local.sizes import costs_of, micro_batch, read_sizes, weig
 from retrain.backends.local.training import Dropout, Learner
 from retrain.backends.rows import AdmittedTurn, LiveRows, TurnFeed, unsampled, with_turns
 from retrain.backends.text import Schemas, Text, to_groups
-from retrain.backends.turns import Turns
+from retrain.backends.turns import check_turns, offer_functions, with_messages
 from retrain.engines import Drawn, Ids
 from retrain.errors import ConfigError, FullContextError
 from retrain.json_lines import Demonstration
@@ -55,7 +55,6 @@ class LocalBackend:
         self._shared = share(policy.causal) if shares else None
         windows = try_out(spec.model, policy)
         self.text = _text(tokenizer, spec, options, policy)
-        self._turns = Turns(self.text)
         self.generator = torch.Generator(device).manual_seed(seed)
         self.optimizer = Optimizer(policy.trainable(), options.weight_decay)
         self._identity = _identity(spec, options, policy)
@@ -107,16 +106,16 @@ class LocalBackend:
 
     def check_turns(self) -> None:
         """Raise a ConfigError if the chat template does not let turns be appended."""
-        self._turns.check()
+        check_turns(self.text)
 
     def offer_tools(self, schemas: Schemas, *, is_extended: bool = True) -> CallForm:
         """Show functions to the policy; a ConfigError if the template does not support them."""
         self._encoded.clear()
-        return self._turns.offer(schemas, is_extended=is_extended)
+        return offer_functions(self.text, schemas, is_extended=is_extended)
 
     def call_form(self, schemas: Schemas) -> CallForm:
         """Return how the policy writes calls of functions that a prompt shows; errors as `offer_tools`."""
-        return Turns(self.text.with_variables()).offer(schemas)
+        return offer_functions(self.text.with_variables(), schemas)
 
     def extend(self, turns: Sequence[NextTurn], sampling: Sampling) -> list[Rollout | None]:
         """Sample another turn of each rollout that the context has room for."""
@@ -145,7 +144,7 @@ class LocalBackend:
             rollout = unsampled(turn.prompt, self.optimizer.steps)
             self._check_room([(turn.prompt.id, len(self.read(rollout)))])
         else:
-            rollout = self._turns.told(turn, self.policy.context)
+            rollout = with_messages(self.text, turn, self.policy.context)
         ids = self.read(rollout)
         room = self.policy.context - len(ids)
         return AdmittedTurn(rollout, ids, min(turn.max_tokens, room)) if room > 0 else None

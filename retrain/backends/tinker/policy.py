@@ -29,7 +29,7 @@ from retrain.backends.tinker.sampling import Reference, context_of, drawn
 from retrain.backends.tinker.saved_states import read_state, write_state
 from retrain.backends.tinker.session import Session
 from retrain.backends.tinker.wire import LINEAR, ApiLoss, Auditor, Linear, api_loss, scored_by, to_datum
-from retrain.backends.turns import Turns
+from retrain.backends.turns import check_turns, offer_functions, with_messages
 from retrain.config.adapters import state_of
 from retrain.engines import Drawn, Ids
 from retrain.errors import ConfigError, FullContextError, NonFiniteError, RunFailedError
@@ -81,23 +81,23 @@ class TinkerBackend:
 
     async def check_turns(self) -> None:
         """Raise a ConfigError if the chat template does not let turns be appended."""
-        Turns(await self._tokenizer()).check()
+        check_turns(await self._tokenizer())
         self._context = await context_of(self._spec, self._calls)
 
     async def offer_tools(self, schemas: Schemas, *, is_extended: bool = True) -> CallForm:
         """Show functions to the policy; a ConfigError if the template does not support them."""
-        form = Turns(await self._tokenizer()).offer(schemas, is_extended=is_extended)
+        form = offer_functions(await self._tokenizer(), schemas, is_extended=is_extended)
         self._context = await context_of(self._spec, self._calls)
         return form
 
     async def call_form(self, schemas: Schemas) -> CallForm:
         """Return how the policy writes calls of functions that a prompt shows; errors as `offer_tools`."""
-        return Turns((await self._tokenizer()).with_variables()).offer(schemas)
+        return offer_functions((await self._tokenizer()).with_variables(), schemas)
 
     async def extend(self, turns: Sequence[NextTurn], sampling: Sampling) -> list[Rollout | None]:
         """Sample another turn of each rollout that the context has room for, with one call each."""
-        how, told_by = replace(sampling, group_size=1), Turns(await self._tokenizer()).told
-        told = [(told_by(turn, self._context), turn.max_tokens) for turn in turns]
+        how, text = replace(sampling, group_size=1), await self._tokenizer()
+        told = [(with_messages(text, turn, self._context), turn.max_tokens) for turn in turns]
         return await _all(self._further(one, replace(how, max_tokens=most)) for one, most in told)
 
     def read(self, rollout: Rollout) -> Ids:
