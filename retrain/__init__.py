@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from retrain.campaign.run import run_campaign as run_campaign
     from retrain.config.load import load_config as load_config
     from retrain.controllers.backpressure import BackPressure as BackPressure
-    from retrain.controllers.backpressure.step import StepObservation as StepObservation
+    from retrain.controllers.backpressure import StepObservation as StepObservation
     from retrain.controllers.scaling.noise_scale import GradientNoiseScale as GradientNoiseScale
     from retrain.controllers.sequential import SequentialComparison as SequentialComparison
     from retrain.controllers.usl import UslFit as UslFit
@@ -36,8 +36,7 @@ _HOME = {
     for module, names in {
         "campaign.run": "run_campaign",
         "config.load": "load_config",
-        "controllers.backpressure": "BackPressure",
-        "controllers.backpressure.step": "StepObservation",
+        "controllers.backpressure": "BackPressure StepObservation",
         "controllers.scaling.noise_scale": "GradientNoiseScale",
         "controllers.sequential": "SequentialComparison",
         "controllers.usl": "UslFit fit_usl",

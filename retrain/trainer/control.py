@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from retrain.backends import UpdateStats
 from retrain.config.schema import Config
 from retrain.controllers import StateDict
-from retrain.controllers.backpressure import BackPressure
-from retrain.controllers.backpressure.step import BackPressureDecision, StepObservation
+from retrain.controllers.backpressure import BackPressure, BackPressureDecision, StepObservation
 from retrain.controllers.mismatch import MismatchTrend
 from retrain.controllers.scaling.rules import (
     RULES,

@@ -4,6 +4,17 @@ Each completed step measures (concurrency, throughput). The controller fits a cu
 uncertain, operates at throttle_margin x p*, stays below sizes that ran out of memory, and explores again
 after a change point. Concurrency p is batch_size x group_size. No clock and no I/O: observe steps that
 completed or ran out of memory, not steps that were skipped or failed for other reasons.
+
+| regime | when | action |
+|---|---|---|
+| warmup | doubling the batch, at the start and after a change point | hold |
+| retrograde | past throttle_margin x p*, a measured drop, or out of memory | throttle |
+| compute_bound | a larger batch is expected to be faster | increase |
+| compute_bound | under 80 % of the fit, and no other batch would be faster | hold |
+| memory_bound | over 110 % of the fit, which the curve does not explain | hold |
+| optimal | within 80 to 110 % of the fit, or no fit yet | hold |
+
+A probe has action hold and the regime of the step just run.
 """
 
 from __future__ import annotations
@@ -11,15 +22,28 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from retrain.controllers import StateDict, require
-from retrain.controllers.backpressure.explore import Explorer, MemoryLimit, Situation, batch_sizes, nearest
-from retrain.controllers.backpressure.measurements import ChangeDetector, Measurements, Residual
+from retrain.controllers.backpressure.explore import (
+    Action,
+    Explorer,
+    MemoryLimit,
+    Regime,
+    Situation,
+    batch_sizes,
+    classify,
+    nearest,
+)
+from retrain.controllers.backpressure.measurements import (
+    ChangeDetector,
+    Measurements,
+    Residual,
+    StepObservation,
+)
 from retrain.controllers.backpressure.posterior import (
     ENOUGH_SAMPLES,
     FittedCurve,
@@ -27,19 +51,28 @@ from retrain.controllers.backpressure.posterior import (
     Posterior,
     fit_curve,
 )
-from retrain.controllers.backpressure.step import (
-    Action,
-    BackPressureDecision,
-    Regime,
-    StepObservation,
-    classify,
-)
 from retrain.controllers.usl.online import StepTimeFitter
+from retrain.rollouts import Floats
 
 __all__ = ["BackPressure", "BackPressureDecision", "StepObservation"]
 
 STATE_VERSION = 1
 KNOWN = 3.0  # observations of a size after which a second slow step means a slower machine, not a stall
+
+
+@dataclass(frozen=True)
+class BackPressureDecision:
+    """The next batch size, with the reason."""
+
+    action: Action  # exploring counts as hold
+    regime: Regime  # of the observed step (table at the top)
+    batch_size: int  # prompts to run next
+    p_star: float  # fitted optimal concurrency; infinite without one, or with fewer than three sizes known
+    sigma: float  # fitted contention; 0 until three sizes are known
+    kappa: float  # fitted crosstalk, likewise
+    utilization: float  # expected throughput over the highest fitted within the bounds; 0 while unknown
+    throughput: float  # moving average of tokens per second
+    reason: str
 
 
 class BackPressure:
@@ -82,7 +115,7 @@ class BackPressure:
         self.batch_size, self.group_size = batch_size, group_size
         self._sizes = batch_sizes(lowest, highest, batch_size, sizes)
         self._near_limit = range(lowest, highest + 1) if sizes is None else self._sizes  # of memory
-        self._concurrency: NDArray[np.float64] = np.array(self._sizes, dtype=float) * group_size
+        self._concurrency: Floats = np.array(self._sizes, dtype=float) * group_size
         self._fitter = StepTimeFitter(self._concurrency)
         self._measured = Measurements.nothing(len(self._sizes))
         self._posterior = Posterior(self._sizes)

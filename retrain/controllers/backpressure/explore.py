@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -17,9 +18,13 @@ from retrain.config.schema import BackPressure as Settings
 from retrain.controllers import StateDict
 from retrain.controllers.backpressure.measurements import Measurements
 from retrain.controllers.backpressure.posterior import Posterior
-from retrain.controllers.backpressure.step import Purpose
 from retrain.rollouts import Floats
 
+Action = Literal["hold", "throttle", "increase"]
+Purpose = Literal["warmup", "probe", "operate"]  # why a batch size was chosen
+Regime = Literal["warmup", "retrograde", "memory_bound", "compute_bound", "optimal"]
+
+HEADROOM, SHORTFALL = 1.1, 0.8  # measured over fitted throughput
 WARMUP_GAIN = 0.01  # least log gain expected of the next doubling, optimism included
 SHAPE_OPTIMISM, OWN_OPTIMISM = 0.5, 0.3  # standard deviations added as optimism
 INCREASE_GAIN, THROTTLE_GAIN = 0.02, 0.01  # least log gain that justifies a change of batch
@@ -185,6 +190,22 @@ def _operating_point(at: Situation) -> int:
     pays = hope[index] - hope[at.current] >= needed
     far_below = at.sizes[at.current] < at.settings.increase_margin * limit < math.inf
     return index if pays or (far_below and index > at.current) else at.current
+
+
+def classify(size: float, following: int, purpose: Purpose, over_fit: float) -> tuple[Action, Regime]:
+    """Return the action and the regime of a completed step of `size`, after which `following` is run.
+
+    `over_fit` is measured over fitted throughput at `size`; 1 without a fit.
+    """
+    if purpose == "warmup":
+        return "hold", "warmup"
+    if purpose == "operate" and following < size:
+        return "throttle", "retrograde"
+    if purpose == "operate" and following > size:
+        return "increase", "compute_bound"
+    if over_fit > HEADROOM:
+        return "hold", "memory_bound"
+    return "hold", "compute_bound" if over_fit < SHORTFALL else "optimal"
 
 
 PER_DOUBLING = 8  # steps of 6 to 12 %; near its maximum a scalability curve changes by under 1 % per step

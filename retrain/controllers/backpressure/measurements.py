@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from retrain.controllers import StateDict
+from retrain.controllers import StateDict, require
 from retrain.rollouts import Floats
 
 WINDOW = 100.0  # largest count of a mean, so that it follows slow drift
@@ -24,6 +24,36 @@ NOISE_FLOOR = 0.01  # real noise is never lower; a smaller value would cause fal
 CLIP = 3.0  # standard deviations at which a residual is clipped
 FIRST_WEIGHT = 0.3  # the first step compiles kernels and fills caches
 STALE_DEVIATION = 2.0  # of old logs after a change point; 1.0 lost 0.5 % more throughput on late jumps
+
+
+@dataclass(frozen=True)
+class StepObservation:
+    """One step that completed or ran out of memory.
+
+    Raises:
+        ValueError: a value is not a valid measurement and would corrupt the fit.
+    """
+
+    batch_size: int  # prompts in the step
+    group_size: int  # rollouts per prompt
+    tokens: float  # number of sampled tokens, informative or not
+    step_time_s: float
+    out_of_memory: bool = False  # the step did not fit; tokens and time are then ignored
+    memory_fraction: float | None = None  # peak in use, in [0, 1]; None if unknown or reserved in advance
+    noise_scale: float | None = None  # gradient noise scale in samples; skipped unless positive and finite
+
+    def __post_init__(self) -> None:
+        require("batch_size", self.batch_size, self.batch_size >= 1, "at least 1")
+        require("group_size", self.group_size, self.group_size >= 1, "at least 1")
+        if self.memory_fraction is not None:
+            inside = 0.0 <= self.memory_fraction <= 1.0
+            require("memory_fraction", self.memory_fraction, inside, "a number in [0, 1]")
+        if not self.out_of_memory:
+            require("tokens", self.tokens, 0.0 < self.tokens < math.inf, "a positive, finite count")
+            finite = 0.0 < self.step_time_s < math.inf
+            require("step_time_s", self.step_time_s, finite, "a positive, finite number of seconds")
+            rate = self.tokens / self.step_time_s
+            require("tokens / step_time_s", rate, 1e-30 < rate < 1e30, "a rate from 1e-30 to 1e30 a second")
 
 
 @dataclass

@@ -200,7 +200,7 @@ def _step(problem: Problem, theta: Floats, damping: float, bounds: Bounds, held:
     descent = jacobian.T @ problem.residuals(theta)
     stuck = ((theta <= bounds[0]) & (descent < 0.0)) | ((theta >= bounds[1]) & (descent > 0.0))
     free = ~stuck if held is None else ~(stuck | held)
-    step: NDArray[np.float64] = np.zeros(3)
+    step: Floats = np.zeros(3)
     lengths = np.linalg.norm(jacobian, axis=0)
     free &= lengths > 0.0
     columns = jacobian[:, free] / lengths[free]
