@@ -45,6 +45,17 @@ class SampledConversation:
     ids: Ids = ()  # as a program that renders itself knows it: with every token of the policy
     is_continued: bool = False  # a turn is being sampled
 
+    def leads_to(self, said: Messages, schemas: str) -> bool:
+        """Whether messages are these and more, none of them another turn of the policy."""
+        if self.said is None or schemas != self.schemas or said[: len(self.said)] != self.said:
+            return False
+        new = said[len(self.said) :]
+        return bool(new) and all(role != "assistant" for role, _ in new)
+
+    def leads_to_ids(self, ids: Ids) -> bool:
+        """Whether token ids are these and more."""
+        return self.said is None and len(self.ids) < len(ids) and ids[: len(self.ids)] == self.ids
+
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
@@ -96,10 +107,9 @@ class EpisodeSession:
         self._check_turns()
         asked, schemas = tuple(map(self.calling.as_written, request.messages)), request.schemas
         self.calling.check(schemas)
-        earlier = self._continued(asked, schemas) if self.is_stitched else None
-        begun = earlier or self._begun(asked, schemas)
+        begun = self._newest(lambda one: one.leads_to(asked, schemas)) or self._begun(asked, schemas)
         new = asked[len(begun.said or ()) :]
-        rollout = await self._taken(begun, earlier, new, (), request.limit, has_left)
+        rollout = await self._taken(begun, new, (), request.limit, has_left)
         self.conversations.append(
             SampledConversation((*asked, ("assistant", rollout.text)), schemas, rollout)
         )
@@ -113,7 +123,7 @@ class EpisodeSession:
                 "token_ids: this backend reads none; ask at /v1/chat/completions", param="token_ids"
             )
         ids = tuple(request.token_ids)
-        earlier = self._extended(ids) if self.is_stitched else None
+        earlier = self._newest(lambda one: one.leads_to_ids(ids))
         tokens = ids[len(earlier.ids) :] if earlier else ids
         try:
             text, told = self.rendering.shown(ids), self.rendering.shown(tokens)
@@ -122,7 +132,7 @@ class EpisodeSession:
         begun = earlier or SampledConversation(None, "", Rollout(self._of_ids(ids, text)))
         new = (("user", told),)
         limit = request.sampling_params.max_tokens
-        rollout = await self._taken(begun, earlier, new, tokens, limit, has_left)
+        rollout = await self._taken(begun, new, tokens, limit, has_left)
         turn = self._turn(rollout, len(begun.rollout.tokens), "")
         self.conversations.append(SampledConversation(None, "", rollout, (*ids, *turn.tokens)))
         return turn, f"generate-{next(self._names)}"
@@ -138,7 +148,6 @@ class EpisodeSession:
     async def _taken(
         self,
         begun: SampledConversation,
-        earlier: SampledConversation | None,
         new: Messages,
         tokens: Ids,
         limit: int | None,
@@ -151,39 +160,22 @@ class EpisodeSession:
             raise asyncio.CancelledError
         self.turns += 1
         self.is_cut |= rollout.truncated and len(rollout.tokens) >= self.limits.tokens
-        if earlier is not None:
-            self.conversations.remove(earlier)
+        self.conversations = [one for one in self.conversations if one is not begun]
         return rollout
 
-    def _extended(self, ids: Ids) -> SampledConversation | None:
-        """Return the conversation whose tokens are the first of these."""
-        for one in reversed(self.conversations):
-            is_shorter = one.said is None and not one.is_continued and len(one.ids) < len(ids)
-            if is_shorter and ids[: len(one.ids)] == one.ids:
-                return one
-        return None
+    def _newest(self, leads: Callable[[SampledConversation], bool]) -> SampledConversation | None:
+        """Return the newest conversation that leads to what is asked, if it may be continued."""
+        free = (one for one in reversed(self.conversations) if not one.is_continued)
+        return next(filter(leads, free), None) if self.is_stitched else None
 
     def _of_ids(self, ids: Ids, shown: str) -> Prompt:
         """Return token ids as a prompt; they are in the text as well, which identifies a prompt."""
         text = f"{shown}\n(token ids {' '.join(map(str, ids))})"
         return replace(self.prompt, text=text, messages=(), ids=ids)
 
-    def _continued(self, said: Messages, schemas: str) -> SampledConversation | None:
-        """Return the conversation that messages continue."""
-        for one in reversed(self.conversations):
-            if one.said is None:
-                continue
-            new = said[len(one.said) :]
-            is_told = new and all(role != "assistant" for role, _ in new)
-            is_same = said[: len(one.said)] == one.said and schemas == one.schemas
-            if is_told and is_same and not one.is_continued:
-                return one
-        return None
-
     def _begun(self, said: Messages, schemas: str) -> SampledConversation:
         """Return a conversation without a turn."""
-        prompt = self._as_prompt(said, schemas)
-        return SampledConversation(said, schemas, Rollout(prompt))
+        return SampledConversation(said, schemas, Rollout(self._as_prompt(said, schemas)))
 
     async def _sampled(
         self, begun: SampledConversation, new: Messages, tokens: Ids, limit: int | None
