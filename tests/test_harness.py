@@ -571,6 +571,31 @@ def test_a_run_trains_on_what_its_programs_asked(
     assert {row["prompt"] for row in read_samples(run.samples)} == {words[str(table["environment"])]}
 
 
+def test_a_program_that_opens_too_late_is_closed() -> None:
+    may_open, closed = threading.Event(), threading.Event()
+
+    class Slow(Program):
+        def __init__(self) -> None:
+            super().__init__(lambda *_: 1.0)
+            may_open.wait()
+
+        def close(self) -> None:
+            closed.set()
+
+    settings = Environment(time_limit_s=0.05)
+    programs, sample = opened(settings, lambda *_: 1.0)
+    programs.open_episode = Slow
+    episodes = Episodes(settings, Slow, sample, programs)
+    ((rollout,),) = (
+        group.rollouts for group in episodes.play([Prompt(0, "p", "")], replace(HOW, group_size=1))
+    )
+    episodes.close()
+    assert rollout.episode
+    assert rollout.episode.timed_out
+    may_open.set()
+    assert closed.wait(10)
+
+
 def test_a_program_is_tried_out_without_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_programs.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)

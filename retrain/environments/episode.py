@@ -70,7 +70,7 @@ class LiveEpisode:
         Raises:
             EpisodeError: the environment failed.
         """
-        self._episode = await self._call("opening the episode", self.open_episode, unwanted=_discard)
+        self._episode = await self._call("opening the episode", self.open_episode, unwanted=discard)
         start, step = (
             _sound(outcome(partial(getattr, self._episode, name, None))) for name in ("start", "step")
         )
@@ -225,7 +225,7 @@ def is_ours(error: BaseException) -> bool:
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
-def _discard(episode: object) -> None:
+def discard(episode: object) -> None:
     """Close an episode that opened too late, in a thread, because its caller may be the event loop's."""
 
     def close() -> None:

@@ -22,6 +22,7 @@ from retrain.environments.episode import (
     EpisodeLostError,
     EpisodeTimeoutError,
     attribute,
+    discard,
     finite,
     outcome,
     result_awaited,
@@ -111,10 +112,15 @@ async def _run_program(
     opened: list[Any] = []
 
     def begin() -> Any:
-        opened.append(open_episode())
-        return opened[0].run(*arguments)
+        program = open_episode()
+        opened.append(program)
+        return program.run(*arguments)
 
-    task = asyncio.ensure_future(_outcome(begin, None, call_async))
+    def close_late(_: object) -> None:
+        if opened:
+            discard(opened.pop())
+
+    task = asyncio.ensure_future(_outcome(begin, None, call_async, close_late))
     try:
         while not task.done():
             left_s = limit_s - session.idle_s()
@@ -131,7 +137,7 @@ async def _run_program(
         return found
     finally:
         task.cancel()
-        for close in filter(None, (attribute(one, "close") for one in opened)):
+        if opened and (close := attribute(opened.pop(), "close")):
             with suppress(TimeoutError, LeftBehindError, EpisodeError):  # ignored: the result is known
                 await asyncio.wait_for(_outcome(close, limit_s, call_async), limit_s)
 
@@ -160,7 +166,12 @@ async def _check_held_up(session: EpisodeSession, limit_s: float, call_async: Ca
         raise error
 
 
-async def _outcome(function: Callable[[], Any], limit_s: float | None, call_async: CallAsync) -> Any:
+async def _outcome(
+    function: Callable[[], Any],
+    limit_s: float | None,
+    call_async: CallAsync,
+    unwanted: Callable[[Any], object] = lambda _: None,
+) -> Any:
     """Return what a function gives, called in a thread and awaited if need be, or the error of an episode."""
-    result = await in_thread(partial(outcome, function))
+    result = await in_thread(partial(outcome, function), unwanted)
     return await result_awaited(result, limit_s, call_async) if inspect.isawaitable(result) else result
