@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from retrain import registry
-from retrain.errors import ConfigError
 from retrain.registry import Positive, Workers
 from retrain.rewards import BatchScorer, score_with
 from retrain.rewards.pool import FunctionScorer
@@ -54,9 +53,7 @@ def check_params(params: Mapping[str, Any]) -> Iterator[str]:
     if not isinstance(arguments, Mapping):
         yield f"params: got {arguments!r}; needs a table of arguments for {path!r}"
         return
-    try:
-        problems = registry.problems_with_params("rewards", path, arguments)
-    except ConfigError as error:
-        yield f"path: {error}"
+    if problem := registry.problem_with_name("rewards", path):
+        yield f"path: {problem}"
         return
-    yield from (f"params.{key}: {problem}" for key, problem in problems)
+    yield from (f"params.{what}" for what in registry.problems_with_table("rewards", path, arguments))

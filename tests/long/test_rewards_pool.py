@@ -183,6 +183,7 @@ def test_a_single_score_raises_what_a_batch_counts() -> None:
 def test_a_function_that_is_not_there_is_a_mistake_in_the_file() -> None:
     assert "cannot be loaded" in "".join(custom.check_params({"path": f"{FUNCTIONS}.nothing"}))
     assert list(custom.check_params({"path": f"{FUNCTIONS}.length", "params": {"longest": 5}})) == []
+    assert "is called with (completion, prompt)" in "".join(custom.check_params({"path": "json.dumps"}))
     assert "unknown parameter" in "".join(
         custom.check_params({"path": f"{FUNCTIONS}.length", "params": {"shortest": 5}})
     )
