@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -60,11 +61,8 @@ def _key_problem(run: str, function: Callable[..., Any], config: Mapping[str, An
     return f"config: {run!r} needs {lacking}, which the table does not give" if lacking else ""
 
 
+@dataclass
 class Program:
     """One episode."""
 
-    def __init__(self, function: Callable[[Prompt, str, str], Any]) -> None:
-        self._function = function
-
-    def run(self, prompt: Prompt, base_url: str, api_key: str) -> Any:
-        return self._function(prompt, base_url, api_key)
+    run: Callable[[Prompt, str, str], Any]
