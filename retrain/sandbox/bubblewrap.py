@@ -6,6 +6,7 @@ outer sandbox once; inside, each program gets namespaces for processes, mounts a
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from importlib import util
@@ -63,9 +64,7 @@ def open_sandbox(*, warm: bool = True) -> Sandbox:
 
 def executable() -> str | None:
     """Return the path of bwrap: the system's, or a wheel's."""
-    found = shutil.which("bwrap")
     wheel = util.find_spec(WHEEL)
-    if found or wheel is None or not wheel.submodule_search_locations:
-        return found
-    places = [Path(place) / "_bin" for place in wheel.submodule_search_locations]
-    return next((str(place / "bwrap") for place in places if (place / "bwrap").exists()), None)
+    places = (wheel and wheel.submodule_search_locations) or ()
+    in_wheel = os.pathsep.join(f"{place}/_bin" for place in places)
+    return shutil.which("bwrap") or shutil.which("bwrap", path=in_wheel)
