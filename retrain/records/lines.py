@@ -144,6 +144,11 @@ def read_records(path: Path, kind: type[T]) -> tuple[T, ...]:
 
 def read_tail(fd: int, count: int) -> list[bytes]:
     """Return the last `count` lines of an open file, reading little more than them."""
+    return [*filter(bytes.strip, read_end(fd, count)[1].split(b"\n"))][-count:]
+
+
+def read_end(fd: int, count: int) -> tuple[int, bytes]:
+    """Return where the end of an open file begins, and that end: `count` lines or more, if there are."""
     start = os.fstat(fd).st_size
     block, data = _BLOCK // 2, b""
     while start > 0 and data.count(b"\n") <= count and len(data) < _MAX_TAIL_BYTES:
@@ -151,8 +156,8 @@ def read_tail(fd: int, count: int) -> list[bytes]:
         start -= length
         data = os.pread(fd, length, start) + data
         block *= 2
-    lines = data.rsplit(b"\n", count + 1)  # the first is a fragment, unless it is a whole line
-    return [*filter(bytes.strip, lines if start == 0 and len(lines) <= count + 1 else lines[1:])][-count:]
+    fragment = data.find(b"\n") + 1 if start else 0
+    return start + fragment, data[fragment:]
 
 
 def _repair_tail(fd: int) -> None:

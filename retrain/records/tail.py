@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from retrain.errors import records_error
 from retrain.records.files import opened
+from retrain.records.lines import read_end
 from retrain.records.text import plain_lines
 
 WHOLE_BYTES = 2**16  # a file up to this size is read as a whole
 SAMPLES = 32  # lines read from the middle of a longer file
-END_BYTES = 2**14  # read from the end of a longer file: more than the rows that a median needs
-END_LINES = 6
+END_LINES = 6  # read at least from the end of a longer file: more than the rows that a median needs
 _MOST_NEW_BYTES = 2**20  # more than this at once (a sleeping laptop) is sampled as well
 _LINE_BYTES = 2**12  # most rows fit; a longer one is read again with more room
 LONGEST_LINE_BYTES = 2**16  # a longer line is skipped when a file is sampled
@@ -71,22 +72,15 @@ class GrowingFile:
         anew = before is None or before[0] != inode or not 0 <= size - self._at <= _MOST_NEW_BYTES
         self._at = 0 if anew else self._at
         with opened(Path(self._path)) as fd:
-            is_sampled = anew and size > WHOLE_BYTES
-            start = _start_of_end(fd, size) if is_sampled else self._at
-            lines = _sample(fd, start) if is_sampled else []
-            data = os.pread(fd, size - start, start)
+            if anew and size > WHOLE_BYTES:
+                start, data = read_end(fd, END_LINES)
+                lines = _sample(fd, start)
+            else:
+                start, data, lines = self._at, os.pread(fd, size - self._at, self._at), []
         end = data.rfind(b"\n") + 1
         self._at = start + end
         lines += [line for line in data[:end].split(b"\n") if line.strip()]
         return Growth(lines, begins_anew=anew)
-
-
-def _start_of_end(fd: int, size: int) -> int:
-    """Return the offset of the last few lines: at least one, unless it is extremely long."""
-    length = END_BYTES  # the file is longer
-    while os.pread(fd, length, size - length).count(b"\n") < END_LINES and length < LONGEST_LINE_BYTES:
-        length = min(2 * length, size)
-    return size - length + os.pread(fd, length, size - length).find(b"\n") + 1
 
 
 def _sample(fd: int, end: int) -> list[bytes]:
@@ -108,8 +102,6 @@ def _line_after(fd: int, place: int, end: int) -> bytes:
 
 
 LOOK_S = 0.2
-_BLOCK = 2**16
-_MAX_TAIL_BYTES = 2**20
 _LONGEST_LINE = 2000
 
 
@@ -119,8 +111,11 @@ def follow(path: Path, count: int, is_over: Callable[[], bool]) -> Iterator[str]
     It ends once `is_over` returns True and the end is reached. A log that became shorter was replaced, and is
     read from its start; one that does not exist has no lines.
     """
-    added, at = _read_from(path, -_MAX_TAIL_BYTES)
-    *lines, rest = added.split(b"\n")
+    at, data = 0, b""
+    with suppress(FileNotFoundError), opened(path) as fd:
+        at, data = read_end(fd, count)
+    at += len(data)
+    *lines, rest = data.split(b"\n")
     yield from map(_printable, lines[-count:])
     while True:
         ends = is_over()  # called first, so that lines written before the end are still read below
@@ -139,18 +134,15 @@ def follow(path: Path, count: int, is_over: Callable[[], bool]) -> Iterator[str]
 
 
 def _read_from(path: Path, at: int) -> tuple[bytes, int]:
-    """Read a file from an offset, counted from its end if negative; return what is there, and its end."""
+    """Read a file from an offset; return what is there, and its end."""
     try:
         with opened(path) as fd:
             size = os.fstat(fd).st_size
-            at = max(0, size + at) if at < 0 else at if at <= size else 0  # 0: replaced, as by log rotation
-            parts = []
-            while part := os.pread(fd, _BLOCK, at):
-                parts.append(part)
-                at += len(part)
-            return b"".join(parts), at
+            at = at if at <= size else 0  # 0: replaced, as by log rotation
+            added = os.pread(fd, size - at, at)
+            return added, at + len(added)
     except FileNotFoundError:
-        return b"", max(0, at)
+        return b"", at
 
 
 def _printable(line: bytes) -> str:
