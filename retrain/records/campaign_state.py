@@ -7,11 +7,12 @@ otherwise a worker whose orchestrator or cluster is gone would not stop.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from retrain.clock import utc_now
-from retrain.records.files import read_json, readable, write_json
+from retrain.records.files import read_json, readable, record_of, write_json
 from retrain.records.layout import CampaignFiles
 from retrain.records.lines import append_line, parse_line
 from retrain.records.text import plain
@@ -67,6 +68,6 @@ class NoticeBook:
 
 def parse_notice(line: bytes) -> Notice | None:
     """Parse one line; None if it is not a notice."""
-    row = parse_line(line) or {}
-    text = row.get("text")
-    return Notice(str(row.get("at", "")), text) if isinstance(text, str) else None
+    with suppress(ValueError):
+        return record_of(Notice, parse_line(line) or {})
+    return None

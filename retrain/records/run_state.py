@@ -28,7 +28,6 @@ from retrain.records.metrics import Seal, require_sealed
 from retrain.records.row_parts import Columns
 
 PACKAGES = ("numpy", "torch", "transformers", "peft", "tinker")  # results may depend on their versions
-_UNKNOWN = {"pid": 0, "host": "", "started_at": "", "resumed_from_step": 0}
 
 
 class RunState(StrEnum):
@@ -100,7 +99,7 @@ def read_progress(path: Path) -> Progress | None:
     if found is None:
         return None
     try:
-        return record_of(Progress, {"phase": "", "attempt": 0} | found)
+        return record_of(Progress, found)
     except ValueError as error:
         raise RecordsError(f"{path}: is not a run's status ({error!r}); remove it") from error
 
@@ -246,15 +245,9 @@ def end_attempt(
 
 
 def end_as_done(path: Path, attempt: Attempt, message: str) -> None:
-    """Record that an attempt that had ended, when it did, leaves its run done."""
-    end_attempt(
-        path,
-        attempt.number,
-        RunState.DONE,
-        exit_code=attempt.exit_code,
-        message=message,
-        duration_s=attempt.duration_s,
-        ended_at=attempt.ended_at,
+    """Record that an attempt that had ended leaves its run done; what else was recorded of its end stays."""
+    append_line(
+        path, {"event": "end", "attempt": attempt.number, "ending": RunState.DONE, "message": message}
     )
 
 
@@ -268,7 +261,7 @@ def read_attempts(path: Path) -> tuple[Attempt, ...]:
             continue
         with suppress(ValueError):
             if row.get("event") == "begin" and number not in attempts:
-                attempts[number] = record_of(Attempt, _UNKNOWN | row | {"number": number})
+                attempts[number] = record_of(Attempt, row | {"number": number})
             elif row.get("event") == "end" and number in attempts:
                 attempts[number] = record_of(Attempt, vars(attempts[number]) | row)
     return tuple(attempts[number] for number in sorted(attempts))

@@ -114,17 +114,12 @@ def read_spending(files: RunFiles) -> Spending | None:
 
 def columns_of(spending: Spending, *, is_alive: bool) -> dict[str, float | int | None]:
     """Return the columns of a run's row; calls in flight count once nobody waits for them any more."""
-    tokens, usd, unsure_usd = spending.tokens, spending.usd, spending.unsure_usd
+    usd, unsure_usd = spending.usd, spending.unsure_usd
     if unsure_usd is not None and not is_alive:
         unsure_usd += spending.open_usd or 0.0
-    return {
-        "cost_usd": None if usd is None else usd + (unsure_usd or 0.0),
-        "unsure_usd": unsure_usd,
-        "prefill_tokens": tokens.prefill,
-        "cached_tokens": tokens.cached,
-        "sampled_tokens": tokens.sample,
-        "trained_tokens": tokens.train,
-    }
+    cost_usd = None if usd is None else usd + (unsure_usd or 0.0)
+    tokens = dict(zip(COUNTS, astuple(spending.tokens), strict=True))
+    return {"cost_usd": cost_usd, "unsure_usd": unsure_usd, **tokens}
 
 
 def write_spending(files: RunFiles, spending: Spending, *, durable: bool) -> None:
