@@ -28,6 +28,7 @@ from retrain.records.metrics import Seal, require_sealed
 from retrain.records.row_parts import Columns
 
 PACKAGES = ("numpy", "torch", "transformers", "peft", "tinker")  # results may depend on their versions
+_UNKNOWN = {"pid": 0, "host": "", "started_at": "", "resumed_from_step": 0}  # of a line that lacks it
 
 
 class RunState(StrEnum):
@@ -261,7 +262,7 @@ def read_attempts(path: Path) -> tuple[Attempt, ...]:
             continue
         with suppress(ValueError):
             if row.get("event") == "begin" and number not in attempts:
-                attempts[number] = record_of(Attempt, row | {"number": number})
+                attempts[number] = record_of(Attempt, _UNKNOWN | row | {"number": number})
             elif row.get("event") == "end" and number in attempts:
                 attempts[number] = record_of(Attempt, vars(attempts[number]) | row)
     return tuple(attempts[number] for number in sorted(attempts))
