@@ -176,6 +176,13 @@ def test_a_campaign_inside_one_process_is_planned_one_run_at_a_time(tmp_path: Pa
     assert any("parallel has no effect" in line for line in warnings_of(plan, {}, 2.0))
 
 
+def test_a_limit_that_no_whole_answer_fits_is_warned_of(tmp_path: Path) -> None:
+    training = {**SMOKE, "max_tokens": 2}  # "sort" has answers of three digits
+    found = line_of(explained(plan_of(tmp_path, training=training), None), "max_tokens set on purpose")
+    assert (found.state, found.answer) == ("warn", "2; the longest answer of a has 3 characters")
+    assert found.command == "retrain explain c.toml --set training.max_tokens=4"
+
+
 OWN_BATCHES = """
 [training]
 minibatches = 4
@@ -204,7 +211,7 @@ training.max_tokens = [4, 8]
 SEARCHED = """
 [training]
 batch_size = 4
-max_tokens = 2
+max_tokens = 4
 max_steps = 40
 [campaign]
 seeds = [0, 1]

@@ -136,6 +136,17 @@ def test_what_decided_among_equal_conditions_is_told() -> None:
     assert "equal" not in next(lines_of_search(clear))
 
 
+@pytest.mark.parametrize(
+    ("winner", "line"),
+    [
+        ("b", "search: b won, compared with a on fresh seeds (seeds 0, 1 chose it, so others decide)"),
+        ("a", "search: a won; it is the reference, so there is nothing to compare"),
+    ],
+)
+def test_a_winner_runs_on_fresh_seeds_unless_it_is_the_reference(winner: str, line: str) -> None:
+    assert list(lines_of_search(Searched("mean_reward", "a", (0, 1), (), winner))) == [line]
+
+
 def test_a_rung_that_was_decided_stands(tmp_path: Path) -> None:
     plan, scores = planned(tmp_path), dict.fromkeys(LR, 0.5)
     known = (Rung(10, scores, ("maxrl lr=0.0001", "maxrl lr=0.001")),)

@@ -102,9 +102,19 @@ class Decisions:
             return "warn", f"not set: {allowed} is the default", calibrate
         alone = all(run.answers_alone for run in self.plan.runs)
         need = max(self.longest_answers.values(), default=0) if alone else 0
+        if alone and (short := self._too_short()):
+            longer = f"retrain explain {self.file_name} --set training.max_tokens={need + 1}"
+            limit = self.plan.first_runs()[short].config.training.max_tokens
+            answer = f"{limit}; the longest answer of {short} has {self.longest_answers[short]} characters"
+            return "warn", answer, "" if "training.max_tokens" in self.fixed else longer
         if need and allowed > GENEROUS * (need + 1):
             return "warn", f"{allowed}; the longest answer has {need} characters", calibrate
         return self._cut_off(allowed, least, need)
+
+    def _too_short(self) -> str:
+        """Return a condition whose longest answer no completion can hold; "" if there is none."""
+        limits = {name: run.config.training.max_tokens for name, run in self.plan.first_runs().items()}
+        return next((name for name, most in limits.items() if self.longest_answers.get(name, 0) > most), "")
 
     def _cut_off(self, allowed: int, least: int, need: int) -> Answer:
         """Judge limits of tokens by how often earlier runs hit them."""

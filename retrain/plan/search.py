@@ -25,7 +25,7 @@ from retrain.records.decision import HELD_OUT, is_higher_better
 from retrain.records.rungs import Rung
 from retrain.records.text import number
 
-WON = "won the search; it runs again on fresh seeds"
+WON = "won the search"
 ValueAt: TypeAlias = Callable[[RunPlan, int], tuple[bool, float | None]]  # whether a run is there, its value
 
 

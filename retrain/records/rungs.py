@@ -150,10 +150,13 @@ def lines_of_search(found: Searched | None) -> Iterator[str]:
     for one in found.rungs:
         yield plain(_line_of_rung(one, found.metric, order), 500)
         order = "their rank at the rung before"
-    if found.winner:
+    if found.decides:
         seeds = f"seeds {', '.join(map(str, found.seeds))} chose it, so others decide"
-        is_better = f"compared with {found.reference} on fresh seeds" if found.decides else "the reference"
-        yield plain(f"search: {found.winner} won, {is_better} ({seeds})", 500)
+        yield plain(
+            f"search: {found.winner} won, compared with {found.reference} on fresh seeds ({seeds})", 500
+        )
+    elif found.winner:
+        yield plain(f"search: {found.winner} won; it is the reference, so there is nothing to compare", 500)
 
 
 def _line_of_rung(one: Rung, metric: str, order: str) -> str:
