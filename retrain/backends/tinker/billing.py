@@ -116,31 +116,28 @@ class UpdateOutcome:
         return cls(outputs, metrics | (step.metrics or {}))
 
 
-class Passes:
-    """One run's passes through a training client."""
+async def pass_forward(
+    calls: ApiCalls, meter: Meter, training: TrainingClient, update: Update
+) -> Sequence[LossFnOutput]:
+    """Return the API's output for each datum of an update, without a gradient."""
+    outputs: list[LossFnOutput] = []
+    for part in update.parts_for(training):
+        call = partial(training.forward, part, update.loss.name)
+        passed = await calls.once("forward", partial(billed, meter, scored(part), call))
+        outputs += passed.loss_fn_outputs
+    return outputs
 
-    def __init__(self, calls: ApiCalls, meter: Meter) -> None:
-        self._calls, self._meter = calls, meter
 
-    async def forward(self, training: TrainingClient, update: Update) -> Sequence[LossFnOutput]:
-        """Return the API's output for each datum, without a gradient."""
-        outputs: list[LossFnOutput] = []
-        for part in update.parts_for(training):
-            call = partial(training.forward, part, update.loss.name)
-            passed = await self._calls.once("forward", partial(billed, self._meter, scored(part), call))
-            outputs += passed.loss_fn_outputs
-        return outputs
+async def take_step(calls: ApiCalls, meter: Meter, training: TrainingClient, update: Update) -> UpdateOutcome:
+    """Take an optimizer step."""
 
-    async def step(self, training: TrainingClient, update: Update) -> UpdateOutcome:
-        """Take an optimizer step."""
+    def differentiate(part: list[Datum]) -> Awaitable[ForwardBackwardOutput]:
+        call = partial(training.forward_backward, part, update.loss.name, update.loss.config or None)
+        return billed(meter, trained(part), call)
 
-        def differentiate(part: list[Datum]) -> Awaitable[ForwardBackwardOutput]:
-            call = partial(training.forward_backward, part, update.loss.name, update.loss.config or None)
-            return billed(self._meter, trained(part), call)
-
-        *before, last = update.parts_for(training)
-        passes = [await self._calls.once("update", partial(differentiate, part)) for part in before]
-        end, step = await self._calls.pair(
-            "update", lambda: differentiate(last), lambda: training.optim_step(update.adam)
-        )
-        return UpdateOutcome.of([*passes, end], step)
+    *before, last = update.parts_for(training)
+    passes = [await calls.once("update", partial(differentiate, part)) for part in before]
+    end, step = await calls.pair(
+        "update", lambda: differentiate(last), lambda: training.optim_step(update.adam)
+    )
+    return UpdateOutcome.of([*passes, end], step)

@@ -19,7 +19,7 @@ import tinker
 from tinker.types import LossFnOutput
 
 from retrain.backends import BackendSpec, StartProgress
-from retrain.backends.tinker.billing import Passes, Update, UpdateOutcome
+from retrain.backends.tinker.billing import Update, UpdateOutcome, pass_forward, take_step
 from retrain.backends.tinker.calls import ApiCalls
 from retrain.backends.tinker.connection import Connection
 from retrain.backends.tinker.faults import FAULTS, describe, is_full, is_refusal, lacks_route
@@ -39,7 +39,6 @@ class Session:
 
     def __init__(self, spec: BackendSpec, calls: ApiCalls) -> None:
         self._spec, self.calls, self.meter = spec, calls, spec.meter
-        self._passes = Passes(calls, spec.meter)
         self.connection = Connection(spec, calls)
         self._lock = asyncio.Lock()  # held while clients are made or changed
         self._training: tinker.TrainingClient | None = None
@@ -89,7 +88,7 @@ class Session:
 
         async def attempt() -> UpdateOutcome:
             training = await self._trained()
-            outcome = await self._certain(self._passes.step(training, update))
+            outcome = await self._certain(take_step(self.calls, self.meter, training, update))
             self.since.append(update)
             if update.is_last:
                 self._sampler = None
@@ -102,7 +101,7 @@ class Session:
 
         async def attempt() -> Sequence[LossFnOutput]:
             training = await self._trained()
-            return await self._certain(self._passes.forward(training, update))
+            return await self._certain(pass_forward(self.calls, self.meter, training, update))
 
         return await self._persist(f"scoring for update {self.version + 1}", attempt)
 
@@ -226,7 +225,7 @@ class Session:
                     "repeating %d updates on %s", len(self.since), self._saved.path or "fresh weights"
                 )
             for update in self.since:
-                await self._passes.step(training, update)
+                await take_step(self.calls, self.meter, training, update)
             self._training = training
         return self._training
 
