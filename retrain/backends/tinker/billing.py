@@ -1,18 +1,16 @@
-"""Calls that the API bills: what each costs, known once its result is there, and updates with their passes.
+"""What the API bills for each kind of call, and updates, with the passes over their data.
 
 A pass over an update's data is made in parts that a request can hold, each billed and under a permit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from retrain.backends.metering import NOTHING, Meter
 from retrain.backends.tinker.calls import ApiCalls
-from retrain.backends.tinker.faults import FAULTS, is_refused_unbilled
 from retrain.backends.tinker.wire import ApiLoss
 from retrain.records.spending import Tokens
 
@@ -27,25 +25,7 @@ if TYPE_CHECKING:
         SampleResponse,
     )
 
-T = TypeVar("T")
 BYTES_PER_TOKEN = 24  # in a request: input, target, log-probability, advantage, ratio mask
-
-
-async def billed(
-    meter: Meter,
-    at_most: Tokens,
-    call: Callable[[], Awaitable[T]],
-    count: Callable[[T], Tokens] | None = None,
-) -> T:
-    """Make a call, and `count` what it was billed, by default all of it; nothing if the API refused it."""
-    with meter.call(at_most) as made:
-        try:
-            result = await call()
-        except FAULTS as error:
-            made.billed = NOTHING if is_refused_unbilled(error) else None
-            raise
-        made.billed = count(result) if count else at_most
-    return result
 
 
 def sampling(prompt: int, rollouts: int, max_tokens: int) -> Tokens:
@@ -116,24 +96,22 @@ class UpdateOutcome:
         return cls(outputs, metrics | (step.metrics or {}))
 
 
-async def pass_forward(
-    calls: ApiCalls, meter: Meter, training: TrainingClient, update: Update
-) -> Sequence[LossFnOutput]:
+async def pass_forward(calls: ApiCalls, training: TrainingClient, update: Update) -> Sequence[LossFnOutput]:
     """Return the API's output for each datum of an update, without a gradient."""
     outputs: list[LossFnOutput] = []
     for part in update.parts_for(training):
         call = partial(training.forward, part, update.loss.name)
-        passed = await calls.once("forward", partial(billed, meter, scored(part), call))
+        passed = await calls.once("forward", partial(calls.billed, scored(part), call))
         outputs += passed.loss_fn_outputs
     return outputs
 
 
-async def take_step(calls: ApiCalls, meter: Meter, training: TrainingClient, update: Update) -> UpdateOutcome:
+async def take_step(calls: ApiCalls, training: TrainingClient, update: Update) -> UpdateOutcome:
     """Take an optimizer step."""
 
     def differentiate(part: list[Datum]) -> Awaitable[ForwardBackwardOutput]:
         call = partial(training.forward_backward, part, update.loss.name, update.loss.config or None)
-        return billed(meter, trained(part), call)
+        return calls.billed(trained(part), call)
 
     *before, last = update.parts_for(training)
     passes = [await calls.once("update", partial(differentiate, part)) for part in before]

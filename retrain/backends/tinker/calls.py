@@ -1,4 +1,4 @@
-"""API calls: each holds one of the campaign's permits, has a timeout, and is retried within a budget."""
+"""API calls: each holds one of the campaign's permits, has a timeout, and is metered and retried."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
+from retrain.backends.metering import NOTHING, Meter
 from retrain.backends.progress import BackendProgress, ignore_progress
 from retrain.backends.tinker import TinkerOptions
-from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe, is_overload
+from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe, is_overload, is_refused_unbilled
 from retrain.backends.tinker.outages import Outages
 from retrain.controllers.permits import WAITED_S, CallFacts
 from retrain.errors import ConfigError, InfrastructureError, RunFailedError
+from retrain.records.spending import Tokens
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -36,8 +38,10 @@ class ApiCalls:
         options: TinkerOptions,
         observe_call: Callable[[CallFacts], None] | None = None,
         observe: Callable[[BackendProgress], None] = ignore_progress,
+        meter: Meter | None = None,
     ) -> None:
-        """Take permits from `permit`; report finished and refused calls to `observe_call`."""
+        """Take permits from `permit`; report ends and refusals to `observe_call`, and costs to `meter`."""
+        self._meter = meter or Meter()
         self.outages = Outages(observe, observe_call)
         self._permit = permit
         self.options = options
@@ -53,6 +57,19 @@ class ApiCalls:
         asked = time.monotonic()
         async with self._one_permit():
             return await self._observed(kind, operation, time.monotonic() - asked)
+
+    async def billed(
+        self, at_most: Tokens, call: Callable[[], Awaitable[T]], count: Callable[[T], Tokens] | None = None
+    ) -> T:
+        """Make a call and `count` what it was billed, by default all of it; nothing if the API refused it."""
+        with self._meter.call(at_most) as made:
+            try:
+                result = await call()
+            except FAULTS as error:
+                made.billed = NOTHING if is_refused_unbilled(error) else None
+                raise
+            made.billed = count(result) if count else at_most
+        return result
 
     async def pair(
         self, kind: str, first: Callable[[], Awaitable[A]], second: Callable[[], Awaitable[B]]

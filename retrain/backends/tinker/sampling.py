@@ -18,7 +18,7 @@ from tinker.types import GetServerCapabilitiesResponse, ModelInput, SampleRespon
 
 from retrain.backends import BackendSpec, Sampling
 from retrain.backends.tinker import billing
-from retrain.backends.tinker.billing import billed, sampled
+from retrain.backends.tinker.billing import sampled
 from retrain.backends.tinker.calls import ApiCalls
 from retrain.backends.tinker.faults import FAULTS, describe, is_refusal, is_too_long
 from retrain.backends.tinker.saved_states import Sampler, ask
@@ -54,9 +54,8 @@ async def drawn(
         used, generation = None, session.generation
         used = sampler = await session.sampler()
         call = partial(sampler.client.sample, tokens, how.group_size, params)
-        return sampler.version, await session.calls.once(
-            "sample", lambda: billed(session.meter, most, call, partial(sampled, length))
-        )
+        bill = partial(session.calls.billed, most, call, partial(sampled, length))
+        return sampler.version, await session.calls.once("sample", bill)
 
     async def repair(lost: bool) -> None:
         nonlocal failures
@@ -132,7 +131,7 @@ class Reference:
 
         async def attempt() -> list[float | None]:
             call = partial((await self._sampler()).compute_logprobs, tokens)
-            return await self._calls.once("reference", partial(billed, self._spec.meter, cost, call))
+            return await self._calls.once("reference", partial(self._calls.billed, cost, call))
 
         found = await self._session.persist("scoring with the KL term's reference", attempt)
         values = np.array([found[len(prompt) + place] for place in places], dtype=np.float64)

@@ -38,7 +38,7 @@ class Session:
     """Training and sampling clients of the current policy. Use in one event loop."""
 
     def __init__(self, spec: BackendSpec, calls: ApiCalls) -> None:
-        self._spec, self.calls, self.meter = spec, calls, spec.meter
+        self._spec, self.calls = spec, calls
         self.connection = Connection(spec, calls)
         self._lock = asyncio.Lock()  # held while clients are made or changed
         self._training: tinker.TrainingClient | None = None
@@ -88,7 +88,7 @@ class Session:
 
         async def attempt() -> UpdateOutcome:
             training = await self._trained()
-            outcome = await self._certain(take_step(self.calls, self.meter, training, update))
+            outcome = await self._certain(take_step(self.calls, training, update))
             self.since.append(update)
             if update.is_last:
                 self._sampler = None
@@ -101,7 +101,7 @@ class Session:
 
         async def attempt() -> Sequence[LossFnOutput]:
             training = await self._trained()
-            return await self._certain(pass_forward(self.calls, self.meter, training, update))
+            return await self._certain(pass_forward(self.calls, training, update))
 
         return await self._persist(f"scoring for update {self.version + 1}", attempt)
 
@@ -225,7 +225,7 @@ class Session:
                     "repeating %d updates on %s", len(self.since), self._saved.path or "fresh weights"
                 )
             for update in self.since:
-                await take_step(self.calls, self.meter, training, update)
+                await take_step(self.calls, training, update)
             self._training = training
         return self._training
 
