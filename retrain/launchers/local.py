@@ -18,7 +18,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,13 +26,13 @@ from functools import partial
 from pathlib import Path
 
 from retrain.config.keys import Tables
-from retrain.errors import LaunchError, RecordsError
+from retrain.errors import ConfigError, LaunchError, RecordsError
 from retrain.launchers import Assignment, Ended
 from retrain.line_process import kill_group
 from retrain.locks import Descriptor, LockFile
 from retrain.locks.held import is_held, signal_holder
 from retrain.records.files import open_log
-from retrain.records.layout import RunFiles
+from retrain.records.layout import RunFiles, own_temporary_folder
 from retrain.system.nvidia import gpu_count, gpu_uuids, visible
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -193,9 +192,8 @@ def take_slot(
     if not gpus:
         return GpuSlot({})
     names = _lock_names(gpus, gpu_uuids() if uuids is None else uuids)
-    directory = directory or Path(tempfile.gettempdir()) / f"retrain-gpus-{os.getuid()}"
     try:
-        directory.mkdir(mode=0o700, exist_ok=True)
+        directory = directory or own_temporary_folder("gpus")
         round_ = 0
         while True:  # ends: every round tries locks that fewer workers hold
             for gpu, name in names.items():
@@ -204,9 +202,8 @@ def take_slot(
                     return GpuSlot({VISIBLE: gpu}, lock)
                 lock.close()
             round_ += 1
-    except (OSError, RecordsError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise LaunchError(f"{directory}: cannot reserve a GPU here ({why})") from error
+    except (OSError, RecordsError, ConfigError) as error:
+        raise LaunchError(f"cannot reserve a GPU: {error}") from error
 
 
 def _lock_names(gpus: Sequence[str], uuids: Sequence[str]) -> dict[str, str]:

@@ -173,6 +173,14 @@ def test_a_directory_that_cannot_be_used_is_told(tmp_path: Path) -> None:
         take_slot(["0"], tmp_path / "file")
 
 
+def test_locks_that_others_could_remove_are_not_used(temporary: Path) -> None:
+    folder = temporary / f"retrain-gpus-{os.getuid()}"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(LaunchError, match="is not a folder of this user alone; remove it, or set TMPDIR"):
+        take_slot(["0"])
+
+
 def test_a_lock_that_somebody_made_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "0.0.lock").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(LaunchError):
