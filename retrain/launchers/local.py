@@ -11,7 +11,6 @@ released, and a restarted launcher finds used slots locked. With more workers th
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import queue
 import re
@@ -142,11 +141,8 @@ def _wait_for_lock(lock: Path) -> None:
     # nothing to wait for if the lock cannot be opened
     with contextlib.suppress(OSError, RecordsError):
         while True:
-            fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_SH)
-            finally:
-                os.close(fd)
+            with contextlib.closing(LockFile(str(lock), read_only=True)) as file:
+                file.lock(shared=True)
             if not is_held(lock):
                 return
             time.sleep(LEASE_LOOK_S)  # held by a lease on another machine, whose lock does not show here

@@ -67,9 +67,9 @@ class LockFile(Descriptor):
         with GUARD:
             super().__init__(open_regular(path, os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT))
 
-    def lock(self) -> None:
-        """Wait in the kernel, first come first served, for an exclusive lock."""
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
+    def lock(self, *, shared: bool = False) -> None:
+        """Wait in the kernel, first come first served, for the lock."""
+        fcntl.flock(self._fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
 
     def try_lock(self, *, shared: bool = False) -> bool:
         """Lock without waiting; False if another process or thread holds it."""
