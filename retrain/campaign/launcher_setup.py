@@ -21,7 +21,7 @@ from retrain.plan.launching import options_of, unused_keys
 from retrain.plan.matrix import Plan
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.provenance import Provenance
-from retrain.records.text import as_typed, first_of
+from retrain.records.text import as_typed, count_of, first_of
 
 NOT_YET = "<id>"  # shown in a script before the campaign has a directory
 
@@ -118,7 +118,7 @@ def require_left(
         ) from error
     if queued:
         raise LaunchError(
-            f"{files.directory}: {origin.launcher} still has {len(queued)} runs of it: "
+            f"{files.directory}: {origin.launcher} still has {count_of(len(queued), 'run')} of it: "
             f"{first_of(sorted(queued))}. Cancel them with "
             f'`retrain stop {as_typed(files.directory)}`, or continue with launcher = "{origin.launcher}"'
         )

@@ -29,6 +29,7 @@ from retrain.plan.matrix import RunPlan
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import RunState
 from retrain.records.rungs import is_waiting
+from retrain.records.text import count_of
 from retrain.registry import names_place
 
 FIGURES = re.compile(r"\d[\d.]*")  # in a reason; they differ from one look to the next
@@ -145,7 +146,7 @@ class Supervisor:
             if not self._was_taken or (isinstance(error, RecordsError) and not may_pass(error)):
                 raise
             if self._said != str(error):
-                self._observer.notice(f"{error}; {len(batch)} runs wait for it")
+                self._observer.notice(f"{error}; {count_of(len(batch), 'run')} will wait for it")
             self._said, taken = str(error), frozenset()
         self._waiting.extend(run for run in batch if run.run_id not in taken)
         if self._waiting:

@@ -47,7 +47,7 @@ def test_runs_that_the_old_cluster_still_has_are_not_begun_beside_it(
     done = retrain("resume", campaign)
     assert done.returncode == EXIT_LAUNCH
     second = Path((campaign / "slurm" / "runs.txt").read_text().splitlines()[1]).name
-    assert f"slurm still has 1 runs of it: {second}. " in done.stderr
+    assert f"slurm still has 1 run of it: {second}. " in done.stderr
     assert f"`retrain stop {campaign}`" in done.stderr
     assert not any(campaign.glob("runs/*/attempts.jsonl"))
     assert '"launcher": "slurm"' in (campaign / "origin.json").read_text()

@@ -26,6 +26,7 @@ from retrain.launchers.ray.client import BY_COMMAND, LOCAL, NO_ROOM, JobsClient,
 from retrain.launchers.ray.home import GIVEN, LOST, Home, TaskEvent
 from retrain.launchers.shared_permits import MODULE, SHARED, LockTest
 from retrain.records.files import write_atomic
+from retrain.records.text import count_of
 
 
 class RayLauncher(ClusterLauncher):
@@ -107,8 +108,8 @@ class RayLauncher(ClusterLauncher):
             self._say_once(f"only node {node} is large enough for a run, so all runs keep to it")
         self._node = node
         if self._assignment.gpu_runs and not self._table.gpus:
-            seeing = len(self._assignment.gpu_runs)
-            self._say_once(f"{seeing} runs train on visible GPUs, but Ray shows them none: gpus = 0")
+            seeing = count_of(len(self._assignment.gpu_runs), "run")
+            self._say_once(f"{seeing} would train on visible GPUs, but Ray shows none: gpus = 0")
         return True
 
     def _write(self, **changes: Any) -> None:

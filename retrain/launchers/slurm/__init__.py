@@ -32,6 +32,7 @@ from retrain.launchers.slurm.script import (
     slurm_directory,
 )
 from retrain.records.files import make_directory, write_atomic
+from retrain.records.text import count_of
 
 __all__ = ["SlurmLauncher", "check_campaign", "check_cluster", "open_launcher", "script"]
 
@@ -205,7 +206,7 @@ class SlurmLauncher(ClusterLauncher):
         reasons = held_back(self._seen.tasks.values())
         for reason, count in reasons.items():
             if reason not in self._held_back:
-                self._assignment.say(f"Slurm holds {count} runs back: {reason}")
+                self._assignment.say(f"Slurm holds {count_of(count, 'run')} back: {reason}")
         self._held_back = reasons
         self._cancel_wanted()
         tasks, cancelled = self._seen.tasks, self._seen.cancelled
