@@ -94,6 +94,11 @@ class Nodes(Jobs):
         self.running[job].kill()
         self.running[job].wait()
 
+    def join(self) -> None:
+        """Wait for both parts: the one that writes the verdict may not be the last to end."""
+        for process in self.running.values():
+            process.wait()
+
 
 def sharing(directory: Path, nodes: Nodes, table: Ray = SHARED, **changes: Any) -> RayLauncher:
     """Return a launcher of five runs that are to share two permits."""
@@ -109,6 +114,7 @@ def test_two_nodes_are_asked_once_and_then_runs_start_anywhere(tmp_path: Path) -
     assert Home(tmp_path / "camp").orders().options == {"num_cpus": 1.0}
     made.submit(["r2"])
     assert len(nodes.running) == 2
+    nodes.join()
 
 
 def test_where_one_node_is_large_enough_all_runs_keep_to_it(tmp_path: Path) -> None:
@@ -141,6 +147,7 @@ def test_parts_that_ray_ran_on_one_node_prove_nothing_and_are_tried_again(tmp_pa
     assert set(nodes.all) == set(nodes.running)
     nodes.node_of["10.0.0.3"] = "id of 10.0.0.3"
     assert made.submit(["r0"]) == ["r0"]
+    nodes.join()
 
 
 def test_a_part_that_fails_is_told_at_once_and_the_other_ended(tmp_path: Path) -> None:
