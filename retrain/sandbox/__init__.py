@@ -38,16 +38,12 @@ class Sandbox:
     weakness: str = ""  # what it does not keep a program from, in one line
 
 
-DISK_BYTES = 64 << 20
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Limits of one program."""
 
     seconds: float
     memory_bytes: int
-    disk_bytes: int = DISK_BYTES
 
 
 @dataclass(frozen=True, slots=True)

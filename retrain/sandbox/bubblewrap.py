@@ -14,8 +14,9 @@ from pathlib import Path
 
 from retrain.distribution import install_command
 from retrain.errors import ConfigError
-from retrain.sandbox import DISK_BYTES, Sandbox
+from retrain.sandbox import Sandbox
 from retrain.sandbox.command import WEAKNESS
+from retrain.sandbox.inside.confine import DISK_BYTES
 from retrain.sandbox.inside.jobs import STDIN
 from retrain.sandbox.process import readable_paths
 

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
 
-FILE_BYTES = 16 << 20
+FILE_BYTES, DISK_BYTES = 16 << 20, 64 << 20  # of one file, and of a program's folder
 OPEN_FILES = 64
 MOST_THREADS = 1024  # that a program may start: beyond, they use up the kernel's memory
 IS_LINUX = sys.platform == "linux"
@@ -110,14 +110,14 @@ def fork(*, namespaces: bool) -> int:
         os.close(own)
 
 
-def mount(folder: str, disk_bytes: int) -> None:
+def mount(folder: str) -> None:
     """Leave the mounts and the IPC of others, and mount an empty folder of bounded size.
 
     Raises:
         OSError: the kernel refuses.
     """
     _check(libc.unshare(CLONE_NEWNS | CLONE_NEWIPC), "unshare")
-    size = f"size={disk_bytes},nr_inodes=8192,mode=700".encode()
+    size = f"size={DISK_BYTES},nr_inodes=8192,mode=700".encode()
     _check(libc.mount(b"tmpfs", folder.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, size), "mount")
 
 

@@ -38,7 +38,6 @@ class Allowed(TypedDict):
 
     seconds: float
     memory_bytes: int
-    disk_bytes: int
 
 
 class Setup(TypedDict):
@@ -159,7 +158,7 @@ def start(fds: Sequence[int], limits: Allowed, setup: Setup, folder: str, tells:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
         if setup["mounts"]:
-            confine.mount(folder, limits["disk_bytes"])
+            confine.mount(folder)
         os.environ.update(HOME=folder, TMPDIR=folder)
         tempfile.tempdir = None
         mounted = [os.open(folder, os.O_RDONLY)] if setup["mounts"] else []
@@ -182,7 +181,7 @@ class Watch:
         wakers: Sequence[int],
         listeners: Sequence[int],
     ) -> None:
-        self._program, self._folder, self._disk_bytes = program, folder, limits["disk_bytes"]
+        self._program, self._folder = program, folder
         self._deadline = time.monotonic() + limits["seconds"]
         self._look_at = time.monotonic() + LOOK_S
         self._wakes, self._listeners = wakers[0], listeners
@@ -228,7 +227,7 @@ class Watch:
         """Whether the program's files are too many or too large, or cannot be listed."""
         size = count = 0
         folders = [self._folder] if self._folder else []
-        while folders and size <= self._disk_bytes and count <= MOST_FILES:
+        while folders and size <= confine.DISK_BYTES and count <= MOST_FILES:
             try:
                 with os.scandir(folders.pop()) as entries:
                     for entry in entries:
@@ -241,7 +240,7 @@ class Watch:
                 continue
             except OSError:  # nested too deeply
                 return True
-        return size > self._disk_bytes or count > MOST_FILES
+        return size > confine.DISK_BYTES or count > MOST_FILES
 
 
 def kill_group(leader: int) -> None:
