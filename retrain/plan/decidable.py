@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from retrain.config.campaign import Decide
@@ -89,13 +90,12 @@ def _metrics_of(config: Config) -> tuple[str, ...]:
     return tuple(dict.fromkeys(key for key in (*own, *always, *pass_at) if not key.endswith(UNDECIDING)))
 
 
-def _numbers_of(part: Any) -> Iterator[str]:
-    """Iterate over the keys of a part of a row whose values are single numbers."""
-    hints = get_type_hints(part)
-    for name, key, is_optional in keys_of(part):
-        kinds = get_args(hints[name]) or (hints[name],)
-        if not is_optional and (float in kinds or int in kinds):
-            yield key
+@cache  # a campaign may have thousands of conditions
+def _numbers_of(part: Any) -> tuple[str, ...]:
+    """Return the keys of a part of a row whose values are single numbers."""
+    kinds = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(part).items()}
+    keys = ((key, kinds[name]) for name, key, is_optional in keys_of(part) if not is_optional)
+    return tuple(key for key, several in keys if float in several or int in several)
 
 
 def comparison_of(table: Decide, conditions: int) -> SequentialComparison:
