@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from retrain.config.digest import digest
 from retrain.config.keys import as_toml
-from retrain.config.load import load_config, parse
+from retrain.config.load import load_config, load_types, parse
 from retrain.config.reference import json_schema
 from retrain.config.resolve import as_tables, build, resolve
 from retrain.config.schema import Config
@@ -66,6 +66,9 @@ def problems(text: str, here: Path, *overrides: str) -> list[str]:
         ("[campaign]\nseeds = [true]", "[campaign].seeds #1: got true; needs a whole number"),
         ("[campaign]\nconditions = []", "[campaign].conditions: got []; needs a length of at least 1"),
         ("[campaign]\nlauncher = 'slrm'", "[campaign].launcher: 'slrm' is not one of the launchers"),
+        ("[campaign]\nlauncher = ['local']", '[campaign].launcher: got ["local"]; needs a string in quotes'),
+        (f"[campaign]\nsweep.training.lr = [1{'0' * 400}]", "0…; needs numbers, strings, or true and false"),
+        ("[run]\norigin = 'here'", '[run].origin: got "here"; needs a table'),
         ("training = 3", "[training]: got 3; needs a table"),
         ("[algorithm]\nadvantage_mode = 'grop'", "'grop' is not one of the advantages; did you mean 'grpo'?"),
         ("[algorithm]\nloss_mode = 'no.such.loss'", "'no.such.loss' cannot be loaded as losses"),
@@ -162,6 +165,22 @@ def test_any_bytes_give_a_config_or_a_config_error(
     path.write_bytes(data)
     with contextlib.suppress(ConfigError):
         assert isinstance(load_config(path), Config)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "sweep.training.lr = 3",
+        "sweep.training.lr = { uniform = [1.0], samples = 2 }",
+        "sweep.training.lr = { samples = 2 }",
+        f"sweep.training.lr = {{ uniform = [1, 1{'0' * 400}], samples = 2 }}",
+        "[[campaign.conditions]]\nenvironment.max_trns = 3",
+    ],
+)
+def test_the_file_of_a_campaign_that_was_damaged_is_refused_by_its_types(damage: str, here: Path) -> None:
+    (here / "c.toml").write_text(f"[campaign]\nseeds = [0]\n{damage}\n")
+    with pytest.raises(ConfigError, match=r"c\.toml \[.*(needs|unknown key)"):
+        load_types(here / "c.toml")
 
 
 def test_an_override_replaces_the_files_value(here: Path) -> None:

@@ -132,7 +132,7 @@ def with_launcher_options(raw: Tables) -> Tables:
     tables = {key for key, table in campaign.items() if isinstance(table, dict) and key not in KEYS}
     others = {key for key in tables if "." in key or key in registry.names("launchers")}
     kept = {key: value for key, value in campaign.items() if key not in others}
-    if (named := campaign.get("launcher")) in others:
+    if isinstance(named := campaign.get("launcher"), str) and named in others:
         kept[OPTIONS] = campaign[named]
     return {**raw, "campaign": kept}
 

@@ -73,7 +73,7 @@ def load_config(
     path = Path(path)
     raw = with_plain_keys(read_toml(path))
     overridden = _apply_overrides(raw, overrides)
-    if beside is None and (origin := table_at(raw, "run").get("origin")):
+    if beside is None and "where" in (origin := table_at(raw, "run", "origin")):
         beside = Path(str(origin["where"])) / str(origin.get("beside", "."))
     registry.look_beside(beside or path.parent)
     raw, source = (found_below(raw, project), str(path)) if project else (raw, path.name)
@@ -82,11 +82,14 @@ def load_config(
 
 def load_types(path: Path, overrides: Sequence[str] = (), proposed: Sequence[Proposal] = ()) -> Config:
     """Read a file and check only types: for readers of a campaign that already runs from it."""
-    raw = expanded(load_tables(path, overrides), proposed)
-    draft = draft_of(with_eval_tables(with_launcher_options(raw)))
-    if draft.mistakes:
-        raise ConfigError([f"{path} {place(location)}: {what}" for location, what in draft.mistakes])
-    return draft.config
+    raw = with_eval_tables(with_launcher_options(load_tables(path, overrides)))
+    wrong = list(check_sweep(raw))
+    drafts = [] if wrong else [draft_of(expanded(raw, proposed))]
+    drafts += [draft for _, draft in _drafts(raw, None, proposed)] if drafts else []
+    wrong += chain.from_iterable(draft.mistakes for draft in drafts)
+    if wrong:
+        raise ConfigError([f"{path} {place(location)}: {what}" for location, what in wrong])
+    return drafts[0].config
 
 
 def load_tables(path: Path, overrides: Sequence[str] = ()) -> Table:

@@ -27,7 +27,7 @@ from retrain.config.sweep import (
     table_of,
     text_of,
 )
-from retrain.registry import hint
+from retrain.registry import LARGEST, hint
 
 MOST_RUNS = 10_000  # `explain` takes 16 s of CPU and 106 MB for them, as of 5,000 conditions with 2 seeds
 MOST_SAMPLES = 100_000
@@ -132,7 +132,7 @@ def _bounds_problems(scale: str, bounds: Any) -> Iterator[str]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def _range_problems(raw: Tables) -> Iterator[Problem]:

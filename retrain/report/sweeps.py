@@ -82,16 +82,19 @@ class Sensitivity:
 def swept_of(campaign: CampaignRecord) -> Swept | None:
     """Return what a campaign swept; None if nothing, or its file is unreadable."""
     from retrain.config.load import load_tables  # imports pydantic, and few campaigns have a sweep
+    from retrain.config.sweep_checks import check_sweep  # so does this
 
     files = CampaignFiles(campaign.directory)
     if "sweep" not in campaign.toml:
         return None
     try:
         raw = load_tables(files.campaign_toml, known_origin(files)[0].overrides)
+        if any(check_sweep(raw)):  # the file was edited since
+            return None
         keys = swept_keys(table_of(raw))
         found = variants(raw, all_of(read_proposals(files.proposals)))
         points = {shown_name(str(one.table.get("name"))): one for one in found if one.point}
-    except (ConfigError, RecordsError, ValueError, TypeError, LookupError):  # the file was edited since
+    except (ConfigError, RecordsError):
         return None
     known = {name: points[name] for name in campaign.conditions if name in points}
     return Swept(keys, known) if keys and known else None

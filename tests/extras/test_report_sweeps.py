@@ -108,3 +108,13 @@ def test_a_campaign_without_a_sweep_has_no_such_section(tmp_path: Path) -> None:
     plan = plan_runs(load_config(file, [f"logging.log_dir={tmp_path / 'logs'}"]), "c.toml")
     shown = contents(gather(record_campaign(plan, "c-20250131T120000Z-0a1b", closing_s=1.0).directory))
     assert ("sweep" in shown.tables, shown.sections["sweep"]) == (False, ())
+
+
+@pytest.mark.parametrize("damage", ["{ samples = 3 }", f"{{ uniform = [1, 1{'0' * 400}], samples = 3 }}"])
+def test_a_sweep_that_was_damaged_since_has_no_such_section(tmp_path: Path, damage: str) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(FILE)
+    plan = plan_runs(load_config(file, [f"logging.log_dir={tmp_path / 'logs'}"]), "c.toml")
+    files = record_campaign(plan, "c-20250131T120000Z-0a1b", closing_s=1.0)
+    files.campaign_toml.write_text(FILE.replace("{ uniform = [0.5, 1.5], samples = 3 }", damage))
+    assert contents(gather(files.directory)).sections["sweep"] == ()
