@@ -18,6 +18,7 @@ HUBER = 1.345  # 95 % efficient on normal noise (Huber and Ronchetti, Robust Sta
 ROUNDS = 20  # of re-weighting; the weights converge in about five
 TIE = 1e-12  # relative difference attributed to rounding
 NEGLIGIBLE = 1e-9  # fraction of the largest term below which a coefficient counts as 0
+SUBSETS = ((0, 1, 2), (0,), (1,), (2,), (0, 1), (0, 2), (1, 2))  # of the coefficients
 EXACT = 1e-12  # relative residual of data without noise
 
 
@@ -89,46 +90,33 @@ def fit_robust(p: Floats, x: Floats) -> StepTime:
 
 def _non_negative(gram: list[list[float]], target: list[float]) -> tuple[float, float, float]:
     """Return the non-negative minimum: of all three coefficients if positive, else of a subset."""
-    full = _solve_three(gram, target)
-    if full is not None:
+    solutions = (_solved(gram, target, subset) for subset in SUBSETS)
+    if (full := next(solutions)) is not None:
         return full
-    lead, load, crowd = (target[i] / gram[i][i] for i in range(3))
-    solutions = [(lead, 0.0, 0.0), (0.0, load, 0.0), (0.0, 0.0, crowd)]
-    pairs = (_solve_two(gram, target, i, j) for i, j in ((0, 1), (0, 2), (1, 2)))
-    solutions += [pair for pair in pairs if pair is not None]
-    best, best_gain = solutions[0], 0.0
-    for solution in solutions:
+    best, best_gain = (0.0, 0.0, 0.0), 0.0
+    for solution in filter(None, solutions):
         gain = sum(value * weight for value, weight in zip(solution, target, strict=True))
         if gain > best_gain * (1.0 + TIE):
             best, best_gain = solution, gain
     return best
 
 
-def _solve_two(
-    gram: list[list[float]], target: list[float], i: int, j: int
+def _solved(
+    gram: list[list[float]], target: list[float], subset: tuple[int, ...]
 ) -> tuple[float, float, float] | None:
-    """Return two coefficients; None unless the data separate them and both are positive."""
-    determinant = gram[i][i] * gram[j][j] - gram[i][j] ** 2
-    if determinant <= TIE * gram[i][i] * gram[j][j]:
-        return None
+    """Return a subset of coefficients, the others 0; None unless the data separate them and all are positive.
+
+    By elimination, which is much cheaper at this size than a library call.
+    """
+    rows = [[*(gram[i][j] for j in subset), target[i]] for i in subset]
+    for k, row in enumerate(rows):
+        if row[k] <= TIE * gram[subset[k]][subset[k]]:
+            return None
+        for other in rows[:k] + rows[k + 1 :]:
+            share = other[k] / row[k]
+            other[:] = [value - share * own for value, own in zip(other, row, strict=True)]
     value = [0.0, 0.0, 0.0]
-    value[i] = (target[i] * gram[j][j] - target[j] * gram[i][j]) / determinant
-    value[j] = (target[j] * gram[i][i] - target[i] * gram[i][j]) / determinant
-    return (value[0], value[1], value[2]) if min(value[i], value[j]) > NEGLIGIBLE * max(value) else None
-
-
-def _solve_three(gram: list[list[float]], target: list[float]) -> tuple[float, float, float] | None:
-    """Return all three likewise, by Cramer's rule: much cheaper at this size than a library call."""
-    (a, b, c), (_, d, e), (_, _, f) = gram
-    x, y, z = target
-    aa, ab, ac = d * f - e * e, c * e - b * f, b * e - c * d
-    bb, bc, cc = a * f - c * c, b * c - a * e, a * d - b * b
-    determinant = a * aa + b * ab + c * ac
-    if determinant <= TIE * a * d * f:
-        return None
-    solution = (
-        (aa * x + ab * y + ac * z) / determinant,
-        (ab * x + bb * y + bc * z) / determinant,
-        (ac * x + bc * y + cc * z) / determinant,
-    )
-    return solution if min(solution) > NEGLIGIBLE * max(solution) else None
+    for k, i in enumerate(subset):
+        value[i] = rows[k][-1] / rows[k][k]
+    is_positive = min(value[i] for i in subset) > NEGLIGIBLE * max(value)
+    return (value[0], value[1], value[2]) if is_positive else None
