@@ -92,6 +92,15 @@ def test_a_resumed_run_equals_an_undisturbed_one(tmp_path: Path) -> None:
     assert weights(broken) == weights(whole)
 
 
+@pytest.mark.parametrize(("steps", "said"), [(0, "stopped after step 0"), (2, "; a checkpoint was saved")])
+def test_a_stop_speaks_of_a_checkpoint_if_there_is_one(tmp_path: Path, steps: int, said: str) -> None:
+    files = make_run(tmp_path / "r", SMALL)
+    assert worker.run(files.directory, StopAfterStep(files, steps)) == 130
+    message = read_attempts(files.attempts)[-1].message
+    assert message.endswith(said)
+    assert ("checkpoint" in message) == any(files.checkpoints.glob("step-*"))
+
+
 def test_a_run_goes_on_from_its_newest_valid_checkpoint(tmp_path: Path) -> None:
     files = train(tmp_path / "r")
     files.done.unlink()

@@ -83,7 +83,7 @@ class Trainer:
         """Train until max_steps; return the final evaluations, as rows have them.
 
         Raises:
-            InterruptedRunError: a stop was requested; a checkpoint was saved.
+            InterruptedRunError: a stop was requested; a checkpoint was saved if there was anything to save.
             NonFiniteError: a loss, gradient or metric is not finite; the last checkpoint is intact.
         """
         self._warm_up()
@@ -293,4 +293,5 @@ class Trainer:
     def _stop(self, why: str = "") -> NoReturn:
         self.save()
         because = f": {why}" if why else ""
-        raise InterruptedRunError(f"stopped after step {self.step}{because}; a checkpoint was saved")
+        saved = "; a checkpoint was saved" if any(self._saved) else ""  # of step 0 only after a warm-up
+        raise InterruptedRunError(f"stopped after step {self.step}{because}{saved}")
