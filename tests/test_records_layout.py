@@ -6,7 +6,7 @@ import pytest
 
 from retrain.errors import ConfigError, RecordsError
 from retrain.records.files import make_directory
-from retrain.records.layout import CampaignFiles, campaign_of, create_directory, find_campaigns
+from retrain.records.layout import CampaignFiles, campaign_of, create_directory, find_campaigns, open_campaign
 
 
 def test_a_new_directory_is_private_and_named_after_campaign_and_time(tmp_path):
@@ -27,6 +27,15 @@ def test_what_belongs_in_a_log_directory_is_no_sign_of_another_one(tmp_path):
         find_campaigns(tmp_path / "hosts")
     with pytest.raises(RecordsError, match="logs: does not exist; start a campaign"):
         find_campaigns(tmp_path / "logs")
+
+
+def test_a_campaign_without_its_file_is_named_as_that(tmp_path):
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(ConfigError, match="holds no campaign"):
+        open_campaign(tmp_path)
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(RecordsError, match=r"campaign\.toml: is missing; put the campaign's file back there"):
+        open_campaign(tmp_path)
 
 
 def test_names_created_at_once_never_collide(tmp_path):

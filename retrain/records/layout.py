@@ -96,12 +96,19 @@ class CampaignFiles:
 
 
 def open_campaign(directory: Path) -> CampaignFiles:
-    """Return the files of an existing campaign; ConfigError if the directory does not hold one."""
+    """Return the files of an existing campaign.
+
+    Raises:
+        ConfigError: the directory holds none.
+        RecordsError: its campaign.toml is lost, or it cannot be read.
+    """
     files = CampaignFiles(directory)
     try:
         holds_one = files.campaign_toml.is_file()
     except OSError as error:
         raise records_error(directory, "look inside", error) from error
+    if not holds_one and is_campaign(directory):
+        raise RecordsError(f"{files.campaign_toml}: is missing; put the campaign's file back there")
     if not holds_one:
         raise ConfigError(f"{directory}: holds no campaign; `retrain status` lists the campaigns in logs/")
     return files
