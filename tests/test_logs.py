@@ -48,6 +48,21 @@ def test_a_log_directory_offers_its_campaigns(campaign):
         find_log(campaign.directory / "nowhere")
 
 
+def test_a_single_run_in_the_background_shows_its_orchestrators_messages_too(
+    retrain: Callable[..., subprocess.CompletedProcess[str]], here: Path
+) -> None:
+    (here / "one.toml").write_text("[training]\nseed = 1\n")
+    files = CampaignFiles(start(here / "one.toml").directory)
+    files.directory.joinpath("output.log").touch()
+    assert "output.log: no output" in retrain("logs", files.directory).stderr
+    files.log.write_text("started maxrl_s1\n")
+    shown = retrain("logs", files.directory)
+    assert (shown.stdout, shown.stderr) == ("started maxrl_s1\n", "")
+    files.directory.joinpath("output.log").write_text("a warning\n")
+    shown = retrain("logs", files.directory)
+    assert (shown.stdout, shown.stderr) == ("a warning\nstarted maxrl_s1\n", "output.log:\n")
+
+
 def test_a_run_is_found_by_its_conditions_own_name(tmp_path):
     runs = CampaignFiles(write_campaign(tmp_path, {(label_of("Контроль"), 0): flat(0.5)}))
     assert find_run(runs.directory, "Контроль_s0").directory.name == f"{label_of('Контроль')}_s0"

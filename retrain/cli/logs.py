@@ -26,10 +26,11 @@ def command(
     log = find_log(directory, run)
     has_output = False
     for path in (*log.beside, log.path):
-        if path != log.path:
-            typer.echo(f"{path.name}:", err=True)
         is_followed = following and path == log.path
-        for line in follow(path, lines, log.is_over if is_followed else lambda: True):
+        shown = follow(path, lines, log.is_over if is_followed else lambda: True)
+        for number, line in enumerate(shown):
+            if not number and path != log.path:
+                typer.echo(f"{path.name}:", err=True)
             typer.echo(line)
             has_output = True
     if not has_output:

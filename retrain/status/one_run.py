@@ -81,6 +81,8 @@ class Log:
 def find_log(directory: Path, run_id: str = "") -> Log:
     """Find the output of a run, given by its directory or by a campaign's and its id; else a campaign's own.
 
+    Of a single run in the background it is the orchestrator's, with the run's own beside it.
+
     Raises:
         ConfigError: none of a campaign's runs is named, and it has no output of its own.
         RecordsError: there is no such run; lists the existing ones.
@@ -93,6 +95,8 @@ def find_log(directory: Path, run_id: str = "") -> Log:
             )
         return Log(campaign.log, campaign.lock)
     files = find_run(directory, run_id)
+    if campaign.log.exists() and not run_id:  # a single run's, in the background
+        return Log(campaign.log, campaign.lock, beside=(files.output_log, *files.cluster_logs))
     above = files.directory.parent.parent if files.directory.parent.name == "runs" else directory
     return Log(files.output_log, files.lock, CampaignFiles(above).lock, files.done, files.cluster_logs)
 
