@@ -19,7 +19,7 @@ from retrain.tasks import successor
 from tests.extras.local_policies import loss_named, open_backend
 from tests.extras.tiny_models import save_tiny_model
 
-STEPS, LEARNED = 500, 0.4
+STEPS, LEARNED = 500, 0.5
 CAMPAIGN = """
 [model]
 model = "{model}"
