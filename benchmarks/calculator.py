@@ -28,11 +28,9 @@ from retrain.environments.tools.functions import tool_of
 
 # (updates, share of calls among first turns): the form is learned first, then how rarely it is used
 STAGES = ((280, 0.5), (120, 0.12))
-FEWER = ((280, 0.5), (60, 0.12))  # for a test, with 24 turns of an update: the model copies as well
 UNTRAINED = -100  # label of a token that is read only
 WRITTEN, BATCH, LR = 1500, 32, 3e-3  # conversations, turns of an update, learning rate
 END = "<|im_end|>"
-Stages: TypeAlias = tuple[tuple[int, float], ...]
 Turn: TypeAlias = tuple[list[dict[str, Any]], str]  # the messages before it, and what it says
 TEMPLATE = """\
 {%- if tools %}{{ '<|im_start|>system\\n<tools>' }}
@@ -121,18 +119,16 @@ def _add(a: int, b: int) -> int:
 SCHEMA = tool_of("add", _add).schema
 
 
-def make(
-    directory: Path, seeds: Sequence[int] = (0,), steps: int = 24, stages: Stages = STAGES, batch: int = BATCH
-) -> Path:
+def make(directory: Path, seeds: Sequence[int] = (0,), steps: int = 24) -> Path:
     """Write the model, the task with its function, and the campaign file, which is returned."""
     (directory / "sums.py").write_text(SUMS)
-    make_model(directory / "model", stages, batch)
+    make_model(directory / "model")
     written = CAMPAIGN.format(model=directory / "model", seeds=list(seeds), steps=steps)
     (directory / "calculator.toml").write_text(written)
     return directory / "calculator.toml"
 
 
-def make_model(directory: Path, stages: Stages, batch: int) -> None:
+def make_model(directory: Path) -> None:
     """Train a model on written conversations, and save it with its tokenizer."""
     choice = random.Random(0)
     tokenizer = _tokenizer([said for _ in range(300) for said in _turns(choice, 0.5)])
@@ -154,7 +150,7 @@ def make_model(directory: Path, stages: Stages, batch: int) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = Qwen3ForCausalLM(config)
-        _train(model, tokenizer, choice, stages, batch)
+        _train(model, tokenizer, choice)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
 
@@ -200,21 +196,15 @@ def _shown(tokenizer: PreTrainedTokenizerFast, said: Sequence[Any]) -> str:
     return str(tokenizer.apply_chat_template(said, **how))
 
 
-def _train(
-    model: Qwen3ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    choice: random.Random,
-    stages: Stages,
-    batch: int,
-) -> None:
+def _train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, choice: random.Random) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
-    rate = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, sum(count for count, _ in stages))
-    for count, calls in stages:
+    rate = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, sum(count for count, _ in STAGES))
+    for count, calls in STAGES:
         turns = [turn for _ in range(WRITTEN) for turn in _turns(choice, calls)]
         before = tokenizer([_shown(tokenizer, said) for said, _ in turns])["input_ids"]
         answers = tokenizer([turn + END for _, turn in turns])["input_ids"]
         for _ in range(count):
-            rows = [(before[n], answers[n]) for n in choice.sample(range(len(turns)), batch)]
+            rows = [(before[n], answers[n]) for n in choice.sample(range(len(turns)), BATCH)]
             ids = [torch.tensor([*read, *answer]) for read, answer in rows]
             labels = [torch.tensor([*[UNTRAINED] * len(read), *answer]) for read, answer in rows]
             padded = pad_sequence(ids, batch_first=True), pad_sequence(labels, True, UNTRAINED)
