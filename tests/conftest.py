@@ -22,7 +22,7 @@ gc.disable()  # while the tests are imported, which leaves little garbage
 
 # A machine with other work makes no example wrong, and two runs of the tests try the same examples.
 BUSY = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("same", derandomize=True, max_examples=50, **BUSY)
+settings.register_profile("same", derandomize=True, **BUSY)
 settings.register_profile("other", **BUSY)  # pytest --hypothesis-profile=other
 settings.load_profile("same")
 # Else examples hold constants of all modules that this process happens to have imported, which it parses.

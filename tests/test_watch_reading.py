@@ -169,7 +169,7 @@ def seen_of(status):
 DEEDS = ["begin", "step", "step", "roll_back", "tear", "die", "fail", "finish", "break_status", "look"]
 
 
-@settings(max_examples=40)
+@settings(max_examples=60)
 @given(plot=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(DEEDS)), max_size=25))
 def test_watching_shows_what_status_shows_whatever_happens(tmp_path_factory, plot):
     where = tmp_path_factory.mktemp("logs")

@@ -214,7 +214,7 @@ class CampaignMachine(RuleBasedStateMachine):
 
 TestCampaignMachine = CampaignMachine.TestCase
 TestCampaignMachine.settings = settings(
-    max_examples=25,
+    max_examples=40,
     stateful_step_count=20,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
