@@ -6,43 +6,51 @@ import threading
 
 import pytest
 
-from retrain.launchers import cluster
 from retrain.launchers.cluster import Asking
 
 
+class Clock:
+    """A clock that stands still until a test moves it."""
+
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now = [100.0]
-    monkeypatch.setattr(cluster.time, "monotonic", lambda: now[0])
-    return now
+def clock() -> Clock:
+    return Clock()
 
 
-def is_due_after(asking: Asking, clock: list[float], seconds: float) -> bool:
-    clock[0] += seconds
+@pytest.fixture
+def asking(clock: Clock) -> Asking:
+    return Asking("Slurm", 10, print, clock)
+
+
+def is_due_after(asking: Asking, clock: Clock, seconds: float) -> bool:
+    clock.now_s += seconds
     return asking.wait(0)
 
 
-def test_the_first_question_is_due_at_once(clock: list[float]) -> None:
-    assert Asking("Slurm", 10, print).wait(0)
+def test_the_first_question_is_due_at_once(asking: Asking) -> None:
+    assert asking.wait(0)
 
 
-def test_a_question_follows_another_at_the_usual_time(clock: list[float]) -> None:
-    asking = Asking("Slurm", 10, print)
+def test_a_question_follows_another_at_the_usual_time(asking: Asking, clock: Clock) -> None:
     asking.asked()
     assert not is_due_after(asking, clock, 9.9)
     assert is_due_after(asking, clock, 0.1)
 
 
-def test_whoever_hurries_waits_for_the_least_time_all_the_same(clock: list[float]) -> None:
-    asking = Asking("Slurm", 10, print)
+def test_whoever_hurries_waits_for_the_least_time_all_the_same(asking: Asking, clock: Clock) -> None:
     asking.asked()
     asking.hurry()
     assert not is_due_after(asking, clock, 1.9)
     assert is_due_after(asking, clock, 0.1)
 
 
-def test_what_was_just_submitted_is_given_time_to_show(clock: list[float]) -> None:
-    asking = Asking("Slurm", 10, print)
+def test_what_was_just_submitted_is_given_time_to_show(asking: Asking, clock: Clock) -> None:
     asking.postpone()
     assert not is_due_after(asking, clock, 1.9)
 

@@ -25,7 +25,6 @@ from retrain.records.files import readable
 from retrain.records.layout import RunFiles, recorded_hash
 from retrain.records.run_state import read_done
 
-LEAST_POLL_S = 2.0  # between two queries
 FORGOTTEN = 2  # queries without a task: an answer may be older than the submission, or incomplete
 ARRIVAL_S = 60.0  # how long a network file system may show an old directory
 
@@ -35,20 +34,29 @@ News: TypeAlias = list[Begun | Ended]  # of runs, in order
 class Asking:
     """The schedule of one launcher's queries, and which notices the user gets while they fail."""
 
-    def __init__(self, cluster: str, every_s: float, say: Callable[[str], None]) -> None:
+    least_s = 2.0  # between two queries
+
+    def __init__(
+        self,
+        cluster: str,
+        every_s: float,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._cluster = cluster
         self._every_s = every_s
         self._say = say
+        self._clock = clock
         self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._asked_at = self._due_at = float("-inf")
         self._is_silent = False
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the next query, `wake` or the timeout; return whether a query is due."""
-        wait_s = min(timeout_s, self._due_at - time.monotonic())
+        wait_s = min(timeout_s, self._due_at - self._clock())
         if wait_s > 0:
             self.rest(wait_s)
-        return time.monotonic() >= self._due_at
+        return self._clock() >= self._due_at
 
     def rest(self, seconds: float) -> bool:
         """Wait for the given seconds or `wake`; return whether it was `wake`."""
@@ -65,20 +73,20 @@ class Asking:
     @property
     def is_fresh(self) -> bool:
         """Whether the last answer is too recent to query again."""
-        return time.monotonic() - self._asked_at <= LEAST_POLL_S
+        return self._clock() - self._asked_at <= self.least_s
 
     def asked(self) -> None:
         """Note a query; the next one is due at the usual time."""
-        self._asked_at = time.monotonic()
+        self._asked_at = self._clock()
         self._due_at = self._asked_at + self._every_s
 
     def postpone(self) -> None:
         """Delay the next query: the cluster needs a moment to show what was just submitted."""
-        self._due_at = time.monotonic() + LEAST_POLL_S
+        self._due_at = self._clock() + self.least_s
 
     def hurry(self) -> None:
         """Query as soon as allowed."""
-        self._due_at = min(self._due_at, self._asked_at + LEAST_POLL_S)
+        self._due_at = min(self._due_at, self._asked_at + self.least_s)
 
     def unanswered(self, why: object) -> None:
         """Report, once, that the cluster does not answer."""

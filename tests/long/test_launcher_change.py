@@ -11,7 +11,7 @@ import pytest
 
 from retrain.config.campaign import Slurm
 from retrain.errors import EXIT_DONE, EXIT_LAUNCH
-from retrain.launchers import Begun, Ended, cluster
+from retrain.launchers import Begun, Ended
 from retrain.launchers import slurm as plugin
 from retrain.locks.held import hold
 from retrain.records.layout import RunFiles
@@ -77,13 +77,13 @@ def test_workers_that_no_task_stands_for_keep_their_places_and_leave_them_to_the
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = submitted_before(assignment(tmp_path / "camp", 6, workers=3))
-    monkeypatch.setattr(cluster, "LEAST_POLL_S", 0.0)
     for name in ("sbatch", "scontrol"):
         (tmp_path / f"told {name}").touch()
         command(tmp_path, name, f'echo "$@" >> "{tmp_path}/told {name}"; echo 7')
     tasks = [f"7_{n}|PENDING|camp.0|None|/nowhere/job.sh" for n in range(2, 6)]
     monkeypatch.setenv("PATH", squeue(tmp_path, *tasks))
     launcher = plugin.SlurmLauncher(given, Slurm())
+    launcher.asking.least_s = 0.0
     locks = []
     for run_id in ("r0", "r1"):
         given.runs[run_id].mkdir(parents=True)
