@@ -234,12 +234,11 @@ def test_a_state_that_cannot_be_started_from_is_refused_before_anything_is_creat
 
 def test_an_api_that_does_not_answer_leaves_the_check_to_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINKER_API_KEY", KEY)
-    monkeypatch.setattr(saved_states, "KNOWN_S", 0.5)
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
         model = Model(model=MODEL, base_url=url, adapter="tinker://run/weights/a")
-        assert list(saved_states.start_problems(Config(model=model))) == []
+        assert list(saved_states.start_problems(Config(model=model), answer_s=0.5)) == []
 
 
 def test_a_server_with_room_for_one_model_is_enough(spec, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ class Sampler:
     version: int
 
 
-def start_problems(config: Config) -> Iterator[str]:
+def start_problems(config: Config, answer_s: float = KNOWN_S) -> Iterator[str]:
     """Iterate over why a run cannot start from its adapter."""
     adapter = config.model.adapter
     path = state_of(adapter)
@@ -77,7 +77,7 @@ def start_problems(config: Config) -> Iterator[str]:
             "tinker://RUN/weights/NAME"
         )
     else:
-        found = _info(config.model.base_url, path)
+        found = _info(config.model.base_url, path, answer_s)
         if isinstance(found, str):
             yield f"the Tinker API refuses {path} ({found}); name a state that it has"
         elif found and (wrong := mismatch(found.base_model, found.lora_rank, config.model)):
@@ -94,11 +94,11 @@ def mismatch(model: str | None, rank: int | None, wanted: BackendSpec | Model) -
 
 
 @cache  # conditions share it
-def _info(url: str, path: str) -> WeightsInfoResponse | str | None:
+def _info(url: str, path: str, answer_s: float) -> WeightsInfoResponse | str | None:
     """Return what the API knows of a state, or why it has none; None if it does not tell."""
     try:
         found: WeightsInfoResponse = ask(
-            url, lambda client: client.get_weights_info_by_tinker_path(path), KNOWN_S
+            url, lambda client: client.get_weights_info_by_tinker_path(path), answer_s
         )
         return found
     except FAULTS as error:
@@ -197,14 +197,14 @@ def ask(url: str, question: Callable[[tinker.RestClient], Any], answer_s: float)
     return begun(lambda: question(tinker.RestClient(base_url=url or None)).result()).result(answer_s)
 
 
-def deleted(config: Config, paths: Sequence[str]) -> Mapping[str, str]:
+def deleted(config: Config, paths: Sequence[str], answer_s: float = DELETE_S) -> Mapping[str, str]:
     """Delete states; return each one's problem, "" if it is deleted or was gone before."""
     told = dict.fromkeys(paths, "")
     for number, path in enumerate(paths):
         try:
-            ask(config.model.base_url, methodcaller("delete_checkpoint_from_tinker_path", path), DELETE_S)
+            ask(config.model.base_url, methodcaller("delete_checkpoint_from_tinker_path", path), answer_s)
         except TimeoutError:
-            unanswered = f"not deleted: the API did not answer within {DELETE_S:g} s; try again later"
+            unanswered = f"not deleted: the API did not answer within {answer_s:g} s; try again later"
             return told | dict.fromkeys(paths[number:], unanswered)
         except FAULTS as error:
             told[path] = "" if classify(error) is Fault.LOST else describe(error)
