@@ -16,7 +16,6 @@ import pytest
 from retrain.campaign.run import reopen, start
 from retrain.campaign.stop import PAUSE_S, stop_campaign
 from retrain.errors import EXIT_INTERRUPTED, ConfigError
-from retrain.locks import held as locks
 from retrain.locks.held import hold, holder, is_held
 from retrain.records.campaign_state import asked_to_stop
 from retrain.records.layout import CampaignFiles, RunFiles
@@ -114,14 +113,11 @@ def test_a_stop_that_cannot_be_written_reaches_the_orchestrator_as_a_signal(left
     assert endings_of(left_running) == ["interrupted", "interrupted"]
 
 
-def test_an_orchestrator_that_renews_its_lease_is_waited_for_until_it_has_left(
-    campaign_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(locks, "RENEW_S", 0.001)
+def test_an_orchestrator_that_renews_its_lease_is_waited_for_until_it_has_left(campaign_file: Path) -> None:
     files = CampaignFiles(start(campaign_file).directory)
     orchestrator = hold(files.lock)
     assert orchestrator is not None
-    orchestrator.renew()
+    orchestrator.renew(every_s=0.001)
     asked, said = threading.Event(), []
     waiting = threading.Thread(
         target=lambda: said.append(stop_campaign(files.directory, on_wait=lambda _: asked.set()))

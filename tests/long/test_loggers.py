@@ -198,7 +198,6 @@ def test_resume_logs_what_the_loggers_of_finished_runs_lack(tmp_path, monkeypatc
 
 
 def test_a_finished_run_whose_attempts_are_lost_is_left_as_it_is_and_unlocked(tmp_path, monkeypatch):
-    monkeypatch.setattr(logger_threads, "PAUSE_S", 0.0)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "study.toml").write_text(CAMPAIGN)
     directory = run_campaign(tmp_path / "study.toml").directory
