@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from retrain.campaign.launcher_setup import as_launched
+from retrain.campaign.run import start
 from retrain.config.load import parse
 from retrain.conformance import check_plugin
 from retrain.errors import ConfigError
@@ -71,6 +72,19 @@ def test_keys_that_a_launcher_of_others_does_not_use_are_reported_if_they_are_se
     assert as_launched(plan, "c.toml").workers == 1
     several = warnings_of(plan_with(launcher, retries=5), {}, 2.0)
     assert any(line.startswith("retries has no effect") for line in several)
+
+
+def test_a_run_is_checked_beside_as_many_workers_as_its_launcher_runs(here: Path) -> None:
+    alone = "def check_run(config): return ['[campaign]: too many'] * (config.campaign.max_workers > 1)"
+    (here / "lonely_backend.py").write_text(f"{BACKEND}\n{alone}\n")
+    file = here / "c.toml"
+    file.write_text(
+        '[backend]\nbackend = "lonely_backend.connect"\n[campaign]\nseeds = [0, 1]\nparallel = true\n'
+        'max_workers = 2\nlauncher = "declared_in_turn.open_launcher"\n'
+    )
+    assert start(file).plan.workers == 1
+    with pytest.raises(ConfigError, match="too many"):
+        start(file, ['campaign.launcher="declared_nearby.open_launcher"'])
 
 
 def test_a_key_that_does_not_exist_is_refused_with_the_nearest() -> None:

@@ -9,19 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retrain import registry
 from retrain.config.campaign import Campaign
 from retrain.config.keys import Tables
-from retrain.config.schema import FIRST_PERMITS
+from retrain.config.schema import FIRST_PERMITS, Config
 from retrain.errors import ConfigError, LaunchError
 from retrain.launchers import Assignment, Launcher
 from retrain.plan.launching import options_of, unused_keys
-from retrain.plan.matrix import Plan
+from retrain.plan.matrix import Plan, plan_runs
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.provenance import Provenance
 from retrain.records.text import as_typed, count_of, first_of
+
+if TYPE_CHECKING:
+    from retrain.plan.preflight import Checked
 
 NOT_YET = "<id>"  # shown in a script before the campaign has a directory
 
@@ -83,6 +86,17 @@ def as_launched(plan: Plan, source: str) -> Plan:
     in_turn = "parallel" in unused_keys(plan.campaign)
     workers = (1 if in_turn else ask_launcher(plan, "at_a_time")) if plan.campaign.parallel else None
     return plan if workers is None else replace(plan, campaign=replace(plan.campaign, max_workers=workers))
+
+
+def checked_plan(config: Config, source: str) -> tuple[Plan, Checked]:
+    """Plan a file as its launcher runs it, and check its runs; a ConfigError says what is wrong."""
+    from retrain.campaign.admission import check_fits  # not at the top: `stop` needs neither
+    from retrain.plan.preflight import preflight
+
+    plan = as_launched(plan_runs(config, source), source)
+    checked = preflight(plan, source)
+    check_fits(checked.memory.values(), source)
+    return plan, checked
 
 
 def ask_launcher(plan: Plan, hook: str) -> Any:

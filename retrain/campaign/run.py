@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 
 from retrain.campaign import Observer
-from retrain.campaign.admission import check_fits, check_memory
-from retrain.campaign.launcher_setup import as_launched, ask_launcher, uses_cluster
+from retrain.campaign.admission import check_memory
+from retrain.campaign.launcher_setup import as_launched, ask_launcher, checked_plan, uses_cluster
 from retrain.campaign.orchestrate import CampaignOutcome, CampaignRun
 from retrain.campaign.reconcile import reconcile, write_what_differs
 from retrain.config.load import load_config
@@ -26,7 +26,7 @@ from retrain.errors import EXIT_DONE, ConfigError, LaunchError
 from retrain.locks.held import holder
 from retrain.plan.launching import options_of
 from retrain.plan.matrix import Plan, plan_runs
-from retrain.plan.preflight import check_servers, preflight
+from retrain.plan.preflight import check_servers
 from retrain.records.files import (
     make_new_directory,
     open_log,
@@ -69,10 +69,7 @@ def start(
     """
     beside = beside or config_path.parent
     config = load_config(config_path, overrides, beside=beside)
-    plan = plan_runs(config, config_path.name)
-    checked = preflight(plan, config_path.name)
-    check_fits(checked.memory.values(), config_path.name)
-    plan = as_launched(plan, config_path.name)
+    plan, checked = checked_plan(config, config_path.name)
     if not uses_cluster(plan.campaign):
         check_memory(plan, config_path.name)
         check_servers({run.condition: run.config for run in plan.runs}.values(), config_path.name)

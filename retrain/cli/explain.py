@@ -46,20 +46,16 @@ def command(
 
     Example: retrain explain campaign.toml --from logs --budget 6h
     """
-    from retrain.campaign.admission import check_fits, free_memory
-    from retrain.campaign.launcher_setup import as_launched, ask_launcher
+    from retrain.campaign.admission import free_memory
+    from retrain.campaign.launcher_setup import ask_launcher, checked_plan
     from retrain.config.load import fixed_keys, load_config, sets_key
     from retrain.plan.checklist import SUGGESTED
     from retrain.plan.explain import explain_plan
-    from retrain.plan.matrix import plan_runs
-    from retrain.plan.preflight import preflight
     from retrain.system import cpu_capacity
 
     budget_s = duration(budget, "--budget") if budget else None
     given = overrides or ()
-    plan = as_launched(plan_runs(load_config(file, given), file.name), file.name)
-    checked = preflight(plan, file.name)
-    check_fits(checked.memory.values(), file.name)
+    plan, checked = checked_plan(load_config(file, given), file.name)
     history = None
     if logs is not None:
         from retrain.plan.estimate.history import learn
