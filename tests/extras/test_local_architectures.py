@@ -17,6 +17,7 @@ from transformers import (
     GPTNeoConfig,
     GPTNeoXConfig,
     GraniteConfig,
+    Lfm2Config,
     LlamaConfig,
     MistralConfig,
     PhimoeConfig,
@@ -122,6 +123,16 @@ def test_rows_join_a_model_that_computes_attention_by_itself(name: str, tmp_path
     backend = open_backend(tmp_path, tokens_per_sampling_batch=90)
     assert backend.sampler.windows is not None
     assert backend.sampler.windows.is_whole
+    stir(backend)
+    samples = as_samples(draw(backend, group_size=6, max_tokens=30))
+    for sample, logps in zip(samples, plain_logprobs(backend, samples, 0.8), strict=True):
+        assert np.allclose(chosen(logps, sample).detach(), sample.rollout.logprobs, atol=1e-4)
+
+
+def test_a_model_whose_cache_cannot_be_split_by_rows_is_sampled_in_passes(tmp_path: Path) -> None:
+    save(Lfm2Config(**GQA, layer_types=["conv", "full_attention"]), tmp_path)
+    backend = open_backend(tmp_path)
+    assert backend.sampler.windows is None
     stir(backend)
     samples = as_samples(draw(backend, group_size=6, max_tokens=30))
     for sample, logps in zip(samples, plain_logprobs(backend, samples, 0.8), strict=True):
