@@ -12,8 +12,7 @@ from retrain.config.resolve import label_of
 from retrain.errors import RecordsError
 from retrain.locks.held import hold
 from retrain.records.layout import CampaignFiles
-from retrain.records.tail import follow
-from retrain.status.one_run import find_log, find_run
+from retrain.status.one_run import find_log, find_run, follow
 from tests.simulated import flat, write_campaign
 
 

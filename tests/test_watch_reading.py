@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from retrain.locks.held import hold
 from retrain.records.campaign_state import NoticeBook
 from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.lines import LONGEST_LINE_BYTES, WHOLE_BYTES, GrowingFile
 from retrain.records.manifest import new_manifest, write_manifest
 from retrain.records.metrics import MetricsWriter
 from retrain.records.run_row import PlannedRun
 from retrain.records.run_state import Progress, begin_attempt, end_attempt, write_done, write_progress
-from retrain.records.tail import LONGEST_LINE_BYTES, WHOLE_BYTES, GrowingFile
 from retrain.status import survey
 from retrain.status.tracking import MOST_POINTS, RewardCurve
 from retrain.status.watch import Watcher

@@ -3,6 +3,8 @@
 A line is one `os.write` to a descriptor in append mode. An interruption (a full disk, a kill, a power
 loss) leaves at most one incomplete last line. Readers skip it; the next writer repairs it: a complete
 object without its newline is kept, and anything else is truncated, because it never was a record.
+
+A `GrowingFile` reads what other processes append.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -21,8 +24,15 @@ from retrain.records.files import opened, record_of, sync_directory, write_all
 
 _BLOCK = 2**16
 _MAX_TAIL_BYTES = 16 * 2**20  # our lines are never that long
+WHOLE_BYTES = 2**16  # a file up to this size is read as a whole
+SAMPLES = 32  # lines read from the middle of a longer file
+END_LINES = 6  # read at least from the end of a longer file: more than the rows that a median needs
+_MOST_NEW_BYTES = 2**20  # more than this at once (a sleeping laptop) is sampled as well
+_LINE_BYTES = 2**12  # most rows fit; a longer one is read again with more room
+LONGEST_LINE_BYTES = 2**16  # a longer line is skipped when a file is sampled
 
 Row = dict[str, Any]
+Mark = tuple[int, int, int]  # inode, size and modification time: changes whenever the file does
 T = TypeVar("T")
 
 
@@ -147,11 +157,14 @@ def read_tail(fd: int, count: int) -> list[bytes]:
     return [*filter(bytes.strip, read_end(fd, count)[1].split(b"\n"))][-count:]
 
 
-def read_end(fd: int, count: int) -> tuple[int, bytes]:
-    """Return where the end of an open file begins, and that end: `count` lines or more, if there are."""
+def read_end(fd: int, count: int, most: int = _MAX_TAIL_BYTES) -> tuple[int, bytes]:
+    """Return where the end of an open file begins, and that end: `count` lines or more, if there are.
+
+    It ends the search where it has read `most` bytes, or a little more.
+    """
     start = os.fstat(fd).st_size
     block, data = _BLOCK // 2, b""
-    while start > 0 and data.count(b"\n") <= count and len(data) < _MAX_TAIL_BYTES:
+    while start > 0 and data.count(b"\n") <= count and len(data) < most:
         length = min(block, start)
         start -= length
         data = os.pread(fd, length, start) + data
@@ -161,19 +174,91 @@ def read_end(fd: int, count: int) -> tuple[int, bytes]:
 
 
 def _repair_tail(fd: int) -> None:
-    start = size = os.fstat(fd).st_size
-    while start > 0:  # find the end of the last complete line
-        block = max(0, start - _BLOCK)
-        newline = os.pread(fd, start - block, block).rfind(b"\n")
-        start = block + newline + 1
-        if newline >= 0:
-            break
-    if start == size:
+    start, data = read_end(fd, 0, most=os.fstat(fd).st_size)
+    whole = data.rfind(b"\n") + 1
+    if whole == len(data):
         return
-    if size - start < _MAX_TAIL_BYTES and parse_line(os.pread(fd, size - start, start)) is not None:
+    if parse_line(data[whole:]) is not None:
         write_all(fd, b"\n")
     else:
-        os.ftruncate(fd, start)
+        os.ftruncate(fd, start + whole)
+
+
+def mark_of(path: str) -> Mark | None:
+    """Return a mark that changes when the file is appended to or replaced; None if it does not exist."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 (called a thousand times a second; a Path would double the cost)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise records_error(Path(path), "look at", error) from error
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """New complete lines, in file order."""
+
+    lines: list[bytes]
+    begins_anew: bool  # discard earlier lines: the file was replaced, or this is the first read
+
+
+class GrowingFile:
+    """A file of lines, each of which is returned once when complete.
+
+    The first read of a long file returns its first line, a sample from the middle, and its last lines.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = str(path)
+        self._mark: Mark | None = None
+        self._at = 0  # every line before this offset was returned
+
+    def look(self) -> Growth | None:
+        """Return the new lines; None, after a single `stat`, if nothing changed."""
+        mark = mark_of(self._path)
+        if mark == self._mark:
+            return None
+        before, self._mark = self._mark, None  # if reading fails, the next call reads again
+        growth = self._read(before, mark)
+        self._mark = mark
+        return growth
+
+    def _read(self, before: Mark | None, mark: Mark | None) -> Growth:
+        if mark is None:
+            self._at = 0
+            return Growth([], begins_anew=True)
+        inode, size, _ = mark
+        anew = before is None or before[0] != inode or not 0 <= size - self._at <= _MOST_NEW_BYTES
+        self._at = 0 if anew else self._at
+        with opened(Path(self._path)) as fd:
+            if anew and size > WHOLE_BYTES:
+                start, data = read_end(fd, END_LINES)
+                lines = _sample(fd, start)
+            else:
+                start, data, lines = self._at, os.pread(fd, size - self._at, self._at), []
+        end = data.rfind(b"\n") + 1
+        self._at = start + end
+        lines += [line for line in data[:end].split(b"\n") if line.strip()]
+        return Growth(lines, begins_anew=anew)
+
+
+def _sample(fd: int, end: int) -> list[bytes]:
+    """Return the first line and evenly spaced others before the offset `end`."""
+    places = [end * number // SAMPLES for number in range(SAMPLES)]
+    lines = [_line_after(fd, place, end) for place in places]
+    return [line for line in dict.fromkeys(lines) if line]
+
+
+def _line_after(fd: int, place: int, end: int) -> bytes:
+    length = _LINE_BYTES
+    while length <= LONGEST_LINE_BYTES:
+        parts = os.pread(fd, min(length, end - place), place).split(b"\n", 2)
+        parts = parts if place == 0 else parts[1:]
+        if len(parts) > 1:
+            return parts[0]
+        length *= 4
+    return b""
 
 
 def _plain_number(value: object) -> object:

@@ -25,12 +25,12 @@ from retrain.errors import DamagedRecordError, RecordsError
 from retrain.records.decision import Decision
 from retrain.records.files import read_json, record_of, write_atomic
 from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.lines import mark_of
 from retrain.records.pace import Pace
 from retrain.records.row_parts import Columns
 from retrain.records.run_row import PlannedRun, RunRow, row_of, row_of_inspected
 from retrain.records.run_state import ENDINGS, UNREADABLE, Inspection, RunState, inspect_run
 from retrain.records.rungs import Searched
-from retrain.records.tail import mark_of
 
 SCHEMA_VERSION = 2  # 1 had no `settled`
 

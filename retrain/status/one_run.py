@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +14,14 @@ from typing import Literal
 from retrain.config.resolve import label_of
 from retrain.errors import ConfigError, RecordsError
 from retrain.locks.held import is_held
+from retrain.records.files import opened
 from retrain.records.layout import CampaignFiles, RunFiles, find_campaigns, is_campaign, is_single_run
+from retrain.records.lines import read_end
 from retrain.records.samples import KeptSample, samples_of
-from retrain.records.text import first_of, plain
+from retrain.records.text import first_of, plain, plain_lines
 
+LOOK_S = 0.2
+_LONGEST_LINE = 2000
 SHOWN_RUNS = 10
 SHOWN_CAMPAIGNS = 3  # the newest
 Which = Literal["", "best", "worst", "ties"]
@@ -99,6 +105,53 @@ def find_log(directory: Path, run_id: str = "") -> Log:
         return Log(campaign.log, campaign.lock, beside=(files.output_log, *files.cluster_logs))
     above = files.directory.parent.parent if files.directory.parent.name == "runs" else directory
     return Log(files.output_log, files.lock, CampaignFiles(above).lock, files.done, files.cluster_logs)
+
+
+def follow(path: Path, count: int, is_over: Callable[[], bool]) -> Iterator[str]:
+    """Iterate over the last `count` lines of a log and those after them, safe to print.
+
+    It ends once `is_over` returns True and the end is reached. A log that became shorter was replaced, and is
+    read from its start; one that does not exist has no lines.
+    """
+    at, data = 0, b""
+    with suppress(FileNotFoundError), opened(path) as fd:
+        at, data = read_end(fd, count)
+    at += len(data)
+    *lines, rest = data.split(b"\n")
+    yield from map(_printable, lines[-count:])
+    while True:
+        ends = is_over()  # called first, so that lines written before the end are still read below
+        before = at
+        added, at = _read_from(path, before)
+        if at - len(added) != before:
+            rest = b""  # a fragment of the previous log
+        *lines, rest = (rest + added).split(b"\n")
+        yield from map(_printable, lines)
+        if ends:
+            if rest:
+                yield _printable(rest)
+            return
+        if not added:
+            time.sleep(LOOK_S)
+
+
+def _read_from(path: Path, at: int) -> tuple[bytes, int]:
+    """Read a file from an offset; return what is there, and its end."""
+    try:
+        with opened(path) as fd:
+            size = os.fstat(fd).st_size
+            at = at if at <= size else 0  # 0: replaced, as by log rotation
+            added = os.pread(fd, size - at, at)
+            return added, at + len(added)
+    except FileNotFoundError:
+        return b"", at
+
+
+def _printable(line: bytes) -> str:
+    """Return a line with its blanks, which tables and tracebacks need, and nothing that a terminal obeys."""
+    text = line[: 16 * _LONGEST_LINE].decode("utf-8", "replace")  # megabytes of escapes cost nothing
+    whole = " ".join(plain_lines(text))
+    return whole if len(whole) <= _LONGEST_LINE else f"{whole[: _LONGEST_LINE - 1]}…"
 
 
 def choose_samples(files: RunFiles, step: int | None, which: Which, count: int) -> list[KeptSample]:

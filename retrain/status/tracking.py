@@ -9,7 +9,7 @@ from pathlib import Path
 from retrain.errors import RecordsError
 from retrain.locks.held import is_held
 from retrain.records.layout import RunFiles
-from retrain.records.lines import Row, number_in, parse_line
+from retrain.records.lines import GrowingFile, Row, mark_of, number_in, parse_line
 from retrain.records.manifest import RunEntry
 from retrain.records.metrics import MetricsEnds, is_step, latest_telling, read_middle
 from retrain.records.run_row import (
@@ -33,7 +33,6 @@ from retrain.records.run_state import (
     rung_of,
 )
 from retrain.records.spending import read_spending
-from retrain.records.tail import GrowingFile, mark_of
 from retrain.records.text import plain
 
 ROW_KEYS = ("timestamp", "throttle_level", "throttle_reason", "bp_action", "bp_batch_size", "bp_reason")

@@ -14,8 +14,8 @@ from retrain.locks.held import is_held
 from retrain.records.campaign_state import parse_notice
 from retrain.records.files import readable
 from retrain.records.layout import CampaignFiles, by_start, find_campaigns, is_campaign, is_single_run
+from retrain.records.lines import GrowingFile, mark_of
 from retrain.records.manifest import Manifest, read_manifest
-from retrain.records.tail import GrowingFile, mark_of
 from retrain.records.text import plain
 from retrain.status import CampaignStatus, campaign_row, runs_of
 from retrain.status.tracking import RunTracker, WatchedRun, WatchEvent
