@@ -36,6 +36,7 @@ def test_a_campaign_with_too_little_memory_says_so_and_waits(campaign_file: Path
     campaign = start(campaign_file, [f"campaign.min_free_memory={memory_limit_bytes()}"], Impatient())
     outcome = campaign.execute()
     assert set(outcome.states.values()) == {RunState.PENDING}
+    assert notices[0].startswith("no run is started for now: ")
     assert "min_free_memory" in notices[0]
 
 

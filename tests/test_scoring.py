@@ -81,7 +81,7 @@ def test_a_program_that_hangs_has_earned_its_zero_and_is_counted() -> None:
 
 @pytest.mark.parametrize("name", [BY_COMMAND, f"{FUNCTIONS}.by_command_later"])
 def test_a_reward_that_is_not_finite_names_its_prompt(name: str) -> None:
-    with pytest.raises(RunFailedError, match="prompt 1 is nan; a reward must be a finite number"):
+    with pytest.raises(RunFailedError, match=f"'{name}', prompt 1: is nan; a reward must be a finite number"):
         score(name, ("right",), ("nan",))
 
 

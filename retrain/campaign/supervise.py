@@ -207,7 +207,8 @@ class Supervisor:
         gist = FIGURES.sub("", places.reason)
         if gist and gist != self._said:
             self._said = gist
-            self._observer.notice(f"{places.count} workers at a time for now: {places.reason}")
+            few = f"{count_of(places.count, 'worker')} at a time for now"
+            self._observer.notice(f"{few if places.count else 'no run is started for now'}: {places.reason}")
         return False
 
     def _activate(self, run: RunPlan) -> None:

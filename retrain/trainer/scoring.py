@@ -157,7 +157,7 @@ class Scorer:
         for answer, score in zip(answers, scores, strict=True):
             if score.value is not None and not math.isfinite(score.value):
                 raise RunFailedError(
-                    f"the reward of prompt {answer.prompt.id} is {score.value}; "
+                    f"reward {self._name!r}, prompt {answer.prompt.id}: is {score.value}; "
                     "a reward must be a finite number"
                 )
 
