@@ -158,8 +158,13 @@ class Episodes:
         began_s = time.perf_counter()
         talk = self._opened(queue, loop)
         played = Played(Rollout(prompt))
+        error: EpisodeError | None = None
         try:
-            error = await self._take_turns(ask, talk, played, how)
+            await self._take_turns(ask, talk, played, how)
+        except EpisodeLostError:
+            raise
+        except EpisodeError as failure:
+            error = failure
         finally:
             await talk.close()
         is_whole = played.done and not (played.rollout.truncated and played.tokens >= how.max_tokens)
@@ -188,19 +193,7 @@ class Episodes:
             return LiveEpisode(self.open_episode, limit_s, thread.call, call_async, thread.close)
         return LiveEpisode(self.open_episode, limit_s, partial(queue.held, self._in_turn.call), call_async)
 
-    async def _take_turns(
-        self, ask: Ask, talk: LiveEpisode, played: Played, how: Sampling
-    ) -> EpisodeError | None:
-        """Play an episode; return why it failed, None if it did not."""
-        try:
-            await self._take_all_turns(ask, talk, played, how)
-        except EpisodeLostError:
-            raise
-        except EpisodeError as failure:
-            return failure
-        return None
-
-    async def _take_all_turns(self, ask: Ask, talk: LiveEpisode, played: Played, how: Sampling) -> None:
+    async def _take_turns(self, ask: Ask, talk: LiveEpisode, played: Played, how: Sampling) -> None:
         """Take turns until the environment, `max_turns` or a number of tokens ends the episode."""
         asked: Asked = await talk.start(played.rollout.prompt)
         while rollout := await ask(asked):
