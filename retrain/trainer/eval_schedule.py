@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import chain
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +21,7 @@ from retrain.config.resolve import as_played
 from retrain.config.schema import Config
 from retrain.controllers import StateDict
 from retrain.records.files import record_of
-from retrain.records.row_parts import EvalWatch, NamedEvaluation, Value, columns
+from retrain.records.row_parts import Evaluation, EvalWatch, NamedEvaluation, Value, columns
 from retrain.records.spending import Tokens
 from retrain.rollouts import Floats, Group, Prompt
 from retrain.trainer.batch import CORRECT, ScoredBatch
@@ -48,6 +46,18 @@ class OpenEval:
     @property
     def name(self) -> str:
         return self.table.name
+
+
+@dataclass(frozen=True)
+class StepEvaluations:
+    """The evaluations after a step: their parts of its row."""
+
+    evaluation: Evaluation | None
+    evals: Mapping[str, NamedEvaluation]
+    eval_watch: EvalWatch | None
+
+    def columns(self) -> dict[str, Value]:
+        return columns(self.evaluation) | columns(self.evals) | columns(self.eval_watch)
 
 
 def is_due(every: int, done: int) -> bool:
@@ -77,17 +87,16 @@ class EvalSchedule:
         now = self._now(step, at_end=step >= self._training.max_steps)
         return [self._due(one) for one in now if self._newest.of(one.name, step) is None]
 
-    def of_step(self, step: int, *, at_end: bool = False) -> dict[str, Any]:
-        """Make those that are due after a step, at a run's end all; return their parts of its row."""
+    def of_step(self, step: int, *, at_end: bool = False) -> StepEvaluations:
+        """Make those that are due after a step, at a run's end all."""
         with self.budget.evaluating():
             made = {one.name: self._of(one, step) for one in self._now(step, at_end=at_end)}
-        own, watch = made.pop(self.held_out.name, None), self._falling.watch() if self.opened else None
-        return {"evaluation": own, "evals": made, "eval_watch": watch}
-
-    def at_end(self, step: int) -> dict[str, Value]:
-        """Make all; return them as rows have them."""
-        parts = self.of_step(step, at_end=True).values()
-        return dict(chain.from_iterable(columns(part).items() for part in parts))
+        own = made.get(self.held_out.name)
+        return StepEvaluations(
+            own if isinstance(own, Evaluation) else None,
+            {name: one for name, one in made.items() if isinstance(one, NamedEvaluation)},
+            self._falling.watch() if self.opened else None,
+        )
 
     def trained(self, reward: float) -> None:
         """Take the mean reward of a step just taken."""

@@ -8,8 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, zip_longest
-from typing import Any
+from itertools import zip_longest
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from retrain.backends import (
 from retrain.errors import NonFiniteError, RecordsError
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import MetricsWriter, read_metrics
-from retrain.records.row_parts import EngineUse, Value, columns
+from retrain.records.row_parts import EngineUse, Value
 from retrain.records.run_state import Progress, RunState, write_progress
 from retrain.records.samples import KeptSample, OutcomesWriter, Rewards, SamplesWriter, SampleTurn, shortened
 from retrain.records.step_row import StepRow
@@ -78,10 +77,10 @@ class Journal:
             raise NonFiniteError(f"step {row.identity.step}: {error}") from error
         self._loggers.recorded(row.identity.step)
 
-    def complete(self, step: int, parts: Mapping[str, Any]) -> None:
-        """Write the newest row, of an earlier attempt, again, with parts that it lacks."""
+    def complete(self, step: int, lacking: Mapping[str, Value]) -> None:
+        """Write the newest row, of an earlier attempt, again, with columns that it lacks."""
         (newest,) = (row for row in read_metrics(self._directory) if row["step"] == step)
-        self._metrics.append(dict(chain(newest.items(), *(columns(part).items() for part in parts.values()))))
+        self._metrics.append({**newest, **lacking})
 
     def warm_up_writer(self) -> MetricsWriter:
         """Open warmup.jsonl, which has one row per supervised update."""

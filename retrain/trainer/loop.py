@@ -90,7 +90,7 @@ class Trainer:
         if self._owes_evaluation:
             if why := self.budget.why_to_stop(self._evals.due(self.step), is_step=False):
                 self._stop(why)
-            self.journal.complete(self.step, self._evals.of_step(self.step))
+            self.journal.complete(self.step, self._evals.of_step(self.step).columns())
             self._owes_evaluation = False
         if self.step == 0:
             self._stop_if_spent(self._evals.due(0), is_step=False)
@@ -112,7 +112,7 @@ class Trainer:
                 self.save()
         self.save()
         self._stop_if_spent(self._evals.due(self.step), is_step=False)
-        return self._evals.at_end(self.step)
+        return self._evals.of_step(self.step, at_end=True).columns()
 
     def _record(self, row: StepRow, shown: list[KeptSample]) -> None:
         """Write a step's row with the evaluations that are due; after a stop, the next attempt adds them."""
@@ -120,7 +120,8 @@ class Trainer:
         stopped = self.budget.why_to_stop(self._evals.due(self.step), is_step=False)
         try:
             if not stopped:
-                row = replace(row, **self._evals.of_step(self.step))
+                made = self._evals.of_step(self.step)
+                row = replace(row, evaluation=made.evaluation, evals=made.evals, eval_watch=made.eval_watch)
         except InterruptedRunError as error:
             stopped = str(error)
         self._owes_evaluation = bool(stopped)
