@@ -199,7 +199,7 @@ class Attempt:
     exit_code: int | None = None  # -9 for a process killed by signal 9
     message: str = ""
     duration_s: float | None = None  # monotonic
-    job: str = ""  # the engine's job: `slurm 123_4`
+    job: str = ""  # the cluster's job: `slurm 123_4`
     software: str = ""  # installed on its host: `Python 3.12.1, numpy 2.3.0`
 
 

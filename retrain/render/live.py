@@ -59,7 +59,7 @@ class EventLines(Observer):
     def ended(self, run: RunPlan, ending: Ending, tail: Sequence[str]) -> None:
         self._done += 1
         started = self._started.get(run.run_id)
-        took_s = ending.took_s  # not measured here, because an engine is polled only now and then
+        took_s = ending.took_s  # not measured here, because a cluster is polled only now and then
         if took_s is None and started is not None:
             took_s = time.monotonic() - started
         took = f" after {format_duration(took_s)}" if took_s is not None else ""
