@@ -80,14 +80,18 @@ def key_of(variable: str) -> str:
         return ""
     if not VARIABLE.fullmatch(variable):
         raise ConfigError("key_env: needs the name of an environment variable, not the key itself")
+    if key := key_in(variable, "key_env: "):
+        return key
+    hint = 'export it, or use key_env = "" to send none'
+    raise ConfigError(f"key_env: the environment variable {variable} is not set; {hint}")
+
+
+def key_in(variable: str, where: str = "the environment variable ") -> str:
+    """Return the key in an environment variable, "" if it is not set; a ConfigError if it is no key."""
     key = os.environ.get(variable, "").strip()
-    if not key:
-        hint = 'export it, or use key_env = "" to send none'
-        raise ConfigError(f"key_env: the environment variable {variable} is not set; {hint}")
-    if not HEADER_VALUE.fullmatch(key):
-        raise ConfigError(
-            f"key_env: {variable} is not a valid key: it contains blanks, line breaks or non-ASCII characters"
-        )
+    if key and not HEADER_VALUE.fullmatch(key):
+        what = "is not a valid key: it contains blanks, line breaks or non-ASCII characters"
+        raise ConfigError(f"{where}{variable} {what}")
     return key
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
@@ -22,9 +21,9 @@ from typing import Any, TypeVar
 from retrain.controllers.permits import OVERLOAD, WAITED_S, CallFacts
 from retrain.engines import Drawn, LostAdaptersError, RefusedError
 from retrain.engines.calls import ServerCalls, StreamedCompletion, Wanted
-from retrain.errors import ConfigError, InfrastructureError, RunFailedError
+from retrain.errors import InfrastructureError, RunFailedError
 from retrain.event_loop import begun
-from retrain.http_client import HEADER_VALUE, CallError, read_json
+from retrain.http_client import CallError, key_in, read_json
 
 T = TypeVar("T")
 
@@ -66,25 +65,22 @@ class Engine:
             advice: ends the message about a server that does not answer.
         """
         self._url = url.rstrip("/")
-        known = _key() if key is None else key
+        known = key_in(KEY_VARIABLE) if key is None else key
         self._calls = ServerCalls(self._url, key=known, silence_s=silence_s)
         self._unreachable = advice
         self._reload = reload
         self._unload = reload.replace("load_lora", "unload_lora")
         self._metrics = ServerCalls(self._url, key=known, silence_s=METRICS_WAIT_S)
         self._streams = reload.startswith("/v1/")  # as vLLM does; SGLang's streams may repeat token ids
-        self._loaded: list[str] = []  # names of adapters
         self._permit = permit
         self._observe_call = observe_call
 
     def load_adapter(self, name: str, directory: str) -> None:
         """Make the server load adapters."""
         self._post(self._reload, {"lora_name": name, "lora_path": directory})
-        self._loaded.append(name)
 
     def unload_adapter(self, name: str) -> None:
         """Make the server forget adapters."""
-        self._loaded.remove(name)
         with contextlib.suppress(RefusedError):  # unknown to a restarted server
             self._post(self._unload, {"lora_name": name})
 
@@ -177,12 +173,11 @@ class Engine:
             "support 'return_token_ids', as recent versions of vLLM and SGLang do"
         )
 
-    def close(self) -> None:
-        """Unload the adapters from the server if a permit is free soon; safe to call twice."""
-        loaded, self._loaded = self._loaded, []
-        if loaded:
+    def close(self, adapters: Sequence[str]) -> None:
+        """Unload these adapters from the server if a permit is free soon; safe to call twice."""
+        if adapters:
             # in a daemon thread, so that neither permit nor server can delay the exit
-            wait([begun(partial(self._release, loaded))], RELEASE_S)
+            wait([begun(partial(self._release, adapters))], RELEASE_S)
         self._calls.stop()
 
     def _release(self, adapters: Sequence[str]) -> None:
@@ -236,13 +231,3 @@ class Engine:
                 if self._observe_call is not None and (worked or overloaded):
                     latency_s, waited = time.monotonic() - started, started - asked > WAITED_S
                     self._observe_call(CallFacts(path, latency_s, overloaded, waited))
-
-
-def _key() -> str:
-    key = os.environ.get(KEY_VARIABLE, "").strip()
-    if key and not HEADER_VALUE.fullmatch(key):
-        raise ConfigError(
-            f"the environment variable {KEY_VARIABLE} is not a valid key: it contains blanks, line breaks or "
-            "characters beyond ASCII"
-        )
-    return key

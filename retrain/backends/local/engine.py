@@ -161,7 +161,8 @@ class EngineSampler:
     def close(self) -> None:
         """Unload the adapters from the server and delete their files."""
         self._watch.close()
-        self._engine.close()
+        served, self._served = self._served, []
+        self._engine.close([one.name for one in served])
         if self._server is not None:
             self._server.close()
         shutil.rmtree(self._directory, ignore_errors=True)
