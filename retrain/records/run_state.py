@@ -230,13 +230,12 @@ def end_attempt(
     exit_code: int | None = None,
     message: str = "",
     duration_s: float | None = None,
-    ended_at: str | None = None,
 ) -> None:
-    """Record how an attempt ended (now, unless `ended_at` is given); the last recorded end counts."""
+    """Record how an attempt ended, now; the last recorded end counts."""
     end = {
         "event": "end",
         "attempt": number,
-        "ended_at": ended_at or utc_now(),
+        "ended_at": utc_now(),
         "ending": ending,
         "exit_code": exit_code,
         "message": message,

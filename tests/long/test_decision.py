@@ -28,6 +28,7 @@ from retrain.plan.matrix import Plan, plan_runs
 from retrain.plan.preflight import preflight
 from retrain.records.decision import Decision
 from retrain.records.layout import CampaignFiles
+from retrain.records.lines import append_line
 from retrain.records.manifest import read_manifest
 from retrain.records.run_state import RunState, begin_attempt, end_attempt
 from retrain.status import survey
@@ -415,7 +416,8 @@ def test_seeds_that_are_added_use_up_no_budget(decision_file: Path) -> None:
     campaign = reopen(directory, more_seeds=1)
     attempts = campaign.files_of("plain_s14").attempts
     attempts.parent.mkdir(parents=True, exist_ok=True)
-    end_attempt(attempts, begin_attempt(attempts), RunState.INTERRUPTED, ended_at="2999-01-01T00:00:00Z")
+    end_attempt(attempts, begin_attempt(attempts), RunState.INTERRUPTED)
+    append_line(attempts, {"event": "end", "attempt": 1, "ended_at": "2999-01-01T00:00:00Z"})
     assert campaign.execute().exit_code == EXIT_DONE
     assert decision_of(directory).ended == "decided"
 

@@ -15,6 +15,7 @@ from retrain.campaign.run import reopen, start
 from retrain.errors import EXIT_DONE, EXIT_RUN_FAILED, ConfigError
 from retrain.records.decision import ADDED, lines_of, read_looks
 from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.lines import append_line
 from retrain.records.run_state import RunState, begin_attempt, end_attempt
 from retrain.status import survey
 from tests.long.test_decision import DECISION, decision_of, stopped_after, verdicts
@@ -179,7 +180,8 @@ def test_a_raised_budget_opens_no_decision_that_has_ended(decision_file: Path) -
     decision_file.write_text(TWO_CONDITIONS.replace("max_seeds = 8", 'max_seeds = 8\nbudget = "1s"'))
     campaign = start(decision_file)
     attempts = campaign.files_of("plain_s5").attempts
-    end_attempt(attempts, begin_attempt(attempts), RunState.INTERRUPTED, ended_at="2999-01-01T00:00:00Z")
+    end_attempt(attempts, begin_attempt(attempts), RunState.INTERRUPTED)
+    append_line(attempts, {"event": "end", "attempt": 1, "ended_at": "2999-01-01T00:00:00Z"})
     directory = campaign.execute().directory
     ended = decision_of(directory)
     assert (ended.ended, verdicts(ended)) == ("budget", {"bonus": ("undecided", 3)})

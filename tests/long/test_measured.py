@@ -11,8 +11,9 @@ from retrain.plan.estimate.history import learn, of_runs
 from retrain.plan.estimate.learned import learned_for
 from retrain.plan.estimate.measured import measure_run
 from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.lines import append_line
 from retrain.records.provenance import Provenance, write_provenance
-from retrain.records.run_state import RunState, end_attempt, write_done
+from retrain.records.run_state import RunState, write_done
 from tests import crowded
 from tests.explained import SMOKE, explained, plan_of
 from tests.recorded import at, record_campaign, record_run
@@ -168,7 +169,9 @@ def test_what_comes_after_each_step_is_counted_once(tmp_path: Path, eval_every: 
         now_s += 4.0 * (is_evaluated or step == 10)
         now_s += 2.0 * (step == 10 or (bool(save_every) and step % save_every == 0))
     files.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    end_attempt(files.attempts, 1, RunState.DONE, ended_at=at(now_s))
+    append_line(
+        files.attempts, {"event": "end", "attempt": 1, "ending": RunState.DONE, "ended_at": at(now_s)}
+    )
     write_done(files.done, plan.runs[0].config_hash, {"eval_time_s": 4.0})
     learned = learned_for(plan, learn(tmp_path), cores=64.0)
     assert learned is not None
