@@ -16,6 +16,10 @@ def test_a_new_directory_is_private_and_named_after_campaign_and_time(tmp_path):
     assert len(directory.name) == len("grpo-20250131T120000Z-0a1b")
 
 
+def test_letters_with_accents_stay_in_a_directorys_name(tmp_path):
+    assert create_directory(tmp_path, "Über Größe").name.startswith("Uber-Groe-")
+
+
 def test_what_belongs_in_a_log_directory_is_no_sign_of_another_one(tmp_path):
     for name in ("calibrations", "permits", ".gitkeep", "study-20250131T120000Z-0a1b"):
         (tmp_path / name).mkdir()

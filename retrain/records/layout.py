@@ -12,6 +12,7 @@ import re
 import stat
 import tempfile
 import time
+import unicodedata
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,7 +123,8 @@ def create_directory(log_dir: Path, name: str) -> Path:
         raise records_error(log_dir, "look inside", error) from error
     if not is_there:
         make_directory(log_dir)
-    plain = re.sub(r"[^A-Za-z0-9+._-]+", "-", name).strip(".-")[:_MAX_NAME] or "campaign"
+    ascii_name = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+    plain = re.sub(r"[^A-Za-z0-9+._-]+", "-", ascii_name).strip(".-")[:_MAX_NAME] or "campaign"
     for _ in range(_MAX_TRIES):
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         directory = log_dir / f"{plain}-{stamp}-{os.urandom(2).hex()}"
