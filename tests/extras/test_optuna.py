@@ -182,6 +182,11 @@ def test_wrong_options_are_refused(override: str, problem: str, tmp_path: Path) 
     assert found.startswith(f"c.toml [campaign.search].sampler_options{problem}")
 
 
+def test_explain_suggests_a_pilot_of_a_search_without_rungs(tmp_path: Path) -> None:
+    found = explained(planned(tmp_path, "search.rungs=[]"), None)
+    assert found.pilot_command.startswith("retrain c.toml --set campaign.max_steps=20 && ")
+
+
 def test_explain_counts_what_will_be_proposed(tmp_path: Path) -> None:
     found = explained(planned(tmp_path), None)
     assert found.search == (
