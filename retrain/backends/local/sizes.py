@@ -85,7 +85,7 @@ def micro_batch(options: LocalOptions, sizes: Sizes | None, device: str, rank: i
 
 @dataclass(frozen=True, slots=True)
 class LargestStep:
-    """What a model is used for."""
+    """The largest step that a run may take, which decides about its memory."""
 
     sizes: Sizes
     options: LocalOptions
@@ -148,7 +148,7 @@ def estimate(config: Config, options: LocalOptions, prompts: Sequence[Prompt]) -
     # as many as the policy's, which nobody knows better before the first episode
     observed = 0 if config.environment.is_single_turn else training.max_tokens
     prompt = prompt_tokens(directory, prompts, options.system_prompt)
-    load = LargestStep(
+    step = LargestStep(
         sizes=sizes,
         options=options,
         device="cuda" if on_gpu else "cpu",
@@ -158,8 +158,8 @@ def estimate(config: Config, options: LocalOptions, prompts: Sequence[Prompt]) -
         length=prompt + TEMPLATE_TOKENS * options.chat_template + training.max_tokens + observed,
     )
     rows = training.batch_size * training.group_size
-    least = max(load.sampling(1), load.training(1))
-    return MemoryEstimate(load.device, load.held(), load.sampling(rows), load.training(rows), least)
+    least = max(step.sampling(1), step.training(1))
+    return MemoryEstimate(step.device, step.held(), step.sampling(rows), step.training(rows), least)
 
 
 def read_sizes(directory: Path) -> Sizes | None:

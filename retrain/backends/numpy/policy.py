@@ -99,10 +99,10 @@ class NumpyBackend:
 
     def sample_turns(self, feed: TurnFeed, sampling: Sampling) -> None:
         """Sample turns as they are asked for, and answer each when it ends."""
-        follower = TurnRows(self.weights, LiveRows(feed, self.characters, self._begin), sampling.temperature)
+        turns = TurnRows(self.weights, LiveRows(feed, self.characters, self._begin), sampling.temperature)
         with np.errstate(all="ignore"), _fitting("turns", "lower group_size or max_tokens"):
-            follower.run()
-        self._work.add(*follower.work(self._costs))
+            turns.run()
+        self._work.add(*turns.work(self._costs))
 
     def read(self, rollout: Rollout) -> Ids:
         characters = self.characters
