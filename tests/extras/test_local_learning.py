@@ -98,3 +98,4 @@ def test_a_campaign_runs_from_its_file_to_done(model, here: Path):
     assert all(row["tokens_per_step"] > 0 and row["entropy"] > 0 for row in rows)
     assert json.loads((run / "done.json").read_text())
     assert (run / "checkpoints" / "step-000004" / "adapter" / "adapter_model.safetensors").is_file()
+    assert (run / "output.log").read_text() == ""
