@@ -345,8 +345,8 @@ def test_a_turn_whose_client_has_left_is_not_kept(
         connection.request("POST", "/v1/chat/completions", body, {"Authorization": f"Bearer {api_key}"})
         asked.wait()
         connection.close()
-        (served,) = programs._endpoint._server.served.values()
-        while is_looked_after and not served.session.idle_s():
+        ((session, _),) = programs._endpoint._server.served.values()
+        while is_looked_after and not session.idle_s():
             time.sleep(0.001)
         has_left.set()
         complete(base_url, api_key, [user("?")])

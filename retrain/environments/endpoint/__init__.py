@@ -15,9 +15,8 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import CancelledError, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from retrain.environments.endpoint.chat import (
     ChatRequest,
@@ -31,6 +30,7 @@ from retrain.environments.endpoint.session import EpisodeSession
 from retrain.registry.code import located
 
 T = TypeVar("T")
+Served: TypeAlias = tuple[EpisodeSession, asyncio.AbstractEventLoop]  # an episode, and the loop that plays it
 
 LARGEST_BODY_BYTES = 4 << 20  # a longer one takes seconds to tokenize, and fits no context
 IDLE_S = 120.0  # after which a connection without a request is closed
@@ -61,8 +61,8 @@ class Endpoint:
     @contextmanager
     def serving(self, session: EpisodeSession) -> Iterator[str]:
         """Serve an episode while the body runs, in the running event loop; return its key."""
-        key, served = f"sk-{secrets.token_urlsafe(24)}", _Served(session, asyncio.get_running_loop())
-        self._server.served[key] = served
+        key = f"sk-{secrets.token_urlsafe(24)}"
+        self._server.served[key] = session, asyncio.get_running_loop()
         try:
             yield key
         finally:
@@ -76,22 +76,6 @@ class Endpoint:
         self._thread.join()
 
 
-@dataclass(frozen=True, slots=True)
-class _Served:
-    """An episode, and the event loop that plays it."""
-
-    session: EpisodeSession
-    loop: asyncio.AbstractEventLoop
-
-    def wait_for_turn(self, sampled: Coroutine[Any, Any, T], has_left: Callable[[], bool]) -> T:
-        """Return a sampled turn; CancelledError if the episode ends or the client leaves."""
-        turn = asyncio.run_coroutine_threadsafe(sampled, self.loop)
-        while not wait([turn], LOOK_S).done:
-            if has_left():
-                turn.cancel()  # so that a retry continues the same conversation
-        return turn.result()
-
-
 class _Server(ThreadingHTTPServer):
     daemon_threads = True  # those of connections that clients keep open
     block_on_close = False
@@ -99,7 +83,7 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.served: dict[str, _Served] = {}
+        self.served: dict[str, Served] = {}
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignore clients that hang up."""
@@ -124,8 +108,8 @@ class _Handler(BaseHTTPRequestHandler):
             if self.path not in POSTED:
                 raise _unknown(self.path)
             form, sample, write = POSTED[self.path]
-            served, request = self._served(), read_request(form, body)
-            turn = served.wait_for_turn(sample(served.session, request, self._has_left), self._has_left)
+            (session, loop), request = self._served(), read_request(form, body)
+            turn = self._turn(sample(session, request, self._has_left), loop)
         except Refusal as refusal:
             self._send_refusal(refusal)
         except CancelledError:
@@ -134,6 +118,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_refusal(Refusal(located(error), status=500, kind="server_error"))
         else:
             self._send(200, STREAM if request.stream else JSON, write(request, *turn))
+
+    def _turn(self, sampled: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
+        """Return a sampled turn; CancelledError if the episode ends or the client leaves."""
+        turn = asyncio.run_coroutine_threadsafe(sampled, loop)
+        while not wait([turn], LOOK_S).done:
+            if self._has_left():
+                turn.cancel()  # so that a retry continues the same conversation
+        return turn.result()
 
     def _has_left(self) -> bool:
         """Whether the client has closed the connection."""
@@ -152,7 +144,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise Refusal(what, status=413)
         return self.rfile.read(left)
 
-    def _served(self) -> _Served:
+    def _served(self) -> Served:
         key = self.headers.get("Authorization", "").removeprefix("Bearer ").strip()
         found = self.server.served.get(key)
         if found is None:

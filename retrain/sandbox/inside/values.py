@@ -38,11 +38,9 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
     "b": bytes.fromhex,
     "a": bytearray.fromhex,
 }
-
-
+AS_TEXT = ("decimal.Decimal", "pathlib.PosixPath", "pathlib.PurePosixPath", "uuid.UUID")
 KNOWN: dict[str, Callable[[Any], tuple[Any, ...]]] = {  # types of the library that are data
-    "builtins.range": lambda x: (x.start, x.stop, x.step),
-    "builtins.slice": lambda x: (x.start, x.stop, x.step),
+    **dict.fromkeys(("builtins.range", "builtins.slice"), lambda x: (x.start, x.stop, x.step)),
     "collections.Counter": lambda x: (dict(x),),
     "collections.defaultdict": lambda x: (x.default_factory, dict(x)),
     "collections.deque": lambda x: (list(x), x.maxlen),
@@ -54,10 +52,8 @@ KNOWN: dict[str, Callable[[Any], tuple[Any, ...]]] = {  # types of the library t
     "datetime.time": lambda x: (x.hour, x.minute, x.second, x.microsecond, x.tzinfo),
     "datetime.timezone": lambda x: (x.utcoffset(None),),
     "datetime.timedelta": lambda x: (x.days, x.seconds, x.microseconds),
-    "decimal.Decimal": lambda x: (str(x),),
     "fractions.Fraction": lambda x: (x.numerator, x.denominator),
-    **dict.fromkeys(("pathlib.PosixPath", "pathlib.PurePosixPath"), lambda x: (str(x),)),
-    "uuid.UUID": lambda x: (str(x),),
+    **dict.fromkeys(AS_TEXT, lambda x: (str(x),)),
     "numpy.array": lambda x: (x.tolist(), str(x.dtype)),
 }
 
