@@ -267,6 +267,26 @@ def test_a_backend_with_a_price_counts_each_turn():
     assert (meter.tokens, meter.open, meter.unsure) == (Tokens(4, 8, 7), Tokens(), Tokens())
 
 
+def test_a_call_that_cannot_be_made_costs_nothing():
+    """As its prompt cannot be read, or as it does not fit in memory, after which a smaller one is made."""
+    meter, backend = Meter(), policy()
+    priced = MeteredBackend(backend, meter, lambda found: found)
+    with pytest.raises(PromptError):
+        priced.extend([NextTurn(unsampled(Prompt(0, "?", ""), 0), (("user", "x"),), 4)], HOW)
+    backend.sample = backend.update = full  # type: ignore[method-assign]
+    for call in (
+        lambda: priced.sample([Prompt(0, "?", "")], HOW),
+        lambda: priced.update([], Loss("", ppo.evaluate), Optimization(0.1)),
+    ):
+        with pytest.raises(BackendMemoryError):
+            call()
+    assert (meter.tokens, meter.open, meter.unsure) == (Tokens(), Tokens(), Tokens())
+
+
+def full(*_: object) -> None:
+    raise BackendMemoryError("no room")
+
+
 class OneTurn:
     """A backend that cannot append to a turn."""
 

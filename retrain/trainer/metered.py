@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 from retrain.backends import Backend, Optimization, Sampling, UpdateStats
 from retrain.backends.metering import BilledCall, Meter
 from retrain.backends.rows import LiveTurn, Taken, TurnFeed, unsampled
-from retrain.errors import ConfigError, PromptError
+from retrain.errors import BackendMemoryError, ConfigError, PromptError
 from retrain.records.spending import Tokens
 from retrain.rollouts import FirstTurn, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
 
@@ -38,7 +38,7 @@ class MeteredBackend:
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
         size, read = sampling.group_size, sum(map(self._prompt, prompts))
         most = Tokens(read, (size - 1) * read, size * len(prompts) * sampling.max_tokens)
-        with self._meter.call(most) as call:
+        with self._call(most) as call:
             groups: list[Group] = self._wait_for(self._backend.sample(prompts, sampling))
             call.billed = sum(map(self._sampled, groups), Tokens())
         return groups
@@ -52,7 +52,7 @@ class MeteredBackend:
     def _extend(
         self, extend: Callable[..., Any], turns: Sequence[NextTurn], sampling: Sampling
     ) -> list[Rollout | None]:
-        with self._meter.call(sum(map(self._at_most, turns), Tokens())) as call:
+        with self._call(sum(map(self._at_most, turns), Tokens())) as call:
             found: list[Rollout | None] = self._wait_for(extend(turns, sampling))
             call.billed = sum(map(self._extended, turns, found), Tokens())
         return found
@@ -73,7 +73,7 @@ class MeteredBackend:
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
     ) -> UpdateStats:
         trained = Tokens(train=sum(self._length(sample.rollout) - 1 for sample in samples))
-        with self._meter.call(trained) as call:
+        with self._call(trained) as call:
             stats: UpdateStats = self._wait_for(self._backend.update(samples, loss, optimization))
             call.billed = trained
         return stats
@@ -90,7 +90,17 @@ class MeteredBackend:
 
     def begin_turn(self, asked: LiveTurn) -> AbstractContextManager[BilledCall]:
         """Return the call of a turn."""
-        return self._meter.call(self._at_most(asked.turn))
+        return self._call(self._at_most(asked.turn))
+
+    @contextmanager
+    def _call(self, at_most: Tokens) -> Iterator[BilledCall]:
+        """Count a call; one that the backend cannot make, as it then says, costs nothing."""
+        with self._meter.call(at_most) as call:
+            try:
+                yield call
+            except (PromptError, BackendMemoryError):
+                call.billed = Tokens()
+                raise
 
     def _at_most(self, turn: FirstTurn | NextTurn) -> Tokens:
         """Return what a turn is billed at most; of messages without ids, a token for each byte."""
