@@ -120,11 +120,12 @@ class Disk:
             for name, real in self._real.items():
                 setattr(os, name, real)
             lost = self._writable & self._path_of.keys()
+            for descriptor in list(locks.OPEN):  # closed by themselves, or a later fork
+                if (fd := descriptor.fileno()) in lost:  # would close files that reuse their numbers
+                    lost.remove(fd)
+                    locks.Descriptor.close(descriptor)
             for fd in lost:  # as the kernel does
                 self._real["close"](fd)
-            for descriptor in list(locks.OPEN):  # they end with the process: a later
-                if descriptor.fileno() in lost:  # fork would close files that reuse these numbers
-                    descriptor._fd = -1
 
     def _wrapped(self, name: str) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
