@@ -80,7 +80,9 @@ class ScoredBatch:
         rollouts, groups = self.rollouts, len(self.groups)
         informative = int(np.any(advantages != 0, axis=1).sum())
         lengths = [len(sample.tokens) for rollout in rollouts for sample in rollout.samples]
-        median, high = np.percentile(lengths, [50, 95])
+        # as `np.percentile`, which imports masked arrays: 20 ms of each worker
+        last, ordered = len(lengths) - 1, sorted(lengths)
+        median, high = np.interp([0.5 * last, 0.95 * last], range(len(ordered)), ordered)
         return RolloutSummary(
             batch_size=groups,
             group_size=self.rewards.shape[1],
