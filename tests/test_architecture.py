@@ -115,9 +115,9 @@ def at_start(name: str) -> set[str]:
     return found
 
 
-def test_a_worker_starts_without_what_checks_files() -> None:
-    """Its run.toml was checked before it was written."""
-    assert "retrain.config.drafts" not in at_start("retrain.trainer.opening")
+def test_a_worker_starts_without_what_checks_files_and_without_manifests() -> None:
+    """Its run.toml was checked before it was written, and the manifest is its campaign's."""
+    assert not at_start("retrain.trainer.opening") & {"retrain.config.drafts", "retrain.records.manifest"}
 
 
 def test_no_file_is_longer_than_can_be_read_at_once() -> None:

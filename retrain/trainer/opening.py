@@ -34,7 +34,6 @@ from retrain.environments import opened as opened_environment
 from retrain.errors import ConfigError, PromptError, RecordsError
 from retrain.event_loop import EventLoopThread
 from retrain.records.layout import RunFiles, campaign_of
-from retrain.records.manifest import read_manifest
 from retrain.rollouts import CallForm, Group, Prompt
 from retrain.tasks import Task
 from retrain.trainer import checkpoint
@@ -239,12 +238,16 @@ def trainers_here(config: Config, files: RunFiles, task: Task) -> Trainers | Non
     """Return the estimate of a run, and how many of its campaign run at a time; None if there is none."""
     estimate = registry.hook("backends", config.backend.backend, "memory")
     each = estimate(config, task.train) if estimate is not None else None
+    if each is None:
+        return None
+    from retrain.records.manifest import read_manifest  # takes 30 ms
+
     count = 1
     if not os.environ.get("RETRAIN_JOB"):  # which a cluster may start anywhere
         with suppress(RecordsError):
             manifest = read_manifest(campaign_of(files.directory).manifest)
             count = manifest.workers if manifest else 1
-    return None if each is None else Trainers(each, max(1, count))
+    return Trainers(each, max(1, count))
 
 
 def start_anew(config: Config, trainer: Trainer) -> None:
