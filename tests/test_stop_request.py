@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,8 @@ from retrain.campaign.run import start
 from retrain.campaign.stop import SHOWN_RUNS, stop_campaign
 from retrain.errors import EXIT_INTERRUPTED
 from retrain.plan.matrix import RunPlan
+from retrain.records.campaign_state import ask_to_stop, asked_to_stop
+from retrain.records.layout import CampaignFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import RunState, read_attempts
 
@@ -107,6 +110,21 @@ def test_how_long_a_run_took_is_what_its_worker_measured(campaign_file: Path) ->
     campaign.execute()
     for run_id, ending in endings.seen.items():
         assert ending.took_s == read_attempts(campaign.files_of(run_id).attempts)[-1].duration_s
+
+
+class Removed(type(Path())):  # type: ignore[misc]
+    """The path of a file that is removed once its existence was asked for."""
+
+    def exists(self) -> bool:
+        found: bool = super().exists()
+        self.unlink(missing_ok=True)
+        return found
+
+
+def test_a_request_that_a_resume_removes_while_a_worker_looks_stops_nothing(tmp_path: Path) -> None:
+    ask_to_stop(CampaignFiles(tmp_path), now=False)
+    files = SimpleNamespace(stop_request=Removed(tmp_path / "stop.json"))
+    assert asked_to_stop(files) == 0  # type: ignore[arg-type]
 
 
 def test_a_stop_of_many_runs_names_a_few_and_counts_all(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retrain.clock import utc_now
+from retrain.errors import RecordsError
 from retrain.records.files import read_json, readable, record_of, write_json
 from retrain.records.layout import CampaignFiles
 from retrain.records.lines import append_line, parse_line
@@ -34,11 +35,13 @@ def asked_to_stop(files: CampaignFiles) -> int:
     A directory that cannot be read at present (an unavailable file server) counts as no request.
     """
     try:
-        if not files.stop_request.exists():
-            return 0
+        request = read_json(files.stop_request) if files.stop_request.exists() else None
     except OSError:
         return 0
-    request = readable(read_json, files.stop_request) or {}
+    except RecordsError:  # there is a request, which cannot be read
+        return 1
+    if request is None:  # none, or a resume removed it between the two looks
+        return 0
     return 2 if request.get("now") is True else 1
 
 
