@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retrain.records.layout import RunFiles
-from retrain.records.lines import Row, parse_line, read_lines
-from retrain.records.metrics import is_step, read_metrics
+from retrain.records.lines import Row, is_count, parse_line, read_lines
+from retrain.records.metrics import read_metrics
 
 
 @dataclass(frozen=True)
@@ -21,5 +21,5 @@ class MetricsScan:
 
 def scan_metrics(run_dir: str | os.PathLike[str]) -> MetricsScan:
     lines = map(parse_line, read_lines(RunFiles(Path(run_dir)).metrics))
-    skipped = sum(row is None or not is_step(row.get("step")) for row in lines)
+    skipped = sum(row is None or not is_count(row.get("step")) for row in lines)
     return MetricsScan(read_metrics(run_dir), skipped)

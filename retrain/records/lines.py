@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeGuard, TypeVar
 
 from retrain import locks
 from retrain.errors import RecordsError, records_error
@@ -127,6 +127,11 @@ def parse_line(line: bytes) -> Row | None:
     except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None
+
+
+def is_count(value: object) -> TypeGuard[int]:
+    """Whether a value is a whole number of 0 or more, and no larger than a float holds exactly."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 2**53
 
 
 def number_in(row: Mapping[str, object] | None, key: str) -> float | None:

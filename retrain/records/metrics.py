@@ -20,7 +20,6 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeGuard
 
 from retrain.errors import DamagedRecordError, RecordsError
 from retrain.records.files import opened
@@ -29,6 +28,7 @@ from retrain.records.lines import (
     LineAppender,
     Row,
     dump_line,
+    is_count,
     parse_line,
     read_lines,
     read_tail,
@@ -36,7 +36,6 @@ from retrain.records.lines import (
 from retrain.records.text import as_typed
 
 _STEP = re.compile(rb'\{"step": (\d{1,15})[,}]')  # the start of a row
-_MOST_STEPS = 2**53  # the largest exact float integer; a larger number is damage
 _HEAD_BYTES = 2**15  # more than one row; a longer first row is ignored
 _LINE_BYTES = 2**13  # more than the rest of one row and a whole one; longer ones have no middle
 
@@ -55,7 +54,7 @@ class MetricsWriter(LineAppender):
             ValueError: a value is NaN or infinite (names the key), or `step` is not an integer >= 0.
             TypeError: JSON cannot represent a value (names the key).
         """
-        if not is_step(row.get("step")):
+        if not is_count(row.get("step")):
             raise ValueError(f"step is {row.get('step')!r}; it must be an integer of 0 or more")
         self.write(dump_line({**row, "attempt": self._attempt}))
 
@@ -170,7 +169,7 @@ def _middle_line(fd: int) -> bytes:
 
 def _parse(line: bytes) -> Row | None:
     row = parse_line(line)
-    return row if row is not None and is_step(row.get("step")) else None
+    return row if row is not None and is_count(row.get("step")) else None
 
 
 def latest_telling(rows: Iterable[Row]) -> list[Row]:
@@ -181,11 +180,6 @@ def latest_telling(rows: Iterable[Row]) -> list[Row]:
             kept.pop()
         kept.append(row)
     return kept
-
-
-def is_step(step: object) -> TypeGuard[int]:
-    """Whether a value is a valid step number."""
-    return isinstance(step, int) and not isinstance(step, bool) and 0 <= step <= _MOST_STEPS
 
 
 def seal_of(path: Path) -> Seal:

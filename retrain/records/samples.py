@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from retrain.records.files import make_directory, record_of, write_atomic
-from retrain.records.lines import LineAppender, Row, dump_line, parse_line, read_lines
-from retrain.records.metrics import is_step
+from retrain.records.lines import LineAppender, Row, dump_line, is_count, parse_line, read_lines
 from retrain.records.text import count_of
 
 FIRST, LAST, BETWEEN = 8, 16, 64  # steps kept: at most this many of each
@@ -141,7 +140,7 @@ def latest_rows(path: Path) -> list[Row]:
     """Return every row that counts, in step order; a step has several rows."""
     kept: list[Row] = []
     for row in map(parse_line, read_lines(path)):
-        if row is None or not is_step(step := row.get("step")):
+        if row is None or not is_count(step := row.get("step")):
             continue
         # a later attempt's first row of a step removes all from that step on
         at = step, row.get("attempt")

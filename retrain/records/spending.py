@@ -13,15 +13,17 @@ from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from retrain.clock import utc_now
+from retrain.config.keys import quote
 from retrain.errors import DamagedRecordError
 from retrain.records.files import read_json, record_of, write_json
 from retrain.records.layout import RunFiles
-from retrain.records.lines import append_line, parse_line, read_lines
+from retrain.records.lines import append_line, is_count, parse_line, read_lines
 
 if TYPE_CHECKING:
     from retrain.config.prices import Price
 
 MILLION = 1e6
+MOST = 1e15  # tokens or dollars; more is damage
 COUNTS = (
     "prefill_tokens",
     "cached_tokens",
@@ -52,7 +54,7 @@ class Tokens:
 
 def tokens_of(row: Mapping[str, object]) -> Tokens | None:
     """Return the tokens that a row of metrics.jsonl counts; None if it counts none."""
-    counts = [count for key in COUNTS if isinstance(count := row.get(key), int)]
+    counts = [count for key in COUNTS if is_count(count := row.get(key))]
     return Tokens(*counts) if len(counts) == len(COUNTS) else None
 
 
@@ -102,8 +104,8 @@ def read_spending(files: RunFiles) -> Spending | None:
         spending = record_of(Spending, found)
         if missing := asdict(spending).keys() - found.keys():
             raise ValueError(f"lacks {min(missing)}")
-        if (least := min(_numbers(asdict(spending)))) < 0:
-            raise ValueError(f"got {least}")
+        if wrong := [number for number in _numbers(asdict(spending)) if not 0 <= number <= MOST]:
+            raise ValueError(f"got {quote(wrong[0])}")
         return spending
     except ValueError as error:
         raise DamagedRecordError(

@@ -33,9 +33,8 @@ from retrain.records.layout import (
     is_single_run,
     recorded_tables,
 )
-from retrain.records.lines import Row, parse_line, read_lines
+from retrain.records.lines import Row, is_count, parse_line, read_lines
 from retrain.records.manifest import Manifest, RunEntry, read_manifest
-from retrain.records.metrics import is_step
 from retrain.records.provenance import known_origin
 from retrain.records.row_parts import Columns as ResultRow
 from retrain.records.run_row import RunRow, row_of_inspected, unreadable_row
@@ -201,7 +200,7 @@ def read_columns(path: Path) -> Columns:
     reading, skipped_lines = _Reading(), 0
     for line in read_lines(path):
         row = parse_line(line)
-        if row is not None and is_step(step := row.get("step")):
+        if row is not None and is_count(step := row.get("step")):
             reading.add(step, row)
         else:
             skipped_lines += 1

@@ -9,9 +9,9 @@ from pathlib import Path
 from retrain.errors import RecordsError
 from retrain.locks.held import is_held
 from retrain.records.layout import RunFiles
-from retrain.records.lines import GrowingFile, Row, mark_of, number_in, parse_line
+from retrain.records.lines import GrowingFile, Row, is_count, mark_of, number_in, parse_line
 from retrain.records.manifest import RunEntry
-from retrain.records.metrics import MetricsEnds, is_step, latest_telling, read_middle
+from retrain.records.metrics import MetricsEnds, latest_telling, read_middle
 from retrain.records.run_row import (
     KEYS,
     NAME_LIMIT,
@@ -195,7 +195,7 @@ class _MetricsTracker:
 def _kept(rows: Iterable[Row | None]) -> Iterator[Row]:
     """Iterate over what is shown of each row: of thousands of runs, whole ones would take much memory."""
     for row in rows:
-        if row and is_step(row.get("step")):
+        if row and is_count(row.get("step")):
             yield {key: row[key] for key in _NEEDED if key in row}
 
 

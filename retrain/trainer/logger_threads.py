@@ -27,8 +27,8 @@ from retrain.errors import RecordsError
 from retrain.loggers import LoggedRun, Logger, Row, without_secrets
 from retrain.records.files import make_directory, read_json, write_json
 from retrain.records.layout import RunFiles
-from retrain.records.lines import parse_line
-from retrain.records.metrics import is_step, read_metrics
+from retrain.records.lines import is_count, parse_line
+from retrain.records.metrics import read_metrics
 from retrain.records.run_state import RunState
 
 T = TypeVar("T")
@@ -117,7 +117,7 @@ def is_behind(config: Config, files: RunFiles, result: Row) -> bool:
 
 def _steps_of(result: Row) -> int:
     steps = result.get("steps")
-    return steps if is_step(steps) else 0
+    return steps if is_count(steps) else 0
 
 
 class _GivenUpError(Exception):
@@ -229,7 +229,7 @@ class _LoggerThread:
             while len(found) < self._at_once and (line := file.readline()).endswith(b"\n"):
                 end += len(line)
                 row = parse_line(line) or {}
-                if is_step(row.get("step")) and row.get("attempt") == self._run.attempt:
+                if is_count(row.get("step")) and row.get("attempt") == self._run.attempt:
                     found.append(row)
         if found:
             self._log(logger, found)
@@ -295,4 +295,4 @@ def _stored(path: Path) -> tuple[str, int]:
     with contextlib.suppress(RecordsError):  # damaged: start over
         found = read_json(path) or {}
     step = found.get("step")
-    return str(found.get("id", "")), step if is_step(step) else 0
+    return str(found.get("id", "")), step if is_count(step) else 0

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from retrain.config.schema import Budget
 from retrain.plan.estimate.history import learn, of_runs
 from retrain.plan.estimate.learned import learned_for
 from retrain.plan.estimate.measured import measure_run
+from retrain.plan.matrix import RunPlan
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.lines import append_line
 from retrain.records.provenance import Provenance, write_provenance
 from retrain.records.run_state import RunState, write_done
+from retrain.records.spending import Spending, Tokens, write_spending
 from tests import crowded
 from tests.explained import SMOKE, explained, plan_of
 from tests.recorded import at, record_campaign, record_run
@@ -205,3 +209,30 @@ def test_a_launcher_that_was_never_used_has_an_unknown_latency(tmp_path: Path) -
     assert time is not None
     assert time.startup_s == pytest.approx(2.0)
     assert any("from submission to start is not included" in note for note in time.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "damaged"),
+    [
+        ("metrics.jsonl", '"attempt": 1, ', ""),
+        ("metrics.jsonl", '"step_time_s": 1.0', '"step_time_s": 1e308'),
+        ("metrics.jsonl", '"prefill_tokens": 5', f'"prefill_tokens": 1{"0" * 400}'),
+        ("spend.json", '"prefill": 5', f'"prefill": 1{"0" * 400}'),
+        ("run.toml", "max_staleness = 0", "max_staleness = {}"),
+    ],
+)
+def test_values_that_no_run_has_trouble_nobody(tmp_path: Path, name: str, before: str, damaged: str) -> None:
+    plan = plan_of(tmp_path)
+    counts = dict.fromkeys(("prefill_tokens", "cached_tokens", "sampled_tokens", "trained_tokens"), 5)
+    files = record_campaign(plan, "c-20250131T120000Z-0a1b", closing_s=0.0, eval_time_s=0.5, **counts)
+    write_spending(files.run("a_s0"), Spending(Tokens(5)), durable=False)
+    path = files.run("a_s0").directory / name
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, damaged))
+    priced = replace(plan, runs=tuple(map(_priced, plan.runs)))
+    assert explained(priced, learn(tmp_path)).wall_time is not None
+
+
+def _priced(run: RunPlan) -> RunPlan:
+    return replace(run, config=replace(run.config, budget=Budget(prices={"numpy": {"prefill": 1.0}})))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from retrain.clock import posix_s, seconds_between
 from retrain.config.keys import Tables
-from retrain.errors import RecordsError
+from retrain.errors import DamagedRecordError, RecordsError
 from retrain.plan.estimate.money import Billed, billed_of
 from retrain.plan.estimate.workload import AliveSpan, Crowding
 from retrain.records.decision import HELD_OUT
@@ -21,6 +21,7 @@ from retrain.records.metrics import MetricsEnds, mean, median, read_ends
 from retrain.records.pace import active_s, paused_between_s
 from retrain.records.run_state import Attempt, Done, RunState, read_attempts, read_done
 
+LONGEST_S = 1e9  # of a step: 30 years
 MOST_ROWS = 500  # the last ones of a run, so that a long run costs no more than a short one
 CALLING = ("step_time_s", "sample_time_s", "train_time_s", "permit_wait_s", "permit_held_s")
 WAITING = "environment_wait_s"
@@ -57,6 +58,7 @@ class MeasuredRun:
     permits_borne: float | None  # if permits adapt: mean since the first decrease; None without one
     failures: int  # infrastructure failures
     active_s: float  # taking steps, over all attempts
+    passes: int  # over each batch
     billed: Billed  # in its last rows
     span: tuple[float, float] | None = None  # start and end of its last attempt, in seconds since 1970
     alive: tuple[AliveSpan, ...] = ()  # runs alive in that span, itself included; empty if not known
@@ -85,14 +87,13 @@ class MeasuredRun:
 
     def trained_for(self, passes: int) -> MeasuredRun:
         """Return the run with the step times that it would have with so many passes over each batch."""
-        before = self.tables.get("training", {}).get("updates_per_batch", 1)
-        parts = self.parts
+        parts, more = self.parts, passes / self.passes
         whole_s = parts.sampling_s + parts.scoring_s + parts.training_s
-        if before == passes or not whole_s:
+        if more == 1 or not whole_s:
             return self
-        longer = 1 + parts.training_s / whole_s * (passes / before - 1)
+        longer = 1 + parts.training_s / whole_s * (more - 1)
         times = tuple(longer * seconds for seconds in self.step_times_s)
-        return replace(self, step_times_s=times, billed=self.billed.with_passes(passes / before))
+        return replace(self, step_times_s=times, billed=self.billed.with_passes(more))
 
     @property
     def is_finished(self) -> bool:
@@ -115,7 +116,10 @@ def measure_run(directory: Path) -> MeasuredRun | None:
     number = ends.last[-1].get("attempt")
     attempt = next((a for a in attempts if a.number == number), attempts[-1])
     failures = sum(a.ending in RETRIED for a in attempts)
-    return _measured(files, tables, attempt, ends, failures)
+    try:
+        return _measured(files, tables, attempt, ends, failures)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise DamagedRecordError(f"{directory}: holds values that no run has ({error!r})") from error
 
 
 def _measured(
@@ -148,6 +152,7 @@ def _measured(
         permits_borne=_permits_borne(rows),
         failures=failures,
         active_s=statistics.fmean(step_times_s) * int(ends.last[-1]["step"]),
+        passes=max(1, int(tables.get("training", {}).get("updates_per_batch", 1))),
         billed=billed_of(files, ends.last, evaluations, finished, ahead),
         span=_span(attempt, rows[-1]),
     )
@@ -193,13 +198,18 @@ def _span(attempt: Attempt, last: Row) -> tuple[float, float] | None:
 
 def _evaluation_s(rows: Sequence[Row], done: Done | None, key: str) -> float:
     """Return the time of an evaluation: of the last one, else the mean of those in the rows."""
-    last = number_in(done.result, key) if done else None
-    return last if last is not None else mean(number_in(row, key) for row in rows) or 0.0
+    last = _time_s(done.result, key) if done else None
+    return last if last is not None else mean(_time_s(row, key) for row in rows) or 0.0
 
 
 def _seconds(row: Row, key: str) -> float:
-    """Return a row's time; 0 if it is missing or negative."""
-    return max(0.0, number_in(row, key) or 0.0)
+    """Return a row's time; 0 if it is missing, or as no clock measures it."""
+    return _time_s(row, key) or 0.0
+
+
+def _time_s(columns: Mapping[str, object], key: str) -> float | None:
+    seconds = number_in(columns, key)
+    return seconds if seconds is not None and 0 <= seconds < LONGEST_S else None
 
 
 def _parts(rows: Sequence[Row]) -> StepParts:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from retrain.config.prices import Price, price_of
 from retrain.records.layout import RunFiles
-from retrain.records.lines import Row
+from retrain.records.lines import Row, is_count
 from retrain.records.metrics import read_ends
 from retrain.records.run_state import Done
 from retrain.records.spending import Tokens, read_spending, tokens_of
@@ -94,7 +94,7 @@ def _evaluated(name: str, rows: Iterable[Row]) -> Iterator[Tokens]:
     """Iterate over an evaluation's tokens, each time."""
     for row in rows:
         found = ((kind, row.get(f"{name}billed_{kind}")) for kind in KINDS)
-        if counts := {kind: count for kind, count in found if isinstance(count, int)}:
+        if counts := {kind: count for kind, count in found if is_count(count)}:
             yield Tokens(**counts)
 
 
