@@ -23,10 +23,11 @@ from retrain.errors import RecordsError, records_error
 from retrain.records.files import opened, record_of, sync_directory, write_all
 
 _BLOCK = 2**16
+_FIRST_BLOCK = 2**14  # of an end: more than the rows that a median needs, and each of them is parsed
 _MAX_TAIL_BYTES = 16 * 2**20  # our lines are never that long
 WHOLE_BYTES = 2**16  # a file up to this size is read as a whole
 SAMPLES = 32  # lines read from the middle of a longer file
-END_LINES = 6  # read at least from the end of a longer file: more than the rows that a median needs
+END_LINES = 6  # read at least from the end of a longer file
 _MOST_NEW_BYTES = 2**20  # more than this at once (a sleeping laptop) is sampled as well
 _LINE_BYTES = 2**12  # most rows fit; a longer one is read again with more room
 LONGEST_LINE_BYTES = 2**16  # a longer line is skipped when a file is sampled
@@ -168,7 +169,7 @@ def read_end(fd: int, count: int, most: int = _MAX_TAIL_BYTES) -> tuple[int, byt
     It ends the search where it has read `most` bytes, or a little more.
     """
     start = os.fstat(fd).st_size
-    block, data = _BLOCK // 2, b""
+    block, data = _FIRST_BLOCK, b""
     while start > 0 and data.count(b"\n") <= count and len(data) < most:
         length = min(block, start)
         start -= length
