@@ -43,7 +43,7 @@ def open_scorer(
         shared: run the tests in the program's own interpreter, for tests that subclass its classes or
             patch it; a program can then forge its verdict. By default they run in a sandbox of their own.
         sandbox: where programs run, a plugin; "auto" takes the strongest that works here. In a campaign,
-            `[reward].sandbox` sets it for all rewards.
+            `[reward].sandbox` sets it for all rewards that name none.
         sandbox_options: its options.
     """
     opened = choose(sandbox, sandbox_options or {})
