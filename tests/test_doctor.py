@@ -33,7 +33,7 @@ def checks(answer: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str]
 
 
 def test_plugins_lists_every_kind_and_what_each_plugin_needs(retrain: Call) -> None:
-    rows = json.loads(retrain("plugins", "--json").stdout)
+    rows = json.loads(retrain("plugins", "--json").stdout)["plugins"]
     assert {row["kind"] for row in rows} == set(registry.KINDS)
     math = next(row for row in rows if (row["kind"], row["name"]) == ("rewards", "math"))
     installed = importlib.util.find_spec("math_verify") is not None
