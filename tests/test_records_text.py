@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.records.text import plain
+from retrain.records.text import plain, without_middle
 
 
 @pytest.mark.parametrize(
@@ -45,3 +45,10 @@ def test_any_text_becomes_one_printable_line_within_the_limit(text, limit):
 @given(text=st.text())
 def test_text_that_is_plain_already_stays_as_it_is(text):
     assert plain(plain(text)) == plain(text)
+
+
+@pytest.mark.parametrize(
+    ("limit", "shown"), [(11, "漢字 lr=0.1"), (10, "漢字…r=0.1"), (9, "漢字…=0.1"), (6, "漢…0.1")]
+)
+def test_a_name_without_its_middle_fits_in_columns(limit: int, shown: str) -> None:
+    assert without_middle("漢字 lr=0.1", limit) == shown

@@ -222,3 +222,12 @@ def test_a_sparkline_never_rises_where_values_fall(values, width):
 
 def test_what_is_no_time_shows_no_time():
     assert clock("\x1b[2J") == " " * 8
+
+
+@pytest.mark.parametrize("glyphs", [FULL, ASCII])
+def test_conditions_of_a_sweep_are_told_apart_by_the_ends_of_their_names(glyphs):
+    names = [f"grpo 漢字 lr=0.001 temperature=0.757 entropy_bonus=0.0{number}" for number in (181, 431, 56)]
+    view = view_of(campaign_of([run_of(name, seed) for name in names for seed in (0, 1)]))
+    lines = text_of(view, 80, 24, glyphs).splitlines()
+    starts = [line[:29] for line in lines if line[2:].startswith("grpo")]
+    assert len(set(starts)) == len(starts) == 3 + 6  # a line of the matrix each, and a line for each run

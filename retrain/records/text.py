@@ -71,10 +71,14 @@ def first_of(names: Sequence[str], shown: int = 5) -> str:
     return ", ".join(names[:shown]) + more
 
 
-def without_middle(name: str, limit: int) -> str:
-    """Return a name with at most `limit` characters: of a longer one the start and the end."""
+def without_middle(name: str, limit: int, more: str = "…") -> str:
+    """Return a name in at most `limit` columns of a terminal: of a longer one the start and the end."""
+    from rich.cells import cell_len, set_cell_size  # not at the top: workers show nothing
+
+    if cell_len(name) <= limit:
+        return name
     end = limit // 2
-    return name if len(name) <= limit else f"{name[: limit - end - 1]}…{name[-end:]}"
+    return set_cell_size(name, limit - end - 1) + more + set_cell_size(name[::-1], end)[::-1]
 
 
 def _visible(character: str) -> str:

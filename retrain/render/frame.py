@@ -19,7 +19,7 @@ from rich.text import Text
 
 from retrain.clock import posix_s
 from retrain.records.run_row import RunRow
-from retrain.records.text import MISSING, counts_of
+from retrain.records.text import MISSING, counts_of, without_middle
 from retrain.render.status import detailed, permit_line, resume_lines, time_left, warnings
 from retrain.render.tables import BAD, STYLES
 from retrain.status import CampaignStatus
@@ -194,7 +194,7 @@ def matrix(campaign: CampaignStatus, width: int, height: int, glyphs: Glyphs) ->
 
     for name in conditions[:fitting]:
         marks = [mark(name, seed) for seed in campaign.seeds[:shown]]
-        lines.append(Text.assemble("  " + _shortened(name, name_width, glyphs), *marks))
+        lines.append(Text.assemble("  " + _in_columns(name, name_width, glyphs), *marks))
     if fitting < len(conditions):
         lines.append(Text(f"  and {len(conditions) - fitting} more conditions", style="dim"))
     return lines
@@ -239,11 +239,9 @@ def sparkline(values: Sequence[float], width: int, low: float, high: float, glyp
     return "".join(_level((mean - low) / span if span > 0 else 0.5, glyphs) for mean in means)
 
 
-def _shortened(name: str, width: int, glyphs: Glyphs) -> str:
-    """Return a name in exactly so many columns."""
-    if cell_len(name) > width > 1:
-        return set_cell_size(name, width - 1) + glyphs.more
-    return set_cell_size(name, width)
+def _in_columns(name: str, width: int, glyphs: Glyphs) -> str:
+    """Return a name in exactly so many columns; its ends tell it from others."""
+    return set_cell_size(without_middle(name, width, glyphs.more), width)
 
 
 def _run_lines(campaign: WatchedCampaign, begun: int, width: int, height: int, glyphs: Glyphs) -> list[Text]:
@@ -275,7 +273,7 @@ def _table(runs: Sequence[WatchedRun], width: int, scale: tuple[float, float], g
         state, style = state_cell(run.row, glyphs)
         calm = run.row.state in ("running", "done")
         drawn = set_cell_size(sparkline(run.rewards, spark, *scale, glyphs), spark)
-        named = (f" {_shortened(name, name_width, glyphs)}", "" if calm else style)
+        named = (f" {_in_columns(name, name_width, glyphs)}", "" if calm else style)
         found.append(Text.assemble((state, style), named, " " * GAP, (drawn, "green"), line))
     return found
 
