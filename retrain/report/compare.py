@@ -232,7 +232,7 @@ def cost_lines(comparison: Comparison) -> Iterator[str]:
 
 def _differences(sides: Sequence[Side]) -> tuple[KeyDifference, ...]:
     """List the keys that differ between runs of any side, without seeds and paths."""
-    flat = [[dict(deciding(run.config)) for run in side.runs if run.config] for side in sides]
+    flat = [[dict(deciding_keys(run.config)) for run in side.runs if run.config] for side in sides]
     keys = sorted({key for tables in chain(*flat) for key in tables} - {SEED})
     found = {key: [_values(key, side) for side in flat] for key in keys}
     differing = {key: by_side for key, by_side in found.items() if len({*chain(*by_side)}) > 1}
@@ -243,7 +243,7 @@ def _values(key: str, side: Sequence[Tables]) -> list[str]:
     return list(dict.fromkeys(as_toml(tables[key]) if key in tables else ABSENT for tables in side))
 
 
-def deciding(tables: Tables) -> Iterator[tuple[str, Any]]:
+def deciding_keys(tables: Tables) -> Iterator[tuple[str, Any]]:
     """Iterate over `section.key` and value of every key that affects a run's result."""
     return flatten({name: table for name, table in tables.items() if name not in BESIDE_RESULTS})
 

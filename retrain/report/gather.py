@@ -36,7 +36,7 @@ from retrain.records.layout import (
 from retrain.records.lines import Row, is_count, parse_line, read_lines
 from retrain.records.manifest import Manifest, RunEntry, read_manifest
 from retrain.records.provenance import known_origin
-from retrain.records.row_parts import Columns as ResultRow
+from retrain.records.row_parts import Columns
 from retrain.records.run_row import RunRow, row_of_inspected, unreadable_row
 from retrain.records.run_state import UNREADABLE, Attempt, Inspection, RunState, inspect_run, rung_of
 from retrain.records.rungs import Searched, as_decided
@@ -53,7 +53,7 @@ _NAME_LIMIT = 200
 
 
 @dataclass(frozen=True)
-class Columns:
+class StepColumns:
     """One run's rows, each step once."""
 
     steps: NDArray[np.int64]  # ascending, shape (rows,)
@@ -72,7 +72,7 @@ class Columns:
         return self.texts.get(name) or ("",) * len(self.steps)
 
 
-NO_ROWS = Columns(np.empty(0, dtype=np.int64), np.empty(0), {}, {}, 0)
+NO_ROWS = StepColumns(np.empty(0, dtype=np.int64), np.empty(0), {}, {}, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +80,8 @@ class RunHistory(RunRow):
     """A run's row, and all that its directory holds of it."""
 
     attempts: tuple[Attempt, ...]
-    columns: Columns
-    result: ResultRow  # from done.json; empty unless done
+    columns: StepColumns
+    result: Columns  # from done.json; empty unless done
     config: Tables  # tables of run.toml; empty if unreadable or edited
     directory: Path
 
@@ -195,7 +195,7 @@ def _run(files: RunFiles, entry: RunEntry, searched: Searched | None, *, with_ro
     )
 
 
-def read_columns(path: Path) -> Columns:
+def read_columns(path: Path) -> StepColumns:
     """Read a file of rows, such as metrics.jsonl or warmup.jsonl; without rows, there are no columns."""
     reading, skipped_lines = _Reading(), 0
     for line in read_lines(path):
@@ -204,7 +204,7 @@ def read_columns(path: Path) -> Columns:
             reading.add(step, row)
         else:
             skipped_lines += 1
-    return Columns(
+    return StepColumns(
         np.array(reading.steps, dtype=np.int64),
         np.array(reading.ends_s, dtype=np.float64),
         dict(reading.take_metrics()),

@@ -25,7 +25,7 @@ from retrain.records.lines import Row
 from retrain.records.metrics import stream_rows
 from retrain.records.run_state import UNREADABLE
 from retrain.report.charts import STYLE, VEGA_LITE, Chart, converter
-from retrain.report.compare import SEED, deciding
+from retrain.report.compare import SEED, deciding_keys
 from retrain.report.contents import contents
 from retrain.report.gather import CampaignRecord, RunHistory
 from retrain.report.page import MARK, page
@@ -255,7 +255,7 @@ def _end(campaign: CampaignRecord, run: RunHistory) -> Row:
     row = _identity(campaign, run) | {"step": run.last_step, "message": run.message}
     at = Moment() if run.is_done else Moment(step=run.last_step)
     row |= {f"final.{name}": final_value(run, name, at) for name in known_metrics([run])}
-    return row | {key: value for key, value in deciding(run.config) if key != SEED}
+    return row | {key: value for key, value in deciding_keys(run.config) if key != SEED}
 
 
 def _identity(campaign: CampaignRecord, run: RunHistory) -> Row:
