@@ -136,11 +136,12 @@ def test_what_a_server_that_dies_leaves_is_told_and_deleted_later(
 
 
 def test_an_api_that_does_not_answer_is_told_instead_of_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saved_states, "DELETE_S", 1.0)
     monkeypatch.setenv("TINKER_API_KEY", KEY)
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         config = Config(model=Model(model=MODEL, base_url=f"http://127.0.0.1:{nobody.getsockname()[1]}"))
-        found = saved_states.deleted(config, ["tinker://run-1/weights/a", "tinker://run-1/weights/b"], 1.0)
+        found = saved_states.deleted(config, ["tinker://run-1/weights/a", "tinker://run-1/weights/b"])
     assert len(found) == 2
     assert all("the API did not answer within 1 s" in problem for problem in found.values())
 

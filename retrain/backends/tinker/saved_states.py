@@ -197,14 +197,14 @@ def ask(url: str, question: Callable[[tinker.RestClient], Any], answer_s: float)
     return begun(lambda: question(tinker.RestClient(base_url=url or None)).result()).result(answer_s)
 
 
-def deleted(config: Config, paths: Sequence[str], answer_s: float = DELETE_S) -> Mapping[str, str]:
+def deleted(config: Config, paths: Sequence[str]) -> Mapping[str, str]:
     """Delete states; return each one's problem, "" if it is deleted or was gone before."""
     told = dict.fromkeys(paths, "")
     for number, path in enumerate(paths):
         try:
-            ask(config.model.base_url, methodcaller("delete_checkpoint_from_tinker_path", path), answer_s)
+            ask(config.model.base_url, methodcaller("delete_checkpoint_from_tinker_path", path), DELETE_S)
         except TimeoutError:
-            unanswered = f"not deleted: the API did not answer within {answer_s:g} s; try again later"
+            unanswered = f"not deleted: the API did not answer within {DELETE_S:g} s; try again later"
             return told | dict.fromkeys(paths[number:], unanswered)
         except FAULTS as error:
             told[path] = "" if classify(error) is Fault.LOST else describe(error)
