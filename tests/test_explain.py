@@ -27,6 +27,18 @@ def test_without_a_pilot_it_says_what_is_unknown_and_how_to_get_it(tmp_path: Pat
     )
 
 
+def test_it_points_to_earlier_campaigns_that_were_not_read(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    record_campaign(plan, "other-20250131T120000Z-0a1b")
+    assert not explained(plan, None).warnings
+    record_campaign(plan, f"{plan.name}-20250131T120000Z-0a1b")
+    assert explained(plan, None).warnings == (
+        f"{tmp_path}/ has earlier campaigns of {plan.name}; to estimate from them: "
+        f"retrain explain c.toml --from {tmp_path}",
+    )
+    assert not explained(plan, learn(tmp_path)).warnings
+
+
 def test_an_estimate_adds_start_and_end_to_the_steps_of_each_condition(tmp_path: Path) -> None:
     plan = plan_of(tmp_path)
     times = {"a": [1.0] * 21, "b": [2.0] * 21}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import shlex
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -146,7 +147,9 @@ def explain_plan(
         wall_time=time,
         unknown=() if time is not None else UNKNOWN,
         pilot_command=pilot,
-        warnings=tuple(chain(*of_plan, *of_runs, _over_budget(plan, cost))),
+        warnings=tuple(
+            chain(*of_plan, *of_runs, _over_budget(plan, cost), _unread(plan, history, file_name))
+        ),
         checklist=decisions.checklist(budget_s, sets_max_tokens=sets_max_tokens),
         script=script,
         sandboxes=tuple(sandboxes),
@@ -156,6 +159,14 @@ def explain_plan(
         search=_search(plan),
         expected_seeds=_expected(costly, learned_from, time, cost),
     )
+
+
+def _unread(plan: Plan, history: History | None, file_name: str) -> Iterator[str]:
+    """Say that there are earlier campaigns of this name from which nothing was read."""
+    earlier = plan.log_dir.glob(f"{glob.escape(plan.name)}-????????T??????Z-????")
+    if history is None and any(earlier):
+        command = f"retrain explain {file_name} --from {shlex.quote(str(plan.log_dir))}"
+        yield f"{plan.log_dir}/ has earlier campaigns of {plan.name}; to estimate from them: {command}"
 
 
 def _pilot_command(plan: Plan, file_name: str, logs: str, fixed: Collection[str]) -> str:
