@@ -35,28 +35,22 @@ class Asking:
     """The schedule of one launcher's queries, and which notices the user gets while they fail."""
 
     least_s = 2.0  # between two queries
+    clock = staticmethod(time.monotonic)
 
-    def __init__(
-        self,
-        cluster: str,
-        every_s: float,
-        say: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, cluster: str, every_s: float, say: Callable[[str], None]) -> None:
         self._cluster = cluster
         self._every_s = every_s
         self._say = say
-        self._clock = clock
         self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._asked_at = self._due_at = float("-inf")
         self._is_silent = False
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the next query, `wake` or the timeout; return whether a query is due."""
-        wait_s = min(timeout_s, self._due_at - self._clock())
+        wait_s = min(timeout_s, self._due_at - self.clock())
         if wait_s > 0:
             self.rest(wait_s)
-        return self._clock() >= self._due_at
+        return self.clock() >= self._due_at
 
     def rest(self, seconds: float) -> bool:
         """Wait for the given seconds or `wake`; return whether it was `wake`."""
@@ -73,16 +67,16 @@ class Asking:
     @property
     def is_fresh(self) -> bool:
         """Whether the last answer is too recent to query again."""
-        return self._clock() - self._asked_at <= self.least_s
+        return self.clock() - self._asked_at <= self.least_s
 
     def asked(self) -> None:
         """Note a query; the next one is due at the usual time."""
-        self._asked_at = self._clock()
+        self._asked_at = self.clock()
         self._due_at = self._asked_at + self._every_s
 
     def postpone(self) -> None:
         """Delay the next query: the cluster needs a moment to show what was just submitted."""
-        self._due_at = self._clock() + self.least_s
+        self._due_at = self.clock() + self.least_s
 
     def hurry(self) -> None:
         """Query as soon as allowed."""
