@@ -123,8 +123,7 @@ def explain_plan(
         script: what the launcher would submit, if anything.
         free_memory: device (cpu or cuda) -> bytes that are free, None if not known.
     """
-    first = plan.first_runs()
-    costly = _at_most(plan)
+    first, costly = plan.first_runs(), _at_most(plan)
     time, cost = _estimates(costly, history, cores)
     configs = [run.config for run in first.values()]
     sandboxes, memory = sandboxes_of(configs), tuple(_memory_uses(checked, free_memory))
