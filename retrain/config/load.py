@@ -25,7 +25,7 @@ from retrain.config.files import found_below
 from retrain.config.keys import Table, Tables, put, quote, table_at
 from retrain.config.points import Proposal
 from retrain.config.prices import check_prices
-from retrain.config.resolve import DECIDED_BY_CAMPAIGN, merge, overrides_of, with_default_plugins
+from retrain.config.resolve import DECIDED_BY_CAMPAIGN, flatten, merge, overrides_of, with_default_plugins
 from retrain.config.schema import Config
 from retrain.config.sweep import (
     Variant,
@@ -151,10 +151,10 @@ def parse(
     """Build the Config of raw tables; a ConfigError has one line, `source [section].key: what`, a problem."""
 
     def where(location: Location) -> str:
-        is_set = location in overridden
+        is_set = location in overridden or _is_section_set(given, location, overridden)
         return f"--set {'.'.join(map(str, location))}" if is_set else f"{source} {place(location)}"
 
-    launcher = list(check_launcher_tables(raw))
+    given, launcher = raw, list(check_launcher_tables(raw))
     raw = with_eval_tables(with_launcher_options(with_plain_keys(raw)))
     trials: Trials | None = {} if try_plugins else None
     file = draft_of(raw, trials)
@@ -229,6 +229,12 @@ def _without_effect(
         inside = ("training", "max_steps") if location == ("campaign", "max_steps") else location
         if own and all(stands_in(overrides_of(one), inside) for one in own):
             yield location, f"has no effect, because every condition gives its own {place(inside)}"
+
+
+def _is_section_set(raw: Tables, location: Location, overridden: frozenset[Location]) -> bool:
+    """Whether a section is in no file: overrides gave all that it has."""
+    keys = [key for key, _ in flatten(table_at(raw, str(location[0])))] if len(location) == 1 else []
+    return bool(keys) and all((*location, *key.split(".")) in overridden for key in keys)
 
 
 def _called(condition: Tables, number: int) -> str:
