@@ -17,7 +17,6 @@ from retrain.records.text import about, count_of, dollars, format_duration, gib,
 from retrain.render.tables import console, fitted, print_result
 
 if TYPE_CHECKING:
-    from retrain.plan.checklist import ChecklistLine
     from retrain.plan.estimate.money import CostForecast
     from retrain.plan.estimate.wall_time import WallTime
     from retrain.plan.expected_seeds import ExpectedSeeds
@@ -102,15 +101,18 @@ def _lines(explanation: Explanation) -> Iterator[str | Text]:
         yield from (f"    {line}" for line in plain_lines(explanation.script))
     yield from (Text(f"\nnote: {plain(warning, 500)}", "yellow") for warning in explanation.warnings)
     yield Text("\nbefore a full run", "bold")
+    yield from _check_lines(explanation)
+
+
+def _check_lines(explanation: Explanation) -> Iterator[Text]:
+    """Iterate over the checklist; a command that several answers name is shown once."""
+    shown = {explanation.pilot_command} if explanation.wall_time is None else set()
     for check in explanation.checklist:
-        yield from _check_lines(check)
-
-
-def _check_lines(check: ChecklistLine) -> Iterator[Text]:
-    answer = f"{check.question}: {plain(check.answer, 500)}"
-    yield Text.assemble((f"{check.state:<8}", CHECK_STYLES[check.state]), answer)
-    if check.command:
-        yield Text(f"        {plain(check.command, 500)}", "dim")
+        answer = f"{check.question}: {plain(check.answer, 500)}"
+        yield Text.assemble((f"{check.state:<8}", CHECK_STYLES[check.state]), answer)
+        if check.command and check.command not in shown:
+            yield Text(f"        {plain(check.command, 500)}", "dim")
+            shown.add(check.command)
 
 
 def _matrix(explanation: Explanation, width: int) -> object:

@@ -192,7 +192,7 @@ def watch_as_lines(log_dir: Path, show: Callable[[View], None]) -> int:
             view = watcher.look()
             show(view)
             sys.stdout.flush()
-            if view.campaigns and not any(c.status.state == "running" for c in view.campaigns):
+            if not any(c.status.state == "running" for c in view.campaigns):
                 return EXIT_DONE
             if inbox.wait(interval.rest_s()) in (Asked.STOP, Asked.QUIT):
                 return EXIT_INTERRUPTED
