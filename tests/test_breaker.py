@@ -12,7 +12,7 @@ def opened() -> CircuitBreaker:
     """Return a breaker that opened at second 0."""
     breaker = CircuitBreaker(3)
     for _ in range(3):
-        breaker.ended(0, infrastructure=True, message="no route to host")
+        breaker.ended(0, "early", infrastructure=True, message="no route to host")
     return breaker
 
 
@@ -23,13 +23,14 @@ def pauses_until(breaker: CircuitBreaker, end_s: float) -> bool:
 
 def test_two_failures_in_a_row_are_bad_luck() -> None:
     breaker = CircuitBreaker(3)
-    assert [breaker.ended(0, infrastructure=True) for _ in range(2)] == [False, False]
+    assert [breaker.ended(0, "any", infrastructure=True) for _ in range(2)] == [False, False]
     assert not breaker.ask(0).is_open
 
 
 def test_the_third_failure_in_a_row_opens_it_and_says_why() -> None:
     breaker = CircuitBreaker(3)
-    assert [breaker.ended(1, infrastructure=True, message="502") for _ in range(3)] == [False, False, True]
+    opens = [breaker.ended(1, run, infrastructure=True, message="502") for run in "abc"]
+    assert opens == [False, False, True]
     admission = breaker.ask(1)
     assert admission.is_open
     assert pauses_until(breaker, 1 + PAUSE_S)
@@ -40,52 +41,61 @@ def test_the_third_failure_in_a_row_opens_it_and_says_why() -> None:
 def test_any_other_ending_between_them_starts_the_count_again() -> None:
     breaker = CircuitBreaker(2)
     for infrastructure in (True, False, True):
-        breaker.ended(0, infrastructure=infrastructure)
+        breaker.ended(0, "any", infrastructure=infrastructure)
     assert not breaker.ask(0).is_open
 
 
 def test_after_the_pause_one_run_is_tried_and_no_second() -> None:
     breaker = opened()
     assert not breaker.ask(PAUSE_S).is_open
-    breaker.started(PAUSE_S)
+    breaker.started(PAUSE_S, "probe")
     assert breaker.ask(PAUSE_S + 1).is_open
 
 
 def test_a_probe_that_fails_doubles_the_pause_up_to_the_longest() -> None:
     breaker, now_s = opened(), PAUSE_S
     for pause_s in (120, 240, 480, 960, LONGEST_PAUSE_S, LONGEST_PAUSE_S):
-        breaker.started(now_s)
-        breaker.ended(now_s, infrastructure=True)
+        breaker.started(now_s, "probe")
+        breaker.ended(now_s, "probe", infrastructure=True)
         assert pauses_until(breaker, now_s + pause_s)
         now_s += pause_s
 
 
 def test_a_probe_that_ends_well_closes_it() -> None:
     breaker = opened()
-    breaker.started(PAUSE_S)
-    breaker.ended(PAUSE_S + 1, infrastructure=False)
+    breaker.started(PAUSE_S, "probe")
+    breaker.ended(PAUSE_S + 1, "probe", infrastructure=False)
     assert not breaker.ask(PAUSE_S + 1).is_open
 
 
 def test_a_probe_that_lives_through_its_probation_closes_it() -> None:
     breaker = opened()
-    breaker.started(PAUSE_S)
+    breaker.started(PAUSE_S, "probe")
     assert breaker.ask(PAUSE_S + PROBATION_S - 0.1).is_open
     assert not breaker.ask(PAUSE_S + PROBATION_S).is_open
-    assert breaker.ended(PAUSE_S + PROBATION_S + 1, infrastructure=True) is False
+    assert breaker.ended(PAUSE_S + PROBATION_S + 1, "probe", infrastructure=True) is False
 
 
 def test_failures_of_runs_from_before_the_pause_do_not_lengthen_it() -> None:
     breaker = opened()
-    assert breaker.ended(5, infrastructure=True) is False
+    assert breaker.ended(5, "early", infrastructure=True) is False
     assert pauses_until(breaker, PAUSE_S)
+
+
+def test_a_failure_of_another_run_is_not_the_probes() -> None:
+    breaker = opened()
+    breaker.started(PAUSE_S, "probe")
+    assert breaker.ended(PAUSE_S + 1, "early", infrastructure=True) is False
+    assert breaker.ask(PAUSE_S + 2).reason.startswith("one run is probing")
+    assert breaker.ended(PAUSE_S + 3, "probe", infrastructure=True) is True
+    assert pauses_until(breaker, PAUSE_S + 3 + 2 * PAUSE_S)
 
 
 @given(st.integers(0, 60))
 def test_it_always_admits_somebody_in_the_end(failures: int) -> None:
     breaker, now = CircuitBreaker(2), 0.0
     for _ in range(failures):
-        breaker.started(now)
-        breaker.ended(now, infrastructure=True)
+        breaker.started(now, "probe")
+        breaker.ended(now, "probe", infrastructure=True)
         now += LONGEST_PAUSE_S
         assert not breaker.ask(now).is_open

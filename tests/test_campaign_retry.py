@@ -50,7 +50,7 @@ def test_several_runs_failing_in_a_row_pause_launches_then_one_is_tried() -> Non
     assert (paused.count, "connection refused" in paused.reason) == (0, True)
     now_s[0] += FIRST_PAUSE_S
     assert admission.places().count == 4
-    admission.started()
+    admission.started("a")
     assert admission.places().count == 0  # until the one that is tried has lived for a while
     admission.ended("a", Ending(RunState.DONE, ""))
     assert admission.places().count == 4
@@ -62,12 +62,26 @@ def test_a_probe_that_fails_like_the_others_pauses_for_longer() -> None:
         admission.ended(run_id, Ending(RunState.INFRASTRUCTURE, ""))
     now_s[0] += FIRST_PAUSE_S
     assert admission.places().count == 4
-    admission.started()
+    admission.started("a")
     admission.ended("a", Ending(RunState.INFRASTRUCTURE, ""))
     now_s[0] += FIRST_PAUSE_S
     assert admission.places().count == 0
     now_s[0] += FIRST_PAUSE_S
     assert admission.places().count == 4
+
+
+def test_a_probe_counts_though_it_failed_in_the_pause_and_others_do_not() -> None:
+    admission, now_s = in_a_row()
+    for run_id in ("a", "b", "c", "in the pause"):
+        admission.ended(run_id, Ending(RunState.INFRASTRUCTURE, ""))
+    now_s[0] += FIRST_PAUSE_S
+    admission.started("in the pause")
+    admission.ended("another", Ending(RunState.INFRASTRUCTURE, ""))
+    assert admission.places().reason.startswith("one run is probing")
+    admission.ended("in the pause", Ending(RunState.INFRASTRUCTURE, "no route to host"), is_lost=True)
+    assert "no route to host" in admission.places().reason
+    now_s[0] += 2 * FIRST_PAUSE_S - 1
+    assert admission.places().count == 0
 
 
 def test_one_run_that_fails_again_and_again_is_no_sign_of_trouble_for_all() -> None:

@@ -120,20 +120,21 @@ class LaunchBreaker:
         """Whether one run is to be started before any others."""
         return self._breaker.ask(self._clock()).is_probe
 
-    def started(self) -> None:
-        self._breaker.started(self._clock())
+    def started(self, run_id: str) -> None:
+        self._breaker.started(self._clock(), run_id)
 
     def ended(self, run_id: str, ending: Ending, *, is_lost: bool = False) -> None:
         """Note how a worker ended (`is_lost`: with its machine); an interruption says nothing."""
-        if ending.state is RunState.INTERRUPTED or run_id in self._failed:
+        is_probe = run_id == self._breaker.probe
+        if ending.state is RunState.INTERRUPTED or (run_id in self._failed and not is_probe):
             return
         is_infrastructure = ending.state is RunState.INFRASTRUCTURE
-        if is_lost and is_infrastructure:
+        if is_lost and is_infrastructure and not is_probe:
             if self._clock() < self._same_loss_until_s:
                 return
             self._same_loss_until_s = self._clock() + SAME_LOSS_S
         has_opened = self._breaker.ended(
-            self._clock(), infrastructure=is_infrastructure, message=ending.message
+            self._clock(), run_id, infrastructure=is_infrastructure, message=ending.message
         )
         if is_infrastructure and not has_opened:
             self._failed.add(run_id)

@@ -172,10 +172,10 @@ class Supervisor:
         self._was_taken, self._said = True, ""
         for run in runs:
             if run.run_id in taken:
+                self._admission.started(run.run_id)
                 self._activate(run)
                 if not self._launcher.queues:
                     self._begin(run.run_id)
-        self._admission.started()
         return taken
 
     def _adopt(self, runs: Sequence[RunPlan]) -> None:

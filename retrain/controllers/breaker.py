@@ -36,7 +36,8 @@ class CircuitBreaker:
     def _close(self) -> None:
         self._pause_s, self._failures, self._why = PAUSE_S, 0, ""
         self._resumes_at_s: float | None = None  # set: open until then, half-open afterwards
-        self._probe_ends_s: float | None = None
+        self._probation_ends_s = 0.0
+        self.probe = ""  # half-open: the run that was started
 
     def ask(self, now_s: float) -> LaunchAdmission:
         """Return whether a run may start; `now_s` is the caller's clock, the same in all calls."""
@@ -44,23 +45,24 @@ class CircuitBreaker:
             return LaunchAdmission(False, "closed")
         if now_s < self._resumes_at_s:
             return LaunchAdmission(True, self._why)
-        if self._probe_ends_s is None:
+        if not self.probe:
             return LaunchAdmission(False, "one run is started as a probe", is_probe=True)
-        if now_s < self._probe_ends_s:
+        if now_s < self._probation_ends_s:
             return LaunchAdmission(True, "one run is probing before the others start")
         self._close()
         return LaunchAdmission(False, "the probe is still running")
 
-    def started(self, now_s: float) -> None:
+    def started(self, now_s: float, run: str) -> None:
         """Record that a run was started; if the breaker is half-open, that run is the probe."""
-        if self._resumes_at_s is not None and self._probe_ends_s is None:
-            self._probe_ends_s = now_s + PROBATION_S
+        if self._resumes_at_s is not None and not self.probe:
+            self.probe, self._probation_ends_s = run, now_s + PROBATION_S
 
-    def ended(self, now_s: float, *, infrastructure: bool, message: str = "") -> bool:
+    def ended(self, now_s: float, run: str, *, infrastructure: bool, message: str = "") -> bool:
         """Record that an attempt of a run ended; return whether this opened the breaker.
 
         Args:
             now_s: the caller's clock.
+            run: which; the failure of another than the probe is not the probe's.
             infrastructure: whether it failed for infrastructure; any other ending counts as success.
             message: the cause, for the reason of later admissions.
         """
@@ -68,11 +70,11 @@ class CircuitBreaker:
             self._close()
             return False
         self._failures += 1
-        is_probe, is_paused = self._probe_ends_s is not None, self._resumes_at_s is not None
+        is_probe, is_paused = run == self.probe, self._resumes_at_s is not None
         if not is_probe and (is_paused or self._failures < self._threshold):
             return False  # a run that was started before the pause, or bad luck
         self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s) if is_probe else PAUSE_S
-        self._resumes_at_s, self._probe_ends_s = now_s + self._pause_s, None
+        self._resumes_at_s, self.probe = now_s + self._pause_s, ""
         self._why = f"{self._failures} attempts in a row failed for infrastructure"
         self._why += f"; last error: {message}" if message else ""
         return True
