@@ -198,7 +198,7 @@ def test_tests_may_share_the_interpreter_of_the_program() -> None:
 
 OWN_SANDBOX = {"sandbox": "process"}
 PARTS = {"tests": {"reward": "python", "weight": 1.0}}
-NO_SUCH = "'proces' is not one of the sandbox; did you mean 'process'?"
+NO_SUCH = "'proces' is not a known sandbox; did you mean 'process'?"
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_a_part_that_cannot_tell_leaves_the_sum_unknown() -> None:
         ({"match": float("nan")}, "parts.match: got nan"),
         ({"match": {}}, "parts.match.weight: got None; needs a number"),
         ({"match": {"weight": 1, "wait": 2}}, "parts.match.wait: unknown key"),
-        ({"mtach": 1.0}, "parts.mtach: 'mtach' is not one of the rewards; did you mean 'match'?"),
+        ({"mtach": 1.0}, "parts.mtach: 'mtach' is not a known reward; did you mean 'match'?"),
         ({"partial": {"weight": 1, "params": {"pwoer": 1}}}, "parts.partial.params.pwoer: unknown parameter"),
         ({"python": {"weight": 1, "params": {"workers": -1}}}, "parts.python.params.workers: got -1"),
     ],

@@ -46,19 +46,20 @@ T = TypeVar("T")
 
 def plugin(kind: str, name: str) -> Plugin:
     """Return a plugin; a ConfigError says which names exist or what fails."""
+    spec = spec_of(kind)
     if is_built_in(kind, name):
-        spec, module = spec_of(kind), importlib.import_module(f"retrain.{kind}.{name}")
+        module = importlib.import_module(f"retrain.{kind}.{name}")
         return Plugin(spec, name, getattr(module, spec.entry), module)
     if "." in name:
-        module, found = _at(kind, name)
+        module, found = _at(spec.one, name)
         return _imported(kind, name, found, module, name.rpartition(".")[2])
     for entry in _installed(kind):
         if entry.name == name:
-            found = _loaded(name, kind, entry.load)
+            found = _loaded(name, spec.one, entry.load)
             return _imported(kind, name, found, importlib.import_module(entry.module), entry.attr)
     known = names(kind)
     others = f"known: {', '.join(known)}, or a dotted path"
-    raise ConfigError(f"{name!r} is not one of the {kind}; {hint(name, known, others)}")
+    raise ConfigError(f"{name!r} is not a known {spec.noun}; {hint(name, known, others)}")
 
 
 def find(kind: str, name: str) -> Callable[..., Any]:

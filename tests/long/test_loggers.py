@@ -254,7 +254,7 @@ def test_steps_after_the_checkpoint_are_logged_again_as_they_came_out_then(tmp_p
 @pytest.mark.parametrize(
     ("logging", "problem"),
     [
-        ({"loggers": ["wandbb"]}, "[logging].loggers: 'wandbb' is not one of the loggers; did you mean"),
+        ({"loggers": ["wandbb"]}, "[logging].loggers: 'wandbb' is not a known logger; did you mean"),
         ({"loggers": "wandb"}, "[logging].loggers"),
         ({"loggers": [f"{OWN}.recording"] * 2}, "is named twice"),
         ({"logger_params": {"wandb": {}}}, "is not in logging.loggers"),
