@@ -128,9 +128,8 @@ def _read_crowding(calibration: Path) -> Crowding | None:
     if (found := read_json(calibration / CROWDING)) is None:
         return None
     try:
-        known = record_of(Crowding, found)
-        return known if known.points else None
-    except (LookupError, TypeError, ValueError):
+        return record_of(Crowding, found)
+    except ValueError:
         return None  # an estimate does not need it
 
 

@@ -18,10 +18,18 @@ DRIFT, CROWDED_DRIFT = 0.03, 0.07  # the latter on a machine that the runs keep 
 
 @dataclass(frozen=True, slots=True)
 class Crowding:
-    """Slowdown of a step relative to a run alone, by the number of runs alive."""
+    """Slowdown of a step relative to a run alone, by the number of runs alive.
+
+    Raises:
+        ValueError: there is none, or one is not above 0.
+    """
 
     points: tuple[tuple[float, float], ...] = ((1.0, 1.0),)  # (runs alive, slowdown), linear between
     is_full: bool = False  # the last uses the whole machine, so that twice the runs double the slowdown
+
+    def __post_init__(self) -> None:
+        if not self.points or min(slowdown for _, slowdown in self.points) <= 0:
+            raise ValueError(f"points = {self.points} need a slowdown above 0 each")
 
     @property
     def drift(self) -> float:
