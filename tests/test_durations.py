@@ -38,11 +38,14 @@ def test_no_time_is_told_apart_from_what_is_no_span(text: str) -> None:
     [
         (0.0, "0 s"),
         (0.00042, "0.42 ms"),
+        (0.004, "4.0 ms"),
         (0.0047, "4.7 ms"),
         (0.0994, "99 ms"),
-        (0.0998, "0.1 s"),
+        (0.0998, "0.10 s"),
+        (0.1, "0.10 s"),
         (0.25, "0.25 s"),
-        (9.96, "10.0 s"),
+        (0.996, "1.0 s"),
+        (9.96, "10 s"),
         (59.4, "59 s"),
         (59.7, "1 min 0 s"),
         (125, "2 min 5 s"),
@@ -50,7 +53,7 @@ def test_no_time_is_told_apart_from_what_is_no_span(text: str) -> None:
         (187200, "2 d 4 h"),
     ],
 )
-def test_a_span_has_its_two_largest_units(seconds: float, text: str) -> None:
+def test_a_span_has_two_digits_or_its_two_largest_units(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
 
 

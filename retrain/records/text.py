@@ -95,15 +95,13 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def format_duration(seconds: float | None) -> str:
-    """Format a span in its two largest units: `4.2 ms`, `9.5 s`, `3 h 20 min`, `2 d 4 h`; or a dash."""
+    """Format a span in two digits or two units: `4.0 ms`, `0.10 s`, `9.5 s`, `3 h 20 min`; or a dash."""
     if seconds is None or not math.isfinite(seconds):
         return MISSING
-    if 0 < seconds < 0.0995:  # from there on it rounds to 0.1 s
-        return f"{seconds * 1000:.2g} ms"
-    if seconds < 10:
-        return f"{seconds:.2g} s" if seconds < 1 else f"{seconds:.1f} s"
     if seconds < 59.5:
-        return f"{seconds:.0f} s"
+        # from 0.0995 s on it rounds to 0.10 s
+        size, unit = (seconds * 1000, "ms") if 0 < seconds < 0.0995 else (seconds, "s")
+        return f"{size:#.2g}".rstrip(".") + f" {unit}" if size else "0 s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest} s"
