@@ -12,9 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from retrain import cli
-from retrain.cli import COMMANDS
+from retrain.campaign.run import reopen, start
+from retrain.cli import COMMANDS, app
+from retrain.errors import ConfigError
 from retrain.records.metrics import read_metrics
 from tests.conftest import ONE_RUN, TINY
 from tests.semaphore_processes import wait_until
@@ -150,12 +153,28 @@ def test_a_directory_of_other_things_is_bad_usage(command: tuple[str, ...], retr
     assert "/etc: holds no campaign" in answer.stderr
 
 
+@pytest.mark.parametrize(
+    "command", "status logs report compare export samples stop resume states publish".split()
+)
+def test_a_directory_that_does_not_exist_is_bad_usage(command: str, here: Path) -> None:
+    answer = CliRunner().invoke(app, [command, "nowhere"])
+    assert isinstance(answer.exception, ConfigError)
+    assert str(answer.exception).startswith(("nowhere: does not exist", "nowhere: is no campaign"))
+
+
+def test_a_campaign_is_resumed_by_the_path_that_was_given(
+    campaign_file: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = start(campaign_file).directory
+    assert reopen(directory).directory == directory == Path("logs") / directory.name
+    monkeypatch.chdir(directory / "runs")
+    assert reopen(Path("..")).directory == here / directory
+
+
 def test_status_of_an_empty_directory_says_what_to_do(retrain: Call, here: Path) -> None:
     (here / "logs").mkdir()
     for command in (("status",), ("status", "--watch")):  # without a screen, watching ends with the last run
         assert "no campaigns yet" in retrain(*command).stdout
-    missing = retrain("status", "nowhere")
-    assert (missing.returncode, "nowhere" in missing.stderr) == (5, True)
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(campaign_file: Path, here: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain import worker
-from retrain.errors import RecordsError
+from retrain.errors import ConfigError, RecordsError
 from retrain.records.layout import RunFiles
 from retrain.records.samples import (
     BETWEEN,
@@ -254,7 +254,7 @@ def test_a_row_with_turns_of_a_wrong_type_is_passed_over(run, turns):
 
 def test_a_step_that_was_not_kept_names_its_neighbours(run):
     write(run, range(1, 501))
-    with pytest.raises(RecordsError, match="no samples of step 101; the nearest are of step 96 and 104"):
+    with pytest.raises(ConfigError, match="no samples of step 101; the nearest are of step 96 and 104"):
         choose_samples(run, 101, "", 3)
 
 

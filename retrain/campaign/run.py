@@ -123,7 +123,8 @@ def reopen(
         RecordsError: the directory holds no campaign.
         ConfigError: its campaign.toml is no longer valid, or changed and the change is not accepted.
     """
-    files = open_campaign(directory.absolute())
+    is_named = directory.name.strip(".")  # unlike `.` and `..`; messages show the path as it was given
+    files = open_campaign(directory if is_named else directory.resolve())
     origin, lost = known_origin(files)
     wanted = _with_more(origin, directory, more_seeds, budget_usd)
     plan, where = _planned_anew(files, wanted)
@@ -233,14 +234,14 @@ def _require_prices(plan: Plan, files: CampaignFiles) -> None:
 def _planned_anew(files: CampaignFiles, origin: Provenance) -> tuple[Plan, Path]:
     """Return the plan of a campaign's file from the first directory where all its paths exist."""
     problem: ConfigError | None = None
-    proposed = all_of(read_proposals(files.proposals))
+    proposed, file = all_of(read_proposals(files.proposals)), files.campaign_toml.absolute()
     for where in working_directories(files, origin):
         if str(where) not in sys.path:
             sys.path.append(str(where))  # a plugin's dotted path may name a file there
         with contextlib.chdir(where):  # relative paths start there
             try:
                 config = load_config(
-                    files.campaign_toml,
+                    file,
                     origin.overrides,
                     version=origin.version,
                     beside=Path(origin.beside),

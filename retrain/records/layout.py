@@ -111,7 +111,8 @@ def open_campaign(directory: Path) -> CampaignFiles:
     if not holds_one and is_campaign(directory):
         raise RecordsError(f"{files.campaign_toml}: is missing; put the campaign's file back there")
     if not holds_one:
-        raise ConfigError(f"{directory}: holds no campaign; `retrain status` lists the campaigns in logs/")
+        what = "holds no campaign" if directory.exists() else "does not exist"
+        raise ConfigError(f"{directory}: {what}; `retrain status` lists the campaigns in logs/")
     return files
 
 
@@ -172,7 +173,9 @@ def is_single_run(directory: Path) -> bool:
 def find_campaigns(log_dir: Path) -> tuple[Path, ...]:
     """List the campaigns and single runs in a directory, oldest first; or the directory itself if it is one.
 
-    Raises ConfigError if `log_dir` holds only other files, so it is probably not a log directory.
+    Raises:
+        ConfigError: it does not exist, or holds only other files, so it is probably not a log directory.
+        RecordsError: it cannot be listed.
     """
     if _is_ours(log_dir):
         return (log_dir,)
@@ -180,9 +183,9 @@ def find_campaigns(log_dir: Path) -> tuple[Path, ...]:
         found = sorted(log_dir.iterdir(), key=by_start)
     except FileNotFoundError:
         fix = "start a campaign with `retrain FILE.toml`, or name the directory that logging.log_dir sets"
-        raise RecordsError(f"{log_dir}: does not exist; {fix}") from None
+        raise ConfigError(f"{log_dir}: does not exist; {fix}") from None
     except NotADirectoryError:
-        raise RecordsError(f"{log_dir}: is a file; name a log directory or a campaign's") from None
+        raise ConfigError(f"{log_dir}: is a file; name a log directory or a campaign's") from None
     except OSError as error:
         raise RecordsError(f"{log_dir}: cannot be listed ({error.strerror})") from error
     campaigns = tuple(filter(_is_ours, found))

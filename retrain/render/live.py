@@ -19,7 +19,7 @@ from rich.text import Text
 
 from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
-from retrain.errors import RecordsError
+from retrain.errors import ConfigError, RecordsError
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import CampaignFiles
 from retrain.records.run_row import RunRow
@@ -114,7 +114,7 @@ class RecordsFollower(EventLines):
                     return
                 self.notice(text)
                 continue
-            with suppress(RecordsError):  # it may be there at the next look
+            with suppress(ConfigError, RecordsError):  # it may be there at the next look
                 for campaign in self._watcher.look().campaigns if self._watcher else ():
                     self.show(campaign)
 

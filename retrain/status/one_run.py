@@ -31,13 +31,12 @@ def find_run(directory: Path, run_id: str = "") -> RunFiles:
     """Find a run, given by its directory or by its campaign's and its id or CONDITION_sSEED.
 
     Raises:
-        ConfigError: none of a campaign's runs is named.
-        RecordsError: there is no such run; lists the existing ones.
+        ConfigError: none of a campaign's runs is named, or there is no such run; lists the existing ones.
     """
     campaign = CampaignFiles(directory)
     if not is_campaign(directory):
         if run_id or not is_single_run(directory):
-            raise RecordsError(f"{directory}: {_what_it_is(directory)}")
+            raise ConfigError(f"{directory}: {_what_it_is(directory)}")
         return RunFiles(directory)
     if not run_id:
         raise ConfigError(f"{directory}: is a campaign; name one of its runs: {_names(campaign)}")
@@ -47,7 +46,7 @@ def find_run(directory: Path, run_id: str = "") -> RunFiles:
             files = campaign.run(name)
             if files.run_toml.is_file():
                 return files
-    raise RecordsError(f"{directory}: has no run {run_id!r}; it has {_names(campaign)}")
+    raise ConfigError(f"{directory}: has no run {run_id!r}; it has {_names(campaign)}")
 
 
 def _what_it_is(directory: Path) -> str:
@@ -90,8 +89,7 @@ def find_log(directory: Path, run_id: str = "") -> Log:
     Of a single run in the background it is the orchestrator's, with the run's own beside it.
 
     Raises:
-        ConfigError: none of a campaign's runs is named, and it has no output of its own.
-        RecordsError: there is no such run; lists the existing ones.
+        ConfigError: of `find_run`; or no run is named, and the campaign has no output of its own.
     """
     campaign = CampaignFiles(directory)
     if not run_id and is_campaign(directory):
@@ -164,7 +162,8 @@ def choose_samples(files: RunFiles, step: int | None, which: Which, count: int) 
         count: maximum number of samples.
 
     Raises:
-        RecordsError: there are none, or none of that step; names the nearest steps.
+        ConfigError: there are none of that step; names the nearest steps.
+        RecordsError: there are none at all.
     """
     found = list(samples_of(files.samples))
     if not found:
@@ -182,7 +181,7 @@ def _of_step(files: RunFiles, samples: Sequence[KeptSample], step: int) -> list[
     steps = sorted({sample.step for sample in samples})
     at = bisect_left(steps, step)
     near = " and ".join(map(str, steps[max(0, at - 1) : at + 1]))
-    raise RecordsError(f"{files.samples}: has no samples of step {step}; the nearest are of step {near}")
+    raise ConfigError(f"{files.samples}: has no samples of step {step}; the nearest are of step {near}")
 
 
 def _ordered(samples: Sequence[KeptSample], which: Which) -> list[KeptSample]:

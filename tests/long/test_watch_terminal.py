@@ -229,5 +229,5 @@ def test_a_pipe_gets_the_table_and_then_lines(campaign, retrain):
 
 def test_a_directory_that_is_not_there_is_an_error_before_the_screen_is_taken(retrain):
     result = retrain("status", "nowhere", "--watch")
-    assert result.returncode == 5
+    assert result.returncode == 2
     assert "nowhere: does not exist" in result.stderr
