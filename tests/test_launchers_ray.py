@@ -322,6 +322,13 @@ def test_a_silent_cluster_is_told_of_in_the_networks_own_words(said: str, short:
     assert why_silent(said) == short
 
 
+@pytest.mark.parametrize(
+    ("said", "shown"), [("Traceback\n  lines\nOSError: no\n", "OSError: no"), (" \n", "ValueError")]
+)
+def test_a_task_that_failed_without_a_word_is_told_by_its_kind(said: str, shown: str) -> None:
+    assert driver.last_line(ValueError(said)) == shown
+
+
 def test_a_disk_that_refuses_a_ray_of_this_machine_is_a_launch_that_failed(home: Home) -> None:
     home.output.mkdir(parents=True)
     with pytest.raises(LaunchError, match=r"could not be started here.*local\.out"):

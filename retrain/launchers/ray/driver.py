@@ -68,7 +68,7 @@ class Cluster:
         except TaskCancelledError:
             return replace(event, what=OVER)
         except (RayTaskError, RuntimeEnvSetupError) as error:
-            return replace(event, what=OVER, why=str(error).strip().splitlines()[-1])
+            return replace(event, what=OVER, why=last_line(error))
         except RayError as error:
             return replace(event, what=LOST, why=f"{type(error).__name__}: {error}")
 
@@ -78,6 +78,11 @@ class Cluster:
 
     def close(self) -> None:
         self._ray.shutdown()
+
+
+def last_line(error: Exception) -> str:
+    """Return the last line of an error's message, or its type if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 class Driver:
