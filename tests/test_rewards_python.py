@@ -6,6 +6,8 @@ import json
 import sys
 import tracemalloc
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 
 import psutil
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from retrain import registry
 from retrain.config.load import parse
 from retrain.errors import ConfigError
+from retrain.event_loop import result_of
 from retrain.plan.preflight import sandboxes_of
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, python
 from retrain.rewards.opening import open_reward
@@ -246,6 +249,34 @@ def test_a_reward_with_a_sandbox_of_its_own_has_its_own_options(own: dict[str, o
     opened = open_reward(config.reward.reward, config.reward.params, shared)
     opened.close()
     assert opened.sandbox == "process"  # type: ignore[attr-defined]
+
+
+BY_PATH = {"path": "retrain.rewards.python.score", "params": {"tests": "stdio", "workers": 1}}
+AS_PART = {"parts": {"custom": {"weight": 1.0, "params": BY_PATH}}}
+
+
+@pytest.mark.parametrize(("name", "params"), [("custom", BY_PATH), ("weighted", AS_PART)])
+@pytest.mark.parametrize("is_own", [False, True])
+def test_a_reward_that_processes_call_runs_programs_in_the_chosen_sandbox(
+    is_own: bool, name: str, params: dict[str, object], tmp_path: Path
+) -> None:
+    command = ["sh", "-c", f'touch "{tmp_path}/used"; exec "$@"', "sh"]
+    chosen = {
+        "sandbox": "command",
+        "sandbox_options": {"command": command, "python": sys.executable},
+    }
+    if is_own and name == "weighted":
+        params, given = {**params, **chosen}, {}
+    elif is_own:
+        params, given = {**params, "params": {**BY_PATH["params"], **chosen}}, {}  # type: ignore[dict-item]
+    else:
+        given = chosen
+    config = parse({"reward": {"reward": name, "params": params, **given}}, "c.toml")
+    assert list(sandboxes_of([config])) == ["command"]
+    with closing(open_reward(name, params, given)) as scorer:
+        (found,) = result_of(scorer.score_all([Answer(READS, Prompt(0, "add", CASES))]))
+    assert found == Score(1.0)
+    assert (tmp_path / "used").exists()
 
 
 def test_parameters_out_of_range_are_told() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from retrain import registry
 from retrain.registry import Positive, Workers
 from retrain.rewards import BatchScorer, score_with
+from retrain.rewards.opening import with_sandbox
 from retrain.rewards.pool import FunctionScorer
 
 
@@ -40,8 +41,14 @@ score = score_with(open_scorer)
 
 
 def made_of(params: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the function and its parameters."""
-    return [(params["path"], params.get("params", {}))]
+    """Return the function and its parameters, with a sandbox that this one was given."""
+    shared = {key: params[key] for key in ("sandbox", "sandbox_options") if key in params}
+    return [(params["path"], {**shared, **params.get("params", {})})]
+
+
+def pass_sandbox(params: Mapping[str, Any], sandbox: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the parameters, with a sandbox for the function if it takes one and names none itself."""
+    return {**params, "params": with_sandbox(params["path"], params.get("params", {}), sandbox)}
 
 
 def check_params(params: Mapping[str, Any]) -> Iterator[str]:
