@@ -7,8 +7,8 @@ one run with real threads:
    takes batches at its own speed. Reported: the worst deviation of samples per batch from the target
    over any 100 consecutive batches, with and without the limiter.
 2. overlap: sampling waits for an answer over a loopback socket as long as a training step takes.
-   Reported: the plain loop's time over the pipeline's, with training that waits (a device, an API)
-   and with training that computes in this process.
+   Reported: the plain loop's time over that of sampling meanwhile, with training that waits (a device,
+   an API) and with training that computes in this process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import count
@@ -28,7 +28,9 @@ from rich.console import Console
 from rich.table import Table
 
 from retrain.pipeline import FlowSettings
-from retrain.pipeline.rollout_pipeline import RolloutPipeline
+from retrain.rollouts import Group, Prompt
+from retrain.trainer.prompt_stream import PromptStream
+from retrain.trainer.source import AsyncSource
 
 BATCH_SIZE = 8
 PACE = 3.5  # samples per batch: each is read about twice
@@ -54,24 +56,39 @@ class OverlapRow:
     training: str
     sampling_s: float  # in the plain loop
     training_s: float  # in the plain loop
-    pipeline_s: float
+    meanwhile_s: float
     speedup: float
     best_possible: float  # if the shorter of both cost nothing
     stale_dropped: int
     mean_age: float
 
 
-def rough_producer(speed_change: float, half: int) -> Callable[[int], list[int]]:
+@contextmanager
+def sampling(produce: Callable[[], None], settings: FlowSettings) -> Iterator[AsyncSource]:
+    """Return a source of empty groups, of which `produce` takes the time of a unit."""
+
+    def sample(prompts: Sequence[Prompt]) -> list[Group]:
+        produce()
+        return [Group(prompt, ()) for prompt in prompts]
+
+    prompts = PromptStream([Prompt(number, "", "") for number in range(10_000)], seed=0)
+    source = AsyncSource(prompts, sample, settings, workers=1, seed=0, overlaps=True)
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+def rough_producer(speed_change: float, half: int) -> Callable[[], None]:
     """Return a producer with log-normal jitter, a stall now and then, and another speed after `half`."""
     rng, number = random.Random(0), count()
 
-    def produce(_: int) -> list[int]:
+    def produce() -> None:
         n = next(number)
         pause_s = SAMPLE_S * rng.lognormvariate(0, 0.8)
         if n % 150 == 149:
             pause_s += 40 * SAMPLE_S
         time.sleep(pause_s / speed_change if n >= half else pause_s)
-        return [n]
 
     return produce
 
@@ -81,12 +98,12 @@ def measure_pace(pace: float | None, speed_change: float, batches: int) -> PaceR
         batch_size=BATCH_SIZE, capacity=512, buffer="reservoir", watermark=16, samples_per_batch=pace
     )
     produced, start = [], time.monotonic()
-    with RolloutPipeline(rough_producer(speed_change, int(batches * PACE / 2)), settings) as pipeline:
+    with sampling(rough_producer(speed_change, int(batches * PACE / 2)), settings) as source:
         for step in range(batches):
-            pipeline.next_batch(BATCH_SIZE, step, timeout_s=60)
-            produced.append(pipeline.stats().produced)
+            source.next_groups(BATCH_SIZE, BATCH_SIZE, step)
+            produced.append(source.stats().produced)
             time.sleep(TRAIN_S)
-        stats = pipeline.stats()
+        stats = source.stats()
     ratios = [(last - first) / WINDOW for first, last in zip(produced, produced[WINDOW:], strict=False)]
     return PaceRow(
         limiter="on" if pace else "off",
@@ -101,7 +118,7 @@ def measure_pace(pace: float | None, speed_change: float, batches: int) -> PaceR
 
 
 @contextmanager
-def slow_server(answer_s: float) -> Iterator[Callable[[int], list[int]]]:
+def slow_server(answer_s: float) -> Iterator[Callable[[], None]]:
     """Return a `produce` that asks a server on loopback and waits `answer_s` for each batch."""
     listener = socket.create_server(("127.0.0.1", 0))
 
@@ -116,9 +133,9 @@ def slow_server(answer_s: float) -> Iterator[Callable[[int], list[int]]]:
     server.start()
     with listener, socket.create_connection(listener.getsockname()) as client:
 
-        def produce(_: int) -> list[int]:
+        def produce() -> None:
             client.sendall(b"?")
-            return list(client.recv(BATCH_SIZE, socket.MSG_WAITALL))
+            client.recv(BATCH_SIZE, socket.MSG_WAITALL)
 
         yield produce
     server.join(timeout=5)
@@ -134,9 +151,9 @@ def computing(seconds: float) -> None:
 def measure_overlap(training: str, train: Callable[[float], None], step_s: float, steps: int) -> OverlapRow:
     sampling_s = training_s = 0.0
     with slow_server(step_s) as produce:
-        for version in range(steps):
+        for _ in range(steps):
             start = time.monotonic()
-            produce(version)
+            produce()
             sampled = time.monotonic()
             train(step_s)
             sampling_s += sampled - start
@@ -144,23 +161,24 @@ def measure_overlap(training: str, train: Callable[[float], None], step_s: float
     settings = FlowSettings(
         batch_size=BATCH_SIZE, capacity=2 * BATCH_SIZE, max_staleness=1, unit_size=BATCH_SIZE
     )
-    ages: list[int] = []
+    ages: list[float] = []
     with slow_server(step_s) as produce:
         start = time.monotonic()
-        with RolloutPipeline(produce, settings) as pipeline:
+        with sampling(produce, settings) as source:
             for version in range(steps):
-                ages.extend(pipeline.next_batch(BATCH_SIZE, version, timeout_s=60).ages)
-                train(step_s)
-                pipeline.publish(version + 1)
-            pipeline_s = time.monotonic() - start
-        dropped = pipeline.stats().dropped
+                source.next_groups(BATCH_SIZE, BATCH_SIZE, version)
+                ages.append(source.stats().sample_age_mean)
+                with source.updating(version + 1):
+                    train(step_s)
+            meanwhile_s = time.monotonic() - start
+        dropped = source.stats().dropped
     plain_s = sampling_s + training_s
     return OverlapRow(
         training=training,
         sampling_s=sampling_s,
         training_s=training_s,
-        pipeline_s=pipeline_s,
-        speedup=plain_s / pipeline_s,
+        meanwhile_s=meanwhile_s,
+        speedup=plain_s / meanwhile_s,
         best_possible=plain_s / max(sampling_s, training_s),
         stale_dropped=dropped,
         mean_age=sum(ages) / len(ages),
@@ -199,7 +217,10 @@ def main() -> None:
         )
         return
     show(f"Samples per batch, target {PACE:g}, worst over any {WINDOW} batches", pace)
-    show("Sampling and training take 30 ms each; time of the plain loop over the pipeline's", overlap)
+    show(
+        "Sampling and training take 30 ms each; the plain loop's time over that of sampling meanwhile",
+        overlap,
+    )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 
@@ -30,9 +30,11 @@ from rich.console import Console
 from rich.table import Table
 
 from retrain.pipeline import FlowSettings
-from retrain.pipeline.buffers import VersionedItem, build
+from retrain.pipeline.buffers import Item, VersionedItem, build
 from retrain.pipeline.flow import Flow, Unit
-from retrain.pipeline.rollout_pipeline import RolloutPipeline
+from retrain.rollouts import Group, Prompt
+from retrain.trainer.prompt_stream import PromptStream
+from retrain.trainer.source import AsyncSource
 
 BATCH_SIZE = 4
 TRAIN_S = 0.002
@@ -40,16 +42,16 @@ FAST_S = 0.0015
 Latencies = NDArray[np.float64]
 
 
-class ByArrival(Flow[int]):
+class ByArrival(Flow[Item]):
     """The order that is compared with: who is sampled first comes in first."""
 
-    def arrive(self, unit: Unit[int], items: list[int], version: int) -> None:  # type: ignore[override]
+    def arrive(self, unit: Unit[Item], items: Iterable[Item], version: int) -> None:
         self.under_way.remove(unit)
         self.under_way.insert(sum(other.items is not None for other in self.under_way), unit)
         super().arrive(unit, items, version)
 
 
-class ByDeadline(ByArrival):
+class ByDeadline(ByArrival[Item]):
     """The least waiting that loses nothing: only what is under way is waited for that would get stale."""
 
     def may_take(self) -> bool:
@@ -58,12 +60,30 @@ class ByDeadline(ByArrival):
         is_safe = all(number <= self.asked * max(0, age) for number, age in enumerate(left, start=1))
         return is_safe and super().may_take()
 
-    def take(self) -> list[VersionedItem[int]]:
+    def take(self) -> list[VersionedItem[Item]]:
         self.buffer._unseen.sort(key=lambda sample: sample.version)
         return super().take()
 
 
-ORDERS: dict[str, type[Flow[int]]] = {"ours": Flow, "arrival": ByArrival, "deadline": ByDeadline}
+class InOrder(PromptStream[Prompt]):
+    """Prompts as they are given; what is put back is lost, and not taken again."""
+
+    def __init__(self, prompts: Sequence[Prompt]) -> None:
+        super().__init__(prompts, seed=0)
+        self.lost: list[int] = []
+
+    def at(self, position: int) -> Prompt:
+        return self._prompts[position]
+
+    def put_back(self, positions: Iterable[int]) -> None:
+        self.lost += positions
+
+
+ORDERS: dict[str, type[Flow[tuple[int, Group]]]] = {
+    "ours": Flow,
+    "arrival": ByArrival,
+    "deadline": ByDeadline,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,27 +121,26 @@ def distance(ones: Latencies, others: Latencies) -> float:
 def measure(latency: str, order: str, workers: int, staleness: int, steps: int) -> Row:
     latencies = KINDS[latency](steps * BATCH_SIZE * 4 + 1000)
     sampled: list[int] = []
-    numbers = iter(range(len(latencies)))
 
-    def produce(version: int, number: int) -> list[int]:
-        time.sleep(latencies[number])
-        sampled.append(number)
-        return [number]
+    def sample(prompts: Sequence[Prompt]) -> list[Group]:
+        for prompt in prompts:
+            time.sleep(latencies[prompt.id])
+            sampled.append(prompt.id)
+        return [Group(prompt, ()) for prompt in prompts]
 
     settings = FlowSettings(BATCH_SIZE, capacity=BATCH_SIZE * (staleness + 1), max_staleness=staleness)
-    pipeline = RolloutPipeline(produce, settings, workers=workers, begin=lambda: (next(numbers),))
-    pipeline._flow = ORDERS[order](settings, build(settings))
+    stream = InOrder([Prompt(number, "", "") for number in range(len(latencies))])
+    source = AsyncSource(stream, sample, settings, workers=workers, seed=0, overlaps=True)
+    source._flow = ORDERS[order](settings, build(settings))
     trained: list[int] = []
-    lost: list[int] = []
-    with pipeline:
-        started_s = time.monotonic()
-        for version in range(steps):
-            batch = pipeline.next_batch(BATCH_SIZE, version, timeout_s=60)
-            trained += batch.items
-            lost += batch.stale
+    started_s = time.monotonic()
+    for version in range(steps):
+        trained += [group.prompt.id for group in source.next_groups(BATCH_SIZE, BATCH_SIZE, version)]
+        with source.updating(version + 1):
             time.sleep(TRAIN_S)
-            pipeline.publish(version + 1)
-        elapsed_s = time.monotonic() - started_s
+    elapsed_s = time.monotonic() - started_s
+    source.close()
+    lost = stream.lost
     settled = np.array(trained + lost)
     is_slow = latencies[settled] > SLOW_S[latency]
     was_lost = np.arange(len(settled)) >= len(trained)

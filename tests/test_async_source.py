@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from retrain.config.flow import FlowSettings
 from retrain.errors import BackendMemoryError
 from retrain.rollouts import Group, Prompt, Rollout
-from retrain.trainer.source import AsyncSource, PromptStream
+from retrain.trainer.prompt_stream import PromptStream
+from retrain.trainer.source import AsyncSource
 
 BOUND_S = 30  # only reached if the test fails
 PROMPTS = [Prompt(number, str(number), "") for number in range(500)]
@@ -53,11 +54,15 @@ def opened(sample, workers: int, batch: int, unit: int, **changes: object) -> As
     )
 
 
+def ids(groups: Sequence[Group]) -> list[int]:
+    return [int(group.prompt.id) for group in groups]
+
+
 def train(source: AsyncSource, steps: range, batch: int) -> list[int]:
     """Take steps, and give the prompts trained on."""
     trained: list[int] = []
     for step in steps:
-        trained += [int(group.prompt.id) for group in source.next_groups(batch, batch, step)]
+        trained += ids(source.next_groups(batch, batch, step))
         with source.updating(step + 1):
             pass
     return trained
@@ -199,9 +204,9 @@ def test_nothing_is_lost_and_nothing_comes_twice_however_often_a_run_is_stopped(
 def test_a_batch_that_did_not_fit_is_sampled_again_before_anything_else() -> None:
     source = opened(sampled, workers=1, batch=4, unit=4)
     first = train(source, range(1), 4)
-    failed = [int(group.prompt.id) for group in source.next_groups(4, 4, 1)]
+    failed = ids(source.next_groups(4, 4, 1))
     source.put_back()
-    again = [int(group.prompt.id) for group in source.next_groups(2, 2, 1)]
+    again = ids(source.next_groups(2, 2, 1))
     assert again == failed[:2]
     assert not set(first) & set(failed)
     source.close()
@@ -243,10 +248,10 @@ def test_a_step_that_did_not_fit_beside_sampling_halves_what_is_sampled_at_a_tim
         sizes.append(len(prompts))
         return sampled(prompts)
 
-    source = opened(sample, workers=1, batch=4, unit=4)
+    source = opened(sample, workers=1, batch=4, unit=4, steps=1)
     source.next_groups(4, 4, 0)
-    source.put_back()
     sizes.clear()
+    source.put_back()
     source.next_groups(2, 2, 0)
     assert set(sizes) == {2}
     assert source.stats().lost >= 4

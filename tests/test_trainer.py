@@ -22,7 +22,7 @@ from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_attempts, read_done
 from retrain.rollouts import Prompt
 from retrain.trainer import checkpoint
-from retrain.trainer.source import PromptStream
+from retrain.trainer.prompt_stream import PromptStream
 from tests.stopping import StopAfterStep
 
 ALWAYS = set(

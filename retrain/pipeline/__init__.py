@@ -1,14 +1,15 @@
-"""Asynchronous sampling: buffers, the threads that fill them, and the limiter that paces production.
+"""Asynchronous sampling: buffers, what may happen next, and the limiter that paces production.
 
 Here is the limiter, which blocks in any training loop to keep the ratio of samples to batches. `Monitor` is
-the one place where threads of a limiter or a pipeline wait.
+the one place where its threads wait, and those of `retrain.trainer.source`.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
 
@@ -21,7 +22,7 @@ from retrain.errors import RetrainError
 
 
 class ClosedError(RetrainError):
-    """The limiter or pipeline was closed before or during a wait."""
+    """What is waited for was closed before or during the wait."""
 
 
 class Monitor(threading.Condition):
@@ -48,6 +49,15 @@ class Monitor(threading.Condition):
                 f"waited {timeout_s} s for {awaited}; raise timeout_s, or check that the other side runs"
             )
         return self._clock() - start
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Hold the lock, and have all waiters look again afterwards."""
+        with self:
+            try:
+                yield
+            finally:
+                self.notify_all()
 
     def close(self) -> None:
         """Raise `ClosedError` in every present and future waiter."""
@@ -113,13 +123,12 @@ class RateLimiter:
             ClosedError: the limiter was closed.
         """
         samples = _whole("samples", samples)
-        with self._monitor:
+        with self._monitor.changing():
             wait_s = self._monitor.wait_until(
                 lambda: self._account.may_produce(asked=self._asked), timeout_s, "batches to be consumed"
             )
             self._producer_wait_s += wait_s
             self._account.add(samples)
-            self._monitor.notify_all()
         return wait_s
 
     def consume(self, batches: int = 1, timeout_s: float | None = None) -> float:
@@ -131,7 +140,7 @@ class RateLimiter:
             ClosedError: the limiter was closed.
         """
         batches = _whole("batches", batches)
-        with self._monitor:
+        with self._monitor.changing():
             self._asked += batches
             self._monitor.notify_all()  # a claim of several batches lets producers go further
             try:
@@ -142,7 +151,6 @@ class RateLimiter:
                 self._asked -= batches
             self._consumer_wait_s += wait_s
             self._account.take(batches)
-            self._monitor.notify_all()
         return wait_s
 
     def is_stale(self, sampled_version: int, current_version: int) -> bool:
@@ -152,15 +160,13 @@ class RateLimiter:
     def discard(self, samples: int) -> None:
         """Uncount samples that were dropped unused, so that fresh ones may replace them."""
         samples = _whole("samples", samples)
-        with self._monitor:
+        with self._monitor.changing():
             self._account.discard(samples)
-            self._monitor.notify_all()
 
     def finish(self) -> None:
         """Declare that production has ended: consumers no longer wait."""
-        with self._monitor:
+        with self._monitor.changing():
             self._account.finished = True
-            self._monitor.notify_all()
 
     def close(self) -> None:
         """Wake every waiter with `ClosedError`; safe to call twice."""
@@ -188,9 +194,8 @@ class RateLimiter:
 
     def load_state_dict(self, state: StateDict) -> None:
         """Restore what `state_dict` returned."""
-        with self._monitor:
+        with self._monitor.changing():
             self._account.load_state_dict(state)
-            self._monitor.notify_all()
 
     def __enter__(self) -> RateLimiter:
         return self

@@ -1,7 +1,7 @@
 """Buffers between production and training: which sample is read next, and whether it stays.
 
-Neither thread-safe nor blocking: `Flow` checks before it acts, and the pipeline's monitor waits. The state
-of the seeded random generator is part of the checkpoint; samples are not (see `RolloutPipeline.state_dict`).
+Neither thread-safe nor blocking: `Flow` checks before it acts, and the source's monitor waits. The state of
+the seeded random generator is part of the checkpoint; samples are not (see `AsyncSource.state_dict`).
 
 Source of the three kinds: Meyer et al., "High Throughput Training of Deep Surrogates from Large
 Ensemble Runs", SC 2023, arXiv:2309.16743.

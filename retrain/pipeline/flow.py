@@ -176,9 +176,12 @@ class Flow(Generic[Item]):
         }
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Restore what `state_dict` returned, with an empty buffer: the watermark applies again."""
+        """Restore what `state_dict` returned, with nothing under way: the watermark applies again."""
         self.account.load_state_dict(state["account"])
         self.account.restart()
+        self.buffer.drop_older_than(self.version + 1)  # all
+        self.under_way, self.just_dropped = deque(), []
+        self.is_asked = self.is_training = False
         self.buffer.load_state_dict(state["buffer"])
         for key in ("version", "units", "batches", "stale", "lost"):
             setattr(self, key, state[key])

@@ -262,9 +262,7 @@ class StepRow:
     engine: EngineUse | None = field(
         metadata=_by("engines/metrics.py", "where a server samples that has metrics")
     )
-    pipeline: PipelineStats | None = field(
-        metadata=_by("pipeline/rollout_pipeline.py", "with `[rate_limiter]`")
-    )
+    pipeline: PipelineStats | None = field(metadata=_by("trainer/source.py", "with `[rate_limiter]`"))
     evaluation: Evaluation | None = field(
         metadata=_by("trainer/evaluation.py", "every `eval_every` steps"), default=None
     )

@@ -1,80 +1,29 @@
-"""Where a step's rollouts come from: the order of prompts, sampled in turn with training or meanwhile."""
+"""Where a step's rollouts come from: prompts sampled in turn with training, or meanwhile."""
 
 from __future__ import annotations
 
 import math
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
-from typing import Generic, TypeVar
-
-import numpy as np
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
 from retrain.backends import BackendInfo
 from retrain.config.flow import FlowSettings, flow_settings
 from retrain.config.schema import Config
 from retrain.controllers import StateDict
 from retrain.errors import BackendMemoryError, InterruptedRunError
-from retrain.pipeline.rollout_pipeline import RolloutPipeline
+from retrain.pipeline import ClosedError, Monitor
+from retrain.pipeline.buffers import build
+from retrain.pipeline.flow import Flow
 from retrain.records.step_row import PipelineStats
 from retrain.rollouts import Group, Prompt
 from retrain.tasks import Task
+from retrain.trainer.prompt_stream import PromptStream
 
-T = TypeVar("T")
 Sampler = Callable[..., list[Group]]  # of prompts; `enough` and `due` as in `retrain.backends.Sampling`
-
-
-class PromptStream(Generic[T]):
-    """Endless shuffled epochs over the training prompts (or other rows), for any batch sizes.
-
-    The order of an epoch depends only on the seed and the epoch's number, so a position in the stream
-    identifies a prompt. The state is the next position and the positions to take again.
-    """
-
-    def __init__(self, prompts: Sequence[T], seed: int) -> None:
-        self._prompts = prompts
-        self._seed = seed
-        self._taken = 0
-        self._again: list[int] = []
-        self._epoch, self._order = 0, self._shuffled(0)
-
-    def take(self, count: int) -> list[T]:
-        """Return the next prompts; batches may span epochs."""
-        return [self.at(position) for position in self.take_positions(count)]
-
-    def take_positions(self, count: int) -> list[int]:
-        """Return the positions of the next prompts, those put back first."""
-        repeated, self._again = self._again[:count], self._again[count:]
-        start = self._taken
-        self._taken += count - len(repeated)
-        return [*repeated, *range(start, self._taken)]
-
-    def put_back(self, positions: Iterable[int]) -> None:
-        """Queue prompts to be taken again before any others."""
-        self._again = sorted({*self._again, *positions})
-
-    @property
-    def due(self) -> int:
-        """How many positions were put back, which are taken before any others."""
-        return len(self._again)
-
-    def at(self, position: int) -> T:
-        epoch, number = divmod(position, len(self._prompts))
-        if epoch != self._epoch:
-            self._epoch, self._order = epoch, self._shuffled(epoch)
-        return self._prompts[self._order[number]]
-
-    def state_dict(self) -> StateDict:
-        return {"taken": self._taken, "again": list(self._again)}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        self._taken, self._again = int(state["taken"]), list(state["again"])
-
-    def _shuffled(self, epoch: int) -> list[int]:
-        order: list[int] = np.random.default_rng([self._seed, epoch]).permutation(len(self._prompts)).tolist()
-        return order
+CLOSING_S = 5.0  # a producer that samples for longer is abandoned
 
 
 class Source:
@@ -143,11 +92,12 @@ class Source:
 
 
 class AsyncSource(Source):
-    """Samples in its own threads while the trainer trains.
+    """Samples in its own threads while the trainer trains; `Flow` decides what happens when.
 
     Each prompt of an epoch is trained on exactly once, in whatever order workers finish (a reservoir trains
     on some more than once). Prompts under way when a run ends are sampled again after a resume; prompts
-    whose samples became stale because the batch shrank are sampled again before any others.
+    whose samples became stale because the batch shrank are sampled again before any others. Groups carry the
+    policy version published when their sampling started.
 
     A unit that does not fit in memory is sampled in halves, and so are later units.
     """
@@ -162,107 +112,165 @@ class AsyncSource(Source):
         seed: int,
         overlaps: bool,
     ) -> None:
+        """Prepare; the first step starts the producers.
+
+        Raises:
+            ValueError: the settings could deadlock or never keep their pace; names the keys.
+        """
         super().__init__(prompts, sample)
-        self._settings = settings
-        self._workers = workers if overlaps else 1
-        self._seed = seed
+        self._flow: Flow[tuple[int, Group]] = Flow(settings, build(settings, seed))
         self._policy = nullcontext() if overlaps else threading.Lock()
-        self._order = threading.Lock()
-        self._is_held = False
-        self._pipeline = self._open()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"producer-{number}", daemon=True)
+            for number in range(workers if overlaps else 1)
+        ]
+        self._monitor = Monitor()  # guards all that follows, the flow and the order of prompts
         self._is_started = False
+        self._started_s = time.monotonic()
+        self._producer_wait_s = self._consumer_wait_s = 0.0
+        self._ages: list[int] = []  # of the latest batch, in policy versions
+        self._failure: BaseException | None = None  # of a producer
         self._at_a_time = settings.unit_size  # prompts
         self._under_way: set[int] = set()  # positions not yet trained on
         self._last: set[int] = set()  # positions that the last batch trained on for the first time
 
     def next_groups(self, count: int, at_a_time: int, version: int) -> list[Group]:
-        """Return sampled groups, in production units of their own size; wait until there are enough."""
-        if not self._is_started:
-            self._pipeline.publish(version)
-            self._pipeline.start()
-            self._is_started = True
-        batch = self._pipeline.next_batch(count, version)
-        stale = {position for position, _ in batch.stale}
-        with self._order:
-            self._last = self._under_way & {position for position, _ in batch.items}
+        """Return sampled groups, in production units of their own size; wait until there are enough.
+
+        Raises:
+            BaseException: a producer's error, with its own traceback.
+        """
+        with self._monitor.changing():
+            self._flow.ask(count, version)
+            self._start()
+            self._monitor.notify_all()
+            self._consumer_wait_s += self._monitor.wait_until(
+                lambda: self._failure is not None or self._flow.may_take(), None, "samples to train on"
+            )
+            if self._failure is not None:
+                raise self._failure
+            taken = self._flow.take()
+            self._ages = [self._flow.version - sample.version for sample in taken]
+            stale = {position for position, _ in self._flow.take_dropped()}
+            self._last = self._under_way & {sample.item[0] for sample in taken}
             self._under_way -= self._last | stale
             self._prompts.put_back(stale)
-        return [group for _, group in batch.items]
+            return [sample.item[1] for sample in taken]
 
     @contextmanager
     def updating(self, version: int) -> Iterator[None]:
         """Keep producers from sampling with half-updated weights, then publish the new version."""
         with self._policy:
             yield
-            self._pipeline.publish(version)
+            with self._monitor.changing():
+                self._flow.publish(version)
 
     def exclusive(self) -> AbstractContextManager[object]:
         """Return the lock that keeps producers out; none if the backend takes concurrent calls."""
         return self._policy
 
     def end_at(self, step: int) -> None:
-        self._settings = replace(self._settings, steps=step)  # of a pipeline that is opened later, too
-        self._pipeline.end_at(step)
+        with self._monitor.changing():
+            self._flow.steps = step
 
     def hold(self, is_held: bool) -> None:
         """Whether to sample nothing ahead of the step that is taken."""
-        self._is_held = is_held
-        self._pipeline.hold(is_held)
+        with self._monitor.changing():
+            self._flow.is_held = is_held
 
     def most_groups(self, steps: int, *, held: bool) -> float:
         """Return how many groups may at most be sampled until so many more steps (0 or 1) are taken."""
-        return self._pipeline.most_started(steps, held=held) if self._is_started or steps else 0
+        with self._monitor:
+            return self._flow.most_started(steps, held=held) if self._is_started or steps else 0
 
     def stats(self) -> PipelineStats:
-        return replace(self._pipeline.stats(), prompts_at_a_time=self._at_a_time)
+        with self._monitor:
+            flow, ages = self._flow, self._ages
+            elapsed_s = max(time.monotonic() - self._started_s, 1e-9)
+            return PipelineStats(
+                ratio=flow.account.ratio,
+                producer_wait_s=self._producer_wait_s,
+                consumer_wait_s=self._consumer_wait_s,
+                producer_idle_fraction=min(1.0, self._producer_wait_s / (elapsed_s * len(self._threads))),
+                consumer_idle_fraction=min(1.0, self._consumer_wait_s / elapsed_s),
+                sample_age_mean=sum(ages) / len(ages) if ages else 0.0,
+                sample_age_max=max(ages, default=0),
+                dropped=flow.stale,
+                lost=flow.lost,
+                outstanding=flow.ahead,
+                produced=flow.account.produced,
+                units=flow.units,
+                batches=flow.batches,
+                batches_per_unit=flow.batches / flow.units if flow.units else None,
+                prompts_at_a_time=self._at_a_time,
+            )
 
     def put_back(self) -> None:
-        """Restart with half as many prompts at a time; the last batch is sampled again."""
-        counts = self._pipeline.state_dict()
-        counts["lost"] += len(self._last)
-        self.close()
-        with self._order:
+        """Go on with half as many prompts at a time; all that was sampled, and the last batch, is again."""
+        with self._monitor.changing():
+            counts = self._flow.state_dict()
+            self._flow.load_state_dict(counts | {"lost": counts["lost"] + len(self._last)})
             self._at_a_time = max(1, self._at_a_time // 2)
             self._prompts.put_back(self._under_way | self._last)
-            self._under_way, self._last = set(), set()
-        self._pipeline, self._is_started = self._open(), False
-        self._pipeline.load_state_dict(counts)
+            self._under_way, self._last, self._failure = set(), set(), None
 
     def state_dict(self) -> StateDict:
-        """Return counts and the data cursor, to which prompts under way are put back."""
-        pipeline = self._pipeline.state_dict()  # before the cursor: its lock is the outer one
-        with self._order:
+        """Return counts and the data cursor, to which prompts under way are put back.
+
+        What was sampled is not saved: after a resume it would be stale.
+        """
+        with self._monitor:
             cursor = self._prompts.state_dict()
-            again = sorted({*cursor["again"], *self._under_way})
-            prompts = {**cursor, "again": again}
-            return {"prompts": prompts, "pipeline": pipeline, "at_a_time": self._at_a_time}
+            prompts = cursor | {"again": sorted({*cursor["again"], *self._under_way})}
+            return {"prompts": prompts, "pipeline": self._flow.state_dict(), "at_a_time": self._at_a_time}
 
     def load_state_dict(self, state: StateDict) -> None:
-        self._prompts.load_state_dict(state["prompts"])
+        super().load_state_dict(state)
         self._at_a_time = state.get("at_a_time", self._at_a_time)
         if "pipeline" in state:
-            self._pipeline.load_state_dict(state["pipeline"])
+            self._flow.load_state_dict(state["pipeline"])
 
     def close(self) -> None:
-        self._pipeline.close()
+        """Wake and end all threads; one that is stuck in sampling is abandoned, and ends with the process."""
+        with self._monitor:
+            self._monitor.close()
+        ends_at = time.monotonic() + CLOSING_S
+        for thread in self._threads if self._is_started else ():
+            thread.join(max(0.0, ends_at - time.monotonic()))
 
-    def _open(self) -> RolloutPipeline[tuple[int, Group]]:
-        pipeline = RolloutPipeline(
-            lambda _, positions, prompts: list(zip(positions, self._in_parts(prompts), strict=True)),
-            self._settings,
-            workers=self._workers,
-            seed=self._seed,
-            exclusive=lambda: self._policy,
-            begin=self._next_prompts,
-        )
-        pipeline.hold(self._is_held)
-        return pipeline
+    def _start(self) -> None:
+        """Start the producers once."""
+        if not self._is_started:
+            self._is_started, self._started_s = True, time.monotonic()
+            for thread in self._threads:
+                thread.start()
 
-    def _next_prompts(self) -> tuple[list[int], list[Prompt]]:
-        with self._order:
-            positions = self._prompts.take_positions(self._settings.unit_size)
+    def _work(self) -> None:
+        with suppress(ClosedError):
+            while True:
+                self._produce_unit()
+
+    def _produce_unit(self) -> None:
+        """Sample the next prompts; an error stops all producers until the step is put back."""
+        flow = self._flow
+        with self._monitor.changing():
+            wait_s = self._monitor.wait_until(
+                lambda: self._failure is None and flow.may_start(), None, "a unit to be needed"
+            )
+            self._producer_wait_s += wait_s  # only now: other producers have added theirs meanwhile
+            unit, positions = flow.start(), self._prompts.take_positions(flow.settings.unit_size)
             self._under_way.update(positions)
-            return positions, [self._prompts.at(position) for position in positions]
+            prompts = [self._prompts.at(position) for position in positions]
+        try:
+            with self._policy:
+                version = flow.version  # read inside it, where an update publishes before it leaves
+                groups = self._in_parts(prompts)
+        except BaseException as error:  # noqa: BLE001 - raised again in the trainer's thread
+            with self._monitor.changing():
+                self._failure = self._failure or error
+            return
+        with self._monitor.changing():
+            flow.arrive(unit, zip(positions, groups, strict=True), version)
 
     def _in_parts(self, prompts: Sequence[Prompt]) -> list[Group]:
         """Sample as many prompts at a time as fit in memory."""
@@ -275,7 +283,7 @@ class AsyncSource(Source):
                 if at_a_time == 1:
                     raise
                 at_a_time //= 2
-                with self._order:
+                with self._monitor:
                     self._at_a_time = min(self._at_a_time, at_a_time)
         return groups
 

@@ -17,7 +17,8 @@ from retrain.records.run_state import read_done
 from retrain.records.spending import Tokens, read_spending
 from retrain.rollouts import Prompt
 from retrain.trainer.budget import RunBudget
-from retrain.trainer.source import AsyncSource, PromptStream
+from retrain.trainer.prompt_stream import PromptStream
+from retrain.trainer.source import AsyncSource
 from tests.long.test_budget_evaluations import aside_usd, asks, spend
 from tests.long.test_budget_evaluations import run as run
 from tests.test_async_source import sampled
