@@ -142,7 +142,8 @@ def test_rollouts_carry_the_version_of_the_policy_that_sampled_them(tmp_path):
 
 def test_a_checkpoint_of_another_policy_is_refused_with_the_difference(tmp_path):
     directory = saved(policy(), tmp_path / "small")
-    with pytest.raises(RecordsError, match="checkpoint's shapes is"):
+    shapes = r"checkpoint's shapes\.input is \[24, 48\], the run's is \[24, 51\]"
+    with pytest.raises(RecordsError, match=shapes):
         policy(hidden=17).load(directory)
     with pytest.raises(RecordsError, match="checkpoint's dtype is 'float32', the run's is 'float64'"):
         policy(dtype="float64").load(directory)

@@ -42,7 +42,14 @@ def check_same(
     fix: str = "resume with the configuration that wrote it",
 ) -> None:
     """Raise a RecordsError if a checkpoint is of another policy than the run's."""
-    for key, value in wanted.items():
-        if found[key] != value:
-            what = f"this checkpoint's {key} is {found[key]!r}, the run's is {value!r}"
+    has = _flat(found)
+    for key, value in _flat(wanted).items():
+        if has[key] != value:
+            what = f"this checkpoint's {key} is {has[key]!r}, the run's is {value!r}"
             raise RecordsError(f"{directory}: {what}; {fix}")
+
+
+def _flat(facts: Mapping[str, object]) -> dict[str, object]:
+    """Return facts with those of tables by dotted keys, so that a message shows one at a time."""
+    tables = ((key, value if isinstance(value, Mapping) else {"": value}) for key, value in facts.items())
+    return {f"{key}.{name}".rstrip("."): one for key, table in tables for name, one in table.items()}

@@ -142,7 +142,7 @@ def test_what_cannot_be_started_from_is_refused_before_anything_is_created(here,
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
-        ({"backend": {"options": {"hidden": 8}}}, "this checkpoint's shapes"),
+        ({"backend": {"options": {"hidden": 8}}}, r"this checkpoint's shapes\.input"),
         ({"data": {"task": "addition"}}, "this checkpoint's alphabet"),
         ({"algorithm": {"kl_coef": 0.1, "kl_reference": "base"}}, "has no base model"),
     ],
