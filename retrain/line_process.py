@@ -97,7 +97,10 @@ def kill_group(leader: int, number: int = signal.SIGKILL) -> None:
 
 def how_ended(code: int) -> str:
     """Return how a process ended, by its exit status: `by SIGKILL`, or `with exit code 1`."""
-    return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+    if code >= 0:
+        return f"with exit code {code}"
+    names = {known.value: known.name for known in signal.Signals}  # most real-time signals have none
+    return f"by {names.get(-code, f'signal {-code}')}"
 
 
 def private_pipes() -> tuple[BinaryIO, BinaryIO]:

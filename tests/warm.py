@@ -201,4 +201,5 @@ def _become(request: dict[str, Any], descriptors: list[int], requests: socket.so
 
 
 if __name__ == "__main__":
-    _listen(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
+    with socket.socket(fileno=int(sys.argv[1])) as ours:
+        _listen(ours, int(sys.argv[2]))

@@ -22,7 +22,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from retrain.engines.shared_server import FAILED, READY, RESTARTING, STARTING, ServerFiles, ServerState
-from retrain.line_process import kill_group
+from retrain.line_process import how_ended, kill_group
 from retrain.locks import is_of_this_boot, start_mark
 from retrain.locks.held import hold, is_held
 from retrain.records.files import write_json
@@ -94,7 +94,7 @@ class Daemon:
     def _problem(self) -> str:
         """Return why the server is of no use any more; empty if it is, or will be."""
         if self._server is not None and (code := self._server.poll()) is not None:
-            return f"the server ended with {_ending(code)}"
+            return f"the server ended {how_ended(code)}"
         now_s = time.monotonic()
         if self._state.state != READY or self._state.listens():
             self._heard_s = now_s
@@ -188,12 +188,6 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _ending(code: int) -> str:
-    if code < 0:
-        return f"signal {signal.Signals(-code).name}"
-    return f"exit code {code}"
 
 
 def main() -> None:

@@ -29,8 +29,9 @@ from pathlib import Path
 from retrain.errors import ConfigError, InfrastructureError, RecordsError
 from retrain.locks import LockFile
 from retrain.locks.held import hold, is_held
-from retrain.records.files import read_json, record_of, write_json
+from retrain.records.files import opened, read_json, record_of, write_json
 from retrain.records.layout import own_temporary_folder
+from retrain.records.lines import read_end
 
 STARTING, READY, RESTARTING, FAILED, ENDED = "starting", "ready", "restarting", "failed", "ended"
 LOOK_S = 0.1
@@ -84,15 +85,15 @@ class ServerFiles:
 
     def read_state(self) -> ServerState:
         """Return what the daemon wrote last; that of an ended server if nothing can be read."""
-        with contextlib.suppress(RecordsError, LookupError, TypeError, ValueError):
+        with contextlib.suppress(RecordsError, ValueError):
             if (found := read_json(self.state)) is not None:
                 return record_of(ServerState, found)
         return ServerState(ENDED)
 
     def last_lines(self) -> str:
         """Return the end of the server's log."""
-        with contextlib.suppress(OSError):
-            tail = self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
+        with contextlib.suppress(FileNotFoundError, RecordsError), opened(self.log) as log:
+            tail = read_end(log, LOG_TAIL_BYTES, LOG_TAIL_BYTES)[1].decode(errors="replace")
             lines = [line for line in tail.splitlines() if line.strip()][-KEPT_LINES:]
             return "\n".join(line[:LINE_LIMIT] for line in lines)
         return ""

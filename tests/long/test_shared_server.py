@@ -137,7 +137,7 @@ def test_a_crashed_server_comes_back_at_the_same_address(user):
     wait_until(lambda: user.files.read_state().restarts == 1)
     after = user.ready(60)
     assert (after.url, after.key, after.restarts) == (before.url, before.key, 1)
-    assert after.problem == "the server ended with signal SIGKILL"
+    assert after.problem == "the server ended by SIGKILL"
     assert after.last_lines.startswith("serving")
     assert after.pid != before.pid
 
