@@ -259,6 +259,13 @@ score = score_with(open_scorer)
 """
 
 
+@pytest.mark.parametrize("kind", ["rewards", "launchers"])
+@pytest.mark.parametrize("name", ["nosuch", "nosuch.score"])
+def test_a_plugin_that_cannot_be_loaded_is_told_once(kind: str, name: str) -> None:
+    (finding,) = check_plugin(kind, name, {})
+    assert (finding.check, repr(name) in finding.problem) == ("it can be loaded", True)
+
+
 @pytest.mark.parametrize("named", [".score", ".open_scorer"])
 def test_the_parameters_of_a_rewards_opener_are_its_keys(named: str, own: Callable[[str, str], str]) -> None:
     name = own(f"opener{len(named)}", OPENER) + named
