@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 import tomli_w
@@ -37,6 +39,13 @@ def test_it_points_to_earlier_campaigns_that_were_not_read(tmp_path: Path) -> No
         f"retrain explain c.toml --from {tmp_path}",
     )
     assert not explained(plan, learn(tmp_path)).warnings
+
+
+def test_without_earlier_runs_it_does_not_say_that_there_are_none(
+    retrain: Callable[..., CompletedProcess[str]], campaign_file: Path
+) -> None:
+    said = retrain("explain", campaign_file).stdout
+    assert "wall time               unknown; it depends on step times, start-up time," in said
 
 
 def test_an_estimate_adds_start_and_end_to_the_steps_of_each_condition(tmp_path: Path) -> None:

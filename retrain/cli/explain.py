@@ -161,8 +161,8 @@ def _forecast(explanation: Explanation) -> Iterator[tuple[str, str]]:
         yield from _time(explanation.wall_time, at_most)
         yield from _cost(explanation.cost, at_most)
     else:
-        unknown = ", ".join(explanation.unknown[:-1]), *explanation.unknown[-1:]
-        yield "wall time", "unknown; no earlier run has measured " + " or ".join(filter(None, unknown))
+        *needed, last = explanation.unknown
+        yield "wall time", f"unknown; it depends on {', '.join(needed)} and {last}"
         yield "measure it with", explanation.pilot_command
     if explanation.cost_unknown:
         yield "cost", f"unknown; {explanation.cost_unknown}"

@@ -85,7 +85,7 @@ class Explanation:
     launcher: str
     log_dir: str
     wall_time: WallTime | None  # None while no step time is known
-    unknown: tuple[str, ...]  # what no earlier run has measured; empty if any run has
+    unknown: tuple[str, ...]  # what no run that was read has measured; empty if any has
     pilot_command: str  # measures what is unknown
     warnings: tuple[str, ...]
     checklist: tuple[ChecklistLine, ...]  # before a full run: each line passes, warns or is unknown
