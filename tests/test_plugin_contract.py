@@ -10,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from retrain import extras, registry
+from retrain.cli import app
 from retrain.config.load import parse
 from retrain.conformance import check_plugin, kinds_of
 from retrain.errors import ConfigError
@@ -262,8 +264,8 @@ score = score_with(open_scorer)
 @pytest.mark.parametrize("kind", ["rewards", "launchers"])
 @pytest.mark.parametrize("name", ["nosuch", "nosuch.score"])
 def test_a_plugin_that_cannot_be_loaded_is_told_once(kind: str, name: str) -> None:
-    (finding,) = check_plugin(kind, name, {})
-    assert (finding.check, repr(name) in finding.problem) == ("it can be loaded", True)
+    answer = CliRunner().invoke(app, ["plugins", kind, "--check", name])
+    assert (answer.output, repr(name) in str(answer.exception)) == ("", True)
 
 
 @pytest.mark.parametrize("named", [".score", ".open_scorer"])

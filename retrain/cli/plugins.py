@@ -107,6 +107,8 @@ def _try_out(name: str, kind: str, overrides: Sequence[str], as_json: bool) -> N
 
     table = _table_of(overrides)
     kinds = [kind] if kind else kinds_of(name)
+    for each in kinds:
+        registry.plugin(each, name)  # raises if there is none: no check is needed then
     found = []
     for finding in chain.from_iterable(check_plugin(each, name, table) for each in kinds):
         found.append(finding)
