@@ -8,14 +8,20 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from retrain.records.decision import ConditionDecision, Decision
 from retrain.records.run_row import RunRow
 from retrain.render.status import MOST_MESSAGES, show, time_left
+from retrain.status import CampaignStatus
 from tests.test_watch_frame import campaign_of, run_of
 
 
 def shown(runs: list[RunRow], width: int = 200) -> str:
+    return printed(campaign_of(runs, state="failed").status, width)
+
+
+def printed(status: CampaignStatus, width: int = 200) -> str:
     out = io.StringIO()
-    show(campaign_of(runs, state="failed").status, Console(file=out, width=width, highlight=False))
+    show(status, Console(file=out, width=width, highlight=False))
     return out.getvalue()
 
 
@@ -43,6 +49,16 @@ def test_runs_that_failed_alike_share_a_line() -> None:
         "grpo_s0, grpo_s1, grpo_s2 and 497 more infrastructure: connection refused"
     ]
     assert "maxrl_s0 failed: no such task" in told
+
+
+def test_the_verdicts_of_a_decision_are_the_last_lines() -> None:
+    verdicts = tuple(ConditionDecision(name, "better", 4, 0.5, variance_removed=0.1) for name in ("b", "c"))
+    found = Decision("mean_reward", "a", 0.05, 8, 12, 4, "decided", conditions=verdicts)
+    runs = [run_of("a", state="done", message="wandb lacks 3 rows"), run_of("b", state="done")]
+    status = campaign_of(runs, state="done").status
+    *_, before, first, last = printed(replace(status, decision=found)).splitlines()
+    assert before == "all conditions are decided: 4 runs saved of 16"
+    assert [first[:15], last[:15]] == ["b: better than ", "c: better than "]
 
 
 def test_messages_that_all_differ_are_counted() -> None:

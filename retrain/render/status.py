@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 from rich.console import Console
 from rich.text import Text
@@ -48,10 +48,8 @@ def show(campaign: CampaignStatus, console: Console) -> None:
         console.print(_runs(campaign.runs, console.width))
     if len(campaign.runs) > MATRIX_RUNS or len(campaign.seeds) > 1:
         console.print(_conditions(campaign.conditions, console.width))
-    for line in _remarks(campaign):
+    for line in chain(_remarks(campaign), _failures(campaign.runs), _conclusion(campaign)):
         console.print(line, soft_wrap=True)
-    for failure in _failures(campaign.runs):
-        console.print(failure, soft_wrap=True)
 
 
 def _failures(runs: Sequence[RunRow]) -> Iterator[Text]:
@@ -119,13 +117,20 @@ def _remarks(campaign: CampaignStatus) -> Iterator[str | Text]:
     if campaign.stopped:
         yield Text(f"stopped by itself: {campaign.stopped}", style="yellow")
         yield f"left undone: {left_undone(campaign.runs)}"
-    yield from lines_of_search(campaign.searched)
-    yield from lines_of(campaign.decision)
     if campaign.expected is not None:
         yield expectation(campaign.expected)
     permits = campaign.permits
     if permits is not None and (permits.holders or permits.waiting or permits.change):
         yield permit_line(permits)
+
+
+def _conclusion(campaign: CampaignStatus) -> Iterator[str | Text]:
+    """Iterate over what a search and a decision found: the verdicts last, where a terminal's reader looks."""
+    yield from lines_of_search(campaign.searched)
+    lines = lines_of(campaign.decision)
+    count = len(campaign.decision.conditions) if campaign.decision else 0
+    yield from lines[count:]
+    yield from (Text(verdict, "bold") for verdict in lines[:count])
 
 
 def cost_line(campaign: CampaignStatus) -> str:
