@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 
 from retrain.campaign.endings import conclude
+from retrain.controllers.permits import CallFacts
 from retrain.errors import RetrainError
 from retrain.locks import LockFile
 from retrain.locks.held import hold, holder, is_held
+from retrain.publish import FACTS, Published, read_published
 from retrain.records.decision import Round, begin_design, read_looks
+from retrain.records.files import write_json
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.lines import append_line, read_records
 from retrain.records.manifest import new_manifest, read_manifest, write_manifest
@@ -38,6 +41,7 @@ from retrain.records.rungs import Rung
 from retrain.records.samples import SamplesWriter, read_samples
 from retrain.records.spending import EvaluationCost, Spending, Tokens, read_spending, write_spending
 from retrain.semaphore import FileSemaphore
+from retrain.semaphore.adaptive import SharedPermits
 from retrain.semaphore.slots import read_holder
 from tests.scanned import scan_metrics
 
@@ -55,8 +59,14 @@ READERS: dict[str, Callable[[Path], object]] = {
     "search.jsonl": lambda path: read_records(path, Rung),
     "origin.json": lambda path: read_provenance(CampaignFiles(path.parent)),
     "permits.json": lambda path: FileSemaphore.inspect(path.parent),
+    "adaptive.json": lambda path: _permits(path.parent).observe(CallFacts("sample", 0.1, overloaded=True)),
+    "retrain.json": lambda path: read_published(path.parent),
     "slot-0000": lambda path: read_holder(LockFile(str(path), read_only=True)),
 }
+
+
+def _permits(directory: Path) -> SharedPermits:
+    return SharedPermits(directory, FileSemaphore(directory, 4), "a_s0")
 
 
 @pytest.fixture
@@ -83,8 +93,12 @@ def written(tmp_path: Path) -> Path:
     lock = hold(run.lock)
     assert lock is not None
     lock.release()
-    with FileSemaphore(tmp_path, 1):
+    with FileSemaphore(tmp_path, 4):
         pass
+    for overloaded in (False, True, False):
+        _permits(tmp_path).observe(CallFacts("sample", 0.1, overloaded=overloaded))
+    facts = Published("d", "d", "adapter", "c", "a_s0", 4, "", "base", "abc", 8)
+    write_json(tmp_path / FACTS, asdict(facts))
     return tmp_path
 
 

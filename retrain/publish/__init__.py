@@ -112,7 +112,7 @@ def read_published(directory: Path) -> Published | None:
         return None
     try:
         return record_of(Published, found | {"directory": str(directory)})
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except ValueError as error:
         raise RecordsError(f"{directory / FACTS}: is damaged ({error!r}); publish the run again") from error
 
 

@@ -7,6 +7,7 @@ are used, and a `--set` that changed results shows in the comparison with the ru
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +28,6 @@ from retrain.records.layout import (
 if TYPE_CHECKING:
     from retrain.records.manifest import RunEntry
 
-DAMAGED = (KeyError, TypeError, ValueError, OverflowError)  # reading a value that is not of its type
 CLUSTERS = ("slurm", "ray")  # launchers that keep their submissions in a directory of their name
 
 
@@ -65,7 +65,7 @@ def read_provenance(files: CampaignFiles) -> Provenance:
         raise RecordsError(f"{files.origin}: is missing")
     try:
         return _parse(found)
-    except DAMAGED as error:
+    except ValueError as error:
         raise RecordsError(f"{files.origin}: is damaged ({error!r})") from error
 
 
@@ -126,10 +126,9 @@ def _modules(text: str) -> tuple[str, ...]:
 
 def _from_runs(files: CampaignFiles) -> Provenance | None:
     for run in files_of_runs(files).values():
-        try:
-            return _parse({"seed": None, **recorded_table(run, "run").get("origin", {})})
-        except DAMAGED:
-            continue
+        found = recorded_table(run, "run").get("origin")
+        with suppress(ValueError):
+            return _parse({"seed": None, **(found if isinstance(found, dict) else {})})
     return None
 
 

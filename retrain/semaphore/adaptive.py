@@ -69,7 +69,7 @@ class SharedPermits:
         try:
             if (state := read_json(self.directory / STATE)) is not None:
                 return record_of(AdaptivePermits, state)
-        except (RecordsError, LookupError, TypeError, ValueError, OverflowError, AttributeError):
+        except (RecordsError, ValueError):
             pass  # damaged: start over
         return AdaptivePermits(self.semaphore.permits)
 
