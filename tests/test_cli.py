@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,10 @@ from typer.testing import CliRunner
 from retrain import cli
 from retrain.campaign.run import reopen, start
 from retrain.cli import COMMANDS, app
-from retrain.errors import ConfigError
+from retrain.errors import ConfigError, RecordsError
 from retrain.records.metrics import read_metrics
 from tests.conftest import ONE_RUN, TINY
+from tests.full_disk import files_of_at_most
 from tests.semaphore_processes import wait_until
 from tests.simulated import flat, write_campaign
 
@@ -35,6 +37,37 @@ def test_init_writes_a_template_and_never_overwrites(retrain: Call, here: Path) 
     assert "--force" in refused.stderr
     assert retrain("init", "--force").returncode == 0
     assert (here / "campaign.toml").read_text() != "mine"
+
+
+def test_init_on_a_full_disk_leaves_what_was_there(here: Path) -> None:
+    for before in (None, "mine"):  # an empty file would be a campaign
+        with files_of_at_most(100):
+            answer = CliRunner().invoke(app, ["init", "--force"])
+        assert isinstance(answer.exception, ConfigError)
+        assert "campaign.toml: cannot be written (File too large)" in str(answer.exception)
+        left = {path.name: path.read_text() for path in here.iterdir() if "campaign.toml" in path.name}
+        assert left == ({"campaign.toml": before} if before else {})
+        (here / "campaign.toml").write_text("mine")
+
+
+@pytest.mark.parametrize("end", ["full disk", "Ctrl-C"])
+def test_a_start_that_does_not_come_to_its_end_leaves_no_campaign(
+    end: str, campaign_file: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ExitStack() as stack:
+        if end == "full disk":
+            stack.enter_context(files_of_at_most(100))
+            stack.enter_context(pytest.raises(RecordsError, match=r"cannot write .*, then start again"))
+        else:
+
+            def press(fd: int) -> None:
+                if any(here.glob("logs/*/origin.json")):
+                    signal.raise_signal(signal.SIGINT)
+
+            monkeypatch.setattr(os, "fsync", press)
+            stack.enter_context(pytest.raises(KeyboardInterrupt))
+        start(campaign_file)
+    assert list((here / "logs").iterdir()) == []
 
 
 def test_init_writes_the_schema_that_the_files_first_line_names(retrain: Call, here: Path) -> None:

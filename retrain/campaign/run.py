@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from retrain.campaign.orchestrate import CampaignOutcome, CampaignRun
 from retrain.campaign.reconcile import reconcile, write_what_differs
 from retrain.config.load import load_config
 from retrain.config.prices import missing_price
-from retrain.errors import EXIT_DONE, ConfigError, LaunchError
+from retrain.errors import EXIT_DONE, ConfigError, LaunchError, RecordsError, records_error
 from retrain.locks.held import holder
 from retrain.plan.launching import options_of
 from retrain.plan.matrix import Plan, plan_runs
@@ -76,6 +77,30 @@ def start(
     ask_launcher(plan, "check_cluster")
     files = CampaignFiles(create_directory(plan.log_dir, plan.name), plan.is_single_run)
     campaign = CampaignRun(plan, files, observer or Observer())
+    with _whole_or_removed(files.directory):
+        _write_start(campaign, files, config_path, overrides, beside)
+        for warning in checked.warnings:
+            campaign.notice(warning)
+    return campaign
+
+
+@contextlib.contextmanager
+def _whole_or_removed(directory: Path) -> Iterator[None]:
+    """Remove a new campaign's directory unless all of it is written; nothing ran in it yet."""
+    try:
+        yield
+    except BaseException as error:  # also Ctrl-C
+        shutil.rmtree(directory, ignore_errors=True)
+        if isinstance(error, RecordsError) and isinstance(error.__cause__, OSError):
+            raise records_error(directory, "write", error.__cause__, then="start again") from error.__cause__
+        raise
+
+
+def _write_start(
+    campaign: CampaignRun, files: CampaignFiles, config_path: Path, overrides: Sequence[str], beside: Path
+) -> None:
+    """Write all that `resume` needs: the file as given, where it came from, and each run's configuration."""
+    plan = campaign.plan
     content, where = config_path.read_bytes(), str(Path.cwd())
     origin = Provenance(
         plan.name,
@@ -94,9 +119,6 @@ def start(
         make_new_directory(files.runs)
     campaign.propose = partial(_add_proposals, campaign)
     write_what_differs(campaign, origin)
-    for warning in checked.warnings:
-        campaign.notice(warning)
-    return campaign
 
 
 def reopen(

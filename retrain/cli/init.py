@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from pathlib import Path
 
 import typer
@@ -47,18 +48,26 @@ def command(
     target, is_there = Path(f"{template}.toml"), False
     with contextlib.suppress(OSError):
         is_there = not force and target.read_bytes() == text.encode()
-    try:
-        if not is_there:
-            with target.open("w" if force else "x", encoding="utf-8") as file:
-                file.write(text)
-    except FileExistsError:
-        raise ConfigError(f"{target}: exists and differs; use --force to overwrite it") from None
-    except OSError as error:
-        raise ConfigError(f"{target}: cannot be written ({error.strerror})") from error
+    if not is_there:
+        if not force and os.path.lexists(target):
+            raise ConfigError(f"{target}: exists and differs; use --force to overwrite it")
+        _write_whole(target, text)
     with contextlib.suppress(OSError):  # its first line names the schema; a failure costs only completion
         Path(NAME).write_text(json.dumps(json_schema(), indent=1) + "\n", encoding="utf-8")
     said = f"{target} exists and is the same" if is_there else f"wrote {target}"
     typer.echo(f"{said}; next: retrain explain {target}, then retrain {target}")
+
+
+def _write_whole(target: Path, text: str) -> None:
+    """Write a file, or leave what was there: even an empty file would be a campaign, with every default."""
+    new = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        new.write_text(text, encoding="utf-8")
+        new.replace(target)
+    except OSError as error:
+        raise ConfigError(f"{target}: cannot be written ({error.strerror})") from error
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def templates() -> dict[str, str]:
