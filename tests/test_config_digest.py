@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import socket
 import tomllib
 from pathlib import Path
 
@@ -115,6 +116,13 @@ def test_a_folder_counts_by_its_files(tmp_path):
     assert before == fingerprint(str(tmp_path / "two"))
     rows(tmp_path / "two" / "b.jsonl")
     assert before != fingerprint(str(tmp_path / "two"))
+
+
+def test_a_file_that_decides_and_cannot_be_read_is_named(here):
+    with socket.socket(socket.AF_UNIX) as made:  # which nobody can open as a file
+        made.bind("weights")
+    with pytest.raises(ConfigError, match=r"decides the result, and .*weights cannot be read \("):
+        plan_runs(parse({"model": {"model": "weights"}}, "c.toml"))
 
 
 def test_a_very_large_file_is_sampled(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 PEFT, NUMPY, TINKER = "adapter_model.safetensors", "policy.npz", "tinker.json"
@@ -40,7 +41,7 @@ def adapter_problem(adapter: str) -> str:
     directory = Path(adapter)
     if adapter.startswith(REMOTE):
         return ""
-    if not directory.is_dir():
+    if not os.path.isdir(adapter):  # noqa: PTH112 - a name may be too long for any file
         return f"{adapter!r} does not exist; name a finished run, or a directory that peft saved"
     if weights_of(directory) is None:
         return f"{adapter!r} {_what_it_is(directory)}"

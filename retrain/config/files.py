@@ -16,6 +16,7 @@ from typing import Any
 from retrain.config.adapters import weights_of
 from retrain.config.resolve import as_tables, build, values_of
 from retrain.config.schema import Config
+from retrain.errors import ConfigError
 
 LARGEST_WHOLE = 256 * 2**20  # bytes; of a larger file (weights) only samples are read, to start quickly
 SAMPLES = 256
@@ -61,24 +62,29 @@ def changed_files(config: Config, before: Mapping[str, str]) -> list[str]:
 
 
 def fingerprint(path: str) -> str:
-    """Identify the content of a file or a directory of files: 16 hex digits, the same at any path."""
-    if not Path(path).is_dir():
-        return _of_file(path, _state(path))
-    whole = hashlib.sha256()
-    for inside in sorted(inside for inside in Path(path).rglob("*") if inside.is_file()):
-        held = _of_file(str(inside), _state(str(inside)))
-        whole.update(os.fsencode(f"{inside.relative_to(path)}\0{held}\n"))
-    return whole.hexdigest()[:16]
+    """Identify the content of a file or a directory of files: 16 hex digits, the same at any path.
+
+    Raises ConfigError if one cannot be read.
+    """
+    try:
+        if not Path(path).is_dir():
+            return _of_file(path)
+        whole = hashlib.sha256()
+        for inside in sorted(inside for inside in Path(path).rglob("*") if inside.is_file()):
+            whole.update(os.fsencode(f"{inside.relative_to(path)}\0{_of_file(str(inside))}\n"))
+        return whole.hexdigest()[:16]
+    except OSError as error:
+        why = f"{error.filename or path} cannot be read ({error.strerror})"
+        raise ConfigError(f"{path}: decides the result, and {why}; make it readable") from error
 
 
-def _state(path: str) -> tuple[int, int, int]:
+def _of_file(path: str) -> str:
     found = os.stat(path)  # noqa: PTH116
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return _of_content(path, found.st_size, (found.st_ino, found.st_mtime_ns))
 
 
 @cache  # all runs of a campaign name the same files
-def _of_file(path: str, state: tuple[int, int, int]) -> str:
-    size = state[1]
+def _of_content(path: str, size: int, _: tuple[int, int]) -> str:
     with open(path, "rb") as file:  # noqa: PTH123
         if size <= LARGEST_WHOLE:
             return hashlib.file_digest(file, "sha256").hexdigest()[:16]

@@ -171,6 +171,11 @@ def test_without_a_kl_term_no_reference_is_kept_and_none_is_asked_for_later(here
     assert "the checkpoint has not the reference that the run now needs" in files.output_log.read_text()
 
 
+def test_a_name_too_long_for_a_file_does_not_exist() -> None:
+    (problem,) = adapter_problems(parse({"model": {"adapter": "a" * 300}}, "c.toml"), "")
+    assert "does not exist; name a finished run" in problem
+
+
 def test_each_condition_has_a_start_of_its_own(here, source, retrain) -> None:
     _, longer = finished(here / "longer", campaign={"seeds": [0], "max_steps": 6, "launcher": "inline"})
     starts = {"one": str(source.directory), "two": str(longer.directory), "none": ""}
