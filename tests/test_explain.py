@@ -15,6 +15,7 @@ from retrain.plan.estimate.learned import learned_for
 from retrain.plan.explain import explain_plan
 from retrain.plan.matrix import Plan
 from retrain.plan.preflight import preflight
+from retrain.records.layout import create_directory
 from retrain.records.manifest import Expectation
 from tests.explained import SMOKE, explained, line_of, plan_of
 from tests.recorded import record_campaign
@@ -29,11 +30,12 @@ def test_without_a_pilot_it_says_what_is_unknown_and_how_to_get_it(tmp_path: Pat
     )
 
 
-def test_it_points_to_earlier_campaigns_that_were_not_read(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path)
+@pytest.mark.parametrize("name", ["c", "/", "Größe [1/2]", "long" * 20])
+def test_it_points_to_earlier_campaigns_that_were_not_read(tmp_path: Path, name: str) -> None:
+    plan = plan_of(tmp_path, name=name)
     record_campaign(plan, "other-20250131T120000Z-0a1b")
     assert not explained(plan, None).warnings
-    record_campaign(plan, f"{plan.name}-20250131T120000Z-0a1b")
+    record_campaign(plan, create_directory(tmp_path, name).name)
     assert explained(plan, None).warnings == (
         f"{tmp_path}/ has earlier campaigns of {plan.name}; to estimate from them: "
         f"retrain explain c.toml --from {tmp_path}",
@@ -46,6 +48,10 @@ def test_without_earlier_runs_it_does_not_say_that_there_are_none(
 ) -> None:
     said = retrain("explain", campaign_file).stdout
     assert "wall time               unknown; it depends on step times, start-up time," in said
+
+
+def test_a_log_directory_that_cannot_be_is_no_earlier_campaign(tmp_path: Path) -> None:
+    assert not explained(plan_of(tmp_path / ("long" * 99)), None).warnings
 
 
 def test_an_estimate_adds_start_and_end_to_the_steps_of_each_condition(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from retrain.plan.checklist import (
 )
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.preflight import Checked, sandbox_warnings, sandboxes_of
+from retrain.records.layout import stem_of
 from retrain.records.text import count_of, dollars, gib
 
 if TYPE_CHECKING:
@@ -162,7 +163,8 @@ def explain_plan(
 
 def _unread(plan: Plan, history: History | None, file_name: str) -> Iterator[str]:
     """Say that there are earlier campaigns of this name from which nothing was read."""
-    earlier = plan.log_dir.glob(f"{glob.escape(plan.name)}-????????T??????Z-????")
+    name = f"{stem_of(plan.name)}-????????T??????Z-????"
+    earlier = glob.iglob(name, root_dir=plan.log_dir)  # noqa: PTH207 - ignores a directory that cannot be
     if history is None and any(earlier):
         command = f"retrain explain {file_name} --from {shlex.quote(str(plan.log_dir))}"
         yield f"{plan.log_dir}/ has earlier campaigns of {plan.name}; to estimate from them: {command}"

@@ -124,15 +124,19 @@ def create_directory(log_dir: Path, name: str) -> Path:
         raise records_error(log_dir, "look inside", error) from error
     if not is_there:
         make_directory(log_dir)
-    ascii_name = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
-    plain = re.sub(r"[^A-Za-z0-9+._-]+", "-", ascii_name).strip(".-")[:_MAX_NAME] or "campaign"
     for _ in range(_MAX_TRIES):
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        directory = log_dir / f"{plain}-{stamp}-{os.urandom(2).hex()}"
+        directory = log_dir / f"{stem_of(name)}-{stamp}-{os.urandom(2).hex()}"
         with suppress(FileExistsError):
             make_new_directory(directory, exclusive=True)
             return directory
     raise RecordsError(f"{log_dir}: no free directory name for {name!r}; choose another log_dir")
+
+
+def stem_of(name: str) -> str:
+    """Return what the directories of campaigns of a name begin with, for any name."""
+    ascii_name = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+    return re.sub(r"[^A-Za-z0-9+._-]+", "-", ascii_name).strip(".-")[:_MAX_NAME] or "campaign"
 
 
 def own_temporary_folder(name: str) -> Path:
