@@ -39,7 +39,7 @@ from retrain.records.campaign_state import NoticeBook, ask_to_stop, asked_to_sto
 from retrain.records.files import remove_leftovers
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import RunEntry
-from retrain.records.provenance import Provenance, known_origin, working_directories
+from retrain.records.provenance import known_origin, working_directories
 from retrain.records.run_state import UNREADABLE, RunState
 from retrain.records.text import as_typed, count_of, first_of
 
@@ -103,11 +103,11 @@ class CampaignRun:
             require_left(self._files, origin, self.plan.campaign, runs, self.notice)
             remove_leftovers(self.directory)
             self.catch_up()
-            while (outcome := self._session(lock, origin, retry_failed)) is None:
+            while (outcome := self._session(lock, retry_failed)) is None:
                 retry_failed = False
             return outcome
 
-    def _session(self, lock: HeldLock, origin: Provenance, retry_failed: bool) -> CampaignOutcome | None:
+    def _session(self, lock: HeldLock, retry_failed: bool) -> CampaignOutcome | None:
         """Run what is not done of the conditions that there are; None if a sampler adds others after that."""
         roll_up = self._roll_up()
         states = self._states(roll_up)
@@ -117,7 +117,7 @@ class CampaignRun:
         if not retry_failed and (due := rounds.due(over)) is not None:
             self.propose(due)
             return None
-        launcher = self._opened(lock, origin)
+        launcher = self._opened(lock)
         rounds.begin_anew(self.accepted)
         self.accepted = ()
         if self._supervisor is None:
@@ -139,8 +139,8 @@ class CampaignRun:
             return None
         return self._outcome(self._supervisor, lock, roll_up, states, forecaster)
 
-    def _opened(self, lock: HeldLock, origin: Provenance) -> Launcher:
-        where = working_directories(self._files, origin)[0]
+    def _opened(self, lock: HeldLock) -> Launcher:
+        where = working_directories(self._files, known_origin(self._files)[0])[0]
         assignment = assignment_of(self.plan, self._files, where, self.notice)
         launcher = open_launcher(self.plan.campaign.launcher, assignment)
         if launcher.queues:  # another machine may resume it

@@ -85,13 +85,18 @@ def working_directories(files: CampaignFiles, origin: Provenance) -> list[Path]:
     """List directories that a campaign's relative paths may be relative to, the likeliest first.
 
     This is the directory where it was started, unless the project was copied with the campaign: then the
-    copy's. If the first is gone, the project has moved, with or without the campaign.
+    copy's. If the first is gone, the project has moved, with or without the campaign, to where more of the
+    files and plugins are that a run uses.
     """
     near = (files.directory.absolute() / origin.way_back).resolve()
     if origin.where and Path(origin.where).is_dir():
         where = Path(origin.where)
         return [near, where] if _has_copies(files, origin, near) else [where]
-    return [path for path in (near, Path.cwd()) if path.is_dir()]
+    found = [path for path in dict.fromkeys((near, Path.cwd())) if path.is_dir()]
+    if len(found) > 1:
+        used = set().union(*_used(files, origin))
+        found.sort(key=lambda place: sum((place / path).exists() for path in used), reverse=True)
+    return found
 
 
 def _has_copies(files: CampaignFiles, origin: Provenance, near: Path) -> bool:
@@ -99,23 +104,29 @@ def _has_copies(files: CampaignFiles, origin: Provenance, near: Path) -> bool:
     where = Path(origin.where)
     if not near.is_dir() or near.samefile(where):
         return False
-    first = next(iter(files_of_runs(files).values()), None)
-    used = _used_in(where, first, origin.beside) if first else set()
+    data, code = _used(files, origin)
+    used = data | {path for path in code if (where / path).exists()}
     return bool(used) and all((near / path).exists() for path in used)
 
 
-def _used_in(where: Path, run: RunFiles, beside: str) -> set[Path]:
-    """Return the files and plugins of a directory that a run uses, relative to it."""
+def _used(files: CampaignFiles, origin: Provenance) -> tuple[set[Path], set[Path]]:
+    """Return the files that a run uses, and those in which its plugins may be, relative to its project."""
     from retrain.config.files import mapped  # imports the schema, and is seldom needed
 
-    tables, keys = dict(recorded_tables(run)), recorded_table(run, "run").get("files", {})
+    run = next(iter(files_of_runs(files).values()), None)
+    if run is None:
+        return set(), set()
+    where, tables, keys = (
+        Path(origin.where),
+        dict(recorded_tables(run)),
+        recorded_table(run, "run").get("files", {}),
+    )
     tables.pop("run", None)
     texts: dict[str, str] = {}  # by dotted key
     mapped(tables, "", "", lambda value, key, _: texts.update({key[1:]: str(value)}))
     named = [Path(texts[key]) for key in keys if key in texts]
     data = {path.relative_to(where) for path in named if path.is_relative_to(where)}
-    code = {Path(beside, name) for text in texts.values() for name in _modules(text)}
-    return data | {path for path in code if (where / path).exists()}
+    return data, {Path(origin.beside, name) for text in texts.values() for name in _modules(text)}
 
 
 def _modules(text: str) -> tuple[str, ...]:

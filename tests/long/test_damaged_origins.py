@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 import threading
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,9 @@ from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_attempts
 from retrain.report.gather import gather
 from retrain.semaphore import FileSemaphore
+from tests.conftest import ONE_RUN
 
+Call = Callable[..., subprocess.CompletedProcess[str]]
 SET = ["campaign.launcher=inline", "training.temperature=0.5"]
 SINGLE = '[training]\nlr = 5e-3\nmax_steps = 3\nbatch_size = 2\ngroup_size = 4\n[data]\ntask = "successor"\n'
 
@@ -159,6 +162,26 @@ def test_a_campaign_that_was_moved_without_its_project_finds_it_in_the_current_d
     moved = shutil.move(directory, elsewhere / "a" / "b" / "copy")
     monkeypatch.chdir(shutil.move(campaign_file.parent, elsewhere / "project"))
     assert reopen(Path(moved)).execute().exit_code == 0
+
+
+def test_a_campaign_and_its_project_that_moved_apart_find_each_other_by_a_plugin(
+    campaign_file: Path, tmp_path_factory: pytest.TempPathFactory, retrain: Call
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    leaves_a_trace = "from pathlib import Path\ndef score(completion, prompt):\n    Path('seen').touch()\n"
+    (campaign_file.parent / "my_scores.py").write_text(f"{leaves_a_trace}    return 0.5\n")
+    sets = [word for one in (*ONE_RUN, "reward.reward=my_scores.score") for word in ("--set", one)]
+    assert retrain("run", campaign_file.name, *sets).returncode == 0
+    (directory,) = campaign_file.parent.glob("logs/*")
+    run = RunFiles(directory / "runs" / "grpo_s0")
+    shutil.rmtree(run.checkpoints)
+    for path in (run.metrics, run.done):
+        path.unlink()
+    moved = shutil.move(directory, elsewhere / "a" / "b" / "copy")
+    project = Path(shutil.move(campaign_file.parent, elsewhere / "project"))
+    (project / "seen").unlink()
+    again = retrain("resume", moved, cwd=project)
+    assert (again.returncode, (project / "seen").exists()) == (0, True), again.stderr
 
 
 def test_a_project_of_the_first_version_may_have_moved_too(
