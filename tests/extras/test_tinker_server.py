@@ -18,7 +18,7 @@ from retrain.backends.progress import StartProgress
 from retrain.backends.tinker import check_run
 from retrain.backends.tinker.policy import TinkerBackend
 from retrain.config.schema import Config, Model
-from retrain.errors import ConfigError, InfrastructureError
+from retrain.errors import ConfigError, InfrastructureError, RecordsError
 from retrain.locks.held import hold
 from retrain.records.layout import CampaignFiles
 from retrain.rollouts import Group
@@ -166,6 +166,12 @@ def test_a_run_without_room_ends_what_a_killed_worker_of_another_run_left(
         else:
             assert len(during(own, one_group)) == 1
         assert running.stats()["models"] == is_alive
+
+
+def test_a_note_of_the_session_that_cannot_be_written_is_named(spec: BackendSpec, tmp_path: Path) -> None:
+    (tmp_path / "tinker-session.json").mkdir()
+    with pytest.raises(RecordsError, match=r"tinker-session.json: is not a regular file"):
+        during(replace(spec, notes=tmp_path), one_group)
 
 
 def test_a_copy_of_a_run_leaves_the_session_of_the_original_alone(spec: BackendSpec, tmp_path: Path) -> None:

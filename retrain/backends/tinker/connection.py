@@ -30,6 +30,7 @@ from retrain.backends.tinker.outages import Outages
 from retrain.errors import ConfigError, InfrastructureError
 from retrain.event_loop import in_thread
 from retrain.locks.held import is_abandoned
+from retrain.records.files import write_json
 from retrain.records.layout import campaign_of, files_of_runs
 
 LEAVING: tuple[type[Exception], ...] = (*FAULTS, InfrastructureError)
@@ -107,7 +108,8 @@ class Connection:
             endings.append(asyncio.ensure_future(self._end(service, "success")))
         await asyncio.gather(*endings)
         if self._note is not None:
-            self._note.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the session that it names has ended
+                self._note.unlink()
 
     async def make_room(self) -> None:
         """End the sessions that killed workers of this campaign left at the API."""
@@ -162,7 +164,7 @@ class Connection:
         if session := self._abandoned:
             self._abandoned = ""
             await self._goodbye(partial(_finish, holder, session))
-        self._note.write_text(json.dumps({"session": holder.get_session_id(), **where}), encoding="utf-8")
+        write_json(self._note, {"session": holder.get_session_id(), **where}, durable=False)
 
 
 def _finish(holder: InternalClientHolder, session: str) -> Awaitable[None]:
