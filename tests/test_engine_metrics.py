@@ -66,3 +66,8 @@ def test_a_server_that_was_restarted_or_says_something_else_has_no_speed() -> No
     meter.look(vllm(1000), 10.0)
     assert meter.look(vllm(0), 12.0).tokens_per_s is None
     assert meter.look("process_cpu_seconds_total 3.0", 14.0) is None
+
+
+@pytest.mark.parametrize("number", ["NaN", "+Inf", "1e999", "1.2.3", "-", "-1", "e"])
+def test_what_is_no_count_is_as_good_as_not_told(number) -> None:
+    assert EngineMeter("").look(f"vllm:num_requests_running {number}\n", 0.0) is None

@@ -19,7 +19,7 @@ RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
 WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
 KV_USE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
 TOKENS = ("vllm:generation_tokens_total", "sglang:generation_tokens_total")
-LINE = re.compile(r"^([a-z_]+:[a-z_]+)(?:\{.*\})? ([0-9.eE+-]+)$", re.MULTILINE)
+LINE = re.compile(r"^([a-z_]+:[a-z_]+)(?:\{.*\})? (\d+(?:\.\d*)?(?:[eE][+-]?\d\d?)?)$", re.MULTILINE)
 
 
 class EngineMeter:
