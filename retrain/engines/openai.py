@@ -157,7 +157,8 @@ class Engine:
         """Append what a response, or a part of one, says of rows; return whether one has ended."""
         try:
             if isinstance(told := event.get("error"), dict):  # in the middle of a stream
-                raise self._calls.refusal(json.dumps(told).encode(), int(told.get("code") or 0))
+                code = str(told.get("code"))  # of HTTP, or a word such as "overloaded"
+                raise self._calls.refusal(json.dumps(told).encode(), int(code) if code.isdecimal() else 0)
             for choice in event["choices"]:
                 rows[choice["index"]].add(choice)
         except (LookupError, TypeError, ValueError, AttributeError) as error:

@@ -243,6 +243,12 @@ def test_closing_has_the_server_forget_and_leaves_no_files(server, model, tmp_pa
     assert (server.adapters, list((tmp_path / "shared").iterdir())) == ({}, [])
 
 
+def test_a_directory_for_adapters_that_cannot_be_made_is_named(server, model, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"\[backend.options\].engine_adapters: .*/file/shared'"):
+        through(server, model, engine_adapters=str(tmp_path / "file" / "shared"))
+
+
 def test_a_server_s_hiccup_is_waited_out(server, model):
     server.failures = 3
     assert len(draw(through(server, model))) == 5
@@ -339,6 +345,13 @@ def test_an_answer_that_is_no_json_is_asked_for_again(server, model, rubbish):
     with pytest.raises(InfrastructureError, match="/v1/completions"):
         draw(through(server, model))
     assert [path for path, _, _ in server.requests].count("/v1/completions") == engine_module.ATTEMPTS
+
+
+@pytest.mark.parametrize("code", ["overloaded", "503", None, 1e999])
+def test_an_error_in_an_answer_is_told_whatever_its_code(server, model, code):
+    server.rubbish = json.dumps({"error": {"message": "out of pages", "code": code}}).encode()
+    with pytest.raises(InfrastructureError, match=r"/v1/completions: .*out of pages"):
+        draw(through(server, model))
 
 
 @pytest.mark.parametrize("token", [-1, 40, 10**9])

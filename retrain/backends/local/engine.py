@@ -32,7 +32,7 @@ from retrain.engines.metrics import EngineWatch
 from retrain.engines.openai import Engine
 from retrain.engines.shared_server import RESTARTING, STARTING, ServerState, SharedServer, gpu_shared
 from retrain.engines.vllm import START_S, vllm_server
-from retrain.errors import InfrastructureError, InterruptedRunError
+from retrain.errors import ConfigError, InfrastructureError, InterruptedRunError
 
 T = TypeVar("T")
 MOST_CALLS = 32  # at the same time, for one batch
@@ -75,9 +75,12 @@ class EngineSampler:
         self._stop, self._cut = options.stop, Cut.by(options)
         self._progress = CallsProgress(spec.observe)
         parent = options.engine_adapters or None
-        if parent:
-            Path(parent).mkdir(parents=True, exist_ok=True)
-        self._directory = Path(tempfile.mkdtemp(prefix="retrain-adapters-", dir=parent))
+        try:
+            if parent:
+                Path(parent).mkdir(parents=True, exist_ok=True)
+            self._directory = Path(tempfile.mkdtemp(prefix="retrain-adapters-", dir=parent))
+        except OSError as error:
+            raise ConfigError(f"[backend.options].engine_adapters: cannot be made ({error})") from error
         # a server refuses a name that is already loaded, for example by an earlier attempt
         name = f"{re.sub(r'[^A-Za-z0-9._-]', '-', spec.run_name) or 'run'}-{secrets.token_hex(4)}"
         self._names = map(f"{name}-{{}}".format, itertools.count(1))
