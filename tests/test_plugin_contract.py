@@ -94,6 +94,42 @@ def test_every_built_in_plugin_keeps_the_contract_that_its_kind_declares(kind: s
             assert found is None or hook.name == "open_scorer" or call_problem(found, hook.arguments) == ""
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "key", "value", "wanted"),
+    [
+        ("rewards", "custom", "params", 3, "a table"),
+        ("environments", "harness", "config", [], "a table"),
+        ("environments", "verifiers", "config", "x", "a table"),
+        ("environments", "openenv", "reset", 3, "a table"),
+        ("environments", "tools", "sandbox_options", 3, "a table"),
+        ("tasks", "reasoning_gym", "config", 3, "a table"),
+        ("tasks", "jsonl", "columns", [["level"]], "a list of strings"),
+        ("tasks", "parquet", "columns", "level", "a list of strings"),
+        ("transforms", "gtpo_hicra", "planning_phrases", "wait", "a list of strings"),
+        ("sandbox", "command", "command", "docker run", "a list of strings"),
+    ],
+)
+def test_a_value_that_is_no_table_or_list_is_told_by_its_key(
+    kind: str, name: str, key: str, value: object, wanted: str
+) -> None:
+    told = dict(registry.problems_with_params(kind, name, {key: value}))
+    assert told[key] == f"got {value!r}; needs {wanted}"
+
+
+@pytest.mark.parametrize("is_text", [True, False])
+def test_annotations_of_a_users_own_are_read_however_they_are_written(
+    is_text: bool, own: Callable[[str, str], str]
+) -> None:
+    code = "from __future__ import annotations\n" * is_text + "from typing import Any, Mapping, Sequence"
+    code += (
+        "\ndef score(completion, prompt, *, one: Mapping[str, Any], many: Sequence[str] = ()): return 0.0\n"
+    )
+    path = own("typed", code) + ".score"
+    assert registry.problems_with_params("rewards", path, {"one": {}, "many": ["a"]}) == []
+    told = registry.problems_with_params("rewards", path, {"one": 1, "many": "a"})
+    assert told == [("one", "got 1; needs a table"), ("many", "got 'a'; needs a list of strings")]
+
+
 def test_a_launchers_own_hooks_are_asked(retrain: Retrain, campaign_file: Path) -> None:
     (campaign_file.parent / "own_launcher.py").write_text(LAUNCHER)
     table = '[campaign."own_launcher.open_launcher"]\nqueue = "long"\n'

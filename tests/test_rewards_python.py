@@ -222,7 +222,7 @@ NO_SUCH = "'proces' is not a known sandbox; did you mean 'process'?"
         (
             "python",
             {**OWN_SANDBOX, "sandbox_options": 3},
-            "[reward.params].sandbox_options: got 3; needs a table of the sandbox's options",
+            "[reward.params].sandbox_options: got 3; needs a table",
         ),
     ],
 )

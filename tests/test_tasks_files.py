@@ -130,8 +130,6 @@ def test_a_reward_gets_the_columns_that_are_named_or_all(tmp_path: Path) -> None
     assert row(["*"]) == {"prompt": "2+2", "answer": "4", "level": 1, "tests": ["a"]}
     with pytest.raises(ConfigError, match=r"rows.jsonl:1: no field 'levle'.*columns"):
         row(["levle"])
-    with pytest.raises(ConfigError, match=r'columns: got .level.; needs a list of names, or \["\*"\]'):
-        row("level")
 
 
 def test_a_second_file_is_what_is_held_out(write: Write) -> None:

@@ -393,6 +393,8 @@ def test_the_calls_of_a_turn_are_bounded(own: str) -> None:
         ({"tools": ["OWN.ad"]}, "tools: 'OWN.ad' cannot be loaded as a function"),
         ({"tools": ["OWN.add", "OWN.add"]}, "two functions are called 'add'"),
         ({"tools": []}, "tools: got []; needs a list of dotted paths"),
+        ({"tools": [1]}, "tools: got [1]; needs a list of strings"),
+        ({"sandbox_options": 3}, "sandbox_options: got 3; needs a table"),
         ({"calls": "xml"}, "calls: got 'xml'; needs one of 'template', 'python'"),
         ({"tool": []}, "did you mean 'tools'?"),
     ],

@@ -51,6 +51,11 @@ ACCEPTS: Mapping[str, tuple[tuple[type, ...], Callable[[Any], bool], str]] = {
     "Megabytes": ((int,), lambda value: 64 <= value <= 1 << 20, "a whole number from 64 to 1048576"),
     "bool": ((bool,), lambda value: True, "true or false"),
     "str": ((str,), lambda value: True, "a string"),
+    **dict.fromkeys(
+        ("Sequence[str]", "list[str]"),
+        ((list, tuple), lambda value: all(isinstance(one, str) for one in value), "a list of strings"),
+    ),
+    **dict.fromkeys(("Mapping[str, Any]", "dict[str, Any]"), ((dict,), lambda value: True, "a table")),
 }
 
 
@@ -182,9 +187,10 @@ def problem_with(plugin: str, known: Sequence[Parameter], key: str, value: objec
     if parameter.annotation.startswith("Literal["):
         choices = ast.literal_eval(f"({parameter.annotation[8:-1]},)")
         return None if value in choices else f"got {value!r}; needs one of {', '.join(map(repr, choices))}"
-    if parameter.annotation not in ACCEPTS:
+    annotation = parameter.annotation.removesuffix(" | None")  # which no file can give
+    if annotation not in ACCEPTS:
         return None
-    types, fits, wanted = ACCEPTS[parameter.annotation]
+    types, fits, wanted = ACCEPTS[annotation]
     is_right = type(value) in types and fits(value)  # the very type: true is no number in TOML
     return None if is_right else f"got {value!r}; needs {wanted}"
 
@@ -200,4 +206,4 @@ def _annotation(annotation: Any) -> str:
         return str(annotation.__metadata__[0])
     if isinstance(annotation, type) and get_origin(annotation) is None:
         return annotation.__name__
-    return str(annotation).removeprefix("typing.")
+    return str(annotation).replace("typing.", "").replace("collections.abc.", "")

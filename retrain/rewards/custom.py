@@ -57,9 +57,6 @@ def check_params(params: Mapping[str, Any]) -> Iterator[str]:
     if "." not in path:
         yield f"path: got {path!r}; needs the dotted path of a function, such as 'my_rewards.score'"
         return
-    if not isinstance(arguments, Mapping):
-        yield f"params: got {arguments!r}; needs a table of arguments for {path!r}"
-        return
     if problem := registry.problem_with_name("rewards", path):
         yield f"path: {problem}"
         return

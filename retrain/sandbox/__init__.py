@@ -73,12 +73,8 @@ def choice_problems(table: Mapping[str, Any]) -> Iterator[str]:
     if problem := registry.problem_with_name("sandbox", name):
         yield f"sandbox: {problem}"
         return
-    options = table.get("sandbox_options") or {}
-    if isinstance(options, Mapping):
-        problems = registry.problems_with_table("sandbox", name, options)
-        yield from (f"sandbox_options.{problem}" for problem in problems)
-    else:
-        yield f"sandbox_options: got {options!r}; needs a table of the sandbox's options"
+    problems = registry.problems_with_table("sandbox", name, table.get("sandbox_options") or {})
+    yield from (f"sandbox_options.{problem}" for problem in problems)
 
 
 def choose(name: str, options: Mapping[str, Any]) -> Sandbox:

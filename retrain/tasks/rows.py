@@ -38,8 +38,6 @@ def option_problems(fields: Fields, held_out: float, **required: str) -> list[st
     problems = [f"{key}: got ''; needs a non-empty string" for key, value in texts.items() if not value]
     if PLACEHOLDER not in fields.template:
         problems.append(f"template: got {fields.template!r}; needs {PLACEHOLDER} where the prompt goes")
-    if isinstance(fields.columns, str):
-        problems.append(f'columns: got {fields.columns!r}; needs a list of names, or ["*"] for all')
     return problems + held_out_problem(held_out)
 
 

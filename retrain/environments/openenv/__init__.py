@@ -85,8 +85,6 @@ def check_options(options: Mapping[str, Any]) -> Iterator[str]:
     """Iterate over the problems of a table, without a request."""
     if not is_address(options["url"]):
         yield f"url: got {options['url']!r}; needs an address, such as http://localhost:8000"
-    if not isinstance(options.get("reset", {}), dict):
-        yield f"reset: got {options['reset']!r}; needs a table of reset's parameters"
     try:
         key_of(options.get("key_env", ""))
     except ConfigError as error:

@@ -94,9 +94,8 @@ def prepare(options: Mapping[str, Any], form: CallForm | None) -> ToolBox:
 
 def check_options(options: Mapping[str, Any]) -> Iterator[str]:
     """Iterate over the problems of a table, one line each, starting with the key."""
-    names = options.get("tools", [PYTHON])
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        yield f'tools: got {names!r}; needs a list of dotted paths, such as ["my_tools.add"], or "{PYTHON}"'
+    if not options.get("tools", [PYTHON]):
+        yield f'tools: got []; needs a list of dotted paths, such as ["my_tools.add"], or "{PYTHON}"'
         return
     try:
         ToolBox(options, None)
