@@ -94,6 +94,14 @@ def test_an_option_out_of_range_says_what_would_do(options, said):
     assert said in problem_of("sort", **options)
 
 
+def test_a_secret_that_no_guess_could_name_is_refused_by_its_own_options():
+    problems = problem_of("guess", digits=65, base=16).splitlines()
+    assert [said.rpartition("].")[2] for said in problems] == [
+        "digits: got 65; needs a whole number from 1 to 64",
+        "base: got 16; needs a whole number from 2 to 10",
+    ]
+
+
 def test_all_wrong_options_are_told_at_once():
     assert len(problem_of("addition", digits=0, base=1, count=-1, held_out=2).splitlines()) == 4
 
