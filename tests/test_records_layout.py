@@ -42,6 +42,21 @@ def test_a_campaign_without_its_file_is_named_as_that(tmp_path):
         open_campaign(tmp_path)
 
 
+def test_a_directory_above_or_within_a_campaign_is_answered_with_the_campaigns_own(tmp_path):
+    campaign = create_directory(tmp_path / "logs", "study")
+    (campaign / "campaign.toml").touch()
+    run = campaign / "runs" / "grpo_s0"
+    run.mkdir(parents=True)
+    (run / "run.toml").touch()
+    with pytest.raises(ConfigError, match=f"logs: is a log directory; name a campaign, .*: {campaign}$"):
+        open_campaign(tmp_path / "logs")
+    for within in (campaign / "runs", run):
+        with pytest.raises(
+            ConfigError, match=f"{within.name}: is a part of a campaign; name that: {campaign}$"
+        ):
+            open_campaign(within)
+
+
 def test_names_created_at_once_never_collide(tmp_path):
     with ThreadPoolExecutor(16) as pool:
         made = list(pool.map(lambda _: create_directory(tmp_path, "same"), range(600)))

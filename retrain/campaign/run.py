@@ -142,8 +142,8 @@ def reopen(
         budget_usd: what the campaign may cost in all, with what it has cost so far; None: as it was.
 
     Raises:
-        RecordsError: the directory holds no campaign.
-        ConfigError: its campaign.toml is no longer valid, or changed and the change is not accepted.
+        RecordsError: its records cannot be read or written.
+        ConfigError: it is no campaign, or its campaign.toml is invalid, or changed without consent.
     """
     is_named = directory.name.strip(".")  # unlike `.` and `..`; messages show the path as it was given
     files = open_campaign(directory if is_named else directory.resolve())

@@ -45,7 +45,7 @@ def stop_campaign(
     """Have every worker save a checkpoint and leave, and wait until they have.
 
     With `now` they are killed; what they did since their last checkpoint will be done again. `on_wait` shows
-    what we wait for. Raises RecordsError if the directory holds no campaign, or cannot be written.
+    what we wait for. Raises ConfigError if this is no campaign, RecordsError if it cannot be written.
     """
     files = open_campaign(directory)
     lock = hold(files.lock)

@@ -20,8 +20,10 @@ from pathlib import Path
 from retrain.config.keys import Table, Tables
 from retrain.errors import ConfigError, RecordsError, records_error
 from retrain.records.files import make_directory, make_new_directory, read_small, readable
+from retrain.records.text import plain
 
 TRIALS = "calibrations"  # in the log directory: trials of `retrain calibrate`, kept apart from results
+SHOWN_CAMPAIGNS = 3  # the newest
 _MAX_NAME = 64
 _ID = re.compile(r"-\d{8}T\d{6}Z-[0-9a-f]{4}$")  # suffix of a campaign's directory name
 # parsing TOML takes 30 times longer
@@ -111,9 +113,25 @@ def open_campaign(directory: Path) -> CampaignFiles:
     if not holds_one and is_campaign(directory):
         raise RecordsError(f"{files.campaign_toml}: is missing; put the campaign's file back there")
     if not holds_one:
-        what = "holds no campaign" if directory.exists() else "does not exist"
-        raise ConfigError(f"{directory}: {what}; `retrain status` lists the campaigns in logs/")
+        raise ConfigError(f"{directory}: {instead_of(directory)}")
     return files
+
+
+def instead_of(directory: Path) -> str:
+    """Return why a directory is not a campaign's, and what to name instead.
+
+    Raises ConfigError if it holds only other files.
+    """
+    if not directory.is_dir():
+        return "does not exist; `retrain status` lists the campaigns in logs/"
+    above = directory.parent if directory.name == "runs" else campaign_of(directory).directory
+    if above != directory and is_campaign(above):
+        return f"is a part of a campaign; name that: {above}"
+    found = find_campaigns(directory)
+    if not found:
+        return "no campaigns yet; start one with `retrain FILE.toml`"
+    newest = ", ".join(str(path) for path in reversed(found[-SHOWN_CAMPAIGNS:]))
+    return f"is a log directory; name a campaign, such as the latest: {plain(newest, 1000)}"
 
 
 def create_directory(log_dir: Path, name: str) -> Path:

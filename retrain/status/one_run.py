@@ -15,7 +15,7 @@ from retrain.config.resolve import label_of
 from retrain.errors import ConfigError, RecordsError
 from retrain.locks.held import is_held
 from retrain.records.files import opened
-from retrain.records.layout import CampaignFiles, RunFiles, find_campaigns, is_campaign, is_single_run
+from retrain.records.layout import CampaignFiles, RunFiles, instead_of, is_campaign, is_single_run
 from retrain.records.lines import read_end
 from retrain.records.samples import KeptSample, samples_of
 from retrain.records.text import first_of, plain, plain_lines
@@ -23,7 +23,6 @@ from retrain.records.text import first_of, plain, plain_lines
 LOOK_S = 0.2
 _LONGEST_LINE = 2000
 SHOWN_RUNS = 10
-SHOWN_CAMPAIGNS = 3  # the newest
 Which = Literal["", "best", "worst", "ties"]
 
 
@@ -36,7 +35,7 @@ def find_run(directory: Path, run_id: str = "") -> RunFiles:
     campaign = CampaignFiles(directory)
     if not is_campaign(directory):
         if run_id or not is_single_run(directory):
-            raise ConfigError(f"{directory}: {_what_it_is(directory)}")
+            raise ConfigError(f"{directory}: {instead_of(directory)}")
         return RunFiles(directory)
     if not run_id:
         raise ConfigError(f"{directory}: is a campaign; name one of its runs: {_names(campaign)}")
@@ -47,17 +46,6 @@ def find_run(directory: Path, run_id: str = "") -> RunFiles:
             if files.run_toml.is_file():
                 return files
     raise ConfigError(f"{directory}: has no run {run_id!r}; it has {_names(campaign)}")
-
-
-def _what_it_is(directory: Path) -> str:
-    """Return why a directory is neither a campaign nor a run, and what to specify instead."""
-    if not directory.is_dir():
-        return "does not exist; `retrain status` lists campaigns"
-    found = find_campaigns(directory)
-    if not found:
-        return "no campaigns yet; start one with `retrain FILE.toml`"
-    newest = ", ".join(str(path) for path in reversed(found[-SHOWN_CAMPAIGNS:]))
-    return f"is a log directory; name a campaign, such as the latest: {plain(newest, 1000)}"
 
 
 def _names(campaign: CampaignFiles) -> str:

@@ -174,7 +174,7 @@ def test_stopping_what_does_not_run_changes_nothing(campaign_file: Path) -> None
     directory = start(campaign_file).directory
     found = stop_campaign(directory)
     assert (found.was_supervised, found.workers) == (False, ())
-    with pytest.raises(ConfigError, match="holds no campaign"):
+    with pytest.raises(ConfigError, match="is a part of a campaign; name that: "):
         stop_campaign(directory / "runs")
 
 
