@@ -8,16 +8,22 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+from retrain import worker
 from retrain.config.flow import FlowSettings
 from retrain.pipeline import ClosedError, Monitor
+from retrain.records.run_state import read_attempts
 from retrain.rollouts import Group, Prompt
 from retrain.trainer import source as module
 from retrain.trainer.prompt_stream import PromptStream
 from retrain.trainer.source import AsyncSource
+from tests.stopping import StopAfterStep
+from tests.stuck_sampling import AFTER_SAVING
 from tests.test_async_source import BOUND_S, PROMPTS, ids, sampled, train
+from tests.test_trainer import SMALL, make_run
 
 ORDER = [int(prompt.id) for prompt in PromptStream(PROMPTS, seed=1).take(400)]
 
@@ -305,3 +311,14 @@ def test_a_resumed_source_goes_on_counting_and_counts_what_was_lost() -> None:
 def test_settings_that_deadlock_are_refused_with_the_reason() -> None:
     with pytest.raises(ValueError, match="reads each sample once"):
         unopened(samples_per_batch=2)
+
+
+def test_a_run_that_stops_samples_nothing_after_its_checkpoint(tmp_path: Path) -> None:
+    """Thousands of prompts may be sampled ahead, one at a time: the producer is never done with them."""
+    endless = {"max_staleness": 5000, "capacity": 20_000, "nb_time_steps": 1}
+    ahead = {"backend": {"backend": "tests.stuck_sampling.connect"}, "rate_limiter": endless}
+    training = {"training": {**SMALL["training"], "max_steps": 5000, "save_every": 0}}
+    files = make_run(tmp_path / "r", {**SMALL, **ahead, **training})
+    assert worker.run(files.directory, StopAfterStep(files, step=1)) == 130
+    assert "a checkpoint was saved" in read_attempts(files.attempts)[-1].message
+    assert AFTER_SAVING == []

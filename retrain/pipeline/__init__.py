@@ -42,13 +42,17 @@ class Monitor(threading.Condition):
         """
         start = self._clock()
         self.wait_for(lambda: self.is_closed or is_ready(), timeout_s)
-        if self.is_closed:
-            raise ClosedError(f"closed while waiting for {awaited}")
+        self.check_open(awaited)
         if not is_ready():
             raise TimeoutError(
                 f"waited {timeout_s} s for {awaited}; raise timeout_s, or check that the other side runs"
             )
         return self._clock() - start
+
+    def check_open(self, awaited: str) -> None:
+        """Raise `ClosedError` if it was closed meanwhile."""
+        if self.is_closed:
+            raise ClosedError(f"closed while waiting for {awaited}")
 
     @contextmanager
     def changing(self) -> Iterator[None]:

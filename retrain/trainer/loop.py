@@ -292,6 +292,7 @@ class Trainer:
             self._stop(why)
 
     def _stop(self, why: str = "") -> NoReturn:
+        self._source.stop()  # or the next prompts would be sampled as soon as the checkpoint is written
         self.save()
         because = f": {why}" if why else ""
         saved = "; a checkpoint was saved" if any(self._saved) else ""  # of step 0 only after a warm-up

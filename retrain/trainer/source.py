@@ -87,8 +87,11 @@ class Source:
     def load_state_dict(self, state: StateDict) -> None:
         self._prompts.load_state_dict(state["prompts"])
 
+    def stop(self) -> None:
+        """Begin to sample no more prompts."""
+
     def close(self) -> None:
-        """Stop sampling."""
+        """Stop, and wait for sampling to end."""
 
 
 class AsyncSource(Source):
@@ -112,11 +115,7 @@ class AsyncSource(Source):
         seed: int,
         overlaps: bool,
     ) -> None:
-        """Prepare; the first step starts the producers.
-
-        Raises:
-            ValueError: the settings could deadlock or never keep their pace; names the keys.
-        """
+        """Prepare; the first step starts the producers. A ValueError names settings that could deadlock."""
         super().__init__(prompts, sample)
         self._flow: Flow[tuple[int, Group]] = Flow(settings, build(settings, seed))
         self._policy = nullcontext() if overlaps else threading.Lock()
@@ -142,7 +141,10 @@ class AsyncSource(Source):
         """
         with self._monitor.changing():
             self._flow.ask(count, version)
-            self._start()
+            if not self._is_started:
+                self._is_started, self._started_s = True, time.monotonic()
+                for thread in self._threads:
+                    thread.start()
             self._monitor.notify_all()
             self._consumer_wait_s += self._monitor.wait_until(
                 lambda: self._failure is not None or self._flow.may_take(), None, "samples to train on"
@@ -230,20 +232,16 @@ class AsyncSource(Source):
         if "pipeline" in state:
             self._flow.load_state_dict(state["pipeline"])
 
-    def close(self) -> None:
-        """Wake and end all threads; one that is stuck in sampling is abandoned, and ends with the process."""
+    def stop(self) -> None:
         with self._monitor:
             self._monitor.close()
+
+    def close(self) -> None:
+        """Stop, and wait for all threads; one that is stuck in sampling is abandoned, a daemon."""
+        self.stop()
         ends_at = time.monotonic() + CLOSING_S
         for thread in self._threads if self._is_started else ():
             thread.join(max(0.0, ends_at - time.monotonic()))
-
-    def _start(self) -> None:
-        """Start the producers once."""
-        if not self._is_started:
-            self._is_started, self._started_s = True, time.monotonic()
-            for thread in self._threads:
-                thread.start()
 
     def _work(self) -> None:
         with suppress(ClosedError):
@@ -263,6 +261,7 @@ class AsyncSource(Source):
             prompts = [self._prompts.at(position) for position in positions]
         try:
             with self._policy:
+                self._monitor.check_open("the policy")
                 version = flow.version  # read inside it, where an update publishes before it leaves
                 groups = self._in_parts(prompts)
         except BaseException as error:  # noqa: BLE001 - raised again in the trainer's thread
