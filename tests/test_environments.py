@@ -351,7 +351,7 @@ def raising(turn: object) -> type[Count]:
         (None, "step returned None; needs (observation, reward, done)"),
         (("", 0.0, False), "step returned ''; needs a text or a list of messages, not empty"),
         (("a", float("nan"), False), "step returned the reward nan; needs a finite number"),
-        (("a", "much", False), "step returned the reward 'much'; needs a number or None"),
+        (("a", "1", False), "step returned the reward '1'; needs a number or None"),
         (([{"role": "judge", "content": "a"}], 0.0, False), "the role one of system, user, assistant, tool"),
     ],
 )

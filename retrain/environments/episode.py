@@ -276,6 +276,8 @@ def _messages(what: str, given: object) -> Messages:
 def finite(what: str, reward: object) -> float:
     """Return a reward that the call `what` returned; raise EpisodeError if it is not a finite number."""
     try:
+        if isinstance(reward, str | bytes | bytearray):
+            raise TypeError("a text, which float() would read")
         number = float(reward)  # type: ignore[arg-type]
     except Exception as error:
         raise EpisodeError(f"{what} returned the reward {shown(reward)}; needs a number or None") from error
