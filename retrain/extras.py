@@ -44,9 +44,7 @@ class Needs:
 
     def missing(self) -> list[str]:
         """Return the packages that Python does not find, without importing any."""
-        specs = {package: importlib.util.find_spec(package) for package in self.packages}
-        # a plain folder of that name has no origin
-        return [package for package, spec in specs.items() if spec is None or spec.origin is None]
+        return [package for package in self.packages if not _is_there(package)]
 
     def missing_commands(self) -> list[str]:
         return [name for name in self.commands if shutil.which(name) is None]
@@ -94,6 +92,14 @@ def load(module: str, extra: str, who: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise MissingPackageError(_problem(who, [error.name or module], extra)) from error
+
+
+def _is_there(package: str) -> bool:
+    try:
+        spec = importlib.util.find_spec(package)
+    except ImportError:  # of a submodule: the package that should hold it is missing
+        return False
+    return spec is not None and spec.origin is not None  # a plain folder of that name has no origin
 
 
 def _has_key(where: str) -> bool:

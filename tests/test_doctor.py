@@ -57,6 +57,16 @@ def test_doctor_finds_a_bare_machine_well(retrain: Call) -> None:
     assert {"gpu", "disk for logs", "locks in logs", "extra report", "extra hub"} <= set(found)
 
 
+@pytest.mark.parametrize("package", ["no_such_package", "no_such_package.part"])
+def test_doctor_misses_the_packages_of_a_users_own_plugin(package: str, retrain: Call, here: Path) -> None:
+    (here / "needy.py").write_text(f"PACKAGES = ({package!r},)\ndef score(completion, prompt): return 1.0\n")
+    (here / "c.toml").write_text('[training]\nseed = 0\n[reward]\nreward = "needy.score"\n')
+    answer = retrain("doctor", "c.toml", "--json")
+    check = checks(answer)["packages for needy.score"]
+    assert (answer.returncode, check["verdict"], check["found"]) == (2, "missing", f"{package} not found")
+    assert f"needs packages: {package} not found" in retrain("explain", "c.toml").stderr
+
+
 def test_doctor_misses_the_key_that_a_file_needs_and_never_shows_it(retrain: Call, here: Path) -> None:
     (here / "judged.toml").write_text(JUDGE)
     missing = retrain("doctor", "judged.toml", "--json", env=NO_KEYS)

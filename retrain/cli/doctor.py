@@ -161,11 +161,11 @@ def _with_parts(kind: str, name: str, params: Tables) -> Iterator[Used]:
 
 
 def _plugin_checks(used: Sequence[Used]) -> Iterator[Check]:
-    """Check for extras, keys and programs: those that a file needs, or without a file all."""
+    """Check for packages, keys and programs: those that a file needs, or without a file all."""
     of_plugins = {(one.kind, one.name): one.needs for one in used} or _needs_of_all()
     known = [*of_plugins.values()] if used else [*OF_COMMANDS, *of_plugins.values()]
-    extras = dict.fromkeys(one.extra for one in known)
-    yield from (_extra_check(extra, known, used) for extra in extras if extra)
+    extras = dict.fromkeys(one.extra for one in known if one.packages)  # "": what a user's own plugin needs
+    yield from (_packages_check(extra, known, used) for extra in extras)
     yield from _key_checks(known, used)
     programs = {name: wanted for (_, name), wanted in of_plugins.items() if wanted.commands}
     yield from (_command_check(name, wanted, is_used=bool(used)) for name, wanted in programs.items())
@@ -181,16 +181,14 @@ def _needs_of_all() -> dict[tuple[str, str], Needs]:
     return {(kind, name): needs(kind, name) for kind in registry.KINDS for name in registry.names(kind)}
 
 
-def _extra_check(extra: str, known: Sequence[Needs], used: Sequence[Used]) -> Check:
-    users = dict.fromkeys(one.name for one in used if one.needs.extra == extra)
-    wanted = [one for one in known if one.extra == extra]
-    what = f"extra {extra}" + (f" for {', '.join(users)}" if users else "")
-    packages, missing = (
-        ", ".join(dict.fromkeys(chain.from_iterable(names)))
-        for names in ((one.packages for one in wanted), (one.missing() for one in wanted))
-    )
-    lacking = f"{missing} not found" if missing else ""
-    return _present(what, packages, lacking, wanted[0].command, is_needed=bool(users))
+def _packages_check(extra: str, known: Sequence[Needs], used: Sequence[Used]) -> Check:
+    wanted = [one for one in known if one.extra == extra and one.packages]
+    users = ", ".join(dict.fromkeys(one.name for one in used if one.needs in wanted))
+    what = (f"extra {extra}" if extra else "packages") + f" for {users}" * bool(users)
+    packages = ", ".join(dict.fromkeys(chain.from_iterable(one.packages for one in wanted)))
+    missing = ", ".join(dict.fromkeys(chain.from_iterable(map(Needs.missing, wanted))))
+    fix = wanted[0].command or "install them in retrain's environment"
+    return _present(what, packages, f"{missing} not found" * bool(missing), fix, is_needed=bool(users))
 
 
 def _key_check(names: tuple[str, ...], user: str) -> Check:
