@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from retrain import worker
+from retrain.cli import app
 from retrain.errors import ConfigError, RecordsError
 from retrain.records.layout import RunFiles
 from retrain.records.samples import (
@@ -201,6 +203,13 @@ def test_an_unscored_sample_is_read_and_shown_but_not_ranked(run, retrain):
     assert [sample.step for sample in choose_samples(run, None, "", 9)] == [2]
     assert [sample.step for sample in choose_samples(run, None, "best", 9)] == [1]
     assert "reward unscored" in retrain("samples", run.directory).stdout
+
+
+def test_a_choice_of_samples_that_is_empty_says_why(run):
+    write(run, [2], reward=None, advantage=None, tie=False)
+    for which, why in (("--best", "has a reward"), ("--ties", "belongs to a tied prompt")):
+        answer = CliRunner().invoke(app, ["samples", str(run.directory), which])
+        assert answer.output == f"no kept sample {why}\n"
 
 
 def test_a_long_text_keeps_its_beginning_and_end():

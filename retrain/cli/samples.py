@@ -48,7 +48,7 @@ def command(
     elif found:
         _show(found, console())
     else:
-        typer.echo("no kept sample belongs to a tied prompt")
+        typer.echo("no kept sample " + ("belongs to a tied prompt" if ties else "has a reward"))
 
 
 def _parts(sample: KeptSample) -> Iterator[tuple[str, str]]:
