@@ -98,13 +98,13 @@ _FIXES = {
     errno.EFBIG: "raise the file size limit (ulimit -f), then {then}",
     errno.EACCES: "make it readable and writable for this user",
     errno.EPERM: "make it readable and writable for this user",
-    errno.EROFS: "the file system is read-only: remount it or choose another log_dir",
+    errno.EROFS: "the file system is read-only: remount it or use another",
     errno.ELOOP: "it is a symbolic link, which records never follow: remove the link",
     errno.EISDIR: "something else is in its place: move it away",
     errno.ENOTDIR: "something else is on its way: move it away",
     errno.EMFILE: "raise the limit of open files (ulimit -n), then {then}",
     errno.ENFILE: "this machine has too many open files: end what holds them, then {then}",
-    errno.EIO: "the disk reports an error: check it, or choose another log_dir",
+    errno.EIO: "the disk reports an error: check it, or use another",
 }
 _LASTING = frozenset(
     {errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR}

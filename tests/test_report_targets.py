@@ -11,7 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from retrain.cli import app
 from retrain.errors import ConfigError
 from retrain.report.outputs import marked, prepare
 from tests.simulated import flat, write_campaign
@@ -65,6 +67,20 @@ def test_a_folder_that_cannot_be_made_is_told_before_records_are_read(retrain: C
     refused = retrain("report", here / "nowhere", "-o", here / "file" / "report.html")
     assert (refused.returncode, "nowhere" in refused.stderr) == (5, False)
     assert "file" in refused.stderr
+
+
+def test_reports_of_directories_with_the_same_name_do_not_replace_each_other(here: Path) -> None:
+    for folder in ("monday", "tuesday"):
+        write_campaign(here / folder, {("grpo", 0): flat(0.5)}, name="study-aaaa")
+    directories = ["monday/study-aaaa", "tuesday/study-aaaa"]
+    answer = CliRunner().invoke(app, ["report", *directories, "--format", "csv"])
+    assert str(answer.exception).startswith("report-study-aaaa.csv: would hold 2 directories' reports; ")
+    assert [*here.glob("*.csv")] == []
+
+
+def test_a_full_disk_is_told_with_what_helps_a_report(logs: Path) -> None:
+    answer = CliRunner().invoke(app, ["export", str(logs), "-o", "/dev/full", "--format", "csv"])
+    assert str(answer.exception).endswith("; free some disk space, then try again")
 
 
 def test_standard_output_and_devices_are_nobodys_file() -> None:

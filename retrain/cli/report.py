@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import typer
 from typer import Argument, Option
 
 from retrain.cli import Force, permission
+from retrain.errors import ConfigError
 
 
 def command(
@@ -56,6 +58,10 @@ def _targets(directories: Sequence[Path], target: Path) -> dict[Path, Path]:
     """Return the file of each campaign: the target, or one named after it for each of several."""
     if len(directories) == 1:
         return {directories[0]: target}
-    return {
+    targets = {
         one: target.with_name(f"{target.stem}-{one.resolve().name}{target.suffix}") for one in directories
     }
+    for name, several in Counter(targets.values()).items():
+        if several > 1:
+            raise ConfigError(f"{name}: would hold {several} directories' reports; use -o for each alone")
+    return targets

@@ -32,6 +32,7 @@ from retrain.report.page import MARK, page
 from retrain.report.sides import Moment, check_metrics, final_value, known_metrics
 
 FORMATS = ("html", "png", "svg", "csv", "parquet")
+AGAIN = "try again"  # what to do once the cause of an error is gone
 READ_BYTES = 65536  # at either end of a file
 PNG_START = 33  # bytes of the signature and the first chunk, which precede any other
 SCALE = 3.0  # pixels per point of a PNG: 300 dpi at the width of a page
@@ -81,7 +82,7 @@ def write(
         try:
             path.write_bytes(content)
         except OSError as error:
-            raise records_error(path, "write", error) from error
+            raise records_error(path, "write", error, AGAIN) from error
     return list(files)
 
 
@@ -106,7 +107,7 @@ def prepare(paths: Sequence[Path], may_replace: Callable[[str], bool]) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise records_error(folder, "create the folder", error) from error
+            raise records_error(folder, "create the folder", error, AGAIN) from error
         if not os.access(folder, os.W_OK | os.X_OK):
             raise ConfigError(f"{folder.absolute()}: cannot be written to; -o names a file elsewhere")
 
@@ -130,7 +131,7 @@ def _is_foreign(path: Path) -> bool:
             raise ConfigError(f"{path}: is a broken link; remove it, or name another file") from None
         return False
     except OSError as error:
-        raise records_error(path, "access", error) from error
+        raise records_error(path, "access", error, AGAIN) from error
     if stat.S_ISDIR(found.st_mode):
         raise ConfigError(f"{path}: is a directory; name a file in it")
     if not stat.S_ISREG(found.st_mode):
@@ -197,7 +198,7 @@ def write_table(table: Table, form: str, target: Path | None) -> None:
         with target.open("wb") as out:
             TABLES[form](table, out)
     except OSError as error:
-        raise records_error(target, "write", error) from error
+        raise records_error(target, "write", error, AGAIN) from error
 
 
 def write_csv(table: Table, out: BinaryIO) -> None:
