@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from retrain.campaign.endings import conclude, ended_attempts
+from retrain.campaign.endings import Ending, conclude, ended_attempts
 from retrain.campaign.launcher_setup import assignment_for_stopping, open_launcher
 from retrain.errors import LaunchError, RecordsError
 from retrain.launchers import Ended, Launcher
@@ -110,16 +111,20 @@ def _stop_workers(
         for run_id, run in runs.items()
         if run_id in queued or readable(is_held, run.lock, on_wait)
     }
-    before = {run_id: ended_attempts(run) for run_id, run in alive.items()}
+    before = {run_id: readable(ended_attempts, run, on_wait) for run_id, run in alive.items()}
     for line in _whom_it_stops(alive, origin.launcher):
         on_wait(line)
     _end(launcher, list(alive), now=now)
     for run_id, run in alive.items():
-        conclude(run, recorded_hash(run), None, RunState.INTERRUPTED, before[run_id])
+        readable(partial(_conclude, before=before[run_id] or 0), run, on_wait)
     with suppress(RecordsError):  # it only repeats the runs' records; the next resume rewrites it
         if alive and (manifest := read_manifest(files.manifest)) is not None:
             write_manifest(files.manifest, refresh(manifest, files, ended=True))
     return tuple(alive)
+
+
+def _conclude(run: RunFiles, before: int) -> Ending:
+    return conclude(run, recorded_hash(run), None, RunState.INTERRUPTED, before)
 
 
 def _whom_it_stops(alive: Mapping[str, RunFiles], launcher: str) -> Iterator[str]:

@@ -97,6 +97,23 @@ def test_workers_of_a_dead_orchestrator_save_and_leave_whatever_of_the_campaigns
         assert (run / "checkpoints" / f"step-{steps:06d}").is_dir()
 
 
+def test_one_run_with_unreadable_attempts_keeps_no_worker_running(left_running: Path) -> None:
+    os.kill(orchestrator_of(left_running), signal.SIGKILL)
+    wait_until(lambda: not is_held(left_running / "campaign.lock"))
+    attempts = RunFiles(left_running / "runs" / "grpo_s0").attempts
+    kept = attempts.rename(attempts.with_name("kept"))
+    attempts.mkdir()
+    said: list[str] = []
+    try:
+        assert stop_campaign(left_running, on_wait=said.append).workers == ("grpo_s0", "maxrl_s0")
+    finally:
+        attempts.rmdir()
+        kept.rename(attempts)
+    assert f"{attempts}: is not a regular file; move it away" in said
+    assert not any(map(is_held, locks_of(left_running)))
+    assert endings_of(left_running)[1] == "interrupted"
+
+
 def test_a_worker_that_a_dead_orchestrator_was_starting_finds_the_campaign_stopped(
     campaign_file: Path,
 ) -> None:
