@@ -13,7 +13,7 @@ from pathlib import Path
 from retrain import registry
 from retrain.config.schema import Config
 from retrain.errors import ConfigError, LaunchError
-from retrain.locks.held import is_held
+from retrain.locks.held import hold, is_held
 from retrain.records.files import read_small
 from retrain.records.layout import RunFiles, files_of_runs, open_campaign, recorded_hash
 from retrain.records.run_state import RunState, inspect_run
@@ -47,11 +47,17 @@ def delete_states(directory: Path, *, all_of_them: bool = False) -> Mapping[str,
         ConfigError: a run's backend cannot delete states.
     """
     campaign = open_campaign(directory)
-    told: dict[str, str] = {}
     runs = files_of_runs(campaign)
-    if is_held(campaign.lock) or any(is_held(run.lock) for run in runs.values()):
+    lock = None if any(is_held(run.lock) for run in runs.values()) else hold(campaign.lock)
+    if lock is None:
         stop = f"`retrain stop {as_typed(directory)}`"
         raise LaunchError(f"{directory}: is running; wait for its end, or end it with {stop}")
+    with lock:  # a resume would save states meanwhile, and need others
+        return _deleted(runs, all_of_them=all_of_them)
+
+
+def _deleted(runs: Mapping[str, RunFiles], *, all_of_them: bool) -> Mapping[str, str]:
+    told: dict[str, str] = {}
     doomed = {run_id: _doomed(_of_run(run_id, files), all_of_them) for run_id, files in runs.items()}
     servers: dict[tuple[str, str], tuple[Config, list[str]]] = {}  # asked together: one may not answer
     for run_id, paths in doomed.items():

@@ -21,7 +21,7 @@ from retrain.campaign.run import reopen, run_campaign, start
 from retrain.campaign.states import delete_states, states_of
 from retrain.config.schema import Config, Model
 from retrain.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_LAUNCH, RecordsError
-from retrain.locks.held import hold
+from retrain.locks.held import hold, is_held
 from retrain.records.layout import CampaignFiles
 from retrain.records.run_state import RunState
 from tests.stopping import StopAfterStep
@@ -118,7 +118,9 @@ def test_what_a_server_that_dies_leaves_is_told_and_deleted_later(
         while at_the_api(here) > saved - 2:  # when the second is gone, the first was answered
             time.sleep(0.001)
         server.kill()
+        held.append(is_held(CampaignFiles(done.directory).lock))
 
+    held: list[bool] = []  # else a resume could begin meanwhile, and need what is deleted
     killer = threading.Thread(target=kill_in_the_middle)
     killer.start()
     with monkeypatch.context() as patch:
@@ -126,6 +128,7 @@ def test_what_a_server_that_dies_leaves_is_told_and_deleted_later(
         told = delete_states(done.directory)
     killer.join()
     left = [path for path, problem in told.items() if problem]
+    assert held == [True]
     assert len(told) == saved
     assert 0 < len(left) < saved
     assert all("not deleted: the API did not answer within 10 s" in told[path] for path in left)
