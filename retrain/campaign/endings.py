@@ -15,6 +15,7 @@ from pathlib import Path
 
 from retrain.config.campaign import Campaign
 from retrain.errors import EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED, RecordsError, RetrainError, may_pass
+from retrain.locks.held import holder, is_held
 from retrain.plan.matrix import RunPlan
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles
@@ -172,7 +173,13 @@ class Patience:
         return 0.0 if progress is None else progress.paused_s
 
     def _progress(self) -> Progress | None:
-        return readable(read_progress, self._files.status)
+        """Return what the worker said last; None until it has: its predecessor's words remain till then."""
+        files = self._files
+        said, attempts = readable(read_progress, files.status), readable(read_attempts, files.attempts)
+        alive = holder(files.lock) if readable(is_held, files.lock) else None
+        if said is None or not attempts or alive is None:
+            return None
+        return said if (said.attempt, alive.pid) == (attempts[-1].number, attempts[-1].pid) else None
 
 
 def _size_of(path: Path) -> int:
