@@ -21,7 +21,7 @@ from retrain.campaign.admission import check_memory
 from retrain.campaign.launcher_setup import as_launched, ask_launcher, checked_plan, uses_cluster
 from retrain.campaign.orchestrate import CampaignOutcome, CampaignRun
 from retrain.campaign.reconcile import reconcile, write_what_differs
-from retrain.config.load import load_config
+from retrain.config.load import load_config, read_file
 from retrain.config.prices import missing_price
 from retrain.errors import EXIT_DONE, ConfigError, LaunchError, RecordsError, records_error
 from retrain.locks.held import holder
@@ -69,6 +69,7 @@ def start(
         RecordsError: the directory cannot be written.
     """
     beside = beside or config_path.parent
+    content = read_file(config_path)  # first: it may be edited during the checks, which can take minutes
     config = load_config(config_path, overrides, beside=beside)
     plan, checked = checked_plan(config, config_path.name)
     if not uses_cluster(plan.campaign):
@@ -78,7 +79,7 @@ def start(
     files = CampaignFiles(create_directory(plan.log_dir, plan.name), plan.is_single_run)
     campaign = CampaignRun(plan, files, observer or Observer())
     with _whole_or_removed(files.directory):
-        _write_start(campaign, files, config_path, overrides, beside)
+        _write_start(campaign, files, content, overrides, beside)
         for warning in checked.warnings:
             campaign.notice(warning)
     return campaign
@@ -97,11 +98,11 @@ def _whole_or_removed(directory: Path) -> Iterator[None]:
 
 
 def _write_start(
-    campaign: CampaignRun, files: CampaignFiles, config_path: Path, overrides: Sequence[str], beside: Path
+    campaign: CampaignRun, files: CampaignFiles, content: bytes, overrides: Sequence[str], beside: Path
 ) -> None:
     """Write all that `resume` needs: the file as given, where it came from, and each run's configuration."""
     plan = campaign.plan
-    content, where = config_path.read_bytes(), str(Path.cwd())
+    where = str(Path.cwd())
     origin = Provenance(
         plan.name,
         tuple(overrides),

@@ -112,8 +112,8 @@ def fixed_keys(path: Path, overrides: Sequence[str], keys: Sequence[str]) -> fro
     return frozenset(locations[at] for at, _ in _without_effect(raw, variants(raw), frozenset(locations)))
 
 
-def read_toml(path: Path) -> Table:
-    """Read a file's tables; syntax, encoding, size and nesting problems are ConfigErrors."""
+def read_file(path: Path) -> bytes:
+    """Read a campaign file as it is; a ConfigError if it cannot be read or is too large for one."""
     try:
         if path.exists() and not path.is_file():
             raise ConfigError(f"{path}: is not a file; name the campaign's TOML file")
@@ -123,6 +123,12 @@ def read_toml(path: Path) -> Table:
         raise _unreadable(path, error) from error
     if len(data) > LARGEST_FILE_BYTES:
         raise ConfigError(f"{path}: larger than {LARGEST_FILE_BYTES} bytes; a campaign file is a page or two")
+    return data
+
+
+def read_toml(path: Path) -> Table:
+    """Read a file's tables; syntax, encoding, size and nesting problems are ConfigErrors."""
+    data = read_file(path)
     try:
         return tomllib.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:

@@ -69,6 +69,15 @@ def learning_rates(directory: Path) -> set[float]:
     return {row["lr"] for path in (directory / "runs").iterdir() for row in read_metrics(path)}
 
 
+def test_a_file_that_is_edited_while_it_is_checked_is_kept_as_it_was_read(campaign_file: Path) -> None:
+    content = campaign_file.read_bytes()
+    edited = "from pathlib import Path\nfile = Path('tiny.toml')\nfile.write_text(file.read_text() + '#')\n"
+    (campaign_file.parent / "editing.py").write_text(f"{edited}def score(completion, prompt): return 0.5\n")
+    campaign = start(campaign_file, ["reward.reward=editing.score", "campaign.launcher=inline"])
+    assert campaign_file.read_bytes() == content + b"#"
+    assert (campaign.directory / "campaign.toml").read_bytes() == content
+
+
 def test_an_edited_run_is_written_again_and_not_obeyed(begun: Path) -> None:
     path, notes = begun / "runs" / "maxrl_s1" / "run.toml", Notes()
     before = edit(path, "^lr = .*", "lr = 0.09")
