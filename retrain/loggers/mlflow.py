@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +33,8 @@ EXTRA = "mlflow"
 PACKAGES = ("mlflow", "sqlalchemy", "alembic")  # the last two for SQLite
 AT_ONCE = 1000  # metrics per call; MLflow refuses more
 PARAMETERS_AT_ONCE = 100
-LONGEST_PARAMETER = 500
+LONGEST_NAME, LONGEST_PARAMETER = 250, 500
+REFUSED_IN_NAME = re.compile(r"[^\w.\- ]")  # a user's own keys may hold any character
 IN_EVERY_ROW = "step_time_s"  # shows which steps MLflow has; it takes a row whole or not at all
 SQLITE = "sqlite:///"
 OPENING_TIMEOUT_S = 120.0  # creating the tables takes seconds, one run at a time
@@ -153,9 +155,8 @@ class _Mlflow:
     def _begun(self, run: LoggedRun, within: str) -> str:
         tags = {"campaign": run.campaign, "condition": run.condition, "seed": str(run.seed)}
         made = self.client.create_run(within, run_name=run.run_id, tags=tags | {"attempt": str(run.attempt)})
-        settings = [
-            self._entities.Param(key, str(value)[:LONGEST_PARAMETER]) for key, value in flatten(run.settings)
-        ]
+        named = {REFUSED_IN_NAME.sub("_", key)[:LONGEST_NAME]: value for key, value in flatten(run.settings)}
+        settings = [self._entities.Param(key, str(value)[:LONGEST_PARAMETER]) for key, value in named.items()]
         for part in _parts(settings, PARAMETERS_AT_ONCE):
             self.client.log_batch(made.info.run_id, params=part)
         return str(made.info.run_id)

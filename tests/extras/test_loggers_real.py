@@ -174,6 +174,20 @@ def test_mlflow_draws_each_step_once_although_some_were_taken_twice(campaign, ki
 
 
 @pytest.mark.filterwarnings("ignore:.*loader strategy is deprecated")
+def test_mlflow_takes_settings_whatever_their_keys_are_called(campaign):
+    from retrain.loggers import LoggedRun, mlflow
+
+    uri, settings = (
+        f"sqlite:///{database_of(campaign)}",
+        {"parts": {"a//b (all)!": 1, "küche": 2, "k" * 300: 3}},
+    )
+    run = LoggedRun("odd keys", "r_s0", "r", 0, 1, 0, campaign / "runs" / "odd", settings, "")
+    logger = mlflow.open_here(run, tracking_uri=uri, experiment="")
+    kept = logger.client.get_run(logger.id).data.params
+    assert kept == {"parts.a__b _all__": "1", "parts.küche": "2", f"parts.{'k' * 244}": "3"}
+
+
+@pytest.mark.filterwarnings("ignore:.*loader strategy is deprecated")
 def test_a_call_to_mlflow_that_fails_half_way_repeats_no_step_in_the_campaigns_own_file(
     campaign, tmp_path, monkeypatch
 ):
