@@ -65,10 +65,9 @@ def numbered_lines(path: Path, option: str) -> Iterator[tuple[int, str]]:
     """Yield each line that is not blank, with its number from 1; `option` names the file in a ConfigError."""
     try:
         content = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(
-            f"{option}: cannot read {str(path)!r}: {error.strerror}; {how_to_correct(path)}"
-        ) from error
+    except (OSError, ValueError) as error:  # the latter of a path with a null character
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{option}: cannot read {str(path)!r}: {why}; {how_to_correct(path)}") from error
     for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         try:
             text = line.decode("utf-8")

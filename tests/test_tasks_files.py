@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -151,9 +152,10 @@ def test_a_prompt_on_both_sides_is_refused(write: Write) -> None:
         build("jsonl", path=write("a.jsonl", "abc"), held_out_path=write("b.jsonl", "cde"))
 
 
-def test_a_second_file_that_cannot_be_read_is_named_by_its_option(write: Write) -> None:
-    with pytest.raises(ConfigError, match=r"held_out_path: cannot read 'none\.jsonl'"):
-        build("jsonl", path=write("a.jsonl", "abc"), held_out_path="none.jsonl")
+@pytest.mark.parametrize("path", ["none.jsonl", "no\0ne.jsonl"])
+def test_a_second_file_that_cannot_be_read_is_named_by_its_option(write: Write, path: str) -> None:
+    with pytest.raises(ConfigError, match=f"held_out_path: cannot read {re.escape(repr(path))}"):
+        build("jsonl", path=write("a.jsonl", "abc"), held_out_path=path)
 
 
 @pytest.mark.parametrize(

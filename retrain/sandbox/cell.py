@@ -229,7 +229,7 @@ class Cell:
                 if isinstance(told, dict) and told.keys() in LAST_WORDS:
                     return told
         if STARTED.decode() not in lines:
-            raise SandboxError(self._complaint())
+            raise SandboxError(f"{self.sandbox.name} has ended without a program: {self._complaint()}")
         if not stop:
             raise SandboxEndedError(f"{self.sandbox.name} has ended: {self._complaint()}")
         return {"code": -signal.SIGKILL, "is_known": False}  # perhaps as nobody read what its client wrote

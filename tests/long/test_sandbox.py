@@ -10,7 +10,7 @@ import sys
 from binascii import b2a_base64
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 
@@ -258,6 +258,13 @@ def test_a_sandbox_that_does_not_start_leaves_its_completions_unscored(command: 
     assert (found.value, found.outcome) == (None, Outcome.ERROR)
     with pytest.raises(SandboxError):
         Cell(broken)
+
+
+def test_a_command_that_runs_no_program_and_says_nothing_is_told_as_that() -> None:
+    runner = ProgramRunner(Sandbox("silent", ["false"], single_use=True), "stdio", 5.0, 1 << 29)
+    with closing(ProgramScorer(runner, workers=1)) as scorer:
+        found = scored(scorer, "print(1)")
+    assert (found.value, found.message) == (None, "silent has ended without a program: without a message")
 
 
 SAYS_NO_LAST_WORDS = ["exit 1", "head -c 59000 > /dev/null; yes", "echo '{1}' >&2; echo '{\"level\": 1}' >&2"]
