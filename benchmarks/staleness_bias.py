@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from retrain.pipeline import FlowSettings
-from retrain.pipeline.buffers import Item, VersionedItem, build
+from retrain.pipeline.buffers import Item, VersionedItem
 from retrain.pipeline.flow import Flow, Unit
 from retrain.rollouts import Group, Prompt
 from retrain.trainer.prompt_stream import PromptStream
@@ -131,7 +131,7 @@ def measure(latency: str, order: str, workers: int, staleness: int, steps: int) 
     settings = FlowSettings(BATCH_SIZE, capacity=BATCH_SIZE * (staleness + 1), max_staleness=staleness)
     stream = InOrder([Prompt(number, "", "") for number in range(len(latencies))])
     source = AsyncSource(stream, sample, settings, workers=workers, seed=0, overlaps=True)
-    source._flow = ORDERS[order](settings, build(settings))
+    source._flow = ORDERS[order](settings)
     trained: list[int] = []
     started_s = time.monotonic()
     for version in range(steps):

@@ -1,4 +1,4 @@
-"""Buffers between production and training: which sample is read next, and whether it stays.
+"""The buffer between production and training: which sample is read next, and whether it stays.
 
 Neither thread-safe nor blocking: `Flow` checks before it acts, and the source's monitor waits. The state of
 the seeded random generator is part of the checkpoint; samples are not (see `AsyncSource.state_dict`).
@@ -10,7 +10,7 @@ Ensemble Runs", SC 2023, arXiv:2309.16743.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -28,15 +28,23 @@ class VersionedItem(Generic[Item]):
     version: int
 
 
-class Fifo(Generic[Item]):
-    """Each sample is read once, in order of arrival; other kinds read others, or keep what they read."""
+class Buffer(Generic[Item]):
+    """Samples until they are read, or longer.
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
+    A fifo reads each once, in order of arrival. A firo reads each once, in random order, and leaves at least
+    `threshold` to draw from later. A reservoir reads at random and keeps what it reads; when it is full, it
+    makes room by evicting a sample that was already read. The samples of one batch differ.
+    """
+
+    def __init__(self, settings: FlowSettings, seed: int = 0) -> None:
+        self._capacity, self._threshold = settings.capacity, settings.threshold
+        self._is_random, self._keeps = settings.buffer != "fifo", settings.buffer == "reservoir"
+        self._rng = np.random.default_rng(seed)
         self._unseen: list[VersionedItem[Item]] = []
+        self._seen: list[VersionedItem[Item]] = []
 
     def __len__(self) -> int:
-        return self.unseen
+        return len(self._unseen) + len(self._seen)
 
     @property
     def unseen(self) -> int:
@@ -50,16 +58,18 @@ class Fifo(Generic[Item]):
     @property
     def has_room(self) -> bool:
         """Whether it can take in one more sample."""
-        return len(self._unseen) < self.capacity
+        return len(self._unseen) < self._capacity
 
     def needed(self, batch_size: int) -> int:
         """Return how many samples it must hold before a batch may be read."""
-        return batch_size
+        return batch_size + self._threshold
 
     def put(self, sample: VersionedItem[Item]) -> None:
         """Take in a sample; there must be room."""
         if not self.has_room:
             raise OverflowError("the buffer is full; ask has_room before putting a sample")
+        if len(self) >= self._capacity:
+            self._pop_random(self._seen)
         self._unseen.append(sample)
 
     def take(self, batch_size: int, *, oldest: int = 0) -> list[VersionedItem[Item]]:
@@ -67,92 +77,37 @@ class Fifo(Generic[Item]):
 
         `oldest` is how many of the oldest unread samples it must hold: they would be stale for the next.
         """
-        taken, self._unseen = self._unseen[:batch_size], self._unseen[batch_size:]
+        in_order = oldest if self._is_random else batch_size
+        if self._is_random and oldest:
+            self._unseen.sort(key=lambda sample: sample.version)
+        taken, self._unseen = self._unseen[:in_order], self._unseen[in_order:]
+        taken += [self._draw() for _ in range(batch_size - len(taken))]
+        self._seen += taken * self._keeps
         return taken
 
     def drop_older_than(self, version: int) -> list[VersionedItem[Item]]:
         """Remove samples of earlier policy versions; return those of them that were never read."""
         dropped = [s for s in self._unseen if s.version < version]
-        self._unseen = [s for s in self._unseen if s.version >= version]
+        self._unseen, self._seen = (
+            [s for s in some if s.version >= version] for some in (self._unseen, self._seen)
+        )
         return dropped
 
     def state_dict(self) -> StateDict:
         """Return the random generator's state, JSON-able."""
-        return {}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Restore the random generator's state."""
-
-
-class Firo(Fifo[Item]):
-    """Each sample is read once, in random order; at least `threshold` samples stay to draw from later."""
-
-    def __init__(self, capacity: int, threshold: int = 0, seed: int = 0) -> None:
-        super().__init__(capacity)
-        self._threshold = threshold
-        self._rng = np.random.default_rng(seed)
-
-    def needed(self, batch_size: int) -> int:
-        return batch_size + self._threshold
-
-    def take(self, batch_size: int, *, oldest: int = 0) -> list[VersionedItem[Item]]:
-        if oldest:
-            self._unseen.sort(key=lambda sample: sample.version)
-        taken, self._unseen = self._unseen[:oldest], self._unseen[oldest:]
-        return taken + [self._draw() for _ in range(batch_size - len(taken))]
-
-    def state_dict(self) -> StateDict:
         return {"rng": self._rng.bit_generator.state}
 
     def load_state_dict(self, state: StateDict) -> None:
-        self._rng.bit_generator.state = state["rng"]
+        """Restore the random generator's state, which a fifo of 0.1.0 did not save."""
+        if state:
+            self._rng.bit_generator.state = state["rng"]
 
     def _draw(self) -> VersionedItem[Item]:
-        return self._pop_random(self._unseen)
+        is_unseen = not self._keeps or self._rng.integers(len(self)) < len(self._unseen)
+        return self._pop_random(self._unseen if is_unseen else self._seen)
 
     def _pop_random(self, samples: list[VersionedItem[Item]]) -> VersionedItem[Item]:
         """Remove one at random in constant time: the last one takes its place."""
         i = int(self._rng.integers(len(samples)))
         samples[i], samples[-1] = samples[-1], samples[i]
         return samples.pop()
-
-
-class Reservoir(Firo[Item]):
-    """Samples are read at random and stay; a full reservoir makes room by evicting one already read.
-
-    The samples of one batch differ; the next batch may hold them again.
-    """
-
-    def __init__(self, capacity: int, seed: int = 0) -> None:
-        super().__init__(capacity, seed=seed)
-        self._seen: list[VersionedItem[Item]] = []
-
-    def __len__(self) -> int:
-        return len(self._unseen) + len(self._seen)
-
-    def put(self, sample: VersionedItem[Item]) -> None:
-        if self.has_room and len(self) >= self.capacity:
-            self._pop_random(self._seen)
-        super().put(sample)
-
-    def take(self, batch_size: int, *, oldest: int = 0) -> list[VersionedItem[Item]]:
-        taken = super().take(batch_size, oldest=oldest)
-        self._seen.extend(taken)
-        return taken
-
-    def drop_older_than(self, version: int) -> list[VersionedItem[Item]]:
-        self._seen = [s for s in self._seen if s.version >= version]
-        return super().drop_older_than(version)
-
-    def _draw(self) -> VersionedItem[Item]:
-        is_unseen = self._rng.integers(len(self)) < len(self._unseen)
-        return self._pop_random(self._unseen if is_unseen else self._seen)
-
-
-def build(settings: FlowSettings, seed: int = 0) -> Fifo[Any]:
-    """Return the buffer that the settings name."""
-    if settings.buffer == "fifo":
-        return Fifo(settings.capacity)
-    if settings.buffer == "firo":
-        return Firo(settings.capacity, settings.threshold, seed)
-    return Reservoir(settings.capacity, seed)

@@ -25,7 +25,7 @@ from typing import Generic
 from retrain.config.flow import FlowSettings
 from retrain.controllers import StateDict
 from retrain.controllers.rate import RateAccount
-from retrain.pipeline.buffers import Fifo, Item, VersionedItem
+from retrain.pipeline.buffers import Buffer, Item, VersionedItem
 
 
 @dataclass(eq=False, slots=True)
@@ -45,11 +45,12 @@ class Unit(Generic[Item]):
 class Flow(Generic[Item]):
     """The state shared by producers and the trainer; settings that could deadlock are refused."""
 
-    def __init__(self, settings: FlowSettings, buffer: Fifo[Item]) -> None:
+    def __init__(self, settings: FlowSettings, seed: int = 0) -> None:
+        """Open an empty buffer; `seed` is for its random reads."""
         if problems := settings.problems():
             raise ValueError("\n".join(problems))
         self.settings = settings
-        self.buffer = buffer
+        self.buffer: Buffer[Item] = Buffer(settings, seed)
         self.account = RateAccount(settings.samples_per_batch, settings.watermark)
         self.steps = settings.steps  # after which no batch is taken, unless it is requested
         self.version = 0  # policy version last published

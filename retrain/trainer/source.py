@@ -15,7 +15,6 @@ from retrain.config.schema import Config
 from retrain.controllers import StateDict
 from retrain.errors import BackendMemoryError, InterruptedRunError
 from retrain.pipeline import ClosedError, Monitor
-from retrain.pipeline.buffers import build
 from retrain.pipeline.flow import Flow
 from retrain.records.step_row import PipelineStats
 from retrain.rollouts import Group, Prompt
@@ -117,7 +116,7 @@ class AsyncSource(Source):
     ) -> None:
         """Prepare; the first step starts the producers. A ValueError names settings that could deadlock."""
         super().__init__(prompts, sample)
-        self._flow: Flow[tuple[int, Group]] = Flow(settings, build(settings, seed))
+        self._flow: Flow[tuple[int, Group]] = Flow(settings, seed)
         self._policy = nullcontext() if overlaps else threading.Lock()
         self._threads = [
             threading.Thread(target=self._work, name=f"producer-{number}", daemon=True)

@@ -8,7 +8,6 @@ from itertools import product
 import pytest
 
 from retrain.config.flow import FlowSettings
-from retrain.pipeline.buffers import build
 from retrain.pipeline.flow import Flow
 
 
@@ -16,7 +15,7 @@ class World:
     """One flow, its producers and a trainer; `moves` are what may happen next."""
 
     def __init__(self, settings, batch_sizes, workers, seed):
-        self.flow = Flow(settings, build(settings, seed))
+        self.flow = Flow(settings, seed)
         self.batch_sizes = batch_sizes
         self.workers = workers
         self.sampling = []  # (unit, version) of each, in any order of arrival
