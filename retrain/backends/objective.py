@@ -106,24 +106,20 @@ class TokenData:
             clipped=int(terms.clipped.sum()),
             tokens=len(logprobs),
             reference_kl=apart,
-            sampler_kl=self.sampler_kl(logprobs),
+            sampler_kl=divergence(self.sampler_logprobs - logprobs),
             sampler_gap=float(np.sum(gaps)),
             largest_gap=float(np.max(gaps, initial=0.0)),
         )
 
-    def sampler_kl(self, logprobs: Floats) -> float:
-        """Return the KL divergence of the policy from the sampler's, in nats and summed over tokens.
-
-        Estimated from the sampler's tokens, and never negative. Source: Schulman, "Approximating KL
-        divergence" (2020), k3.
-        """
-        with np.errstate(over="ignore"):
-            return divergence(self.sampler_logprobs - logprobs)
-
 
 def divergence(apart: Floats) -> float:
-    """Return the sum of exp(-apart) - 1 + apart, for log-probabilities that are `apart` at drawn tokens."""
-    return float(np.sum(np.expm1(-apart) + apart))
+    """Return the sum of exp(-apart) - 1 + apart, for log-probabilities that are `apart` at drawn tokens.
+
+    It estimates the KL divergence, in nats, of the policy that drew them from the other, and is never
+    negative. Source: Schulman, "Approximating KL divergence" (2020), k3.
+    """
+    with np.errstate(over="ignore"):
+        return float(np.sum(np.expm1(-apart) + apart))
 
 
 def with_kl(terms: LossTerms, logprobs: Floats, reference: Floats, kl_coef: float) -> tuple[LossTerms, float]:

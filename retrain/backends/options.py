@@ -54,6 +54,11 @@ def one_of(*choices: str) -> Any:
     return option(choices[0], lambda value: value in choices, f"{', '.join(others)} or {last}")
 
 
+def words(default: str, wanted: str) -> Any:
+    """Declare a list of strings, at least one; by default this one."""
+    return option((default,), lambda value: is_words(value) and bool(value), wanted)
+
+
 def table() -> Any:
     """Declare a table of any keys, empty by default."""
     rule: Rule = (lambda value: isinstance(value, Mapping), "a table")

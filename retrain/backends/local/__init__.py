@@ -24,7 +24,6 @@ from retrain.backends.local.model_checks import (
 )
 from retrain.backends.options import (
     is_number,
-    is_words,
     number,
     one_of,
     option,
@@ -32,6 +31,7 @@ from retrain.backends.options import (
     problems_of,
     table,
     template_problems,
+    words,
 )
 from retrain.engines.vllm import vllm_problem
 from retrain.errors import ConfigError
@@ -73,10 +73,8 @@ class LocalOptions:
         "auto", "float32", "bfloat16"
     )  # auto: bfloat16 on a GPU, float32 on the CPU; adapters are always float32
     lora: bool = True  # false trains every parameter
-    target_modules: tuple[str, ...] = option(
-        ("all-linear",),
-        lambda value: is_words(value) and bool(value),
-        "a list with 'all-linear' or names of layers, such as ['q_proj', 'v_proj']",
+    target_modules: tuple[str, ...] = words(
+        "all-linear", "a list with 'all-linear' or names of layers, such as ['q_proj', 'v_proj']"
     )  # layers that get adapters
     lora_alpha: float = number(0.0, 0, 65536)  # adapters are scaled by it over their rank; 0: twice the rank
     lora_dropout: float = number(0.0, 0, 0.95)  # share of an adapter's inputs that training sets to 0
@@ -110,8 +108,8 @@ class LocalOptions:
     )  # server address, without /v1
     engine_adapters: str = ""  # directory shared by server and trainer; empty: a temporary one
     engine_reload: str = "/v1/load_lora_adapter"  # vLLM; SGLang: /load_lora_adapter
-    engine_command: tuple[str, ...] = option(
-        ("vllm",), lambda value: is_words(value) and bool(value), "a list such as ['/opt/vllm/bin/vllm']"
+    engine_command: tuple[str, ...] = words(
+        "vllm", "a list such as ['/opt/vllm/bin/vllm']"
     )  # starts vLLM's command line, if it is in an environment of its own
     engine_arguments: tuple[str, ...] = ()  # further ones of `vllm serve`
     engine_memory: float | str = option(

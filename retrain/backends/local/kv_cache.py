@@ -256,15 +256,15 @@ class Pass:
         padded = [[0] * (longest - len(ids)) + list(ids) for ids in distinct]
         lengths = torch.tensor([len(ids) for ids in distinct], device=self._device)
         mask = (torch.arange(longest, device=self._device) >= (longest - lengths)[:, None]).long()
+        self._mask = mask if min(map(len, distinct)) < longest else None
         self._cache = DynamicCache(config=self._policy.causal.config)
         hidden = self._policy.body(
             input_ids=torch.tensor(padded, device=self._device),
-            attention_mask=mask if min(map(len, distinct)) < longest else None,
+            attention_mask=self._mask,
             position_ids=(mask.cumsum(1) - 1).clamp(min=0),
             past_key_values=self._cache,
             use_cache=True,
         ).last_hidden_state[:, -1]
-        self._mask = mask if min(map(len, distinct)) < longest else None
         self._position, self.hidden, self.rows = lengths, hidden, []
         self._select(torch.tensor([distinct[row.ids] for row in rows], device=self._device))
         self.rows = list(rows)

@@ -93,11 +93,6 @@ class Policy:
             yield
 
 
-def copied(tensors: dict[str, torch.nn.Parameter]) -> Tensors:
-    """Return a copy of trained parameters."""
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
-
-
 @contextmanager
 def at_start(causal: Any, start: Tensors) -> Iterator[None]:
     """Exchange a model's adapters with those of its start, without dropout; nothing is copied."""

@@ -7,9 +7,10 @@ logits in chunks. A model that is sensitive to the difference would silently be 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, chain
 
 import numpy as np
@@ -50,7 +51,7 @@ def try_out(model: str, policy: Policy) -> Windows | None:
             return None
         windows = windows_of(policy)
         for choice in () if windows is None else (windows, replace(windows, is_whole=True)):
-            if _can_join(policy, choice):
+            if _agrees(policy, partial(_apart, policy, choice)):
                 return choice
         _check_cache(model, policy)
         return None
@@ -75,12 +76,14 @@ def _check_logits(model: str, policy: Policy) -> None:
         )
 
 
-def _can_join(policy: Policy, windows: Windows) -> bool:
+def _agrees(policy: Policy, apart: Callable[[], float]) -> bool:
+    """Whether a way to run a model gives its logits; not if its attention is not called as documented."""
     try:
-        return _apart(policy, windows) <= CACHE_TOLERANCE[policy.causal.dtype]
+        with torch.no_grad():
+            return apart() <= CACHE_TOLERANCE[policy.causal.dtype]
     except FAULTS as error:
         _raise_if_machine(error)
-        return False  # the model's attention is not called as transformers documents it
+        return False
 
 
 def _check_cache(model: str, policy: Policy) -> None:
@@ -98,13 +101,7 @@ def most_shared(policy: Policy, windows: Windows | None) -> int:
     kind = policy.causal.config.get_text_config()._attn_implementation
     if windows is None or windows.is_whole or kind != "sdpa" or min(windows.of_layers) < len(LONG):
         return 0
-    try:
-        with torch.no_grad():
-            apart = _apart_if_shared(policy)
-    except FAULTS as error:
-        _raise_if_machine(error)
-        return 0  # the model does not pass on what its attention needs to know
-    return min(windows.of_layers) if apart <= CACHE_TOLERANCE[policy.causal.dtype] else 0
+    return min(windows.of_layers) if _agrees(policy, partial(_apart_if_shared, policy)) else 0
 
 
 def _apart_if_shared(policy: Policy) -> float:

@@ -18,7 +18,7 @@ from retrain.backends.local.adapters import load_start
 from retrain.backends.local.devices import DeviceMemory, choose_device
 from retrain.backends.local.engine import EngineSampler
 from retrain.backends.local.files import load_policy, save_policy
-from retrain.backends.local.loading import Policy, copied, load
+from retrain.backends.local.loading import Policy, load
 from retrain.backends.local.logprob_check import most_shared, try_out
 from retrain.backends.local.model_checks import files_of, too_long
 from retrain.backends.local.next_token import Cut
@@ -202,7 +202,7 @@ class LocalBackend:
         """Replace the adapters' weights, which become the KL term's reference, or the base model is it."""
         load_start(adapter, self.policy)
         if is_reference:
-            self.policy.start.update(copied(self.policy.trainable()))
+            self.policy.start.update({n: p.detach().clone() for n, p in self.policy.trainable().items()})
         self._publish()
 
     def has_start(self) -> bool:

@@ -40,14 +40,9 @@ def sampled(prompt: int, response: SampleResponse) -> Tokens:
     return Tokens(prompt - hits, hits + others, sum(len(one.tokens) for one in response.sequences))
 
 
-def scored(data: Sequence[Datum]) -> Tokens:
-    """Return what a forward pass over data is billed: it is a prompt that is read."""
-    return Tokens(sum(int(datum.model_input.length) for datum in data))
-
-
-def trained(data: Sequence[Datum]) -> Tokens:
-    """Return what one pass over data, forward and backward, is billed."""
-    return Tokens(train=sum(int(datum.model_input.length) for datum in data))
+def tokens_of(data: Sequence[Datum]) -> int:
+    """Return how many tokens a pass over data reads."""
+    return sum(int(datum.model_input.length) for datum in data)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,15 +57,12 @@ class Update:
     def parts_for(self, training: TrainingClient) -> list[list[Datum]]:
         """Return the data in parts that the server takes in one request."""
         limits = training.holder.get_client_config()
-        return self.parts(limits.fwdbwd_max_chunk_len, limits.fwdbwd_max_chunk_bytes_count)
-
-    def parts(self, most_datums: int, most_bytes: int) -> list[list[Datum]]:
-        """Return the data in parts of one request each."""
+        most, most_bytes = limits.fwdbwd_max_chunk_len, limits.fwdbwd_max_chunk_bytes_count
         parts: list[list[Datum]] = [[]]
         size = 0
         for datum in self.data:
-            own = BYTES_PER_TOKEN * int(datum.model_input.length)
-            if parts[-1] and (len(parts[-1]) == most_datums or size + own > most_bytes):
+            own = BYTES_PER_TOKEN * tokens_of([datum])
+            if parts[-1] and (len(parts[-1]) == most or size + own > most_bytes):
                 parts.append([])
                 size = 0
             parts[-1].append(datum)
@@ -101,7 +93,7 @@ async def pass_forward(calls: ApiCalls, training: TrainingClient, update: Update
     outputs: list[LossFnOutput] = []
     for part in update.parts_for(training):
         call = partial(training.forward, part, update.loss.name)
-        passed = await calls.once("forward", partial(calls.billed, scored(part), call))
+        passed = await calls.once("forward", partial(calls.billed, Tokens(tokens_of(part)), call))
         outputs += passed.loss_fn_outputs
     return outputs
 
@@ -111,7 +103,7 @@ async def take_step(calls: ApiCalls, training: TrainingClient, update: Update) -
 
     def differentiate(part: list[Datum]) -> Awaitable[ForwardBackwardOutput]:
         call = partial(training.forward_backward, part, update.loss.name, update.loss.config or None)
-        return calls.billed(trained(part), call)
+        return calls.billed(Tokens(train=tokens_of(part)), call)
 
     *before, last = update.parts_for(training)
     passes = [await calls.once("update", partial(differentiate, part)) for part in before]
