@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from retrain.errors import RecordsError
 
-FAULTS: tuple[type[Exception], ...] = (OSError, ValueError, KeyError, TypeError, EOFError)
+FAULTS: tuple[type[Exception], ...] = (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,24 +26,36 @@ class Exported:
     unmergeable: str = ""  # why adapters and base model cannot become one model; "" if they can
 
 
+def write_facts(file: Path, facts: Mapping[str, object]) -> None:
+    """Write what a checkpoint says of its policy."""
+    file.write_text(json.dumps(facts, indent=1), encoding="utf-8")
+
+
 @contextmanager
-def reading(directory: Path, backend: str, *faults: type[Exception]) -> Iterator[None]:
-    """Raise a RecordsError for what fails in reading a checkpoint; `faults` are those of its formats."""
+def reading(
+    file: Path,
+    backend: str,
+    wanted: Mapping[str, object],
+    *faults: type[Exception],
+    fix: str = "resume with the configuration that wrote it",
+) -> Iterator[Any]:
+    """Read what a checkpoint says of its policy, and the rest while entered.
+
+    Raises a RecordsError for what fails; `faults` are those of its formats. Also if it is of another policy
+    than the run's, by what is `wanted`.
+    """
+    directory = file.parent
     try:
-        yield
+        facts = json.loads(file.read_text(encoding="utf-8"))
+        _check_same(directory, facts | facts.get("identity", {}), wanted, fix)
+        yield facts
     except FAULTS + faults as error:
         raise RecordsError(
             f"{directory}: not a readable checkpoint of the {backend} backend ({error}); use an earlier one"
         ) from error
 
 
-def check_same(
-    directory: Path,
-    found: Mapping[str, object],
-    wanted: Mapping[str, object],
-    fix: str = "resume with the configuration that wrote it",
-) -> None:
-    """Raise a RecordsError if a checkpoint is of another policy than the run's."""
+def _check_same(directory: Path, found: Mapping[str, object], wanted: Mapping[str, object], fix: str) -> None:
     has = _flat(found)
     for key, value in _flat(wanted).items():
         if has[key] != value:

@@ -434,7 +434,8 @@ def test_a_lost_call_tells_permits_nothing(tmp_path: Path) -> None:
 
     told: list[CallFacts] = []
     semaphore = FileSemaphore(tmp_path, 1)
-    calls = ApiCalls(lambda: semaphore, TinkerOptions(), told.append)
+    spec = BackendSpec(0, permit=lambda: semaphore, observe_call=told.append)
+    calls = ApiCalls(spec, TinkerOptions())
     with pytest.raises(ConnectionError):
         asyncio.run(calls.once("sample", lost))
     assert told == []

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tinker.types import ForwardBackwardOutput, OptimStepResponse
 
+from retrain.backends import BackendSpec
 from retrain.backends.tinker import TinkerOptions
 from retrain.backends.tinker.billing import UpdateOutcome
 from retrain.backends.tinker.calls import ApiCalls
@@ -42,7 +43,8 @@ def holders(directory: Path) -> int:
 
 
 def calls(directory: Path, permits: int, timeout_s: float = 60.0) -> ApiCalls:
-    return ApiCalls(lambda: FileSemaphore(directory, permits), TinkerOptions(permit_timeout_s=timeout_s))
+    spec = BackendSpec(0, permit=lambda: FileSemaphore(directory, permits))
+    return ApiCalls(spec, TinkerOptions(permit_timeout_s=timeout_s))
 
 
 def test_waiting_for_a_permit_does_not_stop_the_event_loop(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ async def poll(outages: Outages, state: str) -> None:
 
 
 def test_a_call_has_as_much_time_as_without_a_pause() -> None:
-    calls = ApiCalls(contextlib.AsyncExitStack, TinkerOptions(call_timeout_s=0.2))
+    calls = ApiCalls(BackendSpec(0), TinkerOptions(call_timeout_s=0.2))
 
     async def paused() -> str:
         await poll(calls.outages, "paused_capacity")

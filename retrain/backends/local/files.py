@@ -5,7 +5,6 @@ peft can load `adapter/` directly; transformers can load `model/`, written if ev
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from retrain.backends.local.loading import Policy
 from retrain.backends.local.optimizer import Optimizer
-from retrain.backends.saved import check_same, reading
+from retrain.backends.saved import reading, write_facts
 from retrain.config.adapters import PEFT
 from retrain.errors import RecordsError
 
@@ -59,7 +58,7 @@ def save_policy(
         "generator": generator.get_state().numpy().tobytes().hex(),
         "tokens_at_a_time": dict(budgets),
     }
-    (directory / FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+    write_facts(directory / FACTS, facts)
 
 
 def load_policy(
@@ -70,10 +69,8 @@ def load_policy(
     identity: Mapping[str, object],
 ) -> dict[str, int]:
     """Overwrite all state with what `save_policy` wrote; return the batch sizes that fitted, in tokens."""
-    with reading(directory, "local", RuntimeError, SafetensorError):
-        facts = json.loads((directory / FACTS).read_text(encoding="utf-8"))
-        found = {"format": facts["format"], **facts["identity"]}
-        check_same(directory, found, {"format": FORMAT, **identity}, SAME)
+    wanted = {"format": FORMAT, **identity}
+    with reading(directory / FACTS, "local", wanted, RuntimeError, SafetensorError, fix=SAME) as facts:
         state = torch.frombuffer(bytearray.fromhex(facts["generator"]), dtype=torch.uint8)
         if len(state) != len(generator.get_state()):
             raise RecordsError(

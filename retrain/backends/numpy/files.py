@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,10 +11,11 @@ import numpy as np
 
 from retrain.backends.numpy.gru import Array, Weights
 from retrain.backends.numpy.training import Sgd
-from retrain.backends.saved import check_same, reading
+from retrain.backends.saved import reading, write_facts
 from retrain.errors import ConfigError, RecordsError
 
 FORMAT = 2  # of both files; increment when old ones can no longer be read
+FACTS = "policy.json"
 PREVIOUS, START = "previous_gradient", "start"
 
 
@@ -36,8 +36,7 @@ def save_policy(
         arrays[START] = start.flat
     np.savez(directory / "policy.npz", **arrays)
     progress = {"optimizer_steps": optimizer.steps, "random": random.bit_generator.state}
-    facts = _identity(identity, weights) | progress
-    (directory / "policy.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
+    write_facts(directory / FACTS, _identity(identity, weights) | progress)
 
 
 def load_policy(
@@ -48,9 +47,8 @@ def load_policy(
     random: np.random.Generator,
 ) -> dict[str, Array]:
     """Overwrite all state with what `save_policy` wrote; return PREVIOUS and START, if they are there."""
-    with reading(directory, "numpy", zipfile.BadZipFile):
-        facts = _facts(directory)
-        check_same(directory, facts, _identity(identity, weights))
+    wanted = _identity(identity, weights)
+    with reading(directory / FACTS, "numpy", wanted, zipfile.BadZipFile) as facts:
         read = _arrays(directory)
         targets = {"weights": weights.flat, **optimizer.arrays}
         values = {name: read[name] for name in targets}
@@ -65,15 +63,10 @@ def load_start(directory: Path, alphabet: str, weights: Weights) -> None:
     """Overwrite the weights with those of a checkpoint; a ConfigError if it is of another policy."""
     wanted, fix = _identity({"alphabet": alphabet}, weights), "make them equal, or name another run"
     try:
-        with reading(directory, "numpy", zipfile.BadZipFile):
-            check_same(directory, _facts(directory), wanted, fix)
+        with reading(directory / FACTS, "numpy", wanted, zipfile.BadZipFile, fix=fix):
             weights.flat[:] = _arrays(directory)["weights"]
     except RecordsError as error:
         raise ConfigError(f"[model].adapter: {error}") from error
-
-
-def _facts(directory: Path) -> Any:
-    return json.loads((directory / "policy.json").read_text(encoding="utf-8"))
 
 
 def _arrays(directory: Path) -> dict[str, Array]:

@@ -7,11 +7,11 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
-from retrain.backends.metering import NOTHING, Meter
-from retrain.backends.progress import BackendProgress, ignore_progress
+from retrain.backends import BackendSpec
+from retrain.backends.metering import NOTHING
 from retrain.backends.tinker import TinkerOptions
 from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe, is_overload, is_refused_unbilled
 from retrain.backends.tinker.outages import Outages
@@ -32,20 +32,10 @@ log = logging.getLogger(__name__)
 class ApiCalls:
     """One run's API calls, without blocking the event loop."""
 
-    def __init__(
-        self,
-        permit: Callable[[], AbstractAsyncContextManager[object]],
-        options: TinkerOptions,
-        observe_call: Callable[[CallFacts], None] | None = None,
-        observe: Callable[[BackendProgress], None] = ignore_progress,
-        meter: Meter | None = None,
-    ) -> None:
-        """Take permits from `permit`; report ends and refusals to `observe_call`, and costs to `meter`."""
-        self._meter = meter or Meter()
-        self.outages = Outages(observe, observe_call)
-        self._permit = permit
+    def __init__(self, spec: BackendSpec, options: TinkerOptions) -> None:
+        self._meter, self._permit, self._observe_call = spec.meter, spec.permit, spec.observe_call
+        self.outages = Outages(spec.observe, spec.observe_call)
         self.options = options
-        self._observe_call = observe_call
         self._in_flight: set[asyncio.Event] = set()  # set at the end of a call
 
     def in_flight(self) -> frozenset[asyncio.Event]:

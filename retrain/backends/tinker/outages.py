@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from tinker import APIConnectionError, APIStatusError
 
-from retrain.backends.progress import BackendProgress, OutageProgress, ignore_progress
+from retrain.backends.progress import BackendProgress, OutageProgress
 from retrain.controllers.permits import OVERLOAD, CallFacts
 
 OUR_LIMIT = "rate limit"
@@ -74,7 +74,7 @@ class Outages:
 
     def __init__(
         self,
-        observe: Callable[[BackendProgress], None] = ignore_progress,
+        observe: Callable[[BackendProgress], None],
         observe_call: Callable[[CallFacts], None] | None = None,
     ) -> None:
         """Report outages to `observe`, and refusals and pauses for our own rate limit to `observe_call`."""

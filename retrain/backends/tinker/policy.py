@@ -49,7 +49,7 @@ class TinkerBackend:
         seed = spec.seed if spec.seed >= 0 else secrets.randbelow(2**31)
         self._spec = spec
         self._options = options
-        self._calls = ApiCalls(spec.permit, options, spec.observe_call, spec.observe, spec.meter)
+        self._calls = ApiCalls(spec, options)
         spec = replace(spec, seed=seed, run_name=spec.run_name or "run")
         self.session = Session(spec, self._calls)
         self._reference = Reference(spec, self.session)

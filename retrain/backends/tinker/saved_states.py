@@ -8,7 +8,6 @@ signed addresses, which appear in no message, and deleted again.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,7 +22,7 @@ import tinker
 from tinker.types import WeightsInfoResponse
 
 from retrain.backends import BackendSpec
-from retrain.backends.saved import Exported, check_same, reading
+from retrain.backends.saved import Exported, reading, write_facts
 from retrain.backends.tinker import TinkerOptions
 from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe, has_lost_model, lacks_route
 from retrain.config.adapters import TINKER as FILE
@@ -214,13 +213,11 @@ def deleted(config: Config, paths: Sequence[str]) -> Mapping[str, str]:
 def write_state(directory: Path, state: State, model: str, rank: int) -> None:
     """Write the API's path of a saved policy, with its model and rank."""
     facts = {"format": FORMAT, **asdict(state), "model": model, "lora_rank": rank}
-    (directory / FILE).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+    write_facts(directory / FILE, facts)
 
 
 def read_state(directory: Path, model: str, rank: int) -> State:
     """Return the saved policy; a RecordsError if it is unreadable or of another model."""
     wanted = {"format": FORMAT, "model": model, "lora_rank": rank}
-    with reading(directory, "tinker"):
-        facts = json.loads((directory / FILE).read_text(encoding="utf-8"))
-        check_same(directory, facts, wanted)
+    with reading(directory / FILE, "tinker", wanted) as facts:
         return State(str(facts["path"]), int(facts["version"]), str(facts.get("reference", "")))
