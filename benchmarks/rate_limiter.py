@@ -27,7 +27,7 @@ from itertools import count
 from rich.console import Console
 from rich.table import Table
 
-from retrain.pipeline import FlowSettings
+from retrain.config.flow import FlowSettings
 from retrain.rollouts import Group, Prompt
 from retrain.trainer.prompt_stream import PromptStream
 from retrain.trainer.source import AsyncSource

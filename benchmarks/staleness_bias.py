@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from retrain.pipeline import FlowSettings
+from retrain.config.flow import FlowSettings
 from retrain.pipeline.buffers import Item, VersionedItem
 from retrain.pipeline.flow import Flow, Unit
 from retrain.rollouts import Group, Prompt

@@ -133,7 +133,7 @@ def our_samples(batch: Any, normalization: str, beta: float, bonus: float) -> An
         "training": {"max_tokens": MAX_TOKENS, "entropy_bonus": bonus},
         "algorithm": {"advantage_mode": "grpo", "loss_normalization": normalization, "kl_coef": beta},
     }
-    algorithm = BoundAlgorithm.of(parse(raw, "benchmark"), lambda groups, step: batch)
+    algorithm = BoundAlgorithm(parse(raw, "benchmark"), lambda groups, step: batch)
     return algorithm.transform(batch, algorithm.estimate(batch.rewards), 0.0), algorithm.loss
 
 

@@ -219,7 +219,7 @@ def test_all_samples_of_an_episode_are_trained_on_with_its_advantage() -> None:
     first, second = (play(asking_apart)[0] for _ in range(2))
     batch = ScoredBatch([Group(first.prompt, (first, second))], np.array([[1.0, 0.0]]))
     config = parse({"algorithm": {"advantage_mode": "grpo"}}, "c")
-    algorithm = BoundAlgorithm.of(config, lambda *_: batch)
+    algorithm = BoundAlgorithm(config, lambda *_: batch)
     samples = algorithm.transform(batch, np.array([[1.0, -1.0]]), 0.0)
     assert [sample.rollout for sample in samples] == [*first.samples, *second.samples]
     assert [sample.advantages[0] for sample in samples] == [1.0, 1.0, -1.0, -1.0]

@@ -34,7 +34,7 @@ def algorithm_of(normalization, *, kl_coef=0.0, entropy_bonus=0.0):
         "training": {"max_tokens": MAX_TOKENS, "entropy_bonus": entropy_bonus},
         "algorithm": {"advantage_mode": "grpo", "loss_normalization": normalization, "kl_coef": kl_coef},
     }
-    return BoundAlgorithm.of(parse(raw, "c"), lambda groups, step: batch_of(REWARDS))
+    return BoundAlgorithm(parse(raw, "c"), lambda groups, step: batch_of(REWARDS))
 
 
 def batch_of(rewards):
@@ -49,7 +49,7 @@ def test_completions_that_were_cut_off_enter_the_baseline_but_not_the_loss():
         "training": {"max_tokens": MAX_TOKENS, "entropy_bonus": BONUS},
         "algorithm": {"advantage_mode": "grpo", "mask_truncated": True},
     }
-    algorithm = BoundAlgorithm.of(parse(raw, "c"), lambda groups, step: batch)
+    algorithm = BoundAlgorithm(parse(raw, "c"), lambda groups, step: batch)
     samples = algorithm.transform(batch, algorithm.estimate(batch.rewards), 0.0)
     kept = [(a, rollout) for a, rollout in rollouts_of(batch) if not rollout.truncated]
     assert 0 < len(kept) < len(rollouts_of(batch))

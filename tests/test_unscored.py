@@ -137,7 +137,7 @@ def batch_of(rewards):
 @pytest.mark.parametrize("normalization", ["token", "sequence", "constant"])
 def test_an_unscored_rollout_is_in_no_denominator(normalization):
     raw = {"algorithm": {"loss_normalization": normalization, "advantage_mode": "grpo"}}
-    algorithm = BoundAlgorithm.of(parse(raw, "c"), lambda groups, step: batch_of([[]]))
+    algorithm = BoundAlgorithm(parse(raw, "c"), lambda groups, step: batch_of([[]]))
     weights = []
     for batch in (batch_of([[1.0, 0.0, NAN]]), batch_of([[1.0, 0.0]])):
         samples = algorithm.transform(batch, algorithm.estimate(batch.rewards), 0.0)

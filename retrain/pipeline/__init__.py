@@ -13,9 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
 
-from retrain.config.flow import FlowSettings as FlowSettings
 from retrain.config.flow import is_count
-from retrain.config.flow import samples_per_batch as samples_per_batch
 from retrain.controllers import StateDict
 from retrain.controllers.rate import RateAccount
 from retrain.errors import RetrainError
@@ -89,7 +87,7 @@ class RateLimiter:
     before taking a batch. Both sides may use any number of threads.
 
     Args:
-        samples_per_batch: samples to produce per batch consumed (see `samples_per_batch`); None or 0 is
+        samples_per_batch: samples to produce per batch consumed (see `retrain.config.flow`); None or 0 is
             off: nothing waits for the pace, but everything is counted.
         watermark: samples that must be there before the first batch; the ratio counts from then on.
         max_staleness: greatest age in policy versions that `is_stale` accepts; None: any age.

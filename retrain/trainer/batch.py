@@ -104,51 +104,38 @@ class ScoredBatch:
         )
 
 
-@dataclass(frozen=True, slots=True)
 class BoundAlgorithm:
     """The plugins of a run with their parameters bound."""
 
-    reward: Callable[[Sequence[Group], int], ScoredBatch]  # see `retrain.trainer.scoring`
-    estimate: Estimate  # see `open_advantage`
-    reweigh: Callable[[Rollout, float, float], Floats]
-    loss: Loss
-    normalization: str
-    max_tokens: int
-    regularized: bool = False  # a KL term or an entropy bonus trains tied groups too
-    mask_truncated: bool = False  # those that were cut off enter advantages, but not the loss
-
-    @classmethod
-    def of(cls, config: Config, reward: Callable[[Sequence[Group], int], ScoredBatch]) -> BoundAlgorithm:
-        """Find the plugins that a configuration names, for a reward that is already open."""
+    def __init__(self, config: Config, reward: Callable[[Sequence[Group], int], ScoredBatch]) -> None:
+        """Find the plugins that a configuration names, for an open reward (`retrain.trainer.scoring`)."""
         table = config.algorithm
         evaluate: Evaluate = partial(registry.find("losses", table.loss_mode), **table.loss_params)
         if table.ratio_cap:
             evaluate = RatioCap(table.ratio_cap, table.ratio_cap_scope, table.ratio_cap_mode).limit(evaluate)
-        return cls(
-            reward=reward,
-            estimate=open_advantage(table.advantage_mode, table.advantage_params),
-            reweigh=partial(registry.find("transforms", table.transform_mode), **table.transform_params),
-            loss=Loss(table.loss_mode, evaluate, table.loss_params, is_capped=table.ratio_cap > 0),
-            normalization=table.loss_normalization,
-            max_tokens=config.training.max_tokens,
-            regularized=table.kl_coef > 0 or config.training.entropy_bonus > 0,
-            mask_truncated=table.mask_truncated,
-        )
+        self.reward = reward
+        self.estimate = open_advantage(table.advantage_mode, table.advantage_params)
+        self.loss = Loss(table.loss_mode, evaluate, table.loss_params, is_capped=table.ratio_cap > 0)
+        self._reweigh = partial(registry.find("transforms", table.transform_mode), **table.transform_params)
+        self._normalization, self._max_tokens = table.loss_normalization, config.training.max_tokens
+        # a KL term or an entropy bonus trains tied groups too
+        self._is_regularized = table.kl_coef > 0 or config.training.entropy_bonus > 0
+        self._masks_truncated = table.mask_truncated  # they enter advantages, but not the loss
 
     def transform(self, batch: ScoredBatch, advantages: Floats, progress: float) -> list[TrainingSample]:
         """Return the rollouts that have a gradient, with token advantages and normalised token weights."""
-        scope, _, unit = self.normalization.rpartition("_")
+        scope, _, unit = self._normalization.rpartition("_")
         informative = np.any(advantages != 0, axis=1)
         is_counted = batch.scored & (informative[:, None] | (not scope))
         counted = list(self._counted(batch, advantages, is_counted))
         rollouts = [rollout for _, _, rollout in counted]
         weigh = self._weights(unit, rollouts)
         bonus = weigh if scope else self._weights("token", rollouts)
-        trained = (one for one in counted if self.regularized or informative[one[0]])
+        trained = (one for one in counted if self._is_regularized or informative[one[0]])
         return [
             TrainingSample(
                 rollout,
-                self.reweigh(rollout, advantage, progress)
+                self._reweigh(rollout, advantage, progress)
                 if informative[group]
                 else np.zeros(len(rollout.tokens)),
                 weigh(rollout),
@@ -164,7 +151,7 @@ class BoundAlgorithm:
         """Iterate over the samples that the loss counts, each with its group and its advantage."""
         for group, number in np.argwhere(is_counted).tolist():
             for rollout in batch.groups[group].rollouts[number].samples:
-                if rollout.tokens and not (self.mask_truncated and rollout.truncated):
+                if rollout.tokens and not (self._masks_truncated and rollout.truncated):
                     yield group, float(advantages[group, number]), rollout
 
     def _weights(self, unit: str, rollouts: Sequence[Rollout]) -> Callable[[Rollout], float]:
@@ -173,7 +160,7 @@ class BoundAlgorithm:
             return lambda rollout: 1.0 / tokens
         if unit == "sequence":
             return lambda rollout: 1.0 / (len(rollouts) * len(rollout.tokens))
-        return lambda rollout: 1.0 / (len(rollouts) * self.max_tokens)
+        return lambda rollout: 1.0 / (len(rollouts) * self._max_tokens)
 
 
 def entropy_of(batch: ScoredBatch, stats: UpdateStats) -> float:

@@ -48,7 +48,6 @@ class Journal:
         self._metrics = MetricsWriter(files.metrics, attempt)
         loggers.begin()
         self._directory = files.directory
-        self._warmup_file = files.warmup
         self._samples = SamplesWriter(files.samples, attempt)
         self._outcomes = OutcomesWriter(files.evals, attempt)
         self._writers = (self._metrics, self._samples, self._outcomes)
@@ -81,10 +80,6 @@ class Journal:
         """Write the newest row, of an earlier attempt, again, with columns that it lacks."""
         (newest,) = (row for row in read_metrics(self._directory) if row["step"] == step)
         self._metrics.append({**newest, **lacking})
-
-    def warm_up_writer(self) -> MetricsWriter:
-        """Open warmup.jsonl, which has one row per supervised update."""
-        return MetricsWriter(self._warmup_file, self.attempt)
 
     def samples(self, step: int, rows: Sequence[KeptSample]) -> None:
         self._samples.append(step, [row.as_dict() for row in rows])

@@ -16,6 +16,7 @@ from retrain.controllers.throttle import ThrottleState
 from retrain.errors import BackendMemoryError, InterruptedRunError
 from retrain.event_loop import EventLoopThread
 from retrain.records.layout import RunFiles
+from retrain.records.metrics import MetricsWriter
 from retrain.records.row_parts import Value, columns
 from retrain.records.rungs import read_wait, why_to_wait
 from retrain.records.samples import KeptSample
@@ -214,7 +215,7 @@ class Trainer:
         if self._warmed >= steps or self.step > 0:
             return
         warmup = WarmUpUpdates(self.config, self.backend, self._warmed, self.calls.wait_for)
-        with self.journal.warm_up_writer() as rows:
+        with MetricsWriter(self.files.warmup, self.journal.attempt) as rows:
             while self._warmed < steps:
                 self._wait_for_machine()
                 self._stop_if_asked()

@@ -102,7 +102,7 @@ def open_trainer(
         if check := getattr(backend, "check_prompts", None):  # too long ones, before the first step
             with _of_data():
                 check([*task.train, *task.held_out, *(prompt for one in evals for prompt in one.prompts)])
-        algorithm = BoundAlgorithm.of(config, scorer.score)
+        algorithm = BoundAlgorithm(config, scorer.score)
         trainer = Trainer(
             config, files, backend, task, algorithm, permits, budget, journal, stop, calls, sample, evals
         )
