@@ -84,6 +84,15 @@ def test_doctor_tells_of_a_file_only_what_the_file_needs(retrain: Call, here: Pa
     assert {"python", "numpy", "disk for logs"} <= set(found)
 
 
+def test_doctor_tells_once_what_all_conditions_of_a_file_lack(retrain: Call, here: Path) -> None:
+    conditions = "".join(
+        f'[[campaign.conditions]]\nadvantage_mode = "{mode}"\n' for mode in ("grpo", "maxrl")
+    )
+    (here / "paid.toml").write_text(f'[backend]\nbackend = "tinker"\n[campaign]\nseeds = [0]\n{conditions}')
+    found = json.loads(retrain("doctor", "paid.toml", "--json", env=NO_KEYS).stdout)["checks"]
+    assert [check["what"] for check in found].count("[model].model") == 1
+
+
 def test_a_file_whose_servers_are_not_well_named_can_still_be_doctored(retrain: Call, here: Path) -> None:
     (here / "odd.toml").write_text('[reward]\nreward = "weighted"\n[reward.params.parts]\njudge = 1.0\n')
     assert not [what for what in checks(retrain("doctor", "odd.toml", "--json")) if what.startswith("server")]

@@ -96,13 +96,14 @@ def command(
     from retrain.render.tables import console, print_result, table
 
     configs = _configs(file)
-    checks = [
-        *_core_checks(),
-        *_plugin_checks(_used_plugins(configs)),
-        *_machine_checks(configs),
-        *_backend_checks(configs),
-        *_server_checks(configs),
-    ]
+    found = chain(
+        _core_checks(),
+        _plugin_checks(_used_plugins(configs)),
+        _machine_checks(configs),
+        _backend_checks(configs),
+        _server_checks(configs),
+    )
+    checks = list(dict.fromkeys(found))  # conditions that lack the same
     if as_json:
         print_result(checks, "checks")
     else:
