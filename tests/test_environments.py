@@ -1053,6 +1053,8 @@ def test_a_message_with_unknown_characters_costs_its_episode(own: str, tmp_path:
         ("tools", {}, "[environment].environment: backend 'numpy' cannot show functions to its policy; set"),
         ("tools", {"time_limit_s": 10.0}, "[environment.options].call_limit_s: got 10; needs less than"),
         ("tools", {"options": PROGRAMS}, "options].sandbox: 'none' is not a known sandbox"),
+        ("tools", {"options": {"sandbox_options": 3}}, "sandbox_options: got 3; needs a table"),
+        ("tools", {"options": {"sandbox_options": {"a": 1}}}, "sandbox_options.a: unknown parameter"),
         ("harness", {"options": {"run": "OWN.gone"}}, "options].run: 'OWN.gone' cannot be loaded as a"),
         ("harness", {"processes": 1, **solving(size=2)}, "[environment].processes: got 1; 'harness' plays"),
         ("harness", solving(size=2, bord=1), "options].config: 'OWN.solve' has no key 'bord'; did you mean"),

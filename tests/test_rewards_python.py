@@ -16,7 +16,8 @@ from retrain import registry
 from retrain.config.load import parse
 from retrain.errors import ConfigError
 from retrain.event_loop import result_of
-from retrain.plan.preflight import sandboxes_of
+from retrain.plan.matrix import plan_runs
+from retrain.plan.preflight import preflight, sandboxes_of
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, python
 from retrain.rewards.opening import open_reward
 from retrain.rewards.python.scorer import are_alike, program_of
@@ -224,6 +225,11 @@ NO_SUCH = "'proces' is not a known sandbox; did you mean 'process'?"
             {**OWN_SANDBOX, "sandbox_options": 3},
             "[reward.params].sandbox_options: got 3; needs a table",
         ),
+        (
+            "python",
+            {"sandbox_options": 0},
+            "[reward.params].sandbox_options: got 0; needs a table",
+        ),
     ],
 )
 def test_a_wrong_sandbox_of_a_rewards_own_is_told_with_the_file(
@@ -232,6 +238,12 @@ def test_a_wrong_sandbox_of_a_rewards_own_is_told_with_the_file(
     with pytest.raises(ConfigError) as caught:
         parse({"reward": {"reward": name, "params": params}}, "c.toml")
     assert list(caught.value.problems) == [f"c.toml {said}"]
+
+
+def test_options_of_its_own_are_checked_with_the_sandbox_that_it_shares() -> None:
+    table = {"reward": "python", "sandbox": "process", "params": {"sandbox_options": {"warm": False}}}
+    with pytest.raises(ConfigError, match=r"sandbox_options\.warm: unknown parameter of 'process'"):
+        preflight(plan_runs(parse({"reward": table}, "c.toml")), "c.toml")
 
 
 @pytest.mark.parametrize(

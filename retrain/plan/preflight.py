@@ -74,6 +74,9 @@ def _run_problems(plan: Plan, config: Config, task: Task, built: dict[str, Task]
     prompts = [*task.train, *task.held_out]
     yield from environment_problems(config)
     yield from reward_problems(config.reward.reward, config.reward.params, prompts, "[reward].reward")
+    for name, options in _sandboxes_named(config):  # which may be of different tables
+        wrong = registry.problems_with_table("sandbox", name, options)
+        yield from (f"[reward.params].sandbox_options.{problem}" for problem in wrong)
     yield from backend_problems(config, task, prompts, "[data]")
     yield from _eval_problems(config, task, built)
     yield from _decision_problems(plan, config, task)

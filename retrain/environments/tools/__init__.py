@@ -101,7 +101,7 @@ def check_options(options: Mapping[str, Any]) -> Iterator[str]:
         ToolBox(options, None)
     except ConfigError as error:
         yield from str(error).splitlines()
-    yield from choice_problems(options)
+    yield from choice_problems({"sandbox": "auto", **options})
 
 
 class ToolBox:
