@@ -46,7 +46,6 @@ class PermitQueue:
         self._crowding = crowding
         self._permits = permits
         self._asks = [min(cost.calls_at_once, permits) if cost.permit_s else 0 for cost in costs]
-        self._known: dict[tuple[int, ...], float] = {}
         shares = [cost.permit_s / cost.seconds if cost.permit_s else 0.0 for cost in costs]
         self.knee = [
             self._excess(costs, [order[i % len(order)] for i in range(active)], ratios, rng)
@@ -76,15 +75,6 @@ class PermitQueue:
 
     def wait_s(self, costs: Sequence[StepCost], counts: tuple[int, ...]) -> float:
         """Return the mean wait of one step, the same for all conditions that make calls."""
-        if counts not in self._known:
-            self._known[counts] = self._wait_s(costs, counts)
-        return self._known[counts]
-
-    def forget(self) -> None:
-        """Clear cached waits, because costs have changed."""
-        self._known.clear()
-
-    def _wait_s(self, costs: Sequence[StepCost], counts: tuple[int, ...]) -> float:
         if sum(n * asks for n, asks in zip(counts, self._asks, strict=True)) <= self._permits:
             return 0.0
         costs = self._crowded(costs, sum(counts))

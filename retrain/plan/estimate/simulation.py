@@ -10,6 +10,7 @@ import heapq
 import math
 import random
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import TypeAlias
 
 from retrain.plan.estimate.bootstrap import Bootstrap, DrawnRun, Tail
@@ -57,7 +58,6 @@ class Simulation:
         costs, jobs = self._bootstrap.expected()
         active = jobs[: self._workload.launching.workers]
         counts = tuple(sum(job.condition == c for job in active) for c in range(len(costs)))
-        self._queue.forget()
         wait_s = self._queue.wait_s(costs, counts)
         crowd = self._workload.full_crowding
         calling = [crowd * costs[job.condition].seconds for job in active if costs[job.condition].permit_s]
@@ -69,10 +69,10 @@ class Simulation:
         runs = [self._phases(job, costs, is_started=i < self._started) for i, job in enumerate(jobs)]
         if queue is None:
             return makespan_s(runs, how, lambda counts: (how.crowding.of(counts[0]),), 1, self._started)
-        queue.forget()
+        wait_among = cache(partial(queue.wait_s, costs))  # the same runs are active again and again
 
         def pace(counts: Sequence[int]) -> Sequence[float]:
-            wait_s, times = queue.wait_s(costs, tuple(counts[:-1])), how.crowding.of(sum(counts))
+            wait_s, times = wait_among(tuple(counts[:-1])), how.crowding.of(sum(counts))
             return [*(times * cost.seconds + (wait_s if cost.permit_s else 0.0) for cost in costs), times]
 
         return makespan_s(runs, how, pace, len(costs) + 1, self._started)
