@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import chain
 from typing import Literal
 
 from retrain.config.keys import Tables, quote
@@ -25,6 +25,7 @@ from retrain.plan.estimate.workload import (
     StepCost,
     Workload,
     on_cores,
+    run_variance,
 )
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.decision import HELD_OUT
@@ -66,8 +67,7 @@ class MeasuredCondition:
 class Measured(MeasuredCondition):
     """The same, with the single steps; times are those of a run alone."""
 
-    step_times_s: tuple[float, ...]
-    run_means_s: tuple[float, ...]  # mean step time of each run
+    run_times_s: tuple[tuple[float, ...], ...]  # of each run
     calls_at_once: int
     billed: tuple[Billed, ...]  # of each run that counts tokens
     evaluations: Mapping[str, int]  # how often a run as planned is evaluated, by prefix of their columns
@@ -95,10 +95,11 @@ class Learned:
     @property
     def pilot(self) -> Pilot:
         """Step times by condition; a condition matched with another condition's runs has none of its own."""
-        own = {c: m.step_times_s for c, m in self.conditions.items() if m.match != "other condition"}
-        times = own or {c: m.step_times_s for c, m in self.conditions.items()}
+        times = {c: list(chain.from_iterable(m.run_times_s)) for c, m in self.conditions.items()}
+        own = {c: times[c] for c, m in self.conditions.items() if m.match != "other condition"}
         runs = {c: m.runs for c, m in self.conditions.items()}
-        return Pilot(times, runs=runs, run_variance=_run_variance(list(self.conditions.values())))
+        variance = run_variance(m.run_times_s for m in self.conditions.values())
+        return Pilot(own or times, runs=runs, run_variance=variance or 0.0)
 
 
 def crowding_of(plan: Plan, cores: float) -> Crowding:
@@ -150,13 +151,13 @@ def _measured(run: RunPlan, runs: Sequence[MeasuredRun]) -> Measured:
     match, compared = _most_alike(run.condition, [(r, list(_differences(ours, r.tables))) for r in runs])
     chosen, differs = zip(*compared, strict=True)
     chosen = tuple(r.trained_for(run.config.training.updates_per_batch) for r in chosen)
-    by_run = [r.step_times_s for r in chosen]
-    times = tuple(itertools.chain.from_iterable(by_run))
+    by_run = tuple(r.step_times_s for r in chosen)
+    times = list(chain.from_iterable(by_run))
     return Measured(
         condition=run.condition,
         match=match,
         from_conditions=tuple(dict.fromkeys(r.condition for r in chosen)),
-        differs=tuple(dict.fromkeys(itertools.chain.from_iterable(differs))),
+        differs=tuple(dict.fromkeys(chain.from_iterable(differs))),
         runs=len(chosen),
         steps=len(times),
         is_finished=any(_is_named(r, run.condition) for r in runs if r.is_finished),
@@ -164,8 +165,7 @@ def _measured(run: RunPlan, runs: Sequence[MeasuredRun]) -> Measured:
         mean_step_time_s=math.fsum(times) / len(times) + _beside_s(run, chosen),
         permit_held_s=statistics.fmean(r.parts.permit_held_s for r in chosen),
         max_token_hit_rate=mean(r.max_token_hit_rate for r in chosen),
-        step_times_s=times,
-        run_means_s=tuple(map(statistics.fmean, by_run)),
+        run_times_s=by_run,
         calls_at_once=round(statistics.median(r.parts.calls_at_once for r in chosen)),
         billed=tuple(r.billed for r in chosen if r.billed.steps),
         evaluations=_evaluations(run),
@@ -210,20 +210,6 @@ def _is_named(run: MeasuredRun, condition: str) -> bool:
 def _share(every: int, steps: int) -> float:
     """Return how often per step a periodic task runs; its last occurrence counts as closing."""
     return (steps - 1) // every / steps if every and steps else 0.0
-
-
-def _run_variance(conditions: Sequence[Measured]) -> float:
-    """Estimate how much runs of a condition differ beyond what their steps explain; 0 for single runs."""
-    squares, freedom, explained = 0.0, 0, 0.0
-    for measured in conditions:
-        mean_s = statistics.fmean(measured.run_means_s)
-        if measured.runs < 2 or not mean_s:
-            continue
-        squares += math.fsum((own / mean_s - 1) ** 2 for own in measured.run_means_s)
-        freedom += measured.runs - 1
-        steps = measured.steps / measured.runs
-        explained += (measured.runs - 1) * statistics.pvariance(measured.step_times_s) / mean_s**2 / steps
-    return max(0.0, (squares - explained) / freedom) if freedom else 0.0
 
 
 def _differences(ours: Tables, theirs: Tables) -> Iterator[str]:

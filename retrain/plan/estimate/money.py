@@ -15,6 +15,7 @@ from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 from retrain.config.prices import Price, price_of
+from retrain.plan.estimate.workload import run_variance
 from retrain.records.layout import RunFiles
 from retrain.records.lines import Row, is_count
 from retrain.records.metrics import read_ends
@@ -162,18 +163,12 @@ def _of_condition(
 
 def _runs_differ(plan: Plan, learned: Learned) -> float:
     """Return how much a condition's runs differ beyond what their steps explain, relative to their mean."""
-    squares, freedom, explained = 0.0, 0, 0.0
+    costs = []
     for condition, run in plan.first_runs().items():
-        price, runs = price_of(run.config), learned.conditions[condition].billed
-        if price is None or len(runs) < 2:
-            continue
-        means = [_mean_usd(one.steps, price) for one in runs]
-        if middle := statistics.fmean(means):
-            squares += math.fsum((mean / middle - 1) ** 2 for mean in means)
-            freedom += len(means) - 1
-            by_steps = (statistics.pvariance(_usd(one.steps, price)) / len(one.steps) for one in runs)
-            explained += (len(means) - 1) * statistics.fmean(by_steps) / middle**2
-    return math.sqrt(max(0.0, squares - explained) / freedom) if freedom else RUNS_DIFFER
+        if (price := price_of(run.config)) is not None:
+            costs.append([_usd(one.steps, price) for one in learned.conditions[condition].billed])
+    variance = run_variance(costs)
+    return RUNS_DIFFER if variance is None else math.sqrt(variance)
 
 
 def _usd(taken: Sequence[Tokens], price: Price) -> list[float]:

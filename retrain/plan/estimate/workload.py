@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -196,3 +197,20 @@ class Pilot:
     @property
     def steps(self) -> int:
         return sum(len(times) for times in self.step_times_s.values())
+
+
+def run_variance(conditions: Iterable[Sequence[Sequence[float]]]) -> float | None:
+    """Return the variance between runs of a condition, over its mean, beyond what their steps explain.
+
+    `conditions` has the values of each run's steps; None while no condition has two runs.
+    """
+    squares, freedom, explained = 0.0, 0, 0.0
+    for runs in conditions:
+        means = list(map(statistics.fmean, runs))
+        if len(means) < 2 or not (middle := statistics.fmean(means)):
+            continue
+        squares += math.fsum((mean / middle - 1) ** 2 for mean in means)
+        freedom += len(means) - 1
+        of_means = statistics.fmean(statistics.pvariance(steps) / len(steps) for steps in runs)
+        explained += (len(means) - 1) * of_means / middle**2
+    return max(0.0, squares - explained) / freedom if freedom else None
