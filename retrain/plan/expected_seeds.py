@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -100,7 +101,7 @@ def _paired(plan: Plan, metric: str, files: CampaignFiles) -> Iterator[list[floa
     values: dict[str, dict[int, float]] = {}
     for run in manifest.runs if manifest else ():
         if run.state == RunState.DONE and run.condition in plan.conditions:
-            value = _value(files, run, metric)
+            value = readable(partial(_value, files, metric), run)
             if value is not None:
                 values.setdefault(run.condition, {})[run.seed] = value
     reference = values.pop(plan.reference, {})
@@ -110,11 +111,8 @@ def _paired(plan: Plan, metric: str, files: CampaignFiles) -> Iterator[list[floa
             yield both
 
 
-def _value(files: CampaignFiles, run: RunEntry, metric: str) -> float | None:
-    try:
-        return value_at_end(files.existing_run(run.run_id), run.result or {}, metric)
-    except RecordsError:
-        return None
+def _value(files: CampaignFiles, metric: str, run: RunEntry) -> float | None:
+    return value_at_end(files.existing_run(run.run_id), run.result or {}, metric)
 
 
 def _expected(most: Most, table: Decide, difference: float, unit: str, sd: float) -> ExpectedSeeds:
