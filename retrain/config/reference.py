@@ -20,6 +20,7 @@ from retrain.config.campaign import Campaign, Condition, Eval
 from retrain.config.keys import LARGEST_COUNT, Normalization, as_toml, keys_of
 from retrain.config.resolve import PLUGINS, RUN_SECTIONS, SECTIONS, sections_of
 from retrain.config.schema import Config
+from retrain.registry.contract import ACCEPTS
 
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 PREFACE = """\
@@ -38,19 +39,6 @@ DIRECTIVE = f"#:schema ./{NAME}"  # the directive that editors' TOML extensions 
 DOTTED = {"type": "string", "pattern": r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$"}
 RUN_KINDS = {key.plugin for _, key in PLUGINS}
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
-_TYPES: dict[str, dict[str, Any]] = {
-    "int": {"type": "integer"},
-    "Count": {"type": "integer", "minimum": 1},
-    "Natural": {"type": "integer", "minimum": 0},
-    "Workers": {"type": "integer", "minimum": 0, "maximum": 1024},
-    "Megabytes": {"type": "integer", "minimum": 64, "maximum": 1 << 20},
-    "float": {"type": "number"},
-    "Positive": {"type": "number", "exclusiveMinimum": 0},
-    "NotNegative": {"type": "number", "minimum": 0},
-    "Fraction": {"type": "number", "minimum": 0, "maximum": 1},
-    "bool": {"type": "boolean"},
-    "str": {"type": "string"},
-}
 
 
 @dataclass(frozen=True)
@@ -216,6 +204,5 @@ def _value(annotation: str) -> dict[str, Any]:
     """Return the JSON Schema of a Python annotation; empty if it is not a plain value."""
     if annotation.startswith("Literal["):
         return {"enum": list(ast.literal_eval(f"({annotation[8:-1]},)"))}
-    if annotation.startswith(("tuple[str", "list[str", "Sequence[str")):
-        return {"type": "array", "items": {"type": "string"}}
-    return dict(_TYPES.get(annotation, {}))
+    plain = annotation.removesuffix(" | None")  # which no file can give
+    return dict(ACCEPTS[plain][0]) if plain in ACCEPTS else {}

@@ -37,25 +37,24 @@ Natural: TypeAlias = Annotated[int, "Natural"]
 Workers: TypeAlias = Annotated[int, "Workers"]  # 0 is one per core
 Megabytes: TypeAlias = Annotated[int, "Megabytes"]  # of a process's memory
 
-NUMBER = (int, float)
 LARGEST = sys.float_info.max  # a whole number in TOML may be larger than any float
-ACCEPTS: Mapping[str, tuple[tuple[type, ...], Callable[[Any], bool], str]] = {
-    "float": (NUMBER, lambda value: abs(value) <= LARGEST, "a finite number"),
-    "Positive": (NUMBER, lambda value: 0 < value <= LARGEST, "a finite number above 0"),
-    "NotNegative": (NUMBER, lambda value: 0 <= value <= LARGEST, "a number of 0 or more"),
-    "Fraction": (NUMBER, lambda value: 0 <= value <= 1, "a number from 0 to 1"),
-    "int": ((int,), lambda value: True, "a whole number"),
-    "Count": ((int,), lambda value: value >= 1, "a whole number of 1 or more"),
-    "Natural": ((int,), lambda value: value >= 0, "a whole number of 0 or more"),
-    "Workers": ((int,), lambda value: 0 <= value <= 1024, "a whole number from 0 to 1024"),
-    "Megabytes": ((int,), lambda value: 64 <= value <= 1 << 20, "a whole number from 64 to 1048576"),
-    "bool": ((bool,), lambda value: True, "true or false"),
-    "str": ((str,), lambda value: True, "a string"),
-    **dict.fromkeys(
-        ("Sequence[str]", "list[str]"),
-        ((list, tuple), lambda value: all(isinstance(one, str) for one in value), "a list of strings"),
-    ),
-    **dict.fromkeys(("Mapping[str, Any]", "dict[str, Any]"), ((dict,), lambda value: True, "a table")),
+NUMBERS = {"number": (int, float), "integer": (int,)}
+TYPES = {**NUMBERS, "boolean": (bool,), "string": (str,), "array": (list, tuple), "object": (dict,)}
+TEXTS = {"type": "array", "items": {"type": "string"}}
+ACCEPTS: Mapping[str, tuple[Mapping[str, Any], str]] = {  # by annotation: JSON Schema, and for messages
+    "float": ({"type": "number"}, "a finite number"),
+    "Positive": ({"type": "number", "exclusiveMinimum": 0}, "a finite number above 0"),
+    "NotNegative": ({"type": "number", "minimum": 0}, "a number of 0 or more"),
+    "Fraction": ({"type": "number", "minimum": 0, "maximum": 1}, "a number from 0 to 1"),
+    "int": ({"type": "integer"}, "a whole number"),
+    "Count": ({"type": "integer", "minimum": 1}, "a whole number of 1 or more"),
+    "Natural": ({"type": "integer", "minimum": 0}, "a whole number of 0 or more"),
+    "Workers": ({"type": "integer", "minimum": 0, "maximum": 1024}, "a whole number from 0 to 1024"),
+    "Megabytes": ({"type": "integer", "minimum": 64, "maximum": 2**20}, "a whole number from 64 to 1048576"),
+    "bool": ({"type": "boolean"}, "true or false"),
+    "str": ({"type": "string"}, "a string"),
+    **dict.fromkeys(("Sequence[str]", "list[str]", "tuple[str, ...]"), (TEXTS, "a list of strings")),
+    **dict.fromkeys(("Mapping[str, Any]", "dict[str, Any]"), ({"type": "object"}, "a table")),
 }
 
 
@@ -190,9 +189,18 @@ def problem_with(plugin: str, known: Sequence[Parameter], key: str, value: objec
     annotation = parameter.annotation.removesuffix(" | None")  # which no file can give
     if annotation not in ACCEPTS:
         return None
-    types, fits, wanted = ACCEPTS[annotation]
-    is_right = type(value) in types and fits(value)  # the very type: true is no number in TOML
-    return None if is_right else f"got {value!r}; needs {wanted}"
+    schema, wanted = ACCEPTS[annotation]
+    return None if _fits(value, schema) else f"got {value!r}; needs {wanted}"
+
+
+def _fits(value: Any, schema: Mapping[str, Any]) -> bool:
+    if type(value) not in TYPES[schema["type"]]:  # the very type: true is no number in TOML
+        return False
+    if schema["type"] not in NUMBERS:
+        return all(_fits(one, schema["items"]) for one in value) if "items" in schema else True
+    above = schema.get("exclusiveMinimum")
+    low, high = schema.get("minimum", above or -LARGEST), schema.get("maximum", LARGEST)
+    return bool(low <= value <= high and (above is None or value > above))
 
 
 def hint(word: str, known: Iterable[str], otherwise: str) -> str:
