@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import bisect
 import math
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from retrain.plan.estimate.bootstrap import Tail
-from retrain.plan.estimate.simulation import Simulation, quantile
+from retrain.plan.estimate.simulation import Simulation, ninth_decile
 from retrain.plan.estimate.workload import Launching, Pilot, RunWork, StepCost, Workload
 from retrain.records.text import about, count_of
 
@@ -123,8 +124,8 @@ def estimate(workload: Workload, pilot: Pilot | None = None, seed: int = 0) -> M
     expected = simulation.expected_s()
     limit, changes = _limit(workload, expected, lambda other: Simulation(other, pilot, seed).expected_s())
     return Makespan(
-        p50_s=quantile(times, 0.5),
-        p90_s=quantile(times, 0.9),
+        p50_s=statistics.median(times),
+        p90_s=ninth_decile(times),
         waves=workload.waves,
         runs=len(workload.runs),
         limited_by=limit,

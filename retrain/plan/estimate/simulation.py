@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
+import statistics
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import TypeAlias
@@ -190,13 +191,9 @@ def _next_end(now: float, times: Sequence[float], done: Sequence[float], ends: E
     return min(at, default=(math.inf, 0))
 
 
-def quantile(values: Sequence[float], q: float) -> float:
-    """Return a quantile, linear between neighbours."""
-    ordered = sorted(values)
-    place = q * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+def ninth_decile(values: Sequence[float]) -> float:
+    """Return the P90 of some values, linear between neighbours."""
+    return statistics.quantiles(values, n=10, method="inclusive")[-1] if len(values) > 1 else values[0]
 
 
 def widened(p50_s: float, p90_s: float, deviation: float) -> float:

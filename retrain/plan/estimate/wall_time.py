@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from retrain.plan.estimate import Change, Makespan, estimate, rule_of_thumb_s
 from retrain.plan.estimate.history import History
 from retrain.plan.estimate.learned import Learned, MeasuredCondition, workload_of
-from retrain.plan.estimate.simulation import quantile, widened
+from retrain.plan.estimate.simulation import ninth_decile, widened
 from retrain.plan.launching import runs_here
 from retrain.plan.matrix import Plan
 from retrain.records.text import about
@@ -46,7 +46,7 @@ def wall_time(plan: Plan, learned: Learned, cores: float) -> WallTime:
     found = replace(found, p90_s=widened(found.p50_s, found.p90_s, learned.crowding.drift))
     alone = learned.history
     actual = tuple(e.actual_s / e.p50_s for e in alone.expectations if e.actual_s and e.p50_s)
-    p90_s = max(found.p90_s, found.p50_s * quantile(actual, 0.9)) if len(actual) >= TELLING else found.p90_s
+    p90_s = max(found.p90_s, found.p50_s * ninth_decile(actual)) if len(actual) >= TELLING else found.p90_s
     crowd = learned.crowding.of(min(plan.workers, len(plan.runs)))
     startup_s, closing_s, launch_s = alone.startup_s, alone.closing_s, alone.launch_s(plan.campaign.launcher)
     median_s = statistics.median(
