@@ -25,7 +25,14 @@ from retrain.config.files import found_below
 from retrain.config.keys import Table, Tables, put, quote, table_at
 from retrain.config.points import Proposal
 from retrain.config.prices import check_prices
-from retrain.config.resolve import DECIDED_BY_CAMPAIGN, flatten, merge, overrides_of, with_default_plugins
+from retrain.config.resolve import (
+    DECIDED_BY_CAMPAIGN,
+    SECTIONS,
+    flatten,
+    merge,
+    overrides_of,
+    with_default_plugins,
+)
 from retrain.config.schema import Config
 from retrain.config.sweep import (
     Variant,
@@ -157,7 +164,7 @@ def parse(
     """Build the Config of raw tables; a ConfigError has one line, `source [section].key: what`, a problem."""
 
     def where(location: Location) -> str:
-        is_set = location in overridden or _is_section_set(given, location, overridden)
+        is_set = location in overridden or _is_made_up(given, location, overridden)
         return f"--set {'.'.join(map(str, location))}" if is_set else f"{source} {place(location)}"
 
     given, launcher = raw, list(check_launcher_tables(raw))
@@ -237,9 +244,10 @@ def _without_effect(
             yield location, f"has no effect, because every condition gives its own {place(inside)}"
 
 
-def _is_section_set(raw: Tables, location: Location, overridden: frozenset[Location]) -> bool:
-    """Whether a section is in no file: overrides gave all that it has."""
-    keys = [key for key, _ in flatten(table_at(raw, str(location[0])))] if len(location) == 1 else []
+def _is_made_up(raw: Tables, location: Location, overridden: frozenset[Location]) -> bool:
+    """Whether a location is a section that does not exist, and that overrides alone gave."""
+    is_section = len(location) == 1 and location[0] not in SECTIONS
+    keys = [key for key, _ in flatten(table_at(raw, str(location[0])))] if is_section else []
     return bool(keys) and all((*location, *key.split(".")) in overridden for key in keys)
 
 
