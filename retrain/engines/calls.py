@@ -11,10 +11,9 @@ import http.client
 import json
 import socket
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -105,45 +104,6 @@ class StreamedCompletion:
         return Drawn(tuple(self.tokens), logprobs, float("nan"), ended)
 
 
-class ServerCall:
-    """One request on a connection of its own."""
-
-    def __init__(self, connection: http.client.HTTPConnection, request: Callable[[], None]) -> None:
-        """Prepare; `request` sends it on the connection."""
-        self._connection, self._request = connection, request
-        self._socket: socket.socket | None = None
-        self._answer: http.client.HTTPResponse | None = None
-        self._lock = threading.Lock()
-        self.is_ended = False
-
-    def send(self) -> http.client.HTTPResponse:
-        """Send the request, and wait for the beginning of the response."""
-        self._connection.connect()
-        with self._lock:
-            self._socket = self._connection.sock
-            if self.is_ended:
-                raise OSError("ended before it was sent")
-        self._request()
-        self._answer = self._connection.getresponse()
-        return self._answer
-
-    def end(self) -> None:
-        """Close the connection: whoever reads from it gets an error. Safe to call twice, from any thread."""
-        with self._lock:
-            self.is_ended = True
-            if self._socket is not None:
-                with suppress(OSError):  # it is closed already
-                    socket.socket.shutdown(
-                        self._socket, socket.SHUT_RDWR
-                    )  # below TLS, which would say goodbye
-
-    def close(self) -> None:
-        """Close the connection, by the thread that reads from it."""
-        if self._answer is not None:  # holds the socket if the server closes it after the response
-            self._answer.close()
-        self._connection.close()
-
-
 class ServerCalls(Client):
     """A client whose calls may be silent for a limited time, but take as long as they need."""
 
@@ -158,7 +118,7 @@ class ServerCalls(Client):
         super().__init__(url, key)
         self._silence_s = silence_s
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._in_flight: set[ServerCall] = set()
+        self._in_flight: set[socket.socket] = set()  # of calls that can be ended
         self._lock = threading.Lock()
         self._is_over = False
 
@@ -196,55 +156,53 @@ class ServerCalls(Client):
         """End the calls in flight that can be ended, and all such calls from now on."""
         with self._lock:
             self._is_over = True
-            in_flight = list(self._in_flight)
-        for call in in_flight:
-            call.end()
+            for own in list(self._in_flight):
+                with suppress(OSError):  # it is closed already
+                    socket.socket.shutdown(own, socket.SHUT_RDWR)  # below TLS, which would say goodbye
 
     @contextmanager
     def _answer(
         self, path: str, body: Mapping[str, Any] | None, *, can_be_ended: bool
     ) -> Iterator[http.client.HTTPResponse]:
         """Return a response whose body is not read yet; errors in reading it become CallErrors."""
-        call = None
-        try:
-            call = self._prepared(path, body)
-            if can_be_ended:
-                with self._lock:
-                    self._in_flight.add(call)
-                    call.is_ended = self._is_over
-            answer = call.send()
-            if not http.client.OK <= answer.status < http.client.MULTIPLE_CHOICES:
-                said = answer.read(LONGEST_REFUSAL)
-                raise self.refusal(said, answer.status, answer.headers.get("Retry-After", ""))
-            yield answer
-        except (http.client.HTTPException, OSError, ValueError) as error:
-            raise self._failed(call, error) from error
-        finally:
-            if call is not None:
-                self._in_flight.discard(call)
-                call.close()
+        headers, text = self._headers, None
+        if body is not None:
+            headers, text = headers | {"Content-Type": "application/json"}, json.dumps(body)
+        with ExitStack() as opened:
+            try:
+                connection = opened.enter_context(closing(self._connection()))
+                connection.connect()
+                if can_be_ended:
+                    opened.callback(self._in_flight.discard, self._begun(connection.sock))
+                where = urlsplit(self._url).path + path
+                connection.request("GET" if text is None else "POST", where, text, headers)
+                # closed as well: it holds the socket if the server closes it after the response
+                answer = opened.enter_context(closing(connection.getresponse()))
+                if not http.client.OK <= answer.status < http.client.MULTIPLE_CHOICES:
+                    said = answer.read(LONGEST_REFUSAL)
+                    raise self.refusal(said, answer.status, answer.headers.get("Retry-After", ""))
+                yield answer
+            except (http.client.HTTPException, OSError, ValueError) as error:
+                if can_be_ended and self._is_over:
+                    raise InterruptedRunError("sampling was cancelled") from error
+                if isinstance(error, TimeoutError):
+                    raise CallError(f"no data for {self._silence_s:g} s", is_timeout=True) from error
+                raise CallError(self.masked(str(error) or type(error).__name__)) from error
 
-    def _prepared(self, path: str, body: Mapping[str, Any] | None) -> ServerCall:
-        address = urlsplit(self._url)
+    def _connection(self) -> http.client.HTTPConnection:
+        address, timeout_s = urlsplit(self._url), self._silence_s
         host, port = address.hostname or "", address.port
         if address.scheme == "https":
-            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                host, port, timeout=self._silence_s, context=tls()
-            )
-        else:
-            connection = http.client.HTTPConnection(host, port, timeout=self._silence_s)
-        url, headers = address.path + path, self._headers
-        if body is None:
-            return ServerCall(connection, partial(connection.request, "GET", url, headers=headers))
-        headers = headers | {"Content-Type": "application/json"}
-        return ServerCall(connection, partial(connection.request, "POST", url, json.dumps(body), headers))
+            return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=tls())
+        return http.client.HTTPConnection(host, port, timeout=timeout_s)
 
-    def _failed(self, call: ServerCall | None, error: Exception) -> Exception:
-        if call is not None and call.is_ended:
-            return InterruptedRunError("sampling was cancelled")
-        if isinstance(error, TimeoutError):
-            return CallError(f"no data for {self._silence_s:g} s", is_timeout=True)
-        return CallError(self.masked(str(error) or type(error).__name__))
+    def _begun(self, own: socket.socket) -> socket.socket:
+        """Return the socket of a call, which `end_calls` finds from now on."""
+        with self._lock:
+            if self._is_over:
+                raise OSError("ended before it was sent")
+            self._in_flight.add(own)
+        return own
 
 
 def _parts(answer: http.client.HTTPResponse) -> Iterator[bytes]:

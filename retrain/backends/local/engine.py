@@ -8,13 +8,12 @@ import secrets
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
@@ -25,7 +24,7 @@ from retrain.backends.local.files import ADAPTER, save_weights
 from retrain.backends.local.loading import Policy
 from retrain.backends.local.logprob_check import reject_other_policy, reject_unknown
 from retrain.backends.local.next_token import Cut
-from retrain.backends.progress import CallsProgress
+from retrain.backends.progress import CallsProgress, Tell
 from retrain.engines import Drawn, Ids, LostAdaptersError
 from retrain.engines.calls import Wanted
 from retrain.engines.metrics import EngineWatch
@@ -34,7 +33,6 @@ from retrain.engines.shared_server import RESTARTING, STARTING, ServerState, Sha
 from retrain.engines.vllm import START_S, vllm_server
 from retrain.errors import ConfigError, InfrastructureError, InterruptedRunError
 
-T = TypeVar("T")
 MOST_CALLS = 32  # at the same time, for one batch
 CRASHES = 3  # of a server of ours, that one call survives
 
@@ -145,7 +143,7 @@ class EngineSampler:
             due=sampling.due,
         )
         with self._progress.call() as tell:
-            return self._ask(partial(Engine.complete, wanted=wanted, observe=tell))
+            return self._ask(wanted, tell)
 
     @contextmanager
     def making_room(self) -> Iterator[None]:
@@ -191,7 +189,7 @@ class EngineSampler:
         verb = state.state if state.state in (STARTING, RESTARTING) else "waiting for"
         self._spec.observe(StartProgress(f"{verb} vLLM", waited_s))
 
-    def _ask(self, ask: Callable[[Engine, str], T]) -> tuple[Served, T]:
+    def _ask(self, wanted: Wanted, tell: Tell) -> tuple[Served, dict[int, list[Drawn]]]:
         """Make a call with the adapters published last, which stay loaded until it is answered.
 
         A server that was restarted has lost the adapters. One that is ours to start is waited for.
@@ -202,7 +200,7 @@ class EngineSampler:
                 if self._options.engine_sleep:
                     engine.wake_up()
                 with self._lending() as served:
-                    return served, ask(engine, served.name)
+                    return served, engine.complete(served.name, wanted, tell)
             except LostAdaptersError:
                 if failures > 1:
                     raise
