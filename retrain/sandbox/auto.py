@@ -10,7 +10,11 @@ from retrain.sandbox import Sandbox, SandboxError
 
 @cache
 def open_sandbox() -> Sandbox:
-    """Return bubblewrap if nothing gets out of it here, else a process with limits."""
+    """Return bubblewrap if nothing gets out of it here, else a process with limits.
+
+    Raises:
+        ConfigError: there is no directory for the files that every sandbox needs.
+    """
     from retrain.sandbox import bubblewrap, process  # not at the top: every plan reads this file
     from retrain.sandbox.cell import holes
 
@@ -21,4 +25,7 @@ def open_sandbox() -> Sandbox:
                 return found
         except (ConfigError, SandboxError):
             continue  # not installed, or no namespaces for this user
+        except FileNotFoundError as error:
+            what = "programs need a directory for temporary files"
+            raise ConfigError(f"{what} ({error.strerror}); make one writable, or set TMPDIR") from error
     return process.open_sandbox()

@@ -21,7 +21,7 @@ from retrain.errors import ConfigError
 from retrain.rewards import Answer, Outcome, Score, python
 from retrain.rewards.python.scorer import ProgramRunner, ProgramScorer
 from retrain.rollouts import Prompt
-from retrain.sandbox import Sandbox, SandboxError, choose, inside
+from retrain.sandbox import Sandbox, SandboxError, auto, choose, inside
 from retrain.sandbox.cell import Cell, holes
 from tests.conftest import temporary_files_in
 from tests.namespaces import BUBBLEWRAP
@@ -228,7 +228,7 @@ def test_only_byte_code_for_another_version_is_compiled_anew(
 
 
 def test_auto_takes_what_the_self_test_proves(monkeypatch: pytest.MonkeyPatch) -> None:
-    from retrain.sandbox import auto, bubblewrap
+    from retrain.sandbox import bubblewrap
 
     monkeypatch.setattr(bubblewrap, "executable", lambda: None)
     auto.open_sandbox.cache_clear()
@@ -247,6 +247,15 @@ def test_a_command_runs_the_program_and_this_machine_the_tests_of_which_it_warns
     program = "import os\ndef is_inside(): return 'INSIDE' in os.environ"
     prompt = Prompt(0, "?", tests)
     assert python.score(program, prompt, sandbox="command", sandbox_options=options) == 1.0
+
+
+def test_auto_says_that_temporary_files_have_no_place(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    auto.open_sandbox.cache_clear()
+    with pytest.raises(ConfigError, match=r"programs need a directory for temporary files .*set TMPDIR"):
+        auto.open_sandbox()
 
 
 @pytest.mark.parametrize("command", [["no-such-command"], ["false"]])
