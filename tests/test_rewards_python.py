@@ -18,7 +18,7 @@ from retrain.errors import ConfigError
 from retrain.event_loop import result_of
 from retrain.plan.matrix import plan_runs
 from retrain.plan.preflight import preflight, sandboxes_of
-from retrain.rewards import Answer, BatchScorer, Outcome, Score, python
+from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError, python
 from retrain.rewards.opening import open_reward
 from retrain.rewards.python.scorer import are_alike, program_of
 from retrain.rollouts import Prompt
@@ -289,6 +289,19 @@ def test_a_reward_that_processes_call_runs_programs_in_the_chosen_sandbox(
         (found,) = result_of(scorer.score_all([Answer(READS, Prompt(0, "add", CASES))]))
     assert found == Score(1.0)
     assert (tmp_path / "used").exists()
+
+
+@pytest.mark.parametrize(
+    ("tests", "form", "said"),
+    [
+        ("[" * 100_000, "stdio", "the answer is not a JSON list"),
+        ("f" + ".a" * 30_000, "asserts", "not Python that can be run as tests: ."),
+        ("assert f() == " + "-" * 100_000 + "1", "asserts", "not Python that can be run as tests: ."),
+    ],
+)
+def test_tests_that_python_cannot_read_leave_a_completion_unscored(tests: str, form: str, said: str) -> None:
+    with pytest.raises(UnscoredError, match=said):
+        python.score(RIGHT, Prompt(0, "?", tests), tests=form, workers=1)
 
 
 def test_parameters_out_of_range_are_told() -> None:

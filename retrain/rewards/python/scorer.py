@@ -217,7 +217,7 @@ def cases_of(answer: str) -> list[tuple[str, str]]:
     """Return the inputs and outputs of an answer; raise UnscoredError if there are none."""
     try:
         cases = [(str(case["input"]), str(case["output"])) for case in json.loads(answer)]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise UnscoredError(f'the answer is not a JSON list of {{"input", "output"}}: {error}') from error
     if not cases:
         raise UnscoredError("the answer contains no test cases")
@@ -233,8 +233,9 @@ def checked_tests(tests: str) -> int:
     try:
         tree = ast.parse(tests)
         compile(tree, "tests.py", "exec")
-    except (SyntaxError, ValueError) as error:
-        raise UnscoredError(f"the answer is not Python that can be run as tests: {error}") from error
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two: nested too deeply
+        why = str(error) or "nested too deeply"
+        raise UnscoredError(f"the answer is not Python that can be run as tests: {why}") from error
     if not tests.strip():
         raise UnscoredError("the answer contains no tests")
     return sum(isinstance(node, ast.Assert) for node in tree.body)
