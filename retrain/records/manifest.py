@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
@@ -36,6 +37,7 @@ SCHEMA_VERSION = 2  # 1 had no `settled`
 
 Marks = tuple[tuple[int, int] | None, ...]  # of NAMES: bytes, time of the last change in ns; None: not there
 NAMES = ("done.json", "attempts.jsonl", "metrics.jsonl")
+_COMMIT = re.compile(r"^# branch\.oid ([0-9a-f]+)$", re.MULTILINE)
 GIT_TIMEOUT_S = 5.0  # a huge or remote work tree must not hold up a campaign
 
 
@@ -267,19 +269,13 @@ def _summarize(entry: RunEntry, files: RunFiles, seen: Inspection, marks: Marks)
 
 def git_state(directory: Path) -> GitState | None:
     """Return a directory's git state; None outside a repository, without git, or if git takes too long."""
-    commit = _git(directory, "rev-parse", "--verify", "HEAD")
-    changes = _git(directory, "status", "--porcelain", "--untracked-files=no") if commit else None
-    return GitState(commit.strip(), bool(changes.strip())) if commit and changes is not None else None
-
-
-def _git(directory: Path, *arguments: str) -> str | None:
     import subprocess  # not at the top: costs 8 ms, and readers of a manifest never need it
 
     # without optional locks, because reading a repository must not block a commit
-    command = ["git", "--no-optional-locks", "-C", str(directory), *arguments]
+    command = ["git", "--no-optional-locks", "-C", str(directory), "status", "--porcelain=v2", "--branch"]
     try:
         asked = subprocess.run(
-            command,
+            [*command, "--untracked-files=no"],
             capture_output=True,
             check=False,
             timeout=GIT_TIMEOUT_S,
@@ -289,4 +285,6 @@ def _git(directory: Path, *arguments: str) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return asked.stdout if asked.returncode == 0 else None
+    commit = _COMMIT.search(asked.stdout)  # none before the first commit
+    is_dirty = any(not line.startswith("#") for line in asked.stdout.splitlines())
+    return GitState(commit[1], is_dirty) if commit and asked.returncode == 0 else None
