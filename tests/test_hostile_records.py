@@ -24,7 +24,7 @@ from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.lines import append_line, read_records
 from retrain.records.manifest import new_manifest, read_manifest, write_manifest
 from retrain.records.metrics import MetricsWriter, read_ends
-from retrain.records.provenance import Provenance, read_provenance, write_provenance
+from retrain.records.provenance import Provenance, known_origin, write_provenance
 from retrain.records.run_row import PlannedRun
 from retrain.records.run_state import (
     Progress,
@@ -57,7 +57,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "spend.json": lambda path: read_spending(RunFiles(path.parent)),
     "decision.jsonl": read_looks,
     "search.jsonl": lambda path: read_records(path, Rung),
-    "origin.json": lambda path: read_provenance(CampaignFiles(path.parent)),
+    "origin.json": lambda path: known_origin(CampaignFiles(path.parent)),
     "permits.json": lambda path: FileSemaphore.inspect(path.parent),
     "adaptive.json": lambda path: _permits(path.parent).observe(CallFacts("sample", 0.1, overloaded=True)),
     "retrain.json": lambda path: read_published(path.parent),

@@ -58,27 +58,16 @@ def write_provenance(files: CampaignFiles, origin: Provenance) -> None:
     write_json(files.origin, asdict(origin))
 
 
-def read_provenance(files: CampaignFiles) -> Provenance:
-    """Read origin.json; raise RecordsError if it is missing or damaged."""
-    found = read_json(files.origin)
-    if found is None:
-        raise RecordsError(f"{files.origin}: is missing")
-    try:
-        return _parse(found)
-    except ValueError as error:
-        raise RecordsError(f"{files.origin}: is damaged ({error!r})") from error
-
-
 def known_origin(files: CampaignFiles) -> tuple[Provenance, str]:
     """Read origin.json, or rebuild it from the runs; return it and the problem with the file, "" for none."""
-    try:
-        return read_provenance(files), ""
-    except RecordsError:
-        lost = "is damaged" if files.origin.exists() else "is missing"
-        table = _campaign_table(files)
-        found = _from_runs(files) or _from_directory(files, table)
-        options = table.get(found.launcher)
-        return replace(found, options=options if isinstance(options, dict) else {}), f"{files.origin}: {lost}"
+    with suppress(RecordsError, ValueError):
+        if (written := read_json(files.origin)) is not None:
+            return _parse(written), ""
+    lost = "is damaged" if files.origin.exists() else "is missing"
+    table = _campaign_table(files)
+    found = _from_runs(files) or _from_directory(files, table)
+    options = table.get(found.launcher)
+    return replace(found, options=options if isinstance(options, dict) else {}), f"{files.origin}: {lost}"
 
 
 def working_directories(files: CampaignFiles, origin: Provenance) -> list[Path]:
