@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -17,20 +17,18 @@ from retrain.errors import ConfigError
 from retrain.plan.matrix import Plan, RunPlan, plan_runs
 from retrain.plan.search import WON, Climb, climb, fresh_plan, most_runs, stages_of
 from retrain.records.layout import RunFiles
+from retrain.records.lines import append_line, read_records
 from retrain.records.run_row import PlannedRun, RunRow, read_row
 from retrain.records.run_state import RunState, begin_attempt, end_attempt, rung_of
 from retrain.records.rungs import (
     Proposed,
     Rung,
     Searched,
-    append_proposals,
-    append_rung,
     as_decided,
     as_expected,
     is_settled,
     lines_of_search,
     read_proposals,
-    read_rungs,
     read_wait,
     why_to_wait,
     write_wait,
@@ -152,10 +150,10 @@ def test_a_rung_that_was_decided_stands(tmp_path: Path) -> None:
     known = (Rung(10, scores, ("maxrl lr=0.0001", "maxrl lr=0.001")),)
     found = climbed(plan, {run.run_id: 20 for run in plan.runs}, known)
     assert found.winner == "maxrl lr=0.001"
-    append_rung(tmp_path / "search.jsonl", known[0])
+    append_line(tmp_path / "search.jsonl", asdict(known[0]))
     with (tmp_path / "search.jsonl").open("a") as file:
         file.write('{"step": 20, "scores": {}, "kept": []}\n{"torn')
-    assert read_rungs(tmp_path / "search.jsonl") == known
+    assert read_records(tmp_path / "search.jsonl", Rung) == known
 
 
 def test_rungs_that_are_changed_between_two_of_them_apply_to_the_steps_ahead(tmp_path: Path) -> None:
@@ -391,7 +389,7 @@ def test_what_a_sampler_proposed_is_told(tmp_path: Path) -> None:
     found = Searched("mean_reward", "a", (0,), sampler="optuna:tpe", proposed=4, to_come=8)
     assert list(lines_of_search(found)) == ["search: optuna:tpe proposed 4 conditions, 8 more follow"]
     path, rounds = tmp_path / "proposals.jsonl", (Proposed({"a": 0.5, "b": None}, (Proposal({"k": 1}, 2),)),)
-    append_proposals(path, rounds[0])
+    append_line(path, asdict(rounds[0]))
     with path.open("a") as file:
         file.write('{"told": {}, "proposals": [{"number": 1}]}\n{"torn')
     assert read_proposals(path) == rounds

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -33,15 +34,15 @@ from retrain.records.decision import (
 )
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles
+from retrain.records.lines import append_line, read_records
 from retrain.records.manifest import RunEntry
 from retrain.records.metrics import seal_of
 from retrain.records.run_state import RunState, end_as_done, read_attempts, read_done, write_done
 from retrain.records.rungs import (
+    Rung,
     Searched,
-    append_rung,
     lines_of_search,
     read_proposals,
-    read_rungs,
     write_wait,
 )
 from retrain.records.spending import read_spending
@@ -198,11 +199,11 @@ class Rungs:
         def value_of(run: RunPlan, step: int) -> tuple[bool, float | None]:
             return self._value(entries[run.run_id], step, over)
 
-        known = read_rungs(self._files.rungs)
+        known = read_records(self._files.rungs, Rung)
         left = to_come(self._table, read_proposals(self._files.proposals))
         found = climb(self._plan, self._table, known, value_of, left)
         for one in found.rungs[len(known) :]:
-            append_rung(self._files.rungs, one)
+            append_line(self._files.rungs, asdict(one))
         waits = found.waits.items()
         self.promoted = {run_id for run_id, step in waits if write_wait(self._files.run(run_id).rung, step)}
         self._end(found.over, entries)

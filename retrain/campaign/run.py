@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -28,18 +28,14 @@ from retrain.locks.held import holder
 from retrain.plan.launching import options_of
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.plan.preflight import check_servers
-from retrain.records.files import (
-    make_new_directory,
-    open_log,
-    remove_file,
-    write_atomic,
-)
+from retrain.records.files import make_new_directory, open_log, remove_file, write_atomic
 from retrain.records.layout import (
     CampaignFiles,
     create_directory,
     is_single_run,
     open_campaign,
 )
+from retrain.records.lines import append_line
 from retrain.records.provenance import (
     Provenance,
     digest,
@@ -48,7 +44,7 @@ from retrain.records.provenance import (
     write_provenance,
 )
 from retrain.records.run_state import rename_done
-from retrain.records.rungs import all_of, append_proposals, read_proposals
+from retrain.records.rungs import all_of, read_proposals
 
 PAUSE_S = 0.02
 
@@ -288,7 +284,7 @@ def _add_proposals(campaign: CampaignRun, told: Mapping[str, float | None]) -> N
     if table is None:
         return
     found = propose(campaign.plan, table, read_proposals(files.proposals), told, campaign.notice)
-    append_proposals(files.proposals, found)
+    append_line(files.proposals, asdict(found))
     if not found.proposals:
         campaign.notice(
             f"{table.sampler} proposes nothing else, so the search goes on with what it proposed so far"

@@ -8,14 +8,14 @@ first value on, proposes the same. They are written before any of them runs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from retrain.config.points import Proposal
 from retrain.records.decision import Decision
 from retrain.records.files import read_json, readable, remove_file, write_json
 from retrain.records.layout import RunFiles
-from retrain.records.lines import append_line, read_records
+from retrain.records.lines import read_records
 from retrain.records.run_row import AT_RUNG, RunRow
 from retrain.records.run_state import WAITING, WAITS, RunState, read_progress
 from retrain.records.text import count_of, number, plain
@@ -68,16 +68,6 @@ def is_settled(searched: Searched | None, decision: Decision | None) -> bool:
     return decision.ended != "" if decision else searched is None
 
 
-def read_rungs(path: Path) -> tuple[Rung, ...]:
-    """Read search.jsonl; lines that are no rungs are skipped."""
-    return read_records(path, Rung)
-
-
-def append_rung(path: Path, one: Rung) -> None:
-    """Write a rung."""
-    append_line(path, asdict(one))
-
-
 @dataclass(frozen=True)
 class Proposed:
     """One round of proposals."""
@@ -89,11 +79,6 @@ class Proposed:
 def read_proposals(path: Path) -> tuple[Proposed, ...]:
     """Read proposals.jsonl; lines that are no round are skipped."""
     return read_records(path, Proposed)
-
-
-def append_proposals(path: Path, one: Proposed) -> None:
-    """Write a round."""
-    append_line(path, asdict(one))
 
 
 def all_of(rounds: Sequence[Proposed]) -> tuple[Proposal, ...]:

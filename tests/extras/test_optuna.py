@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -20,8 +20,9 @@ from retrain.errors import EXIT_DONE, ConfigError
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.plan.proposals import DIFFERS, SAMPLERS, propose, to_come
 from retrain.records.layout import CampaignFiles
+from retrain.records.lines import append_line
 from retrain.records.manifest import read_manifest
-from retrain.records.rungs import Proposed, all_of, append_proposals, read_proposals
+from retrain.records.rungs import Proposed, all_of, read_proposals
 from retrain.report.contents import contents
 from retrain.report.gather import gather
 from tests.explained import explained
@@ -233,7 +234,7 @@ def test_kills_at_any_time_change_neither_the_proposals_nor_the_winner(undisturb
 
     stored = start(path)  # and killed between its proposals and their runs
     files = CampaignFiles(stored.directory)
-    append_proposals(files.proposals, rounds[0])
+    append_line(files.proposals, asdict(rounds[0]))
     assert reopen(stored.directory).execute().exit_code == EXIT_DONE
     assert found_in(stored.directory) == expected
 
