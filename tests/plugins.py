@@ -114,3 +114,14 @@ class AsksToStop:
         self.STOP.set()
         self.turns += 1
         return "=", 0.0, self.turns == 2
+
+
+CALLS_LEFT: list[None] = []  # of the reward below, until the run is asked to stop
+
+
+def asks_to_stop(completion: str, prompt: Prompt) -> float:
+    if CALLS_LEFT:
+        CALLS_LEFT.pop()
+        if not CALLS_LEFT:
+            AsksToStop.STOP.set()
+    return float(len(completion) % 2)

@@ -23,7 +23,7 @@ from retrain.records.files import record_of
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_row import PlannedRun, read_row
-from retrain.records.run_state import read_done
+from retrain.records.run_state import read_attempts, read_done
 from retrain.records.samples import OutcomesWriter, read_outcomes
 from retrain.render.status import warnings
 from retrain.report.contents import signs
@@ -31,7 +31,7 @@ from retrain.report.gather import gather
 from retrain.report.sides import Side
 from retrain.trainer.eval_schedule import WINDOW, Falling
 from retrain.trainer.evaluation import standard_error
-from tests.plugins import AsksToStop
+from tests.plugins import CALLS_LEFT, AsksToStop
 from tests.stopping import StopAfterStep
 from tests.test_trainer import SMALL, make_run, train, without_times
 
@@ -295,3 +295,18 @@ def test_a_falling_evaluation_is_shown_by_status_and_report(tmp_path: Path) -> N
     assert "but " + says in "".join(str(line) for line in warnings([row]))
     run = dataclasses.replace(gather(files.directory).runs[0])
     assert [sign for sign in signs([Side("a", (run,))]) if says in sign]
+
+
+@pytest.mark.parametrize("step", [2, 6])
+def test_no_evaluation_begins_after_a_stop_and_the_next_attempt_makes_it(tmp_path: Path, step: int) -> None:
+    """A job that a cluster ends soon would lose the step, and those since its last checkpoint, to it."""
+    raw = with_evals(HARD, reward={"reward": "tests.plugins.asks_to_stop"})
+    whole, stopped = train(tmp_path / "whole", raw), make_run(tmp_path / "stopped", raw)
+    AsksToStop.STOP.clear()
+    CALLS_LEFT.extend([None] * 12 * step)  # until the end of the step
+    assert worker.run(stopped.directory, AsksToStop.STOP) == 130
+    assert [len(rows_of(stopped)), rows_of(stopped, "hard")[-1]] == [step, {}]
+    assert "left to the next attempt; a checkpoint was saved" in read_attempts(stopped.attempts)[-1].message
+    assert worker.run(stopped.directory, threading.Event()) == 0
+    assert rows_of(stopped, "hard") == rows_of(whole, "hard")
+    assert outcomes(stopped) == outcomes(whole)

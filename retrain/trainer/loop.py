@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import NoReturn, TypeAlias
+from typing import NoReturn
 
 from retrain.backends import Backend, Sampling
 from retrain.clock import utc_now
@@ -37,8 +37,6 @@ from retrain.trainer.source import AsyncSource, open_source
 from retrain.trainer.step_meter import StepMeter
 from retrain.trainer.turn_sampling import PlaySeeds
 from retrain.trainer.updates import Updates, WarmUpUpdates
-
-TakenStep: TypeAlias = tuple[StepRow, list[KeptSample]]  # what to record of a step
 
 
 @dataclass(eq=False)
@@ -89,22 +87,22 @@ class Trainer:
         """
         self._warm_up()
         if self._owes_evaluation:
-            if why := self.budget.why_to_stop(self._evals.due(self.step), is_step=False):
+            if why := self._why_to_leave(self._evals.due(self.step)):
                 self._stop(why)
             self.journal.complete(self.step, self._evals.of_step(self.step).columns())
             self._owes_evaluation = False
         if self.step == 0:
-            self._stop_if_spent(self._evals.due(0), is_step=False)
+            self._stop_if_due(self._evals.due(0), is_step=False)
             self._evals.of_step(0)
         while self.step < self._training.max_steps:
             load = self._wait_for_machine()
             self._source.end_at(read_wait(self.files.rung) or self._training.max_steps)
-            self._stop_if_asked()
-            self._stop_if_spent(self._evals.due(self.step + 1))
+            self._stop_if_due(self._evals.due(self.step + 1))
             try:
                 row, shown = self._next_step(load)
             except InterruptedRunError:  # the backend gave up the step
-                self._stop_if_asked()
+                if self.stop.is_set():
+                    self._stop()
                 raise
             self.step += 1
             self.budget.took_step(row.rollouts.batch_size * row.rollouts.group_size, self._updates.billed)
@@ -112,13 +110,13 @@ class Trainer:
             if is_due(self._training.save_every, self.step):
                 self.save()
         self.save()
-        self._stop_if_spent(self._evals.due(self.step), is_step=False)
+        self._stop_if_due(self._evals.due(self.step), is_step=False)
         return self._evals.of_step(self.step, at_end=True).columns()
 
     def _record(self, row: StepRow, shown: list[KeptSample]) -> None:
         """Write a step's row with the evaluations that are due; after a stop, the next attempt adds them."""
         self._evals.trained(row.rollouts.mean_reward)
-        stopped = self.budget.why_to_stop(self._evals.due(self.step), is_step=False)
+        stopped = self._why_to_leave(self._evals.due(self.step))
         try:
             if not stopped:
                 made = self._evals.of_step(self.step)
@@ -129,10 +127,9 @@ class Trainer:
         self.journal.row(row)
         self.journal.samples(self.step, shown)
         if stopped:
-            self._stop_if_asked()
             self._stop(stopped)
 
-    def _next_step(self, load: ThrottleState | None) -> TakenStep:
+    def _next_step(self, load: ThrottleState | None) -> tuple[StepRow, list[KeptSample]]:
         """Take one step; retry it with a smaller size if it does not fit in memory."""
         while True:
             size = self._control.next_size(load)
@@ -143,7 +140,7 @@ class Trainer:
                     raise
                 self._source.put_back()
 
-    def _take_step(self, size: StepSize) -> TakenStep:
+    def _take_step(self, size: StepSize) -> tuple[StepRow, list[KeptSample]]:
         """Sample, reward, estimate advantages, transform them, update, observe; return what to record."""
         algorithm, progress = self.algorithm, self.step / self._training.max_steps
         self._seeds.begin(self.step)
@@ -218,8 +215,7 @@ class Trainer:
         with MetricsWriter(self.files.warmup, self.journal.attempt) as rows:
             while self._warmed < steps:
                 self._wait_for_machine()
-                self._stop_if_asked()
-                self._stop_if_spent()
+                self._stop_if_due()
                 self.journal.phase(f"warm-up {self._warmed + 1} of {steps}", 0)
                 row = warmup.step(self._warmed + 1)
                 self.budget.took_step()
@@ -283,11 +279,15 @@ class Trainer:
     def _show_pause(self, state: ThrottleState) -> None:
         self.journal.phase(f"paused: {state.reason}", self.step)
 
-    def _stop_if_asked(self) -> None:
-        if self.stop.is_set():
-            self._stop()
+    def _why_to_leave(self, due: Sequence[Due]) -> str:
+        """Return why the next attempt makes the evaluations that are due; "" if this one does."""
+        if due and self.stop.is_set():  # they may take longer than this process has left
+            return "its evaluations are left to the next attempt"
+        return self.budget.why_to_stop(due, is_step=False)
 
-    def _stop_if_spent(self, due: Sequence[Due] = (), *, is_step: bool = True) -> None:
+    def _stop_if_due(self, due: Sequence[Due] = (), *, is_step: bool = True) -> None:
+        if (due or is_step) and self.stop.is_set():
+            self._stop()
         waits = why_to_wait(self.files.rung, self.step)
         if why := waits or self.budget.why_to_stop(due, is_step=is_step):
             self._stop(why)
