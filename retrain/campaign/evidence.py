@@ -231,11 +231,13 @@ class Rungs:
         files, metric = self._files.run(run.run_id), self._table.metric
         if run.state == RunState.RUNNING:
             return False, None
+        value: float | None = None
         if step:
-            is_there, value = value_at_step(files, metric, step)
-        else:
-            is_there = run.state == RunState.DONE
-            value = value_at_end(files, run.result or {}, metric) if is_there else None
+            read_there = partial(value_at_step, metric=metric, step=step)
+            is_there, value = readable(read_there, files, self._roll_up.notice) or (False, None)
+        elif is_there := run.state == RunState.DONE:
+            read_end = partial(value_at_end, result=run.result or {}, metric=metric)
+            value = readable(read_end, files, self._roll_up.notice)
         return is_there or run.run_id in over, value
 
     def _end(self, over: Mapping[str, str], entries: Mapping[str, RunEntry]) -> None:

@@ -88,7 +88,7 @@ def all_of(rounds: Sequence[Proposed]) -> tuple[Proposal, ...]:
 
 def write_wait(path: Path, step: int) -> bool:
     """Set the step after which a run waits, 0 for none; return whether that changes anything."""
-    if read_wait(path) == step:
+    if readable(read_wait, path) == step:  # a damaged one is written again
         return False
     if step:
         write_json(path, {"step": step})

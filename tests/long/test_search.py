@@ -211,6 +211,32 @@ def have_begun(directory: Path, attempts: int) -> bool:
     return sum(path.read_text().count('"begin"') for path in paths) >= attempts
 
 
+class CrashAtRung(Observer):
+    """Ends the orchestrator before the runs that go on at a rung have started."""
+
+    def asked(self, runs: Sequence[RunPlan]) -> None:
+        raise Crash
+
+
+@pytest.mark.parametrize("damaged", ["metrics.jsonl", "rung.json"])
+def test_damaged_records_of_one_run_hold_up_no_search(undisturbed: Path, here: Path, damaged: str) -> None:
+    path = here / "search.toml"
+    path.write_text(SEARCH)
+    campaign = start(path, observer=CrashAtRung())
+    with pytest.raises(Crash):
+        campaign.execute()
+    run = campaign.files_of("maxrl-bonus-0.2_s5")
+    if damaged == "rung.json":
+        run.rung.write_text("{")
+    else:
+        run.metrics.unlink()
+        run.metrics.mkdir()
+    outcome = reopen(campaign.directory).execute()
+    left = [run_id for run_id, state in outcome.states.items() if state is not RunState.DONE]
+    assert left == ["maxrl-bonus-0.2_s5"] * (damaged == "metrics.jsonl")
+    assert found_of(campaign.directory)[0].winner == found_of(undisturbed)[0].winner
+
+
 def test_a_search_goes_on_from_its_files_without_a_manifest(undisturbed: Path, here: Path) -> None:
     directory = Path(shutil.copytree(undisturbed, here / "search"))
     expected = found_of(directory)
