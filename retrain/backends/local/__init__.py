@@ -58,6 +58,12 @@ MOST_GB = 100_000
 TOKENS = f"a whole number of tokens from 1 to {MOST_TOKENS}"
 
 
+def _is_server(value: object) -> bool:
+    from retrain.http_client import is_address  # not at the top: it takes 20 ms, and few runs have a server
+
+    return isinstance(value, str) and is_address(value) and not value.rstrip("/").endswith("/v1")
+
+
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
     """How a model is loaded, sampled and trained on this machine."""
@@ -102,9 +108,7 @@ class LocalOptions:
         "torch", "vllm", "openai"
     )  # sampler: torch (in this process), vllm (a server that runs here share), openai (your server)
     engine_url: str = option(
-        "",
-        lambda value: isinstance(value, str) and bool(re.match(r"https?://[^/]", value)),
-        "an address such as 'http://127.0.0.1:8000'",
+        "", _is_server, "an address without /v1, such as 'http://127.0.0.1:8000'"
     )  # server address, without /v1
     engine_adapters: str = ""  # directory shared by server and trainer; empty: a temporary one
     engine_reload: str = "/v1/load_lora_adapter"  # vLLM; SGLang: /load_lora_adapter

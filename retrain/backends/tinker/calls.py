@@ -15,7 +15,7 @@ from retrain.backends.metering import NOTHING
 from retrain.backends.tinker import TinkerOptions
 from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe, is_overload, is_refused_unbilled
 from retrain.backends.tinker.outages import Outages
-from retrain.controllers.permits import WAITED_S, CallFacts
+from retrain.controllers.permits import WAITED_S
 from retrain.errors import ConfigError, InfrastructureError, RunFailedError
 from retrain.records.spending import Tokens
 
@@ -33,7 +33,7 @@ class ApiCalls:
     """One run's API calls, without blocking the event loop."""
 
     def __init__(self, spec: BackendSpec, options: TinkerOptions) -> None:
-        self._meter, self._permit, self._observe_call = spec.meter, spec.permit, spec.observe_call
+        self._meter, self._permit = spec.meter, spec.permit
         self.outages = Outages(spec.observe, spec.observe_call)
         self.options = options
         self._in_flight: set[asyncio.Event] = set()  # set at the end of a call
@@ -151,15 +151,11 @@ class ApiCalls:
                 result = await self._in_time(operation)
             except FAULTS as error:
                 if isinstance(error, TimeoutError) or (is_overload(error) and not call.is_disturbed):
-                    self._report(call.facts(overloaded=True))
+                    self.outages.report(call.facts(overloaded=True))
                 raise
             if not call.is_disturbed:
-                self._report(call.facts(waited=waited_s > WAITED_S))
+                self.outages.report(call.facts(waited=waited_s > WAITED_S))
             return result
-
-    def _report(self, facts: CallFacts) -> None:
-        if self._observe_call is not None:
-            self._observe_call(facts)
 
     async def _in_time(self, operation: Callable[[], Awaitable[T]]) -> T:
         """Run an operation with the timeout, which stands still while the API has paused all calls."""

@@ -118,8 +118,13 @@ class Outages:
         if call is None or call.is_over:  # the SDK's heartbeat goes on after the call that began it
             return
         call.is_disturbed = True
-        if is_load and self._observe_call is not None:
-            self._observe_call(call.facts(overloaded=True))
+        if is_load:
+            self.report(call.facts(overloaded=True))
+
+    def report(self, facts: CallFacts) -> None:
+        """Tell what a call says of the API's load."""
+        if self._observe_call is not None:
+            self._observe_call(facts)
 
     @contextlib.contextmanager
     def request(self, *, is_poll: bool) -> Iterator[None]:
