@@ -131,6 +131,15 @@ def test_a_failed_run_shows_the_last_line_of_its_error(campaign):
     assert found.conditions[0].failed == 1
 
 
+@pytest.mark.parametrize(("ending", "flag"), [("failed", " --failed"), ("infrastructure", "")])
+def test_failed_runs_go_on_with_a_flag_and_those_of_a_failed_machine_without(campaign, ending, flag):
+    for planned in PLANNED:
+        begin_attempt(campaign.run(planned.run_id).attempts)
+        end_attempt(campaign.run(planned.run_id).attempts, 1, ending)
+    found = _only(campaign)
+    assert (found.state, found.resume_with) == ("failed", f"retrain resume {campaign.directory}{flag}")
+
+
 def test_a_run_that_died_without_a_word_shows_the_end_of_its_output(campaign):
     run = campaign.run("grpo_s1")
     begin_attempt(run.attempts)

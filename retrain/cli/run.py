@@ -98,7 +98,7 @@ def carry_out(
 
 def finish(outcome: CampaignOutcome, *, as_json: bool) -> None:
     """Print the result table and exit with the campaign's exit code."""
-    from retrain.render.status import show
+    from retrain.render.status import resume_lines, show
     from retrain.render.tables import console, messages, print_result, reader_may_leave
     from retrain.status import survey
 
@@ -108,9 +108,8 @@ def finish(outcome: CampaignOutcome, *, as_json: bool) -> None:
             print_result(result, "campaigns")
         else:
             show(result[0], console())
-    hint = _next_command(outcome.directory, outcome)
-    if hint:
-        messages().print(hint, soft_wrap=True)
+    for line in resume_lines(result[0]):
+        messages().print(line, soft_wrap=True)
     raise typer.Exit(outcome.exit_code)
 
 
@@ -121,19 +120,3 @@ def observe(stack: ExitStack) -> RecordsFollower:
 
     errors = messages()
     return stack.enter_context(LiveView(errors) if sys.stderr.isatty() else StepLines(errors))
-
-
-def _next_command(directory: Path, outcome: CampaignOutcome) -> str:
-    from retrain.records.campaign_state import why_stopped
-    from retrain.records.layout import CampaignFiles
-    from retrain.records.run_state import RunState
-    from retrain.records.text import as_typed
-
-    states = set(outcome.states.values())
-    if states <= {RunState.DONE}:
-        return ""
-    if why_stopped(CampaignFiles(directory)):
-        return f"continue with more money: retrain resume {as_typed(directory)} --budget-usd DOLLARS"
-    if states <= {RunState.DONE, RunState.FAILED}:
-        return f"retry the failed runs with: retrain resume {as_typed(directory)} --failed"
-    return f"continue with: retrain resume {as_typed(directory)}"

@@ -177,7 +177,7 @@ def permit_line(permits: PermitStatus) -> Text:
 
 
 def resume_lines(campaign: CampaignStatus) -> Iterator[str]:
-    """Iterate over the lines for a campaign with work left that has no orchestrator: why, and the command."""
+    """Iterate over the lines for a campaign that is not done and has no orchestrator, with the command."""
     if campaign.resume_with and campaign.state == "running":
         yield "its orchestrator has exited: workers continue, but no run is started or retried"
     if campaign.resume_with:

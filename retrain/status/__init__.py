@@ -93,7 +93,7 @@ class CampaignStatus:
     budget_usd: float | None = None  # `[budget].usd`
     stopped: str = ""  # why the campaign stopped by itself
     is_supervised: bool = False  # whether its orchestrator lives
-    resume_with: str = ""  # the command that resumes it, if work is left and no orchestrator lives
+    resume_with: str = ""  # the command that resumes it, unless all is done or its orchestrator lives
 
 
 def survey(log_dir: Path) -> tuple[CampaignStatus, ...]:
@@ -153,7 +153,7 @@ def campaign_row(
         cost_usd=cost_of(runs),
         budget_usd=known.budget_usd,
         stopped=stopped,
-        resume_with="" if is_supervised else _resume_with(directory, state),
+        resume_with="" if is_supervised else _resume_with(directory, state, runs),
     )
 
 
@@ -163,11 +163,12 @@ def _steps_total(runs: Sequence[RunRow]) -> int | None:
     return sum(steps) if len(steps) == len(runs) else None
 
 
-def _resume_with(directory: Path, state: str) -> str:
+def _resume_with(directory: Path, state: str, runs: Sequence[RunRow]) -> str:
     here = directory.absolute()
-    if state not in ("running", "interrupted") or campaign_of(here).directory != here:
-        return ""  # no work is left, or it is a run of a campaign, which is resumed as a whole
-    return f"retrain resume {plain(as_typed(directory), _LONGEST_COMMAND)}"
+    if state == "done" or campaign_of(here).directory != here:
+        return ""  # the second is a run of a campaign, which is resumed as a whole
+    failed = " --failed" * ({run.state for run in runs} <= {RunState.DONE, RunState.FAILED})
+    return f"retrain resume {plain(as_typed(directory), _LONGEST_COMMAND)}{failed}"
 
 
 def _run(files: RunFiles, entry: RunEntry) -> RunRow:
