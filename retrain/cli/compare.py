@@ -80,18 +80,15 @@ def _comparison(comparison: Comparison, width: int) -> Iterator[str | Text | Tab
         yield Text(comparison.title, style="bold underline")
     for metric in comparison.metrics:
         yield from _metric(metric, width)
-    if comparison.costs:
-        yield Text("cost of a run", style="bold")
-        yield from (f"  {line}" for line in cost_lines(comparison))
-        yield ""
-    if comparison.searched:
-        yield Text("search", style="bold")
-        yield from (f"  {line}" for line in lines_of_search(comparison.searched))
-        yield ""
-    if comparison.decision:
-        yield Text("decision", style="bold")
-        yield from (f"  {line}" for line in lines_of(comparison.decision))
-        yield ""
+    parts = {
+        "cost of a run": cost_lines(comparison),
+        "search": lines_of_search(comparison.searched),
+        "decision": lines_of(comparison.decision),
+    }
+    for title, lines in parts.items():
+        if shown := [f"  {line}" for line in lines]:
+            yield Text(title, style="bold")
+            yield from [*shown, ""]
     if comparison.metrics:
         yield from _config(comparison, width)
     else:

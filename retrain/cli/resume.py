@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -38,13 +39,15 @@ def command(
     from retrain.campaign.run import reopen
 
     more = _number_of(seeds)
-    if detach:  # first here: its errors appear on this terminal
-        reopen(
-            directory,
-            accept_config_change=accept_config_change,
-            more_seeds=more,
-            budget_usd=budget_usd,
-        )
+    opened = partial(
+        reopen,
+        directory,
+        accept_config_change=accept_config_change,
+        more_seeds=more,
+        budget_usd=budget_usd,
+    )
+    if detach:
+        opened()  # first here: its errors appear on this terminal
         flags = {
             "--failed": failed,
             "--accept-config-change": accept_config_change,
@@ -55,14 +58,7 @@ def command(
         return
     with ExitStack() as stack:
         observer = observe(stack)
-        campaign = reopen(
-            directory,
-            observer,
-            accept_config_change=accept_config_change,
-            just_started=just_started,
-            more_seeds=more,
-            budget_usd=budget_usd,
-        )
+        campaign = opened(observer, just_started=just_started)
         outcome = carry_out(campaign, observer, retry_failed=failed)
     finish(outcome, as_json=as_json)
 
