@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -23,12 +23,9 @@ def command(
     """
     from retrain.campaign.stop import stop_campaign
     from retrain.records.text import as_typed
+    from retrain.render.tables import messages
 
-    def say(what: str) -> None:
-        with suppress(OSError):  # the stop must not depend on who reads its messages
-            typer.echo(what, err=True)
-
-    found = stop_campaign(directory, now=now, on_wait=say)
+    found = stop_campaign(directory, now=now, on_wait=partial(messages().print, soft_wrap=True))
     if not found.was_supervised and not found.workers:
         typer.echo(f"{directory}: nothing was running")
     else:
