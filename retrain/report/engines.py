@@ -16,7 +16,7 @@ from retrain.report import charts as vl
 from retrain.report.charts import Chart, Spec
 from retrain.report.gather import RunHistory, unix_seconds
 from retrain.report.tables import Table
-from retrain.report.timeline import time_unit
+from retrain.report.timeline import TimeAxis, time_axis
 from retrain.rollouts import Floats
 
 MOST_POINTS = 300  # of a curve; with more rows, each is the most of several
@@ -81,22 +81,11 @@ def first_start_s(runs: Sequence[RunHistory]) -> float:
     return min(filter(math.isfinite, [*starts, *rows]), default=math.inf)
 
 
-class TimeAxis(NamedTuple):
-    """Time since the first start."""
-
-    begin_s: float  # in Unix seconds
-    size: float  # of a unit, in seconds
-    unit: str
-
-    def place(self, at_s: float) -> float | None:
-        return vl.rounded((at_s - self.begin_s) / self.size)
-
-
 def load_charts(found: Sequence[ServerLoad], begin_s: float) -> tuple[Chart, ...]:
     """Draw the figures of the servers' load over time, and their crashes."""
     if not (drawn := found[:MOST_SERVERS]):
         return ()
-    axis = TimeAxis(begin_s, *time_unit(max(one.rows[-1].at_s for one in drawn) - begin_s))
+    axis = time_axis(begin_s, max(one.rows[-1].at_s for one in drawn))
     points = {key: list(chain(*(_points(one, key, axis) for one in drawn))) for key in CHARTS}
     return tuple(_load_chart(key, points[key], drawn, axis) for key in CHARTS if points[key])
 
@@ -116,7 +105,7 @@ def _load_chart(key: str, points: Sequence[Spec], drawn: Sequence[ServerLoad], a
     rule = {"type": "rule", "strokeDash": [5, 4], "strokeWidth": 1.5}
     seen = vl.hints(c="server", t=(axis.unit, ".4~g"), v=(name, ".4~g"))
     return vl.chart(
-        key.replace("_", "-"),
+        key,
         title,
         ("Mean of each step." if key == MEAN else "The most of each step.")
         + (" Dashed: after a crash." if crashes else ""),

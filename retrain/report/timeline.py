@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,7 +36,7 @@ PARTS = {  # of a step, with their colours
     "other": "#BBBBBB",
 }
 LEAST_SHARE = 0.005  # of a piece's time; less waiting is invisible
-UNITS = ((172_800.0, "hours", 3600.0), (7200.0, "minutes", 60.0), (0.0, "seconds", 1.0))
+UNITS = ((172_800.0, "hours", 3600.0), (7200.0, "minutes", 60.0), (-math.inf, "seconds", 1.0))
 LANE, LEAST_LANE, MANY_LANES = 28, 2, 40  # pixels; with more lanes the height stays constant
 TALLEST = 1000
 HALF = 0.41  # of a bar's height, in lanes
@@ -100,7 +101,8 @@ def _bars(run: RunHistory) -> Iterator[Bar]:
     following = [*starts, math.inf][1:]
     for attempt, start_s, next_s in zip(run.attempts, starts, following, strict=True):
         if math.isfinite(start_s):
-            yield Bar(run, attempt, start_s, min(_end(run, attempt, start_s, next_s), next_s))
+            end_s = min(_end(run, attempt, start_s, next_s), next_s)
+            yield Bar(run, attempt, start_s, max(start_s, end_s))  # the clock may have been set back
 
 
 def _end(run: RunHistory, attempt: Attempt, start_s: float, next_s: float) -> float:
@@ -148,26 +150,35 @@ def step_split(side: Side) -> dict[str, float]:
     return {part: part_s for part, part_s in split.items() if part_s or part != ENVIRONMENTS}
 
 
-def time_unit(longest_s: float) -> tuple[float, str]:
-    """Return the unit of an axis that is so long, in seconds, and its name."""
-    return next((size, name) for least, name, size in UNITS if longest_s >= least)
+class TimeAxis(NamedTuple):
+    """Time since the first start."""
+
+    begin_s: float  # in Unix seconds
+    size: float  # of a unit, in seconds
+    unit: str
+
+    def place(self, at_s: float) -> float | None:
+        return vl.rounded((at_s - self.begin_s) / self.size)
+
+
+def time_axis(begin_s: float, end_s: float) -> TimeAxis:
+    """Return an axis in the unit that fits its length."""
+    return next(TimeAxis(begin_s, size, name) for least, name, size in UNITS if end_s - begin_s >= least)
 
 
 def timeline_chart(found: Timeline, conditions: Sequence[str]) -> Chart:
     """Draw attempts over workers, with waits for permits, and failed ones marked."""
-    begin_s = found.bars[0].start_s
-    last_s = max(bar.end_s for bar in found.bars) - begin_s
-    size, unit = time_unit(last_s)
-    bars = [_row(bar, begin_s, size) for bar in found.bars]
+    begin_s, end_s = found.bars[0].start_s, max(bar.end_s for bar in found.bars)
+    since = time_axis(begin_s, end_s)
+    bars = [_row(bar, since) for bar in found.bars]
     bad = [row for row in bars if row["e"] not in ("done", "running")]
     waits = [
-        _times(one, begin_s, size) | {"z": round(one.lane + HALF - 2 * HALF * one.share, 3)}
-        for one in found.waiting
+        _times(one, since) | {"z": round(one.lane + HALF - 2 * HALF * one.share, 3)} for one in found.waiting
     ]
-    scale = {"nice": False, "domainMin": 0, "domainMax": vl.rounded(1.01 * last_s / size) or 1}
+    scale = {"nice": False, "domainMin": 0, "domainMax": since.place(end_s + 0.01 * (end_s - begin_s)) or 1}
     axis = {"grid": False, "format": "d", "values": list(range(1, found.lanes + 1, 1 + found.lanes // 20))}
     spans: Spec = {
-        "x": vl.quantity("a", f"{unit} since the first start", scale=scale),
+        "x": vl.quantity("a", f"{since.unit} since the first start", scale=scale),
         "x2": {"field": "b"},
         "y": vl.quantity("y", "worker", scale={"domain": [found.lanes + 0.5, 0.5], "nice": False}, axis=axis),
         "y2": {"field": "z"},
@@ -192,8 +203,8 @@ def timeline_chart(found: Timeline, conditions: Sequence[str]) -> Chart:
     )
 
 
-def _row(bar: Bar, begin_s: float, size: float) -> Spec:
-    return _times(bar, begin_s, size) | {
+def _row(bar: Bar, since: TimeAxis) -> Spec:
+    return _times(bar, since) | {
         "w": bar.lane, "z": bar.lane - HALF,
         "c": bar.run.condition, "run": bar.run.run_id, "n": bar.attempt.number, "e": bar.ending,
         "d": format_duration(bar.end_s - bar.start_s),
@@ -201,9 +212,8 @@ def _row(bar: Bar, begin_s: float, size: float) -> Spec:
     }  # fmt: skip
 
 
-def _times(one: Bar | Waiting, begin_s: float, size: float) -> Spec:
-    begin, end = (vl.rounded((at_s - begin_s) / size) for at_s in (one.start_s, one.end_s))
-    return {"a": begin, "b": end, "y": one.lane + HALF}
+def _times(one: Bar | Waiting, since: TimeAxis) -> Spec:
+    return {"a": since.place(one.start_s), "b": since.place(one.end_s), "y": one.lane + HALF}
 
 
 def split_chart(found: Mapping[str, Mapping[str, float]]) -> Chart:

@@ -27,7 +27,7 @@ from retrain.report.outputs import Table, ends_of, rows_of, write_csv, write_jso
 from retrain.report.series import Bins, Curve, bins_for, curve
 from retrain.report.sides import Side
 from retrain.report.tables import significant
-from retrain.report.timeline import step_split, timeline
+from retrain.report.timeline import step_split, time_axis, timeline
 from tests.simulated import Simulated, flat, side, write_campaign
 
 Call = Callable[..., CompletedProcess[str]]
@@ -151,6 +151,17 @@ def test_attempts_are_laid_into_as_few_lanes_as_hold_them(tmp_path):
     found = timeline(side(tmp_path, flat(0.5), flat(0.5), flat(0.5)).runs)
     assert [bar.lane for bar in found.bars] == [1, 2, 3]  # all began within a second, each took 40
     assert [bar.end_s - bar.start_s for bar in found.bars] == pytest.approx([40.0] * 3)
+
+
+def test_a_clock_that_was_set_back_makes_no_bar_of_negative_length(tmp_path):
+    run = RunFiles(write_campaign(tmp_path, {("grpo", 0): flat(0.5)}) / "runs" / "grpo_s0")
+    begun, ended = (json.loads(line) for line in run.attempts.read_text().splitlines())
+    again = {**begun, "attempt": 2, "started_at": "2025-01-01T00:00:00.000Z"}
+    run.attempts.write_text("".join(json.dumps(row) + "\n" for row in (begun, ended, again)))
+    found = timeline(gather(run.directory).runs)
+    assert len(found.bars) == 2
+    assert all(bar.end_s >= bar.start_s for bar in found.bars)
+    assert time_axis(100.0, 0.0).unit == "seconds"
 
 
 def test_waiting_for_permits_is_summed_and_placed(tmp_path):
