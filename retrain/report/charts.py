@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -40,12 +41,10 @@ FLAT_ROOM = 1.25  # of a value that never changes: its axis runs from 0 to this 
 ROW, NARROW_ROW, MANY_ROWS = 34, 14, 12  # pixels per condition; more conditions than this get narrow rows
 LONGEST = 22  # characters of a label, a third of a phone's width
 LONGEST_KEY = 5  # of `key=value`
+LONGEST_NAME = 120  # of a file
 CUT = "…"
 NAMES = {
-    "mean_reward": "mean reward",
     "eval_reward": "held-out reward",
-    "tokens_per_second": "tokens per second",
-    "tokens_per_step": "tokens per step",
     "rate_ratio": "samples per batch over target",
     "rate_sample_age_mean": "mean age (policy versions)",
     "bp_p_star": "p* (rollouts at a time)",
@@ -61,7 +60,7 @@ NAMES = {
 class Chart:
     """A chart, and the name of its file."""
 
-    name: str  # [a-z-]+
+    name: str  # letters, digits and dashes
     spec: Spec
 
 
@@ -77,6 +76,8 @@ def chart(
 ) -> Chart:
     """Return a chart with title, size and style; `room_right` is left free to the right of the plot.
 
+    `name` may have any characters; those that a file's name should not have become dashes.
+
     Layers without data are left out, because Vega warns of them.
     """
     lines = textwrap.wrap(subtitle, SUBTITLE_WIDTH)
@@ -89,7 +90,8 @@ def chart(
     }
     if layer:
         spec["layer"] = [one for one in layer if "data" not in one or one["data"]["values"]]
-    return Chart(name, {"$schema": SCHEMA, "title": heading, **size, **spec})
+    slug = re.sub(r"[\W_]+", "-", name.lower())[:LONGEST_NAME].strip("-")
+    return Chart(slug, {"$schema": SCHEMA, "title": heading, **size, **spec})
 
 
 def layer(values: Iterable[Spec], mark: Spec, *, zoom: str = "", **encoding: Any) -> Spec:
@@ -230,7 +232,7 @@ def final_chart(found: MetricComparison) -> Chart:
     tick = {"type": "tick", "thickness": 3, "size": 20, "color": INK}
     hint = hints(c="condition", m=("mean", ".4~g"), **MEAN_HINTS)
     return chart(
-        f"final-{found.metric.replace('_', '-')}",
+        f"final-{found.metric}",
         f"Final {label}, seed by seed",
         f"{found.how[0].upper()}{found.how[1:]}. Circles: seeds. Bar: mean.{line}",
         height=max(80, (ROW if len(names) <= MANY_ROWS else NARROW_ROW) * len(names)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from itertools import chain
 
@@ -53,7 +52,7 @@ def curve_chart(
     listed = [] if is_labelled else [one.condition for one in found]
     colours = vl.by_condition(labels, listed, dashed=True)
     drawn = vl.chart(
-        name or re.sub("[^a-z0-9]+", "-", metric.lower())[:60].strip("-"),
+        name or metric,
         title,
         subtitle or describe(found, shown.bins),
         height=height,

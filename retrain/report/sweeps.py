@@ -23,18 +23,8 @@ from retrain.records.layout import CampaignFiles
 from retrain.records.provenance import known_origin
 from retrain.records.rungs import all_of, read_proposals
 from retrain.records.text import MISSING, plain
-from retrain.report.charts import (
-    COLOURS,
-    INK,
-    Chart,
-    Spec,
-    axis_title,
-    chart,
-    hints,
-    layer,
-    quantity,
-    rounded,
-)
+from retrain.report import charts as vl
+from retrain.report.charts import Chart, Spec
 from retrain.report.compare import MetricComparison
 from retrain.report.gather import CampaignRecord
 from retrain.report.tables import Table, significant
@@ -152,7 +142,7 @@ def _rows(found: MetricComparison, swept: Swept) -> Iterator[Spec]:
                 yield {
                     "c": side.label,
                     "b": plain(one.stem, NAME),
-                    "v": rounded(value),
+                    "v": vl.rounded(value),
                     "seed": str(seed),
                     **numbers,
                 }
@@ -161,39 +151,39 @@ def _rows(found: MetricComparison, swept: Swept) -> Iterator[Spec]:
 def _against(key: str, rows: Sequence[Spec], found: MetricComparison, swept: Swept) -> Chart:
     stems, label, x = (
         list(dict.fromkeys(row["b"] for row in rows)),
-        axis_title(found.metric),
+        vl.axis_title(found.metric),
         _axis(key, swept),
     )
-    scale = {"domain": stems, "range": [COLOURS[n % len(COLOURS)] for n in range(len(stems))]}
+    scale = {"domain": stems, "range": [vl.COLOURS[n % len(vl.COLOURS)] for n in range(len(stems))]}
     legend = None if len(stems) == 1 else {"symbolOpacity": 1}
     color = {"field": "b", "type": "nominal", "scale": scale, "legend": legend}
-    y = quantity("v", label, scale={"zero": False})
+    y = vl.quantity("v", label, scale={"zero": False})
     circle = {"type": "point", "filled": False, "size": 50, "strokeWidth": 1.6, "opacity": 0.8}
-    hint = hints(c="condition", seed="seed", v=(label, ".4~g"))
+    hint = vl.hints(c="condition", seed="seed", v=(label, ".4~g"))
     mean = y | {"aggregate": "mean"}
     line = {"type": "line", "point": {"shape": "diamond", "size": 60}, "strokeWidth": 1.5}
-    means = [layer(rows, line, x=x, y=mean, color=color)] if swept.is_listed(key) else []
+    means = [vl.layer(rows, line, x=x, y=mean, color=color)] if swept.is_listed(key) else []
     line_said = " Lines: means over all seeds and the other keys." if means else ""
-    return chart(
-        f"sweep-{_slug(key)}",
+    return vl.chart(
+        f"sweep-{key}",
         f"Final {label} against {key}",
         f"{found.how[0].upper()}{found.how[1:]}. Circles: runs.{line_said}",
-        layer=[layer(rows, circle, x=x, y=y, color=color, tooltip=hint), *means],
+        layer=[vl.layer(rows, circle, x=x, y=y, color=color, tooltip=hint), *means],
     )
 
 
 def _pair(first: str, second: str, rows: Sequence[Spec], found: MetricComparison, swept: Swept) -> Chart:
-    label = axis_title(found.metric)
+    label = vl.axis_title(found.metric)
     scale = {"scheme": "viridis", "reverse": found.higher_is_better is False}
-    color = quantity("v", label, aggregate="mean", scale=scale, legend={"orient": "right", "title": label})
-    square = {"type": "square", "size": 300, "stroke": INK, "strokeWidth": 0.5}
+    color = vl.quantity("v", label, aggregate="mean", scale=scale, legend={"orient": "right", "title": label})
+    square = {"type": "square", "size": 300, "stroke": vl.INK, "strokeWidth": 0.5}
     hint = [{"field": "v", "aggregate": "mean", "title": label, "type": "quantitative", "format": ".4~g"}]
     x, y = _axis(first, swept), _axis(second, swept)
-    return chart(
-        f"sweep-{_slug(first)}-{_slug(second)}",
+    return vl.chart(
+        f"sweep-{first}-{second}",
         f"Final {label} against {first} and {second}",
         "Colors: means over seeds, and over the other keys where points coincide.",
-        layer=[layer(rows, square, x=x, y=y, color=color, tooltip=hint)],
+        layer=[vl.layer(rows, square, x=x, y=y, color=color, tooltip=hint)],
     )
 
 
@@ -201,11 +191,7 @@ def _axis(key: str, swept: Swept) -> Spec:
     field, scale = f"k{list(swept.keys).index(key)}", swept.scale(key)
     if scale == "ordinal":
         return {"field": field, "type": "ordinal", "title": key, "sort": swept.keys[key]}
-    return quantity(field, key, scale={"type": scale, "zero": False, "nice": False, "padding": 12})
-
-
-def _slug(key: str) -> str:
-    return "".join(letter if letter.isalnum() else "-" for letter in key.lower())
+    return vl.quantity(field, key, scale={"type": scale, "zero": False, "nice": False, "padding": 12})
 
 
 def table_of_keys(found: Sequence[Sensitivity], metric: str) -> Table:
