@@ -72,6 +72,9 @@ def test_a_run_is_found_by_its_conditions_own_name(tmp_path):
             find_run(slashed.directory, name)
     with pytest.raises(ConfigError, match="has no run 'Другой_s0'"):
         find_run(runs.directory, "Другой_s0")
+    alone = find_run(runs.directory, "Контроль_s0").directory.rename(tmp_path / "alone")
+    with pytest.raises(ConfigError, match="is a run by itself; name no other"):
+        find_run(alone, "other_s0")
 
 
 def test_logs_show_a_runs_output_without_what_a_terminal_would_obey(

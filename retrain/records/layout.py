@@ -127,6 +127,8 @@ def instead_of(directory: Path) -> str:
     above = directory.parent if directory.name == "runs" else campaign_of(directory).directory
     if above != directory and is_campaign(above):
         return f"is a part of a campaign; name that: {above}"
+    if is_single_run(directory):
+        return "is a run by itself; name no other run after it"
     found = find_campaigns(directory)
     if not found:
         return "no campaigns yet; start one with `retrain FILE.toml`"

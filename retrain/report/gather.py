@@ -30,6 +30,7 @@ from retrain.records.layout import (
     RunFiles,
     campaign_of,
     find_campaigns,
+    instead_of,
     is_single_run,
     recorded_tables,
 )
@@ -44,7 +45,6 @@ from retrain.records.text import plain
 from retrain.rollouts import Floats
 from retrain.status import runs_of
 
-SHOWN_CAMPAIGNS = 5
 MOST_METRICS = 200  # our rows have at most sixty; a damaged file must not make millions of columns
 LARGEST = 1e100  # no measurement is larger, and sums of squares must not overflow
 NOT_METRICS = frozenset({"step", "seed", "attempt"})
@@ -122,14 +122,8 @@ class CampaignRecord:
 def gather(directory: Path) -> CampaignRecord:
     """Read a campaign or run, given its directory or one that contains no other."""
     found = find_campaigns(directory)
-    if not found:
-        raise ConfigError(f"{directory}: no campaigns yet; start one with `retrain FILE.toml`")
-    if len(found) > 1:
-        newest = reversed(found[-SHOWN_CAMPAIGNS:])
-        names = "\n".join(f"  {plain(str(path), _NAME_LIMIT)}" for path in newest)
-        raise ConfigError(
-            f"{directory}: contains {len(found)} campaigns; specify one, for example the newest:\n{names}"
-        )
+    if len(found) != 1:
+        raise ConfigError(f"{directory}: {instead_of(directory)}")
     return _read(found[0])
 
 

@@ -231,7 +231,7 @@ def test_campaigns_without_a_common_condition_say_what_they_have(tmp_path):
 def test_a_directory_of_several_campaigns_names_them(tmp_path):
     for name in ("one-aaaa", "two-bbbb"):
         write_campaign(tmp_path, two(), name=name)
-    with pytest.raises(ConfigError, match="contains 2 campaigns"):
+    with pytest.raises(ConfigError, match="is a log directory; name a campaign"):
         choose([str(tmp_path)])
 
 
