@@ -14,7 +14,6 @@ from retrain.config.keys import quote
 from retrain.config.prices import price_of, priced_as, unpriced
 from retrain.config.resolve import label_of
 from retrain.config.schema import Config
-from retrain.errors import ConfigError
 from retrain.plan.matrix import Plan
 from retrain.records.decision import HELD_OUT, ConditionDecision
 from retrain.records.row_parts import Evaluation, NamedEvaluation, keys_of
@@ -29,21 +28,10 @@ FOUND = ("better", "worse")
 UNDECIDING = ("_se", "prompts", "batch_size", "group_size", "lr", "updates")  # settings, and errors of others
 
 
-def require_decidable(table: Decide, plan: Plan, given: int | None, source: str) -> None:
-    """Raise ConfigError with every problem of `[decision]`.
-
-    Args:
-        table: its keys.
-        plan: all conditions.
-        given: seeds in the file; None for a search, whose seeds decide nothing, and which checks conditions.
-        source: the file.
-    """
+def decision_problems(table: Decide, plan: Plan, seeds: int) -> Iterator[str]:
+    """Iterate over the problems of `[decision]`, `.key: what` each, in a file with so many seeds."""
     configs = {name: run.config for name, run in plan.first_runs().items()}
-    if problems := list(_problems(table, configs, given)):
-        raise ConfigError([f"{source} [decision]{problem}" for problem in problems])
-
-
-def _problems(table: Decide, configs: Mapping[str, Config], given: int | None) -> Iterator[str]:
+    given = None if plan.search_seeds else seeds  # those of a search decide nothing, and it checks conditions
     if len(configs) < 2 and given is not None:
         yield ": compares conditions, and there is one; add a [[campaign.conditions]], or remove the table"
     if table.reference and table.reference not in {*configs, *map(label_of, configs)}:

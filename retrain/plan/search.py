@@ -17,7 +17,6 @@ from typing import TypeAlias
 
 from retrain.config.campaign import Search
 from retrain.config.keys import quote
-from retrain.errors import ConfigError
 from retrain.plan.decidable import unmeasured
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.proposals import sampler_problems
@@ -217,13 +216,8 @@ def _until(run: RunPlan, step: int) -> RunPlan:
     return replace(run, config=replace(run.config, training=training))
 
 
-def require_searchable(plan: Plan, table: Search, source: str) -> None:
-    """Raise ConfigError with every problem of `[campaign.search]`."""
-    if problems := list(_problems(plan, table)):
-        raise ConfigError([f"{source} [campaign.search]{problem}" for problem in problems])
-
-
-def _problems(plan: Plan, table: Search) -> Iterator[str]:
+def search_problems(plan: Plan, table: Search) -> Iterator[str]:
+    """Iterate over the problems of `[campaign.search]`, `.key: what` each."""
     if len(plan.conditions) < 2 and not table.sampler:
         yield ": chooses among conditions, and there is one; add some, or sweep a key in [campaign.sweep]"
     if plan.added_seeds:
