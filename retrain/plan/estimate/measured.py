@@ -137,13 +137,14 @@ def _measured(
     checkpoint_s = max(0.0, (closing_s or 0.0) - math.fsum(evals_s.values()))
     step_times_s = tuple(_alone_s(row, parts.calls_at_once) for row in steady)
     ahead = int(tables.get("rate_limiter", {}).get("max_staleness", 0))
+    save_every = int(tables.get("training", {}).get("save_every", 0))
     return MeasuredRun(
         condition=str(tables.get("run", {}).get("condition", "")),
         tables=tables,
         step_times_s=step_times_s,
         whole_step_times_s=tuple(_seconds(row, "step_time_s") for row in steady),
         parts=parts,
-        between_s=_between_s(dict(_gaps(rows, evaluations)), _save_every(tables), checkpoint_s),
+        between_s=_between_s(dict(_gaps(rows, evaluations)), save_every, checkpoint_s),
         startup_s=_startup_s(attempt, ends.first, step_times_s),
         closing_s=closing_s,
         checkpoint_s=checkpoint_s,
@@ -256,8 +257,3 @@ def _gaps(rows: Sequence[Row], evaluations: Sequence[str]) -> Iterator[tuple[int
             counted_s = math.fsum(_seconds(before, f"{prefix}time_s") for prefix in evaluations)
             counted_s += paused_between_s(before, row) + _seconds(row, "step_time_s")
             yield int(before["step"]), max(0.0, whole_s - counted_s)
-
-
-def _save_every(tables: Tables) -> int:
-    found = tables.get("training", {}).get("save_every")
-    return found if isinstance(found, int) else 0
