@@ -8,10 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from retrain.controllers.scaling import Goodput, StepTimes, efficiency, phi_from
+from retrain.controllers.scaling import Goodput, StepTimes, efficiency
 
 PUBLISHED = json.loads((Path(__file__).parent / "data" / "scaling_rules.json").read_text())
 NO_NETWORK = StepTimes(0.1, 0.01, 1e-8, 1e-8, 1e-8, 1e-8, 1.0)
+
+
+def phi_from(grad_sqr: float, grad_var: float, init_batch_size: float) -> float:
+    """Return the gradient noise scale in samples from the signal and the variance at the initial batch.
+
+    Infinite with noise but no signal; 0 with neither, since a larger batch then gains nothing.
+    """
+    if grad_sqr > 0:
+        return init_batch_size * grad_var / grad_sqr
+    return math.inf if grad_var > 0 else 0.0
 
 
 def goodput_of(case):

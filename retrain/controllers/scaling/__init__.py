@@ -62,16 +62,6 @@ class StepTimes:
         return np.asarray(samples / (before + self.last_pass_s(nodes, replicas, atomic_batch)))
 
 
-def phi_from(grad_sqr: float, grad_var: float, init_batch_size: float) -> float:
-    """Return the gradient noise scale in samples from the signal and the variance at the initial batch.
-
-    Infinite with noise but no signal; 0 with neither, since a larger batch then gains nothing.
-    """
-    if grad_sqr > 0:
-        return init_batch_size * grad_var / grad_sqr
-    return math.inf if grad_var > 0 else 0.0
-
-
 def efficiency(batch_size: Numbers, *, phi: float, init_batch_size: float) -> Floats:
     """Return progress per sample at `batch_size`, relative to the initial batch: (phi + M0) / (phi + M)."""
     sizes = np.asarray(batch_size, dtype=np.float64)
