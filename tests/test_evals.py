@@ -310,3 +310,21 @@ def test_no_evaluation_begins_after_a_stop_and_the_next_attempt_makes_it(tmp_pat
     assert worker.run(stopped.directory, threading.Event()) == 0
     assert rows_of(stopped, "hard") == rows_of(whole, "hard")
     assert outcomes(stopped) == outcomes(whole)
+
+
+@pytest.mark.parametrize("step", [2, 6])
+def test_a_stop_during_an_evaluation_leaves_the_others_to_the_next_attempt(tmp_path: Path, step: int) -> None:
+    first = {**HARD, "name": "first", "reward": "tests.plugins.asks_to_stop"}
+    raw = with_evals(first, HARD)
+    whole, stopped = train(tmp_path / "whole", raw), make_run(tmp_path / "stopped", raw)
+    AsksToStop.STOP.clear()
+    CALLS_LEFT.extend([None] * 12 * (step // 2))  # until the end of the step's first evaluation
+    assert worker.run(stopped.directory, AsksToStop.STOP) == 130
+    assert (step in outcomes(stopped, "first"), step in outcomes(stopped)) == (True, False)
+    lines = (stopped.evals / "first.jsonl").read_text()
+    assert worker.run(stopped.directory, threading.Event()) == 0
+    assert (stopped.evals / "first.jsonl").read_text().startswith(lines)
+    assert len(outcomes(stopped, "first")) * 4 == (stopped.evals / "first.jsonl").read_text().count("\n")
+    for name in ("first", "hard"):
+        assert rows_of(stopped, name) == rows_of(whole, name)
+        assert outcomes(stopped, name) == outcomes(whole, name)

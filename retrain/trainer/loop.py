@@ -62,9 +62,8 @@ class Trainer:
         self._control = Control(self.config, len(self.task.train))
         self._source = open_source(self.config, self.backend.info, self.task, self._sample_to_train)
         self.budget.ahead = self._source if isinstance(self._source, AsyncSource) else None
-        sample = partial(self._exclusively, self.sample)
         own = self.task.held_out[: self.config.data.eval_prompts]
-        held_out = HeldOut(self.config, own, sample, self.algorithm.reward)
+        held_out = HeldOut(self.config, own, partial(self._exclusively, self.sample), self.algorithm.reward)
         made = self.journal, self.budget, self._keep_evaluations
         self._evals = EvalSchedule(self.config, held_out, self.evals, self._exclusively, *made)
         self._meter = StepMeter(self.backend, self.config.backpressure, self.journal)
@@ -196,11 +195,13 @@ class Trainer:
         self._saved = (self.step, self._warmed)
 
     def _keep_evaluations(self) -> None:
-        """Add evaluations to the checkpoint of this policy, if there is one: a kill would cost them again."""
-        if (self.step, self._warmed) == self._saved:
+        """Add evaluations to this policy's checkpoint, if it has one; raise if more are due after a stop."""
+        if (self.step, self._warmed) == self._saved:  # a kill would cost them again
             self.journal.sync()
             self.budget.sync()
             checkpoint.amend(self.files.checkpoints, self.step, {"evals": self._evals.state_dict()})
+        if self.stop.is_set() and self._evals.due(self.step):
+            raise InterruptedRunError("a stop was requested between evaluations")
 
     def close(self) -> None:
         """Stop sampling; whoever opened the backend closes it."""
@@ -288,8 +289,7 @@ class Trainer:
     def _stop_if_due(self, due: Sequence[Due] = (), *, is_step: bool = True) -> None:
         if (due or is_step) and self.stop.is_set():
             self._stop()
-        waits = why_to_wait(self.files.rung, self.step)
-        if why := waits or self.budget.why_to_stop(due, is_step=is_step):
+        if why := why_to_wait(self.files.rung, self.step) or self.budget.why_to_stop(due, is_step=is_step):
             self._stop(why)
 
     def _stop(self, why: str = "") -> NoReturn:
