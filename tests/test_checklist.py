@@ -39,7 +39,7 @@ def test_a_budget_is_held_against_p90(tmp_path: Path, budget_s: float | None, st
 def test_timeouts_that_nobody_would_look_after_are_warned_of(launcher: str, warned: list[str]) -> None:
     table = {"seeds": [0], "launcher": launcher, "run_timeout": 60.0, "stall_timeout": 5.0}
     plan = plan_runs(parse({"campaign": table}, "c.toml", try_plugins=False), "c.toml")
-    lines = [line for line in warnings_of(plan, {}, 2.0) if "inline" in line]
+    lines = [line for line in warnings_of(plan, {}) if "inline" in line]
     assert [line.split()[0] for line in lines] == warned
 
 
@@ -47,7 +47,7 @@ def test_timeouts_that_nobody_would_look_after_are_warned_of(launcher: str, warn
 def test_a_throttle_that_never_trains_is_said_before_it_waits(level: str, is_said: bool) -> None:
     raw = {"throttle": {"enabled": True, "min_level": level}, "campaign": {"seeds": [0]}}
     plan = plan_runs(parse(raw, "c.toml"), "c.toml")
-    assert any("never trains" in line for line in warnings_of(plan, {}, 2.0)) == is_said
+    assert any("never trains" in line for line in warnings_of(plan, {})) == is_said
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_only_where_a_completion_is_the_answer_does_its_length_bound_max_tokens(
     }
     plan = plan_runs(parse(raw, "c.toml", try_plugins=False), "c.toml")
     answers = dict.fromkeys(plan.first_runs(), 3)
-    assert any("longest answer" in line for line in warnings_of(plan, answers, 2.0)) == is_generous
+    assert any("longest answer" in line for line in warnings_of(plan, answers)) == is_generous
     line = line_of(explain_plan(plan, Checked(answers, {}), None, 2.0, "c.toml"), "max_tokens set on purpose")
     assert line.state == ("warn" if is_generous else "pass")
 
@@ -106,7 +106,8 @@ def test_a_full_run_wants_every_condition_to_have_finished_before(tmp_path: Path
 
 def test_more_workers_than_cores_are_beyond_the_limits(tmp_path: Path) -> None:
     line = line_of(explained(plan_of(tmp_path, parallel=True), None), "parallelism within limits")
-    assert (line.state, line.answer) == ("warn", "4 workers share 2 CPU cores")
+    assert line.state == "warn"
+    assert line.answer.startswith("4 workers share 2 CPU cores: steps will be slower than measured alone;")
 
 
 def test_long_waits_for_permits_are_beyond_the_limits(tmp_path: Path) -> None:
@@ -173,7 +174,7 @@ def test_places_for_a_campaign_in_turn_need_parallel_as_well(tmp_path: Path) -> 
 def test_a_campaign_inside_one_process_is_planned_one_run_at_a_time(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, parallel=True, max_workers=4, launcher="inline")
     assert as_launched(plan, "c.toml").workers == 1
-    assert any("parallel has no effect" in line for line in warnings_of(plan, {}, 2.0))
+    assert any("parallel has no effect" in line for line in warnings_of(plan, {}))
 
 
 def test_a_limit_that_no_whole_answer_fits_is_warned_of(tmp_path: Path) -> None:

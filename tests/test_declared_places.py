@@ -11,7 +11,7 @@ from retrain.campaign.run import start
 from retrain.config.load import parse
 from retrain.conformance import check_plugin
 from retrain.errors import ConfigError
-from retrain.plan.checklist import warnings_of
+from retrain.plan.checklist import Decisions, warnings_of
 from retrain.plan.launching import runs_here
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.plan.preflight import memory_of
@@ -55,8 +55,9 @@ def test_what_runs_here_by_its_own_word_shares_this_machines_cores_and_memory(
     name: str, is_here: bool
 ) -> None:
     plan = plan_with(f"declared_{name}.open_launcher")
-    lines = list(warnings_of(plan, {}, 2.0))
-    assert any("4 workers share 2 CPU cores" in line for line in lines) == is_here
+    decisions = Decisions(plan, {}, None, 2.0, "c.toml", "", "logs")
+    lines = decisions.checklist(None, sets_max_tokens=True)
+    assert any("4 workers share 2 CPU cores" in line.answer for line in lines) == is_here
     config = parse({"backend": {"backend": "declared_backend.connect"}}, "c.toml")
     assert memory_of(config) is not None  # a single run is one here
     campaign_of = parse({"campaign": {"seeds": [0], "launcher": f"declared_{name}.open_launcher"}}, "c.toml")
@@ -66,11 +67,11 @@ def test_what_runs_here_by_its_own_word_shares_this_machines_cores_and_memory(
 def test_keys_that_a_launcher_of_others_does_not_use_are_reported_if_they_are_set() -> None:
     launcher = "declared_in_turn.open_launcher"
     plan = plan_with(launcher)
-    told = [line for line in warnings_of(plan, {}, 2.0) if "no effect" in line]
+    told = [line for line in warnings_of(plan, {}) if "no effect" in line]
     assert told == [f'parallel has no effect with launcher = "{launcher}": it has one place']
     assert not plan.shares_cores
     assert as_launched(plan, "c.toml").workers == 1
-    several = warnings_of(plan_with(launcher, retries=5), {}, 2.0)
+    several = warnings_of(plan_with(launcher, retries=5), {})
     assert any(line.startswith("retries has no effect") for line in several)
 
 
@@ -98,4 +99,4 @@ def test_a_key_that_does_not_exist_is_refused_with_the_nearest() -> None:
 def test_a_vocabulary_of_characters_is_what_compares_an_answers_length_with_max_tokens() -> None:
     plan = plan_with("declared_nearby.open_launcher")
     answers = dict.fromkeys(plan.first_runs(), 3)
-    assert any("longest answer" in line for line in warnings_of(plan, answers, 2.0))
+    assert any("longest answer" in line for line in warnings_of(plan, answers))

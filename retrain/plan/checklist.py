@@ -138,7 +138,8 @@ class Decisions:
         workers, on_cores, cores = self.plan.workers, self.plan.shares_cores, self.cores
         if on_cores and workers > cores:
             command = f"retrain explain {self.file_name} --set campaign.max_workers={max(1, int(cores))}"
-            return "warn", f"{workers} workers share {cores:g} CPU cores", command
+            slower = "steps will be slower than measured alone; with fewer workers, each has its own core"
+            return "warn", f"{workers} workers share {cores:g} CPU cores: {slower}", command
         if self.time is not None and self.time.permit_wait_fraction > LONG_WAIT:
             waits = f"a step would wait {self.time.permit_wait_fraction:.0%} of its time for permits"
             sets = _first_options([c for c in self.time.changes if c.limit == "permits"])
@@ -205,13 +206,8 @@ def _is_smoke(run: RunPlan) -> bool:
     )
 
 
-def warnings_of(plan: Plan, longest_answers: Mapping[str, int], cores: float) -> Iterator[str]:
+def warnings_of(plan: Plan, longest_answers: Mapping[str, int]) -> Iterator[str]:
     """Iterate over the warnings, one line each."""
-    if plan.workers > cores and plan.shares_cores:
-        yield (
-            f"{plan.workers} workers share {cores:g} CPU cores: steps will be slower than measured alone; "
-            f"campaign.max_workers = {max(1, int(cores))} gives each its own core"
-        )
     yield from _room_to_ramble(plan, longest_answers)
     yield from _without_effect(plan)
     yield from _undecided(plan)

@@ -128,7 +128,7 @@ def explain_plan(
     time, cost = _estimates(costly, history, cores)
     configs = [run.config for run in first.values()]
     sandboxes, memory = sandboxes_of(configs), tuple(_memory_uses(checked, free_memory))
-    of_plan = warnings_of(plan, checked.longest_answers, cores), checked.warnings
+    of_plan = warnings_of(plan, checked.longest_answers), checked.warnings
     of_runs = sandbox_warnings(configs, sandboxes), _short_of_memory(memory, plan.workers)
     logs = shlex.quote(str(plan.log_dir))
     pilot = _pilot_command(plan, file_name, logs, fixed)
