@@ -291,6 +291,18 @@ def test_a_reward_that_processes_call_runs_programs_in_the_chosen_sandbox(
     assert (tmp_path / "used").exists()
 
 
+def test_a_function_in_processes_is_imported_there_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_to_import.py").write_text("def score(completion, prompt): return 0.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with closing(
+        open_reward("custom", {"path": "slow_to_import.score", "workers": 1}, OWN_SANDBOX)
+    ) as opened:
+        assert opened.score_all([Answer("", Prompt(0, "?", ""))]) == [Score(0.0)]
+    assert "slow_to_import" not in sys.modules
+
+
 @pytest.mark.parametrize(
     ("tests", "form", "said"),
     [

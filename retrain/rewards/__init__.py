@@ -43,7 +43,6 @@ SPEC = PluginSpec(
         Hook("check_params", ("params",), "problems of [reward.params], as `key: what is wrong`"),
         Hook("advise_params", ("params",), "warnings for `explain`, one line each"),
         Hook("made_of", ("params",), "(name, params) of each reward that it consists of"),
-        Hook("pass_sandbox", ("params", "sandbox"), "params, with the sandbox for the reward that it calls"),
         Hook("servers", ("params",), "address -> key, of each server that must answer before a run"),
     ),
     judge="check_params",

@@ -12,8 +12,8 @@ from typing import Any
 from retrain import registry
 from retrain.registry import Positive, Workers
 from retrain.rewards import BatchScorer, score_with
-from retrain.rewards.opening import with_sandbox
 from retrain.rewards.pool import FunctionScorer
+from retrain.sandbox import choice_problems
 
 
 def open_scorer(
@@ -22,6 +22,8 @@ def open_scorer(
     params: Mapping[str, Any] | None = None,
     timeout_s: Positive = 30.0,
     workers: Workers = 0,
+    sandbox: str = "auto",
+    sandbox_options: Mapping[str, Any] | None = None,
 ) -> BatchScorer:
     """Score with what the function at `path` returns.
 
@@ -33,8 +35,11 @@ def open_scorer(
         params: table of keyword arguments for it.
         timeout_s: limit of one call, from its start.
         workers: number of processes; 0 is one per core.
+        sandbox: for a function that takes one and is given none in `params`; see the reward "python".
+        sandbox_options: its options.
     """
-    return FunctionScorer(path, params or {}, workers=workers, timeout_s=timeout_s)
+    given = {"sandbox": sandbox, "sandbox_options": sandbox_options}
+    return FunctionScorer(path, params or {}, workers=workers, timeout_s=timeout_s, sandbox=given)
 
 
 score = score_with(open_scorer)
@@ -43,12 +48,8 @@ score = score_with(open_scorer)
 def made_of(params: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """Return the function and its parameters, with a sandbox that this one was given."""
     shared = {key: params[key] for key in ("sandbox", "sandbox_options") if key in params}
-    return [(params["path"], {**shared, **params.get("params", {})})]
-
-
-def pass_sandbox(params: Mapping[str, Any], sandbox: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the parameters, with a sandbox for the function if it takes one and names none itself."""
-    return {**params, "params": with_sandbox(params["path"], params.get("params", {}), sandbox)}
+    own = params.get("params", {})
+    return [(params["path"], own if "sandbox" in own else {**shared, **own})]
 
 
 def check_params(params: Mapping[str, Any]) -> Iterator[str]:
@@ -61,3 +62,4 @@ def check_params(params: Mapping[str, Any]) -> Iterator[str]:
         yield f"path: {problem}"
         return
     yield from (f"params.{what}" for what in registry.problems_with_table("rewards", path, arguments))
+    yield from choice_problems(params)

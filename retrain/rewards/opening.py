@@ -90,20 +90,10 @@ def open_reward(
     opener = plugin.hook("open_scorer")
     if opener is None:
         return CallingScorer(plugin.function(), name, params)
-    scorer: BatchScorer = opener(**with_sandbox(name, params, sandbox or {}))
-    return scorer
-
-
-def with_sandbox(name: str, params: Mapping[str, Any], sandbox: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a reward's parameters with those of `sandbox` that it, or the one that it calls, takes."""
-    plugin = registry.plugin("rewards", name)
-    if pass_on := plugin.hook("pass_sandbox"):
-        passed: Mapping[str, Any] = pass_on(params, sandbox)
-        return passed
-    if plugin.hook("open_scorer") is None or "sandbox" in params:
-        return params
     taken = {parameter.name for parameter in plugin.parameters() or ()}
-    return {**{key: value for key, value in sandbox.items() if key in taken}, **params}
+    given = {key: value for key, value in (sandbox or {}).items() if key in taken}
+    scorer: BatchScorer = opener(**(params if "sandbox" in params else {**given, **params}))
+    return scorer
 
 
 class CallingScorer:

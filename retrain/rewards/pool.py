@@ -126,6 +126,7 @@ class VerifierScorer(ThreadedScorer):
         timeout_s: float,
         memory_bytes: int = 0,
         is_factory: bool = False,
+        sandbox: Mapping[str, Any] | None = None,
     ) -> None:
         """Start no process yet; `workers` 0 is one per core, `memory_bytes` 0 is no limit."""
         super().__init__(workers, "scoring")
@@ -135,6 +136,7 @@ class VerifierScorer(ThreadedScorer):
             "memory_bytes": memory_bytes,
             "limit_s": timeout_s + BACKSTOP_S,
             "is_factory": is_factory,
+            "sandbox": dict(sandbox or {}),
         }
         self._timeout_s = timeout_s
         self._lock = threading.Lock()  # guards the next three attributes
@@ -241,13 +243,16 @@ def main() -> None:
     except (ImportError, AttributeError, ConfigError) as error:
         replies.write(line_of("", Reply(ReplyKind.FAILED, f"{setup['target']!r} cannot be loaded: {error}")))
         return
+    params = setup["params"]
+    if "sandbox" not in params:
+        params = {key: value for key, value in setup["sandbox"].items() if takes(function, key)} | params
     replies.write(line_of("", Reply(ReplyKind.READY, "")))
     for request in lines_of(requests):
         token, completion, tokens, state, number, text, answer, messages, row = json.loads(request)
         prompt = Prompt(number, text, answer, tuple(map(tuple, messages)), row)
         signal.setitimer(signal.ITIMER_REAL, setup["limit_s"])
         scored = Answer(completion, prompt, tuple(tokens), TrainerState(*state))
-        reply = _called(function, scored, setup["params"])
+        reply = _called(function, scored, params)
         signal.setitimer(signal.ITIMER_REAL, 0)
         replies.write(line_of(token, reply))
 
