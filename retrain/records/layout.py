@@ -266,9 +266,9 @@ def files_of_runs(files: CampaignFiles) -> dict[str, RunFiles]:
         return {str(recorded_table(alone, "run").get("run_id", files.directory.name)): alone}
     try:
         found = sorted(files.runs.iterdir()) if files.runs.is_dir() else []
+        return {path.name: RunFiles(path) for path in found if path.is_dir()}
     except OSError as error:
         raise records_error(files.runs, "list", error) from error
-    return {path.name: RunFiles(path) for path in found if path.is_dir()}
 
 
 def _exists(path: Path) -> bool:

@@ -184,6 +184,7 @@ def attempt(name, mode):
 attempt(".", 0o500)
 attempt(".", 0)
 attempt("runs", 0)
+attempt("runs", 0o400)  # its runs can be named, not looked at
 attempt("runs/grpo_s0", 0)
 """
 
@@ -201,7 +202,7 @@ def test_what_may_not_be_written_or_read_is_refused_with_a_reason_and_stops_what
     )
     resumed, stopped = done.stdout.splitlines()[::2], done.stdout.splitlines()[1::2]
     assert all("Permission denied" in line and "for this user" in line for line in resumed)
-    assert ["Permission denied" in line for line in stopped] == [False, True, True, False]
+    assert ["Permission denied" in line for line in stopped] == [False, True, True, True, False]
 
 
 WRITE_ROWS = """
