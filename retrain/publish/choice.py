@@ -52,7 +52,7 @@ def choose(
 
 def _require_campaign(directory: Path) -> None:
     place = directory.resolve()
-    if (named := NAME.fullmatch(place.name)) and is_single_run(place.parents[1]):
+    if (named := NAME.fullmatch(place.name)) and is_single_run(place.parent.parent):
         fix = f"name its run's directory, and the checkpoint with --step {int(named[1])}"
         raise ConfigError(f"{directory}: is a checkpoint; {fix}")
     if not is_campaign(directory):

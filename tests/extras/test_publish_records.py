@@ -81,6 +81,8 @@ def test_what_does_not_exist_is_named_with_what_does(tmp_path):
         choose(directory, "gpro")
     with pytest.raises(ConfigError, match="is no campaign and no run"):
         choose(tmp_path / "nothing", "")
+    with pytest.raises(ConfigError, match="is no campaign and no run"):
+        choose(Path("/step-000020"), "")  # called as a checkpoint, with nothing above it
     with pytest.raises(ConfigError, match=r"is a checkpoint; name its run's directory, .* --step 20"):
         choose(directory / "runs" / "grpo_s1" / "checkpoints" / "step-000020", "")
     with pytest.raises(ConfigError, match="is a run; name only its campaign's directory"):
