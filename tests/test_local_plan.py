@@ -14,7 +14,7 @@ from threading import Thread
 import pytest
 
 from retrain.backends import MemoryEstimate, Trainers, local
-from retrain.backends.local import advise_run, check_run, wants_gpu
+from retrain.backends.local import advise_run, check_prompts, check_run, check_tools, memory, wants_gpu
 from retrain.backends.local.sizes import Sizes, micro_batch
 from retrain.config.campaign import Campaign
 from retrain.config.schema import Algorithm, Backend, Config, Environment, Model, RateLimiter, Training
@@ -70,11 +70,20 @@ def run_of(
 VLLM = {"engine": "vllm", "engine_command": [sys.executable]}
 
 
+@pytest.mark.parametrize("model", ["~nobody-here/model", "a" * 300, "a/" + "b" * 300, "\0", "/etc/passwd"])
+def test_a_name_that_can_be_no_model_s_is_refused_and_stops_no_other_check(model):
+    config = run_of(model=model)
+    (problem,) = check_run(config)
+    assert "is no directory here, and no name on the hub" in problem
+    assert (check_prompts(config, [Prompt(0, "1", "1")]), memory(config, [])) == ([], None)
+    assert check_tools(run_of(model=model, chat_template=True), []) == []
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [
         (run_of(model=""), "[model].model: empty"),
-        (run_of(model="./nowhere"), "[model].model: './nowhere' does not exist"),
+        (run_of(model="./nowhere"), "[model].model: './nowhere' is no directory here"),
         (run_of(kl_coef=0.1, lora=False), "[algorithm].kl_coef: needs [backend.options].lora = true"),
         (run_of(device="cuda:1"), "[backend.options].device: got 'cuda:1'; this machine has no GPU"),
         (run_of(engine_sleep=True), '[backend.options].engine_sleep: needs engine = "vllm"'),

@@ -86,7 +86,7 @@ def test_a_missing_package_is_named_with_the_command(monkeypatch):
     ("name", "words"),
     [
         ("", "empty; the local backend needs a hub id or a local path"),
-        ("./nowhere", "'./nowhere' does not exist"),
+        ("./nowhere", "'./nowhere' is no directory here"),
         ("no-such/model", "'no-such/model' is neither a directory nor in"),
         ("{empty}", "is a directory without config.json"),
     ],

@@ -68,12 +68,12 @@ def options_for(behind: CompletionsServer) -> dict[str, object]:
 
 
 @pytest.fixture
-def managed(model: str, behind: CompletionsServer) -> Iterator[Callable[[int], LocalBackend]]:
+def managed(model: str, behind: CompletionsServer) -> Iterator[Callable[..., LocalBackend]]:
     """Open backends on one managed server."""
     with ExitStack() as stack:
 
-        def open_one(seed: int) -> LocalBackend:
-            backend = open_backend(model, seed=seed, **options_for(behind))
+        def open_one(seed: int, name: str = model) -> LocalBackend:
+            backend = open_backend(name, seed=seed, **options_for(behind))
             stack.callback(backend.close)
             stir(backend, seed)
             return backend
@@ -94,9 +94,10 @@ def assert_own(backend) -> None:
 
 
 def test_runs_share_a_server_and_survive_its_crash_and_the_loss_of_its_daemon(
-    managed, model, folder, tmp_path
+    managed, model, folder, tmp_path, monkeypatch
 ):
-    first, second = managed(0), managed(1)
+    monkeypatch.setenv("HOME", str(Path(model).parent))
+    first, second = managed(0), managed(1, f"~/{Path(model).name}")
     for backend in (first, second):
         assert_own(backend)
     files = files_in(folder)

@@ -23,6 +23,7 @@ from retrain.backends.local.devices import DeviceMemory, left_for_engine
 from retrain.backends.local.files import ADAPTER, save_weights
 from retrain.backends.local.loading import Policy
 from retrain.backends.local.logprob_check import reject_other_policy, reject_unknown
+from retrain.backends.local.model_checks import directory_at
 from retrain.backends.local.next_token import Cut
 from retrain.backends.progress import CallsProgress, Tell
 from retrain.engines import Drawn, Ids, LostAdaptersError
@@ -274,10 +275,10 @@ class EngineSampler:
 
 
 def _vllm(spec: BackendSpec, options: LocalOptions, policy: Policy) -> SharedServer:
-    device = policy.device
+    device, directory = policy.device, directory_at(spec.model)
     chosen = options.engine_memory
     return vllm_server(
-        str(Path(spec.model).absolute()) if Path(spec.model).is_dir() else spec.model,
+        str(directory.absolute() if directory else spec.model),
         command=options.engine_command,
         arguments=options.engine_arguments,
         revision=options.revision,

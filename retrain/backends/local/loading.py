@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from retrain import extras
 from retrain.backends import BackendSpec
 from retrain.backends.local import EXTRA_4BIT, LocalOptions
 from retrain.backends.local.devices import is_out_of_memory
-from retrain.backends.local.model_checks import CONTEXT, model_problem
+from retrain.backends.local.model_checks import CONTEXT, directory_at, model_problem
 from retrain.backends.local.next_token import Cut
 from retrain.errors import BackendMemoryError, ConfigError, InfrastructureError, first_line
 from retrain.extras import quiet_transformers
@@ -117,9 +116,8 @@ def load(spec: BackendSpec, options: LocalOptions, device: torch.device, seed: i
     model = spec.model
     if problem := model_problem(model, local_files_only=options.local_files_only):
         raise ConfigError(f"[model].model: {problem}")
-    path = Path(model).expanduser()
     source: dict[str, Any] = {
-        "pretrained_model_name_or_path": str(path) if path.is_dir() else model,
+        "pretrained_model_name_or_path": str(directory_at(model) or model),
         "local_files_only": options.local_files_only,
         **({"revision": options.revision} if options.revision else {}),
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 # these have no end-of-sequence token unless their files name one; other classes may have a default
 WITHOUT_DEFAULTS = ("PreTrainedTokenizerFast", "TokenizersBackend")
 CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len")  # names in model configs
+HUB_ID = re.compile(r"\w[\w.-]{0,95}(/\w[\w.-]{0,95})?", re.ASCII)  # the hub itself allows a little less
 SHOWN = 3  # prompts named in an error about length
 YES = ("1", "on", "yes", "true")
 NOT_FOUND = 404
@@ -32,17 +34,24 @@ def model_problem(model: str, *, local_files_only: bool = False) -> str:
     """Return why a model name is certainly unusable; "" if it may be usable."""
     if not model:
         return "empty; the local backend needs a hub id or a local path"
-    path = Path(model).expanduser()
-    if path.is_dir():
+    if path := directory_at(model):
         return _directory_problem(model, path)
-    if not path.exists() and (path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1):
-        return f"{model!r} does not exist; needs a saved model's directory"
-    if is_offline(local_files_only) and not _cached(model).is_dir():
+    if not HUB_ID.fullmatch(model):
+        return f"{model!r} is no directory here, and no name on the hub; needs a saved model's directory"
+    if is_offline(local_files_only) and not directory_at(_cached(model)):
         return (
             f"{model!r} is neither a directory nor in {_cache()}, and offline mode is on; "
             "use a directory, or allow the hub (local_files_only = false, no HF_HUB_OFFLINE)"
         )
     return ""
+
+
+def directory_at(name: str | Path) -> Path | None:
+    """Return the directory of this name; None if there is none, or it cannot be one."""
+    with suppress(OSError, RuntimeError, ValueError):  # too long, of an unknown user, or not to be read
+        path = Path(name).expanduser()
+        return path if path.is_dir() else None
+    return None
 
 
 def is_offline(local_files_only: bool) -> bool:
@@ -69,10 +78,10 @@ def hub_problem(model: str, revision: str) -> str:
 
 def files_of(model: str) -> Path | None:
     """Return the directory with a model's files, its own or the hub's cache; None if they are not here."""
-    path = Path(model).expanduser()
-    if path.is_dir():
+    if path := directory_at(model):
         return path
-    found = [file.parent for file in _cached(model).glob("snapshots/*/config.json")]
+    cached = directory_at(_cached(model))
+    found = [file.parent for file in cached.glob("snapshots/*/config.json")] if cached else []
     complete = [one for one in found if any(one.glob("*.safetensors")) or any(one.glob("*.bin"))]
     return max(complete, key=lambda one: one.stat().st_mtime, default=None)
 
@@ -112,7 +121,8 @@ def _directory_problem(model: str, path: Path) -> str:
 
 def template_problem(model: str) -> str:
     """Return a problem if a saved model's tokenizer has no chat template; "" if it has or may have one."""
-    path = Path(model).expanduser()
+    if not (path := directory_at(model)):
+        return ""
     config = path / "tokenizer_config.json"
     if not config.is_file() or read_json(config).get("chat_template") or any(path.glob("*chat_template*")):
         return ""
@@ -134,7 +144,8 @@ def prompts_problem(model: str, prompts: Sequence[Prompt]) -> str:
 
     Special tokens and a chat template are not counted, so a borderline prompt is detected only at the start.
     """
-    path = Path(model).expanduser()
+    if not (path := directory_at(model)):
+        return ""
     room = _context(path)
     long = [p for p in prompts if len(p.text.encode()) >= room]  # a token covers at least one byte
     if not long or (tokenizer := _tokenizer(path)) is None:
