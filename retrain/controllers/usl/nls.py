@@ -20,12 +20,10 @@ import sys
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from retrain.controllers.usl.online import StepTime
 from retrain.rollouts import Floats
 
-BoolArray = NDArray[np.bool_]
 Bounds = tuple[Floats, Floats]
 
 TINY = 1e-30  # smallest ratio distinguished from 0; squares and products of three stay finite
@@ -161,7 +159,8 @@ def fit_least_squares(problem: Problem, guess: StepTime) -> Floats:
     else:
         level, rounding = (q @ y) / (q @ q), ROUNDING**2 * float(y @ y)
     highest = float((y / q).max())
-    saturating = descend(problem, np.array([0.1, 0.0, highest]), held=np.array([False, True, False]))
+    no_crosstalk = LOWER, problem.upper * (1.0, 0.0, 1.0)
+    saturating = descend(problem, np.array([0.1, 0.0, highest]), bounds=no_crosstalk)
     starts = [problem.coefficients(guess), np.array([0.1, 0.01, highest])]
     best = np.array([0.0, 0.0, float(level)])  # without contention or crosstalk
     for theta in (saturating, *[descend(problem, start) for start in starts]):
@@ -170,17 +169,15 @@ def fit_least_squares(problem: Problem, guess: StepTime) -> Floats:
     return best
 
 
-def descend(
-    problem: Problem, start: Floats, *, held: BoolArray | None = None, bounds: Bounds | None = None
-) -> Floats:
-    """Return the coefficients of a local minimum within bounds; those `held` keep their value."""
+def descend(problem: Problem, start: Floats, *, bounds: Bounds | None = None) -> Floats:
+    """Return the coefficients of a local minimum within bounds, which are the law's by default."""
     bounds = bounds or (LOWER, problem.upper)
     theta, damping = np.clip(start, *bounds), 1e-3
     error = problem.squared(theta)
     if math.isinf(error):
         return theta
     for _ in range(MAX_STEPS):
-        trial = np.clip(theta + _step(problem, theta, damping, bounds, held), *bounds)
+        trial = np.clip(theta + _step(problem, theta, damping, bounds), *bounds)
         trial_error = problem.squared(trial)
         if not trial_error < error:
             damping *= 4.0
@@ -194,15 +191,14 @@ def descend(
     return theta
 
 
-def _step(problem: Problem, theta: Floats, damping: float, bounds: Bounds, held: BoolArray | None) -> Floats:
+def _step(problem: Problem, theta: Floats, damping: float, bounds: Bounds) -> Floats:
     jacobian = problem.jacobian(theta)
     jacobian[:, 2] /= theta[2]
     descent = jacobian.T @ problem.residuals(theta)
     stuck = ((theta <= bounds[0]) & (descent < 0.0)) | ((theta >= bounds[1]) & (descent > 0.0))
-    free = ~stuck if held is None else ~(stuck | held)
     step: Floats = np.zeros(3)
     lengths = np.linalg.norm(jacobian, axis=0)
-    free &= lengths > 0.0
+    free = ~stuck & (lengths > 0.0)
     columns = jacobian[:, free] / lengths[free]
     normal = columns.T @ columns + damping * np.eye(int(free.sum()))
     step[free] = np.linalg.solve(normal, descent[free] / lengths[free]) / lengths[free]
