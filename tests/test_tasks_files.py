@@ -148,7 +148,7 @@ def test_the_order_of_training_prompts_depends_on_the_seed_only(write: Write) ->
 
 
 def test_a_prompt_on_both_sides_is_refused(write: Write) -> None:
-    with pytest.raises(ConfigError, match="1 training prompts are also held out, such as 'c'"):
+    with pytest.raises(ConfigError, match="1 training prompt is also held out, such as 'c'"):
         build("jsonl", path=write("a.jsonl", "abc"), held_out_path=write("b.jsonl", "cde"))
 
 

@@ -143,9 +143,8 @@ def split_as_given(train: Sequence[Prompt], held_out: Sequence[Prompt], seed: in
     """
     both = {prompt.text for prompt in train} & {prompt.text for prompt in held_out}
     if both:
-        raise ConfigError(
-            f"{len(both)} training prompts are also held out, such as {min(both)[:60]!r}; remove them"
-        )
+        what = "1 training prompt is" if len(both) == 1 else f"{len(both)} training prompts are"
+        raise ConfigError(f"{what} also held out, such as {min(both)[:60]!r}; remove what is in both")
     generator = random.Random(seed)
     shuffled = generator.sample(list(train), len(train))
     after = max(prompt.id for prompt in train)
