@@ -243,10 +243,11 @@ def test_closing_has_the_server_forget_and_leaves_no_files(server, model, tmp_pa
     assert (server.adapters, list((tmp_path / "shared").iterdir())) == ({}, [])
 
 
-def test_a_directory_for_adapters_that_cannot_be_made_is_named(server, model, tmp_path):
+@pytest.mark.parametrize("name", ["file/shared", "\0"])
+def test_a_directory_for_adapters_that_cannot_be_made_is_named(server, model, tmp_path, name):
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"\[backend.options\].engine_adapters: .*/file/shared'"):
-        through(server, model, engine_adapters=str(tmp_path / "file" / "shared"))
+    with pytest.raises(ConfigError, match=r"\[backend.options\].engine_adapters: cannot be made \("):
+        through(server, model, engine_adapters=str(tmp_path / name))
 
 
 def test_a_server_s_hiccup_is_waited_out(server, model):

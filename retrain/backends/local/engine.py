@@ -78,7 +78,7 @@ class EngineSampler:
             if parent:
                 Path(parent).mkdir(parents=True, exist_ok=True)
             self._directory = Path(tempfile.mkdtemp(prefix="retrain-adapters-", dir=parent))
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise ConfigError(f"[backend.options].engine_adapters: cannot be made ({error})") from error
         # a server refuses a name that is already loaded, for example by an earlier attempt
         name = f"{re.sub(r'[^A-Za-z0-9._-]', '-', spec.run_name) or 'run'}-{secrets.token_hex(4)}"
