@@ -154,20 +154,17 @@ def _options(
     del debug, version  # `retrain.__main__` reads --debug where it catches errors
 
 
-def complete_keys(incomplete: str) -> list[str]:
-    """Return the keys that begin so, for `--set`."""
+def complete_keys() -> list[str]:
+    """Return what `--set` may begin with; typer chooses what continues the words so far."""
     from retrain.config.reference import sections
 
-    found = [f"{section.name}.{key.name}=" for section in sections() for key in section.keys]
-    return [key for key in found if key.startswith(incomplete) and not key.startswith("[")]
+    known = [section for section in sections() if not section.name.startswith("[")]
+    return [f"{section.name}.{key.name}=" for section in known for key in section.keys]
 
 
-def complete_runs(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the runs that begin so, of the campaign named before."""
-    folder = Path(ctx.params.get("directory") or ".") / "runs"
-    if not folder.is_dir():
-        return []
-    return sorted(path.name for path in folder.iterdir() if path.name.startswith(incomplete))
+def complete_runs(ctx: typer.Context) -> list[str]:
+    """Return the runs of the campaign named before."""
+    return sorted(path.name for path in Path(ctx.params.get("directory") or ".").glob("runs/*"))
 
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The campaign file.")]

@@ -13,18 +13,13 @@ from typer import Option
 from retrain.errors import ConfigError
 
 
-def complete_templates(incomplete: str) -> list[str]:
-    """Return the templates that begin so."""
-    return [name for name in templates() if name.startswith(incomplete)]
-
-
 def command(
     template: str = Option(
         "campaign",
         "--template",
         "-t",
         help="Name of the template; see --list.",
-        autocompletion=complete_templates,
+        autocompletion=lambda: [*templates()],
     ),
     force: bool = Option(False, "--force", help="Overwrite NAME.toml if it exists."),
     show_list: bool = Option(False, "--list", help="List the templates and exit."),

@@ -16,11 +16,6 @@ from retrain.errors import EXIT_CONFIG, ConfigError
 from retrain.extras import needs, summary
 
 
-def complete_kinds(incomplete: str) -> list[str]:
-    """Return the kinds of plugins that begin so."""
-    return [kind for kind in registry.KINDS if kind.startswith(incomplete)]
-
-
 @dataclass(frozen=True, slots=True)
 class PluginRow:
     """One plugin, described without importing what it needs."""
@@ -36,7 +31,7 @@ class PluginRow:
 
 def command(
     kind: str = Argument(
-        "", metavar="KIND", help="Only this kind, as rewards.", autocompletion=complete_kinds
+        "", metavar="KIND", help="Only this kind, as rewards.", autocompletion=lambda: registry.KINDS
     ),
     check: str = Option(
         "", "--check", metavar="NAME", help="Check your own plugin, such as my_rewards.score."
