@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,7 @@ def _load(path: str, split: str, fields: Fields, **at_hub: str | None) -> Any:
         # cells as text: "007" stays "007", and "NA" stays "NA"
         columns = dict.fromkeys((fields.prompt, fields.answer), str)
         how = {**how, "keep_default_na": False, "converters": columns}
-    if not saved.exists() and (reader or not _may_be_hub_id(path)):
+    if not os.path.exists(path) and (reader or not _may_be_hub_id(path)):  # noqa: PTH110 - Path raises
         raise ConfigError(f"path: no file or directory {path!r}; {how_to_correct(path)}")
     try:
         if reader and saved.is_file():

@@ -5,8 +5,8 @@ The options are those of the task `jsonl`, with columns for fields.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from retrain.errors import ConfigError
@@ -30,7 +30,7 @@ def _read(path: str, option: str, fields: Fields) -> list[Prompt]:
 
 def _open(path: str, option: str) -> Any:
     parquet = load("pyarrow.parquet", EXTRA, "parquet")
-    if not Path(path).is_file():
+    if not os.path.isfile(path):  # noqa: PTH113 - Path raises for a name too long
         raise ConfigError(f"{option}: no file {path!r}; {how_to_correct(path)}")
     try:
         return parquet.ParquetFile(path)

@@ -77,7 +77,8 @@ def test_parquet_refuses_an_empty_file_a_missing_one_and_another_format(tmp_path
     )
     (tmp_path / "b.parquet").write_text("prompt,answer\n")
     assert "no rows" in problem_of("parquet", path=empty)
-    assert "no file 'none.parquet'" in problem_of("parquet", path="none.parquet")
+    for missing in ("none.parquet", f"{'n' * 300}.parquet"):
+        assert f"no file {missing!r}" in problem_of("parquet", path=missing)
     assert "not a Parquet file" in problem_of("parquet", path=str(tmp_path / "b.parquet"))
 
 
@@ -119,7 +120,9 @@ def test_text_in_a_table_stays_as_it_was_written(tmp_path: Path) -> None:
     assert sorted(p.answer for p in task.train) == ["007", "1.50", "NA"]
 
 
-@pytest.mark.parametrize("path", ["./nowhere", "/nowhere/at/all", "rows.jsonl", "folder/rows.parquet"])
+@pytest.mark.parametrize(
+    "path", ["./nowhere", "/nowhere/at/all", "rows.jsonl", "folder/rows.parquet", "n" * 300 + ".json"]
+)
 def test_what_looks_like_a_path_and_is_not_there_is_not_asked_of_the_hub(path: str) -> None:
     assert f"path: no file or directory {path!r}" in problem_of("datasets", path=path)
 
