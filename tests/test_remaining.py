@@ -95,6 +95,14 @@ def test_what_an_api_paused_is_no_pace() -> None:
     assert (pace.step_s, pace.late_s, pace.recent_s) == (2.0, 2.0, (2.0,) * 5)
 
 
+def test_a_clock_that_was_set_back_during_a_pause_gives_no_negative_pace() -> None:
+    first = {"step": 1, "attempt": 1, "timestamp": "2026-01-01T12:00:00Z", "step_time_s": 2.0}
+    last = {"step": 3, "attempt": 1, "timestamp": "2026-01-01T12:00:30Z", "step_time_s": 2.0}
+    pace = pace_of(MetricsEnds(first, [last | {"api_pauses_s": 300.0}]), ())
+    assert pace is not None
+    assert (pace.steps, pace.step_s) == (1, 2.0)  # by what the steps themselves measured
+
+
 @pytest.mark.parametrize("crowding", [ALONE, on_cores(1.0)], ids=["alone", "on one core"])
 def test_a_resumed_run_goes_on_at_the_pace_since_then(crowding: Crowding) -> None:
     rows = [{"step": n, "attempt": 1, "timestamp": at(n), "step_time_s": 1.0} for n in range(1, 11)]

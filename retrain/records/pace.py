@@ -47,8 +47,10 @@ def pace_of(ends: MetricsEnds, attempts: Sequence[Attempt]) -> Pace | None:
     until_s = posix_s(last.get("timestamp"))
     since = int(last["step"]) - int(number_in(first, "step") or 0)
     whole_s = seconds_between(first.get("timestamp"), last.get("timestamp"))
-    if since > 0 and whole_s is not None and first.get("attempt") == last.get("attempt"):
-        steps, took_s = since, whole_s - paused_between_s(first, last)  # with the time between steps
+    whole_s = whole_s and whole_s - paused_between_s(first, last)  # with the time between steps
+    # less than 0 where the clock was set back meanwhile
+    if since > 0 and whole_s is not None and whole_s >= 0 and first.get("attempt") == last.get("attempt"):
+        steps, took_s = since, whole_s
     since_s = until_s - took_s if until_s is not None else None
     startup_s = _startup_s(first, attempts, recent)
     return Pace(steps, took_s / steps, recent, startup_s, since_s, until_s, *_late(ends))
