@@ -38,7 +38,7 @@ from retrain.records.run_state import (
     write_progress,
 )
 from retrain.records.rungs import Rung
-from retrain.records.samples import SamplesWriter, read_samples
+from retrain.records.samples import OutcomesWriter, SamplesWriter, read_outcomes, read_samples
 from retrain.records.spending import EvaluationCost, Spending, Tokens, read_spending, write_spending
 from retrain.semaphore import FileSemaphore
 from retrain.semaphore.adaptive import SharedPermits
@@ -53,6 +53,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "run.lock": lambda path: (holder(path), is_held(path)),
     "metrics.jsonl": lambda path: (scan_metrics(path.parent), read_ends(path, 2)),
     "samples.jsonl": read_samples,
+    "evals/hard.jsonl": read_outcomes,
     "manifest.json": read_manifest,
     "spend.json": lambda path: read_spending(RunFiles(path.parent)),
     "decision.jsonl": read_looks,
@@ -81,6 +82,9 @@ def written(tmp_path: Path) -> Path:
     samples = SamplesWriter(run.samples, 1)
     samples.append(1, [{"prompt": "p", "completion": "c"}])
     samples.close()
+    outcomes = OutcomesWriter(run.evals, 1)
+    outcomes.append("hard", 1, {7: [1.0, None]})
+    outcomes.close()
     planned = PlannedRun("a_s0", "a", 0, 4)
     write_manifest(campaign.manifest, new_manifest("c", "abc", [planned], tmp_path))
     write_spending(

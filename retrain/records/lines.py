@@ -137,7 +137,11 @@ def is_count(value: object) -> TypeGuard[int]:
 
 def number_in(row: Mapping[str, object] | None, key: str) -> float | None:
     """Return the finite number stored under a key; None if there is none."""
-    value = row.get(key) if row else None
+    return finite(row.get(key)) if row else None
+
+
+def finite(value: object) -> float | None:
+    """Return a finite number of a record; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if abs(value) <= sys.float_info.max else None

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from retrain.records.files import make_directory, record_of, write_atomic
-from retrain.records.lines import LineAppender, Row, dump_line, is_count, parse_line, read_lines
+from retrain.records.lines import LineAppender, Row, dump_line, finite, is_count, parse_line, read_lines
 from retrain.records.text import count_of
 
 FIRST, LAST, BETWEEN = 8, 16, 64  # steps kept: at most this many of each
@@ -185,15 +185,10 @@ def read_outcomes(path: Path) -> dict[int, Rewards]:
     for row in latest_rows(path):
         question, rewards = row.get("question"), row.get("rewards")
         if isinstance(question, int) and isinstance(rewards, list):
-            found.setdefault(row["step"], {})[question] = [_number(one) for one in rewards]
+            found.setdefault(row["step"], {})[question] = [finite(one) for one in rewards]
     return dict(found)
 
 
 def _short(reward: float | None) -> float | None:
     """Return a whole number without a decimal point."""
     return int(reward) if reward is not None and float(reward).is_integer() else reward
-
-
-def _number(value: object) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else None  # type: ignore[arg-type]
