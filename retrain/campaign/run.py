@@ -29,12 +29,7 @@ from retrain.plan.launching import options_of
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.plan.preflight import check_servers
 from retrain.records.files import make_new_directory, open_log, remove_file, write_atomic
-from retrain.records.layout import (
-    CampaignFiles,
-    create_directory,
-    is_single_run,
-    open_campaign,
-)
+from retrain.records.layout import CampaignFiles, create_directory, is_single_run, open_campaign
 from retrain.records.lines import append_line
 from retrain.records.provenance import (
     Provenance,
@@ -146,11 +141,8 @@ def reopen(
     files = open_campaign(directory if is_named else directory.resolve())
     origin, lost = known_origin(files)
     wanted = _with_more(origin, directory, more_seeds, budget_usd)
-    plan, where = _planned_anew(files, wanted)
-    _require_prices(plan, files)
-    plan = as_launched(plan, str(files.campaign_toml))
-    if not uses_cluster(plan.campaign):  # this machine may have less memory than the last
-        check_memory(plan, str(files.campaign_toml))
+    content = read_file(files.campaign_toml)  # first, as in `start`: the next resume tells of an edit since
+    plan, where = _checked_anew(files, wanted)
     files = replace(files, is_single=plan.is_single_run)
     found = reconcile(plan, files, origin, accept_changes=accept_config_change)
     campaign = CampaignRun(found.plan, files, observer or Observer())
@@ -159,7 +151,7 @@ def reopen(
         wanted,
         where=str(where),
         way_back=os.path.relpath(where, files.directory),
-        digest=digest(files.campaign_toml.read_bytes()),
+        digest=digest(content),
         launcher=plan.campaign.launcher,
         options=options_of(plan.campaign),
     )
@@ -248,6 +240,16 @@ def _require_prices(plan: Plan, files: CampaignFiles) -> None:
     problems = {missing_price(run.config): None for run in plan.first_runs().values()}
     if lacking := [f"{files.campaign_toml} {problem}" for problem in problems if problem]:
         raise ConfigError(lacking)
+
+
+def _checked_anew(files: CampaignFiles, origin: Provenance) -> tuple[Plan, Path]:
+    """Return the plan of a campaign's file as this machine can run it, and where its paths start."""
+    plan, where = _planned_anew(files, origin)
+    _require_prices(plan, files)
+    plan = as_launched(plan, str(files.campaign_toml))
+    if not uses_cluster(plan.campaign):  # this machine may have less memory than the last
+        check_memory(plan, str(files.campaign_toml))
+    return plan, where
 
 
 def _planned_anew(files: CampaignFiles, origin: Provenance) -> tuple[Plan, Path]:

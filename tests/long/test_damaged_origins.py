@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import threading
 import tomllib
 from collections.abc import Callable, Sequence
@@ -76,6 +77,26 @@ def test_a_file_that_is_edited_while_it_is_checked_is_kept_as_it_was_read(campai
     campaign = start(campaign_file, ["reward.reward=editing.score", "campaign.launcher=inline"])
     assert campaign_file.read_bytes() == content + b"#"
     assert (campaign.directory / "campaign.toml").read_bytes() == content
+
+
+def test_an_edit_while_a_campaign_is_resumed_is_told_by_the_next_resume(
+    campaign_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, score = campaign_file.parent / "edits.py", "def score(completion, prompt): return 0.5\n"
+    module.write_text(score)
+    campaign = start(campaign_file, ["reward.reward=edits.score", "campaign.launcher=inline"], DieAfterOne())
+    with pytest.raises(KeyboardInterrupt):
+        campaign.execute()
+    file = campaign.directory.absolute() / "campaign.toml"
+    edited = f"from pathlib import Path\nfile = Path({str(file)!r})\n"
+    edited += "file.write_text(file.read_text().replace('lr = 5e-3', 'lr = 1e-3'))\n"
+    module.write_text(edited + score)
+    monkeypatch.delitem(sys.modules, "edits")
+    with pytest.raises(KeyboardInterrupt):
+        reopen(campaign.directory, DieAfterOne()).execute()  # planned from the file as it was
+    assert "lr = 1e-3" in file.read_text()
+    with pytest.raises(ConfigError, match=r"results would differ(.|\n)*training.lr: 0.005 -> 0.001"):
+        reopen(campaign.directory)
 
 
 def test_an_edited_run_is_written_again_and_not_obeyed(begun: Path) -> None:
