@@ -261,9 +261,9 @@ def write_what_differs(campaign: CampaignRun, origin: Provenance) -> None:
             old = read_small(files.run_toml) or b""
             if old == text.encode():
                 continue
-            writing.append(writers.submit(write, files, text))
-            if old and not is_as_written(recorded_tables(files)):
+            if old and not is_as_written(recorded_tables(files)):  # before it is written
                 campaign.notice(f"{files.run_toml}: was changed or damaged; rewritten from campaign.toml")
+            writing.append(writers.submit(write, files, text))
         for one in writing:
             one.result()
 
