@@ -304,6 +304,11 @@ def test_a_plugin_that_cannot_be_loaded_is_told_once(kind: str, name: str) -> No
     assert (answer.output, repr(name) in str(answer.exception)) == ("", True)
 
 
+def test_a_key_without_a_plugin_to_check_is_refused() -> None:
+    answer = CliRunner().invoke(app, ["plugins", "rewards", "--set", "longest=4"])
+    assert (answer.output, "--check NAME" in str(answer.exception)) == ("", True)
+
+
 @pytest.mark.parametrize("named", [".score", ".open_scorer"])
 def test_the_parameters_of_a_rewards_opener_are_its_keys(named: str, own: Callable[[str, str], str]) -> None:
     name = own(f"opener{len(named)}", OPENER) + named

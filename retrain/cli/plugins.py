@@ -51,7 +51,7 @@ def command(
 
     if kind and kind not in registry.KINDS:
         raise ConfigError(f"{kind!r} is not a kind of plugin; known: {', '.join(registry.KINDS)}")
-    if check:
+    if check or overrides:
         _try_out(check, kind, overrides or (), as_json)
         return
     kinds = (kind,) if kind else registry.KINDS
@@ -100,6 +100,8 @@ def _try_out(name: str, kind: str, overrides: Sequence[str], as_json: bool) -> N
     from retrain.conformance import check_plugin, kinds_of
     from retrain.render.tables import console, print_result
 
+    if not name:
+        raise ConfigError("--set is for a check; name the plugin with --check NAME")
     table = _table_of(overrides)
     kinds = [kind] if kind else kinds_of(name)
     for each in kinds:
