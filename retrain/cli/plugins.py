@@ -83,10 +83,12 @@ def _needs(row: PluginRow) -> str:
     return "; ".join(filter(None, (package, key)))
 
 
-def _table_of(overrides: Sequence[str]) -> dict[str, object]:
-    """Return the table that `--set key=value` describes."""
+def _table_of(name: str, overrides: Sequence[str]) -> dict[str, object]:
+    """Return the table that `--set key=value` describes for a plugin."""
     from retrain.config.load import value_of
 
+    if not name:
+        raise ConfigError("--set is for a check; name the plugin with --check NAME")
     table: dict[str, object] = {}
     for one in overrides:
         key, equals, value = one.partition("=")
@@ -100,9 +102,7 @@ def _try_out(name: str, kind: str, overrides: Sequence[str], as_json: bool) -> N
     from retrain.conformance import check_plugin, kinds_of
     from retrain.render.tables import console, print_result
 
-    if not name:
-        raise ConfigError("--set is for a check; name the plugin with --check NAME")
-    table = _table_of(overrides)
+    table = _table_of(name, overrides)
     kinds = [kind] if kind else kinds_of(name)
     for each in kinds:
         registry.plugin(each, name)  # raises if there is none: no check is needed then
