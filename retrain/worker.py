@@ -269,7 +269,5 @@ if __name__ == "__main__":
     except OSError:  # Python would flush again at exit and change the exit code
         os._exit(code)
     if any(thread.name.startswith(("logger ", "producer-")) for thread in threading.enumerate()):
-        os._exit(
-            code
-        )  # the thread is stuck: it might never end, or abort the process in a library's own code
+        os._exit(code)  # it is stuck: it might never end, or abort the process in a library's own code
     sys.exit(code)
