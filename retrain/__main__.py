@@ -10,7 +10,7 @@ from pathlib import Path
 
 from retrain.errors import EXIT_BUG, EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_RECORDS, RetrainError
 from retrain.hide_process import hide
-from retrain.streams import fill_closed, write_in_any_encoding
+from retrain.streams import fill_closed, leave, write_in_any_encoding
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # errors of a full disk
 
@@ -35,7 +35,7 @@ def main() -> None:
 
         _print(traceback.format_exc().rstrip())
         code = error.exit_code if isinstance(error, RetrainError) else EXIT_BUG
-    sys.exit(code)
+    leave(code)
 
 
 def _print(text: str) -> None:

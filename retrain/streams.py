@@ -1,4 +1,4 @@
-"""Standard streams that may be closed, as cron and some services start programs, or of another encoding."""
+"""Standard streams that may be closed, as some services start programs, full, or of another encoding."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import codecs
 import io
 import os
 import sys
+import threading
 from collections.abc import Callable
+from typing import NoReturn
 
 STANDARD = 3  # input, output, errors: descriptors 0, 1 and 2
+NOT_AWAITED = ("logger ", "producer-")  # threads that may be stuck in a library's own code
 ASCII = {"±": "+-", "…": "~", "·": "."}  # on a screen a line that is cut must not become longer
 
 
@@ -32,6 +35,18 @@ def write_in_any_encoding() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="short" if stream.isatty() else "escaped")
+
+
+def leave(code: int) -> NoReturn:
+    """End this process, whatever its streams and its threads are doing."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:  # Python would flush again at exit and change the exit code
+        os._exit(code)
+    if any(thread.name.startswith(NOT_AWAITED) for thread in threading.enumerate()):
+        os._exit(code)  # it might never end, or abort the process
+    sys.exit(code)
 
 
 def _replaced(error: UnicodeError, others: Callable[[str], str]) -> tuple[str, int]:

@@ -51,7 +51,7 @@ from retrain.records.metrics import Seal, require_steps, seal_of
 from retrain.records.row_parts import Value
 from retrain.records.run_state import RunState, begin_attempt, end_attempt, read_done, write_done
 from retrain.records.text import as_typed
-from retrain.streams import fill_closed
+from retrain.streams import fill_closed, leave
 
 if TYPE_CHECKING:
     from retrain.trainer.checkpoint import Checkpoint
@@ -262,12 +262,4 @@ if __name__ == "__main__":
     fill_closed()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers share the cores; set it to give a worker more
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    code = main(sys.argv[1:])
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except OSError:  # Python would flush again at exit and change the exit code
-        os._exit(code)
-    if any(thread.name.startswith(("logger ", "producer-")) for thread in threading.enumerate()):
-        os._exit(code)  # it is stuck: it might never end, or abort the process in a library's own code
-    sys.exit(code)
+    leave(main(sys.argv[1:]))
