@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pkgutil
@@ -48,6 +49,18 @@ def test_init_on_a_full_disk_leaves_what_was_there(here: Path) -> None:
         left = {path.name: path.read_text() for path in here.iterdir() if "campaign.toml" in path.name}
         assert left == ({"campaign.toml": before} if before else {})
         (here / "campaign.toml").write_text("mine")
+
+
+def test_init_says_why_it_cannot_write_although_it_cannot_remove_either(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str, **_: object) -> None:  # a read-only file system does so even if nothing is there
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    with files_of_at_most(100):
+        answer = CliRunner().invoke(app, ["init"])
+    assert str(answer.exception) == "campaign.toml: cannot be written (File too large)"
 
 
 @pytest.mark.parametrize("end", ["full disk", "Ctrl-C"])

@@ -62,7 +62,8 @@ def _write_whole(target: Path, text: str) -> None:
     except OSError as error:
         raise ConfigError(f"{target}: cannot be written ({error.strerror})") from error
     finally:
-        new.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a read-only file system refuses even if nothing is there
+            new.unlink()
 
 
 def templates() -> dict[str, str]:
