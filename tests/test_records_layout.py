@@ -55,6 +55,8 @@ def test_a_directory_above_or_within_a_campaign_is_answered_with_the_campaigns_o
             ConfigError, match=f"{within.name}: is a part of a campaign; name that: {campaign}$"
         ):
             open_campaign(within)
+    with pytest.raises(ConfigError, match=r"campaign\.toml: is a file; name"):
+        open_campaign(campaign / "campaign.toml")
 
 
 def test_names_created_at_once_never_collide(tmp_path):

@@ -120,9 +120,9 @@ def open_campaign(directory: Path) -> CampaignFiles:
 def instead_of(directory: Path) -> str:
     """Return why a directory is not a campaign's, and what to name instead.
 
-    Raises ConfigError if it holds only other files.
+    Raises ConfigError if it is a file, or holds only other files.
     """
-    if not directory.is_dir():
+    if not directory.exists():
         return "does not exist; `retrain status` lists the campaigns in logs/"
     above = directory.parent if directory.name == "runs" else campaign_of(directory).directory
     if above != directory and is_campaign(above):
