@@ -1,4 +1,5 @@
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from retrain.records.manifest import new_manifest, write_manifest
 from retrain.records.metrics import MetricsWriter
 from retrain.records.run_row import PlannedRun
 from retrain.records.run_state import Progress, begin_attempt, end_attempt, write_done, write_progress
+from retrain.records.rungs import Searched
 from retrain.render.status import time_left
 from retrain.semaphore import FileSemaphore
 from retrain.semaphore.adaptive import SharedPermits
@@ -138,6 +140,21 @@ def test_failed_runs_go_on_with_a_flag_and_those_of_a_failed_machine_without(cam
         end_attempt(campaign.run(planned.run_id).attempts, 1, ending)
     found = _only(campaign)
     assert (found.state, found.resume_with) == ("failed", f"retrain resume {campaign.directory}{flag}")
+
+
+def test_a_campaign_without_failed_runs_goes_on_without_a_flag(campaign, tmp_path):
+    for planned in PLANNED:
+        _finish(campaign.run(planned.run_id), 1.0)
+    started = new_manifest("study", "hash", PLANNED, tmp_path)
+    write_manifest(campaign.manifest, replace(started, searched=Searched("eval_reward", "grpo", (1, 2))))
+    empty = CampaignFiles(tmp_path / "other-20250131T120000Z-0a1c")
+    empty.directory.mkdir()
+    empty.campaign_toml.touch()
+    found = survey(tmp_path)
+    assert [(one.state, one.resume_with) for one in found] == [
+        ("interrupted", f"retrain resume {campaign.directory}"),
+        ("pending", f"retrain resume {empty.directory}"),
+    ]
 
 
 def test_a_run_that_died_without_a_word_shows_the_end_of_its_output(campaign):

@@ -167,7 +167,7 @@ def _resume_with(directory: Path, state: str, runs: Sequence[RunRow]) -> str:
     here = directory.absolute()
     if state == "done" or campaign_of(here).directory != here:
         return ""  # the second is a run of a campaign, which is resumed as a whole
-    failed = " --failed" * ({run.state for run in runs} <= {RunState.DONE, RunState.FAILED})
+    failed = " --failed" * ({run.state for run in runs} - {RunState.DONE} == {RunState.FAILED})
     return f"retrain resume {plain(as_typed(directory), _LONGEST_COMMAND)}{failed}"
 
 
