@@ -212,6 +212,25 @@ def test_a_batch_that_did_not_fit_is_sampled_again_before_anything_else() -> Non
     source.close()
 
 
+def test_sampling_that_did_not_fit_repeats_nothing_of_the_step_before_it() -> None:
+    too_large = {int(PromptStream(PROMPTS, seed=1).at(4).id)}
+
+    def sample(prompts: Sequence[Prompt]) -> list[Group]:
+        if too_large & {int(prompt.id) for prompt in prompts}:
+            too_large.clear()
+            raise BackendMemoryError("does not fit")
+        return sampled(prompts)
+
+    source = opened(sample, workers=1, batch=4, unit=1, max_staleness=0)
+    trained = train(source, range(1), 4)
+    with pytest.raises(BackendMemoryError):
+        source.next_groups(4, 4, 1)
+    source.put_back()
+    trained += train(source, range(1, 4), 2)
+    source.close()
+    assert_each_once(trained, source)
+
+
 def test_prompts_put_back_are_taken_first_and_across_epochs() -> None:
     stream = PromptStream(PROMPTS, seed=1)
     seen = [prompt.id for prompt in stream.take(510)]

@@ -139,6 +139,7 @@ class AsyncSource(Source):
             BaseException: a producer's error, with its own traceback.
         """
         with self._monitor.changing():
+            self._last = set()  # that step is done: what fails from now on puts none of it back
             self._flow.ask(count, version)
             if not self._is_started:
                 self._is_started, self._started_s = True, time.monotonic()
