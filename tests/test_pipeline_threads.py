@@ -217,6 +217,19 @@ def test_closing_wakes_a_waiting_trainer_and_leaves_a_stuck_producer_behind(
     assert not producer.is_alive()
 
 
+def test_a_machine_without_room_for_more_threads_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, started = threading.Thread.start, itertools.count()
+
+    def refuse_the_second(thread: threading.Thread) -> None:
+        if next(started):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_the_second)
+    with pytest.raises(RuntimeError, match="can't start new thread"), opened(workers=2) as source:
+        source.next_groups(4, 4, 0)
+
+
 def test_closing_ends_producers_that_wait_for_room() -> None:
     is_full = threading.Event()
     numbers = itertools.count()

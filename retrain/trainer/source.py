@@ -240,8 +240,9 @@ class AsyncSource(Source):
         """Stop, and wait for all threads; one that is stuck in sampling is abandoned, a daemon."""
         self.stop()
         ends_at = time.monotonic() + CLOSING_S
-        for thread in self._threads if self._is_started else ():
-            thread.join(max(0.0, ends_at - time.monotonic()))
+        for thread in self._threads:
+            if thread.ident is not None:  # a machine without room for more threads starts some only
+                thread.join(max(0.0, ends_at - time.monotonic()))
 
     def _work(self) -> None:
         with suppress(ClosedError):
