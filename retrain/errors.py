@@ -150,7 +150,12 @@ def exit_code_of(error: Exception) -> int:
         return EXIT_INFRASTRUCTURE
     if isinstance(error, RetrainError):
         return EXIT_RUN_FAILED if error.exit_code == EXIT_BUG else error.exit_code
-    return EXIT_INFRASTRUCTURE if any(map(_is_the_surroundings, _behind(error))) else EXIT_RUN_FAILED
+    return EXIT_INFRASTRUCTURE if is_passing(error) else EXIT_RUN_FAILED
+
+
+def is_passing(error: Exception) -> bool:
+    """Whether the machine or network around a run is the cause of an error, so that a retry may help."""
+    return any(map(_is_the_surroundings, _behind(error)))
 
 
 def _behind(error: BaseException | None) -> Iterator[BaseException]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ from retrain.backends.local import advise_run, check_prompts, check_run, check_t
 from retrain.backends.local.sizes import Sizes, micro_batch
 from retrain.config.campaign import Campaign
 from retrain.config.schema import Algorithm, Backend, Config, Environment, Model, RateLimiter, Training
+from retrain.errors import EXIT_INFRASTRUCTURE, exit_code_of
 from retrain.rollouts import Prompt
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
@@ -77,6 +80,16 @@ def test_a_name_that_can_be_no_model_s_is_refused_and_stops_no_other_check(model
     assert "is no directory here, and no name on the hub" in problem
     assert (check_prompts(config, [Prompt(0, "1", "1")]), memory(config, [])) == ([], None)
     assert check_tools(run_of(model=model, chat_template=True), []) == []
+
+
+def test_a_model_s_directory_that_a_lost_server_holds_is_not_taken_for_a_wrong_name(monkeypatch):
+    def refuse(_: Path) -> bool:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    with pytest.raises(OSError, match="Stale file handle") as raised:
+        check_run(run_of(model="/shared/model"))
+    assert exit_code_of(raised.value) == EXIT_INFRASTRUCTURE
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
+import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -248,6 +251,15 @@ def test_a_directory_for_adapters_that_cannot_be_made_is_named(server, model, tm
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"\[backend.options\].engine_adapters: cannot be made \("):
         through(server, model, engine_adapters=str(tmp_path / name))
+
+
+def test_a_full_disk_that_has_no_room_for_adapters_may_be_freed(server, model, tmp_path, monkeypatch):
+    def refuse(**_: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    with pytest.raises(InfrastructureError, match=r"engine_adapters: cannot be made \(.*No space left"):
+        through(server, model, engine_adapters=str(tmp_path))
 
 
 def test_a_server_s_hiccup_is_waited_out(server, model):

@@ -32,7 +32,7 @@ from retrain.engines.metrics import EngineWatch
 from retrain.engines.openai import Engine
 from retrain.engines.shared_server import RESTARTING, STARTING, ServerState, SharedServer, gpu_shared
 from retrain.engines.vllm import START_S, vllm_server
-from retrain.errors import ConfigError, InfrastructureError, InterruptedRunError
+from retrain.errors import ConfigError, InfrastructureError, InterruptedRunError, is_passing
 
 MOST_CALLS = 32  # at the same time, for one batch
 CRASHES = 3  # of a server of ours, that one call survives
@@ -73,13 +73,7 @@ class EngineSampler:
         self._end_ids = end_ids
         self._stop, self._cut = options.stop, Cut.by(options)
         self._progress = CallsProgress(spec.observe)
-        parent = options.engine_adapters or None
-        try:
-            if parent:
-                Path(parent).mkdir(parents=True, exist_ok=True)
-            self._directory = Path(tempfile.mkdtemp(prefix="retrain-adapters-", dir=parent))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"[backend.options].engine_adapters: cannot be made ({error})") from error
+        self._directory = _directory_in(options.engine_adapters)
         # a server refuses a name that is already loaded, for example by an earlier attempt
         name = f"{re.sub(r'[^A-Za-z0-9._-]', '-', spec.run_name) or 'run'}-{secrets.token_hex(4)}"
         self._names = map(f"{name}-{{}}".format, itertools.count(1))
@@ -272,6 +266,17 @@ class EngineSampler:
             self._act_as(served.snapshot)
             reject_other_policy(self._policy, of, drawn, temperature, self._cut)
         served.is_checked = True
+
+
+def _directory_in(parent: str) -> Path:
+    """Make a directory for adapters; without a parent, a temporary one."""
+    try:
+        if parent:
+            Path(parent).mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix="retrain-adapters-", dir=parent or None))
+    except (OSError, ValueError) as error:
+        kind = InfrastructureError if is_passing(error) else ConfigError
+        raise kind(f"[backend.options].engine_adapters: cannot be made ({error})") from error
 
 
 def _vllm(spec: BackendSpec, options: LocalOptions, policy: Policy) -> SharedServer:

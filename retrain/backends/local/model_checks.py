@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from retrain.errors import is_passing
 from retrain.rollouts import Prompt
 
 if TYPE_CHECKING:
@@ -48,10 +49,13 @@ def model_problem(model: str, *, local_files_only: bool = False) -> str:
 
 def directory_at(name: str | Path) -> Path | None:
     """Return the directory of this name; None if there is none, or it cannot be one."""
-    with suppress(OSError, RuntimeError, ValueError):  # too long, of an unknown user, or not to be read
+    try:
         path = Path(name).expanduser()
         return path if path.is_dir() else None
-    return None
+    except (OSError, RuntimeError, ValueError) as error:  # too long, of an unknown user, or not to be read
+        if is_passing(error):
+            raise
+        return None
 
 
 def is_offline(local_files_only: bool) -> bool:
