@@ -59,6 +59,18 @@ def test_a_directory_above_or_within_a_campaign_is_answered_with_the_campaigns_o
         open_campaign(campaign / "campaign.toml")
 
 
+def test_a_log_directory_named_runs_beside_a_campaign_file_is_no_part_of_a_campaign(tmp_path):
+    (tmp_path / "campaign.toml").touch()  # as `retrain init` names it
+    logs = tmp_path / "runs"
+    campaign, single = (create_directory(logs, name) for name in ("study", "single"))
+    for directory in (campaign, single):
+        (directory / "campaign.toml").touch()
+    (single / "run.toml").touch()
+    with pytest.raises(ConfigError, match="runs: is a log directory; name a campaign"):
+        open_campaign(logs)
+    assert campaign_of(single).directory == single
+
+
 def test_names_created_at_once_never_collide(tmp_path):
     with ThreadPoolExecutor(16) as pool:
         made = list(pool.map(lambda _: create_directory(tmp_path, "same"), range(600)))

@@ -124,14 +124,14 @@ def instead_of(directory: Path) -> str:
     """
     if not directory.exists():
         return "does not exist; `retrain status` lists the campaigns in logs/"
-    above = directory.parent if directory.name == "runs" else campaign_of(directory).directory
-    if above != directory and is_campaign(above):
-        return f"is a part of a campaign; name that: {above}"
-    if is_single_run(directory):
-        return "is a run by itself; name no other run after it"
     found = find_campaigns(directory)
     if not found:
         return "no campaigns yet; start one with `retrain FILE.toml`"
+    above = campaign_of(found[0]).directory
+    if above != found[0]:
+        return f"is a part of a campaign; name that: {above}"
+    if is_single_run(directory):
+        return "is a run by itself; name no other run after it"
     newest = ", ".join(str(path) for path in reversed(found[-SHOWN_CAMPAIGNS:]))
     return f"is a log directory; name a campaign, such as the latest: {plain(newest, 1000)}"
 
@@ -232,8 +232,10 @@ def by_start(path: Path) -> tuple[str, str]:
 
 def campaign_of(run_dir: Path) -> CampaignFiles:
     """Return the files of the campaign that a run belongs to; a single run is its own campaign."""
-    above = run_dir.parent.parent
-    return CampaignFiles(above if run_dir.parent.name == "runs" and is_campaign(above) else run_dir)
+    above, alone = run_dir.parent.parent, CampaignFiles(run_dir)
+    if run_dir.parent.name != "runs" or _exists(alone.campaign_toml) or not is_campaign(above):
+        return alone  # a log directory may be named `runs`, and lie beside a user's campaign.toml
+    return CampaignFiles(above)
 
 
 def recorded_hash(files: RunFiles) -> str:
