@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import resource
 import socket
 import tomllib
 from pathlib import Path
@@ -13,11 +14,11 @@ import tomli_w
 
 from retrain.config import reference
 from retrain.config.digest import digest, is_as_written
-from retrain.config.files import LARGEST_WHOLE, fingerprint
+from retrain.config.files import LARGEST_WHOLE, changed_files, fingerprint
 from retrain.config.keys import keys_of
 from retrain.config.load import parse
 from retrain.config.resolve import RUN_SECTIONS, SECTIONS, as_tables
-from retrain.errors import ConfigError
+from retrain.errors import EXIT_INFRASTRUCTURE, ConfigError, exit_code_of
 from retrain.plan.matrix import plan_runs
 
 OLD = Path(__file__).parent / "data" / "logs-0.1.0"
@@ -123,6 +124,21 @@ def test_a_file_that_decides_and_cannot_be_read_is_named(here):
         made.bind("weights")
     with pytest.raises(ConfigError, match=r"decides the result, and .*weights cannot be read \("):
         plan_runs(parse({"model": {"model": "weights"}}, "c.toml"))
+
+
+def test_a_file_that_cannot_be_read_for_now_has_not_changed_so_a_worker_tries_again(here):
+    (here / "weights").write_text("w")
+    config, limits = (
+        parse({"model": {"model": "weights"}}, "c.toml"),
+        resource.getrlimit(resource.RLIMIT_NOFILE),
+    )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files") as caught:
+            changed_files(config, {"model.model": "0123456789abcdef"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert exit_code_of(caught.value) == EXIT_INFRASTRUCTURE
 
 
 def test_a_very_large_file_is_sampled(tmp_path):

@@ -51,13 +51,13 @@ def contents_of(config: Config) -> dict[str, str]:
 
 
 def changed_files(config: Config, before: Mapping[str, str]) -> list[str]:
-    """Return which files have changed, one line each."""
+    """Return which files have changed, one line each; OSError if one cannot be read, perhaps only now."""
     now = _files(config)
     changed = " has changed since the run was planned"
     return [
         f"{key}: " + (f"{now[key]}{changed}" if key in now else "the file is missing")
         for key, known in before.items()
-        if key not in now or fingerprint(now[key]) != known
+        if key not in now or _of_path(now[key]) != known
     ]
 
 
@@ -67,15 +67,19 @@ def fingerprint(path: str) -> str:
     Raises ConfigError if one cannot be read.
     """
     try:
-        if not Path(path).is_dir():
-            return _of_file(path)
-        whole = hashlib.sha256()
-        for inside in sorted(inside for inside in Path(path).rglob("*") if inside.is_file()):
-            whole.update(os.fsencode(f"{inside.relative_to(path)}\0{_of_file(str(inside))}\n"))
-        return whole.hexdigest()[:16]
+        return _of_path(path)
     except OSError as error:
         why = f"{error.filename or path} cannot be read ({error.strerror})"
         raise ConfigError(f"{path}: decides the result, and {why}; make it readable") from error
+
+
+def _of_path(path: str) -> str:
+    if not Path(path).is_dir():
+        return _of_file(path)
+    whole = hashlib.sha256()
+    for inside in sorted(inside for inside in Path(path).rglob("*") if inside.is_file()):
+        whole.update(os.fsencode(f"{inside.relative_to(path)}\0{_of_file(str(inside))}\n"))
+    return whole.hexdigest()[:16]
 
 
 def _of_file(path: str) -> str:
