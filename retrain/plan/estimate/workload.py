@@ -22,15 +22,16 @@ class Crowding:
     """Slowdown of a step relative to a run alone, by the number of runs alive.
 
     Raises:
-        ValueError: there is none, or one is not above 0.
+        ValueError: there is no point, a number is not above 0, or the runs alive do not increase.
     """
 
     points: tuple[tuple[float, float], ...] = ((1.0, 1.0),)  # (runs alive, slowdown), linear between
     is_full: bool = False  # the last uses the whole machine, so that twice the runs double the slowdown
 
     def __post_init__(self) -> None:
-        if not self.points or min(slowdown for _, slowdown in self.points) <= 0:
-            raise ValueError(f"points = {self.points} need a slowdown above 0 each")
+        alive = [count for count, _ in self.points]
+        if not alive or min(map(min, self.points)) <= 0 or alive != sorted(set(alive)):
+            raise ValueError(f"points = {self.points} need slowdowns above 0, by ever more runs alive")
 
     @property
     def drift(self) -> float:
