@@ -246,6 +246,20 @@ def test_options_of_its_own_are_checked_with_the_sandbox_that_it_shares() -> Non
         preflight(plan_runs(parse({"reward": table}, "c.toml")), "c.toml")
 
 
+def test_options_of_an_evaluations_reward_are_told_with_the_evaluation() -> None:
+    asked = {
+        "name": "hard",
+        "task": "copy",
+        "reward": "python",
+        "params": {"sandbox_options": {"warm": False}},
+    }
+    raw = {"reward": {"reward": "match", "sandbox": "process"}, "eval": [asked]}
+    with pytest.raises(ConfigError) as caught:
+        preflight(plan_runs(parse(raw, "c.toml")), "c.toml")
+    (problem,) = caught.value.problems
+    assert problem.startswith('c.toml [[eval]] "hard" [params].sandbox_options.warm: unknown parameter')
+
+
 @pytest.mark.parametrize(
     "own",
     [

@@ -74,9 +74,9 @@ def _run_problems(plan: Plan, config: Config, task: Task, built: dict[str, Task]
     prompts = [*task.train, *task.held_out]
     yield from environment_problems(config)
     yield from reward_problems(config.reward.reward, config.reward.params, prompts, "[reward].reward")
-    for name, options in _sandboxes_named(config):  # which may be of different tables
+    for name, options, where in _sandboxes_named(config):  # which may be of different tables
         wrong = registry.problems_with_table("sandbox", name, options)
-        yield from (f"[reward.params].sandbox_options.{problem}" for problem in wrong)
+        yield from (f"{where}.sandbox_options.{problem}" for problem in wrong)
     yield from backend_problems(config, task, prompts, "[data]")
     yield from _eval_problems(config, task, built)
     yield from _decision_problems(plan, config, task)
@@ -215,7 +215,7 @@ def check_servers(configs: Iterable[Config], source: str) -> None:
 def sandboxes_of(configs: Sequence[Config]) -> dict[str, str]:
     """Return name -> weakness, "" for none, of runs' sandboxes; ConfigError if one cannot be used here."""
     found: dict[str, str] = {}
-    for name, options in chain.from_iterable(map(_sandboxes_named, configs)):
+    for name, options, _ in chain.from_iterable(map(_sandboxes_named, configs)):
         opened = registry.find("sandbox", name)(**options)
         found[opened.name] = opened.weakness
     return found
@@ -250,10 +250,11 @@ def runs_programs(config: Config) -> bool:
     return any(_sandboxes_named(config))
 
 
-def _sandboxes_named(config: Config) -> Iterator[tuple[str, Tables]]:
-    """Iterate over the sandboxes of a run's rewards with their options: `[reward]`'s, or a reward's own."""
-    for name, params in _parts(config):
-        if any(known.name == "sandbox" for known in registry.plugin("rewards", name).parameters() or ()):
-            shared = {"sandbox": config.reward.sandbox, "sandbox_options": config.reward.sandbox_options}
-            table = params if "sandbox" in params else {**shared, **params}
-            yield table["sandbox"], table.get("sandbox_options") or {}
+def _sandboxes_named(config: Config) -> Iterator[tuple[str, Tables, str]]:
+    """Iterate over the sandboxes of rewards, `[reward]`'s or their own: name, options, the reward's table."""
+    shared = {"sandbox": config.reward.sandbox, "sandbox_options": config.reward.sandbox_options}
+    for reward, given, where in _scoring(config):
+        for name, params in rewards_of(reward, given):
+            if any(known.name == "sandbox" for known in registry.plugin("rewards", name).parameters() or ()):
+                table = params if "sandbox" in params else {**shared, **params}
+                yield table["sandbox"], table.get("sandbox_options") or {}, where
