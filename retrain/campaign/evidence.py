@@ -221,10 +221,14 @@ class Rungs:
         begun = {run_id for run_id, entry in entries.items() if entry.attempts}
         self._roll_up.searched(searched, found.wanted | begun)
         for line in lines_of_search(searched):
-            if line not in self._told:
-                self._told.add(line)
-                self._roll_up.notice(line)
+            self._tell(line)
         return found
+
+    def _tell(self, line: str) -> None:
+        """Give a notice once, however often a look finds the same."""
+        if line not in self._told:
+            self._told.add(line)
+            self._roll_up.notice(line)
 
     def _value(self, run: RunEntry, step: int, over: Collection[str]) -> tuple[bool, float | None]:
         """Return whether a run is after a step, 0 for its end, and its value there."""
@@ -234,10 +238,10 @@ class Rungs:
         value: float | None = None
         if step:
             read_there = partial(value_at_step, metric=metric, step=step)
-            is_there, value = readable(read_there, files, self._roll_up.notice) or (False, None)
+            is_there, value = readable(read_there, files, self._tell) or (False, None)
         elif is_there := run.state == RunState.DONE:
             read_end = partial(value_at_end, result=run.result or {}, metric=metric)
-            value = readable(read_end, files, self._roll_up.notice)
+            value = readable(read_end, files, self._tell)
         return is_there or run.run_id in over, value
 
     def _end(self, over: Mapping[str, str], entries: Mapping[str, RunEntry]) -> None:

@@ -218,6 +218,16 @@ class CrashAtRung(Observer):
         raise Crash
 
 
+class Listener(Observer):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.notices: list[str] = []
+
+    def notice(self, text: str) -> None:
+        self.notices.append(text)
+
+
 @pytest.mark.parametrize("damaged", ["metrics.jsonl", "rung.json"])
 def test_damaged_records_of_one_run_hold_up_no_search(undisturbed: Path, here: Path, damaged: str) -> None:
     path = here / "search.toml"
@@ -231,9 +241,11 @@ def test_damaged_records_of_one_run_hold_up_no_search(undisturbed: Path, here: P
     else:
         run.metrics.unlink()
         run.metrics.mkdir()
-    outcome = reopen(campaign.directory).execute()
+    said = Listener()
+    outcome = reopen(campaign.directory, said).execute()
     left = [run_id for run_id, state in outcome.states.items() if state is not RunState.DONE]
     assert left == ["maxrl-bonus-0.2_s5"] * (damaged == "metrics.jsonl")
+    assert all(said.notices.count(line) == 1 for line in said.notices if "metrics.jsonl: " in line)
     assert found_of(campaign.directory)[0].winner == found_of(undisturbed)[0].winner
 
 
