@@ -130,6 +130,24 @@ def test_annotations_of_a_users_own_are_read_however_they_are_written(
     assert told == [("one", "got 1; needs a table"), ("many", "got 'a'; needs a list of strings")]
 
 
+@pytest.mark.parametrize(
+    ("annotation", "told"),
+    [
+        ('Literal["soft", "hard"] | None', ["got 3; needs one of 'soft', 'hard'"]),
+        ('Literal["soft"] | list[str]', []),
+        ("Literal[Kind.SOFT]", []),
+    ],
+)
+def test_a_choice_that_may_be_left_out_is_read(
+    annotation: str, told: list[str], own: Callable[[str, str], str]
+) -> None:
+    code = "from __future__ import annotations\nfrom typing import Literal\n"
+    code += f"def score(completion, prompt, *, kind: {annotation} = None): return 0.0\n"
+    path = own(f"chosen{len(annotation)}", code) + ".score"
+    assert registry.problems_with_params("rewards", path, {"kind": "soft"}) == []
+    assert [what for _, what in registry.problems_with_params("rewards", path, {"kind": 3})] == told
+
+
 def test_a_launchers_own_hooks_are_asked(retrain: Retrain, campaign_file: Path) -> None:
     (campaign_file.parent / "own_launcher.py").write_text(LAUNCHER)
     table = '[campaign."own_launcher.open_launcher"]\nqueue = "long"\n'

@@ -20,7 +20,7 @@ from retrain.config.campaign import Campaign, Condition, Eval
 from retrain.config.keys import LARGEST_COUNT, Normalization, as_toml, keys_of
 from retrain.config.resolve import PLUGINS, RUN_SECTIONS, SECTIONS, sections_of
 from retrain.config.schema import Config
-from retrain.registry.contract import ACCEPTS
+from retrain.registry.contract import ACCEPTS, choices_of
 
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 PREFACE = """\
@@ -202,7 +202,7 @@ def _backend_options(name: str) -> Iterable[tuple[str, dict[str, Any], str]]:
 
 def _value(annotation: str) -> dict[str, Any]:
     """Return the JSON Schema of a Python annotation; empty if it is not a plain value."""
-    if annotation.startswith("Literal["):
-        return {"enum": list(ast.literal_eval(f"({annotation[8:-1]},)"))}
     plain = annotation.removesuffix(" | None")  # which no file can give
+    if choices := choices_of(plain):
+        return {"enum": list(choices)}
     return dict(ACCEPTS[plain][0]) if plain in ACCEPTS else {}

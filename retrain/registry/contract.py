@@ -183,14 +183,23 @@ def problem_with(plugin: str, known: Sequence[Parameter], key: str, value: objec
         names = [p.name for p in known]
         takes = f"it takes {', '.join(names) or 'nothing'}"
         return f"unknown parameter of {plugin!r}; {hint(key, names, takes)}"
-    if parameter.annotation.startswith("Literal["):
-        choices = ast.literal_eval(f"({parameter.annotation[8:-1]},)")
-        return None if value in choices else f"got {value!r}; needs one of {', '.join(map(repr, choices))}"
     annotation = parameter.annotation.removesuffix(" | None")  # which no file can give
+    if choices := choices_of(annotation):
+        return None if value in choices else f"got {value!r}; needs one of {', '.join(map(repr, choices))}"
     if annotation not in ACCEPTS:
         return None
     schema, wanted = ACCEPTS[annotation]
     return None if _fits(value, schema) else f"got {value!r}; needs {wanted}"
+
+
+def choices_of(annotation: str) -> tuple[Any, ...]:
+    """Return the values of a Literal; none of another annotation, or of names that only Python knows."""
+    if not annotation.startswith("Literal["):
+        return ()
+    try:
+        return tuple(ast.literal_eval(f"({annotation[8:-1]},)"))
+    except (SyntaxError, ValueError):
+        return ()
 
 
 def _fits(value: Any, schema: Mapping[str, Any]) -> bool:
