@@ -39,10 +39,11 @@ def main() -> None:
 
 
 def _print(text: str) -> None:
-    """Print what went wrong, without the users and passwords of addresses in it."""
+    """Print what went wrong if it can be, without the users and passwords of addresses in it."""
     from retrain.http_client import without_user  # imported late: few commands fail
 
-    print(without_user(text), file=sys.stderr)
+    with contextlib.suppress(OSError):  # a full disk must not change the exit code
+        print(without_user(text), file=sys.stderr)
 
 
 def _names_a_file(argument: str) -> bool:
@@ -63,7 +64,7 @@ def _run(arguments: list[str]) -> int:
         if "--debug" in arguments and not isinstance(error, BrokenPipeError):
             raise
         if fault := _fault_of(error):
-            print(fault, file=sys.stderr)
+            _print(fault)
             return EXIT_CONFIG
         if isinstance(error, OSError):
             return _report_os_error(error)
@@ -86,7 +87,7 @@ def _answer(arguments: list[str]) -> int:
         if isinstance(leaving.__context__, BrokenPipeError):
             raise leaving.__context__ from None
         if fault := _fault_of(leaving):
-            print(fault, file=sys.stderr)
+            _print(fault)
             return EXIT_CONFIG
         return int(leaving.code or EXIT_DONE)
     return EXIT_DONE
@@ -95,17 +96,17 @@ def _answer(arguments: list[str]) -> int:
 def _report_os_error(error: OSError) -> int:
     """Print which file could not be read or written, and return the exit code."""
     if error.filename is not None:  # an unforeseen one, such as the shell's own files
-        print(f"{error.filename}: {error.strerror}; --debug shows where", file=sys.stderr)
+        _print(f"{error.filename}: {error.strerror}; --debug shows where")
         return EXIT_RECORDS
     if isinstance(error, FileNotFoundError):  # which only the current directory has no name for
-        print("the current directory was deleted; change to another one", file=sys.stderr)
+        _print("the current directory was deleted; change to another one")
         return EXIT_CONFIG
     if not isinstance(error, BrokenPipeError) and error.errno not in FULL:
         raise error
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it exits
     if isinstance(error, BrokenPipeError):  # the reader has seen enough: `retrain status | head`
         return EXIT_DONE
-    print(f"output: {error.strerror}; --debug shows where", file=sys.stderr)
+    _print(f"output: {error.strerror}; --debug shows where")
     return EXIT_RECORDS
 
 

@@ -405,6 +405,12 @@ def test_the_list_of_commands_is_not_cut_off(retrain: Call) -> None:
     assert "..." not in commands
 
 
+def test_an_error_that_cannot_be_shown_keeps_its_exit_code(here: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "retrain", "stop", "nowhere"]
+        assert subprocess.run(command, stdout=full, stderr=full).returncode == 2
+
+
 @pytest.mark.parametrize("command", [("schema",), ("status", ".")])
 def test_output_to_a_full_disk_is_a_message(command: tuple[str, ...], here: Path) -> None:
     words = [sys.executable, "-m", "retrain", *command]
