@@ -194,3 +194,8 @@ def better_and_better(completions: list[str], trainer_state: TrainerState, **col
 
 def worse_and_worse(completions: list[str], trainer_state: TrainerState, **columns: object) -> list[float]:
     return [0.8 if trainer_state.global_step <= 2 else 0.2] * len(completions)  # never quite right
+
+
+def in_a_sandbox_of_its_own(completion: str, prompt: Prompt, *, sandbox: bool = False) -> float:
+    """Take a word that means something else here."""
+    return float(sandbox is False)

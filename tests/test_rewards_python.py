@@ -305,6 +305,16 @@ def test_a_reward_that_processes_call_runs_programs_in_the_chosen_sandbox(
     assert (tmp_path / "used").exists()
 
 
+def test_a_function_with_a_sandbox_of_its_own_keeps_it() -> None:
+    params = {"path": "tests.reward_functions.in_a_sandbox_of_its_own", "workers": 1}
+    config = parse({"reward": {"reward": "custom", "params": params}}, "c.toml")
+    assert list(sandboxes_of([config])) == []
+    given = {"sandbox": "auto", "sandbox_options": {}}
+    with closing(open_reward("custom", params, given)) as scorer:
+        (found,) = result_of(scorer.score_all([Answer("", Prompt(0, "", ""))]))
+    assert found == Score(1.0)
+
+
 def test_a_function_in_processes_is_imported_there_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

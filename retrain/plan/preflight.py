@@ -255,6 +255,7 @@ def _sandboxes_named(config: Config) -> Iterator[tuple[str, Tables, str]]:
     shared = {"sandbox": config.reward.sandbox, "sandbox_options": config.reward.sandbox_options}
     for reward, given, where in _scoring(config):
         for name, params in rewards_of(reward, given):
-            if any(known.name == "sandbox" for known in registry.plugin("rewards", name).parameters() or ()):
+            taken = {known.name for known in registry.plugin("rewards", name).parameters() or ()}
+            if taken.issuperset(shared):
                 table = params if "sandbox" in params else {**shared, **params}
                 yield table["sandbox"], table.get("sandbox_options") or {}, where

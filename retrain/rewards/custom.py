@@ -35,7 +35,8 @@ def open_scorer(
         params: table of keyword arguments for it.
         timeout_s: limit of one call, from its start.
         workers: number of processes; 0 is one per core.
-        sandbox: for a function that takes one and is given none in `params`; see the reward "python".
+        sandbox: for a function with parameters `sandbox` and `sandbox_options` that is given no sandbox in
+            `params`; see the reward "python".
         sandbox_options: its options.
     """
     given = {"sandbox": sandbox, "sandbox_options": sandbox_options}

@@ -81,7 +81,7 @@ def open_reward(
 ) -> BatchScorer:
     """Open a reward by TOML name, entry point or dotted path.
 
-    `sandbox` holds `sandbox` and `sandbox_options`, for a reward that takes them and names no sandbox itself.
+    `sandbox` holds `sandbox` and `sandbox_options`, for a reward that takes both and names no sandbox itself.
 
     Raises:
         ConfigError: no such reward, or it rejects its parameters.
@@ -91,8 +91,8 @@ def open_reward(
     if opener is None:
         return CallingScorer(plugin.function(), name, params)
     taken = {parameter.name for parameter in plugin.parameters() or ()}
-    given = {key: value for key, value in (sandbox or {}).items() if key in taken}
-    scorer: BatchScorer = opener(**(params if "sandbox" in params else {**given, **params}))
+    given = sandbox if sandbox and "sandbox" not in params and taken.issuperset(sandbox) else {}
+    scorer: BatchScorer = opener(**{**given, **params})
     return scorer
 
 

@@ -244,8 +244,8 @@ def main() -> None:
         replies.write(line_of("", Reply(ReplyKind.FAILED, f"{setup['target']!r} cannot be loaded: {error}")))
         return
     params = setup["params"]
-    if "sandbox" not in params:
-        params = {key: value for key, value in setup["sandbox"].items() if takes(function, key)} | params
+    if "sandbox" not in params and all(takes(function, key) for key in setup["sandbox"]):
+        params = setup["sandbox"] | params
     replies.write(line_of("", Reply(ReplyKind.READY, "")))
     for request in lines_of(requests):
         token, completion, tokens, state, number, text, answer, messages, row = json.loads(request)
