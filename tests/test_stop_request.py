@@ -12,11 +12,11 @@ from retrain import worker
 from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
 from retrain.campaign.run import start
-from retrain.campaign.stop import SHOWN_RUNS, stop_campaign
+from retrain.campaign.stop import SHOWN_RUNS, _whom_it_stops, stop_campaign
 from retrain.errors import EXIT_INTERRUPTED
 from retrain.plan.matrix import RunPlan
 from retrain.records.campaign_state import ask_to_stop, asked_to_stop
-from retrain.records.layout import CampaignFiles
+from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import RunState, read_attempts
 
@@ -143,3 +143,10 @@ def test_a_stop_of_many_runs_names_a_few_and_counts_all(
     assert len(named) == SHOWN_RUNS
     assert named[0].endswith("_s0, queued by full_cluster.open_launcher")
     assert f"and {16 - SHOWN_RUNS} more: 16 runs in all" in said
+
+
+def test_a_queued_run_whose_lock_cannot_be_read_is_named_as_queued(tmp_path: Path) -> None:
+    run = RunFiles(tmp_path)
+    run.lock.mkdir()
+    said = "no orchestrator is alive; stopping grpo_s0, queued by slurm"
+    assert list(_whom_it_stops({"grpo_s0": run}, "slurm")) == [said]

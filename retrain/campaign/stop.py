@@ -129,7 +129,7 @@ def _conclude(run: RunFiles, before: int) -> Ending:
 
 def _whom_it_stops(alive: Mapping[str, RunFiles], launcher: str) -> Iterator[str]:
     for run_id, run in islice(alive.items(), SHOWN_RUNS):
-        who = _whereabouts(run) if is_held(run.lock) else f"queued by {launcher}"
+        who = _whereabouts(run) if readable(is_held, run.lock) else f"queued by {launcher}"
         yield f"no orchestrator is alive; stopping {run_id}, {who}"
     if len(alive) > SHOWN_RUNS:
         yield f"and {len(alive) - SHOWN_RUNS} more: {len(alive)} runs in all"
