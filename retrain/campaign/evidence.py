@@ -7,14 +7,15 @@ goes no further.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from retrain.campaign.forecast import busy_s
 from retrain.campaign.rollup import RollUp
 from retrain.config.campaign import Decide, Search
+from retrain.errors import RecordsError, may_pass
 from retrain.locks.held import hold
 from retrain.plan.decidable import undecidable
 from retrain.plan.matrix import Plan, RunPlan
@@ -32,7 +33,6 @@ from retrain.records.decision import (
     value_at_step,
     verdict_of,
 )
-from retrain.records.files import readable
 from retrain.records.layout import RunFiles
 from retrain.records.lines import append_line, read_records
 from retrain.records.manifest import RunEntry
@@ -50,6 +50,8 @@ from retrain.records.text import count_of, parse_duration
 
 if TYPE_CHECKING:
     from retrain.plan.search import Climb
+
+T = TypeVar("T")
 
 
 class Rounds:
@@ -139,7 +141,7 @@ class Rounds:
     def _value(self, run: RunEntry, metric: str) -> float | None:
         if run.run_id not in self._values:
             read = partial(value_at_end, result=run.result or {}, metric=metric)
-            value = readable(read, self._files.run(run.run_id), self._notice)
+            value = _read(read, self._files.run(run.run_id), self._notice)
             if value is None:
                 self._notice(f"{run.run_id} has no {metric}: its seed is left out of the comparison")
             self._values[run.run_id] = value
@@ -238,10 +240,10 @@ class Rungs:
         value: float | None = None
         if step:
             read_there = partial(value_at_step, metric=metric, step=step)
-            is_there, value = readable(read_there, files, self._tell) or (False, None)
+            is_there, value = _read(read_there, files, self._tell) or (False, None)
         elif is_there := run.state == RunState.DONE:
             read_end = partial(value_at_end, result=run.result or {}, metric=metric)
-            value = readable(read_end, files, self._tell)
+            value = _read(read_end, files, self._tell)
         return is_there or run.run_id in over, value
 
     def _end(self, over: Mapping[str, str], entries: Mapping[str, RunEntry]) -> None:
@@ -264,3 +266,17 @@ def _finish(run: RunPlan, files: RunFiles, why: str) -> None:
         seal = seal_of(files.metrics)
         write_done(files.done, run.config_hash, {"steps": seal.rows, "dropped": why}, seal)
         end_as_done(files.attempts, attempts[-1], why)
+
+
+def _read(read: Callable[[RunFiles], T], files: RunFiles, tell: Callable[[str], object]) -> T | None:
+    """Return what a run's records say; None, and the problem is told, if they cannot be read.
+
+    Raises RecordsError if that may pass: what is found without a value is final.
+    """
+    try:
+        return read(files)
+    except RecordsError as error:
+        if may_pass(error):
+            raise
+        tell(str(error))
+        return None

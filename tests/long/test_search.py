@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
-from retrain.campaign import Observer
+from retrain.campaign import Observer, evidence
 from retrain.campaign.endings import Ending
 from retrain.campaign.run import reopen, start
-from retrain.errors import EXIT_DONE, ConfigError
+from retrain.errors import EXIT_DONE, ConfigError, RecordsError, records_error
 from retrain.plan.matrix import RunPlan
 from retrain.records.decision import Decision
 from retrain.records.layout import CampaignFiles, RunFiles, find_campaigns
@@ -247,6 +248,27 @@ def test_damaged_records_of_one_run_hold_up_no_search(undisturbed: Path, here: P
     assert left == ["maxrl-bonus-0.2_s5"] * (damaged == "metrics.jsonl")
     assert all(said.notices.count(line) == 1 for line in said.notices if "metrics.jsonl: " in line)
     assert found_of(campaign.directory)[0].winner == found_of(undisturbed)[0].winner
+
+
+def test_a_search_waits_for_records_that_cannot_be_read_for_now(
+    undisturbed: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = here / "search.toml"
+    path.write_text(SEARCH)
+    campaign = start(path, observer=CrashAtRung())
+    with pytest.raises(Crash):
+        campaign.execute()
+
+    def fail(files: RunFiles, *, metric: str, step: int) -> NoReturn:
+        broken = OSError(errno.EIO, "Input/output error")
+        raise records_error(files.metrics, "read", broken) from broken
+
+    with monkeypatch.context() as failing:
+        failing.setattr(evidence, "value_at_step", fail)
+        with pytest.raises(RecordsError, match="Input/output error"):
+            reopen(campaign.directory).execute()
+    assert reopen(campaign.directory).execute().exit_code == EXIT_DONE
+    assert found_of(campaign.directory) == found_of(undisturbed)
 
 
 def test_a_search_goes_on_from_its_files_without_a_manifest(undisturbed: Path, here: Path) -> None:
