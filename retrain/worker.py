@@ -42,6 +42,8 @@ from retrain.errors import (
     RetrainError,
     RunFailedError,
     exit_code_of,
+    is_passing,
+    records_error,
 )
 from retrain.locks.held import hold, present_holder
 from retrain.records.campaign_state import asked_to_stop
@@ -77,7 +79,12 @@ class AttemptEnd:
 
 
 def read_run(files: RunFiles) -> Config:
-    """Read a run's configuration; a ConfigError if it was edited, or a file that it names has changed."""
+    """Read a run's configuration.
+
+    Raises:
+        ConfigError: it was edited, or a file that it names has changed.
+        RecordsError: it, or such a file, cannot be read for now.
+    """
     resume = f"retrain resume {as_typed(campaign_of(files.directory).directory)}"
     try:
         tables = tomllib.loads(files.run_toml.read_text(encoding="utf-8"))
@@ -86,6 +93,8 @@ def read_run(files: RunFiles) -> Config:
         known = config.run.files.items() if config.run else ()
         changed = changed_files(config, {key: text for key, text in known if key != ADAPTER})
     except (OSError, ValueError, TypeError, AttributeError) as error:
+        if isinstance(error, OSError) and is_passing(error):
+            raise records_error(Path(error.filename or files.run_toml), "read", error) from error
         raise ConfigError(
             f"{files.run_toml}: is not a run's configuration ({error}); `{resume}` writes it again"
         ) from error

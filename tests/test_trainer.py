@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import resource
 import socket
+import sys
 import threading
 from pathlib import Path
 
@@ -179,6 +181,35 @@ def test_a_run_whose_checkpoint_is_damaged_says_so_and_goes_on_from_an_older_one
     assert worker.run(files.directory, threading.Event()) == 0
     assert f"{damaged}: is damaged" in capfd.readouterr().err
     assert read_attempts(files.attempts)[-1].resumed_from_step == 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a file that opens and cannot be read")
+def test_a_checkpoint_that_cannot_be_read_for_now_is_not_passed_over(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    files = make_run(tmp_path / "r", with_("training", max_steps=6, save_every=2))
+    assert worker.run(files.directory, StopAfterStep(files, 5)) == 130
+    state = max(files.checkpoints.iterdir()) / "trainer.json"
+    kept = state.rename(tmp_path / "kept")
+    state.symlink_to("/proc/self/mem")  # which begins with an input/output error
+    assert worker.run(files.directory, threading.Event()) == 75
+    assert f"{state.parent}: cannot read (Input/output error)" in capfd.readouterr().err
+    kept.replace(state)
+    assert worker.run(files.directory, threading.Event()) == 0
+    assert [one.resumed_from_step for one in read_attempts(files.attempts)] == [0, 5]
+
+
+def test_a_configuration_that_cannot_be_read_for_now_is_tried_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    files, limits = make_run(tmp_path / "r", SMALL), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        code = worker.run(files.directory, threading.Event())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert code == 75
+    assert f"{files.run_toml}: cannot read (Too many open files)" in capfd.readouterr().err
 
 
 class WrappedError(Exception):

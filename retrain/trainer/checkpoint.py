@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retrain.controllers import StateDict
-from retrain.errors import os_errors, records_error
+from retrain.errors import is_passing, os_errors, records_error
 from retrain.records.files import DIRECTORY_MODE, make_directory, read_json, sync_directory, write_json
 from retrain.records.text import count_of, gib
 
@@ -81,7 +81,8 @@ def amend(root: Path, step: int, parts: StateDict) -> None:
 def newest(root: Path, on_damaged: Callable[[Path], None] = lambda _: None) -> Checkpoint | None:
     """Return the newest valid checkpoint; None if there is none. Newer ones are damaged: see `on_damaged`.
 
-    Its directory entry is synced: its writer may have been killed after the rename and before the sync.
+    One that cannot be read for now is not: that is a RecordsError, as the next save would delete it. The
+    directory entry is synced: its writer may have been killed after the rename and before the sync.
     """
     try:
         for directory in _by_step(root):
@@ -125,7 +126,11 @@ def _is_whole(directory: Path) -> bool:
     try:
         digests = json.loads((directory / DIGESTS).read_text(encoding="utf-8"))
         return STATE in digests and all(_sha256(directory / name) == sha for name, sha in digests.items())
-    except (OSError, ValueError, AttributeError):
+    except (ValueError, AttributeError, TypeError):
+        return False
+    except OSError as error:
+        if is_passing(error) or isinstance(error, PermissionError):
+            raise records_error(Path(error.filename or directory), "read", error) from error
         return False
 
 
