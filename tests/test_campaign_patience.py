@@ -52,6 +52,14 @@ def test_no_step_for_the_timeout_is_a_stall_noticed_soon(tmp_path: Path) -> None
     assert 80.0 <= seen[-1][0] <= 80.0 * (1 + 2 / LOOKS)
 
 
+def test_time_in_which_the_orchestrator_was_suspended_too_is_no_stall(tmp_path: Path) -> None:
+    watched, files = patience(tmp_path, stall_timeout=80.0)
+    files.metrics.write_text("row\n")
+    looks = [0.0, 10.0, *(3600.0 + second for second in range(100))]
+    stalled_at = [now_s for now_s in looks if watched.ended_by(now_s)]
+    assert 3600.0 + 80.0 * (1 - 2 / LOOKS) <= stalled_at[0] <= 3600.0 + 80.0
+
+
 @pytest.mark.parametrize("phase", ["paused: processors are busy", "API paused"])
 def test_a_worker_that_yields_to_other_work_is_not_stalled(tmp_path: Path, phase: str) -> None:
     watched, files = patience(tmp_path, stall_timeout=1.0)

@@ -124,6 +124,7 @@ def _unrecorded(files: RunFiles, exit_code: int | None, cancelled: RunState | No
 
 GRACE_S = 30.0  # to save a checkpoint after a timeout, before the worker is killed
 LOOKS = 8  # per stall_timeout: a stall is noticed at most an eighth late
+SUSPENDED_S = 5.0  # a look that is later: we were suspended, perhaps with the workers (a paused container)
 
 
 @dataclass
@@ -155,6 +156,8 @@ class Patience:
             return RunState.TIMEOUT
         if now_s < self._look_at_s:
             return None
+        if (late_s := now_s - self._look_at_s) > SUSPENDED_S:
+            self._moved_at_s += late_s
         self._look_at_s = now_s + self._stall_s / LOOKS
         size = sum(map(_size_of, (self._files.metrics, self._files.warmup)))
         if size != self._size:
