@@ -264,7 +264,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, lambda *_: stop.set())
     with contextlib.suppress(FileNotFoundError):  # the directory may have been deleted
         sys.path.append(str(Path.cwd()))  # a plugin's dotted path may name a file in the campaign's directory
-    return run(Path(arguments[0]), stop)
+    return run(Path(arguments[0]).absolute(), stop)  # its campaign is above it
 
 
 if __name__ == "__main__":

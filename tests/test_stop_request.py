@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,7 +18,7 @@ from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
 from retrain.campaign.run import start
 from retrain.campaign.stop import SHOWN_RUNS, _whom_it_stops, stop_campaign
-from retrain.errors import EXIT_INTERRUPTED
+from retrain.errors import EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED
 from retrain.plan.matrix import RunPlan
 from retrain.records.campaign_state import ask_to_stop, asked_to_stop
 from retrain.records.layout import CampaignFiles, RunFiles
@@ -44,6 +49,34 @@ def test_a_worker_reads_the_request_while_it_runs(
     assert worker.run(run.directory, threading.Event()) == EXIT_INTERRUPTED
     assert len(read_metrics(run.directory)) < steps
     assert read_attempts(run.attempts)[-1].ending == RunState.INTERRUPTED
+
+
+def test_a_worker_started_by_hand_in_the_directory_of_runs_reads_the_request(campaign_file: Path) -> None:
+    campaign = start(campaign_file)
+    ask_to_stop(CampaignFiles(campaign.directory), now=False)
+    command = [sys.executable, "-m", "retrain.worker", "grpo_s0"]
+    ended = subprocess.run(command, cwd=campaign.directory / "runs", capture_output=True, text=True)
+    assert ended.returncode == EXIT_INTERRUPTED
+    assert "its campaign was stopped" in ended.stderr
+
+
+def test_a_worker_that_cannot_look_for_the_request_for_now_is_tried_again(
+    campaign_file: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    campaign, stat = start(campaign_file), os.stat
+    ask_to_stop(CampaignFiles(campaign.directory), now=False)
+
+    def stale(path: Any, **more: Any) -> os.stat_result:
+        if Path(path).parent == campaign.directory:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return stat(path, **more)
+
+    run = campaign.files_of("grpo_s0")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", stale)
+        assert worker.run(run.directory, threading.Event()) == EXIT_INFRASTRUCTURE
+    assert "campaign.toml: cannot look at (Stale file handle)" in capfd.readouterr().err
+    assert worker.run(run.directory, threading.Event()) == EXIT_INTERRUPTED
 
 
 SILENT_CLUSTER = """

@@ -20,6 +20,7 @@ from pathlib import Path
 from retrain.config.keys import Table, Tables
 from retrain.errors import ConfigError, RecordsError, records_error
 from retrain.records.files import make_directory, make_new_directory, read_small, readable
+from retrain.records.lines import mark_of
 from retrain.records.text import plain
 
 TRIALS = "calibrations"  # in the log directory: trials of `retrain calibrate`, kept apart from results
@@ -231,11 +232,15 @@ def by_start(path: Path) -> tuple[str, str]:
 
 
 def campaign_of(run_dir: Path) -> CampaignFiles:
-    """Return the files of the campaign that a run belongs to; a single run is its own campaign."""
-    above, alone = run_dir.parent.parent, CampaignFiles(run_dir)
-    if run_dir.parent.name != "runs" or _exists(alone.campaign_toml) or not is_campaign(above):
+    """Return the files of the campaign that a run belongs to; a single run is its own campaign.
+
+    Raises RecordsError if that cannot be known for now: a run would miss a request to stop.
+    """
+    above, alone = CampaignFiles(run_dir.parent.parent), CampaignFiles(run_dir)
+    if run_dir.parent.name != "runs" or _exists(alone.campaign_toml):
         return alone  # a log directory may be named `runs`, and lie beside a user's campaign.toml
-    return CampaignFiles(above)
+    mark_of(str(above.campaign_toml))  # unlike `is_campaign`, it raises
+    return above if is_campaign(above.directory) else alone
 
 
 def recorded_hash(files: RunFiles) -> str:
