@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import zoneinfo
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,14 @@ from retrain.sandbox import SandboxEndedError
 from retrain.sandbox.inside import values
 from tests.namespaces import BUBBLEWRAP
 
+NAMED_ZONE = {
+    "times with a named zone": (
+        "from datetime import datetime\nfrom zoneinfo import ZoneInfo\n"
+        "def noon(zone): return datetime(2024, 7, 1, 12, tzinfo=zone)\ndef name(one): return one.tzinfo.key",
+        "from zoneinfo import ZoneInfo\nzone = ZoneInfo('UTC')\n"
+        "assert noon(zone).tzinfo == zone and name(noon(zone)) == 'UTC'",
+    ),
+}
 HONEST = {
     "data of every kind": (
         "def f(x): return x\nBIG = 10**60",
@@ -183,6 +192,7 @@ n = Node(1); assert grow(n) is n and n.val == 2
         "import datetime as d\ndef f(): return d.datetime(2020, 1, 2, tzinfo=d.timezone.utc)",
         "import datetime as d\nassert f() == d.datetime(2020, 1, 2, tzinfo=d.timezone.utc)",
     ),
+    **(NAMED_ZONE if zoneinfo.available_timezones() else {}),
     "enumerations": (
         "import enum\nclass C(enum.Enum):\n    A = 1\n    B = 2\ndef f(x): return C(x)",
         "assert f(1) == C.A and f(2) is C.B and f(1).name == 'A' and C['B'].value == 2 and len(C) == 2",

@@ -116,6 +116,25 @@ class Money:
         "stdio",
     ),
     Honest(
+        "types as arguments and results",
+        "def keep(xs, kind): return [x for x in xs if isinstance(x, kind)]\n"
+        "def convert(xs, kind): return [kind(x) for x in xs if type(x) is not kind]\n"
+        "def kinds(xs): return [type(x) for x in xs]",
+        "assert keep([1, 'a'], int) == [1] and keep([1, None, 2.0], (float, type(None))) == [None, 2.0]\n"
+        "assert convert(['1', 2], int) == [1] and kinds([1, 'a', []]) == [int, str, list]",
+    ),
+    Honest(
+        "an object that is made once",
+        "class Settings:\n    made = None\n    def __new__(cls):\n"
+        "        cls.made = cls.made or super().__new__(cls)\n        return cls.made",
+        "assert Settings() is Settings()",
+    ),
+    Honest(
+        "an exception of several",
+        "def f(): raise ExceptionGroup('both', [ValueError(1), KeyError(2)])",
+        "try:\n    f()\n    assert False\nexcept Exception as error:\n    assert 'both' in str(error)",
+    ),
+    Honest(
         "an argument that is changed, and a result",
         """
 class Solution:

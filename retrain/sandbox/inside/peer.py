@@ -9,7 +9,6 @@ calling a class by a name like `Vector`, takes part in arithmetic with data.
 from __future__ import annotations
 
 import builtins
-import importlib
 import io
 import sys
 import threading
@@ -46,7 +45,7 @@ class Peer:
         self._reads, self._writes, self._names = reads, writes, names
         self._exported: list[Any] = []
         self._numbers: dict[int, int] = {}
-        self._stand_ins: dict[tuple[int, bool], StandIn] = {}  # by number, and whether it makes objects
+        self._stand_ins: dict[tuple[int, str], StandIn] = {}  # by number and role
         self._errors: dict[tuple[str, ...], type[BaseException]] = {}
         self._turn = threading.RLock()  # a thread's until it has its answer
         self.has_ended = self.used = False
@@ -118,9 +117,15 @@ class Peer:
         """
         found = self.decode(message)
         if isinstance(found, StandIn) and name[:1].isupper() and message[2:] == ["class"]:
-            made = StandIn(self, found._number, is_class=True)
-            return self._stand_ins.setdefault((found._number, True), made)
+            return self.stand_in(found._number, "class")
         return found
+
+    def stand_in(self, number: int, role: str = "object") -> StandIn:
+        """Return the stand-in for an object in a role, "class" or "made" by the tests: the same each time."""
+        key = number, role
+        if key not in self._stand_ins:
+            self._stand_ins[key] = StandIn(self, number, is_class=role == "class", is_made=role == "made")
+        return self._stand_ins[key]
 
     def call(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function of the other side; if it returns None, arguments that it changed are changed here.
@@ -234,7 +239,7 @@ class Peer:
     def _load(self, message: list[Any]) -> Any:
         match message:
             case ["h", int(number), role]:
-                return self._stand_in(number, role)
+                return self._loaded(number, role)
             case ["o", number]:
                 return self._exported[number]
             case ["x", data, number, name]:
@@ -243,15 +248,13 @@ class Peer:
                 return self._error_class(tuple(map(str, names)))
             case ["k", known, parts] if known in values.KNOWN:
                 return values.made_from(known, self.decode(parts))
-            case ["m", str(name)] if name.partition(".")[0] in {*sys.stdlib_module_names, "numpy"}:
-                return importlib.import_module(name)
+            case ["m", str(name)]:
+                return values.module(name)
         raise values.FrameError(f"a value of unknown kind {message[0]!r:.40}")
 
-    def _stand_in(self, number: int, role: str) -> Any:
-        is_program = self._names is not None  # it has nothing to protect
-        made = StandIn(self, number, is_class=is_program and role == "class", is_made=is_program)
-        found = self._stand_ins.setdefault((number, made._is_class), made)
-        return awaited(made) if role == "coroutine" else found
+    def _loaded(self, number: int, role: str) -> Any:  # the program has nothing to protect
+        found = self.stand_in(number, "object" if self._names is None else "made")
+        return awaited(found) if role == "coroutine" else found
 
     def _told(self, error: BaseException) -> tuple[list[str], Any, str, Any]:
         try:
@@ -274,7 +277,8 @@ class Peer:
     def _error_class(self, names: tuple[str, ...]) -> type[BaseException]:
         if not 0 < len(names) <= LONGEST_CHAIN:
             raise values.FrameError("an exception of no class")
-        found = getattr(builtins, names[0], None)
+        is_group = "BaseExceptionGroup" in names  # whose exceptions stay on the other side
+        found = None if is_group else getattr(builtins, names[0], None)
         if isinstance(found, type) and issubclass(found, BaseException):
             return ExitError if found is SystemExit else found
         if names not in self._errors:

@@ -71,7 +71,7 @@ class StandIn:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         made = self._peer.call(self._number, args, kwargs)
         if self._is_class and isinstance(made, StandIn):  # not the one that a function may return later
-            return StandIn(self._peer, made._number, is_made=True)
+            return self._peer.stand_in(made._number, "made")
         return made
 
     def __getattr__(self, name: str) -> Any:
@@ -130,7 +130,7 @@ def _copying(name: str) -> Callable[..., Any]:
     def copied(self: StandIn, *_: Any) -> Any:
         found = _operate(name, self)
         is_made = self._is_made and isinstance(found, StandIn)
-        return StandIn(self._peer, found._number, is_made=True) if is_made else found
+        return self._peer.stand_in(found._number, "made") if is_made else found
 
     return copied
 
@@ -177,7 +177,7 @@ def data_stand_in(data: Any, peer: Peer, number: int, name: str) -> Any:
             raise AttributeError(attribute)
         (found,) = peer.ask("get", number, attribute)
         value = peer.decode(found)
-        if attribute == "shape" and isinstance(value, tuple):  # of an array that it is not
+        if attribute == "shape" and not isinstance(value, str | int | float):  # of an array that it is not
             raise AttributeError(attribute)
         return value
 

@@ -12,6 +12,8 @@ import json
 import math
 import os
 import struct
+import sys
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,8 +40,11 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
     "b": bytes.fromhex,
     "a": bytearray.fromhex,
 }
-AS_TEXT = ("decimal.Decimal", "pathlib.PosixPath", "pathlib.PurePosixPath", "uuid.UUID")
+PATHS = ("pathlib.PosixPath", "pathlib.PurePosixPath")
+AS_TEXT = ("decimal.Decimal", *PATHS, "uuid.UUID", "zoneinfo.ZoneInfo")
+CLASSES = {kind.__name__: kind for kind in (*COLLECTIONS, *SCALARS, dict, bool, str, type(None))}
 KNOWN: dict[str, Callable[[Any], tuple[Any, ...]]] = {  # types of the library that are data
+    "builtins.type": lambda x: (x.__name__,),  # one of CLASSES
     **dict.fromkeys(("builtins.range", "builtins.slice"), lambda x: (x.start, x.stop, x.step)),
     "collections.Counter": lambda x: (dict(x),),
     "collections.defaultdict": lambda x: (x.default_factory, dict(x)),
@@ -165,16 +170,33 @@ def parts_of(value: Any) -> tuple[str, tuple[Any, ...]] | None:
     kind = type(value)
     module = kind.__module__.removesuffix("._local")  # of pathlib, in Python 3.13
     name = "numpy.array" if kind.__name__ == "ndarray" else f"{module}.{kind.__qualname__}"
-    if name not in KNOWN or (name == "numpy.array" and value.dtype.names):  # its records stay with it
+    is_own = kind is type and CLASSES.get(value.__name__) is not value
+    if name not in KNOWN or is_own or (name == "numpy.array" and value.dtype.names):  # records stay with it
         return None
     return name, KNOWN[name](value)
 
 
+def module(name: str) -> types.ModuleType:
+    """Import a module of Python or numpy.
+
+    Raises:
+        FrameError: it is none, or ends its importer, as a program of the library does.
+    """
+    if name.partition(".")[0] not in {*sys.stdlib_module_names, "numpy"}:
+        raise FrameError(f"not a module of the library: {name!r:.80}")
+    try:
+        return importlib.import_module(name)
+    except (ImportError, SystemExit) as error:
+        raise FrameError(f"a module that cannot be imported: {name!r:.80}") from error
+
+
 def made_from(known: str, parts: Sequence[Any]) -> Any:
     """Return the value of a known type that is made from its parts."""
-    module, _, name = known.rpartition(".")
-    made = getattr(importlib.import_module(module), name)(*parts)
-    return widened(made) if module == "numpy" else made
+    if known == "builtins.type":
+        return CLASSES[parts[0]]
+    place, _, name = known.rpartition(".")
+    made = getattr(importlib.import_module(place), name)(*parts)
+    return widened(made) if place == "numpy" else made
 
 
 def merged(old: Any, new: Any) -> Any:
