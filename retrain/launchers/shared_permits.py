@@ -19,7 +19,7 @@ from pathlib import Path
 from retrain.config.campaign import Ray, Slurm
 from retrain.errors import EXIT_DONE, EXIT_LAUNCH, LaunchError, RecordsError
 from retrain.launchers import Assignment
-from retrain.locks import LockFile
+from retrain.locks import LockFile, locked
 from retrain.records.campaign_state import asked_to_stop
 from retrain.records.files import make_directory, read_json, remove_file, write_json
 from retrain.records.layout import CampaignFiles
@@ -161,8 +161,7 @@ def prove(directory: Path, rank: int, mark: str, node: str) -> str:
 
     me = {"node": node}
     if rank == 0:
-        with closing(LockFile(str(path(".lock")))) as file:
-            file.lock()
+        with locked(path(".lock")):
             write_json(path("-held.json"), me)
             _await(path("-looked.json"))
         write_json(path("-freed.json"), me)

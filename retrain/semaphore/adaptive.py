@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from retrain.clock import utc_now
 from retrain.controllers.permits import AdaptivePermits, CallFacts
 from retrain.errors import RecordsError, records_error
-from retrain.locks import LockFile
+from retrain.locks import locked
 from retrain.records.files import read_json, record_of, write_json
 from retrain.records.lines import append_line, read_records
 from retrain.semaphore import FileSemaphore
@@ -50,8 +49,7 @@ class SharedPermits:
         """Update the number of permits from a finished call; raise RecordsError if it cannot be written."""
         path = self.directory / LOCK
         try:
-            with closing(LockFile(str(path))) as lock:
-                lock.lock()
+            with locked(path):
                 self._observe(call, _file_system_time_s(path))
         except OSError as error:
             raise records_error(path, "lock", error) from error

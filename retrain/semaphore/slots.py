@@ -16,13 +16,14 @@ from itertools import islice
 from pathlib import Path
 
 from retrain.errors import DamagedRecordError, RecordsError
-from retrain.locks import GUARD, Descriptor, LockFile, boot_id, open_regular
+from retrain.locks import GUARD, Descriptor, LockFile, boot_id, locked, open_regular
 from retrain.records.files import write_atomic
 from retrain.semaphore.wait_queue import wake, wakeup_address
 
 MAX_PERMITS = 512  # the watcher keeps one open file per permit, and 1024 is a usual limit
 OPEN_EARLY = 8  # slots that a waiter opens before its turn; many threads of a process may wait
 WAIT_QUEUE = "turnstile.lock"  # its name on disk since 0.1.0: other versions may use the directory too
+COUNTS_LOCK = "permits.lock"  # held while the number of permits is written
 MAX_TEXT = 100  # characters of a label or host name: one line of a table
 _RECORD_BYTES = 4096  # two such texts fit even with every character escaped; so does permits.json
 
@@ -95,8 +96,7 @@ def read_permits(directory: Path) -> PermitCounts:
 
 def create_permits(directory: Path, permits: int) -> None:
     """Set the number of permits, unless the directory has a readable one."""
-    with closing(LockFile(f"{directory}/permits.lock")) as guard:
-        guard.lock()
+    with locked(directory / COUNTS_LOCK):
         with suppress(DamagedRecordError):
             if os.path.lexists(directory / "permits.json"):
                 read_permits(directory)
@@ -108,8 +108,7 @@ def create_permits(directory: Path, permits: int) -> None:
 
 def change_permits(directory: Path, permits: int) -> None:
     """Set the number of permits; the number of slots never falls, because old slots may still be held."""
-    with closing(LockFile(f"{directory}/permits.lock")) as guard:
-        guard.lock()
+    with locked(directory / COUNTS_LOCK):
         _write(directory, PermitCounts(permits, max(permits, read_permits(directory).slots)))
 
 
