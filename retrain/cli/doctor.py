@@ -156,8 +156,8 @@ def _used_plugins(configs: Sequence[Config]) -> list[Used]:
 
 def _with_parts(kind: str, name: str, params: Tables) -> Iterator[Used]:
     yield Used(kind, name, params, needs(kind, name))
-    made_of = registry.hook("rewards", name, "made_of") if kind == "rewards" else None
-    for part in made_of(params) if made_of else ():
+    parts = registry.ask("rewards", name, "made_of", params) if kind == "rewards" else None
+    for part in parts or ():
         yield from _with_parts("rewards", *part)
 
 
@@ -282,8 +282,7 @@ def _lock_check(directory: str) -> Check:
 def _backend_checks(configs: Sequence[Config]) -> Iterator[Check]:
     """Check that the backends of runs accept them, and that their memory is free."""
     for config in configs:
-        check_run = registry.hook("backends", config.backend.backend, "check_run")
-        problems = list(check_run(config)) if check_run else []
+        problems = list(registry.ask("backends", config.backend.backend, "check_run", config) or ())
         for problem in problems:
             key, _, found = problem.partition(": ")
             yield Check(key, Health.MISSING, *found.rsplit("; ", 1))

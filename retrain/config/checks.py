@@ -181,9 +181,7 @@ def _trial_problems(kind: str, name: str, params: Tables, seed: int) -> Iterator
     if missing := extras.missing_problem(kind, name):
         yield "", missing
         return
-    judge = registry.spec_of(kind).judge
-    check = registry.hook(kind, name, judge) if judge else None
-    problems = list(check(params)) if check else []
+    problems = registry.judged(kind, name, params)
     if kind == "tasks" and registry.is_built_in(kind, name):
         try:
             registry.find("tasks", name)(seed=seed, **params)

@@ -186,9 +186,13 @@ def problems_with_table(kind: str, name: str, table: Mapping[str, Any]) -> list[
     """Check a plugin's table: keys and types, then by the plugin's own hook; `key: problem` each."""
     if wrong := problems_with_params(kind, name, table):
         return [f"{key}: {what}" for key, what in wrong]
+    return judged(kind, name, table)
+
+
+def judged(kind: str, name: str, table: Mapping[str, Any]) -> list[str]:
+    """Return what a plugin's own hook finds wrong with its table: `key: problem` each."""
     judge = spec_of(kind).judge
-    check = hook(kind, name, judge) if judge else None
-    return list(check(table)) if check else []
+    return list(ask(kind, name, judge, table) or ()) if judge else []
 
 
 @cache  # reading the metadata of everything that is installed takes 30 ms

@@ -220,8 +220,7 @@ def _offered(config: Config, backend: Backend, calls: EventLoopThread) -> CallFo
         ConfigError: the backend, or its chat template, does not support functions or turns.
     """
     table = config.environment
-    tools = registry.hook("environments", table.environment, "tools")
-    schemas = tools(table.options) if tools is not None else ()
+    schemas = registry.ask("environments", table.environment, "tools", table.options)
     if not schemas:
         check = getattr(backend, "check_turns", None)
         if check and not table.separate_turns:
@@ -236,8 +235,7 @@ def _offered(config: Config, backend: Backend, calls: EventLoopThread) -> CallFo
 
 def trainers_here(config: Config, files: RunFiles, task: Task) -> Trainers | None:
     """Return the estimate of a run, and how many of its campaign run at a time; None if there is none."""
-    estimate = registry.hook("backends", config.backend.backend, "memory")
-    each = estimate(config, task.train) if estimate is not None else None
+    each = registry.ask("backends", config.backend.backend, "memory", config, task.train)
     if each is None:
         return None
     from retrain.records.manifest import read_manifest  # takes 30 ms
