@@ -40,6 +40,15 @@ def test_init_writes_a_template_and_never_overwrites(retrain: Call, here: Path) 
     assert (here / "campaign.toml").read_text() != "mine"
 
 
+def test_init_replaces_no_link(retrain: Call, here: Path) -> None:
+    (here / "shared.toml").write_text("mine")
+    (here / "campaign.toml").symlink_to("shared.toml")
+    refused = retrain("init", "--force")
+    assert (refused.returncode, "is a symbolic link" in refused.stderr) == (2, True)
+    assert (here / "campaign.toml").is_symlink()
+    assert (here / "shared.toml").read_text() == "mine"
+
+
 def test_init_on_a_full_disk_leaves_what_was_there(here: Path) -> None:
     for before in (None, "mine"):  # an empty file would be a campaign
         with files_of_at_most(100):
@@ -94,8 +103,18 @@ def test_init_lists_templates_and_hints_at_the_nearest(retrain: Call) -> None:
     listed = retrain("init", "--list").stdout.splitlines()
     assert [line.split()[0] for line in listed] == ["agent", "campaign", "local", "quickstart", "tinker"]
     assert all(len(line.split()) > 5 for line in listed)
-    wrong = retrain("init", "--template", "quikstart")
+    wrong = retrain("init", "quikstart")
     assert (wrong.returncode, "did you mean 'quickstart'" in wrong.stderr) == (2, True)
+
+
+def test_init_takes_a_templates_name_once(retrain: Call, here: Path) -> None:
+    assert retrain("init", "quickstart").returncode == 0
+    assert (here / "quickstart.toml").is_file()
+    assert retrain("init", "quickstart", "-t", "agent").returncode == 2
+
+
+def test_every_usage_line_names_its_arguments_once(retrain: Call) -> None:
+    assert retrain("report", "-h").stdout.startswith("Usage: retrain report [OPTIONS] [DIR]")
 
 
 @pytest.mark.parametrize("command", ["explain", "run"])

@@ -39,7 +39,7 @@ def press_tab(tmp_path_factory):
 
 def test_commands_templates_kinds_and_keys_are_offered(press_tab, here):
     assert press_tab("retrain stat") == ["status", "states"]
-    assert press_tab("retrain init --template quick") == ["quickstart"]
+    assert press_tab("retrain init quick") == ["quickstart"]
     assert press_tab("retrain plugins rew") == ["rewards"]
     assert press_tab("retrain run x.toml --set training.batch") == ["training.batch_size="]
     assert "--best" in press_tab("retrain samples --b")

@@ -8,49 +8,62 @@ import os
 from pathlib import Path
 
 import typer
-from typer import Option
+from typer import Argument, Option
 
 from retrain.errors import ConfigError
 
 
 def command(
-    template: str = Option(
-        "campaign",
-        "--template",
-        "-t",
-        help="Name of the template; see --list.",
-        autocompletion=lambda: [*templates()],
+    name: str = Argument(
+        "", metavar="NAME", help="The template; default: campaign.", autocompletion=lambda: [*templates()]
+    ),
+    template: str = Option(  # how 0.1.0 took the name
+        "", "--template", "-t", hidden=True, autocompletion=lambda: [*templates()]
     ),
     force: bool = Option(False, "--force", help="Overwrite NAME.toml if it exists."),
     show_list: bool = Option(False, "--list", help="List the templates and exit."),
 ) -> None:
     """Write NAME.toml, a commented file to start from, and the JSON Schema with which editors complete it.
 
-    Example: retrain init --template quickstart
+    Example: retrain init quickstart
     """
     if show_list:
-        for name, summary in templates().items():
-            typer.echo(f"{name:<12} {summary}")
+        for one, summary in templates().items():
+            typer.echo(f"{one:<12} {summary}")
         return
     from retrain.config.reference import NAME, json_schema
-    from retrain.registry import hint
 
-    known = templates()
-    if template not in known:
-        others = f"there are: {', '.join(known)}"
-        raise ConfigError(f"--template {template}: no such template; {hint(template, known, others)}")
-    text = (_folder() / f"{template}.toml").read_text(encoding="utf-8")
-    target, is_there = Path(f"{template}.toml"), False
+    if name and template:
+        raise ConfigError(f"{name} --template {template}: name one template")
+    source = _template(name or template or "campaign")
+    text = source.read_text(encoding="utf-8")
+    target, is_there = Path(source.name), False
     with contextlib.suppress(OSError):
         is_there = not force and target.read_bytes() == text.encode()
     if not is_there:
-        if not force and os.path.lexists(target):
-            raise ConfigError(f"{target}: exists and differs; use --force to overwrite it")
+        _check_free(target, force=force)
         _write_whole(target, text)
     with contextlib.suppress(OSError):  # its first line names the schema; a failure costs only completion
         Path(NAME).write_text(json.dumps(json_schema(), indent=1) + "\n", encoding="utf-8")
     said = f"{target} exists and is the same" if is_there else f"wrote {target}"
     typer.echo(f"{said}; next: retrain explain {target}, then retrain {target}")
+
+
+def _template(name: str) -> Path:
+    from retrain.registry import hint
+
+    known = templates()
+    if name not in known:
+        others = f"there are: {', '.join(known)}"
+        raise ConfigError(f"{name}: no such template; {hint(name, known, others)}")
+    return _folder() / f"{name}.toml"
+
+
+def _check_free(target: Path, *, force: bool) -> None:
+    if not force and os.path.lexists(target):
+        raise ConfigError(f"{target}: exists and differs; use --force to overwrite it")
+    if target.is_symlink():
+        raise ConfigError(f"{target}: is a symbolic link; remove it, or use another directory")
 
 
 def _write_whole(target: Path, text: str) -> None:

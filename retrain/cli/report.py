@@ -15,7 +15,7 @@ from retrain.errors import ConfigError
 
 def command(
     directories: list[Path] | None = Argument(
-        None, metavar="[DIR]...", help="Campaigns, runs, or a log directory with one of them; default: logs."
+        None, metavar="DIR", help="Campaigns, runs, or a log directory with one of them; default: logs."
     ),
     output: Path | None = Option(
         None, "--output", "-o", metavar="FILE", help="File to write; else report.FORMAT."

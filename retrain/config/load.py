@@ -149,7 +149,7 @@ def read_toml(path: Path) -> Table:
 def _unreadable(path: Path, error: OSError | ValueError) -> ConfigError:
     is_missing = isinstance(error, FileNotFoundError)
     others = [other.name for other in path.parent.glob("*.toml")] if is_missing else []
-    fix = registry.hint(path.name, others, "`retrain init --template campaign` makes a file to start from")
+    fix = registry.hint(path.name, others, "`retrain init campaign` makes a file to start from")
     return ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}; {fix}")
 
 

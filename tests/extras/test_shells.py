@@ -95,7 +95,7 @@ def _in_zsh(shell: str) -> Press:
     ("line", "offered"),
     [
         ("retrain statu", "status"),
-        ("retrain init --template qui", "quickstart"),
+        ("retrain init qui", "quickstart"),
         ("retrain run mine.toml --set training.batch", "training.batch_size="),
         ("retrain logs study g", "grpo_s0"),
         ("retrain samples --b", "--best"),
