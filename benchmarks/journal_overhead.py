@@ -133,7 +133,17 @@ def row_of(step: int) -> StepRow:
         permits=PermitUse(wait_s=x, held_s=x, permits=None),
         rollouts=BATCH.summary(ADVANTAGES, x),
         episodes=None,
-        update=UpdateSummary(loss=x, lr=x, grad_norm=x, clip_fraction=x, entropy=x, reference_kl=x),
+        update=UpdateSummary(
+            updates=1,
+            loss=x,
+            lr=x,
+            grad_norm=x,
+            clip_fraction=x,
+            approx_kl=x,
+            entropy=x,
+            update_entropy=None,
+            reference_kl=x,
+        ),
         control=ControlSummary(lr_factor=x, prompts_at_a_time=8, out_of_memory_at=None),
         back_pressure=BackPressureSummary(
             action="hold",

@@ -13,12 +13,22 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from types import NoneType
-from typing import Any, ClassVar, TypeAlias, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    ClassVar,
+    TypeAlias,
+    TypeVar,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from retrain.records.text import count_of
 
 Value: TypeAlias = str | int | float | None
 Columns: TypeAlias = Mapping[str, Value]  # of a row, or of a finished run's result
+T = TypeVar("T")
 
 PREFACE = """\
 # Metrics
@@ -43,6 +53,12 @@ def measured(unit: str, meaning: str, *, key: str = "", is_optional: bool = Fals
     """
     described = {"unit": unit, "meaning": meaning, "key": key, "is_optional": is_optional}
     return field(metadata=described, **default)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(measured,))
+def row_part(kind: type[T]) -> type[T]:
+    """Make a class a part of a row; type checkers know which of its `measured` fields are required."""
+    return dataclass(frozen=True, slots=True, kw_only=True)(kind)
 
 
 def columns(part: Any) -> dict[str, Value]:
@@ -110,7 +126,7 @@ def _type(hint: Any) -> str:
     return " or ".join("null" if kind is NoneType else kind.__name__ for kind in kinds)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@row_part
 class Evaluation:
     """The policy on held-out prompts, in steps that are evaluated."""
 
@@ -129,7 +145,7 @@ class Evaluation:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@row_part
 class NamedEvaluation:
     """An `[[eval]]` called NAME, in steps in which it is due. Each prompt counts once, by its mean."""
 
@@ -157,7 +173,7 @@ class NamedEvaluation:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@row_part
 class EvalWatch:
     """Every `[[eval]]` beside the reward."""
 
@@ -167,7 +183,7 @@ class EvalWatch:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@row_part
 class PermitUse:
     """Waiting for and holding permits, summed over concurrent calls."""
 
@@ -178,7 +194,7 @@ class PermitUse:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@row_part
 class CostSummary:
     """What was billed since the row before: evaluations too, and steps that were repeated after a failure."""
 
@@ -191,7 +207,7 @@ class CostSummary:
     cost_usd: float | None = measured("$", "what they cost; null where their price is not known")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@row_part
 class ApiPause:
     """Times in which the API had paused all calls of the run, or was down; estimates leave them out."""
 
@@ -200,7 +216,7 @@ class ApiPause:
     pauses_s: float = measured("s", "the same in this attempt so far, evaluations and checkpoints included")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@row_part
 class EngineUse:
     """The server that samples, as its metrics say, for all of its users; the most at once during the step."""
 

@@ -22,10 +22,11 @@ from retrain.records.row_parts import (
     Value,
     columns,
     measured,
+    row_part,
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@row_part
 class Identity:
     """Which step of which run."""
 
@@ -37,7 +38,7 @@ class Identity:
     timestamp: str = measured("", "when the step ended, UTC")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@row_part
 class Timing:
     """How long the step and its parts took. Evaluation and checkpoints are not part of it."""
 
@@ -47,7 +48,7 @@ class Timing:
     train_time_s: float = measured("s", "advantages, transform and the optimizer's update")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@row_part
 class RolloutSummary:
     """The rollouts of the step and their rewards."""
 
@@ -72,7 +73,7 @@ class RolloutSummary:
     sandbox: str | None = measured("", "where programs of the policy ran, if any did", is_optional=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@row_part
 class Unscored:
     """The completions of the run so far that have no score."""
 
@@ -81,7 +82,7 @@ class Unscored:
     reason: str = measured("", "why the first of them has none")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@row_part
 class EpisodeSummary:
     """The episodes of the step."""
 
@@ -99,7 +100,7 @@ class EpisodeSummary:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@row_part
 class UpdateSummary:
     """The optimizer's updates; zeros in a step without a gradient.
 
@@ -124,7 +125,7 @@ class UpdateSummary:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@row_part
 class Mismatch:
     """The policy's log-probabilities of the sampled tokens, before the first update, beside the sampler's.
 
@@ -137,7 +138,7 @@ class Mismatch:
     max: float = measured("nats", "the largest one")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@row_part
 class ControlSummary:
     """How the controllers changed the configured step size, and what they noticed."""
 
@@ -149,7 +150,7 @@ class ControlSummary:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@row_part
 class BackPressureSummary:
     """The back-pressure controller's decision after the step."""
 
@@ -165,7 +166,7 @@ class BackPressureSummary:
     reason: str = measured("", "why, in a few words")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@row_part
 class ThrottleSummary:
     """The load of the machine before the step, and what it allowed."""
 
@@ -176,7 +177,7 @@ class ThrottleSummary:
     reason: str = measured("", "why, in a few words")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@row_part
 class ScalingSummary:
     """The learning-rate rule's decision for the step."""
 
@@ -189,7 +190,7 @@ class ScalingSummary:
     reason: str = measured("", "why, in a few words")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@row_part
 class RooflineSummary:
     """What limits each phase (`prefill`, `decode`, `train`) on this hardware."""
 
@@ -200,7 +201,7 @@ class RooflineSummary:
     mbu: Mapping[str, float | None] = measured("fraction", "share of memory bandwidth used", key="mbu_PHASE")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@row_part
 class PipelineStats:
     """Asynchronous sampling so far: counts of the whole run, waits and idle fractions of this attempt."""
 
