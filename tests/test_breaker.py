@@ -21,6 +21,11 @@ def pauses_until(breaker: CircuitBreaker, end_s: float) -> bool:
     return breaker.ask(end_s - 0.1).is_open and breaker.ask(end_s).is_probe
 
 
+def start_probe(breaker: CircuitBreaker, now_s: float) -> None:
+    breaker.launched("probe")
+    breaker.started(now_s, "probe")
+
+
 def test_two_failures_in_a_row_are_bad_luck() -> None:
     breaker = CircuitBreaker(3)
     assert [breaker.ended(0, "any", infrastructure=True) for _ in range(2)] == [False, False]
@@ -48,14 +53,14 @@ def test_any_other_ending_between_them_starts_the_count_again() -> None:
 def test_after_the_pause_one_run_is_tried_and_no_second() -> None:
     breaker = opened()
     assert not breaker.ask(PAUSE_S).is_open
-    breaker.started(PAUSE_S, "probe")
+    start_probe(breaker, PAUSE_S)
     assert breaker.ask(PAUSE_S + 1).is_open
 
 
 def test_a_probe_that_fails_doubles_the_pause_up_to_the_longest() -> None:
     breaker, now_s = opened(), PAUSE_S
     for pause_s in (120, 240, 480, 960, LONGEST_PAUSE_S, LONGEST_PAUSE_S):
-        breaker.started(now_s, "probe")
+        start_probe(breaker, now_s)
         breaker.ended(now_s, "probe", infrastructure=True)
         assert pauses_until(breaker, now_s + pause_s)
         now_s += pause_s
@@ -63,17 +68,36 @@ def test_a_probe_that_fails_doubles_the_pause_up_to_the_longest() -> None:
 
 def test_a_probe_that_ends_well_closes_it() -> None:
     breaker = opened()
-    breaker.started(PAUSE_S, "probe")
+    start_probe(breaker, PAUSE_S)
     breaker.ended(PAUSE_S + 1, "probe", infrastructure=False)
     assert not breaker.ask(PAUSE_S + 1).is_open
 
 
 def test_a_probe_that_lives_through_its_probation_closes_it() -> None:
     breaker = opened()
-    breaker.started(PAUSE_S, "probe")
+    start_probe(breaker, PAUSE_S)
     assert breaker.ask(PAUSE_S + PROBATION_S - 0.1).is_open
     assert not breaker.ask(PAUSE_S + PROBATION_S).is_open
     assert breaker.ended(PAUSE_S + PROBATION_S + 1, "probe", infrastructure=True) is False
+
+
+def test_a_probe_that_waits_in_a_queue_has_shown_nothing_yet() -> None:
+    breaker, begins_s = opened(), PAUSE_S + 10 * PROBATION_S
+    breaker.launched("probe")
+    breaker.started(begins_s - 1, "another")
+    assert breaker.ask(begins_s).is_open
+    breaker.started(begins_s, "probe")
+    assert breaker.ask(begins_s + PROBATION_S - 0.1).is_open
+    assert not breaker.ask(begins_s + PROBATION_S).is_open
+
+
+def test_a_probe_that_was_cancelled_leaves_its_place_to_another() -> None:
+    breaker = opened()
+    breaker.launched("cancelled")
+    breaker.withdrawn("another")
+    assert breaker.ask(PAUSE_S + 1).is_open
+    breaker.withdrawn("cancelled")
+    assert breaker.ask(PAUSE_S + 1).is_probe
 
 
 def test_failures_of_runs_from_before_the_pause_do_not_lengthen_it() -> None:
@@ -84,7 +108,7 @@ def test_failures_of_runs_from_before_the_pause_do_not_lengthen_it() -> None:
 
 def test_a_failure_of_another_run_is_not_the_probes() -> None:
     breaker = opened()
-    breaker.started(PAUSE_S, "probe")
+    start_probe(breaker, PAUSE_S)
     assert breaker.ended(PAUSE_S + 1, "early", infrastructure=True) is False
     assert breaker.ask(PAUSE_S + 2).reason.startswith("one run is probing")
     assert breaker.ended(PAUSE_S + 3, "probe", infrastructure=True) is True
@@ -95,7 +119,7 @@ def test_a_failure_of_another_run_is_not_the_probes() -> None:
 def test_it_always_admits_somebody_in_the_end(failures: int) -> None:
     breaker, now = CircuitBreaker(2), 0.0
     for _ in range(failures):
-        breaker.started(now, "probe")
+        start_probe(breaker, now)
         breaker.ended(now, "probe", infrastructure=True)
         now += LONGEST_PAUSE_S
         assert not breaker.ask(now).is_open

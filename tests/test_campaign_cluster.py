@@ -165,13 +165,35 @@ def test_after_a_pause_one_run_is_handed_over_before_the_others(campaign: Campai
     cluster = Cluster(
         lambda: [Ended(run.run_id, None, "no network") for run in runs],
         list,  # the pause of a minute is over
+        *[list] * 5,  # the probe waits in the cluster's queue
+        lambda: [Begun(cluster.submitted[1][0])] if len(cluster.submitted) == 2 else [],
         list,
         list,  # the probe has lived for two minutes
-        lambda: all_done(campaign),
+        lambda: all_done(campaign) if len(cluster.submitted) == 3 else [],
         wait_s=61.0,
     )
-    supervisor(cluster, campaign, pause_after=3).supervise(runs)
+    heard = Heard()
+    supervisor(cluster, campaign, heard, pause_after=3).supervise(runs)
     assert [len(batch) for batch in cluster.submitted] == [4, 1, 3]
+    assert heard.started_runs == cluster.submitted[1]
+
+
+def test_a_probe_that_is_cancelled_by_hand_leaves_its_place_to_another(campaign: CampaignRun) -> None:
+    runs = {run.run_id: run for run in campaign.plan.runs}
+
+    def finish_last() -> list[Ended]:
+        return [done(campaign.files_of(run_id), runs[run_id]) for run_id in cluster.submitted[-1]]
+
+    cluster = Cluster(
+        lambda: [Ended(run_id, None, "no network") for run_id in runs],
+        list,  # the pause of a minute is over
+        lambda: [Ended(cluster.submitted[1][0], None, taken_back=True)],
+        finish_last,
+        finish_last,
+        wait_s=61.0,
+    )
+    supervisor(cluster, campaign, pause_after=3).supervise(campaign.plan.runs)
+    assert [len(batch) for batch in cluster.submitted] == [4, 1, 1, 2]
 
 
 def test_a_time_limit_is_no_try_while_steps_are_made(campaign: CampaignRun) -> None:

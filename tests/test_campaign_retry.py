@@ -50,7 +50,7 @@ def test_several_runs_failing_in_a_row_pause_launches_then_one_is_tried() -> Non
     assert (paused.count, "connection refused" in paused.reason) == (0, True)
     now_s[0] += FIRST_PAUSE_S
     assert admission.places().count == 4
-    admission.started("a")
+    admission.launched("a")
     assert admission.places().count == 0  # until the one that is tried has lived for a while
     admission.ended("a", Ending(RunState.DONE, ""))
     assert admission.places().count == 4
@@ -62,7 +62,7 @@ def test_a_probe_that_fails_like_the_others_pauses_for_longer() -> None:
         admission.ended(run_id, Ending(RunState.INFRASTRUCTURE, ""))
     now_s[0] += FIRST_PAUSE_S
     assert admission.places().count == 4
-    admission.started("a")
+    admission.launched("a")
     admission.ended("a", Ending(RunState.INFRASTRUCTURE, ""))
     now_s[0] += FIRST_PAUSE_S
     assert admission.places().count == 0
@@ -75,7 +75,7 @@ def test_a_probe_counts_though_it_failed_in_the_pause_and_others_do_not() -> Non
     for run_id in ("a", "b", "c", "in the pause"):
         admission.ended(run_id, Ending(RunState.INFRASTRUCTURE, ""))
     now_s[0] += FIRST_PAUSE_S
-    admission.started("in the pause")
+    admission.launched("in the pause")
     admission.ended("another", Ending(RunState.INFRASTRUCTURE, ""))
     assert admission.places().reason.startswith("one run is probing")
     admission.ended("in the pause", Ending(RunState.INFRASTRUCTURE, "no route to host"), is_lost=True)

@@ -120,13 +120,19 @@ class LaunchBreaker:
         """Whether one run is to be started before any others."""
         return self._breaker.ask(self._clock()).is_probe
 
+    def launched(self, run_id: str) -> None:
+        self._breaker.launched(run_id)
+
     def started(self, run_id: str) -> None:
         self._breaker.started(self._clock(), run_id)
 
     def ended(self, run_id: str, ending: Ending, *, is_lost: bool = False) -> None:
         """Note how a worker ended (`is_lost`: with its machine); an interruption says nothing."""
         is_probe = run_id == self._breaker.probe
-        if ending.state is RunState.INTERRUPTED or (run_id in self._failed and not is_probe):
+        if ending.state is RunState.INTERRUPTED:
+            self._breaker.withdrawn(run_id)
+            return
+        if run_id in self._failed and not is_probe:
             return
         is_infrastructure = ending.state is RunState.INFRASTRUCTURE
         if is_lost and is_infrastructure and not is_probe:

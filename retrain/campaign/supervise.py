@@ -172,7 +172,7 @@ class Supervisor:
         self._was_taken, self._said = True, ""
         for run in runs:
             if run.run_id in taken:
-                self._admission.started(run.run_id)
+                self._admission.launched(run.run_id)
                 self._activate(run)
                 if not self._launcher.queues:
                     self._begin(run.run_id)
@@ -222,6 +222,7 @@ class Supervisor:
         active = self._active.get(run_id)
         if active is not None and active.patience is None:
             active.patience = Patience(self._campaign, active.files, self._clock())
+            self._admission.started(run_id)
             self._observer.started(active.run)
 
     def _conclude(self, ended: Ended) -> None:

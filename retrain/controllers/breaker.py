@@ -2,14 +2,15 @@
 
 Closed: every run is admitted. Open, after `threshold` consecutive infrastructure failures: no run is
 admitted for a pause that doubles each time. Then half-open: one run is admitted as a probe. If the probe
-fails for infrastructure, the breaker opens again; if it ends in any other way, or is still running after
-`PROBATION_S`, the breaker closes.
+fails for infrastructure, the breaker opens again; if it ends in any other way, or is still running
+`PROBATION_S` after its worker began, the breaker closes. While it is queued, the others wait.
 
 Source: the circuit breaker pattern, Nygard, Release It! (2007).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 PAUSE_S, LONGEST_PAUSE_S = 60.0, 1800.0  # the first pause; it doubles after each failed probe
@@ -36,8 +37,8 @@ class CircuitBreaker:
     def _close(self) -> None:
         self._pause_s, self._failures, self._why = PAUSE_S, 0, ""
         self._resumes_at_s: float | None = None  # set: open until then, half-open afterwards
-        self._probation_ends_s = 0.0
-        self.probe = ""  # half-open: the run that was started
+        self._probation_ends_s = math.inf  # until the probe's worker begins
+        self.probe = ""  # half-open: the run that was launched
 
     def ask(self, now_s: float) -> LaunchAdmission:
         """Return whether a run may start; `now_s` is the caller's clock, the same in all calls."""
@@ -52,10 +53,20 @@ class CircuitBreaker:
         self._close()
         return LaunchAdmission(False, "the probe is still running")
 
-    def started(self, now_s: float, run: str) -> None:
-        """Record that a run was started; if the breaker is half-open, that run is the probe."""
+    def launched(self, run: str) -> None:
+        """Record that a run was launched, or queued; if the breaker is half-open, that run is the probe."""
         if self._resumes_at_s is not None and not self.probe:
-            self.probe, self._probation_ends_s = run, now_s + PROBATION_S
+            self.probe, self._probation_ends_s = run, math.inf
+
+    def started(self, now_s: float, run: str) -> None:
+        """Record that a run's worker began."""
+        if run == self.probe:
+            self._probation_ends_s = now_s + PROBATION_S
+
+    def withdrawn(self, run: str) -> None:
+        """Record that a run ended by a request; if it was the probe, the next one launched is."""
+        if run == self.probe:
+            self.probe = ""
 
     def ended(self, now_s: float, run: str, *, infrastructure: bool, message: str = "") -> bool:
         """Record that an attempt of a run ended; return whether this opened the breaker.
