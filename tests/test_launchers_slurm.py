@@ -86,11 +86,12 @@ def test_jobs_of_a_copied_campaign_are_not_taken_for_ours(tmp_path: Path) -> Non
     ours.touch()
     copy.touch()
     (tmp_path / "link").symlink_to(tmp_path)
-    of = lambda path: replace(task(1, 0), script=str(path))  # noqa: E731
+    of = lambda path, more=" 12": replace(task(1, 0), script=f"{path}{more}")  # noqa: E731
     assert is_script(of(ours), ours)
     assert is_script(of(tmp_path / "link" / "ours.sh"), ours)
     assert is_script(of("/mounted/elsewhere/ours.sh"), ours)
     assert not is_script(of(copy), ours)
+    assert not is_script(of(copy, more=""), ours)
 
 
 def test_only_reasons_that_waiting_may_not_cure_are_told() -> None:

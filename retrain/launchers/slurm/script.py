@@ -31,6 +31,7 @@ from retrain.launchers.slurm.commands import SlurmTask, parse
 from retrain.records.files import make_directory, read_json, read_small, write_atomic, write_json
 
 SAVE_S = 60  # seconds before the time limit in which a worker saves its checkpoint
+ARGUMENT = re.compile(r" \d+$")  # of the script, which squeue shows as well
 UNFIT = '\n\r"\\'  # characters that no #SBATCH line can hold
 
 
@@ -144,7 +145,7 @@ def read_queue(tasks: Iterable[SlurmTask], names: ArrayNames, is_ours: Callable[
 
 def is_script(task: SlurmTask, script: Path) -> bool:
     """Whether a task runs a campaign's script, and not that of a copy of the campaign."""
-    path = Path(task.script.partition("\n")[0])
+    path = Path(ARGUMENT.sub("", task.script.partition("\n")[0]))
     try:
         return path == script or not path.exists() or path.samefile(script)
     except (OSError, ValueError):
