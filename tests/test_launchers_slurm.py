@@ -70,15 +70,25 @@ def test_the_newest_task_of_a_run_counts() -> None:
     tasks = [task(9, 1), task(7, 1, "FAILED"), task(7, 0), task(8, None, "CANCELLED")]
     queue = read_queue(tasks, ArrayNames("camp", 10, 3), lambda _: True)
     assert {number: found.job for number, found in queue.tasks.items()} == {0: 7, 1: 9}
-    assert queue.cancelled == {8}
+    assert queue.jobs == {7, 8, 9}
 
 
-def test_a_job_cancelled_as_a_whole_ends_its_own_runs_only(files: RunFiles) -> None:
+def test_a_waiting_task_that_is_missing_from_its_job_was_cancelled(files: RunFiles) -> None:
     earlier = task(6, 0, "FAILED")
-    (ended,) = news_of(SubmittedRun("r", files, 8), earlier, cancelled={8})
+    (ended,) = news_of(SubmittedRun("r", files, 8), earlier, jobs={8})
     assert isinstance(ended, Ended)
     assert ended.taken_back
-    assert news_of(SubmittedRun("r", files, 7), task(7, 0), cancelled={8}) == [Begun("r")]
+    assert news_of(SubmittedRun("r", files, 7), task(7, 0), jobs={7, 8}) == [Begun("r")]
+    assert news_of(SubmittedRun("r", files, 7), None, jobs={8}) == []  # the whole job is missing
+
+
+def test_a_task_that_started_and_is_missing_from_its_job_was_not_cancelled(files: RunFiles) -> None:
+    watch = SubmittedRun("r", files, 8)
+    (files.directory / "engine-8_0.out").touch()
+    assert news_of(watch, None, jobs={8}) == []
+    (ended,) = news_of(watch, None, jobs={8})
+    assert isinstance(ended, Ended)
+    assert (ended.taken_back, ended.is_lost) == (False, True)
 
 
 def test_jobs_of_a_copied_campaign_are_not_taken_for_ours(tmp_path: Path) -> None:

@@ -106,14 +106,14 @@ class SubmittedRun:
         self.files = files
         self.number = number
         self.wish = 0  # 1: is to save and exit, 2: to end at once
-        self._has_begun = False
+        self.has_begun = False
         self.missing = 0  # queries in a row that did not list its task
         self._over_since: float | None = None
 
     def begin(self) -> News:
         """Return the worker's start at the first call."""
-        news: News = [] if self._has_begun else [Begun(self.run_id)]
-        self._has_begun = True
+        news: News = [] if self.has_begun else [Begun(self.run_id)]
+        self.has_begun = True
         return news
 
     def finished(self) -> News:

@@ -209,8 +209,8 @@ class SlurmLauncher(ClusterLauncher):
                 self._assignment.say(f"Slurm holds {count_of(count, 'run')} back: {reason}")
         self._held_back = reasons
         self._cancel_wanted()
-        tasks, cancelled = self._seen.tasks, self._seen.cancelled
-        happened = self._each(lambda watch: news_of(watch, tasks.get(self._numbers[watch.run_id]), cancelled))
+        tasks, jobs = self._seen.tasks, self._seen.jobs
+        happened = self._each(lambda watch: news_of(watch, tasks.get(self._numbers[watch.run_id]), jobs))
         self._raise_caps()
         return happened
 
@@ -248,11 +248,11 @@ class SlurmLauncher(ClusterLauncher):
         commands.cancel(_labels(started), ["--batch", f"--signal={'KILL' if now else 'TERM'}"])
 
 
-def news_of(watch: SubmittedRun, task: SlurmTask | None, cancelled: Collection[int] = ()) -> News:
-    """Return what happened to a run, given its newest task and the jobs cancelled as a whole."""
+def news_of(watch: SubmittedRun, task: SlurmTask | None, jobs: Collection[int] = ()) -> News:
+    """Return what happened to a run, given its newest task and the jobs of which Slurm lists any task."""
     if task is None or task.job < watch.number:
-        if watch.number in cancelled:
-            why = f"Slurm ended job {watch.number}: CANCELLED"
+        if watch.number in jobs and not _has_started(watch):
+            why = f"its task of job {watch.number} was cancelled in Slurm before it started"
             return [Ended(watch.run_id, None, why, taken_back=True)]
         what = f"task {watch.number} of the run" if watch.number else "the run's worker"
         return watch.without_task(f"Slurm no longer knows {what}")
@@ -263,6 +263,11 @@ def news_of(watch: SubmittedRun, task: SlurmTask | None, cancelled: Collection[i
     if task.state == "COMPLETED" and not watch.has_arrived():
         return []
     return [*watch.begin(), _end_of(watch, task)]
+
+
+def _has_started(watch: SubmittedRun) -> bool:
+    """Whether the run's task wrote its output, which it moves into the run's directory first."""
+    return watch.has_begun or any(watch.files.directory.glob(f"engine-{watch.number}_*.out"))
 
 
 def _end_of(watch: SubmittedRun, task: SlurmTask) -> Ended:

@@ -127,20 +127,19 @@ class Queue:
     """A campaign's tasks, as listed by Slurm."""
 
     tasks: Mapping[int, SlurmTask]  # the newest of each run, by the run's number
-    cancelled: frozenset[int]  # jobs with tasks that were cancelled together and are not listed one by one
+    jobs: frozenset[int]  # with any task listed; waiting tasks that were cancelled are not, or only together
 
 
 def read_queue(tasks: Iterable[SlurmTask], names: ArrayNames, is_ours: Callable[[SlurmTask], bool]) -> Queue:
     """Sort squeue's lines by run."""
     found: dict[int, SlurmTask] = {}
-    cancelled: set[int] = set()
+    jobs: set[int] = set()
     for task in filter(is_ours, tasks):
-        if task.index is None and task.is_over:
-            cancelled.add(task.job)
+        jobs.add(task.job)
         number = names.number(task)
         if number is not None and (number not in found or found[number].job < task.job):
             found[number] = task
-    return Queue(found, frozenset(cancelled))
+    return Queue(found, frozenset(jobs))
 
 
 def is_script(task: SlurmTask, script: Path) -> bool:
