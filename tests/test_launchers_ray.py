@@ -205,6 +205,15 @@ def test_a_later_orchestrator_adopts_what_the_driver_has(
     assert home.orders().runs == {"r1": 1, "r2": 1, "r3": 2, "r4": 2}
 
 
+def test_a_driver_that_is_adopted_gets_the_present_cap(
+    made: RayLauncher, home: Home, tmp_path: Path, jobs: Jobs
+) -> None:
+    second = RayLauncher(assignment(tmp_path / "camp", 5, workers=4), Ray(), jobs)
+    second.adopt(list(second.queued()))
+    assert home.orders().workers == 4
+    assert list(home.orders().runs) == RUNS
+
+
 def test_a_worker_that_no_driver_has_is_watched_until_it_has_left(
     made: RayLauncher, tmp_path: Path, jobs: Jobs
 ) -> None:

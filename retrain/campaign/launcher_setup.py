@@ -55,12 +55,15 @@ def assignment_of(
 def assignment_for_stopping(
     files: CampaignFiles, runs: Mapping[str, RunFiles], origin: Provenance, say: Callable[[str], None]
 ) -> Assignment:
-    """Return what a launcher needs to find and end its runs, without campaign.toml, which may be damaged."""
+    """Return what a launcher needs to find and end its runs, without campaign.toml, which may be damaged.
+
+    No worker may start meanwhile, so the maximum at a time is 0.
+    """
     directories = {run_id: found.directory.absolute() for run_id, found in runs.items()}
     directory = files.directory.absolute()
-    options, workers = dict(origin.options), len(runs)
+    options = dict(origin.options)
     return Assignment(
-        directory.name, directory, directories, workers, None, where=Path.cwd(), options=options, say=say
+        directory.name, directory, directories, 0, None, where=Path.cwd(), options=options, say=say
     )
 
 

@@ -58,7 +58,7 @@ class Assignment:
     campaign: str  # its id: the name of its directory
     directory: Path  # absolute
     runs: Mapping[str, Path]  # of all runs, by run id, in launch order: their directories
-    workers: int  # maximum at a time
+    workers: int  # maximum at a time; 0: only to find and end what was submitted
     permits: int | None  # initial limit on API calls in flight, all workers together; None without an API
     where: Path  # working directory of the workers
     permits_adapt: bool = False  # the limit adapts to the API's capacity

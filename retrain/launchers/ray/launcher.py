@@ -77,6 +77,9 @@ class RayLauncher(ClusterLauncher):
         numbers = self._open()
         for run_id in run_ids:
             self._watch(run_id, numbers.get(run_id, 0))
+        if numbers:
+            with suppress(RecordsError):  # the next submission tells it as well
+                self._write(workers=self._workers)  # `max_workers` may have been another
 
     def cancel(self, run_ids: Sequence[str], *, now: bool) -> None:
         """Ask workers to save and exit, or to end at once; runs that have not begun never start."""

@@ -71,7 +71,7 @@ class SlurmLauncher(ClusterLauncher):
         self._seen = Queue({}, frozenset())  # at the last poll
         self._is_unsure = False  # an array may have been accepted although its sbatch failed
         self._is_full = False  # the site accepts no more jobs at present
-        self._caps: dict[int, int] = {}  # of arrays: lower while workers are alive without a task
+        self._caps: dict[int, int] = {}  # of arrays: lower while workers are alive without a task; 0: unknown
         self._part = sys.maxsize  # tasks in one array: what the site accepted last
         self._held_back: Collection[str] = ()  # Slurm's reasons at the last poll
 
@@ -97,7 +97,10 @@ class SlurmLauncher(ClusterLauncher):
         """Watch tasks that Slurm has, and runs that are alive without one."""
         for run_id in run_ids:
             task = self._seen.tasks.get(self._numbers[run_id])
-            self._watch(run_id, task.job if task is not None and not task.is_over else 0)
+            job = task.job if task is not None and not task.is_over else 0
+            self._watch(run_id, job)
+            if job:  # submitted when `max_workers` may have been another
+                self._caps.setdefault(job, 0)
 
     def cancel(self, run_ids: Sequence[str], *, now: bool) -> None:
         """Cancel waiting tasks; send SIGTERM, or SIGKILL, to the workers of the others."""
@@ -169,17 +172,18 @@ class SlurmLauncher(ClusterLauncher):
         """Return the cap for tasks, less the workers that are alive without one."""
         return self._workers - sum(not watch.number for watch in self._watched.values())
 
-    def _raise_caps(self) -> None:
-        """Raise caps that are lower than necessary; retried later if Slurm does not answer."""
+    def _adjust_caps(self) -> None:
+        """Set caps to what they should be now; retried later if Slurm does not answer."""
         cap = self._cap()
-        for job in [job for job, its_cap in self._caps.items() if its_cap < cap]:
+        for job in [job for job, its_cap in self._caps.items() if its_cap != cap > 0]:
             try:
                 commands.set_cap(job, cap)
                 self._caps[job] = cap
             except ClusterDownError:
                 return
             except LaunchError as error:
-                self._assignment.say(f"{error}; job {job} keeps its cap of {self._caps.pop(job)}")
+                self._assignment.say(f"{error}; the cap of job {job} stays as it is")
+                del self._caps[job]
 
     def _the_names(self) -> ArrayNames:
         if self._names is None:
@@ -211,7 +215,7 @@ class SlurmLauncher(ClusterLauncher):
         self._cancel_wanted()
         tasks, jobs = self._seen.tasks, self._seen.jobs
         happened = self._each(lambda watch: news_of(watch, tasks.get(self._numbers[watch.run_id]), jobs))
-        self._raise_caps()
+        self._adjust_caps()
         return happened
 
     # Ending
