@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.config.campaign import Slurm
-from retrain.errors import LaunchError
+from retrain.errors import ClusterDownError, LaunchError
 from retrain.launchers import slurm as plugin
 from retrain.launchers.slurm import commands
 from retrain.launchers.slurm.commands import QueueFullError, list_tasks, parse, submit
 from retrain.launchers.slurm.script import ArrayNames, job_name
-from tests.slurm_pieces import assignment, command, submitted_before
+from tests.slurm_pieces import assignment, command, squeue, submitted_before
 
 Retrain = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -69,6 +69,83 @@ def test_a_site_that_allows_no_job_at_all_is_no_reason_to_go_on(
     launcher, _ = a_site(tmp_path, monkeypatch, runs=3, allows=0)
     with pytest.raises(QueueFullError):
         launcher.submit(["r0", "r1", "r2"])
+
+
+def test_a_site_whose_sbatch_prints_more_than_the_jobs_number_is_understood(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = ["Welcome to the 7th cluster", "2 checks passed", "1234;c7", "--> done"]
+    monkeypatch.setenv("PATH", command(tmp_path, "sbatch", "\n".join(f"echo '{line}'" for line in said)))
+    assert submit([]) == 1234
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        'echo "sbatch: error: Batch job submission failed: Connection reset by peer" >&2; exit 1',
+        'echo "sbatch: error: fork: Resource temporarily unavailable" >&2; exit 1',
+        "",  # not even an interpreter
+    ],
+)
+def test_trouble_that_may_pass_is_no_refusal(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", command(tmp_path, "sbatch", script))
+    if not script:
+        (tmp_path / "sbatch").write_text("\0")
+        monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ClusterDownError, match=r"Connection reset|unavailable|Exec format"):
+        submit([])
+
+
+def test_an_scancel_that_fails_without_a_word_has_not_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", command(tmp_path, "scancel", "exit 9"))
+    with pytest.raises(LaunchError, match="exit code 9"):
+        commands.cancel(["7_1"], [])
+
+
+def test_the_cap_of_an_array_that_has_ended_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "echo 7_0: Job has already finished >&2; echo 7_1: No error >&2; exit 1"
+    monkeypatch.setenv("PATH", command(tmp_path, "scontrol", said))
+    commands.set_cap(7, 3)
+
+
+def look(launcher: plugin.SlurmLauncher) -> None:
+    launcher.asking.least_s = 0.0
+    launcher.asking.hurry()
+    launcher.poll(0)
+
+
+def test_a_resumed_campaign_has_its_present_cap_on_what_was_submitted_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command(tmp_path, "scontrol", f'echo "$@" >> "{tmp_path}/told"')
+    monkeypatch.setenv(
+        "PATH", squeue(tmp_path, "7_0|PENDING|camp.0|Priority|/x 0", "7_1|RUNNING|camp.0|None|/x 0")
+    )
+    for workers in (2, 0):  # none: it is being stopped
+        given = submitted_before(assignment(tmp_path / "camp", 2, workers=workers))
+        launcher = plugin.SlurmLauncher(given, Slurm())
+        launcher.adopt(list(launcher.queued()))
+        look(launcher)
+        look(launcher)
+    assert (tmp_path / "told").read_text() == "update jobid=7 arraytaskthrottle=2\n"
+
+
+def test_a_reason_to_wait_that_comes_and_goes_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    given = submitted_before(assignment(tmp_path / "camp", 2, say=said.append))
+    launcher = plugin.SlurmLauncher(given, Slurm())
+    for reason in ("QOSMaxJobsPerUserLimit", "Priority", "QOSMaxJobsPerUserLimit"):
+        monkeypatch.setenv("PATH", squeue(tmp_path, f"7_0|PENDING|camp.0|{reason}|/x 0"))
+        look(launcher)
+    assert said == ["Slurm holds 1 run back: QOSMaxJobsPerUserLimit"]
 
 
 @pytest.mark.parametrize(

@@ -195,10 +195,10 @@ class ClusterLauncher:
             problem = str(error)
         self._say_once(f"{watch.run_id}: {problem}")
 
-    def _say_once(self, text: str) -> None:
-        if text not in self._said:
+    def _say_once(self, text: str, about: str = "") -> None:
+        if (about or text) not in self._said:
             self._assignment.say(text)
-            self._said.add(text)
+            self._said.add(about or text)
 
 
 def is_alive(files: RunFiles) -> bool:

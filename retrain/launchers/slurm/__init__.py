@@ -73,7 +73,6 @@ class SlurmLauncher(ClusterLauncher):
         self._is_full = False  # the site accepts no more jobs at present
         self._caps: dict[int, int] = {}  # of arrays: lower while workers are alive without a task; 0: unknown
         self._part = sys.maxsize  # tasks in one array: what the site accepted last
-        self._held_back: Collection[str] = ()  # Slurm's reasons at the last poll
 
     def submit(self, run_ids: Sequence[str]) -> Collection[str]:
         """Submit one array per thousand runs, or fewer if the site's limit is lower."""
@@ -207,11 +206,8 @@ class SlurmLauncher(ClusterLauncher):
             self.asking.unanswered(error)
             return self._each()
         self.asking.answered()
-        reasons = held_back(self._seen.tasks.values())
-        for reason, count in reasons.items():
-            if reason not in self._held_back:
-                self._assignment.say(f"Slurm holds {count_of(count, 'run')} back: {reason}")
-        self._held_back = reasons
+        for reason, count in held_back(self._seen.tasks.values()).items():
+            self._say_once(f"Slurm holds {count_of(count, 'run')} back: {reason}", about=reason)
         self._cancel_wanted()
         tasks, jobs = self._seen.tasks, self._seen.jobs
         happened = self._each(lambda watch: news_of(watch, tasks.get(self._numbers[watch.run_id]), jobs))
@@ -229,7 +225,7 @@ class SlurmLauncher(ClusterLauncher):
                 for watch in wanted:
                     watch.wish = 0
         except ClusterDownError as error:
-            self._assignment.say(f"{error}; no further run starts, and running ones are stopped later")
+            self._say_once(f"{error}; no further run starts, and running ones are stopped later")
         except LaunchError as error:
             for watch in self._watched.values():
                 watch.wish = 0

@@ -37,7 +37,8 @@ USUAL_ARRAY_SIZE = 1001  # Slurm's default, for a site whose configuration does 
 # Printed when the controller is away, starting or busy; anything else is a refusal.
 DOWN = re.compile(
     r"unable to contact|connect failure|timed out|temporarily unable|zero bytes|connection refused"
-    r"|communication|transport endpoint|munge|unexpected message received|in standby|not responding",
+    r"|communication|transport endpoint|munge|unexpected message received|in standby|not responding"
+    r"|connection reset|broken pipe|unreachable|no route to host|temporarily unavailable",
     re.IGNORECASE,
 )
 # A user's defaults for manual use: an SQUEUE_ filter on one partition would hide live tasks, and SBATCH_
@@ -45,10 +46,14 @@ DOWN = re.compile(
 HABITS = ("SQUEUE_", "SCANCEL_", "SBATCH_")
 # Printed by sbatch when a user, an account or the cluster has reached its job limit.
 FULL = re.compile(r"job submit limit|SubmitJob|MaxJobCount|job queue full", re.IGNORECASE)
+JOB = re.compile(r"^(\d+)(?:;\S+)?$", re.MULTILINE)  # a site's own sbatch may print more
 RETRYING = "sleeping and retrying"  # printed by sbatch on a full queue; it retries for two minutes
 SLICE_S = 1.0  # how often a command's output so far is read
 NO_CLUSTER = re.compile(r"establish a configuration source|DNS SRV lookup failed")
-GONE = re.compile(r"invalid job id|already completing|already completed|already finished", re.IGNORECASE)
+# Printed of tasks that have ended; "no error" of the others of their array.
+GONE = re.compile(
+    r"invalid job id|already completing|already completed|already finished|no error", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +100,9 @@ def submit(arguments: Sequence[str]) -> int:
     Raises QueueFullError if Slurm accepts no job of that size at present.
     """
     said = _run(["sbatch", "--parsable", *arguments])
-    try:
-        return int(said.strip().split(";")[0])
-    except ValueError:
-        raise LaunchError(f"sbatch answered {plain(said, 200)!r} instead of a job ID") from None
+    if not (jobs := JOB.findall(said)):
+        raise LaunchError(f"sbatch answered {plain(said, 200)!r} instead of a job ID")
+    return int(jobs[-1])
 
 
 def try_submit(script: str, arguments: Sequence[str]) -> None:
@@ -169,8 +173,10 @@ def _run(command: list[str], text: str | None = None, ignored: re.Pattern[str] |
         raise ClusterDownError(
             f"Slurm does not answer ({command[0]} took more than {TIMEOUT_S:g} s)"
         ) from error
+    except OSError as error:  # a limit on this user's processes or memory
+        raise ClusterDownError(f"{command[0]} cannot be started here ({error.strerror})") from error
     said = [line for line in err.splitlines() if line.strip()]
-    if code == 0 or (ignored and all(ignored.search(line) for line in said)):
+    if code == 0 or (ignored and said and all(ignored.search(line) for line in said)):
         return out
     raise _error(plain("; ".join(dict.fromkeys(said)) or f"exit code {code}", 300))
 
