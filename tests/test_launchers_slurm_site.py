@@ -244,6 +244,22 @@ def test_a_machine_without_a_cluster_is_told_of_in_one_line(
     )
 
 
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [
+        ("MaxArraySize            = 10001", 10001),
+        ("MaxArraySize = 10001\nSchedulerParameters = defer,max_array_tasks=300,bf_interval=1", 300),
+        ("ClusterName = x", 1001),
+    ],
+)
+def test_an_array_is_no_larger_than_either_limit_of_a_site(
+    config: str, limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config").write_text(config)
+    monkeypatch.setenv("PATH", command(tmp_path, "scontrol", f'cat "{tmp_path}/config"'))
+    assert commands.array_limit() == limit
+
+
 def test_explain_counts_the_runs_that_have_a_permit_each(retrain: Retrain, campaign_file: Path) -> None:
     api = ("--set", "campaign.max_workers=4", "--set", "backend.max_concurrent=3")
     latency = ("--set", "backend.options.api_latency_s=0.01")

@@ -33,6 +33,7 @@ USUAL_REASONS = frozenset(
 )
 _TASK = re.compile(r"(\d+)(?:_(\d+))?$")
 TIMEOUT_S = 100.0  # Slurm's own commands give up on a silent controller after some ten seconds
+ARRAY_LIMIT = re.compile(r"(?:^MaxArraySize\s*=\s*|\bmax_array_tasks=)(\d+)", re.MULTILINE)
 USUAL_ARRAY_SIZE = 1001  # Slurm's default, for a site whose configuration does not say
 # Printed when the controller is away, starting or busy; anything else is a refusal.
 DOWN = re.compile(
@@ -160,8 +161,8 @@ def set_cap(job: int, at_a_time: int) -> None:
 
 def array_limit() -> int:
     """Return how many tasks one array may have on this site."""
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", _run(["scontrol", "show", "config"]), re.MULTILINE)
-    return max(1, int(found[1])) if found else USUAL_ARRAY_SIZE
+    limits = ARRAY_LIMIT.findall(_run(["scontrol", "show", "config"]))
+    return max(1, min(map(int, limits), default=USUAL_ARRAY_SIZE))
 
 
 def _run(command: list[str], text: str | None = None, ignored: re.Pattern[str] | None = None) -> str:
