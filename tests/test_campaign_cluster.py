@@ -222,6 +222,22 @@ def test_the_clusters_reason_is_told_where_the_worker_left_none(campaign: Campai
     assert endings[run.run_id] == Ending(RunState.INFRASTRUCTURE, "Slurm says NODE_FAIL")
 
 
+def test_who_cancelled_a_run_in_the_cluster_is_told_but_not_of_a_stop_of_our_own(
+    campaign: CampaignRun,
+) -> None:
+    by_hand, by_us, *_ = campaign.plan.runs
+    why = "Slurm ended task 7_0: CANCELLED"
+    cluster = Cluster(
+        lambda: [Ended(by_hand.run_id, None, why, taken_back=True)],
+        lambda: made.stop() or [],  # type: ignore[func-returns-value]
+        lambda: [Ended(by_us.run_id, None, why, taken_back=True)],
+    )
+    made = supervisor(cluster, campaign)
+    endings = made.supervise([by_hand, by_us])
+    assert endings[by_hand.run_id] == Ending(RunState.INTERRUPTED, why)
+    assert endings[by_us.run_id] == Ending(RunState.INTERRUPTED)
+
+
 def test_a_cluster_that_refuses_ends_the_campaign_with_its_reason(campaign: CampaignRun) -> None:
     cluster = Cluster()
     cluster.refuses = [LaunchError("invalid partition")]

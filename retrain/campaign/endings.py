@@ -73,7 +73,7 @@ def conclude(
         files: the run's.
         config_hash: of the configuration that the run should have finished.
         exit_code: the worker's; minus the signal if one ended it; None if unknown.
-        cancelled: why we cancelled it, if we did.
+        cancelled: how it was cancelled, if it was: by us, or in the cluster.
         before: the newest attempt that had ended when the worker began (`ended_attempts`): a worker
             that is killed early writes none, and its predecessor's ending is not its own.
         why: the cluster's reason, used if the worker left no message.
@@ -105,7 +105,7 @@ def _recorded(attempt: Attempt | None, cancelled: RunState | None) -> Ending | N
 
 def _unrecorded(files: RunFiles, exit_code: int | None, cancelled: RunState | None, why: str) -> Ending:
     if cancelled:
-        return Ending(cancelled)
+        return Ending(cancelled, why)
     if exit_code is None:
         return Ending(RunState.INFRASTRUCTURE, why or "the worker vanished without a message")
     if exit_code < 0:

@@ -227,6 +227,7 @@ class Supervisor:
 
     def _conclude(self, ended: Ended) -> None:
         active = self._active.pop(ended.run_id)
+        why = ended.why if active.cancelled is None else ""
         if ended.taken_back:
             active.cancelled = active.cancelled or RunState.INTERRUPTED
         try:
@@ -237,7 +238,7 @@ class Supervisor:
                     self._launcher.cancel([ended.run_id], now=self._stopped > 1)
                 return
             config_hash, before = active.run.config_hash, active.before
-            ending = conclude(active.files, config_hash, ended.exit_code, active.cancelled, before, ended.why)
+            ending = conclude(active.files, config_hash, ended.exit_code, active.cancelled, before, why)
         except (LaunchError, RecordsError) as error:
             ending = Ending(active.cancelled, str(error)) if active.cancelled else ending_by(error)
         cut_short = ended.cut_short and active.cancelled is None and not is_waiting(active.files)
