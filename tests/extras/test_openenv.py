@@ -63,6 +63,11 @@ def test_a_session_is_an_episode(server: Server) -> None:
     assert server.active == 0
 
 
+def test_an_address_may_be_written_in_capitals(server: Server) -> None:
+    (rollout,) = play(server, "0", url=server.url.replace("http", "HTTP"))
+    assert error_of(rollout) == ""
+
+
 def test_options_say_what_reset_and_the_policy_get(server: Server) -> None:
     options = {"number": "index", "reset": {"split": "train"}, "observation": "", "action": "guess"}
     (rollout,) = play(server, "1", **options)

@@ -50,7 +50,7 @@ class WebSocketSession:
         parts, name = urlsplit(url), without_user(url)
         try:
             socket = await connect(
-                f"ws{url.removeprefix('http').rstrip('/')}/ws",
+                f"ws{url[len('http') :].rstrip('/')}/ws",
                 # named, so that no redirect leads to another server, which would get the key
                 host=parts.hostname,
                 port=parts.port or (443 if parts.scheme == "https" else 80),
