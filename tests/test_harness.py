@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import os
+import resource
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -331,9 +335,10 @@ def test_a_limit_refuses_further_turns(
     assert rollout.episode.reward == -1.0
 
 
+@pytest.mark.parametrize("resets", [False, True])
 @pytest.mark.parametrize("is_looked_after", [True, False])
 def test_a_turn_whose_client_has_left_is_not_kept(
-    monkeypatch: pytest.MonkeyPatch, is_looked_after: bool
+    monkeypatch: pytest.MonkeyPatch, is_looked_after: bool, resets: bool
 ) -> None:
     """Whether it is noticed while the turn is sampled, or when it is answered."""
     monkeypatch.setattr("retrain.environments.endpoint.LOOK_S", 0.01 if is_looked_after else 60.0)
@@ -344,6 +349,8 @@ def test_a_turn_whose_client_has_left_is_not_kept(
         connection = http.client.HTTPConnection(base_url.split("/")[2])
         connection.request("POST", "/v1/chat/completions", body, {"Authorization": f"Bearer {api_key}"})
         asked.wait()
+        if resets:  # the connection, as a client does that ends with an answer unread
+            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.close()
         ((session, _),) = programs._endpoint._server.served.values()
         while is_looked_after and not session.idle_s():
@@ -364,6 +371,23 @@ def test_a_turn_whose_client_has_left_is_not_kept(
     (rollout,) = group.rollouts
     assert rollout.episode
     assert (rollout.episode.error, rollout.episode.rewards, rollout.samples) == ("", (1.0,), (rollout,))
+
+
+def test_programs_are_served_in_a_process_with_many_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 1024  # descriptors that `select` knows
+    if hard < 2 * most:
+        pytest.skip("this user may not open so many files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2 * most), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(most)]
+    try:
+        (rollout,) = play(converse(2, []), max_turn_tokens=2)
+    finally:
+        for one in held:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert rollout.episode
+    assert rollout.episode.reward == 0.5
 
 
 @pytest.mark.parametrize(

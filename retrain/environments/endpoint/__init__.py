@@ -128,9 +128,13 @@ class _Handler(BaseHTTPRequestHandler):
         return turn.result()
 
     def _has_left(self) -> bool:
-        """Whether the client has closed the connection."""
-        readable, _, _ = select.select([self.connection], [], [], 0)
-        return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
+        """Whether the client has closed the connection, or reset it."""
+        readable = select.poll()  # `select.select` knows 1,024 descriptors only
+        readable.register(self.connection, select.POLLIN)
+        try:
+            return bool(readable.poll(0)) and not self.connection.recv(1, socket.MSG_PEEK)
+        except OSError:
+            return True
 
     def _body(self) -> bytes:
         length = self.headers.get("Content-Length", "")
