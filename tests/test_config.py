@@ -36,6 +36,13 @@ def problems(text: str, here: Path, *overrides: str) -> list[str]:
             "[training]\nbatch_sise = 4",
             "campaign.toml [training].batch_sise: unknown key; did you mean 'batch_size'?",
         ),
+        ('[training]\ntask = "sort"', "[training].task: unknown key; it belongs to [data]"),
+        ("[reward]\nseed = 1", "[reward].seed: unknown key; it belongs to [training] or [data]"),
+        ("batch_size = 4", "[batch_size]: unknown section; it belongs to [training]"),
+        (
+            '[[campaign.conditions]]\nname = "hot"\ntemperature = 1.2',
+            "[[campaign.conditions]] #1.temperature: unknown key; write training.temperature",
+        ),
         ("[trainig]\nlr = 1", "campaign.toml [trainig]: unknown section; did you mean 'training'?"),
         ("[training]\nmax_steps = 3.9", "[training].max_steps: got 3.9; needs a whole number"),
         ('[training]\nlr = "abc"', '[training].lr: got "abc"; needs a number'),

@@ -6,7 +6,7 @@ problem of a file is reported at once: where, what, and how to fix it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cache, partial
 from types import NoneType
@@ -16,7 +16,7 @@ from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_sch
 
 from retrain.config.campaign import Condition
 from retrain.config.keys import Key, Tables, as_key, keys_of, quote, table_at
-from retrain.config.resolve import SECTIONS, hints_of, sections_of
+from retrain.config.resolve import RUN_SECTIONS, SECTIONS, hints_of, sections_of
 from retrain.config.schema import Config
 from retrain.registry import hint
 
@@ -182,10 +182,21 @@ def _explain(error: Mapping[str, Any]) -> str:
 def _unknown_key(location: Location) -> str:
     if location in GONE:
         return f"no longer a key, because {GONE[location]}; remove it"
-    tables = location[:-1]
-    known = list(keys_of(_section_class(tables))) if tables else [name for name in SECTIONS if name != "run"]
-    what = "section" if len(location) == 1 else "key"
-    return f"unknown {what}; " + hint(str(location[-1]), known, f"known: {', '.join(known)}")
+    tables, name = location[:-1], str(location[-1])
+    sections = [section for section in SECTIONS if section != "run"]
+    known = list(keys_of(_section_class(tables))) if tables else sections
+    otherwise = _owners(tables, name, sections) or f"known: {', '.join(known)}"
+    return f"unknown {'key' if tables else 'section'}; {hint(name, known, otherwise)}"
+
+
+def _owners(tables: Location, name: str, sections: Sequence[str]) -> str:
+    """Return where a key belongs that stands in the wrong place; "" if no section has it."""
+    if _section_class(tables) is Condition:
+        say, places = "write ", {one: f"{one}.{name}" for one in RUN_SECTIONS}
+    else:
+        say, places = "it belongs to ", {one: f"[{one}]" for one in sections}
+    owners = [place for one, place in places.items() if name in keys_of(SECTIONS[one])]
+    return say + " or ".join(owners) if owners else ""
 
 
 def _section_class(tables: Location) -> Any:
