@@ -11,6 +11,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from retrain.campaign.launcher_setup import as_launched
 from retrain.campaign.orchestrate import CampaignRun
 from retrain.campaign.run import start
 from retrain.config.keys import Tables, as_toml
-from retrain.config.load import load_config, load_tables, parse
+from retrain.config.load import load_config, load_tables, parse, write_file
 from retrain.config.reference import DIRECTIVE
 from retrain.config.sweep import expanded
 from retrain.errors import ConfigError, LaunchError, RecordsError, first_line
@@ -34,6 +35,7 @@ from retrain.plan.estimate.measured import MeasuredRun
 from retrain.plan.launching import runs_side_by_side
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.plan.preflight import preflight
+from retrain.records.files import write_atomic
 from retrain.records.layout import TRIALS, create_directory
 from retrain.records.text import plain
 from retrain.system import cpu_capacity, memory_available_bytes
@@ -114,7 +116,7 @@ class Calibrator:
             begin(trial)
             try:
                 done[trial.name] = self._try(trial, directory, left_s, observe())
-            except (ConfigError, LaunchError) as error:  # of this trial; what others measured is kept
+            except (ConfigError, LaunchError, RecordsError) as error:  # what other trials measured is kept
                 if not done:
                     raise
                 left_out.append(f"{trial.name}: {first_line(error)}")
@@ -122,7 +124,8 @@ class Calibrator:
             self.plan, self._with_points, self._longest_answers, done, self._cores, self._plan_of
         )
         if evidence.crowding is not None:
-            write_crowding(directory, evidence.crowding)
+            with suppress(RecordsError):  # on a full disk; what was found is still shown
+                write_crowding(directory, evidence.crowding)
         return evidence.conclusion(
             self._path.name, directory, left_out, was_interrupted=self._was_interrupted
         )
@@ -136,7 +139,7 @@ class Calibrator:
     def _try(self, trial: Trial, directory: Path, left_s: float, observer: Observer) -> Trialled:
         """Run one trial until it ends or time is up; raises as `start` does."""
         path = directory / f"{trial.name}.toml"
-        path.write_text(tomli_w.dumps(trial.tables), encoding="utf-8")
+        write_atomic(path, tomli_w.dumps(trial.tables))
         campaign = self._current = start(path, (), observer, beside=self._path.parent)
         began_s = time.monotonic()
         try:
@@ -163,7 +166,7 @@ class Calibrator:
         schema = schema_line(self._path)
         text = to_toml(self._tables, found.advice, self._path.name, self._overrides, schema)
         try:
-            target.write_text(text, encoding="utf-8")
+            write_file(target.resolve(), text)
         except OSError as error:
             raise RecordsError(f"{target}: cannot be written ({error.strerror})") from error
         return replace(found, written=str(target))

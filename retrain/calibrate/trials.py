@@ -169,6 +169,7 @@ def _alone(tables: Tables, steps: int, log_dir: Path, condition: int) -> dict[st
 @contextmanager
 def stopped_after(seconds: float, campaign: CampaignRun) -> Iterator[None]:
     """Stop a campaign once time is up: gently, and firmly if it has not ended some seconds later."""
+    seconds = min(seconds, threading.TIMEOUT_MAX - LAST_SAVE_S)  # about 292 years
     gently = threading.Timer(seconds, campaign.stop)
     firmly = threading.Timer(seconds + LAST_SAVE_S, lambda: campaign.stop(now=True))
     for timer in (gently, firmly):

@@ -72,12 +72,14 @@ def command(
             lambda: EventLines(errors),
             lambda trial: errors.print(f"{trial.name}: {trial.what}"),
         )
+    try:
         if found.steps:  # otherwise nothing was measured, and an earlier file may hold more
             found = calibrator.write(found, target)
-    if as_json:
-        print_result(found)
-    else:
-        _show(found)
+    finally:  # what was measured is shown although the file cannot be written
+        if as_json:
+            print_result(found)
+        else:
+            _show(found)
     if found.was_interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
     if not found.steps:

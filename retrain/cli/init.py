@@ -31,6 +31,7 @@ def command(
         for one, summary in templates().items():
             typer.echo(f"{one:<12} {summary}")
         return
+    from retrain.config.load import write_file
     from retrain.config.reference import NAME, json_schema
 
     if name and template:
@@ -42,7 +43,10 @@ def command(
         is_there = not force and target.read_bytes() == text.encode()
     if not is_there:
         _check_free(target, force=force)
-        _write_whole(target, text)
+        try:
+            write_file(target, text)
+        except OSError as error:
+            raise ConfigError(f"{target}: cannot be written ({error.strerror})") from error
     with contextlib.suppress(OSError):  # its first line names the schema; a failure costs only completion
         Path(NAME).write_text(json.dumps(json_schema(), indent=1) + "\n", encoding="utf-8")
     said = f"{target} exists and is the same" if is_there else f"wrote {target}"
@@ -64,19 +68,6 @@ def _check_free(target: Path, *, force: bool) -> None:
         raise ConfigError(f"{target}: exists and differs; use --force to overwrite it")
     if target.is_symlink():
         raise ConfigError(f"{target}: is a symbolic link; remove it, or use another directory")
-
-
-def _write_whole(target: Path, text: str) -> None:
-    """Write a file, or leave what was there: even an empty file would be a campaign, with every default."""
-    new = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        new.write_text(text, encoding="utf-8")
-        new.replace(target)
-    except OSError as error:
-        raise ConfigError(f"{target}: cannot be written ({error.strerror})") from error
-    finally:
-        with contextlib.suppress(OSError):  # a read-only file system refuses even if nothing is there
-            new.unlink()
 
 
 def templates() -> dict[str, str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -131,6 +133,20 @@ def read_file(path: Path) -> bytes:
     if len(data) > LARGEST_FILE_BYTES:
         raise ConfigError(f"{path}: larger than {LARGEST_FILE_BYTES} bytes; a campaign file is a page or two")
     return data
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a campaign file, or leave what was there: even an empty one would be valid, with every default.
+
+    Raises OSError if it cannot be written.
+    """
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        new.write_text(text, encoding="utf-8")
+        new.replace(path)
+    finally:
+        with suppress(OSError):  # a read-only file system refuses even if nothing is there
+            new.unlink()
 
 
 def read_toml(path: Path) -> Table:

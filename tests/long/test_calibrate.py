@@ -86,8 +86,9 @@ def calibrate(retrain: Called) -> Called:
 
 
 def test_a_file_is_calibrated_by_real_runs(here: Path, calibrate: Called, retrain: Called) -> None:
-    done = calibrate("--most-workers", "2", "--json")
+    done = calibrate("--most-workers", "2", "--json", "--budget", "99999999999999d")
     assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
     found = json.loads(done.stdout)
     assert [split["condition"] for split in found["steps"]] == ["one", "two"]
     assert found["tried"] == ["pilot", "workers-1", "workers-2", "batch"]
@@ -132,6 +133,30 @@ def test_an_interrupt_keeps_what_was_measured_and_still_reports(here: Path) -> N
     assert "breakdown of step time" in out
     assert "skipped: workers-1: interrupted" in out
     assert (here / "campaign.calibrated.toml").exists()
+
+
+def test_what_was_measured_is_shown_although_a_trial_or_the_file_cannot_be_written(
+    here: Path, calibrate: Called
+) -> None:
+    lines = (
+        "from pathlib import Path",
+        "def score(text, prompt):",
+        "    Path('campaign.calibrated.toml').mkdir(exist_ok=True)",
+        "    for trials in Path('logs/calibrations').iterdir():",
+        "        (trials / 'batch.toml').mkdir(exist_ok=True)",
+        "    return 1.0",
+    )
+    (here / "blocking.py").write_text("\n".join(lines))
+    (here / "campaign.toml").write_text(
+        TOML.replace("[campaign]", '[reward]\nreward = "blocking.score"\n[campaign]')
+    )
+    done = calibrate("--most-workers", "1")
+    assert done.returncode == 5
+    assert "breakdown of step time" in done.stdout
+    assert "recommended settings" in done.stdout
+    (skipped,) = (line for line in done.stdout.splitlines() if line.startswith("skipped: batch: "))
+    assert skipped.endswith("batch.toml: is not a regular file, so it was not replaced; move it away")
+    assert "campaign.calibrated.toml: cannot be written (Is a directory)" in done.stderr
 
 
 def test_a_pilot_that_runs_out_of_memory_says_at_what_size(here: Path, calibrate: Called) -> None:
