@@ -13,7 +13,7 @@ from retrain import registry
 from retrain.registry import Positive, Workers
 from retrain.rewards import BatchScorer, score_with
 from retrain.rewards.pool import FunctionScorer
-from retrain.sandbox import choice_problems
+from retrain.sandbox import choice_problems, with_sandbox
 
 
 def open_scorer(
@@ -48,9 +48,7 @@ score = score_with(open_scorer)
 
 def made_of(params: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """Return the function and its parameters, with a sandbox that this one was given."""
-    shared = {key: params[key] for key in ("sandbox", "sandbox_options") if key in params}
-    own = params.get("params", {})
-    return [(params["path"], own if "sandbox" in own else {**shared, **own})]
+    return [(params["path"], with_sandbox(params.get("params", {}), params))]
 
 
 def check_params(params: Mapping[str, Any]) -> Iterator[str]:

@@ -31,6 +31,7 @@ from retrain.rewards import (
     is_number,
     number_of,
 )
+from retrain.sandbox import with_sandbox
 
 MOST_AT_ONCE = 64  # coroutines in flight; common HTTP clients and servers only queue beyond that
 LIMIT_S = 600.0  # limit of one call; no useful call takes longer
@@ -91,8 +92,8 @@ def open_reward(
     if opener is None:
         return CallingScorer(plugin.function(), name, params)
     taken = {parameter.name for parameter in plugin.parameters() or ()}
-    given = sandbox if sandbox and "sandbox" not in params and taken.issuperset(sandbox) else {}
-    scorer: BatchScorer = opener(**{**given, **params})
+    given = with_sandbox(params, sandbox) if sandbox and taken.issuperset(sandbox) else params
+    scorer: BatchScorer = opener(**given)
     return scorer
 
 

@@ -44,6 +44,7 @@ from retrain.rewards import (
 )
 from retrain.rewards.threads import ThreadedScorer
 from retrain.rollouts import Prompt
+from retrain.sandbox import with_sandbox
 
 STARTUP_S = 120.0  # imports on a cold network disk; only a broken machine takes longer
 BACKSTOP_S = 1.0  # if the run is gone, a process ends itself this long after a call's limit
@@ -244,8 +245,8 @@ def main() -> None:
         replies.write(line_of("", Reply(ReplyKind.FAILED, f"{setup['target']!r} cannot be loaded: {error}")))
         return
     params = setup["params"]
-    if "sandbox" not in params and all(takes(function, key) for key in setup["sandbox"]):
-        params = setup["sandbox"] | params
+    if all(takes(function, key) for key in setup["sandbox"]):
+        params = with_sandbox(params, setup["sandbox"])
     replies.write(line_of("", Reply(ReplyKind.READY, "")))
     for request in lines_of(requests):
         token, completion, tokens, state, number, text, answer, messages, row = json.loads(request)

@@ -33,7 +33,7 @@ from retrain.errors import ConfigError
 from retrain.event_loop import begun
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, is_number, score_with
 from retrain.rewards.opening import CallingScorer, RewardRange, close_unawaited, open_reward, range_of
-from retrain.sandbox import choice_problems
+from retrain.sandbox import choice_problems, with_sandbox
 
 PART_KEYS = ("reward", "weight", "params")
 GRAVITY = (Outcome.SCORED, Outcome.ERROR, Outcome.TIMEOUT, Outcome.FAULT)
@@ -105,17 +105,15 @@ def check_params(params: Mapping[str, Any]) -> Iterator[str]:
 
 def made_of(params: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """Return name and parameters of every well-formed part, with the sandbox that all share."""
-    shared = {key: params[key] for key in ("sandbox", "sandbox_options") if key in params}
-    parts = [(part.reward, part.params) for part in _parts_of(params.get("parts"))]
-    return [(name, own if "sandbox" in own else {**shared, **own}) for name, own in parts]
+    return [(part.reward, with_sandbox(part.params, params)) for part in _parts_of(params.get("parts"))]
 
 
 def servers(params: Mapping[str, Any]) -> dict[str, str]:
     """Return the servers that the parts need, as address -> parameter."""
     named: dict[str, str] = {}
     for part in _parts_of(params.get("parts")):
-        find = registry.hook("rewards", part.reward, "servers")
-        for address, key in (find(part.params) if find else {}).items():
+        needed = registry.ask("rewards", part.reward, "servers", part.params) or {}
+        for address, key in needed.items():
             named[address] = f"parts.{part.label}.params.{key}"
     return named
 

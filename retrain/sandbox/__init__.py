@@ -77,6 +77,13 @@ def choice_problems(table: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"sandbox_options.{problem}" for problem in problems)
 
 
+def with_sandbox(params: Mapping[str, Any], shared: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a reward's parameters with a shared sandbox and its options, unless they name a sandbox."""
+    if "sandbox" in params:
+        return params
+    return {key: shared[key] for key in ("sandbox", "sandbox_options") if key in shared} | dict(params)
+
+
 def choose(name: str, options: Mapping[str, Any]) -> Sandbox:
     """Open a sandbox by TOML name, entry point or dotted path, and hide this process from its programs.
 
