@@ -19,6 +19,7 @@ else:
     Floats = Any
 
 
+CORRECT = 1.0 - 1e-9  # a reward of 1, up to rounding
 Messages: TypeAlias = tuple[tuple[str, str], ...]  # (role, content) of each
 
 

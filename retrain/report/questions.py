@@ -27,10 +27,9 @@ from retrain.records.samples import Rewards, read_outcomes
 from retrain.report.gather import RunHistory
 from retrain.report.sides import Moment, Side
 from retrain.report.statistics import LEVEL, scipy_stats
-from retrain.rollouts import Floats
+from retrain.rollouts import CORRECT, Floats
 
 MEASURE = re.compile(r"_(?:correct_rate|reward|pass_at_(?P<k>\d+))$")
-CORRECT = 1.0 - 1e-9  # a reward of 1, up to rounding
 FEWEST = 2  # seeds and questions: one has no spread
 MOST = 10**6  # seeds or questions; more are as good as never
 

@@ -22,9 +22,8 @@ from retrain.backends.objective import RatioCap
 from retrain.config.schema import Config
 from retrain.errors import RunFailedError
 from retrain.records.step_row import RolloutSummary
-from retrain.rollouts import Evaluate, Floats, Group, Loss, Rollout, TrainingSample
+from retrain.rollouts import CORRECT, Evaluate, Floats, Group, Loss, Rollout, TrainingSample
 
-CORRECT = 1.0 - 1e-9  # a reward of 1, up to rounding
 Estimate = Callable[[Floats], Floats]  # rewards of shape (prompts, rollouts) -> advantages
 LEAST_ROLLOUTS = 2  # a single rollout has no baseline
 

@@ -23,8 +23,8 @@ from retrain.controllers import StateDict
 from retrain.records.files import record_of
 from retrain.records.row_parts import Evaluation, EvalWatch, NamedEvaluation, Value, columns
 from retrain.records.spending import Tokens
-from retrain.rollouts import Floats, Group, Prompt
-from retrain.trainer.batch import CORRECT, ScoredBatch
+from retrain.rollouts import CORRECT, Floats, Group, Prompt
+from retrain.trainer.batch import ScoredBatch
 from retrain.trainer.budget import RunBudget
 from retrain.trainer.episodes import SampleGroups
 from retrain.trainer.evaluation import Due, HeldOut, Measured, Newest, Stream, each_pass_at_k, standard_error

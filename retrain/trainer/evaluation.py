@@ -18,8 +18,8 @@ from retrain.controllers import StateDict
 from retrain.errors import BackendMemoryError
 from retrain.records.row_parts import Evaluation, NamedEvaluation
 from retrain.records.spending import Tokens
-from retrain.rollouts import Floats, Group, Prompt
-from retrain.trainer.batch import CORRECT, ScoredBatch
+from retrain.rollouts import CORRECT, Floats, Group, Prompt
+from retrain.trainer.batch import ScoredBatch
 
 EVALUATION_BATCH = 256  # prompts sampled at a time
 Measured: TypeAlias = Evaluation | NamedEvaluation

@@ -15,7 +15,7 @@ from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 from retrain.config.prices import Price, price_of
-from retrain.plan.estimate.workload import run_variance
+from retrain.plan.estimate.workload import NORMAL_P90, run_variance
 from retrain.records.layout import RunFiles
 from retrain.records.lines import Row, is_count
 from retrain.records.metrics import read_ends
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from retrain.plan.matrix import Plan
 
 KINDS = tuple(one.name for one in fields(Tokens))
-Z90 = 1.2816  # of the normal distribution
 RUNS_DIFFER = 0.1  # standard deviation between runs over their mean, while no condition has two runs
 
 
@@ -136,7 +135,7 @@ def cost_forecast(plan: Plan, learned: Learned) -> CostForecast | None:
         found.append(cost)
         variances.append(variance)
     total = math.fsum(one.p50_usd for one in found)
-    return CostForecast(total, total + Z90 * math.sqrt(math.fsum(variances)), tuple(found))
+    return CostForecast(total, total + NORMAL_P90 * math.sqrt(math.fsum(variances)), tuple(found))
 
 
 def _of_condition(
@@ -155,7 +154,7 @@ def _of_condition(
         statistics.fmean(getattr(one, kind) for one in taken) for kind in KINDS
     )
     p50_usd = runs * run_usd
-    p90_usd = p50_usd + Z90 * math.sqrt(variance)
+    p90_usd = p50_usd + NORMAL_P90 * math.sqrt(variance)
     name, match = measured.condition, measured.match
     found = ConditionCost(name, match, prefill, cached, sampled, trained, run_usd, p50_usd, p90_usd)
     return found, variance

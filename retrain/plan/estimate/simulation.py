@@ -16,14 +16,13 @@ from typing import TypeAlias
 
 from retrain.plan.estimate.bootstrap import Bootstrap, DrawnRun, Tail
 from retrain.plan.estimate.permit_queue import PermitQueue
-from retrain.plan.estimate.workload import Launching, Pilot, StepCost, Workload
+from retrain.plan.estimate.workload import NORMAL_P90, Launching, Pilot, StepCost, Workload
 
 MOST_DRAWS = 200  # the P90 is then off by a tenth of the spread
 LEAST_DRAWS = 24
 DRAWN_RUNS = 24_000  # runs simulated over all draws: takes well under a second
 STEP_CV_GUESSED = 0.1  # coefficient of variation of step times, if nothing was measured
 GUESSED_RATIOS = 32
-NORMAL_P90 = 1.2816  # standard deviations above the median
 
 PhaseWork: TypeAlias = tuple[int, float]  # a pace's index, and the work to do at that pace
 Ends: TypeAlias = list[list[tuple[float, int, int, int]]]  # heaps: `done` at the end, run, attempt, phase
