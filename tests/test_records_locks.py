@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from retrain.errors import RecordsError
-from retrain.locks import LockFile, locked, start_mark
+from retrain.locks import start_mark
 from retrain.locks.held import hold, holder, is_held, present_holder
 from retrain.records.run_state import worker_pids
 
@@ -153,11 +153,3 @@ def test_a_campaigns_workers_are_those_that_hold_its_runs_locks(tmp_path):
     worker.communicate()
     assert found == {worker.pid}
     assert worker_pids(tmp_path / "no such place") == set()
-
-
-def test_a_lock_that_others_hold_for_too_long_is_named(tmp_path):
-    path = tmp_path / "folder.lock"
-    with locked(path), pytest.raises(TimeoutError, match="another process has held this lock"):
-        locked(path, 0.1).__enter__()
-    with locked(path, 0.1):  # free again
-        assert not LockFile(str(path)).try_lock()

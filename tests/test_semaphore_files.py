@@ -222,7 +222,7 @@ def test_setting_the_wall_clock_changes_no_holding_time(tmp_path):
 def test_the_module_needs_only_the_standard_library():
     code = (
         "import sys; import retrain.semaphore; "
-        "print([m for m in ('numpy', 'pydantic', 'rich', 'psutil') if m in sys.modules])"
+        "print([m for m in ('numpy', 'pydantic', 'rich', 'psutil', 'filelock') if m in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from retrain.engines.shared_server import FAILED, READY, RESTARTING, STARTING, ServerFiles, ServerState
 from retrain.line_process import how_ended, kill_group
-from retrain.locks import is_of_this_boot, locked, start_mark
+from retrain.locks import is_of_this_boot, start_mark
 from retrain.locks.held import hold, is_held
 from retrain.records.files import write_json
 
@@ -59,6 +59,8 @@ class Daemon:
 
     def run(self) -> None:
         """Run the server until nobody has used it for a while, or it does not stay alive."""
+        import filelock
+
         self._start()
         used_s = time.monotonic()
         while True:
@@ -66,7 +68,7 @@ class Daemon:
             if self._files.has_users():
                 used_s = time.monotonic()
             elif time.monotonic() - used_s > self._linger_s:
-                with locked(self._files.start_lock):  # or a user comes just now
+                with filelock.FileLock(self._files.start_lock, mode=0o600):  # or a user comes just now
                     if not self._files.has_users():
                         self._end()
                         return
@@ -154,6 +156,8 @@ def stand_guard(files: ServerFiles) -> int:
     The kernel tells only the server's first process that its parent has died, and that one may hang, or
     leave others behind.
     """
+    import filelock
+
     daemon, (until_end, told) = os.getpid(), os.pipe()
     if os.fork():
         os.close(until_end)
@@ -163,7 +167,7 @@ def stand_guard(files: ServerFiles) -> int:
     if os.read(until_end, 1) and not os.read(until_end, 1):
         while os.getppid() == daemon:  # its lock may still be held
             time.sleep(SOON_S)
-        with locked(files.start_lock):
+        with filelock.FileLock(files.start_lock, mode=0o600):
             if not is_held(files.daemon_lock):  # else the next daemon does it
                 end_left_over(files.read_state())  # none, if it ended by itself
     os._exit(0)

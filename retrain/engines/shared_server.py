@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retrain.errors import ConfigError, InfrastructureError, RecordsError
-from retrain.locks import LockFile, locked
+from retrain.locks import LockFile
 from retrain.locks.held import hold, is_held
 from retrain.records.files import opened, read_json, record_of, write_json
 from retrain.records.layout import own_temporary_folder
@@ -182,7 +182,9 @@ class SharedServer:
 
     def _ensure_daemon(self) -> bool:
         """Start a daemon unless one lives; return whether one was started."""
-        with locked(self.files.start_lock):
+        import filelock  # here: importing it takes 50 ms
+
+        with filelock.FileLock(self.files.start_lock, mode=0o600):
             if is_held(self.files.daemon_lock):
                 return False
             left = self.files.read_state()

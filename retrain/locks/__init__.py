@@ -2,7 +2,8 @@
 
 A lock belongs to the open file, which a fork shares: a child that kept its copy would hold the
 parent's permit after the parent's death. Every descriptor is therefore registered here, and a child closes
-its copies (closing a copy keeps the parent's lock; unlocking it would not).
+its copies (closing a copy keeps the parent's lock; unlocking it would not). Permits do not use `filelock`,
+because a slot is locked by the first in a queue and passed on, and waiters sleep in the kernel in order.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import os
 import stat
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -21,7 +21,6 @@ from weakref import WeakSet
 
 from retrain.errors import RecordsError, records_error
 
-LOOK_S = 0.05  # between two tries to lock within a time limit
 _START_TIME = 19  # field 22 of /proc/PID/stat, counted after the name, which may contain blanks and brackets
 
 # Held during a fork and while a descriptor is opened or closed, so that a child sees them all.
@@ -94,17 +93,10 @@ class LockFile(Descriptor):
 
 
 @contextlib.contextmanager
-def locked(path: Path, limit_s: float | None = None) -> Iterator[None]:
-    """Hold the lock of a file, made if it is missing; TimeoutError if others keep it longer than a limit."""
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a file, made if it is missing, which a forked child does not keep."""
     with contextlib.closing(LockFile(str(path))) as file:
-        if limit_s is None:
-            file.lock()
-        else:
-            ends_at = time.monotonic() + limit_s
-            while not file.try_lock():
-                if time.monotonic() > ends_at:
-                    raise TimeoutError(f"{path}: another process has held this lock for {limit_s:g} s")
-                time.sleep(LOOK_S)
+        file.lock()
         yield
 
 

@@ -6,7 +6,8 @@ than its own (another host name, or another boot) rely on the lease. Clocks of t
 a process that wants the lock watches whether the lease is renewed instead of comparing times. A signal to a
 holder, which need not be our child, is sent only once it is proven to be the right process.
 
-The file is never unlinked. Plain locks, of processes that need not be known by others, are `locks.locked`.
+`flock` on a file that is never unlinked, and not `filelock`, the plain lock elsewhere: these locks name
+their holder, renew a lease, and are not kept by a forked child.
 """
 
 from __future__ import annotations

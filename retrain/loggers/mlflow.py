@@ -26,7 +26,6 @@ from typing import Any, TypeVar
 from retrain import extras
 from retrain.config.resolve import flatten
 from retrain.line_process import LineProcess, lines_of, private_pipes
-from retrain.locks import locked
 from retrain.loggers import LoggedRun, Logger, Row, numbers, written_at_s
 from retrain.records.layout import campaign_of
 
@@ -169,10 +168,17 @@ def _alone(uri: str) -> Iterator[Path | None]:
     if not uri.startswith(SQLITE):
         yield None
         return
+    import filelock  # here: importing it takes 50 ms, and `plugins` opens no logger
+
     path = Path(uri.removeprefix(SQLITE).partition("?")[0])
     path.parent.mkdir(parents=True, exist_ok=True)
-    with locked(path.with_name(f"{path.name}.lock"), OPENING_TIMEOUT_S):
-        yield path
+    try:
+        with filelock.FileLock(path.with_name(f"{path.name}.lock"), OPENING_TIMEOUT_S):
+            yield path
+    except filelock.Timeout:
+        raise TimeoutError(
+            f"another run has held the lock of {path} for {OPENING_TIMEOUT_S:.0f} s while opening it"
+        ) from None
 
 
 def _make_tables(path: Path, open_store: Callable[[str], Any]) -> None:

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 
-from retrain.errors import RecordsError
-from retrain.locks import LockFile, locked
+from retrain.locks import LockFile
 from retrain.records.layout import own_temporary_folder
 
 ALIGNED = 64  # bytes, as PyTorch allocates: kernels may round differently at other addresses
@@ -36,7 +36,7 @@ class SharedWeights:
         """Stop using the file, and remove it if nobody else does; safe to call twice."""
         if self._lock.is_open:
             self._lock.close()
-            with contextlib.suppress(OSError, RecordsError), locked(self.path.parent / FOLDER_LOCK):
+            with contextlib.suppress(OSError), _folder(self.path.parent):
                 _remove_unused(self.path.parent)
 
 
@@ -49,13 +49,13 @@ def share(causal: torch.nn.Module) -> SharedWeights | None:
     folder = own_temporary_folder("weights")
     path = folder / f"{_digest(parameters)}.bin"
     try:
-        with locked(folder / FOLDER_LOCK):
+        with _folder(folder):
             _remove_unused(folder)
             lock = LockFile(f"{path}.lock")
             lock.try_lock(shared=True)  # others only share it
             if not path.exists():
                 _write(path, parameters)
-    except (OSError, RecordsError):
+    except OSError:
         return None
     storage = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=path.stat().st_size)
     for parameter, (begin, _) in zip(parameters, _places(parameters), strict=True):
@@ -65,6 +65,10 @@ def share(causal: torch.nn.Module) -> SharedWeights | None:
     with contextlib.suppress(AttributeError, OSError):  # glibc keeps what the copy took
         ctypes.CDLL(None).malloc_trim(0)
     return SharedWeights(path, lock)
+
+
+def _folder(folder: Path) -> FileLock:
+    return FileLock(folder / FOLDER_LOCK, mode=0o600)
 
 
 def _places(parameters: Parameters) -> Iterator[tuple[int, int]]:
