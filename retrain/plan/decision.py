@@ -205,9 +205,12 @@ class Walk:
         self._asked |= asked
         self.values |= values
         self._mended -= asked.keys()
+        return self._look()
+
+    def _look(self, *, is_last: bool = False) -> list[Found]:
         decided: list[Found] = []
         while True:
-            found = [self.found(name) for name in self._open]
+            found = [self.found(name, is_last=is_last) for name in self._open]
             differing = [one for one in found if one.verdict in FOUND]
             closed = differing or self._closed(found)
             self._decided(closed)
@@ -223,10 +226,8 @@ class Walk:
 
     def close(self) -> list[Found]:
         """Look a last time, as the budget is used up: the error that is left is for this look."""
-        found = [self.found(name, is_last=True) for name in self._open]
-        self.verdicts |= {one.condition: one.verdict for one in found}
         self._is_spent = True
-        return found
+        return self._look(is_last=True)
 
     def _comparison_of(self, name: str) -> tuple[SequentialComparison, Sequence[float]]:
         """Return the comparison of a condition with its share of the error, and later errors.
