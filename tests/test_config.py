@@ -64,6 +64,7 @@ def problems(text: str, here: Path, *overrides: str) -> list[str]:
         ),
         ("[training]\nlr = nan", "[training].lr: got nan; needs a finite number"),
         ("[training]\ntemperature = inf", "[training].temperature: got inf; needs a"),
+        ("[training]\ntemperature = 1e-300", "[training].temperature: got 1e-300; needs at least 0.01"),
         (
             "[training]\ngroup_size = 1",
             "needs at least 2, because an advantage compares rollouts of one prompt",

@@ -192,6 +192,7 @@ def test_a_resolved_config_with_evaluations_survives_toml() -> None:
         ({"nane": "a"}, "[[eval]] #1.nane: unknown key; did you mean 'name'?"),
         ({"every": -1}, "[[eval]] #1.every: got -1; needs at least 0"),
         ({"samples": 2}, "[[eval]] #1.samples: got 2, which would all be the same"),
+        ({"temperature": 1e-300}, "[[eval]] #1.temperature: got 1e-300; needs 0, the likeliest token, or"),
         ({"max_tokens": 5}, "[[eval]] #1.max_tokens: got 5; needs at most training.max_tokens = 4"),
         ({"task": "cpoy"}, "[[eval]] #1.task: 'cpoy' is not a known task; did you mean 'copy'?"),
         ({"options": {"length": 2}}, "[[eval]] #1.options: would not be read; set task"),

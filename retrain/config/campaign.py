@@ -8,6 +8,7 @@ from typing import Any, Literal
 from retrain.config.keys import Section, Table, count, key, plugin
 
 NO_RUNS = "the campaign would have no runs"
+COLDEST = 0.01  # sampling temperature; vLLM takes a lower one for this, and logits over 1e-40 overflow
 LARGEST_SEED = 2**32 - 1  # accepted by every random number generator in use
 PERMITS = (
     "split",

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from retrain.config.campaign import Eval
+from retrain.config.campaign import COLDEST, Eval
 from retrain.config.checks import plugin_problems
 from retrain.config.drafts import Draft, Location, Problem
 from retrain.config.keys import Tables, keys_of
@@ -59,6 +59,8 @@ def _problems(table: Eval, names: Mapping[str, int]) -> Iterator[tuple[str, str]
     elif names[table.name] > 1:
         yield "name", f'"{table.name}" names {names[table.name]} evaluations; give each a name of its own'
     yield from _unread(table)
+    if 0 < table.temperature < COLDEST:
+        yield "temperature", f"got {table.temperature:g}; needs 0, the likeliest token, or at least {COLDEST}"
     if table.samples > 1 and not table.temperature:
         what = f"got {table.samples}, which would all be the same; set temperature, or samples = 1"
         yield "samples", what

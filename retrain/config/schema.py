@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from retrain.config.campaign import LARGEST_SEED, Budget, Campaign, Decide, Evals, Run
+from retrain.config.campaign import COLDEST, LARGEST_SEED, Budget, Campaign, Decide, Evals, Run
 from retrain.config.keys import LARGEST_PERMITS, Normalization, Permits, Section, Table, count, key, plugin
 
 SINGLE_TURN = "single_turn"  # the environment that is none
@@ -40,7 +40,7 @@ class Training(Section):
     updates_per_batch: int = key(1, "passes over each batch", ge=1, le=64)
     minibatches: int = count(1, "parts of the batch, of whole groups; each pass updates once on every part")
     max_tokens: int = count(10240, "upper bound on a completion's tokens")
-    temperature: float = key(0.7, "sampling temperature", gt=0, le=10)
+    temperature: float = key(0.7, "sampling temperature", ge=COLDEST, le=10)
     lr: float = key(4e-5, "learning rate", gt=0, le=10)
     lr_schedule: Literal["constant", "linear", "cosine"] = key(
         "constant", "how the learning rate decays to zero over max_steps of progress"
