@@ -273,6 +273,13 @@ def test_an_evaluation_that_falls_while_the_reward_rises_is_named() -> None:
     assert falling_after([right, [*right[:-1], 0.0]], [0.2, 0.4]) == ""  # one question is chance
 
 
+def test_a_fall_of_few_questions_may_be_chance_where_that_of_many_is_none() -> None:
+    """By five standard errors of three questions in one of fifty, with two degrees of freedom."""
+    right, fell = [1.0, 0.75, 1.0], [0.5, 0.5, 0.5]
+    assert falling_after([right, fell], [0.2, 0.4]) == ""
+    assert falling_after([right * 4, fell * 4], [0.2, 0.4]) != ""
+
+
 def test_a_fall_from_the_start_is_seen_where_the_start_is_evaluated(tmp_path: Path) -> None:
     at_first = {"name": "hard", "reward": "tests.reward_functions.worse_and_worse", "every": 5}
     rising = {"reward": {"reward": "tests.reward_functions.better_and_better"}}
