@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from retrain.backends.metering import Meter
 from retrain.backends.tinker import PRICES, connect, price
 from retrain.backends.tinker.policy import TinkerBackend
 from retrain.config.schema import Config, Model
+from retrain.errors import ConfigError, RunFailedError
 from retrain.records.spending import Tokens
 from retrain.rollouts import Loss, Prompt
 from tests.extras.test_tinker_backend import samples_of
@@ -63,6 +65,29 @@ def test_the_meter_counts_what_the_server_bills(server: RunningServer, tmp_path:
     assert spec.meter.unsure == Tokens()
     prompts = sum(len(prompt.text) for prompt in PROMPTS)
     assert (spec.meter.tokens.prefill, spec.meter.tokens.cached) == (3 * prompts, 9 * prompts)
+
+
+@pytest.mark.parametrize("status", [410, 401, 400])
+def test_a_result_that_is_not_handed_out_was_billed(
+    server: RunningServer, tmp_path: Path, status: int
+) -> None:
+    """Its request was accepted: whether it is sampled again, or the key has expired, nothing is left out."""
+    spec = spec_of(server, tmp_path)
+
+    async def story() -> None:
+        backend = await connect(spec)
+        await backend.sample(PROMPTS[:1], HOW)
+        lost = {"error": "not handed out"}
+        server.fail("retrieve_future", times=4 if status == 400 else 1, status=status, content=lost)
+        with nullcontext() if status == 410 else pytest.raises((ConfigError, RunFailedError)):
+            await backend.sample(PROMPTS[:1], HOW)
+        await backend.close()
+
+    asyncio.run(story())
+    billed = Tokens(**{"train": 0, **server.stats()["billed"]})
+    at_most = spec.meter.tokens + spec.meter.unsure
+    assert (billed.prefill, billed.cached) == (at_most.prefill, at_most.cached)
+    assert spec.meter.tokens.sample <= billed.sample <= at_most.sample
 
 
 def test_a_call_that_takes_too_long_counts_at_most(server: RunningServer, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
+from tinker.lib.retry_handler import RetryConfig
+
 from retrain.backends import BackendSpec
 from retrain.backends.metering import NOTHING
 from retrain.backends.tinker import TinkerOptions
@@ -26,6 +28,9 @@ B = TypeVar("B")
 LONGEST_RETRY_S = 60.0
 SHORTEST_WAIT_S = 0.05  # the time left for a call stays the same during a pause
 MOST_LOSSES = 3  # of one operation: of its sampler, its model and its session
+# of sampling clients: by itself the SDK samples again without a word, and the API bills both; and it gives up
+# after two hours, those of a pause included
+ONCE = RetryConfig(enable_retry_logic=False, enable_stuck_detection=False)
 log = logging.getLogger(__name__)
 
 
@@ -101,7 +106,7 @@ class ApiCalls:
             attempt: makes the calls.
             repair: prepares the next attempt; called with True if the session or a client is lost.
         """
-        failed_at, failures, losses = 0.0, 0, 0
+        failed_at_s, failures, losses = 0.0, 0, 0
         while True:
             try:
                 return await attempt()
@@ -110,8 +115,8 @@ class ApiCalls:
                 _raise_if_final(what, error, fault)
                 failures += 1
                 losses += fault is Fault.LOST
-                failed_at = failed_at or time.monotonic()
-                spent_s = time.monotonic() - failed_at
+                failed_at_s = failed_at_s or self._unpaused_s()
+                spent_s = self._unpaused_s() - failed_at_s
                 if spent_s >= self.options.retry_budget_s or losses > MOST_LOSSES:
                     raise InfrastructureError(
                         f"{what}: failed {failures} times in {spent_s:.0f} s, most recently with "
@@ -158,18 +163,22 @@ class ApiCalls:
             return result
 
     async def _in_time(self, operation: Callable[[], Awaitable[T]]) -> T:
-        """Run an operation with the timeout, which stands still while the API has paused all calls."""
+        """Run an operation with the timeout."""
         call = asyncio.ensure_future(operation())
-        give_up_s = time.monotonic() - self.outages.paused_s() + self.options.call_timeout_s
+        give_up_s = self._unpaused_s() + self.options.call_timeout_s
         try:
             while not call.done():
-                left_s = give_up_s + self.outages.paused_s() - time.monotonic()
+                left_s = give_up_s - self._unpaused_s()
                 if left_s <= 0:
                     raise TimeoutError
                 await asyncio.wait([call], timeout=max(left_s, SHORTEST_WAIT_S))
             return call.result()
         finally:
             await finish([call])
+
+    def _unpaused_s(self) -> float:
+        """Return a time that stands still while the API has paused all calls."""
+        return time.monotonic() - self.outages.paused_s()
 
 
 def backoff_s(failures: int, first_s: float, longest_s: float) -> float:

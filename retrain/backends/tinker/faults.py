@@ -76,8 +76,11 @@ def is_overload(error: Exception) -> bool:
 
 
 def is_refused_unbilled(error: Exception) -> bool:
-    """Whether the API refused a request before it did anything; after other errors it may have done it."""
-    return _status(error) in REFUSALS
+    """Whether the API refused a request before it did anything; after other errors it may have done it.
+
+    The SDK reports the status of a request as an error of its own, and that of a poll for its result as text.
+    """
+    return isinstance(error, APIStatusError) and error.status_code in REFUSALS
 
 
 def is_full(error: Exception) -> bool:

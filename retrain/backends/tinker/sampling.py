@@ -19,7 +19,7 @@ from tinker.types import GetServerCapabilitiesResponse, ModelInput, SampleRespon
 from retrain.backends import BackendSpec, Sampling
 from retrain.backends.tinker import billing
 from retrain.backends.tinker.billing import sampled
-from retrain.backends.tinker.calls import ApiCalls
+from retrain.backends.tinker.calls import ONCE, ApiCalls
 from retrain.backends.tinker.faults import FAULTS, describe, is_refusal, is_too_long
 from retrain.backends.tinker.saved_states import Sampler, ask
 from retrain.backends.tinker.session import Session
@@ -160,7 +160,7 @@ class Reference:
                 which = {"model_path": self.path} if self.path else {"base_model": self._spec.model}
                 self._client = None
                 try:
-                    make = partial(service.create_sampling_client, **which)
+                    make = partial(service.create_sampling_client, **which, retry_config=ONCE)
                     self._client = await self._calls.once("reference", make)
                 except FAULTS as error:
                     if self.path and is_refusal(error):

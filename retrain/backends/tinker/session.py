@@ -20,7 +20,7 @@ from tinker.types import LossFnOutput
 
 from retrain.backends import BackendSpec, StartProgress
 from retrain.backends.tinker.billing import Update, UpdateOutcome, pass_forward, take_step
-from retrain.backends.tinker.calls import ApiCalls
+from retrain.backends.tinker.calls import ONCE, ApiCalls
 from retrain.backends.tinker.connection import Connection
 from retrain.backends.tinker.faults import FAULTS, describe, is_full, is_refusal, lacks_route
 from retrain.backends.tinker.saved_states import Sampler, State, mismatch
@@ -72,9 +72,8 @@ class Session:
         async with self._lock:
             if self._sampler is None:
                 training = await self._trained()
-                client = await self._certain(
-                    self.calls.once("sampler", training.save_weights_and_get_sampling_client)
-                )
+                make = partial(training.save_weights_and_get_sampling_client, retry_config=ONCE)
+                client = await self._certain(self.calls.once("sampler", make))
                 self._sampler = Sampler(client, self.version)
             return self._sampler
 
