@@ -5,10 +5,11 @@ import stat
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from retrain.errors import LaunchError, RecordsError
+from retrain.errors import LaunchError, RecordsError, may_pass
 from retrain.semaphore import FileSemaphore, lock_sharing_problem
 from retrain.semaphore.wait_queue import WakeupListener, wake, wakeup_address
 from tests.semaphore_processes import HOLD, running, wait_until
@@ -105,6 +106,23 @@ def test_a_planted_pipe_does_not_hang_anybody(tmp_path):
 
     with pytest.raises(RecordsError, match="not a regular file"):
         FileSemaphore.inspect(tmp_path)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_directory_that_was_removed_is_named_and_may_be_made_again(tmp_path, waits):
+    directory = tmp_path / "permits"
+    semaphore = FileSemaphore(directory, 1)
+    with semaphore, ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(semaphore.acquire) if waits else None
+        if waits:
+            wait_until(lambda: FileSemaphore.inspect(directory).waiting == 1)
+        shutil.rmtree(directory)
+
+        with pytest.raises(RecordsError, match=r"permits: cannot take a permit \(No such file") as raised:
+            (waiting.result if waits else semaphore.acquire)()
+
+    assert may_pass(raised.value)  # whoever starts anew makes the directory
+    assert FileSemaphore(directory, 1).acquire(timeout_s=5)
 
 
 @pytest.mark.parametrize(

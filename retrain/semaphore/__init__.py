@@ -134,6 +134,9 @@ class FileSemaphore:
 
         Returns:
             False if the time passed without a permit.
+
+        Raises:
+            RecordsError: the directory's files are gone or damaged, or cannot be opened, locked or written.
         """
         if timeout_s is not None and not timeout_s >= 0:
             raise ValueError(f"timeout_s: got {timeout_s!r}; needs 0 or more seconds, or None")
@@ -184,8 +187,11 @@ class FileSemaphore:
 
     def _taken(self, deadline: Deadline, *, may_wait: bool = True) -> LockFile | None:
         description = describe_holder(self._label)
-        slot = self._take_at_once(description)
-        return self._wait(deadline, description) if slot is None and may_wait else slot
+        try:
+            slot = self._take_at_once(description)
+            return self._wait(deadline, description) if slot is None and may_wait else slot
+        except OSError as error:
+            raise records_error(self._directory, "take a permit", error) from error
 
     def _keep(self, slot: LockFile) -> bool:
         try:

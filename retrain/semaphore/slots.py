@@ -64,11 +64,11 @@ class PermitsFile:
         try:
             with GUARD:
                 self._file = Descriptor(open_regular(self._path, os.O_RDONLY))
-        except FileNotFoundError:
+        except FileNotFoundError as error:
             raise RecordsError(
                 f"{self._path}: missing, so this is not a semaphore's directory; opening one there, as "
                 "`retrain resume` does, writes it"
-            ) from None
+            ) from error
         text = os.read(self._file.fileno(), _RECORD_BYTES)
         try:
             fields = json.loads(text)
