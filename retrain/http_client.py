@@ -202,7 +202,7 @@ class HttpClient(Client):
         try:
             with self._client.stream(method, self._url + path, json=body) as answer:
                 if not answer.is_success:
-                    raise self._refusal(answer)
+                    raise self._refusal(answer, deadline)
                 return self._read(answer, deadline)
         except httpx.TimeoutException as error:
             raise self._too_slow() from error
@@ -224,10 +224,13 @@ class HttpClient(Client):
                 raise CallError(f"the answer is longer than {self._largest} bytes")
         return bytes(content)
 
-    def _refusal(self, answer: Any) -> CallError:
+    def _refusal(self, answer: Any, deadline: float) -> CallError:
         said = b""
         with contextlib.suppress(self._httpx.HTTPError):
-            said = next(answer.iter_bytes(LONGEST_REFUSAL), b"")
+            for part in answer.iter_bytes():
+                said += part
+                if len(said) >= LONGEST_REFUSAL or time.monotonic() > deadline:
+                    break
         return self.refusal(said, answer.status_code, answer.headers.get("Retry-After", ""))
 
     def _too_slow(self) -> CallError:

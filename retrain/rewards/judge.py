@@ -227,8 +227,11 @@ def _of_json(text: str) -> float:
 
 
 def _value(number: str, whole: str | None, percent: str) -> float:
+    score, best = number.rstrip(".,_"), (whole or "1").rstrip(".,_")
+    if "_" in score + best or (whole and percent):  # `float` reads 0_1 as 1
+        return math.nan
     try:
-        value = float(number.rstrip(".,_")) / float((whole or "").rstrip(".,_") or 1)
+        value = float(score) / float(best) if math.isfinite(float(best)) else math.nan
     except (ValueError, ZeroDivisionError):
         return math.nan
     return value / 100 if percent else value

@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -35,6 +36,7 @@ class JudgeServer(ThreadingHTTPServer):
         self.asked: list[tuple[dict[str, Any], str | None]] = []
         self.url = f"http://127.0.0.1:{self.server_port}/v1"
         self.released = threading.Event()
+        self.trickles = False  # whether a body comes in parts, without end
         self.resets = 0  # answers that end with a reset in the middle of their body
 
 
@@ -46,9 +48,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.asked.append((body, self.headers.get("Authorization")))
         code, headers, content = self.server.reply(body)
         self.send_response(code)
-        for name, value in {**headers, "Content-Length": str(len(content))}.items():
+        length = 10**9 if self.server.trickles else len(content)
+        for name, value in {**headers, "Content-Length": str(length)}.items():
             self.send_header(name, value)
         self.end_headers()
+        with suppress(OSError):  # the client left
+            while self.server.trickles and not self.server.released.wait(0.01):
+                self.wfile.write(b".")
         if self.server.resets:
             self.server.resets -= 1
             linger = struct.pack("ii", 1, 0)
@@ -111,6 +117,10 @@ def test_the_last_score_of_a_reply_counts(reply: str, value: float) -> None:
         "Score: -1",
         "Score: 1/0",
         "Score: 5/0.0",
+        "Score: 1/1e400",
+        "Score: 0_1",
+        "Score: 10/10%",
+        '{"score": "1/1e400"}',
         "Score: 0,5",
         'Score: 0\n{"score": 1}',
         "Score: 1.2.3",
@@ -185,6 +195,15 @@ def test_a_judge_that_does_not_answer_is_a_timeout(server: JudgeServer) -> None:
     (found,) = ask(server, "blue", timeout_s=0.1, retries=1)
     assert (found.value, found.outcome) == (None, Outcome.TIMEOUT)
     wait_until(lambda: len(server.asked) == 2)
+
+
+def test_a_refusal_that_never_ends_is_not_waited_for(server: JudgeServer) -> None:
+    """Each part of it comes in time."""
+    server.reply = lambda body: refused(500)
+    server.trickles = True
+    (score,) = ask(server, "x", timeout_s=0.3, retries=0)
+    server.released.set()
+    assert (score.outcome, score.message[:8]) == (Outcome.ERROR, "HTTP 500")
 
 
 def test_nobody_listening_leaves_completions_unscored(server: JudgeServer) -> None:
