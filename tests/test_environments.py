@@ -491,13 +491,6 @@ def test_a_plain_function_that_blocks_costs_its_episode() -> None:
     assert [(one.error, one.reward) for one in fine] == [("", 3.0)] * 3
 
 
-@pytest.fixture
-def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave a loop that is blocked sooner than for users."""
-    monkeypatch.setattr("retrain.environments.coroutine_loop.GRACE_S", 1.0)
-
-
-@pytest.mark.usefixtures("short_grace")
 def test_a_coroutine_that_blocks_costs_its_episode() -> None:
     """The others in its event loop are played again, in another one."""
     over = threading.Event()

@@ -171,7 +171,6 @@ def test_a_full_queue_is_told_from_a_refusal(
 def test_an_sbatch_that_waits_for_a_place_in_the_queue_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commands, "SLICE_S", 0.05)
     fake = command(tmp_path, "sbatch", "echo Slurm job queue full, sleeping and retrying >&2; exec sleep 60")
     monkeypatch.setenv("PATH", fake)
     with pytest.raises(QueueFullError):

@@ -6,8 +6,6 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
 from retrain import worker
 from retrain.backends import (
     BackendProgress,
@@ -122,12 +120,6 @@ def test_an_update_says_how_far_it_is_whoever_samples_beside_it(tmp_path: Path) 
     journal.close()
 
 
-@pytest.fixture
-def told_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retrain.trainer.journal.DETAIL_EVERY_S", 0.01)
-
-
-@pytest.mark.usefixtures("told_often")
 def test_a_phase_of_which_nothing_is_told_shows_its_seconds(tmp_path: Path) -> None:
     files, said = RunFiles(tmp_path), [""]
     with closing(Journal(files, attempt=1, max_steps=3)) as journal:
@@ -139,7 +131,6 @@ def test_a_phase_of_which_nothing_is_told_shows_its_seconds(tmp_path: Path) -> N
         wait_until(lambda: re.fullmatch(r"7 of 9 scored, \d+ s", detail_in(files)))
 
 
-@pytest.mark.usefixtures("told_often")
 def test_a_slow_reward_says_how_many_completions_it_has_scored(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     reward = {"reward": "tests.plugins.held", "params": {"gate": str(gate)}}

@@ -27,11 +27,6 @@ LONG_S = 60.0  # for a renewal that does come, however busy the machine
 SHORT_S = 0.2  # for one that does not come
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "WATCH_PAUSE_S", 0.02)
-
-
 @pytest.fixture
 def lock(tmp_path: Path) -> Path:
     return tmp_path / "run.lock"
@@ -149,10 +144,7 @@ def test_a_worker_leaves_a_run_alone_that_another_machine_has(campaign_file: Pat
     assert run_worker(files.directory, threading.Event()) == EXIT_DONE
 
 
-def test_a_worker_that_another_machine_keeps_alive_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(local, "LEASE_LOOK_S", 0.01)
+def test_a_worker_that_another_machine_keeps_alive_is_waited_for(tmp_path: Path) -> None:
     write_lease(RunFiles(tmp_path).lock)
     launcher = local.open_launcher(Assignment("c", tmp_path, {"a": tmp_path}, 1, None, where=tmp_path))
     launcher.adopt(["a"])

@@ -39,7 +39,6 @@ def test_a_worker_reads_the_request_while_it_runs(
     campaign_file: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(here)
-    monkeypatch.setattr(worker, "LOOK_S", 0.01)
     (here / "asking.py").write_text(ASKING)
     (here / "asked.txt").touch()
     steps = 3000

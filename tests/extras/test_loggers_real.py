@@ -188,9 +188,7 @@ def test_mlflow_takes_settings_whatever_their_keys_are_called(campaign):
 
 
 @pytest.mark.filterwarnings("ignore:.*loader strategy is deprecated")
-def test_a_call_to_mlflow_that_fails_half_way_repeats_no_step_in_the_campaigns_own_file(
-    campaign, tmp_path, monkeypatch
-):
+def test_a_call_to_mlflow_that_fails_half_way_repeats_no_step_in_the_campaigns_own_file(campaign, tmp_path):
     from retrain.loggers import LoggedRun, mlflow
 
     file = database_of(campaign)
@@ -201,7 +199,6 @@ def test_a_call_to_mlflow_that_fails_half_way_repeats_no_step_in_the_campaigns_o
     logger = mlflow.open_here(run, tracking_uri="", experiment="")
     before = (tmp_path / "mlflow.db").stat().st_mtime_ns
 
-    monkeypatch.setattr(mlflow, "AT_ONCE", 4)
     real, calls = logger.client.log_batch, []
 
     def fail_second(*args, **kwargs):
@@ -211,13 +208,13 @@ def test_a_call_to_mlflow_that_fails_half_way_repeats_no_step_in_the_campaigns_o
         real(*args, **kwargs)
 
     logger.client.log_batch = fail_second
-    rows = [{"step": step, "step_time_s": 0.1 * step, "loss": 1.0} for step in range(1, 6)]
+    rows = [{"step": step, "step_time_s": 0.1 * step, "loss": 1.0} for step in range(1, 1251)]
     with pytest.raises(ConnectionError):
         logger.rows(rows)
     logger.rows(rows)
-    assert calls == [4, 4, 4, 2]
+    assert calls == [1000, 1000, 1000, 500]
     history = logger.client.get_metric_history(logger.id, "loss")
-    assert [one.step for one in history] == [1, 2, 3, 4, 5]
+    assert [one.step for one in history] == list(range(1, 1251))
     assert (tmp_path / "mlflow.db").stat().st_mtime_ns > before
 
 

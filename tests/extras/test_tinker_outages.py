@@ -16,7 +16,6 @@ from tinker import APIStatusError
 
 from retrain.backends import BackendProgress, BackendSpec, OutageProgress, Sampling
 from retrain.backends.tinker import TinkerOptions, connect
-from retrain.backends.tinker import outages as watching
 from retrain.backends.tinker.calls import ApiCalls
 from retrain.backends.tinker.outages import Outages
 from retrain.backends.tinker.policy import TinkerBackend
@@ -212,9 +211,8 @@ def test_a_pause_for_our_rate_limit_is_load(server: RunningServer, tmp_path: Pat
 
 
 def test_a_server_that_is_down_is_told_with_how_long(
-    server: RunningServer, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    server: RunningServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(watching, "LOGGED_AFTER_S", 0.5)
     told = Told()
 
     async def tell(backend: TinkerBackend) -> None:

@@ -10,15 +10,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from retrain.rollouts import Prompt
 from tests import test_harness as programs
 from tests.test_environments import HOW, Count, play
-from tests.test_environments import short_grace as short_grace
 
 
-@pytest.mark.usefixtures("short_grace")
 def test_coroutines_that_fill_the_loop_together_do_not_block_it() -> None:
     class Crowd(Count):
         async def step(self, completion: str) -> tuple[str, float, bool]:  # type: ignore[override]
@@ -29,7 +25,6 @@ def test_coroutines_that_fill_the_loop_together_do_not_block_it() -> None:
     assert {one.episode.error for one in episodes if one.episode} == {""}
 
 
-@pytest.mark.usefixtures("short_grace")
 def test_coroutines_that_block_cost_their_episodes_however_many_there_are() -> None:
     over = threading.Event()
 
@@ -89,7 +84,6 @@ def test_a_coroutine_that_refuses_to_be_cancelled_costs_its_episode() -> None:
     assert (stays.error, fine.error) == ("prompt 0: step took longer than 0.5 s", "")
 
 
-@pytest.mark.usefixtures("short_grace")
 def test_programs_that_block_cost_their_episodes_and_no_other() -> None:
     over = threading.Event()
 
@@ -112,7 +106,6 @@ def test_programs_that_block_cost_their_episodes_and_no_other() -> None:
     assert "neither returned nor awaited anything for 2 s" in stuck[1].error
 
 
-@pytest.mark.usefixtures("short_grace")
 def test_a_program_that_a_blocked_loop_never_began_is_closed() -> None:
     blocked, over = threading.Event(), threading.Event()
     begun: list[Any] = []
