@@ -1,3 +1,4 @@
+import errno
 import fcntl
 import json
 import os
@@ -33,6 +34,21 @@ def test_a_lock_is_held_until_released(tmp_path):
     with hold(path):
         assert is_held(path)
     assert not is_held(path)
+
+
+def test_watching_where_there_are_no_locks_leaves_no_file_open(tmp_path, monkeypatch):
+    path = tmp_path / "run.lock"
+    path.touch()
+
+    def refuse(fd, operation):  # as Lustre does without its option `flock`
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    before = os.listdir("/dev/fd")
+    for _ in range(3):
+        with pytest.raises(RecordsError, match="cannot lock .Function not implemented"):
+            is_held(path)
+    assert os.listdir("/dev/fd") == before
 
 
 def test_a_second_holder_is_refused_and_told_who_holds(tmp_path):

@@ -1,3 +1,4 @@
+import errno
 import os
 from dataclasses import replace
 
@@ -200,6 +201,18 @@ def test_lost_permits_are_named_once_with_what_restores_them(campaign, content):
     assert problem.startswith(f"{path}: ")
     assert "as `retrain resume` does" in problem
     assert problem.count(str(campaign.permits)) == 1
+
+
+def test_permits_that_cannot_be_looked_at_for_now_are_a_problem(campaign, monkeypatch):
+    stat = os.stat
+
+    def stale(path, **more):
+        if str(path) == str(campaign.permits):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return stat(path, **more)
+
+    monkeypatch.setattr(os, "stat", stale)
+    assert "Stale file handle" in _only(campaign).problem
 
 
 def test_permits_show_who_holds_them(campaign):

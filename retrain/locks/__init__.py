@@ -87,9 +87,11 @@ class LockFile(Descriptor):
     def close(self) -> None:
         """Unlock and close; safe to call twice."""
         with GUARD:
-            if self.is_open:
-                self.unlock()
-            super().close()
+            try:
+                if self.is_open:
+                    self.unlock()
+            finally:  # a file system without locks refuses this as well
+                super().close()
 
 
 @contextlib.contextmanager

@@ -219,11 +219,11 @@ def _entries(files: CampaignFiles) -> Sequence[RunEntry]:
 
 def _permits(directory: Path, shared: Sequence[str], problems: list[str]) -> PermitStatus | None:
     path = Path(shared[0]) if shared else campaign_of(directory).permits
-    if not path.is_dir():
-        return None
-    from retrain.semaphore import FileSemaphore  # not at the top: only campaigns with permits need it
-
     try:
+        if not path.is_dir():
+            return None
+        from retrain.semaphore import FileSemaphore  # not at the top: only campaigns with permits need it
+
         seen, why = FileSemaphore.inspect(path), ""
         if (path / "adaptive.jsonl").exists():
             from retrain.semaphore.adaptive import last_change  # not at the top: few campaigns adapt theirs
