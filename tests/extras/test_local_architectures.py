@@ -12,6 +12,7 @@ from transformers import (
     BloomConfig,
     CohereConfig,
     Gemma2Config,
+    Gemma4Config,
     GPT2Config,
     GPTJConfig,
     GPTNeoConfig,
@@ -84,6 +85,18 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "parallel layers": GPTNeoXConfig(**SHAPE, attention_dropout=0.5, hidden_dropout=0.5),
     "sliding windows": MistralConfig(**GQA, sliding_window=6),
     "capped logits": Gemma2Config(**GQA, head_dim=8, sliding_window=6, final_logit_softcapping=3.0),
+    "layers of two widths, in a model that may see and hear": Gemma4Config(
+        text_config={
+            **GQA,
+            "head_dim": 8,
+            "global_head_dim": 16,
+            "sliding_window": 6,
+            "vocab_size_per_layer_input": 40,
+            "final_logit_softcapping": 3.0,
+        },
+        vision_config=None,
+        audio_config=None,
+    ),
     "scaled logits": CohereConfig(**GQA, logit_scale=0.3),
     "divided logits": GraniteConfig(**GQA, logits_scaling=3.0),
     "experts": Qwen2MoeConfig(

@@ -53,7 +53,7 @@ class Policy:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return next-token logits in float32: (..., hidden) -> (..., vocabulary)."""
-        config = self.causal.config
+        config = self.causal.config.get_text_config()
         logits: torch.Tensor = self.causal.get_output_embeddings()(hidden).float()
         if scale := getattr(config, "logit_scale", None):
             logits = logits * scale
@@ -231,7 +231,7 @@ def _with_adapters(causal: Any, rank: int, options: LocalOptions) -> PeftModel:
     try:
         adapted = get_peft_model(causal, lora)
     except ValueError as error:
-        raise ConfigError(f"[backend.options].target_modules: {list(targets)} ({error})") from error
+        raise ConfigError(f"[backend.options].target_modules: {list(targets)} ({first_line(error)})") from error
     assert isinstance(adapted, PeftModel)
     _shorten_forwards(adapted)
     return adapted

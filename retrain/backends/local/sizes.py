@@ -209,27 +209,37 @@ def _header(file: Path) -> dict[str, Any]:
 def costs_of(policy: Policy, options: LocalOptions) -> ModelCosts:
     """Return the sizes that determine the cost of a token.
 
-    The input embedding is a lookup and is not counted. Layers with a sliding window or a recurrent state
-    count as if they cached every token.
+    The input embedding is a lookup and is not counted. Layers with a sliding window count as if they cached
+    every token.
     """
     causal = policy.causal
-    config = causal.config.get_text_config()
     head = int(causal.get_output_embeddings().weight.numel())
     embedding = int(causal.get_input_embeddings().weight.numel())
     is_tied = causal.get_input_embeddings().weight is causal.get_output_embeddings().weight
     count = weights_in(causal.parameters())
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    idle = _idle(causal, config)
+    idle = _idle(causal, causal.config.get_text_config())
     return ModelCosts(
         body=count - head - (0 if is_tied else embedding) - idle,
         head=head,
         weight_bytes=sum(p.nbytes for p in causal.parameters()) / count,
-        kv_bytes_per_token=2.0 * config.num_hidden_layers * heads * width * causal.dtype.itemsize,
+        kv_bytes_per_token=_cached_bytes(policy),
         frozen=options.lora,
         trained_bytes=FLOAT * sum(p.numel() for p in policy.trainable().values()),
         idle=idle,
     )
+
+
+def _cached_bytes(policy: Policy) -> float:
+    """Return the bytes of keys and values that a token adds to the cache: layers may differ, so one is run."""
+    import torch
+    from transformers import DynamicCache
+
+    cache = DynamicCache(config=policy.causal.config)
+    with torch.no_grad():
+        token = torch.zeros((1, 1), dtype=torch.long, device=policy.device)
+        policy.body(input_ids=token, past_key_values=cache, use_cache=True)
+    found = (getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values"))
+    return float(sum(states.nbytes for states in found if states is not None))
 
 
 def _idle(causal: Any, config: Any) -> int:
