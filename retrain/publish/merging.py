@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def merge(
         RunFailedError: log-probabilities before and after differ by more than the tolerance.
     """
     torch, transformers = (extras.load(name, "local", WHO) for name in ("torch", "transformers"))
-    load = transformers.AutoModelForCausalLM.from_pretrained
+    load = partial(transformers.AutoModelForCausalLM.from_pretrained, trust_remote_code=False)
     with extras.quiet_transformers():
         adapted = _adapted(exported, adapter, load)
         before = _logprobs(torch, adapted, probes)
@@ -97,7 +98,9 @@ def loaded_tokenizer(exported: Exported) -> Any:
     transformers = extras.load("transformers", "local", WHO)
     revision = exported.revision if exported.tokenizer == exported.base else ""
     try:
-        return transformers.AutoTokenizer.from_pretrained(exported.tokenizer, revision=revision or None)
+        return transformers.AutoTokenizer.from_pretrained(
+            exported.tokenizer, revision=revision or None, trust_remote_code=False
+        )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise _unusable(f"the tokenizer {exported.tokenizer!r}", error) from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,17 @@ def widen(model: Path) -> None:
     configure(model / "config.json", hidden_size=64)
 
 
+def lose_weights(model: Path) -> None:
+    tensors = load_file(model / WEIGHTS)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, model / WEIGHTS, metadata={"format": "pt"})
+
+
+def add_code(model: Path) -> None:
+    (model / "own.py").write_text("raise SystemExit('it was run')\n")
+    configure(model / "config.json", model_type="own", auto_map={"AutoConfig": "own.Config"})
+
+
 def lose_the_tokenizer(model: Path) -> None:
     for path in model.glob("tokenizer*"):
         path.unlink()
@@ -55,11 +67,16 @@ def configure(file: Path, **values: object) -> None:
         (cut_off, "cannot be loaded .*deserializing"),
         (widen, r"its weights do not fit its config\.json"),
         (fill_with_nan, "not finite: its weights are damaged"),
+        (lose_weights, r"lack weights of the model: model\.layers\.1\.mlp\.up_proj\.weight;"),
+        (add_code, "code of its own, which is never run"),
         (lose_the_tokenizer, "has no tokenizer"),
     ],
 )
-def test_a_damaged_model_is_named(model: Path, damage: Callable[[Path], None], words: str) -> None:
+def test_a_damaged_model_is_named(
+    model: Path, damage: Callable[[Path], None], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     damage(model)
+    monkeypatch.setattr("sys.stdin", StringIO("y\n"))  # nobody is to be asked
     with pytest.raises(ConfigError, match=rf"^\[model\]\.model: .*{words}"):
         open_backend(model)
 

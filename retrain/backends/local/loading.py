@@ -23,6 +23,7 @@ from retrain.backends.local.model_checks import CONTEXT, directory_at, model_pro
 from retrain.backends.local.next_token import Cut
 from retrain.errors import BackendMemoryError, ConfigError, InfrastructureError, first_line
 from retrain.extras import quiet_transformers
+from retrain.records.text import first_of
 
 LOGITS_AT_A_TIME = 2**24  # numbers: 64 MiB in float32; far fewer already keep a GPU busy
 ADAPTER = "default"  # peft's name for the only adapter
@@ -119,6 +120,7 @@ def load(spec: BackendSpec, options: LocalOptions, device: torch.device, seed: i
     source: dict[str, Any] = {
         "pretrained_model_name_or_path": str(directory_at(model) or model),
         "local_files_only": options.local_files_only,
+        "trust_remote_code": False,  # if it is not said, transformers asks on the terminal
         **({"revision": options.revision} if options.revision else {}),
     }
     automatic = "bfloat16" if device.type == "cuda" else "float32"
@@ -155,13 +157,24 @@ def _context(config: Any) -> int:
 
 
 def _weights(options: LocalOptions, dtype: torch.dtype, device: torch.device, source: dict[str, Any]) -> Any:
-    if options.quantization == "4bit":
-        return _quantized(dtype, device, source)
-    return AutoModelForCausalLM.from_pretrained(**source, dtype=dtype)
+    """Load a model; transformers would draw at random what its files lack, so such a model is refused."""
+    how = _quantizing(dtype, device) if options.quantization == "4bit" else {}
+    causal, found = AutoModelForCausalLM.from_pretrained(
+        **source, **how, dtype=dtype, output_loading_info=True
+    )
+    if missing := sorted(found["missing_keys"]):
+        name = source["pretrained_model_name_or_path"]
+        lacks = f"the files of {name!r} lack weights of the model: {first_of(missing, 3)}"
+        raise ConfigError(f"[model].model: {lacks}; save or download it again, as a causal language model")
+    for layer in causal.modules():
+        # with AVX512-BF16 it would, after the first sample, repack the weights for a kernel without gradients
+        if hasattr(layer, "support_avx512bf16_for_cpu"):
+            layer.support_avx512bf16_for_cpu = False
+    return causal
 
 
-def _quantized(dtype: torch.dtype, device: torch.device, source: dict[str, Any]) -> Any:
-    """Load a model, its linear layers quantized on their way to a device; other weights are of `dtype`.
+def _quantizing(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """Return how linear layers are quantized on their way to a device; other weights are of `dtype`.
 
     bitsandbytes keeps them as NF4 in blocks of 64, their scales in eight bits, and expands a layer at a time
     when it is used. Gradients flow through them to the adapters. Source: QLoRA, arXiv:2305.14314.
@@ -173,14 +186,7 @@ def _quantized(dtype: torch.dtype, device: torch.device, source: dict[str, Any])
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=dtype,
     )
-    causal: Any = AutoModelForCausalLM.from_pretrained(
-        **source, dtype=dtype, quantization_config=how, device_map={"": device}
-    )
-    for layer in causal.modules():
-        # with AVX512-BF16 it would, after the first sample, repack the weights for a kernel without gradients
-        if hasattr(layer, "support_avx512bf16_for_cpu"):
-            layer.support_avx512bf16_for_cpu = False
-    return causal
+    return {"quantization_config": how, "device_map": {"": device}}
 
 
 @contextmanager
@@ -201,13 +207,18 @@ def _explained(model: str, options: LocalOptions) -> Iterator[None]:
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         if is_out_of_memory(error):
             raise
-        first = first_line(error)
+        first, fix = first_line(error), "check the name, the revision and your access"
+        if "custom code" in first:
+            first, fix = (
+                "it needs code of its own, which is never run",
+                "use one that transformers has code for",
+            )
         if "ignore_mismatched_sizes" in first:  # following transformers' advice would train random weights
             first = "its weights do not fit its config.json"
         message = f"[model].model: {model!r} cannot be loaded ({first})"
         if not options.local_files_only and any(words in str(error) for words in UNREACHABLE):
             raise InfrastructureError(f"{message}; use a local path, or check the connection") from error
-        raise ConfigError(f"{message}; check the name, the revision and your access") from error
+        raise ConfigError(f"{message}; {fix}") from error
 
 
 def _remove_dropout(config: Any) -> None:
@@ -231,7 +242,9 @@ def _with_adapters(causal: Any, rank: int, options: LocalOptions) -> PeftModel:
     try:
         adapted = get_peft_model(causal, lora)
     except ValueError as error:
-        raise ConfigError(f"[backend.options].target_modules: {list(targets)} ({first_line(error)})") from error
+        raise ConfigError(
+            f"[backend.options].target_modules: {list(targets)} ({first_line(error)})"
+        ) from error
     assert isinstance(adapted, PeftModel)
     _shorten_forwards(adapted)
     return adapted

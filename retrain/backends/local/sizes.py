@@ -230,7 +230,7 @@ def costs_of(policy: Policy, options: LocalOptions) -> ModelCosts:
 
 
 def _cached_bytes(policy: Policy) -> float:
-    """Return the bytes of keys and values that a token adds to the cache: layers may differ, so one is run."""
+    """Return the bytes that a token adds to the cache; one is run, because layers may differ in size."""
     import torch
     from transformers import DynamicCache
 
