@@ -82,6 +82,13 @@ def test_what_the_driver_did_is_told_once(made: RayLauncher, home: Home) -> None
     assert look(made) == []
 
 
+@pytest.mark.parametrize("line", ['{"run_id": "r0", "what', "[]", '{"run": "r0"}', "null"])
+def test_a_damaged_line_of_the_driver_is_skipped(line: str, made: RayLauncher, home: Home) -> None:
+    (home.directory / "events.jsonl").write_text(f"{line}\n")
+    work(home)
+    assert [event for event in look(made) if isinstance(event, Ended)] == [Ended(r, 4) for r in RUNS]
+
+
 def test_a_run_that_goes_on_has_begun(made: RayLauncher, home: Home) -> None:
     lock = hold(RunFiles(home.campaign / "runs/r0").lock)  # as its worker does
     assert lock is not None
@@ -160,6 +167,7 @@ def test_a_driver_that_never_worked_is_the_end_of_its_runs(
     ended = look(made)
     assert [(event.run_id, event.is_lost) for event in ended] == [(r, is_lost) for r in RUNS]  # type: ignore[union-attr]
     assert "whether the nodes see that directory" in ended[0].why  # type: ignore[union-attr]
+    assert "it failed: bash: /nowhere/python: not found" in ended[0].why  # type: ignore[union-attr]
     assert "/nowhere/python" in (home.campaign / "runs/r0/engine-camp.1.out").read_text()
     assert list(jobs.all) == ["camp.1"]
 

@@ -235,8 +235,7 @@ def said_of(job: RayJob) -> str:
     lines = [line for line in job.message.splitlines() if line.strip() and not line.startswith(HEADING)]
     if job.status != "FAILED" or not lines:
         return f"Ray says {job.status} of {job.id}"
-    # the job's own exit codes come with the last lines of its output
-    last = f": {plain(lines[-1], 300)}" if job.error == BY_COMMAND and len(lines) > 1 else ""
+    last = f": {plain(lines[-1], 300)}" if len(lines) > 1 else ""  # of a traceback, or of the job's output
     return f"Ray says {job.status} of {job.id} ({plain(lines[0], 200).rstrip(':')}{last})"
 
 

@@ -99,9 +99,8 @@ class Home:
         """Read the events written since the last call."""
         lines = list(read_lines(self._events))
         for number, line in enumerate(lines[self._lines :], start=self._lines + 1):
-            row = parse_line(line)
-            if row is not None:  # the last line may be incomplete
-                event = TaskEvent(**row)
+            with suppress(TypeError):  # the last line may be incomplete, another damaged
+                event = TaskEvent(**(parse_line(line) or {}))
                 self.last[event.run_id], self._lines = event, number
 
     def write_event(self, event: TaskEvent) -> None:
