@@ -176,6 +176,13 @@ def test_a_completed_task_waits_for_its_files(files: RunFiles) -> None:
     assert [type(event).__name__ for event in news_of(watch, over)] == ["Begun", "Ended"]
 
 
+def test_a_file_server_that_is_unreachable_for_a_while_ends_no_watch(tmp_path: Path) -> None:
+    unreachable = RunFiles(tmp_path / ("x" * 300))  # an error of the file system
+    assert news_of(SubmittedRun("r", unreachable, 7), task(7, 0, "COMPLETED")) == []
+    assert news_of(SubmittedRun("r", unreachable, 7), None, jobs={7}) == []
+    assert isinstance(news_of(SubmittedRun("r", unreachable, 7), task(7, 0, "FAILED"))[-1], Ended)
+
+
 def test_a_finished_run_is_done_whatever_slurm_still_says(files: RunFiles) -> None:
     watch = SubmittedRun("r", files, 7)
     files.run_toml.write_text('[run]\nconfig_hash = "ab"\n')

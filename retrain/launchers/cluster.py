@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TypeAlias
 
 from retrain.config.campaign import Ray, Slurm
@@ -140,9 +141,8 @@ class SubmittedRun:
 
     def has_arrived(self) -> bool:
         """Whether done.json exists, or has not appeared in time."""
-        with suppress(OSError):
-            os.listdir(self.files.directory)  # noqa: PTH208 - makes a network file system look again
-        if self.files.done.exists():
+        names_in(self.files.directory)
+        if is_there(self.files.done):
             return True
         self._over_since = self._over_since or time.monotonic()
         return time.monotonic() - self._over_since > ARRIVAL_S
@@ -201,6 +201,18 @@ class ClusterLauncher:
             self._said.add(about or text)
 
 
+def names_in(directory: Path) -> list[str] | None:
+    """Return a directory's files, and make a network file system look again; None if it is unreachable."""
+    with suppress(OSError):
+        return os.listdir(directory)  # noqa: PTH208
+    return None
+
+
+def is_there(path: Path) -> bool:
+    """Whether a file exists; no if the file server is unreachable, which is asked again at the next look."""
+    return os.path.exists(path)  # noqa: PTH110 (Path.exists raises errors of the file server in Python 3.11)
+
+
 def is_alive(files: RunFiles) -> bool:
     """Whether a worker holds the run's lock; if that cannot be read, the run's end reports it."""
     return bool(readable(is_held, files.lock))
@@ -208,7 +220,7 @@ def is_alive(files: RunFiles) -> bool:
 
 def where_to_look(files: RunFiles) -> str:
     """Return where to look if a worker wrote no record; otherwise ""."""
-    if files.attempts.exists():
+    if is_there(files.attempts):
         return ""
-    unseen = "" if files.output_log.exists() else " and whether the nodes see that directory"
+    unseen = "" if is_there(files.output_log) else " and whether the nodes see that directory"
     return f", before its worker wrote anything; see `retrain logs {files.directory}`{unseen}"

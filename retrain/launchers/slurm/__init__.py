@@ -14,7 +14,7 @@ from retrain.config.campaign import Slurm
 from retrain.config.resolve import build
 from retrain.errors import ClusterDownError, LaunchError
 from retrain.launchers import Assignment, Ended
-from retrain.launchers.cluster import ClusterLauncher, News, SubmittedRun, where_to_look
+from retrain.launchers.cluster import ClusterLauncher, News, SubmittedRun, names_in, where_to_look
 from retrain.launchers.shared_permits import SHARED, workers_at_a_time
 from retrain.launchers.slurm import commands
 from retrain.launchers.slurm.commands import LOST, SlurmTask, array_of, held_back, parse
@@ -70,7 +70,6 @@ class SlurmLauncher(ClusterLauncher):
         self._names: ArrayNames | None = None
         self._seen = Queue({}, frozenset())  # at the last poll
         self._is_unsure = False  # an array may have been accepted although its sbatch failed
-        self._is_full = False  # the site accepts no more jobs at present
         self._caps: dict[int, int] = {}  # of arrays: lower while workers are alive without a task; 0: unknown
         self._part = sys.maxsize  # tasks in one array: what the site accepted last
 
@@ -125,13 +124,11 @@ class SlurmLauncher(ClusterLauncher):
         try:
             for first, of_array in groupby(numbers, self._the_names().first):
                 self._submit_in_parts(first, list(of_array))
-            self._is_full = False
         except commands.QueueFullError as error:
             if not self._watched:
                 raise
-            if not self._is_full:
-                self._assignment.say(f"{error}; the remaining runs are submitted as running ones end")
-            self._is_full = True
+            more = "; the remaining runs are submitted as running ones end"
+            self._say_once(f"{error}{more}", about=more)
         except LaunchError as error:
             self._is_unsure = isinstance(error, ClusterDownError)
             if not any(run_id in self._watched for run_id in run_ids):
@@ -267,7 +264,8 @@ def news_of(watch: SubmittedRun, task: SlurmTask | None, jobs: Collection[int] =
 
 def _has_started(watch: SubmittedRun) -> bool:
     """Whether the run's task wrote its output, which it moves into the run's directory first."""
-    return watch.has_begun or any(watch.files.directory.glob(f"engine-{watch.number}_*.out"))
+    names = names_in(watch.files.directory)
+    return watch.has_begun or names is None or any(n.startswith(f"engine-{watch.number}_") for n in names)
 
 
 def _end_of(watch: SubmittedRun, task: SlurmTask) -> Ended:
