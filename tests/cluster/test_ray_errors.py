@@ -21,7 +21,7 @@ from tests.cluster.campaigns import (
     results,
 )
 from tests.cluster.ray_cluster import FAIR, Cluster
-from tests.cluster.test_ray_campaign import RAY_TOML, on, settings_for
+from tests.cluster.test_ray_campaign import RAY_TOML, on, sets, settings_for
 from tests.cluster.waiting import PATIENCE_S, await_that
 
 
@@ -110,6 +110,17 @@ def test_a_cluster_of_this_machine_is_started_and_ended(
     assert states(directory) == {"done"}
     await_that("its end", lambda: not is_held(directory / "ray" / "local.lock"))
     assert not (file.parent / ".ray").exists()  # a token there would shut the user out of other clusters
+
+
+def test_a_run_that_is_too_large_for_this_machine_is_told(
+    retrain: Start, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(file.parent))
+    large = ("address=local", "resources={unheard=1}")
+    settings = ('campaign.launcher="ray"', "campaign.retries=0", *(f"campaign.ray.{one}" for one in large))
+    code, said = finish(retrain("run", file, *sets(*settings)))
+    assert code == EXIT_RUN_FAILED
+    assert "this machine does not have unheard = 1 (the most is 0)" in said
 
 
 def test_several_clusters_on_a_machine_are_named_with_what_to_type() -> None:

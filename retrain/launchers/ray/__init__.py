@@ -95,20 +95,12 @@ def check_cluster(assignment: Assignment) -> None:
         return
     client = JobsClient(table.address)
     client.require_version(as_here=not table.python)
-    nodes = client.resources()
-    if table.autoscales or large_enough(table, nodes):
-        return
-    wanted = wanted_of(table)
-    most = {name: max((node.get(name, 0.0) for node in nodes), default=0.0) for name in wanted}
-    lacking = [
-        f"{name} = {need:g} (the most is {most[name]:g})"
-        for name, need in wanted.items()
-        if need > most[name]
-    ]
-    raise LaunchError(
-        f"no node of the Ray cluster has {', '.join(lacking) or 'all that a run asks for at once'}, so no "
-        "run would ever start; see [campaign.ray], and autoscales there if the cluster adds nodes by itself"
-    )
+    lacking = what_lacks(task_options(table), client.resources())
+    if lacking and not table.autoscales:
+        raise LaunchError(
+            f"no node of the Ray cluster has {lacking}, so no run would ever start; see [campaign.ray], and "
+            "autoscales there if the cluster adds nodes by itself"
+        )
 
 
 def _table(assignment: Assignment) -> Ray:
@@ -139,7 +131,7 @@ def check_campaign(assignment: Assignment) -> list[str]:
         if name in OWN_KEYS:
             key = OWN_KEYS[name]
             problems.append(f"{where}.resources.{name}: is not a custom resource; use the key {key}")
-    if not any(wanted_of(table).values()):
+    if not any(wanted_by(task_options(table)).values()):
         problems.append(
             f"{where}.cpus: got 0; ask for something, because Ray does not limit tasks that ask for nothing"
         )
@@ -179,15 +171,32 @@ def task_options(table: Ray, node: str = "") -> dict[str, Any]:
     return {"num_cpus": table.cpus, **{name: value for name, value in more.items() if value}}
 
 
-def wanted_of(table: Ray) -> dict[str, float]:
-    """Return each task's resources, by Ray's names of a node's resources."""
-    return {"CPU": table.cpus, "GPU": table.gpus, "memory": table.memory_gb * 1e9, **table.resources}
+def wanted_by(options: Mapping[str, Any]) -> dict[str, float]:
+    """Return the resources that a task asks for, by Ray's names of a node's resources."""
+    named = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+    return {**{name: options.get(key, 0.0) for name, key in named.items()}, **options.get("resources", {})}
 
 
-def large_enough(table: Ray, nodes: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
-    """Return the nodes on which a run can be placed, by their total resources."""
-    wanted = wanted_of(table).items()
+def large_enough(
+    options: Mapping[str, Any], nodes: Sequence[Mapping[str, float]]
+) -> list[Mapping[str, float]]:
+    """Return the nodes on which a task can be placed, by their total resources."""
+    wanted = wanted_by(options).items()
     return [node for node in nodes if all(node.get(name, 0.0) >= need for name, need in wanted)]
+
+
+def what_lacks(options: Mapping[str, Any], nodes: Sequence[Mapping[str, float]]) -> str:
+    """Return what no node has of what a task asks for; "" if one is large enough."""
+    if large_enough(options, nodes):
+        return ""
+    wanted = wanted_by(options)
+    most = {name: max((node.get(name, 0.0) for node in nodes), default=0.0) for name in wanted}
+    lacking = [
+        f"{name} = {need:g} (the most is {most[name]:g})"
+        for name, need in wanted.items()
+        if need > most[name]
+    ]
+    return ", ".join(lacking) or "all that a run asks for at once"
 
 
 def job_options(assignment: Assignment, table: Ray) -> dict[str, Any]:

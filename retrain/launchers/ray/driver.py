@@ -14,9 +14,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from retrain.errors import EXIT_DONE, EXIT_INFRASTRUCTURE, ClusterDownError, RecordsError, may_pass
+from retrain.errors import (
+    EXIT_DONE,
+    EXIT_INFRASTRUCTURE,
+    ClusterDownError,
+    LaunchError,
+    RecordsError,
+    may_pass,
+)
 from retrain.launchers.cluster import is_alive
-from retrain.launchers.ray import GRACE
+from retrain.launchers.ray import GRACE, what_lacks
 from retrain.launchers.ray.client import JOB_CONFIG, LOCAL
 from retrain.launchers.ray.home import GIVEN, LOST, OVER, Home, Orders, TaskEvent
 from retrain.locks.held import hold, is_held
@@ -75,6 +82,11 @@ class Cluster:
     def cancel(self, handle: Any) -> None:
         """Cancel a task that has not begun, or whose worker does not hold its run."""
         self._ray.cancel(handle)
+
+    def require_room(self, options: Mapping[str, Any]) -> None:
+        """Raise LaunchError if a task is too large for this machine, the only node."""
+        if lacking := what_lacks(options, [self._ray.cluster_resources()]):
+            raise LaunchError(f"this machine does not have {lacking}, so no run would ever start")
 
     def close(self) -> None:
         self._ray.shutdown()
@@ -235,6 +247,8 @@ def main(campaign: Path, number: int) -> int:
     os.environ[JOB_CONFIG] = config_of_tasks(os.environ[JOB_CONFIG])
     home = Home(campaign)
     with own_ray(home) as options, closing(Cluster(options)) as cluster:
+        if options:
+            cluster.require_room(home.orders().options)
         driver = Driver(home, number, cluster)
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, lambda *_: driver.leave())

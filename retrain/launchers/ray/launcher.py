@@ -247,7 +247,7 @@ class RayLockTest(LockTest):
         if table.permits != SHARED or self._assignment.permits is None or table.address == LOCAL:
             return ""
         if self._verdict() != "":
-            nodes = large_enough(table, self._client.resources())
+            nodes = large_enough(task_options(table), self._client.resources())
             self._nodes = sorted(filter(None, map(node_of, nodes)))
             if len(self._nodes) == 1 and not table.autoscales:
                 return self._nodes[0]
