@@ -122,6 +122,19 @@ def seed_points(one: Curve) -> list[Spec]:
     ]
 
 
+def packed(one: Curve) -> Spec:
+    """Return the data of a curve and of its runs in lists, a tenth of `points` and `seed_points`."""
+    lines = {"m": one.mean, "l": one.low, "h": one.high}
+    known = {name: values for name, values in lines.items() if np.isfinite(values).any()}
+    return {
+        "c": one.condition,
+        "s": [round(step, 1) for step in one.steps.tolist()],
+        "n": one.seeds.astype(int).tolist(),
+        "v": [list(map(vl.rounded, values)) for values in one.each.tolist()],
+        **{name: list(map(vl.rounded, values.tolist())) for name, values in known.items()},
+    }
+
+
 def domain(found: Sequence[Curve], target: float | None = None) -> list[float]:
     """Return an axis that shows every line, and the bands as far as they leave the lines visible."""
     lines = [line for one in found for line in (one.mean, one.each.ravel())]

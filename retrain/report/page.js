@@ -46,16 +46,20 @@
   if (!explorer) return;
   const metrics = read("metrics");
   const holder = document.getElementById("explored");
-  const rows = (columns) =>
-    (Object.values(columns)[0] ?? []).map((_, i) =>
-      Object.fromEntries(Object.keys(columns).map((name) => [name, columns[name][i]])),
-    );
-  const unpacked = (part) => (part.data ? { ...part, data: { values: rows(part.data) } } : part);
+  // A line for each curve, and one for each of its runs (`packed` in curves.py), as rows of points.
+  const means = (curve) =>
+    curve.m ? curve.s.map((s, i) => ({ s, c: curve.c, m: curve.m[i], n: curve.n[i], l: curve.l?.[i], h: curve.h?.[i] })) : [];
+  const seeds = (curve) =>
+    curve.v.flatMap((run, k) => run.map((v, i) => ({ s: curve.s[i], c: curve.c, v, k })).filter((row) => row.v !== null));
+  const unpacked = (chart) => ({
+    ...chart,
+    data: { values: chart.data.flatMap(means) },
+    layer: chart.layer.map((one) => (one.data === "seeds" ? { ...one, data: { values: chart.data.flatMap(seeds) } } : one)),
+  });
   let last = null;
   const show = async () => {
-    const chart = unpacked(metrics[explorer.value]);
     if (last) last.finalize();
-    last = await draw(holder, explorer.value, { ...chart, layer: chart.layer.map(unpacked) });
+    last = await draw(holder, explorer.value, unpacked(metrics[explorer.value]));
   };
   explorer.addEventListener("change", show);
   show();

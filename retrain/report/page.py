@@ -11,10 +11,10 @@ import base64
 import hashlib
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from importlib.util import find_spec
-from itertools import chain
 from typing import Any
 
 from retrain import extras
@@ -22,7 +22,8 @@ from retrain.records.rungs import lines_of_search
 from retrain.report import facts, tables
 from retrain.report.charts import STYLE, VEGA_LITE, Spec, axis_title, converter
 from retrain.report.contents import Contents
-from retrain.report.curves import curve_chart
+from retrain.report.curves import curve_chart, packed
+from retrain.report.series import Curve
 
 MARK = "retrain report"  # by which retrain recognizes its own file
 SHOWN_FIRST = ("entropy", "tokens_per_second")
@@ -47,7 +48,7 @@ def page(contents: Contents) -> str:
             charts={chart.name: chart.spec for chart in contents.charts},
             contents=contents,
             explored={
-                name: _packed(curve_chart(name, axis_title(name), lines, contents.shown)[0].spec)
+                name: _packed(curve_chart(name, axis_title(name), lines, contents.shown)[0].spec, lines)
                 for name, lines in contents.explored.items()
             },
             first_explored=next((name for name in SHOWN_FIRST if name in contents.explored), None),
@@ -116,12 +117,9 @@ def _file(name: str) -> str:
     return resources.files("retrain.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _packed(chart: Spec) -> Spec:
-    """Return a chart of curves with its rows in columns, which take half the room; page.js unpacks them."""
-
-    def columns(data: Spec) -> Spec:
-        names = dict.fromkeys(chain.from_iterable(data["values"]))
-        return {name: [row.get(name) for row in data["values"]] for name in names}
-
-    layers = (one | {"data": columns(one["data"])} if "data" in one else one for one in chart["layer"])
-    return chart | {"data": columns(chart["data"]), "layer": list(layers)}
+def _packed(chart: Spec, lines: Sequence[Curve]) -> Spec:
+    """Return a chart with its curves instead of a row per point; page.js makes the rows."""
+    layers = (
+        one | {"data": "seeds"} if one["encoding"]["y"]["field"] == "v" else one for one in chart["layer"]
+    )
+    return chart | {"data": [packed(line) for line in lines], "layer": list(layers)}

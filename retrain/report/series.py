@@ -21,7 +21,7 @@ MOST_POINTS = 100  # of a curve: more would be noise, fewer would hide bends
 FEWEST_POINTS = 20
 MOST_SEEDS_DRAWN = 5  # as separate lines; with so few, an interval is less informative than the seeds
 BOUNDED = ("reward", "_rate", "_fraction")  # metrics bounded by 1 if no value exceeds it
-NUMBERS = 400_000  # of all curves of a page: about 2.5 MB
+NUMBERS = 400_000  # of all curves of a page: about 3 MB
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,8 @@ class Shown:
 def bins_for(sides: Sequence[Side], metrics: int) -> Bins:
     """Choose bins that keep all curves of all metrics together small enough."""
     longest = max((run.last_step for side in sides for run in side.runs), default=0)
-    room = NUMBERS // max(1, 4 * metrics * len(sides))
+    numbers = sum(2 + max(2, _drawn(len(side.runs))) for side in sides)  # of a point: step, mean and others
+    room = NUMBERS // max(1, metrics * numbers)
     points = min(max(room, FEWEST_POINTS), MOST_POINTS)
     width = max(1, -(-longest // points))
     return Bins(width, -(-longest // width), longest)
@@ -83,7 +84,7 @@ def curve(side: Side, metric: str, bins: Bins) -> Curve:
     mean, half = np.nanmean(values, axis=0), _half_width(values, seeds)
     if not runs:
         mean, half = np.full((2, len(seeds)), np.nan)
-    drawn = 0 if runs and not 1 < len(values) <= MOST_SEEDS_DRAWN else MOST_SEEDS_DRAWN
+    drawn = _drawn(len(values)) if runs else MOST_SEEDS_DRAWN
     limits = range_of(metric, float(np.nanmin(values)), float(np.nanmax(values)))
     low, high = np.clip(mean - half, *limits), np.clip(mean + half, *limits)
     return Curve(
@@ -96,6 +97,11 @@ def curve(side: Side, metric: str, bins: Bins) -> Curve:
         each=values[:drawn],
         is_cut=bool((low > mean - half).any() or (high < mean + half).any()),
     )
+
+
+def _drawn(runs: int) -> int:
+    """Return how many runs of a condition are drawn one by one."""
+    return runs if 1 < runs <= MOST_SEEDS_DRAWN else 0
 
 
 def range_of(metric: str, least: float, most: float) -> tuple[float, float]:
