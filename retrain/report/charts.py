@@ -70,11 +70,10 @@ def chart(
     subtitle: str,
     *,
     height: int = HEIGHT,
-    room_right: int = 0,
     layer: Sequence[Spec] = (),
     **spec: Any,
 ) -> Chart:
-    """Return a chart with title, size and style; `room_right` is left free to the right of the plot.
+    """Return a chart with title, size and style.
 
     `name` may have any characters; those that a file's name should not have become dashes.
 
@@ -85,7 +84,7 @@ def chart(
     size = {
         "width": WIDTH,
         "height": height,
-        "padding": {"left": 8, "top": 8, "bottom": 8, "right": 8 + room_right},
+        "padding": {"left": 8, "top": 8, "bottom": 8, "right": 8},
         "autosize": {"type": "fit-x", "contains": "padding"},
     }
     if layer:

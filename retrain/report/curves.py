@@ -16,7 +16,7 @@ from retrain.rollouts import Floats
 MARKED_POINTS = 40  # curves with at most this many points also get dots
 OVERSHOOT = 0.12  # of the means' range: a band may leave the chart beyond it
 LABEL_GAP = 13  # pixels between the names of two lines at their ends
-LABEL_WIDTH = 130
+LABEL_WIDTH = 150  # of the longest label in a wide font
 
 
 def curve_chart(
@@ -56,7 +56,6 @@ def curve_chart(
         title,
         subtitle or describe(found, shown.bins),
         height=height,
-        room_right=LABEL_WIDTH if is_labelled else 0,
         data={"values": rows},
         encoding={"x": vl.quantity("s", "step", scale=steps), **colours},
         layer=layers,
@@ -199,7 +198,7 @@ def _seeds(label: str, found: Sequence[Curve]) -> Spec:
 
 
 def _names(rows: Sequence[Spec], label: str, last_step: int | None) -> Spec:
-    text = {"type": "text", "align": "left", "dx": 6, "fontSize": 11, "limit": LABEL_WIDTH - 8, "clip": False}
+    text = {"type": "text", "align": "left", "dx": 6, "fontSize": 11, "limit": LABEL_WIDTH, "clip": False}
     labels = shortened([row["c"] for row in rows])
     ends = ({**row, "n": short, "s": last_step or 0} for row, short in zip(rows, labels, strict=True))
     y = vl.quantity("e", label)

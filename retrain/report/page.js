@@ -1,7 +1,7 @@
 "use strict";
 (() => {
   const read = (id) => JSON.parse(document.getElementById(id).textContent);
-  const NARROW = 560, NAMES = 92; // pixels: of a phone, and what names at the ends of lines get there
+  const NARROW = 560; // pixels, of a phone
   const styled = (width) => {
     const style = read("style");
     return width < NARROW ? { ...style, legend: { ...style.legend, columns: 2 } } : style;
@@ -22,8 +22,7 @@
   const fitted = (spec, width) => {
     const title = { ...spec.title, text: wrapped(spec.title.text, (width - 60) / 9.6) };
     if (title.subtitle) title.subtitle = wrapped(title.subtitle, (width - 20) / 8.2);
-    const padding = width < NARROW ? { ...spec.padding, right: Math.min(spec.padding.right, NAMES) } : spec.padding;
-    return { ...spec, title, padding, width: "container" };
+    return { ...spec, title, width: "container" };
   };
   const draw = async (holder, name, spec) => {
     try {

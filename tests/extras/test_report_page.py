@@ -47,6 +47,11 @@ const cells = [...document.querySelectorAll("#comparison tr:last-child td")];
 const top = (cell) => cell.getBoundingClientRect().top;
 return cells.sort((a, b) => top(a) - top(b)).slice(0, 2).map((cell) => cell.dataset.head);
 """
+UNUSED = """
+const right = (selector) => Math.max(...[...document.querySelectorAll(`[data-chart=mean-reward] ${selector}`)]
+  .map((one) => one.getBoundingClientRect().right));
+return right("svg") - right(".mark-text text");
+"""
 BEYOND = """
 const shown = [...document.querySelectorAll(".mark-text.role-legend-label text, .talk li")];
 return shown.filter((one) => one.getBoundingClientRect().right > innerWidth).map((one) => one.textContent);
@@ -234,6 +239,24 @@ def test_a_phone_shows_every_verdict_without_scrolling_sideways(browser, tmp_pat
     with browser.width(390):
         assert set(browser.run(HIDDEN)) == {0}
         assert browser.run(HEADED) == ["condition", "verdict"], "the verdict stands below the name"
+
+
+def test_long_names_hide_no_verdict_and_leave_no_room_beside_the_lines(browser, tmp_path):
+    names = ["a" * 33 + str(i) for i in range(9)]
+    runs = {(name, seed): flat(0.1 * seed + 0.01 * i, 5) for i, name in enumerate(names) for seed in range(4)}
+    browser.open(report(write_campaign(tmp_path / "logs", runs, steps=5), tmp_path / "small.html"))
+    assert set(browser.run(HIDDEN)) == {0}
+    assert browser.run(UNUSED) < 40
+
+
+def test_names_in_any_script_keep_a_report_small(tmp_path):
+    def measured(step: int) -> Row:
+        return {f"metric_{i}": math.sqrt(step + i) for i in range(30)}
+
+    names = [f"学习率 {i} {'長い名前' * 6}" for i in range(12)]
+    runs = {(name, seed): flat(0.1, 100, more=measured) for name in names for seed in range(5)}
+    found = gather(write_campaign(tmp_path, runs, steps=100))
+    assert len(page(contents(found))) < FIVE_MEGABYTES
 
 
 def test_runs_beyond_the_table_are_counted(tmp_path):
