@@ -41,7 +41,7 @@ FLAT_ROOM = 1.25  # of a value that never changes: its axis runs from 0 to this 
 ROW, NARROW_ROW, MANY_ROWS = 34, 14, 12  # pixels per condition; more conditions than this get narrow rows
 LONGEST = 22  # characters of a label, a third of a phone's width
 LONGEST_KEY = 5  # of `key=value`
-LONGEST_NAME = 120  # of a file
+LONGEST_NAME = 120  # bytes, of a file's 255
 CUT = "…"
 NAMES = {
     "eval_reward": "held-out reward",
@@ -89,8 +89,8 @@ def chart(
     }
     if layer:
         spec["layer"] = [one for one in layer if "data" not in one or one["data"]["values"]]
-    slug = re.sub(r"[\W_]+", "-", name.lower())[:LONGEST_NAME].strip("-")
-    return Chart(slug, {"$schema": SCHEMA, "title": heading, **size, **spec})
+    slug = re.sub(r"[\W_]+", "-", name.lower()).encode()[:LONGEST_NAME].decode(errors="ignore")
+    return Chart(slug.strip("-"), {"$schema": SCHEMA, "title": heading, **size, **spec})
 
 
 def layer(values: Iterable[Spec], mark: Spec, *, zoom: str = "", **encoding: Any) -> Spec:

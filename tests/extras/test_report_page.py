@@ -314,6 +314,13 @@ def test_parquet_gives_back_the_rows(tmp_path):
     assert set(read.column("bp_regime").to_pylist()) == {None, "warmup", "optimal"}
 
 
+def test_a_chart_of_a_metric_with_a_long_name_gets_a_file(tmp_path):
+    name = "精度" * 100
+    found = gather(write_campaign(tmp_path, {("grpo", 0): flat(0.5, more=lambda step: {name: step})}))
+    files = write(found, tmp_path / "figure.svg", "svg", [name])
+    assert any(file.name.startswith("figure-精度") for file in files)
+
+
 def test_the_command_writes_the_file_and_says_where(retrain: Callable[..., CompletedProcess[str]], tmp_path):
     campaign(tmp_path / "logs", seeds=1)
     answer = retrain("report", "logs")
