@@ -51,6 +51,24 @@ def test_a_throttle_that_never_trains_is_said_before_it_waits(level: str, is_sai
 
 
 @pytest.mark.parametrize(
+    ("training", "pressure", "is_said"),
+    [
+        ({"lr_schedule": "linear"}, {"objective": "goodput"}, True),
+        ({"lr_schedule": "linear"}, {"objective": "goodput", "control": "microbatch"}, False),
+        ({"lr_schedule": "linear", "batch_size": 64}, {"objective": "goodput"}, False),
+        ({"lr_schedule": "linear"}, {}, False),
+        ({}, {"objective": "goodput"}, False),
+    ],
+)
+def test_a_schedule_that_ends_before_the_run_is_warned_of(
+    training: dict, pressure: dict, is_said: bool
+) -> None:
+    raw = {"training": training, "backpressure": {"enabled": True, **pressure}}
+    lines = list(warnings_of(plan_runs(parse(raw, "c.toml"), "c.toml"), {}))
+    assert any("lr_schedule" in line for line in lines) == is_said
+
+
+@pytest.mark.parametrize(
     ("backend", "environment", "is_generous"),
     [
         ("numpy", "single_turn", True),

@@ -218,6 +218,11 @@ def warnings_of(plan: Plan, longest_answers: Mapping[str, int]) -> Iterator[str]
             "back pressure or the load throttle may give conditions different batch sizes, which biases the "
             'comparison; control = "microbatch" keeps the optimizer\'s batch the same'
         )
+    if any(map(_decays_early, plan.runs)):
+        yield (
+            "a larger batch counts as several steps for lr_schedule: the learning rate reaches 0 before "
+            'max_steps, and later steps learn nothing; set lr_schedule = "constant" or control = "microbatch"'
+        )
     yield from dict.fromkeys(chain.from_iterable(map(_of_backend, plan.first_runs().values())))
     if plan.permits and plan.workers > plan.permits and not plan.permits_adapt:
         yield f"{plan.workers} workers share {plan.permits} permits: calls queue, which is fine"
@@ -269,3 +274,11 @@ def _may_change_batch(run: RunPlan) -> bool:
     return (pressure.enabled and pressure.control == "batch") or (
         throttle.enabled and throttle.control == "batch"
     )
+
+
+def _decays_early(run: RunPlan) -> bool:
+    """Whether batches may grow, and the noise that tells how many steps they count as is measured."""
+    training, pressure = run.config.training, run.config.backpressure
+    grows = pressure.enabled and pressure.control == "batch" and pressure.max_batch_size > training.batch_size
+    is_measured = pressure.objective == "goodput" or run.config.scaling.rule in ("adascale", "adamscale")
+    return training.lr_schedule != "constant" and grows and is_measured
