@@ -203,7 +203,7 @@ class CampaignRun:
     def _roll_up(self) -> RollUp:
         shared = [str(d) for d, _, is_shared in permit_directories(self.plan, self._files) if is_shared]
         manifest = manifest_of(self.plan, self._files, shared, self.notice)
-        roll_up = RollUp(manifest, self._files, self.notice)
+        roll_up = RollUp(manifest, self._files, self.notice, decides=self.plan.decision is not None)
         roll_up.write()
         return roll_up
 

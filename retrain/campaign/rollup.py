@@ -95,7 +95,16 @@ def _start_of(config: Config) -> dict[str, str]:
 class RollUp:
     """A campaign's manifest; for the holder of its lock."""
 
-    def __init__(self, manifest: Manifest, files: CampaignFiles, notice: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        files: CampaignFiles,
+        notice: Callable[[str], None],
+        *,
+        decides: bool = False,
+    ) -> None:
+        """Look at all runs at the next write; `decides`: by them, so each must be readable for now."""
+        self._decides = decides
         self.manifest = manifest
         self.files = files
         self.notice = notice
@@ -109,11 +118,14 @@ class RollUp:
         self._changed.add(run_id)
 
     def entries(self) -> tuple[RunEntry, ...]:
-        """Look at every run that changed, and return all entries."""
+        """Look at every run that changed, and return all entries.
+
+        Raises RecordsError if one cannot be read for now, and the campaign decides: that would be final.
+        """
         runs = list(self.manifest.runs)
         for run_id in self._changed:
             place = self._places[run_id]
-            runs[place] = look_at(runs[place], self.files.run(run_id))
+            runs[place] = look_at(runs[place], self.files.run(run_id), raises=self._decides)
         self._changed.clear()
         self.manifest = replace(self.manifest, runs=tuple(runs))
         return self.manifest.runs

@@ -22,7 +22,7 @@ from typing import Any
 
 from retrain.clock import utc_now
 from retrain.distribution import version
-from retrain.errors import DamagedRecordError, RecordsError
+from retrain.errors import DamagedRecordError, RecordsError, may_pass
 from retrain.records.decision import Decision
 from retrain.records.files import read_json, record_of, write_atomic
 from retrain.records.layout import CampaignFiles, RunFiles
@@ -231,12 +231,17 @@ def entry_from_name(run_id: str) -> RunEntry:
     return RunEntry(run_id, run_id, -1, max_steps=0)
 
 
-def look_at(entry: RunEntry, files: RunFiles) -> RunEntry:
-    """Read one run's directory again; if its files cannot be read, state and message say so."""
+def look_at(entry: RunEntry, files: RunFiles, *, raises: bool = False) -> RunEntry:
+    """Read one run's directory again; if its files cannot be read, state and message say so.
+
+    With `raises`, it is a RecordsError instead if that may pass.
+    """
     try:
         marks, seen = marks_of(files), inspect_run(files, entry.config_hash)
         summary = _summarize(entry, files, seen, marks)
     except RecordsError as error:
+        if raises and may_pass(error):
+            raise
         return replace(entry, state=UNREADABLE, message=str(error), summary=None)
     last = seen.attempts[-1] if seen.attempts else None
     return replace(

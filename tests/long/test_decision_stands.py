@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
 
 from retrain.campaign import Observer
+from retrain.campaign.endings import Ending
 from retrain.campaign.forecast import busy_s
 from retrain.campaign.run import reopen, start
-from retrain.errors import EXIT_DONE, EXIT_RUN_FAILED, ConfigError
+from retrain.errors import EXIT_DONE, EXIT_RUN_FAILED, ConfigError, RecordsError
+from retrain.plan.matrix import RunPlan
 from retrain.records.decision import ADDED, lines_of, read_looks
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.lines import append_line
@@ -59,6 +62,36 @@ def test_a_run_that_is_repaired_after_the_verdict_is_no_part_of_it(decision_file
     assert (after.conditions, after.ended, after.runs) == (before.conditions, before.ended, before.runs)
     assert after.again == ("bonus_s8",)
     assert any("not part of the decision: what bonus_s8" in line for line in lines_of(after))
+
+
+class Unreadable(Observer):
+    """Makes a finished run's files unreadable for a while."""
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self.done_of: Callable[[str], Path] | None = None
+
+    def ended(self, run: RunPlan, ending: Ending, tail: Sequence[str]) -> None:
+        del ending, tail
+        if run.run_id == self.run_id and self.done_of is not None:
+            done = self.done_of(run.run_id)
+            done.rename(done.with_name("kept.json"))
+            done.symlink_to("/proc/self/mem")  # which begins with an input/output error
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a file that opens and cannot be read")
+def test_a_run_that_cannot_be_read_for_now_is_no_lost_seed(decision_file: Path) -> None:
+    undisturbed = decision_of(start(decision_file).execute().directory)
+    observer = Unreadable("bonus_s8")
+    campaign = start(decision_file, observer=observer)
+    observer.done_of = lambda run_id: campaign.files_of(run_id).done
+    with pytest.raises(RecordsError, match=r"done.json: cannot read \(Input/output error"):
+        campaign.execute()
+    done = campaign.files_of("bonus_s8").done
+    done.with_name("kept.json").replace(done)
+    assert reopen(campaign.directory).execute().exit_code == EXIT_DONE
+    found = decision_of(campaign.directory)
+    assert (found.conditions, found.runs) == (undisturbed.conditions, undisturbed.runs)
 
 
 def test_a_verdict_needs_only_what_was_looked_at(decision_file: Path) -> None:
