@@ -17,6 +17,7 @@ from retrain.rollouts import Messages, Prompt, as_prompt
 
 MAX_PROBLEMS = 20  # shown per source; the rest are probably the same mistake
 ROLES = ("system", "user", "assistant", "tool")
+MESSAGE = '{"role": ..., "content": ...}'
 FORMS = '{"prompt": ..., "completion": ...} or {"messages": [...]}'
 T = TypeVar("T")
 R = TypeVar("R")
@@ -124,18 +125,18 @@ def _of_messages(number: int, messages: object) -> Iterator[Demonstration]:
 def conversation(key: str, messages: object) -> Messages:
     """Return a row's messages as (role, content); a ValueError names the key and what it needs."""
     if not isinstance(messages, list):
-        raise ValueError(f'"{key}": needs a list of {{"role": ..., "content": ...}}')
+        raise ValueError(f'"{key}": needs a list of {MESSAGE}')
     for message in messages:
         if not isinstance(message, dict) or message.get("role") not in ROLES:
-            raise ValueError(
-                f'"{key}": needs {{"role": ..., "content": ...}}, the role one of {", ".join(ROLES)}'
-            )
-    return tuple((message["role"], _text(message, "content")) for message in messages)
+            raise ValueError(f'"{key}": needs {MESSAGE}, the role one of {", ".join(ROLES)}')
+    where = f'"{key}": '
+    return tuple((message["role"], _text(message, "content", where, MESSAGE)) for message in messages)
 
 
-def _text(row: dict[str, Any], key: str) -> str:
+def _text(row: dict[str, Any], key: str, where: str = "", needs: str = FORMS) -> str:
     if key not in row:
-        raise ValueError(f"has no {key!r}; needs {FORMS}")
+        raise ValueError(f"{where}has no {key!r}; needs {needs}")
     if not isinstance(row[key], str) or not row[key]:
-        raise ValueError(f"{key!r} is {json.dumps(row[key])[:40]}; needs a non-empty string")
+        shown = json.dumps(row[key], default=repr)[:40]  # a program's messages may hold anything
+        raise ValueError(f"{where}{key!r} is {shown}; needs a non-empty string")
     return str(row[key])

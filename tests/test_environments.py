@@ -353,6 +353,14 @@ def raising(turn: object) -> type[Count]:
         (("a", float("nan"), False), "step returned the reward nan; needs a finite number"),
         (("a", "1", False), "step returned the reward '1'; needs a number or None"),
         (([{"role": "judge", "content": "a"}], 0.0, False), "the role one of system, user, assistant, tool"),
+        (
+            ([{"role": "user", "text": "a"}], 0.0, False),
+            '"step": has no \'content\'; needs {"role": ..., "content": ...}',
+        ),
+        (
+            ([{"role": "user", "content": b"a"}], 0.0, False),
+            "\"step\": 'content' is \"b'a'\"; needs a non-empty string",
+        ),
     ],
 )
 def test_a_failure_costs_its_episode(turn: object, said: str) -> None:
