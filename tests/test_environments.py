@@ -348,6 +348,7 @@ def raising(turn: object) -> type[Count]:
     ("turn", "said"),
     [
         (ValueError("no board"), "ValueError: no board"),
+        (ExceptionGroup("of a TaskGroup", [KeyError("board")]), "KeyError: 'board'"),
         (None, "step returned None; needs (observation, reward, done)"),
         (("", 0.0, False), "step returned ''; needs a text or a list of messages, not empty"),
         (("a", float("nan"), False), "step returned the reward nan; needs a finite number"),

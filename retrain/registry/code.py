@@ -119,12 +119,18 @@ def fault_of(error: BaseException) -> str:
 
 
 def located(error: BaseException) -> str:
-    """Return `file:line: Type: message` in one line, of the innermost line outside libraries and retrain."""
+    """Return `file:line: Type: message` in one line, of the innermost line outside libraries and retrain.
+
+    Of a group of exceptions, such as an `asyncio.TaskGroup` raises, it is the first.
+    """
+    raised = error
+    while isinstance(error, BaseExceptionGroup):  # its own text tells only how many it holds
+        error = error.exceptions[0]
     message = " ".join((error.msg if isinstance(error, SyntaxError) else _text_of(error)).split())
     said = type(error).__name__ + (f": {message}" if message else "")
     if isinstance(error, SyntaxError) and error.filename:
         return f"{_shown(error.filename)}:{error.lineno}: {said}"
-    file, line = (_own_lines(error) or _lines(error))[-1]
+    file, line = (_own_lines(error) or _own_lines(raised) or _lines(raised))[-1]
     return f"{_shown(file)}:{line}: {said}"
 
 
