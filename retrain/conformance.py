@@ -34,7 +34,7 @@ from retrain.rewards.opening import open_reward, range_of
 from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
 from retrain.sandbox import choose
 from retrain.sandbox.cell import holes
-from retrain.trainer.trial import try_out
+from retrain.trainer.trial import check_form, try_out
 
 Table = Mapping[str, Any]
 PROMPTS = (Prompt(0, "12+3=", "15"), Prompt(1, "40+2=", "42"))
@@ -187,6 +187,7 @@ def _problem_with_alphabet(alphabet: str, prompts: Sequence[Prompt]) -> str:
 def _plays(name: str, table: Table) -> str:
     """it starts episodes and answers right, wrong, empty, long and odd completions"""
     open_episode, is_program = registry.bound("environments", name, table), brings_loop(name)
+    check_form(name, open_episode)
     played = (try_out(open_episode, one, COMPLETIONS, is_program=is_program) for one in PROMPTS)
     return next(filter(None, played), "")
 

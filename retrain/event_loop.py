@@ -17,6 +17,10 @@ T = TypeVar("T")
 LEAVE_S = 5.0  # for tasks that still run at the end to clean up; then the thread is abandoned
 
 
+class LeftBehindError(Exception):
+    """A call took too long; its thread still runs."""
+
+
 class EventLoopThread:
     """An event loop in its own thread, started at the first coroutine and shared by all callers."""
 
@@ -89,6 +93,17 @@ def result_of(value: T | Awaitable[T]) -> T:
 
     found: T = asyncio.run(_wait_for(value))
     return found
+
+
+def result_within(limit_s: float, function: Callable[[], T | Awaitable[T]]) -> T:
+    """Return what a function gives, called in a thread; LeftBehindError if it takes too long."""
+    result = begun(lambda: result_of(function()))
+    try:
+        return result.result(limit_s)
+    except TimeoutError as error:
+        if result.done():  # the function's own error
+            raise
+        raise LeftBehindError from error
 
 
 async def _wait_for(awaitable: Awaitable[T]) -> T:

@@ -735,6 +735,7 @@ def test_a_stop_within_episodes_changes_nothing_of_the_run(own: str, tmp_path: P
 
 
 OWN = '''
+import asyncio
 import gc
 import io
 import os
@@ -815,6 +816,16 @@ class Mute:
 class Forgetful(Once):
     def step(self):
         return "", 0.0, True
+
+
+class Unreachable(Once):
+    def __init__(self):
+        threading.Event().wait()
+
+
+class Clinging(Once):
+    async def close(self):
+        await asyncio.Event().wait()
 
 
 class Hosted(Once):
@@ -1052,6 +1063,11 @@ def test_a_message_with_unknown_characters_costs_its_episode(own: str, tmp_path:
         ("guess", {"discount": 0.5}, "[environment].discount: would not be read; set turn_reward"),
         ("Mute", {}, "[environment].environment: 'OWN.Mute' returned a Mute without step; see"),
         ("Forgetful", {}, "step is (), and is called with (completion)"),
+        (
+            "Unreachable",
+            {"time_limit_s": 0.1},
+            "opening an episode of 'OWN.Unreachable' took longer than 0.1 s",
+        ),
         ("tools", {}, "[environment].environment: backend 'numpy' cannot show functions to its policy; set"),
         ("tools", {"time_limit_s": 10.0}, "[environment.options].call_limit_s: got 10; needs less than"),
         ("tools", {"options": PROGRAMS}, "options].sandbox: 'none' is not a known sandbox"),
@@ -1093,6 +1109,11 @@ def test_what_the_checks_before_a_run_open_is_closed(own: str, tmp_path: Path) -
     assert (tmp_path / "file").read_text() == "closed"
 
 
+def test_an_episode_that_does_not_close_holds_up_no_check(own: str) -> None:
+    tables = with_environment(f"{own}.Clinging", time_limit_s=0.5)
+    preflight(plan_runs(parse(tables, "c.toml")), "c.toml")
+
+
 def test_limits_without_an_environment_are_an_error() -> None:
     with pytest.raises(ConfigError, match=r"\[environment\].max_turns: would not be read; set environment"):
         parse({**GUESS, "environment": {"max_turns": 3}}, "c.toml")
@@ -1132,6 +1153,8 @@ def test_every_environment_is_tried_out(own: str) -> None:
         assert not [finding for finding in check_plugin("environments", name, {}) if finding.problem]
     wrong = [finding.problem for finding in check_plugin("environments", f"{own}.Broken", {})]
     assert any("OSError: the board is gone" in problem for problem in wrong)
+    *_, found = check_plugin("environments", f"{own}.Forgetful", {})
+    assert found.problem.startswith(f"'{own}.Forgetful': step is (), and is called with (completion)")
 
 
 def test_samples_show_the_conversation(

@@ -27,8 +27,7 @@ from retrain.environments.episode import (
     is_ours,
     within,
 )
-from retrain.environments.plain_calls import LeftBehindError
-from retrain.event_loop import EventLoopThread
+from retrain.event_loop import EventLoopThread, LeftBehindError
 
 GRACE_S = 2.0  # for a busy machine
 BLOCKED = "something blocked the event loop of its coroutines"

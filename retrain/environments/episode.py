@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias, cast
 
-from retrain.environments.plain_calls import LeftBehindError
-from retrain.event_loop import result_of
+from retrain.event_loop import LeftBehindError, result_of
 from retrain.json_lines import conversation
 from retrain.registry.code import located
 from retrain.rollouts import Messages, Prompt, next_prompt

@@ -16,10 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-
-class LeftBehindError(Exception):
-    """A call took too long; its thread still runs."""
-
+from retrain.event_loop import LeftBehindError
 
 SLOW_S = 0.05
 SLOW_ONCE_S = 0.001  # the same after a slow call, because the next ones probably are

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from retrain import registry
 from retrain.config.adapters import adapter_problem
 from retrain.config.keys import Tables
-from retrain.config.schema import Config
+from retrain.config.schema import Config, Environment
 from retrain.errors import ConfigError
-from retrain.event_loop import result_of
+from retrain.event_loop import LeftBehindError, result_within
 from retrain.extras import MissingPackageError
 
 if TYPE_CHECKING:
@@ -21,11 +21,21 @@ if TYPE_CHECKING:
 
 def environment_problems(config: Config) -> Iterator[str]:
     """Iterate over what a run's environment lacks, or cannot do with the backend; an episode is opened."""
-    table = config.environment
+    yield from registry.ask("environments", config.environment.environment, "check_run", config) or ()
+    yield from list(_opening_problems(config.environment)) or _tool_problems(config)
+
+
+def _opening_problems(table: Environment) -> Iterator[str]:
+    """Iterate over why an episode cannot be opened, or is none; it is closed."""
     name, options = table.environment, table.options
-    yield from registry.ask("environments", name, "check_run", config) or ()
     try:
-        made = result_of(registry.bound("environments", name, options)())
+        made = result_within(table.time_limit_s, registry.bound("environments", name, options))
+    except LeftBehindError:
+        yield (
+            f"[environment].environment: opening an episode of {name!r} took longer than "
+            f"{table.time_limit_s:g} s; raise [environment].time_limit_s if it needs longer"
+        )
+        return
     except MissingPackageError as error:
         yield f"[environment].environment: {error}"
         return
@@ -41,12 +51,9 @@ def environment_problems(config: Config) -> Iterator[str]:
             )
     except ConfigError as error:
         yield from (f"[environment].environment: {problem}" for problem in error.problems)
-        return
-    finally:
-        if close := getattr(made, "close", None):
-            with suppress(Exception):  # ignored, as in a run
-                result_of(close())
-    yield from _tool_problems(config)
+    if close := getattr(made, "close", None):
+        with suppress(Exception):  # ignored, as in a run
+            result_within(table.time_limit_s, close)
 
 
 def _plays_programs(environment: Any) -> bool:

@@ -28,8 +28,7 @@ from retrain.environments.episode import (
     result_awaited,
     told,
 )
-from retrain.environments.plain_calls import LeftBehindError
-from retrain.event_loop import in_thread
+from retrain.event_loop import LeftBehindError, in_thread
 from retrain.rollouts import Episode, Prompt, Rollout
 
 

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
 import numpy as np
 
+from retrain import registry
 from retrain.backends import Sampling
 from retrain.config.schema import Environment
 from retrain.environments.endpoint.session import Rendering
+from retrain.environments.episode import discard
+from retrain.event_loop import LeftBehindError, result_within
 from retrain.rollouts import FirstTurn, NextTurn, Prompt, Rollout
 from retrain.trainer.episodes import Episodes
 from retrain.trainer.programs import Programs
 from retrain.trainer.turn_queue import Asked
 
 TOKENS = 1 << 20  # more than a program asks for
+
+
+def check_form(name: str, open_episode: Callable[[], Any]) -> None:
+    """Raise ConfigError if an episode lacks what its kind requires; if it opens too late, `try_out` tells."""
+    with suppress(LeftBehindError):
+        made = result_within(Environment().time_limit_s, open_episode)
+        discard(registry.check_made("environments", name, made))
 
 
 def try_out(
