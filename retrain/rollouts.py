@@ -37,6 +37,11 @@ class Prompt:
     ids: tuple[int, ...] = ()  # token ids in place of text and messages, from a program that renders itself
 
     @property
+    def in_json(self) -> list[Any]:
+        """What code of a user's in another process gets of it, for `prompt_of` there."""
+        return [self.id, self.text, self.answer, self.messages, dict(self.row)]
+
+    @property
     def shown(self) -> str:
         """The prompt as people read it: the functions by their parameters, and who said what."""
         functions = [tool["function"] for tool in json.loads(self.tools or "[]")]
@@ -50,6 +55,13 @@ def _parameters(function: Mapping[str, Any]) -> Iterable[str]:
     schema = function.get("parameters")
     found = schema.get("properties") if isinstance(schema, dict) else None
     return found if isinstance(found, dict) else ()
+
+
+def prompt_of(
+    number: int, text: str, answer: str, messages: Sequence[Sequence[str]], row: Mapping[str, Any]
+) -> Prompt:
+    """Return the prompt of which another process was told, in JSON."""
+    return Prompt(number, text, answer, tuple((role, content) for role, content in messages), row)
 
 
 def as_prompt(messages: Messages, answer: str) -> tuple[str, str, Messages]:

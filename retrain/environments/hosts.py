@@ -26,7 +26,7 @@ from retrain.environments.episode import (
 from retrain.errors import ConfigError
 from retrain.line_process import command_of, how_ended, kill_group, lines_of, private_pipes, variables
 from retrain.registry.code import located
-from retrain.rollouts import CallForm, Prompt
+from retrain.rollouts import CallForm, Prompt, prompt_of
 
 if TYPE_CHECKING:  # a process needs no schema
     from retrain.config.schema import Environment
@@ -184,8 +184,7 @@ class HostedEpisode:
     async def start(self, prompt: Prompt) -> Any:
         self._host = await self._hosts.admit_alone() if self._is_alone else self._hosts.admit()
         self._number = self._host.opened
-        fields = [prompt.id, prompt.text, prompt.answer, prompt.messages, dict(prompt.row)]
-        return await self._asked(self._host, "start", fields)
+        return await self._asked(self._host, "start", prompt.in_json)
 
     async def step(self, completion: str) -> Any:
         assert self._host is not None
@@ -251,7 +250,7 @@ class _Table:
     def _call(self, number: int, what: str, argument: Any) -> Any:
         if what == "start":
             self._episodes[number] = self._waited_for(self._open())
-            return self._waited_for(self._episodes[number].start(_prompt(*argument)))
+            return self._waited_for(self._episodes[number].start(prompt_of(*argument)))
         if what == "step":
             return self._waited_for(self._episodes[number].step(argument))
         close = getattr(self._episodes.pop(number, None), "close", None)
@@ -262,10 +261,6 @@ class _Table:
             return await value
 
         return self._runner.run(result()) if inspect.isawaitable(value) else value
-
-
-def _prompt(number: int, text: str, answer: str, messages: list[list[str]], row: dict[str, Any]) -> Prompt:
-    return Prompt(number, text, answer, tuple((role, content) for role, content in messages), row)
 
 
 def _line(reply: Mapping[str, Any]) -> bytes:

@@ -43,7 +43,7 @@ from retrain.rewards import (
     number_of,
 )
 from retrain.rewards.threads import ThreadedScorer
-from retrain.rollouts import Prompt
+from retrain.rollouts import prompt_of
 from retrain.sandbox import with_sandbox
 
 STARTUP_S = 120.0  # imports on a cold network disk; only a broken machine takes longer
@@ -109,6 +109,18 @@ def _reply(process: LineProcess, token: str, limit_s: float) -> Reply:
     return reply_in(received, token) if received else Reply(ReplyKind.DIED, "")
 
 
+@dataclass(frozen=True)
+class Setup:
+    """What a process is told at its start."""
+
+    target: str
+    params: Mapping[str, Any]
+    limit_s: float  # after which a call ends its process
+    memory_bytes: int
+    is_factory: bool
+    sandbox: Mapping[str, Any]
+
+
 class VerifierScorer(ThreadedScorer):
     """Scores with a built-in verifier: a completion that makes it fail or time out gets 0.
 
@@ -131,14 +143,8 @@ class VerifierScorer(ThreadedScorer):
     ) -> None:
         """Start no process yet; `workers` 0 is one per core, `memory_bytes` 0 is no limit."""
         super().__init__(workers, "scoring")
-        self._setup = {
-            "target": target,
-            "params": dict(params),
-            "memory_bytes": memory_bytes,
-            "limit_s": timeout_s + BACKSTOP_S,
-            "is_factory": is_factory,
-            "sandbox": dict(sandbox or {}),
-        }
+        limit_s = timeout_s + BACKSTOP_S
+        self._setup = Setup(target, dict(params), limit_s, memory_bytes, is_factory, dict(sandbox or {}))
         self._timeout_s = timeout_s
         self._lock = threading.Lock()  # guards the next three attributes
         self._idle: list[LineProcess] = []
@@ -172,9 +178,9 @@ class VerifierScorer(ThreadedScorer):
         return Score(None if reply.kind in self.UNKNOWN else 0.0, outcome, reply.content)
 
     def _call(self, answer: Answer) -> Reply:
-        process, token, prompt = self._take(), secrets.token_hex(8), answer.prompt
-        fields = (prompt.id, prompt.text, prompt.answer, prompt.messages, dict(prompt.row))
-        process.send([token, answer.completion, answer.tokens, astuple(answer.state), *fields])
+        process, token = self._take(), secrets.token_hex(8)
+        prompt = answer.prompt.in_json
+        process.send([token, answer.completion, answer.tokens, astuple(answer.state), prompt])
         reply = _reply(process, token, self._timeout_s)
         if reply.kind in OF_A_CALL:
             with self._lock:
@@ -200,7 +206,7 @@ class VerifierScorer(ThreadedScorer):
                 raise InfrastructureError("closed while completions were scored")
             process = LineProcess("retrain.rewards.pool")
             self._running.add(process)
-        process.send(self._setup)
+        process.send(vars(self._setup))
         reply = _reply(process, "", STARTUP_S)
         if reply.kind is ReplyKind.READY:
             return process
@@ -232,27 +238,26 @@ class FunctionScorer(VerifierScorer):
 def main() -> None:
     """Call the function in this process for each line of its standard input, until that closes."""
     requests, replies = private_pipes()
-    setup = json.loads(requests.readline())
+    setup = Setup(**json.loads(requests.readline()))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run handles Ctrl-C
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    if setup["memory_bytes"] and sys.platform == "linux":  # other kernels do not enforce this limit
-        resource.setrlimit(resource.RLIMIT_AS, (setup["memory_bytes"], resource.RLIM_INFINITY))
+    if setup.memory_bytes and sys.platform == "linux":  # other kernels do not enforce this limit
+        resource.setrlimit(resource.RLIMIT_AS, (setup.memory_bytes, resource.RLIM_INFINITY))
     try:
-        function = find_function("rewards", setup["target"])
-        if setup["is_factory"]:
+        function = find_function("rewards", setup.target)
+        if setup.is_factory:
             function = function()
     except (ImportError, AttributeError, ConfigError) as error:
-        replies.write(line_of("", Reply(ReplyKind.FAILED, f"{setup['target']!r} cannot be loaded: {error}")))
+        replies.write(line_of("", Reply(ReplyKind.FAILED, f"{setup.target!r} cannot be loaded: {error}")))
         return
-    params = setup["params"]
-    if all(takes(function, key) for key in setup["sandbox"]):
-        params = with_sandbox(params, setup["sandbox"])
+    params = setup.params
+    if all(takes(function, key) for key in setup.sandbox):
+        params = with_sandbox(params, setup.sandbox)
     replies.write(line_of("", Reply(ReplyKind.READY, "")))
     for request in lines_of(requests):
-        token, completion, tokens, state, number, text, answer, messages, row = json.loads(request)
-        prompt = Prompt(number, text, answer, tuple(map(tuple, messages)), row)
-        signal.setitimer(signal.ITIMER_REAL, setup["limit_s"])
-        scored = Answer(completion, prompt, tuple(tokens), TrainerState(*state))
+        token, completion, tokens, state, prompt = json.loads(request)
+        signal.setitimer(signal.ITIMER_REAL, setup.limit_s)
+        scored = Answer(completion, prompt_of(*prompt), tuple(tokens), TrainerState(*state))
         reply = _called(function, scored, params)
         signal.setitimer(signal.ITIMER_REAL, 0)
         replies.write(line_of(token, reply))
