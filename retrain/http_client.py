@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})  # transient statuses, worth a retry
 LONGEST_WAIT_S = 30.0
+ANSWER_S = 10.0  # a server that runs answers at once, unless it is very busy
 LARGEST_ANSWER_BYTES = 1 << 30
 EXCERPT = 500  # characters of an error response that are shown
 LONGEST_REFUSAL = 1 << 16  # bytes of it that are read
@@ -95,17 +96,17 @@ def key_in(variable: str, where: str = "the environment variable ") -> str:
     return key
 
 
-def answer_of(address: str, patience_s: float = 10.0) -> tuple[int, str]:
+def answer_of(address: str) -> tuple[int, str]:
     """Return the status with which an address answers, or 0 and why it does not. Not by httpx, an extra's.
 
-    A running server answers at once, unless it is very busy. Redirects are followed; no secret is sent.
+    Redirects are followed; no secret is sent.
     """
     import http.client
     import urllib.error
     import urllib.request
 
     try:
-        with urllib.request.urlopen(address, timeout=patience_s) as answer:
+        with urllib.request.urlopen(address, timeout=ANSWER_S) as answer:
             return int(answer.status), ""
     except urllib.error.HTTPError as refusal:
         refusal.close()

@@ -42,10 +42,10 @@ class Gpu:
         return self.memory_total_bytes - self.memory_used_bytes
 
 
-def gpu_nodes(dev: Path = Path("/dev")) -> list[str]:
+def gpu_nodes() -> list[str]:
     """Return the names of the GPU device nodes, each for one or more GPUs; empty without a GPU."""
     patterns = ("nvidia[0-9]*", "dxg", "kfd", "nvhost-gpu")  # Linux, WSL, AMD, Jetson
-    return sorted(path.name for pattern in patterns for path in dev.glob(pattern))
+    return sorted(path.name for pattern in patterns for path in Path("/dev").glob(pattern))
 
 
 def gpu_count(dev: Path = Path("/dev")) -> int:

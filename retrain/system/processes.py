@@ -54,9 +54,9 @@ def read_processes_portably() -> Processes:
     return found
 
 
-def process_tree(pid: int, proc: Path = PROC) -> set[int]:
+def process_tree(pid: int) -> set[int]:
     """Return a process and its descendants; empty if the process does not exist."""
-    return descendants([pid], read_processes(proc))
+    return descendants([pid], read_processes())
 
 
 def descendants(roots: Iterable[int], processes: Processes) -> set[int]:
