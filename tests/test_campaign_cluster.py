@@ -18,7 +18,7 @@ from retrain.campaign.supervise import Supervisor
 from retrain.config.campaign import Campaign
 from retrain.errors import ClusterDownError, LaunchError, RecordsError
 from retrain.launchers import Assignment, Begun, Ended
-from retrain.locks.held import LockHolder, holder
+from retrain.locks.held import LockHolder, hold, holder
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.run_state import (
@@ -132,6 +132,26 @@ def test_waiting_in_the_queue_is_not_running_late(campaign: CampaignRun) -> None
     cluster = Cluster(list, list, lambda: all_done(campaign))
     supervisor(cluster, campaign, run_timeout=1e-9).supervise(campaign.plan.runs)
     assert cluster.cancelled == []
+
+
+@pytest.mark.parametrize("phase", ["API paused", "sample"])
+def test_a_run_that_waits_for_the_permit_of_a_paused_call_is_not_stalled(
+    campaign: CampaignRun, phase: str
+) -> None:
+    runs = campaign.plan.runs
+    files = campaign.files_of(runs[0].run_id)
+    lock = hold(files.lock)
+    assert lock is not None
+    attempt = begin_attempt(files.attempts)
+    write_progress(files.status, Progress("running", phase, 1, 4, attempt))
+
+    def all_end() -> list[Ended]:
+        lock.release()
+        return all_done(campaign)
+
+    cluster = Cluster(lambda: [Begun(run.run_id) for run in runs], *[list] * 20, all_end, wait_s=5.0)
+    supervisor(cluster, campaign, stall_timeout=40.0).supervise(runs)
+    assert set(cluster.cancelled) == (set() if phase == "API paused" else {run.run_id for run in runs})
 
 
 def test_a_retry_waits_until_it_would_not_stand_in_the_queue(campaign: CampaignRun) -> None:

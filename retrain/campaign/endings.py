@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -142,8 +143,15 @@ class Active:
 class Patience:
     """How long a worker may run, and how long without a step."""
 
-    def __init__(self, campaign: Campaign, files: RunFiles, now_s: float) -> None:
-        self._files = files
+    def __init__(
+        self,
+        campaign: Campaign,
+        files: RunFiles,
+        now_s: float,
+        is_api_paused: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Begin; while `is_api_paused` for some worker, others may wait for its permits: that is no stall."""
+        self._files, self._is_any_paused = files, is_api_paused
         self._timeout_at_s = now_s + campaign.run_timeout if campaign.run_timeout else math.inf
         self._stall_s = campaign.stall_timeout
         self._look_at_s = now_s if self._stall_s else math.inf
@@ -164,11 +172,15 @@ class Patience:
             self._size, self._moved_at_s = size, now_s
         if now_s - self._moved_at_s < self._stall_s:
             return None
-        progress = self._progress()
-        if progress is not None and progress.phase.startswith(PAUSED):
+        if self.is_in(PAUSED) or self._is_any_paused():
             self._moved_at_s = now_s
             return None
         return RunState.STALLED
+
+    def is_in(self, phases: tuple[str, ...]) -> bool:
+        """Whether the worker's phase begins with one of these."""
+        progress = self._progress()
+        return progress is not None and progress.phase.startswith(phases)
 
     def _paused_s(self) -> float:
         """Return how long the API has not worked for this attempt, as its worker said last."""

@@ -27,7 +27,7 @@ from retrain.launchers import Begun, Ended, Launcher
 from retrain.locks.held import is_held
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import RunFiles
-from retrain.records.run_state import RunState
+from retrain.records.run_state import API_PAUSED, RunState
 from retrain.records.rungs import is_waiting
 from retrain.records.text import count_of
 from retrain.registry import names_place
@@ -221,7 +221,7 @@ class Supervisor:
     def _begin(self, run_id: str) -> None:
         active = self._active.get(run_id)
         if active is not None and active.patience is None:
-            active.patience = Patience(self._campaign, active.files, self._clock())
+            active.patience = Patience(self._campaign, active.files, self._clock(), self._is_api_paused)
             self._admission.started(run_id)
             self._observer.started(active.run)
 
@@ -276,6 +276,11 @@ class Supervisor:
         if self._launcher.queues:  # its tasks may start after we have exited
             self._ask_workers(self._stopped > 1)
         self._launcher.cancel(list(self._active), now=self._stopped > 1)
+
+    def _is_api_paused(self) -> bool:
+        """Whether the API has paused the calls, and thereby the permits, of some run."""
+        known = (active.patience for active in self._active.values())
+        return any(patience is not None and patience.is_in((API_PAUSED,)) for patience in known)
 
     def _end_overdue(self) -> None:
         now_s = self._clock()

@@ -72,7 +72,7 @@ class EventLines(Observer):
             self._console.print(f"    {said}", style="dim", soft_wrap=True)
 
     def retrying(self, run: RunPlan, ending: Ending, delay_s: float) -> None:
-        self._print(f"retrying {run.title} in {format_duration(delay_s)}: {ending.message}")
+        self._print(f"retrying {run.title} in {format_duration(delay_s)}: {ending.message or ending.state}")
 
     def notice(self, text: str) -> None:
         self._print(text)
