@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.controllers.permits import HIGHEST, AdaptivePermits, CallFacts
+from retrain.errors import RecordsError
+from retrain.locks import locked
 from retrain.records.files import record_of
 from retrain.semaphore import FileSemaphore
 from retrain.semaphore.adaptive import SharedPermits
@@ -174,6 +176,15 @@ def test_observations_from_many_threads_are_all_counted(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert semaphore.permits == 8  # with n permits n good calls add one: 1 + 2 + ... + 7 = 28 calls
+
+
+@pytest.mark.timeout(60)
+def test_a_worker_that_was_stopped_with_the_lock_holds_up_no_other(tmp_path: Path) -> None:
+    shared = SharedPermits(tmp_path, FileSemaphore(tmp_path, 1), "run 1")
+    with locked(tmp_path / "adaptive.lock"), pytest.raises(RecordsError, match=r"lock .*is it stopped"):
+        shared.observe(WANTED)
+    shared.observe(WANTED)
+    assert shared.semaphore.permits == 2
 
 
 MACHINE = """

@@ -14,6 +14,7 @@ import os
 import stat
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,7 @@ from weakref import WeakSet
 
 from retrain.errors import RecordsError, records_error
 
+LOOK_AGAIN_S = 0.001  # for a lock that is held for less
 _START_TIME = 19  # field 22 of /proc/PID/stat, counted after the name, which may contain blanks and brackets
 
 # Held during a fork and while a descriptor is opened or closed, so that a child sees them all.
@@ -95,11 +97,26 @@ class LockFile(Descriptor):
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file, made if it is missing, which a forked child does not keep."""
+def locked(path: Path, longest_s: float | None = None) -> Iterator[None]:
+    """Hold the lock of a file, made if it is missing, which a forked child does not keep.
+
+    Raises:
+        TimeoutError: another process has held it for `longest_s`, so it may be stopped.
+    """
     with contextlib.closing(LockFile(str(path))) as file:
-        file.lock()
+        if longest_s is None:
+            file.lock()
+        else:
+            _lock_within(file, longest_s)
         yield
+
+
+def _lock_within(file: LockFile, longest_s: float) -> None:
+    give_up_s = time.monotonic() + longest_s
+    while not file.try_lock():
+        if time.monotonic() > give_up_s:
+            raise TimeoutError(f"another process has held it for {longest_s:g} s; is it stopped?")
+        time.sleep(LOOK_AGAIN_S)
 
 
 def open_regular(path: str, flags: int) -> int:

@@ -23,6 +23,7 @@ from retrain.records.lines import append_line, read_records
 from retrain.semaphore import FileSemaphore
 
 STATE, LOCK, CHANGES = "adaptive.json", "adaptive.lock", "adaptive.jsonl"
+LONGEST_S = 1.0  # that a call's result waits for the lock: another worker may be stopped with it
 log = logging.getLogger(__name__)
 
 
@@ -49,7 +50,7 @@ class SharedPermits:
         """Update the number of permits from a finished call; raise RecordsError if it cannot be written."""
         path = self.directory / LOCK
         try:
-            with locked(path):
+            with locked(path, LONGEST_S):
                 self._observe(call, _file_system_time_s(path))
         except OSError as error:
             raise records_error(path, "lock", error) from error
