@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any, TypeVar
 
 from retrain.errors import ConfigError
@@ -19,6 +20,9 @@ MAX_PROBLEMS = 20  # shown per source; the rest are probably the same mistake
 ROLES = ("system", "user", "assistant", "tool")
 MESSAGE = '{"role": ..., "content": ...}'
 FORMS = '{"prompt": ..., "completion": ...} or {"messages": [...]}'
+KINDS = {
+    list: "a list", str: "a string", int: "a number", float: "a number", bool: "true or false", NoneType: "null",
+}  # fmt: skip
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -58,7 +62,7 @@ def object_of(line: str, needs: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON ({error}); needs one object per line") from error
     if not isinstance(row, dict):
-        raise ValueError(f"got a {type(row).__name__}; needs {needs}")
+        raise ValueError(f"got {KINDS[type(row)]}; needs {needs}")
     return row
 
 

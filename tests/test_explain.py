@@ -30,6 +30,14 @@ def test_without_a_pilot_it_says_what_is_unknown_and_how_to_get_it(tmp_path: Pat
     )
 
 
+def test_a_pilot_is_no_longer_than_the_campaign(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, steps=5)
+    assert "campaign.max_steps=5 " in explained(plan, None).pilot_command
+    record_campaign(plan, "c-20250131T120000Z-0a1b", step_times_s={"a": [1.0] * 5, "b": [2.0] * 5})
+    throughput = line_of(explained(plan, learn(tmp_path)), "pilot confirms throughput")
+    assert "fewer than" not in throughput.answer
+
+
 @pytest.mark.parametrize("name", ["c", "/", "Größe [1/2]", "long" * 20])
 def test_it_points_to_earlier_campaigns_that_were_not_read(tmp_path: Path, name: str) -> None:
     plan = plan_of(tmp_path, name=name)

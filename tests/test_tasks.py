@@ -161,6 +161,8 @@ def test_jsonl_rows_of_one_prompt_stay_on_one_side(tmp_path_factory, seed):
         ("{prompt}", "rows.jsonl:2: not JSON"),
         ("[" * 100_000, "rows.jsonl:2: not JSON"),
         ("[1]", "rows.jsonl:2: got a list; needs an object"),
+        ("null", "rows.jsonl:2: got null; needs an object"),
+        ("7", "rows.jsonl:2: got a number; needs an object"),
         ({"answer": "x"}, "rows.jsonl:2: no field 'prompt'"),
         ({"prompt": "x", "answer": 7}, "rows.jsonl:2: 'answer' is 7; needs a text in quotes"),
         ({"prompt": "", "answer": "7"}, "rows.jsonl:2: 'prompt' is empty"),

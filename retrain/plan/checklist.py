@@ -158,8 +158,9 @@ class Decisions:
         if others := [one.condition for one in measured if one.match != "same"]:
             return "warn", f"not measured with these settings: {first_of(others, 3)}", self.pilot_command
         # each run's first step counts as start-up
-        if few := [one.condition for one in measured if one.steps < PILOT_STEPS - one.runs]:
-            return "warn", f"fewer than {PILOT_STEPS} steps of {first_of(few, 3)}", self.pilot_command
+        needed = min(PILOT_STEPS, _longest(self.plan))
+        if few := [one.condition for one in measured if one.steps < needed - one.runs]:
+            return "warn", f"fewer than {needed} steps of {first_of(few, 3)}", self.pilot_command
         if self.time.tail == "heavy":
             return "warn", self.time.notes[0], self.pilot_command
         return "pass", f"{self.time.measured_steps} steps of {self.time.measured_runs} runs", ""
@@ -192,9 +193,13 @@ def steps_key(plan: Plan) -> str:
 
 
 def enough_steps(plan: Plan, wanted: int) -> int:
-    """Return a number of steps that is above the last rung of a search, if there is one."""
+    """Return the steps of a short run: at most those of the plan, and above the last rung of its search."""
     search = plan.campaign.search
-    return max(wanted, search.rungs[-1] + 1 if search and search.rungs else 0)
+    return max(min(wanted, _longest(plan)), search.rungs[-1] + 1 if search and search.rungs else 0)
+
+
+def _longest(plan: Plan) -> int:
+    return max((run.max_steps for run in plan.runs), default=PILOT_STEPS)
 
 
 def _is_smoke(run: RunPlan) -> bool:
