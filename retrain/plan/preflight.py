@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from retrain.rollouts import Prompt
     from retrain.tasks import Task
 
+MOST_REPEATS = 10  # of a prompt in a step without a warning: more is a slip of the hand
+
 
 @dataclass(frozen=True, slots=True)
 class Checked:
@@ -66,6 +68,12 @@ def preflight(plan: Plan, source: str) -> Checked:
 
 def _warnings_of(config: Config, task: Task, built: dict[str, Task]) -> Iterator[str]:
     yield from _trained_on(config, task, built)
+    batch, prompts = config.training.batch_size, len(task.train)
+    if 0 < MOST_REPEATS * prompts < batch:
+        yield (
+            f"[training].batch_size: got {batch}, so a step asks each of the {prompts} training prompts "
+            f"{batch // prompts} times; lower it, or raise group_size for more rollouts of a prompt"
+        )
     if (price := price_of(config)) and (old := age_notice(price, date.today())):
         yield old
 
