@@ -21,7 +21,8 @@ ROLES = ("system", "user", "assistant", "tool")
 MESSAGE = '{"role": ..., "content": ...}'
 FORMS = '{"prompt": ..., "completion": ...} or {"messages": [...]}'
 KINDS = {
-    list: "a list", str: "a string", int: "a number", float: "a number", bool: "true or false", NoneType: "null",
+    list: "a list", str: "a string", int: "a number", float: "a number", bool: "true or false",
+    NoneType: "null",
 }  # fmt: skip
 T = TypeVar("T")
 R = TypeVar("R")
