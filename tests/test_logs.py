@@ -77,6 +77,15 @@ def test_a_run_is_found_by_its_conditions_own_name(tmp_path):
         find_run(alone, "other_s0")
 
 
+def test_the_nearest_of_many_runs_is_offered(tmp_path):
+    directory = write_campaign(
+        tmp_path,
+        {("grpo", seed): flat(0.5) for seed in range(8)} | {("maxrl", seed): flat(0.5) for seed in range(8)},
+    )
+    with pytest.raises(ConfigError, match="has no run 'maxrl_s9'; did you mean 'maxrl_s"):
+        find_run(directory, "maxrl_s9")
+
+
 def test_logs_show_a_runs_output_without_what_a_terminal_would_obey(
     retrain: Callable[..., subprocess.CompletedProcess[str]], campaign_file: Path
 ) -> None:

@@ -16,6 +16,7 @@ from retrain.records.manifest import new_manifest, write_manifest
 from retrain.records.metrics import MetricsWriter
 from retrain.records.run_row import PlannedRun
 from retrain.records.run_state import Progress, begin_attempt, end_attempt, write_done, write_progress
+from retrain.render.frame import event_line
 from retrain.status import survey
 from retrain.status.tracking import MOST_POINTS, RewardCurve
 from retrain.status.watch import Watcher
@@ -111,6 +112,18 @@ def test_a_resumed_run_takes_back_what_was_rolled_back():
     for step in (0, 1, 2, 3, 2):
         curve.add(step, float(step))
     assert curve.values() == (0.0, 1.0, 2.0)
+
+
+def test_events_name_runs_as_tables_do(tmp_path):
+    files = CampaignFiles(tmp_path / "study-20250131T120000Z-0a1b")
+    planned = PlannedRun("condition-4ee952_s0", "Контроль", 0, 10)
+    files.run(planned.run_id).directory.mkdir(parents=True)
+    files.campaign_toml.touch()
+    write_manifest(files.manifest, new_manifest("study", "hash", [planned], tmp_path))
+    begin_attempt(files.run(planned.run_id).attempts)
+    (started,) = [event for event in Watcher(tmp_path).look().added if event.kind == "started"]
+    assert (started.run_id, started.name) == ("condition-4ee952_s0", "Контроль_s0")
+    assert "started Контроль_s0" in event_line(started).plain
 
 
 class Story:

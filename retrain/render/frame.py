@@ -98,7 +98,7 @@ def _cut(lines: list[Text], width: int, height: int) -> list[Text]:
 def event_line(event: WatchEvent, *, several: bool = False) -> Text:
     """Return an event as a line, at this machine's time of day."""
     style = _KINDS.get(event.kind) or STYLES.get(event.kind, BAD)
-    name = "/".join(filter(None, (event.campaign if several else "", event.run_id)))
+    name = "/".join(filter(None, (event.campaign if several else "", event.name or event.run_id)))
     line = Text.assemble((clock(event.at), "dim"), " ", (event.kind, style), f" {name}" if name else "")
     return line.append(f": {event.text}") if event.text else line
 
@@ -266,7 +266,7 @@ def _table(runs: Sequence[WatchedRun], width: int, scale: tuple[float, float], g
     columns = _fitting([run.row for run in runs], room - LEAST_SPARK)
     header, *lines = ["".join(cells) for cells in zip(*columns, strict=True)] or [""] * (len(runs) + 1)
     spark = min(WIDEST_SPARK, room - cell_len(header))
-    curves = set_cell_size("reward over steps" if spark >= 17 else "reward", spark)
+    curves = set_cell_size("reward over steps" if spark >= 17 else "curve", spark)
     title = f"  {set_cell_size('run', name_width)}{' ' * GAP}{curves}{header}"
     found = [Text(title, style="dim")]
     for run, name, line in zip(runs, names, lines, strict=True):

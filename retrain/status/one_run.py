@@ -19,6 +19,7 @@ from retrain.records.layout import CampaignFiles, RunFiles, instead_of, is_campa
 from retrain.records.lines import read_end
 from retrain.records.samples import KeptSample, samples_of
 from retrain.records.text import first_of, plain, plain_lines
+from retrain.registry import hint
 
 LOOK_S = 0.2
 _LONGEST_LINE = 2000
@@ -45,12 +46,17 @@ def find_run(directory: Path, run_id: str = "") -> RunFiles:
             files = campaign.run(name)
             if files.run_toml.is_file():
                 return files
-    raise ConfigError(f"{directory}: has no run {run_id!r}; it has {_names(campaign)}")
+    many = runs if len(runs := _runs(campaign)) > SHOWN_RUNS else ()
+    fix = hint(run_id, many, f"it has {_names(campaign)}")
+    raise ConfigError(f"{directory}: has no run {run_id!r}; {fix}")
 
 
 def _names(campaign: CampaignFiles) -> str:
-    names = sorted(path.name for path in campaign.runs.iterdir()) if campaign.runs.is_dir() else []
-    return plain(first_of(names, SHOWN_RUNS), 1000)
+    return plain(first_of(_runs(campaign), SHOWN_RUNS), 1000)
+
+
+def _runs(campaign: CampaignFiles) -> list[str]:
+    return sorted(path.name for path in campaign.runs.iterdir()) if campaign.runs.is_dir() else []
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ class WatchEvent:
     text: str = ""  # the reason, or what it went to
     run_id: str = ""  # "" if it is about the campaign as a whole
     campaign: str = ""  # filled in by `Watcher`
+    name: str = ""  # of the run, as tables show it
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,8 @@ class RunTracker:
             self.now = WatchedRun(unreadable_row(planned, error), ())
             self._marks = None
         for event in found:
-            events.append(replace(event, at=plain(event.at), text=plain(event.text), run_id=self._run_id))
+            safe = replace(event, at=plain(event.at), text=plain(event.text))
+            events.append(replace(safe, run_id=self._run_id, name=self.now.row.name))
         return self.now
 
     def _look_at_state(self, planned: RunEntry, events: list[WatchEvent], *, is_planned_anew: bool) -> bool:
