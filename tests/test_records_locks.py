@@ -37,6 +37,20 @@ def test_a_lock_is_held_until_released(tmp_path):
     assert not is_held(path)
 
 
+def test_a_lock_whose_file_server_is_away_is_released_without_an_error(tmp_path, monkeypatch):
+    path, flock = tmp_path / "run.lock", fcntl.flock
+
+    def refuse(fd, operation):
+        if operation == fcntl.LOCK_UN:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with hold(path):
+        assert is_held(path)
+    assert not is_held(path)
+
+
 def test_watching_where_there_are_no_locks_leaves_no_file_open(tmp_path, monkeypatch):
     path = tmp_path / "run.lock"
     path.touch()

@@ -89,11 +89,10 @@ class LockFile(Descriptor):
     def close(self) -> None:
         """Unlock and close; safe to call twice."""
         with GUARD:
-            try:
-                if self.is_open:
+            if self.is_open:
+                with contextlib.suppress(OSError):  # a file server that is away: closing unlocks as well
                     self.unlock()
-            finally:  # a file system without locks refuses this as well
-                super().close()
+            super().close()
 
 
 @contextlib.contextmanager
