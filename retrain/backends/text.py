@@ -17,6 +17,7 @@ from retrain.json_lines import Demonstration
 from retrain.rollouts import Group, Messages, Prompt, Rollout
 
 Schemas: TypeAlias = Sequence[Mapping[str, Any]]  # of functions, as chat templates read them: JSON
+FIRST_MARK = 58213  # in the place of a completion: a number, because every tokenizer has digits
 SPARE_TOKENS = 4  # checked beyond a stop string's bytes, because some tokens have no text
 
 
@@ -154,10 +155,22 @@ class Text:
         return ids
 
     def written(self, demonstration: Demonstration) -> Rollout:
-        """Return a written completion as a rollout that ends with the tokenizer's end token."""
-        end = int(self._tokenizer.eos_token_id or self.end_ids[0])
-        tokens = (*self.tokens_of(demonstration.completion), end)
+        """Return a written completion as a rollout with an end token."""
+        tokens = (*self.tokens_of(demonstration.completion), self._end_of_turn())
         return as_written(self, demonstration, tokens)
+
+    def _end_of_turn(self) -> int:
+        """Return the end token: the one that the chat template writes after a turn, else the tokenizer's.
+
+        Some models have two: Gemma's `<end_of_turn>` and `<eos>`, Phi's `<|end|>` and `<|endoftext|>`.
+        """
+        if self.chat:
+            said = [{"role": "user", "content": "1"}, {"role": "assistant", "content": str(FIRST_MARK)}]
+            shown = self.rendered(said, "an answer", add_generation_prompt=False)
+            after = self.tokens_of(shown.rpartition(str(FIRST_MARK))[2])
+            if after and after[0] in self.end_ids:
+                return after[0]
+        return int(self._tokenizer.eos_token_id or self.end_ids[0])
 
     def is_stopped(self, tails: Sequence[Sequence[int]]) -> list[bool]:
         """Return for each completion so far whether its last tokens contain a stop string."""

@@ -12,11 +12,11 @@ from dataclasses import replace
 from itertools import count, islice, takewhile
 from typing import Any
 
-from retrain.backends.text import Schemas, Text, messages_of
+from retrain.backends.text import FIRST_MARK, Schemas, Text, messages_of
 from retrain.errors import ConfigError, PromptError
 from retrain.rollouts import CallForm, Given, Messages, NextTurn, Rollout
 
-FIRST_MARK, MARKS = 58213, 100  # numbers, because every tokenizer has digits
+MARKS = 100  # that are tried
 THOUGHT = "<think>\n5\n</think>\n\n"
 KEY = "[backend.options].chat_template"
 NAME, ARGUMENTS = "f58217", {"x58218": 58219}  # a call that no template writes by itself

@@ -13,6 +13,7 @@ import torch
 
 from retrain import worker
 from retrain.backends import BackendSpec, Optimization, Sampling
+from retrain.backends.text import Text
 from retrain.errors import ConfigError
 from retrain.json_lines import Demonstration
 from retrain.records.metrics import read_metrics
@@ -21,7 +22,7 @@ from retrain.semaphore import FileSemaphore
 from retrain.trainer.updates import WARM_UP_LOSS
 from tests.extras.local_policies import chosen, open_backend, plain_logprobs
 from tests.extras.test_tinker_backend import during
-from tests.extras.tiny_models import save_tiny_model
+from tests.extras.tiny_models import character_tokenizer, save_tiny_model
 from tests.test_trainer import make_run
 from tests.tinker_api.running import KEY, MODEL, RunningServer, write_tokenizer
 from tests.tinker_api.sdk import CALLS_SDK
@@ -79,6 +80,16 @@ def test_a_conversation_is_shown_through_the_chat_template(tmp_path: Path) -> No
     assert framed.text.completions([framed.text.encode(rollout.prompt)]) == ["s q u x a y u z a "]
     with pytest.raises(ConfigError, match="is a conversation"):
         open_backend(model).written([talk])
+
+
+def test_a_written_completion_ends_as_the_chat_template_ends_a_turn(tmp_path: Path) -> None:
+    made = character_tokenizer()
+    made.add_special_tokens({"additional_special_tokens": ["<turn>"]})
+    made.chat_template = "{% for m in messages %}{{ m.role[0] }} {{ m.content }}<turn>{% endfor %}"
+    turn = made.convert_tokens_to_ids("<turn>")
+    for ends, last in (([turn], turn), ([], made.eos_token_id)):  # it counts only if sampling stops there
+        text = Text(made, "model", chat=True, system="", ends=ends)
+        assert text.written(PAIRS[0]).tokens[-1] == last
 
 
 def test_a_row_longer_than_the_context_is_named(model: str) -> None:
