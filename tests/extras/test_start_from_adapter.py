@@ -134,6 +134,7 @@ def change(adapter: str, **facts: object) -> None:
         ({}, {"base_model_name_or_path": "org/another"}, "was trained on 'org/another'"),
         ({}, {"peft_type": "IA3"}, "is of type 'IA3'; needs LORA"),
         ({}, {"use_rslora": True}, "has use_rslora"),
+        ({}, {"alora_invocation_tokens": [3, 4]}, "has alora_invocation_tokens"),  # off before these
         ({}, {"init_lora_weights": "pissa"}, "also changed the base model"),
     ],
     ids=str,
@@ -157,5 +158,5 @@ def test_adapters_of_other_layers_are_refused(model, tmp_path):
     first = open_backend(model, target_modules=["q_proj"])
     stir(first)
     first.save(tmp_path)
-    with pytest.raises(ConfigError, match=r"\[model\]\.adapter: .* does not fit the model"):
+    with pytest.raises(ConfigError, match=r"\[model\]\.adapter: .* does not fit the model .*target_modules"):
         open_backend(model).start_from(str(tmp_path / "adapter"), is_reference=True)

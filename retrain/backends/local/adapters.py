@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 CONFIG = "adapter_config.json"
 # keys of adapters that are computed in another way than this backend's
-PLAIN = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save", "layers_to_transform")
+OTHER_KINDS = (
+    *("use_dora", "use_rslora", "use_qalora", "use_bdlora", "lora_bias", "alora_invocation_tokens"),
+    *("arrow_config", "kasa_config", "layer_replication", "layers_to_transform", "modules_to_save"),
+    *("rank_pattern", "alpha_pattern", "target_parameters", "trainable_token_indices"),
+)
 PLAIN_STARTS = (True, False, None, "gaussian")  # others also rewrite the base model's weights
 
 
@@ -50,7 +54,7 @@ def _mismatches(facts: Mapping[str, Any], config: Config, options: LocalOptions)
         yield f"is of type {facts.get('peft_type')!r}; needs LORA"
         return
     yield from _other_shape(facts, config, options)
-    if others := [key for key in PLAIN if facts.get(key)]:
+    if others := [key for key in OTHER_KINDS if facts.get(key)]:
         yield f"has {others[0]}; only plain LoRA adapters can be trained further"
     elif facts.get("bias", "none") != "none" or facts.get("init_lora_weights", True) not in PLAIN_STARTS:
         yield "also changed the base model; only plain LoRA adapters can be trained further"
@@ -98,8 +102,10 @@ def load_start(adapter: str, policy: Policy) -> None:
             raise ValueError("no adapters")
         load_adapters(file, policy.adapters)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        why = first_line(error)
-        raise ConfigError(f"[model].adapter: {file or adapter} does not fit the model ({why})") from error
+        raise ConfigError(
+            f"[model].adapter: {file or adapter} does not fit the model ({first_line(error)}); "
+            f"[backend.options].target_modules must be those of its {CONFIG}"
+        ) from error
 
 
 QUANTIZED = (
