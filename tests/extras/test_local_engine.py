@@ -396,6 +396,13 @@ def test_logprobs_before_the_temperature_are_told_with_the_flag_to_set(server, m
         draw(through(server, model), temperature=temperature)
 
 
+def test_logprobs_before_the_cut_are_told_likewise(model):
+    with serve(model, top_p=0.9) as server:
+        server.reports_raw_logprobs = True
+        with pytest.raises(RunFailedError, match="--logprobs-mode processed_logprobs"):
+            draw(through(server, model, top_p=0.9), temperature=1.0)
+
+
 def test_a_server_cuts_the_distribution_as_it_is_asked_to(model):
     with serve(model, top_k=3, min_p=0.01) as server:
         draw(through(server, model, top_k=3, min_p=0.01))

@@ -184,18 +184,18 @@ def reject_other_policy(
     first = [(ids, one.tokens[:most]) for ids, one, most in zip(prompts, drawn, left, strict=False) if most]
     theirs = np.concatenate([one.logprobs for one in drawn])[:CHECKED_TOKENS]
 
-    def nats_apart(at: float) -> float:
+    def nats_apart(at: float, cut: Cut | None) -> float:
         with torch.no_grad():
             logprobs = [_logprobs(policy, ids, tokens, at, cut) for ids, tokens in first]
         ours = torch.cat(logprobs).double().cpu().numpy()
         kept = np.isfinite(ours)  # rounding may cut off a token that the server has just not
         return float(np.abs(ours - theirs)[kept].mean()) if kept.mean() > MOST_KEPT else math.inf
 
-    apart = nats_apart(temperature)
-    if apart > NOISE_NATS and nats_apart(1.0) < apart / 2:
+    apart = nats_apart(temperature, cut)
+    if NOISE_NATS < apart < math.inf and nats_apart(1.0, None) < apart / 2:
         raise RunFailedError(
-            "the sampling server reports log-probabilities before the temperature is applied; start it "
-            "with processed ones (vLLM: --logprobs-mode processed_logprobs)"
+            "the sampling server reports log-probabilities before temperature, top_p, top_k and min_p are "
+            "applied; start it with processed ones (vLLM: --logprobs-mode processed_logprobs)"
         )
     if apart > TOLERANCE_NATS:
         raise RunFailedError(
