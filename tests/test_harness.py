@@ -426,6 +426,11 @@ def test_a_client_may_ask_for_fewer_tokens() -> None:
     assert [answer["usage"]["completion_tokens"] for answer in answers] == [1, 1]
 
 
+def refused(prompt: Prompt, base_url: str, api_key: str) -> float:
+    status, _ = post(base_url, api_key, {"messages": [user("?")], "n": 2})
+    raise OSError(f"HTTP Error {status}: Bad Request")
+
+
 def failing(prompt: Prompt, base_url: str, api_key: str) -> float:
     complete(base_url, api_key, [user("?")])
     raise OSError("the board is gone")
@@ -464,6 +469,7 @@ async def cancelled(prompt: Prompt, base_url: str, api_key: str) -> float:
         (exiting_later, "SystemExit: 1"),
         (cancelled, "CancelledError"),
         (failing, "OSError: the board is gone"),
+        (refused, "400: Bad Request; the endpoint had refused its request: n: Input should be 1; got 2"),
         (silent, "run neither asked for a turn nor ended for 0.05 s"),
         (lambda *_: float("nan"), "run returned the reward nan; needs a finite number"),
         (lambda *_: "much", "run returned the reward 'much'; needs a number or None"),
@@ -554,6 +560,10 @@ async def solve(prompt, base_url, api_key, *, word="?"):
     return float(said["content"][:1] == "1")
 
 
+def elsewhere(prompt, base_url, api_key):
+    return 1.0  # asked another model
+
+
 def mute(prompt):
     return 0.0
 
@@ -593,6 +603,17 @@ def test_a_run_trains_on_what_its_programs_asked(
     assert any(row["updates"] for row in rows)
     words = {"harness": "1", "own_programs.Agent": "2"}
     assert {row["prompt"] for row in read_samples(run.samples)} == {words[str(table["environment"])]}
+
+
+def test_a_run_whose_programs_do_not_ask_its_policy_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own_programs.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    table = {"environment": "harness", "options": {"run": "own_programs.elsewhere"}}
+    run = make_run(tmp_path / "run", {**SMALL, "environment": table})
+    assert worker.run(run.directory, threading.Event()) != 0
+    assert "episodes got a turn of the policy; let the program ask at the base_url" in capfd.readouterr().err
 
 
 def test_a_program_that_opens_too_late_is_closed() -> None:

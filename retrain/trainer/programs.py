@@ -79,7 +79,7 @@ class Programs:
         except EpisodeLostError:
             raise
         except EpisodeError as failure:
-            error = None if session.is_cut else failure
+            error = None if session.is_cut else _explained(failure, session.refused)
             reward = 0.0 if session.is_cut else table.error_reward
         if session.is_cut and table.truncated_reward is not None:
             reward = table.truncated_reward
@@ -93,6 +93,13 @@ class Programs:
     def close(self) -> None:
         """Stop to serve."""
         self._endpoint.close()
+
+
+def _explained(failure: EpisodeError, refused: str) -> EpisodeError:
+    """Return why an episode failed, with why its newest request was refused."""
+    if not refused or refused in str(failure) or isinstance(failure, EpisodeTimeoutError):
+        return failure
+    return EpisodeError(f"{failure}; the endpoint had refused its request: {refused}")
 
 
 async def _run_program(

@@ -58,6 +58,17 @@ def _raise_unplayed(scores: Sequence[Score]) -> NoReturn:
     raise RunFailedError(f"{what}; correct the environment")
 
 
+def _require_turns(rollouts: Sequence[Rollout]) -> None:
+    """Raise RunFailedError if no program of a step asked the policy, whatever their rewards."""
+
+    def is_silent(one: Rollout) -> bool:
+        return one.episode is not None and not (one.tokens or one.truncated or one.episode.error)
+
+    if rollouts and all(map(is_silent, rollouts)):
+        what = f"none of {len(rollouts)} episodes got a turn of the policy"
+        raise RunFailedError(f"{what}; let the program ask at the base_url that it is given")
+
+
 def _given(rollout: Rollout, is_ignored: bool) -> Score | None:
     """Return the score that an environment gave; None if the reward has to."""
     episode = rollout.episode
@@ -114,6 +125,7 @@ class Scorer:
     ) -> list[Score]:
         """Return a score per rollout: its environment's, else the reward's."""
         everyone = [(group.prompt, rollout) for group in groups for rollout in group.rollouts]
+        _require_turns([rollout for _, rollout in everyone])
         by_environment = [_given(rollout, ignores_environment) for _, rollout in everyone]
         answers = [
             Answer(rollout.text, prompt, rollout.placed()[0], state)

@@ -149,14 +149,19 @@ class _Handler(BaseHTTPRequestHandler):
         return self.rfile.read(left)
 
     def _served(self) -> Served:
-        key = self.headers.get("Authorization", "").removeprefix("Bearer ").strip()
-        found = self.server.served.get(key)
-        if found is None:
+        if (found := self._known()) is None:
             what = "the API key belongs to no running episode; each episode has a key of its own"
             raise Refusal(what, status=401, kind="authentication_error", code="invalid_api_key")
         return found
 
+    def _known(self) -> Served | None:
+        """Return the episode whose key the client has, if it is under way."""
+        key = self.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        return self.server.served.get(key)
+
     def _send_refusal(self, refusal: Refusal) -> None:
+        if known := self._known():
+            known[0].refused = str(refusal)
         self._send(refusal.status, JSON, json.dumps(refusal.body).encode())
 
     def _send(self, status: int, kind: str, body: bytes) -> None:

@@ -82,6 +82,7 @@ class EpisodeSession:
         self.conversations: list[SampledConversation] = []  # that with the newest turn last
         self.turns = 0
         self.is_cut = False  # a limit has refused a turn
+        self.refused = ""  # why the newest request was refused; a client may not show it
         self._since_s, self.waited_s = time.perf_counter(), 0.0
         self._names = itertools.count(1)
         self._is_over = False
@@ -159,6 +160,7 @@ class EpisodeSession:
         if has_left():
             raise asyncio.CancelledError
         self.turns += 1
+        self.refused = ""
         self.is_cut |= rollout.truncated and len(rollout.tokens) >= self.limits.tokens
         self.conversations = [one for one in self.conversations if one is not begun]
         return rollout
