@@ -270,8 +270,9 @@ class Session:
                 f"that continues needs; {path} is not to blame: use another server, or start the run again"
             )
         return RecordsError(
-            f"{path}: the API does not load this checkpoint ({said}); "
-            "use an earlier one, or start the run again"
+            f"{path}: the API does not load this state ({said}); states expire after [backend.options]."
+            "state_days. To continue from an earlier one, remove the run's newest checkpoints/step-*; to "
+            "start it again, remove all of them"
         )
 
     async def _save_state(self, training: tinker.TrainingClient) -> str:
