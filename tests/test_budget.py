@@ -125,6 +125,17 @@ def test_a_worker_leaves_what_another_has_set_aside(pair: tuple[RunFiles, RunFil
     assert asked_to_stop(CampaignFiles(pair[0].directory.parent.parent)) == 1
 
 
+def test_what_a_step_cost_at_other_prices_says_nothing_of_the_next(pair: tuple[RunFiles, RunFiles]) -> None:
+    config, files = worker.read_run(pair[0]), pair[0]
+    dear = RunBudget(config, files)
+    take_step(dear, 6.0)
+    assert "the next step costs up to $6.00" in dear.why_to_stop()
+    dear.close()
+    fallen = {"numpy": {kind: usd / 10 for kind, usd in PRICES["numpy"].items()}}
+    cheap = RunBudget(replace(config, budget=replace(config.budget, prices=fallen)), files)
+    assert cheap.why_to_stop() == ""
+
+
 def test_what_a_finished_run_had_set_aside_is_free(pair: tuple[RunFiles, RunFiles]) -> None:
     one, other = (RunBudget(worker.read_run(files), files) for files in pair)
     assert (one.why_to_stop(), other.why_to_stop()) == ("", "")

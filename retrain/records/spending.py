@@ -89,6 +89,12 @@ class Spending:
         """Dollars spent, without the calls in flight; None if the price is not known."""
         return None if self.usd is None else self.usd + (self.unsure_usd or 0.0)
 
+    def learned_at(self, price: Price | None) -> Spending:
+        """Return it without what was learned of costs, if a price has changed since the run began."""
+        if price is None or self.usd is None or math.isclose(self.usd, self.tokens.usd(price), rel_tol=1e-9):
+            return self
+        return Spending(self.tokens, self.unsure, self.open, self.usd, self.unsure_usd, self.open_usd)
+
     def after_kill(self) -> Spending:
         """Return it with the calls in flight among those that may have been billed."""
         usd = None if self.unsure_usd is None else self.unsure_usd + (self.open_usd or 0.0)

@@ -47,7 +47,7 @@ class RunBudget:
         found = read_spending(files)
         # what earlier attempts spent, and what all of them learned of costs; calls that were in flight when
         # the last attempt was killed may have been billed
-        self._known = (found or Spending()).after_kill()
+        self._known = (found or Spending()).after_kill().learned_at(self._price)
         self._set_aside_usd = 0.0
         self._told = NOTHING  # tokens that a row has
         self._lock = threading.Lock()

@@ -400,7 +400,7 @@ def test_an_unknown_model_is_named_with_its_key(spec: BackendSpec) -> None:
 def test_a_checkpoint_that_the_api_has_deleted_is_said(spec: BackendSpec, tmp_path: Path) -> None:
     facts = {"format": 1, "path": "tinker://gone/weights/a", "version": 3, "model": MODEL, "lora_rank": 32}
     (tmp_path / "tinker.json").write_text(json.dumps(facts))
-    with pytest.raises(RecordsError, match="tinker://gone/weights/a: the API does not load.*remove"):
+    with pytest.raises(RecordsError, match=r"tinker://gone/weights/a: the API does not load.*remove"):
         during(spec, lambda backend: backend.load(tmp_path))
 
 
