@@ -14,7 +14,8 @@ from retrain.config.load import load_config
 from retrain.config.schema import Budget
 from retrain.plan.estimate.history import learn
 from retrain.plan.estimate.learned import Learned, learned_for
-from retrain.plan.estimate.money import Z90, Billed, cost_forecast
+from retrain.plan.estimate.money import Billed, cost_forecast
+from retrain.plan.estimate.workload import NORMAL_P90
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.records.layout import RunFiles
 from retrain.records.spending import Tokens, read_spending
@@ -52,7 +53,7 @@ def test_runs_that_differ_as_their_steps_explain_are_taken_for_equal(piloted: tu
     steps = 2 * 4  # of a condition
     each = steps * variance + steps**2 * variance / 16
     assert found.p50_usd == pytest.approx(2 * steps * 212.5 * usd_per_token)
-    assert found.p90_usd - found.p50_usd == pytest.approx(Z90 * (2 * each) ** 0.5)
+    assert found.p90_usd - found.p50_usd == pytest.approx(NORMAL_P90 * (2 * each) ** 0.5)
 
 
 def test_runs_that_differ_more_than_their_steps_widen_the_forecast(piloted: tuple[Plan, Learned]) -> None:
@@ -62,7 +63,7 @@ def test_runs_that_differ_more_than_their_steps_widen_the_forecast(piloted: tupl
     assert found is not None
     of_steps, of_run = 10.0**2, 200.0
     each = 8 * of_steps + 2 * 4**2 * of_run + 8**2 * (of_steps / 16 + of_run / 2)
-    assert found.p90_usd - found.p50_usd == pytest.approx(Z90 * (2 * each) ** 0.5 * 2e-6)
+    assert found.p90_usd - found.p50_usd == pytest.approx(NORMAL_P90 * (2 * each) ** 0.5 * 2e-6)
 
 
 def test_explain_shows_the_tokens_of_a_step(piloted: tuple[Plan, Learned], retrain: Callable) -> None:
