@@ -224,7 +224,7 @@ def sandboxes_of(configs: Sequence[Config]) -> dict[str, str]:
     """Return name -> weakness, "" for none, of runs' sandboxes; ConfigError if one cannot be used here."""
     found: dict[str, str] = {}
     for name, options, _ in chain.from_iterable(map(_sandboxes_named, configs)):
-        opened = registry.find("sandbox", name)(**options)
+        opened = registry.check_made("sandbox", name, registry.find("sandbox", name)(**options))
         found[opened.name] = opened.weakness
     return found
 

@@ -38,6 +38,8 @@ SPEC = PluginSpec(
     "reward",
     "score",
     ("completion", "prompt"),
+    members=("score_all", "close"),  # of what `open_scorer` returns
+    methods=(Hook("score_all", ("answers",), "a Score for each"),),
     hooks=(
         Hook("open_scorer", (), "a BatchScorer, in place of `score`"),
         Hook("check_params", ("params",), "problems of [reward.params], as `key: what is wrong`"),

@@ -85,7 +85,7 @@ def open_reward(
     `sandbox` holds `sandbox` and `sandbox_options`, for a reward that takes both and names no sandbox itself.
 
     Raises:
-        ConfigError: no such reward, or it rejects its parameters.
+        ConfigError: no such reward, it rejects its parameters, or what it opens cannot score.
     """
     plugin = registry.plugin("rewards", name)
     opener = plugin.hook("open_scorer")
@@ -93,7 +93,7 @@ def open_reward(
         return CallingScorer(plugin.function(), name, params)
     taken = {parameter.name for parameter in plugin.parameters() or ()}
     given = with_sandbox(params, sandbox) if sandbox and taken.issuperset(sandbox) else params
-    scorer: BatchScorer = opener(**given)
+    scorer: BatchScorer = registry.check_made("rewards", name, opener(**given))
     return scorer
 
 

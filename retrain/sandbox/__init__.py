@@ -19,7 +19,7 @@ from retrain.registry import Hook, PluginSpec
 SPEC = PluginSpec(
     "sandbox",
     "open_sandbox",
-    members=("name", "command"),
+    members=("name", "command", "mounts", "folder", "single_use", "readable", "weakness"),
     hooks=(Hook("check_options", ("options",), "problems of [reward.sandbox_options]"),),
     judge="check_options",
 )
