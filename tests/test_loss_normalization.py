@@ -14,10 +14,10 @@ from retrain.backends.numpy.training import loss_gradient
 from retrain.backends.objective import split_by_group
 from retrain.campaign.run import reopen
 from retrain.config.load import load_config, parse
-from retrain.errors import ConfigError
+from retrain.errors import ConfigError, RunFailedError
 from retrain.plan.matrix import plan_runs
 from retrain.records.metrics import read_metrics
-from retrain.rollouts import Prompt, TrainingSample
+from retrain.rollouts import LossTerms, Prompt, TrainingSample
 from retrain.trainer.batch import BoundAlgorithm, ScoredBatch
 from tests.long.test_numpy_backend_learning import perturbed_weights
 from tests.test_trainer import make_run, train, with_
@@ -209,3 +209,41 @@ def test_a_new_run_says_what_its_keys_mean(tmp_path):
     files.run_toml.write_text(files.run_toml.read_text().replace("version = 2\n", ""))
     with pytest.raises(ConfigError, match="was changed since it was planned"):
         worker.read_run(files)
+
+
+def gives_nothing(*given):
+    pass
+
+
+def gives_one(*given):
+    return np.ones(1)
+
+
+def gives_nan(rollout, advantage, progress):
+    return np.full(len(rollout.tokens), np.nan)
+
+
+@pytest.mark.parametrize(
+    ("transform", "says"), [("nothing", r"shape \(\)"), ("one", r"shape \(1,\)"), ("nan", "nan; ")]
+)
+def test_a_transform_that_does_not_give_each_token_an_advantage_is_named(transform, says):
+    raw = {"algorithm": {"transform_mode": f"{__name__}.gives_{transform}"}}
+    batch = batch_of(REWARDS)
+    algorithm = BoundAlgorithm(parse(raw, "c"), lambda groups, step: batch)
+    with pytest.raises(RunFailedError, match=f"gives_{transform}' returned {says}"):
+        algorithm.transform(batch, ADVANTAGES, 0.0)
+
+
+def one_term_only(logprobs, sampler_logprobs, advantages, sequence):
+    return LossTerms(np.ones(1), -advantages, np.zeros(1, dtype=np.bool_))
+
+
+@pytest.mark.parametrize(
+    ("loss", "says"), [("gives_nothing", "a NoneType; needs .*LossTerms"), ("one_term_only", "another shape")]
+)
+def test_a_loss_that_does_not_return_terms_for_each_token_is_named(loss, says):
+    raw = {"algorithm": {"loss_mode": f"{__name__}.{loss}", "ratio_cap": 2.0}}
+    algorithm = BoundAlgorithm(parse(raw, "c"), lambda groups, step: batch_of(REWARDS))
+    zeros = np.zeros(3)
+    with pytest.raises(RunFailedError, match=f"{loss}' returned .*{says}"):
+        algorithm.loss.evaluate(zeros, zeros, zeros, np.zeros(3, dtype=np.int64))

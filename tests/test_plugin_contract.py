@@ -17,6 +17,7 @@ from retrain.cli import app
 from retrain.config.load import parse
 from retrain.conformance import check_plugin, kinds_of
 from retrain.errors import ConfigError
+from retrain.plan.preflight import sandboxes_of
 from retrain.registry.code import defines
 from retrain.registry.contract import call_problem
 from retrain.rewards import Answer, Score, match, python
@@ -365,6 +366,15 @@ def test_bounds_and_choices_hold_however_annotations_are_evaluated(
 def test_a_key_without_a_default_must_be_given(own: Callable[[str, str], str]) -> None:
     name = own("needy", "def score(c, p, *, judge: str): ...") + ".score"
     assert problems({"reward": {"reward": name}}) == [f"c.toml [reward.params].judge: is needed by {name!r}"]
+
+
+def test_what_a_reward_or_a_sandbox_opens_must_be_usable(own: Callable[[str, str], str]) -> None:
+    name = own("forgetful", "def open_scorer(): pass\ndef score(c, p): ...\ndef open_sandbox(): pass\n")
+    with pytest.raises(ConfigError, match=r"returned a NoneType without score_all, close"):
+        open_reward(f"{name}.score", {})
+    config = parse({"reward": {"reward": "python", "sandbox": f"{name}.open_sandbox"}}, "c.toml")
+    with pytest.raises(ConfigError, match=r"open_sandbox' returned a NoneType without name, command"):
+        sandboxes_of([config])
 
 
 def test_what_a_task_returns_must_be_a_task(retrain: Retrain, campaign_file: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from retrain.backends.objective import RatioCap
 from retrain.config.schema import Config
 from retrain.errors import RunFailedError
 from retrain.records.step_row import RolloutSummary
-from retrain.rollouts import CORRECT, Evaluate, Floats, Group, Loss, Rollout, TrainingSample
+from retrain.rollouts import CORRECT, Evaluate, Floats, Group, Loss, LossTerms, Rollout, TrainingSample
 
 Estimate = Callable[[Floats], Floats]  # rewards of shape (prompts, rollouts) -> advantages
 LEAST_ROLLOUTS = 2  # a single rollout has no baseline
@@ -110,12 +110,14 @@ class BoundAlgorithm:
         """Find the plugins that a configuration names, for an open reward (`retrain.trainer.scoring`)."""
         table = config.algorithm
         evaluate: Evaluate = partial(registry.find("losses", table.loss_mode), **table.loss_params)
+        evaluate = _with_terms(table.loss_mode, evaluate)
         if table.ratio_cap:
             evaluate = RatioCap(table.ratio_cap, table.ratio_cap_scope, table.ratio_cap_mode).limit(evaluate)
         self.reward = reward
         self.estimate = open_advantage(table.advantage_mode, table.advantage_params)
         self.loss = Loss(table.loss_mode, evaluate, table.loss_params, is_capped=table.ratio_cap > 0)
-        self._reweigh = partial(registry.find("transforms", table.transform_mode), **table.transform_params)
+        reweigh = partial(registry.find("transforms", table.transform_mode), **table.transform_params)
+        self._reweigh = partial(_reweighed, table.transform_mode, reweigh)
         self._normalization, self._max_tokens = table.loss_normalization, config.training.max_tokens
         # a KL term or an entropy bonus trains tied groups too
         self._is_regularized = table.kl_coef > 0 or config.training.entropy_bonus > 0
@@ -160,6 +162,42 @@ class BoundAlgorithm:
         if unit == "sequence":
             return lambda rollout: 1.0 / (len(rollouts) * len(rollout.tokens))
         return lambda rollout: 1.0 / (len(rollouts) * self._max_tokens)
+
+
+def _with_terms(name: str, evaluate: Evaluate) -> Evaluate:
+    """Return a loss that raises RunFailedError if the plugin does not return terms for each token."""
+
+    @wraps(evaluate)  # backends read its parameters
+    def evaluated(logprobs: Floats, *others: Any) -> LossTerms:
+        terms = evaluate(logprobs, *others)
+        if not isinstance(terms, LossTerms):
+            found = type(terms).__name__
+            raise RunFailedError(f"loss_mode {name!r} returned a {found}; needs retrain.rollouts.LossTerms")
+        if any(np.shape(one) != logprobs.shape for one in (terms.value, terms.slope, terms.clipped)):
+            raise RunFailedError(
+                f"loss_mode {name!r} returned terms of another shape than {logprobs.shape}, one per token"
+            )
+        return terms
+
+    return evaluated
+
+
+def _reweighed(
+    name: str, reweigh: Callable[[Rollout, float, float], Floats], rollout: Rollout, *given: float
+) -> Floats:
+    """Call the token transform; raise RunFailedError unless it gives each token a finite advantage."""
+    advantages = np.asarray(reweigh(rollout, *given), dtype=np.float64)
+    if advantages.shape != (wanted := (len(rollout.tokens),)):
+        raise RunFailedError(
+            f"transform_mode {name!r} returned shape {advantages.shape} for a rollout of shape {wanted}; "
+            "needs an advantage for each token"
+        )
+    if not np.isfinite(advantages).all():
+        raise RunFailedError(
+            f"transform_mode {name!r} returned {advantages[~np.isfinite(advantages)][0]}; "
+            "an advantage must be a finite number"
+        )
+    return advantages
 
 
 def entropy_of(batch: ScoredBatch, stats: UpdateStats) -> float:
