@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import tomllib
 from pathlib import Path
 
@@ -319,3 +320,11 @@ def test_a_wrong_name_is_found_even_if_every_condition_replaces_it(here: Path) -
 )
 def test_a_value_is_shown_as_toml_reads_it(value: object) -> None:
     assert tomllib.loads(f"key = {as_toml(value)}") == {"key": value}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a file that opens and cannot be read")
+def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.symlink_to("/proc/self/mem")  # which begins with an input/output error
+    with pytest.raises(ConfigError, match=r"c.toml: cannot read \(Input/output error\); the disk reports"):
+        load_config(path)

@@ -58,7 +58,7 @@ def reconcile(
     Raises:
         ConfigError: results would differ, and the user does not accept that, or runs are alive.
     """
-    is_same_file = digest_of_file(files.campaign_toml.read_bytes()) == origin.digest
+    is_same_file = digest_of_file(read_small(files.campaign_toml) or b"") == origin.digest
     manifest = _manifest(files)
     looks = known_looks(files.looks, manifest.decision if manifest else None)
     recorded = _recorded(plan, files, manifest, is_same_file)

@@ -48,7 +48,7 @@ from retrain.config.sweep import (
 )
 from retrain.config.sweep_checks import check_sweep, ends_of
 from retrain.config.versions import CURRENT, as_meant
-from retrain.errors import ConfigError
+from retrain.errors import ConfigError, records_error
 
 LARGEST_FILE_BYTES = 1_000_000  # a campaign file is a page or two; this limits the parser's input
 
@@ -163,10 +163,11 @@ def read_toml(path: Path) -> Table:
 
 
 def _unreadable(path: Path, error: OSError | ValueError) -> ConfigError:
-    is_missing = isinstance(error, FileNotFoundError)
-    others = [other.name for other in path.parent.glob("*.toml")] if is_missing else []
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        return ConfigError(str(records_error(path, "read", error, then="try again")))
+    others = [other.name for other in path.parent.glob("*.toml")]
     fix = registry.hint(path.name, others, "`retrain init campaign` makes a file to start from")
-    return ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}; {fix}")
+    return ConfigError(f"{path}: {error.strerror}; {fix}")
 
 
 def parse(
