@@ -42,6 +42,12 @@ def test_a_narrow_terminal_shows_each_conditions_mean_reward() -> None:
     assert "0.500 ± 0.250" in line
 
 
+def test_long_names_are_cut_before_failures_are_left_out() -> None:
+    runs = [run_of("a" * 40, seed=s, state="failed") for s in range(3)]
+    table = shown(runs, 80).partition("condition")[2]
+    assert "failed" in table.splitlines()[0]
+
+
 def test_runs_that_failed_alike_share_a_line() -> None:
     lost = [run_of(seed=s, state="infrastructure", message="connection refused") for s in range(500)]
     told = shown([*lost, run_of("maxrl", state="failed", message="no such task")]).splitlines()

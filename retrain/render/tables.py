@@ -26,6 +26,7 @@ PIPE_WIDTH = 200
 LONGEST_CELL = 500  # characters
 LEAST_COLUMNS = 3  # of a fitted table
 LEAST_NAME = 8  # characters in its first column
+GOOD_NAME = 24  # a longer name is cut before a column is left out
 GAP = 3  # characters between two columns
 
 
@@ -121,7 +122,8 @@ def table(
 def fitted(title: str, columns: Sequence[str], rows: Sequence[Sequence[str | Text]], width: int) -> Table:
     """Lay out as many columns as fit, unwrapped; the first ones matter most. Names in the first are cut."""
     count = len(columns)
-    while count > LEAST_COLUMNS and width_of(columns[:count], rows) > width:
+    named = [(without_middle(str(name), GOOD_NAME), *others) for name, *others in rows]
+    while count > LEAST_COLUMNS and width_of(columns[:count], named) > width:
         count -= 1
     room = max(LEAST_NAME, width - GAP - width_of(columns[1:count], [row[1:] for row in rows]))
     shown = [(without_middle(str(name), room), *others[: count - 1]) for name, *others in rows]
