@@ -95,7 +95,7 @@ def _form(kind: str, name: str) -> str:
     found.function()
     hooks = [hook.name for hook in spec.hooks if found.hook(hook.name) is None]
     if found.module is None:
-        module = registry.find_module(name.rpartition(".")[0])
+        module = registry.find_module(name.rpartition(".")[0] or found.found.__module__)
         if lost := [hook for hook in hooks if hasattr(module, hook)]:
             return f"{', '.join(lost)} have no effect: the function is not called {spec.entry!r}"
     return ""

@@ -391,6 +391,10 @@ def test_an_installed_package_offers_plugins_by_name(retrain: Retrain, campaign_
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
         "[retrain.launchers]\ncluster = others_launcher\n[retrain.backends]\nwide = others_backend:connect\n"
+        "[retrain.rewards]\nshort = others_rewards:brevity\n"
+    )
+    (site / "others_rewards.py").write_text(
+        'def brevity(completion, prompt):\n    """Prefer short ones."""\n    return -len(completion) / 1000\n'
     )
     (site / "others_launcher.py").write_text(f'"""Jobs of ours."""\n{LAUNCHER}')
     (site / "others_backend.py").write_text(BACKEND)
@@ -401,5 +405,9 @@ def test_an_installed_package_offers_plugins_by_name(retrain: Retrain, campaign_
     assert explained["script"] == "submit --queue night 4 runs"
     listed = json.loads(retrain("plugins", "launchers", "--json", env=env).stdout)["plugins"]
     assert [row["summary"] for row in listed if row["name"] == "cluster"] == ["Jobs of ours."]
+    tried = json.loads(retrain("plugins", "--check", "short", "--json", env=env).stdout)
+    assert [one["problem"] for one in tried["findings"]] == [""] * 3
+    rewards = json.loads(retrain("plugins", "rewards", "--json", env=env).stdout)["plugins"]
+    assert [row["summary"] for row in rewards if row["name"] == "short"] == ["Prefer short ones."]
     wrong = retrain("explain", campaign_file, *chosen, "--set", "backend.options.width=3", env=env)
     assert "backend.options.width: needs an even number" in wrong.stderr

@@ -68,7 +68,7 @@ class Plugin:
 
     def summary(self) -> str:
         """Return the first line of its description."""
-        return ((self.module and self.module.__doc__) or "").strip().partition("\n")[0]
+        return ((self.module or self.found).__doc__ or "").strip().partition("\n")[0]
 
     def _checked(
         self, found: Any, what: str, arguments: tuple[str, ...], given: tuple[str, ...] = ()
