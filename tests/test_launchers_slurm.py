@@ -74,6 +74,7 @@ def test_the_newest_task_of_a_run_counts() -> None:
 
 
 def test_a_waiting_task_that_is_missing_from_its_job_was_cancelled(files: RunFiles) -> None:
+    files.run_toml.touch()
     earlier = task(6, 0, "FAILED")
     (ended,) = news_of(SubmittedRun("r", files, 8), earlier, jobs={8})
     assert isinstance(ended, Ended)

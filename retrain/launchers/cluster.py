@@ -141,8 +141,7 @@ class SubmittedRun:
 
     def has_arrived(self) -> bool:
         """Whether done.json exists, or has not appeared in time."""
-        names_in(self.files.directory)
-        if is_there(self.files.done):
+        if self.files.done.name in names_in(self.files.directory):
             return True
         self._over_since = self._over_since or time.monotonic()
         return time.monotonic() - self._over_since > ARRIVAL_S
@@ -201,16 +200,11 @@ class ClusterLauncher:
             self._said.add(about or text)
 
 
-def names_in(directory: Path) -> list[str] | None:
-    """Return a directory's files, and make a network file system look again; None if it is unreachable."""
+def names_in(directory: Path) -> list[str]:
+    """Return a directory's files, none if it is unreachable; a network file system looks again for it."""
     with suppress(OSError):
         return os.listdir(directory)  # noqa: PTH208
-    return None
-
-
-def is_there(path: Path) -> bool:
-    """Whether a file exists; no if the file server is unreachable, which is asked again at the next look."""
-    return os.path.exists(path)  # noqa: PTH110 (Path.exists raises errors of the file server in Python 3.11)
+    return []
 
 
 def is_alive(files: RunFiles) -> bool:
@@ -220,7 +214,8 @@ def is_alive(files: RunFiles) -> bool:
 
 def where_to_look(files: RunFiles) -> str:
     """Return where to look if a worker wrote no record; otherwise ""."""
-    if is_there(files.attempts):
+    names = names_in(files.directory)
+    if files.attempts.name in names:
         return ""
-    unseen = "" if is_there(files.output_log) else " and whether the nodes see that directory"
+    unseen = "" if files.output_log.name in names else " and whether the nodes see that directory"
     return f", before its worker wrote anything; see `retrain logs {files.directory}`{unseen}"

@@ -263,9 +263,9 @@ def news_of(watch: SubmittedRun, task: SlurmTask | None, jobs: Collection[int] =
 
 
 def _has_started(watch: SubmittedRun) -> bool:
-    """Whether the run's task wrote its output, which it moves into the run's directory first."""
-    names = names_in(watch.files.directory)
-    return watch.has_begun or names is None or any(n.startswith(f"engine-{watch.number}_") for n in names)
+    """Whether the run's task wrote its output, which it moves into the run's directory first, or may have."""
+    names = names_in(watch.files.directory)  # never empty, unless it is unreachable
+    return watch.has_begun or not names or any(n.startswith(f"engine-{watch.number}_") for n in names)
 
 
 def _end_of(watch: SubmittedRun, task: SlurmTask) -> Ended:
