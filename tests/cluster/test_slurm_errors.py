@@ -132,6 +132,24 @@ def test_runs_that_somebody_cancelled_are_not_submitted_again_until_resumed(
     assert finish(retrain("resume", directory))[0] == 0
 
 
+def test_a_waiting_run_cancelled_alone_is_not_submitted_again_and_a_stop_of_a_copy_stops_nothing(
+    slurm: Cluster, retrain: Start, file: Path
+) -> None:
+    three = ("--set", "campaign.max_workers=1", "--set", "campaign.seeds=[0,1,2]")
+    campaign = retrain("run", file, *SLURM, *three)
+    await_that("a worker", lambda: slurm.workers())
+    directory = only_campaign(file.parent / "logs")
+    _, last = sorted(slurm.run("squeue", "-h", "-r", "-t", "PENDING", "-o", "%i").stdout.split())
+    slurm.run("scancel", last)
+    slurm.run("cp", "-r", str(directory), str(file.parent))
+    assert finish(retrain("stop", file.parent / directory.name))[0] == 0
+    code, said = finish(campaign)
+    assert code == EXIT_INTERRUPTED, said
+    assert "was cancelled in Slurm before it started" in said
+    assert sorted(attempts_of(directory)) == [0, 1, 1]
+    assert sorted(state for state, _ in results(directory).values()) == ["done", "done", "pending"]
+
+
 def test_runs_that_slurm_holds_back_are_named_and_stopped(slurm: Cluster, retrain: Start, file: Path) -> None:
     directory = in_the_background(retrain, file, *option("""flags=['--hold']"""))
     held = "Slurm holds 2 runs back: JobHeldUser"
