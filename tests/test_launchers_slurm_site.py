@@ -79,6 +79,21 @@ def test_a_site_whose_sbatch_prints_more_than_the_jobs_number_is_understood(
     assert submit([]) == 1234
 
 
+def test_a_job_whose_number_was_not_told_is_looked_up_before_it_is_submitted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = plugin.SlurmLauncher(submitted_before(assignment(tmp_path / "camp", 3)), Slurm())
+    squeue(tmp_path, "7_0|RUNNING|camp.0|None|/x 0", "8_1|PENDING|camp.0|None|/x 0")
+    monkeypatch.setenv("PATH", command(tmp_path, "sbatch", "echo 7"))
+    launcher.submit(["r0"])
+    command(tmp_path, "sbatch", "echo accepted")
+    with pytest.raises(ClusterDownError, match="sbatch answered 'accepted' instead of a job ID"):
+        launcher.submit(["r1"])
+    command(tmp_path, "sbatch", f'echo "$@" > "{tmp_path}/told"; echo 9')
+    assert launcher.submit(["r1", "r2"]) == {"r1", "r2"}
+    assert "--array=2%3 " in (tmp_path / "told").read_text()
+
+
 @pytest.mark.parametrize(
     "script",
     [

@@ -102,7 +102,7 @@ def submit(arguments: Sequence[str]) -> int:
     """
     said = _run(["sbatch", "--parsable", *arguments])
     if not (jobs := JOB.findall(said)):
-        raise LaunchError(f"sbatch answered {plain(said, 200)!r} instead of a job ID")
+        raise ClusterDownError(f"sbatch answered {plain(said, 200)!r} instead of a job ID")
     return int(jobs[-1])
 
 
