@@ -192,6 +192,16 @@ def test_an_sbatch_that_waits_for_a_place_in_the_queue_is_not_waited_for(
         submit([])
 
 
+def test_an_sbatch_that_takes_its_time_gets_the_whole_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "SLICE_S", 0.02)
+    monkeypatch.setenv("PATH", command(tmp_path, "sbatch", f'sleep 0.2; cat > "{tmp_path}/got"'))
+    script = "#!/bin/bash\n" + "# a long line\n" * 20_000  # more than a pipe holds
+    commands.try_submit(script, [])
+    assert (tmp_path / "got").read_text() == script
+
+
 def test_what_sbatch_would_take_from_the_environment_is_not_there_and_named_when_it_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import IO
 
 from retrain.errors import ClusterDownError, LaunchError
 from retrain.extras import needs
@@ -108,7 +110,10 @@ def submit(arguments: Sequence[str]) -> int:
 
 def try_submit(script: str, arguments: Sequence[str]) -> None:
     """Have Slurm judge a batch script without submitting it; raises as `submit` does."""
-    _run(["sbatch", "--test-only", *arguments], script)
+    with tempfile.TemporaryFile() as given:  # and no pipe: sbatch may take long to read it
+        given.write(script.encode())
+        given.seek(0)
+        _run(["sbatch", "--test-only", *arguments], given)
 
 
 def list_tasks(names: Sequence[str]) -> str:
@@ -165,9 +170,9 @@ def array_limit() -> int:
     return max(1, min(map(int, limits), default=USUAL_ARRAY_SIZE))
 
 
-def _run(command: list[str], text: str | None = None, ignored: re.Pattern[str] | None = None) -> str:
+def _run(command: list[str], given: IO[bytes] | None = None, ignored: re.Pattern[str] | None = None) -> str:
     try:
-        code, out, err = _call(command, text)
+        code, out, err = _call(command, given)
     except FileNotFoundError as error:
         raise LaunchError(f"{command[0]}: no longer found; load the site's Slurm module") from error
     except TimeoutError as error:
@@ -195,11 +200,11 @@ def _error(reason: str) -> LaunchError:
     return LaunchError(f"Slurm refuses: {reason}{_hint(reason)}")
 
 
-def _call(command: list[str], text: str | None) -> tuple[int, str, str]:
+def _call(command: list[str], given: IO[bytes] | None) -> tuple[int, str, str]:
     """Run a command; kill an sbatch that starts to wait because the queue is full."""
     process = subprocess.Popen(
         command,
-        stdin=subprocess.PIPE if text is not None else None,
+        stdin=given or subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={name: value for name, value in os.environ.items() if not name.startswith(HABITS)},
@@ -207,18 +212,18 @@ def _call(command: list[str], text: str | None) -> tuple[int, str, str]:
     )
     with process:
         try:
-            out, err = _patiently(process, text.encode() if text is not None else None)
+            out, err = _patiently(process)
         except BaseException:
             process.kill()
             raise
     return process.returncode, out.decode(errors="replace"), err.decode(errors="replace")
 
 
-def _patiently(process: subprocess.Popen[bytes], given: bytes | None) -> tuple[bytes, bytes]:
+def _patiently(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
     until = time.monotonic() + TIMEOUT_S
     while True:
         try:
-            return process.communicate(given, timeout=SLICE_S)
+            return process.communicate(timeout=SLICE_S)
         except subprocess.TimeoutExpired as error:
             if RETRYING.encode() in (error.stderr or b""):
                 process.kill()
