@@ -6,7 +6,15 @@ import pytest
 
 from retrain.errors import ConfigError, RecordsError
 from retrain.records.files import make_directory
-from retrain.records.layout import CampaignFiles, campaign_of, create_directory, find_campaigns, open_campaign
+from retrain.records.layout import (
+    CampaignFiles,
+    campaign_of,
+    create_directory,
+    files_of_runs,
+    find_campaigns,
+    open_campaign,
+)
+from retrain.trainer import checkpoint
 
 
 def test_a_new_directory_is_private_and_named_after_campaign_and_time(tmp_path):
@@ -69,6 +77,17 @@ def test_a_log_directory_named_runs_beside_a_campaign_file_is_no_part_of_a_campa
     with pytest.raises(ConfigError, match="runs: is a log directory; name a campaign"):
         open_campaign(logs)
     assert campaign_of(single).directory == single
+
+
+def test_runs_and_checkpoints_are_not_missed_where_python_hides_errors(tmp_path, monkeypatch):
+    (tmp_path / "campaign.toml").touch()
+    run = CampaignFiles(tmp_path).run("grpo_s0")
+    run.checkpoints.mkdir(parents=True)
+    checkpoint.save(run.checkpoints, 1, {"n": 1}, lambda directory: None, keep=1)
+    for name in ("exists", "is_dir"):  # from Python 3.14 on so after any error, as of a file server's
+        monkeypatch.setattr(Path, name, lambda path, **_: False)
+    assert list(files_of_runs(CampaignFiles(tmp_path))) == ["grpo_s0"]
+    assert checkpoint.newest(run.checkpoints).step == 1
 
 
 def test_names_created_at_once_never_collide(tmp_path):

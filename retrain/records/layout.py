@@ -272,8 +272,11 @@ def files_of_runs(files: CampaignFiles) -> dict[str, RunFiles]:
         alone = RunFiles(files.directory)
         return {str(recorded_table(alone, "run").get("run_id", files.directory.name)): alone}
     try:
-        found = sorted(files.runs.iterdir()) if files.runs.is_dir() else []
-        return {path.name: RunFiles(path) for path in found if path.is_dir()}
+        with os.scandir(files.runs) as entries:
+            names = sorted(entry.name for entry in entries if entry.is_dir())
+        return {name: RunFiles(files.runs / name) for name in names}
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
     except OSError as error:
         raise records_error(files.runs, "list", error) from error
 

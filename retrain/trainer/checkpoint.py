@@ -135,9 +135,11 @@ def _is_whole(directory: Path) -> bool:
 
 
 def _by_step(root: Path, after: int = -1) -> list[Path]:
-    if not root.is_dir():
+    try:
+        found = [path for path in root.iterdir() if _step(path) > after]
+    except (FileNotFoundError, NotADirectoryError):  # any other error does not mean that there are none
         return []
-    return sorted((p for p in root.iterdir() if _step(p) > after), key=_step, reverse=True)
+    return sorted(found, key=_step, reverse=True)
 
 
 def _remove(directories: Iterable[Path]) -> None:
