@@ -158,6 +158,10 @@ def too_few_as_in_trl(completions, **columns):
     return [1.0]
 
 
+def nothing_as_in_trl(completions: list[str], **columns: object) -> None:
+    """Forget to return the rewards."""
+
+
 class Grader:
     """A reward that is an object."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,8 @@ from retrain.cli import app
 from retrain.config.load import parse
 from retrain.conformance import check_plugin, kinds_of
 from retrain.errors import ConfigError
-from retrain.plan.preflight import sandboxes_of
+from retrain.plan.matrix import plan_runs
+from retrain.plan.preflight import preflight, sandboxes_of
 from retrain.registry.code import defines
 from retrain.registry.contract import call_problem
 from retrain.rewards import Answer, Score, match, python
@@ -366,6 +368,33 @@ def test_bounds_and_choices_hold_however_annotations_are_evaluated(
 def test_a_key_without_a_default_must_be_given(own: Callable[[str, str], str]) -> None:
     name = own("needy", "def score(c, p, *, judge: str): ...") + ".score"
     assert problems({"reward": {"reward": name}}) == [f"c.toml [reward.params].judge: is needed by {name!r}"]
+
+
+TASK = """
+from retrain.rollouts import Prompt
+from retrain.tasks import Task
+
+def build(*, seed):
+    return Task(train=%s, held_out=(), alphabet="ab", longest_answer=1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("train", "says"),
+    [
+        ("()", "has no prompt to train on"),
+        ("('1+1=',)", "'1+1=' is no retrain.rollouts.Prompt"),
+        ("(Prompt(0, 'a', 2),)", "the answer of prompt 0 is 2, not a text"),
+        ("(Prompt(n, 'a', 'b') for n in range(3))", "train is of type generator, not a tuple"),
+    ],
+)
+def test_what_is_wrong_with_a_tasks_prompts_is_said_before_a_start(
+    train: str, says: str, own: Callable[[str, str], str]
+) -> None:
+    name = f"{own('prompts', TASK % train)}.build"
+    plan = plan_runs(parse({"data": {"task": name}}, "c.toml"))
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        preflight(plan, "c.toml")
 
 
 def test_what_a_reward_or_a_sandbox_opens_must_be_usable(own: Callable[[str, str], str]) -> None:

@@ -277,6 +277,8 @@ def test_a_column_that_is_not_there_is_named_and_so_is_a_wrong_number_of_rewards
         score(f"{FUNCTIONS}.as_in_trl", ("right", "wrong"))
     with pytest.raises(RunFailedError, match="returned 1 rewards for 2 completions"):
         score(f"{FUNCTIONS}.too_few_as_in_trl", ("right", "wrong"))
+    with pytest.raises(RunFailedError, match="nothing_as_in_trl': returned None, not a list of rewards"):
+        score(f"{FUNCTIONS}.nothing_as_in_trl", ("right", "wrong"))
 
 
 @pytest.mark.parametrize("name", [HELD, f"{HELD}_later", "custom", "weighted"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from datetime import date
 from itertools import chain
@@ -21,10 +21,10 @@ from retrain.plan.launching import runs_here
 from retrain.plan.matrix import Plan
 from retrain.plan.part_checks import backend_problems, environment_problems, reward_problems, rewards_of
 from retrain.records.decision import HELD_OUT
+from retrain.rollouts import Prompt
 
 if TYPE_CHECKING:
     from retrain.backends import MemoryEstimate
-    from retrain.rollouts import Prompt
     from retrain.tasks import Task
 
 MOST_REPEATS = 10  # of a prompt in a step without a warning: more is a slip of the hand
@@ -80,6 +80,8 @@ def _warnings_of(config: Config, task: Task, built: dict[str, Task]) -> Iterator
 
 def _run_problems(plan: Plan, config: Config, task: Task, built: dict[str, Task]) -> Iterator[str]:
     prompts = [*task.train, *task.held_out]
+    if not len(task.train):
+        yield f"[data].task: {config.data.task!r} has no prompt to train on"
     yield from environment_problems(config)
     yield from reward_problems(config.reward.reward, config.reward.params, prompts, "[reward].reward")
     for name, options, where in _sandboxes_named(config):  # which may be of different tables
@@ -91,12 +93,28 @@ def _run_problems(plan: Plan, config: Config, task: Task, built: dict[str, Task]
 
 
 def _built(name: str, options: Tables, seed: int, built: dict[str, Task]) -> Task:
-    """Return a task, which is built once for all that share it."""
+    """Return a task, which is built once for all that share it; ConfigError if its prompts are no prompts."""
     key = json.dumps([name, options, seed], default=str, sort_keys=True)
     if key not in built:
-        made = registry.find("tasks", name)(seed=seed, **options)
-        built[key] = registry.check_made("tasks", name, made)
+        made = registry.check_made("tasks", name, registry.find("tasks", name)(seed=seed, **options))
+        if not registry.is_built_in("tasks", name) and (wrong := _malformed(made)):
+            raise ConfigError(f"{name!r}: {wrong}; see the page on extending for a task")
+        built[key] = made
     return built[key]
+
+
+def _malformed(task: Task) -> str:
+    """Return what a task has in place of prompts or of an alphabet; "" for nothing."""
+    for key, kind in (("train", Sized), ("held_out", Sized), ("alphabet", str)):
+        if not isinstance(found := getattr(task, key), kind):
+            return f"{key} is of type {type(found).__name__}, not a {'text' if kind is str else 'tuple'}"
+    for prompt in chain(task.train, task.held_out):
+        if not isinstance(prompt, Prompt):
+            return f"{prompt!r:.80} is no retrain.rollouts.Prompt"
+        for key in ("text", "answer"):
+            if not isinstance(found := getattr(prompt, key), str):
+                return f"the {key} of prompt {prompt.id} is {found!r:.80}, not a text"
+    return ""
 
 
 def _trained_on(config: Config, task: Task, built: dict[str, Task]) -> Iterator[str]:

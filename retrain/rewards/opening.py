@@ -192,6 +192,8 @@ class CallingScorer:
         if isinstance(given, Score):
             return [given] * len(batch)
         rewards = given if self._takes_columns else [given]
+        if not hasattr(rewards, "__len__"):
+            raise RunFailedError(f"{self._name}: returned {rewards!r:.80}, not a list of rewards")
         if len(rewards) != len(batch):
             what = f"returned {len(rewards)} rewards for {len(batch)} completions"
             raise RunFailedError(f"{self._name}: {what}")
