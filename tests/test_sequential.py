@@ -245,6 +245,7 @@ def test_an_error_too_small_for_a_sample_of_signs_finds_nothing():
     assert comparison.fewest_seeds == 18
     d = np.random.default_rng(9).normal(size=20) + 4
     assert verdicts(comparison, d)[-1] == "undecided"
+    assert SequentialComparison(error=1e-20).look(d[:3], np.zeros(3)).verdict == "no_difference"
 
 
 def test_its_state_is_plain_data():
@@ -259,7 +260,9 @@ def test_its_state_is_plain_data():
     [
         ({"max_seeds": 2}, "max_seeds: got 2"),
         ({"max_seeds": 8.0}, "max_seeds: got 8.0"),
+        ({"max_seeds": 10**6}, "max_seeds: got 1000000; needs a whole number from 3 to 1000"),
         ({"error": 0.0}, "error: got 0.0"),
+        ({"error": 1e-320}, "error: got 1e-320; needs at least 1e-100 and below 1"),
         ({"error": 1.0}, "error: got 1.0"),
         ({"smallest_difference": 0.0}, "smallest_difference: got 0.0"),
         ({"smallest_difference": math.inf}, "smallest_difference: got inf"),

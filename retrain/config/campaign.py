@@ -146,7 +146,7 @@ class Decide(Section, affects="schedule"):
 
     metric: str = key("eval_reward", "metric that decides, as `retrain compare` computes it")
     reference: str = key("", "condition that the others are compared with; default: the first")
-    error: float = key(0.05, "probability of a false verdict, over all conditions and looks", gt=0, lt=1)
+    error: float = key(0.05, "probability of a false verdict, over all conditions and looks", ge=1e-9, lt=1)
     smallest_difference: float | None = key(
         None, "smaller differences do not matter, in the metric's unit; default: any matters", gt=0
     )

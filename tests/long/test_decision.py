@@ -258,6 +258,12 @@ def test_the_error_goes_where_the_first_differences_are_large_of_either_sign(dec
     assert verdicts(progress(plan, other).decision)["bonus"] == ("no_difference", 3)
 
 
+def test_the_least_error_may_be_shared(decision_file: Path) -> None:
+    plan = auto(decision_file, "decision.error=1e-9", "decision.max_seeds=100")
+    values = {"plain": [0.0] * 3, "bonus": [0.5, 0.6, 0.4], "alike": [1e-6, 2e-6, 1e-6]}
+    assert verdicts(progress(plan, values).decision)["alike"] == ("no_difference", 3)
+
+
 def test_equal_values_share_the_error_equally() -> None:
     weights = weights_of_error({"a": np.zeros(3), "b": np.zeros(2)})
     assert weights["a"] == weights["b"] > 0
@@ -304,7 +310,8 @@ def test_no_round_begins_after_the_budget(decision_file: Path) -> None:
         (["reference=plane"], "[decision].reference: no condition is named \"plane\"; did you mean 'plain'"),
         (["max_seeds=2"], "decision.max_seeds: got 2; needs at least 3"),
         (["max_seeds=101"], "decision.max_seeds: got 101; needs at most 100"),
-        (["error=0"], "decision.error: got 0; needs more than 0"),
+        (["error=0"], "decision.error: got 0; needs at least 1e-09"),
+        (["error=1e-20"], "decision.error: got 1e-20; needs at least 1e-09"),
         (["budget=soon"], "[decision].budget: 'soon' is not a time span"),
     ],
 )

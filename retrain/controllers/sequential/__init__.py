@@ -48,6 +48,8 @@ OUTLIER = 4.0  # times the median size; further out, a difference counts for the
 OPTIMISM = 1.0  # standard errors by which the trend is raised for the conditional power
 ROUNDING = 1e-12  # relative to the values; smaller differences are rounding errors
 LARGEST = 1e100  # differences in such units; squares of larger ones might overflow
+MOST = 1000  # seeds: their patterns take 0.2 GB
+LEAST_ERROR = 1e-100  # and a share of it: a smaller one has no quantile
 HALVINGS = 40  # of the bracket around a bound of the interval
 FARTHEST = 2.0**60  # spreads from the differences; a bound beyond it is infinite
 
@@ -107,7 +109,7 @@ class SequentialComparison:
     """Compare two conditions after every seed, with at most `error` false verdicts over all looks.
 
     Args:
-        max_seeds: most seeds a condition gets, at least 3. With so few that even equal signs throughout
+        max_seeds: most seeds a condition gets, 3 to 1000. With so few that even equal signs throughout
             are no rare pattern (below 6 for an error of 0.05, below 8 if 4 comparisons share it), no
             difference is ever found; `fewest_seeds` tells how many it takes.
         error: probability of a false "better" or "worse" over all looks and comparisons: a bound up to
@@ -131,10 +133,10 @@ class SequentialComparison:
         require(
             "max_seeds",
             self.max_seeds,
-            is_count(self.max_seeds, FEWEST),
-            f"a whole number of at least {FEWEST}",
+            is_count(self.max_seeds, FEWEST) and self.max_seeds <= MOST,
+            f"a whole number from {FEWEST} to {MOST}",
         )
-        require("error", self.error, 0.0 < self.error < 1.0, "between 0 and 1")
+        require("error", self.error, LEAST_ERROR <= self.error < 1.0, f"at least {LEAST_ERROR} and below 1")
         matters = smallest is None or (smallest > 0.0 and math.isfinite(smallest))
         require("smallest_difference", smallest, matters, "positive, or None")
         require(
@@ -246,7 +248,7 @@ class SequentialComparison:
         far = OUTLIER * float(np.median(np.abs(d[d != 0]))) if d.any() else 0.0
         z = score(np.clip(d, -far, far))  # one collapsed seed would hide that the others are alike
         drift = (z + OPTIMISM) / math.sqrt(done)
-        to_go = NORMAL.inv_cdf(1 - FINAL * self.error_of_each) - z * math.sqrt(done) - drift * (1 - done)
+        to_go = -NORMAL.inv_cdf(FINAL * self.error_of_each) - z * math.sqrt(done) - drift * (1 - done)
         return NORMAL.cdf(-to_go / math.sqrt(1 - done)) < (EARLY_FUTILE if self.early else FUTILE)
 
 

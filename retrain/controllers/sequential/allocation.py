@@ -60,7 +60,7 @@ def found_per_cost(comparison: SequentialComparison, d: Floats, costs: Sequence[
         look, spent = seeds + more, spent + cost
         if comparison.fewest_seeds <= look <= comparison.max_seeds:
             share = FINAL if look == comparison.max_seeds else comparison.test.interim / 2
-            bound = NORMAL.inv_cdf(1 - share * comparison.error_of_each)
+            bound = -NORMAL.inv_cdf(share * comparison.error_of_each)
             known = seeds / look
             chance = NORMAL.cdf((z - bound * math.sqrt(known)) / math.sqrt(1 - known))
             best = max(best, chance / spent)

@@ -137,7 +137,7 @@ def _wallace(freedom: int) -> float:
 
 def _boundary(seeds: int, squares: float, error: float) -> float:
     """Return the |sum| of differences at which Student's t has this two-sided error."""
-    z = NORMAL.inv_cdf(1 - error / 2) / _wallace(seeds - 1)
+    z = -NORMAL.inv_cdf(error / 2) / _wallace(seeds - 1)
     return math.sqrt(seeds * squares * -math.expm1(-z * z / (seeds - 1)))
 
 
