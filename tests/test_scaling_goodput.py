@@ -72,3 +72,11 @@ def test_without_signal_any_batch_is_fully_efficient():
 def test_limits_that_admit_no_batch_are_refused_with_the_least_that_would_do():
     with pytest.raises(ValueError, match="at least 512 samples"):
         Goodput(NO_NETWORK, 100.0, 128).suggest(1, 4, max_batch_size=256, atomic_limits=(128, 256))
+
+
+def test_a_pass_too_small_for_the_initial_batch_needs_accumulation():
+    goodput = Goodput(NO_NETWORK, 100.0, 40)
+    with pytest.raises(ValueError, match="accumulation=False: no batch fits; a step needs at least 40"):
+        goodput.suggest(1, 2, atomic_limits=(1, 19))
+    found = goodput.suggest(1, 2, atomic_limits=(1, 19), accumulation=True)
+    assert (found.atomic_batch, found.accumulation_steps) == (10, 1)

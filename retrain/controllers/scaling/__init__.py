@@ -119,10 +119,12 @@ class Goodput:
         most = self.init_batch_size if max_batch_size is None else max_batch_size
         lowest, highest = atomic_limits or (1, most)
         least = max(self.init_batch_size, lowest * replicas)
-        if not (1 <= lowest <= highest and 1 <= nodes <= replicas and least <= most):
+        reach = most if accumulation else min(most, highest * replicas)
+        if not (1 <= lowest <= highest and 1 <= nodes <= replicas and least <= reach):
             raise ValueError(
                 f"max_batch_size={most}, atomic_limits=({lowest}, {highest}), replicas={replicas}, "
-                f"nodes={nodes}: no batch fits; a step needs at least {least} samples and each node a replica"
+                f"nodes={nodes}, accumulation={accumulation}: no batch fits; a step needs at least {least} "
+                "samples and each node a replica"
             )
         share = np.geomspace(least, most, CANDIDATES) / replicas
         atomic, passes = np.ceil(share - ROUNDING), np.ones_like(share)
