@@ -45,6 +45,14 @@ def test_a_jump_needs_an_evaluation_on_both_sides() -> None:
     assert find_jump(STEPS, jump(0.2, 0.9), np.full(40, np.nan)) is None
 
 
+def test_noise_of_a_long_run_is_no_jump() -> None:
+    """As of 8 prompts a step, whose rewards differ by 0.3."""
+    steps, rng = range(1, 501), np.random.default_rng(0)
+    held_out = np.where(np.arange(500) % 20 == 19, 0.5, np.nan)
+    found = [find_jump(steps, 0.5 + 0.1 * rng.normal(size=500), held_out) for _ in range(20)]
+    assert sum(one is not None for one in found) <= 3
+
+
 @given(rewards=st.lists(st.floats(-1e9, 1e9) | st.just(float("nan")), max_size=30))
 def test_any_rewards_are_read(rewards: list[float]) -> None:
     found = find_jump(range(len(rewards)), np.array(rewards), np.zeros(len(rewards)))

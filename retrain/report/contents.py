@@ -6,6 +6,7 @@ completions, not verdicts: a policy may also learn a task in one jump.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -44,7 +45,8 @@ SHORT = 190  # pixels of a secondary chart
 SIGHT = 3.0  # times the largest concurrency tried: a peak beyond it is extrapolation
 WINDOW = 5  # steps before and after a jump: enough to tell it from one lucky batch
 LEAST_RISE = 0.1  # in the reward's unit; most rewards lie in [0, 1]
-NOISE = 4.0  # standard errors of the rise: once in thousands of windows by chance
+NEAR = 50  # steps before and after, whose noise is that of a jump: by five the error may seem far too small
+NOISE = 4.0  # standard errors of the rise: once in ten thousands of windows by chance
 SHARED = 0.5  # of the rise, by which the held-out reward must rise as well
 TITLES = {
     "mean_reward": "Reward of the sampled rollouts while training",
@@ -225,8 +227,11 @@ def find_jump(steps: Sequence[int], reward: Floats, held_out: Floats) -> Jump | 
     for at in range(WINDOW, len(reward) - WINDOW + 1):
         before, after = reward[at - WINDOW : at], reward[at : at + WINDOW]
         rise = float(after.mean() - before.mean())
-        error = float(np.sqrt((before.var(ddof=1) + after.var(ddof=1)) / WINDOW))
-        if not rise > max(LEAST_RISE, NOISE * error, found.rise if found else 0.0):  # also if NaN
+        if not rise > (found.rise if found else LEAST_RISE):  # also if NaN
+            continue
+        changes = np.diff(reward[max(0, at - NEAR) : at + NEAR])  # of both sides: twice the variance of one
+        variance = max(before.var(ddof=1) + after.var(ddof=1), np.nanmean(changes**2))
+        if rise <= NOISE * math.sqrt(variance / WINDOW):
             continue
         evaluated = held_out[:at], held_out[at + WINDOW - 1 :]
         sides = [values[np.isfinite(values)] for values in evaluated]
