@@ -18,6 +18,8 @@ from retrain.rollouts import Group, Messages, Prompt, Rollout
 
 Schemas: TypeAlias = Sequence[Mapping[str, Any]]  # of functions, as chat templates read them: JSON
 FIRST_MARK = 58213  # in the place of a completion: a number, because every tokenizer has digits
+PARTIAL = "\ufffd"  # in the text of a token that holds some bytes of a character
+MOST_SHARING = 8  # tokens that share the bytes of characters
 SPARE_TOKENS = 4  # checked beyond a stop string's bytes, because some tokens have no text
 
 
@@ -28,7 +30,7 @@ class Vocabulary(Protocol):
         """Return the completions' texts without end token."""
 
     def pieces(self, tokens: Ids) -> tuple[str, ...]:
-        """Return each token's text; a special token's is empty."""
+        """Return each token's text; a special token's is empty, and that of a character's first bytes."""
 
 
 def to_groups(
@@ -183,7 +185,19 @@ class Text:
         return [min((text.partition(stop)[0] for stop in self.stop), key=len, default=text) for text in texts]
 
     def pieces(self, tokens: Ids) -> tuple[str, ...]:
-        return tuple([self._pieces[t] if t in self._pieces else self._piece(t) for t in tokens])
+        found = [self._pieces[t] if t in self._pieces else self._piece(t) for t in tokens]
+        first = 0  # token of those that a character may begin in
+        for place, piece in enumerate(found):
+            if PARTIAL not in piece:
+                first = place + 1
+                continue
+            for begin in range(place - 1, max(first, place - MOST_SHARING + 1) - 1, -1):
+                text = self._shown_in_text(tokens[begin : place + 1])
+                if PARTIAL not in text:  # the last of them gets the whole characters
+                    found[begin : place + 1] = [*[""] * (place - begin), text]
+                    first = place + 1
+                    break
+        return tuple(found)
 
     @property
     def may_reason(self) -> bool:
@@ -262,9 +276,12 @@ class Text:
         return tuple(ids)
 
     def _piece(self, token: int) -> str:
-        # decoded after another token, because some tokenizers drop the space before the first word
-        (text,) = self._decode_all([[self._anchor, token]])
-        return self._pieces.setdefault(token, text[self._anchor_length :])
+        return self._pieces.setdefault(token, self._shown_in_text([token]))
+
+    def _shown_in_text(self, tokens: Sequence[int]) -> str:
+        """Return tokens decoded after another one: some tokenizers drop the space before the first."""
+        (text,) = self._decode_all([[self._anchor, *tokens]])
+        return text[self._anchor_length :]
 
     def _ordinary_token(self) -> int:
         """Return a token of whole letters or digits, which decoding does not strip."""

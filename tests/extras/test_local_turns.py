@@ -106,6 +106,23 @@ def take_random_turns(text: Text, made: Any, letters: list[int], episodes: int =
             assert told.count("<|im_start|>assistant") == 1
 
 
+def test_the_text_of_a_turn_has_characters_that_are_several_tokens() -> None:
+    words = {
+        word: number for number, word in enumerate(["<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet())])
+    }
+    bytewise = Tokenizer(models.BPE(words, merges=[]))
+    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bytewise.decoder = decoders.ByteLevel()
+    made = PreTrainedTokenizerFast(tokenizer_object=bytewise, eos_token="<eos>")
+    text, said = Text(made, "m", chat=False, system=""), "für 日本 🙂🙂!"
+    tokens = (*text.tokens_of(said), made.eos_token_id)
+    rollout = Rollout(Prompt(0, "?", ""), "", tokens, np.zeros(len(tokens)), text.pieces(tokens))
+    assert rollout.turns == [said]
+    assert len(rollout.pieces) == len(tokens)
+    cut_off = text.pieces(tokens[-4:])  # in the middle of a character
+    assert cut_off[-2:] == ("!", "")
+
+
 def test_a_whole_turn_is_followed_by_what_the_template_would_show() -> None:
     text, made = text_of(SMOLLM2), tokenizer(SMOLLM2)
     prompt = Prompt(0, "2+3?", "")
