@@ -21,6 +21,7 @@ from transformers import (
     Lfm2Config,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     PhimoeConfig,
     PretrainedConfig,
     Qwen2MoeConfig,
@@ -128,6 +129,18 @@ def test_a_model_samples_and_learns_whatever_its_shape(name: str, tmp_path: Path
     stats = backend.update(samples, loss_named("ppo"), Optimization(lr=1e-3, temperature=0.8))
     assert stats.clip_fraction == 0.0  # the trainer sees the sampler's log-probabilities
     assert stats.grad_norm > 0
+
+
+def test_recomputed_activations_are_without_the_noise_of_training(tmp_path: Path) -> None:
+    save(MixtralConfig(**GQA, num_local_experts=4, router_jitter_noise=0.3), tmp_path)
+    backend, ran = open_backend(tmp_path, gradient_checkpointing=True), []
+    samples = as_samples(draw(backend))
+    first = backend.policy.causal.base_model.layers[0].self_attn.q_proj
+    first.register_forward_pre_hook(lambda *_: ran.append(1))
+    stats = backend.update(samples, loss_named("ppo"), Optimization(lr=1e-3, temperature=0.8))
+    assert stats.mismatch is not None
+    assert stats.mismatch.max < 1e-4
+    assert len(ran) == 2  # forward, and again for the gradient
 
 
 @pytest.mark.parametrize("name", OWN_ATTENTION)

@@ -78,9 +78,10 @@ class Learner:
             self._set_checkpointing(False)
 
     def _set_checkpointing(self, on: bool) -> None:
-        # activations are recomputed in training mode only
-        if self.checkpointing:
-            self.policy.causal.train(on)
+        # activations are recomputed in training mode only, in which other layers may add noise
+        for layer in self.policy.causal.modules() if self.checkpointing else ():
+            if hasattr(layer, "gradient_checkpointing"):
+                layer.training = on
 
     def _step(
         self,
