@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.config.campaign import Slurm
-from retrain.errors import ClusterDownError, LaunchError
+from retrain.errors import EXIT_LAUNCH, ClusterDownError, LaunchError
 from retrain.launchers import slurm as plugin
 from retrain.launchers.slurm import commands
 from retrain.launchers.slurm.commands import QueueFullError, list_tasks, parse, submit
@@ -266,6 +266,18 @@ def test_a_machine_without_a_cluster_is_told_of_in_one_line(
         "Slurm finds neither its configuration nor a controller from here; log in to a node of the cluster, "
         'set SLURM_CONF, or use launcher = "local"'
     )
+
+
+def test_who_starts_while_slurm_falls_silent_is_told_how_to_continue(
+    retrain: Retrain, campaign_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = campaign_file.parent
+    for name, script in {"sbatch": "", "scancel": "", "scontrol": "", "squeue": "exit 1"}.items():
+        monkeypatch.setenv("PATH", command(here, name, script))
+    done = retrain("run", campaign_file, "--set", "campaign.launcher=slurm")
+    (campaign,) = (here / "logs").iterdir()
+    assert done.returncode == EXIT_LAUNCH
+    assert done.stderr.endswith(f"continue with: retrain resume logs/{campaign.name}\n"), done.stderr
 
 
 @pytest.mark.parametrize(

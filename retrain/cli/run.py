@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from retrain.cli import AsJson, BudgetUsd, ConfigFile, Detach, Overrides
+from retrain.errors import LaunchError
 
 if TYPE_CHECKING:
     from retrain.campaign.orchestrate import CampaignOutcome, CampaignRun
@@ -36,6 +37,7 @@ def command(
     Example: retrain run campaign.toml --set campaign.max_workers=2
     """
     from retrain.campaign.run import start, with_budget
+    from retrain.records.text import as_typed
 
     given = with_budget(overrides or (), budget_usd)
     if detach:
@@ -43,7 +45,12 @@ def command(
         return
     with ExitStack() as stack:
         observer = observe(stack)
-        outcome = carry_out(start(file, given, observer), observer)
+        campaign = start(file, given, observer)
+        try:
+            outcome = carry_out(campaign, observer)
+        except LaunchError as error:  # the cluster may have accepted runs, and a second campaign repeats them
+            directory = as_typed(campaign.directory)
+            raise LaunchError(f"{error}\ncontinue with: retrain resume {directory}") from error
     finish(outcome, as_json=as_json)
 
 
