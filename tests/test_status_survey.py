@@ -203,16 +203,33 @@ def test_lost_permits_are_named_once_with_what_restores_them(campaign, content):
     assert problem.count(str(campaign.permits)) == 1
 
 
-def test_permits_that_cannot_be_looked_at_for_now_are_a_problem(campaign, monkeypatch):
-    stat = os.stat
+@pytest.fixture
+def make_stale(monkeypatch):
+    """Have a path's file server lose it."""
 
-    def stale(path, **more):
-        if str(path) == str(campaign.permits):
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
-        return stat(path, **more)
+    def lose(lost):
+        stat = os.stat
 
-    monkeypatch.setattr(os, "stat", stale)
+        def stale(path, **more):
+            if str(path) == str(lost):
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+            return stat(path, **more)
+
+        monkeypatch.setattr(os, "stat", stale)
+
+    return lose
+
+
+def test_permits_that_cannot_be_looked_at_for_now_are_a_problem(campaign, make_stale):
+    make_stale(campaign.permits)
     assert "Stale file handle" in _only(campaign).problem
+
+
+def test_a_campaign_is_shown_by_its_runs_while_its_origin_cannot_be_looked_at(campaign, make_stale):
+    begin_attempt(campaign.run("grpo_s1").attempts)
+    campaign.manifest.unlink()
+    make_stale(campaign.origin)
+    assert run_in(_only(campaign), "grpo", 1).state == "died"
 
 
 def test_permits_show_who_holds_them(campaign):

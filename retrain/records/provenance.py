@@ -60,10 +60,11 @@ def write_provenance(files: CampaignFiles, origin: Provenance) -> None:
 
 def known_origin(files: CampaignFiles) -> tuple[Provenance, str]:
     """Read origin.json, or rebuild it from the runs; return it and the problem with the file, "" for none."""
+    lost = "is damaged"
     with suppress(RecordsError, ValueError):
         if (written := read_json(files.origin)) is not None:
             return _parse(written), ""
-    lost = "is damaged" if files.origin.exists() else "is missing"
+        lost = "is missing"
     table = _campaign_table(files)
     found = _from_runs(files) or _from_directory(files, table)
     options = table.get(found.launcher)
