@@ -210,6 +210,25 @@ def test_a_pause_for_our_rate_limit_is_load(server: RunningServer, tmp_path: Pat
     assert told.of("sample") == [True]
 
 
+def test_a_bill_that_is_to_be_paid_is_told_as_a_pause(server: RunningServer, tmp_path: Path) -> None:
+    told = Told()
+
+    async def tell(backend: TinkerBackend) -> None:
+        told.calls.clear()
+        server.fail("asample", times=1, status=402)
+        assert len(await backend.sample(PROMPTS[:1], HOW)) == 1
+        said = [(one.phase, one.why) for one in told.outages]
+        assert said == [("API paused", "payment required"), ("", "")]
+        server.pause("paused_capacity")
+        sampling = asyncio.ensure_future(backend.sample(PROMPTS[:1], HOW))
+        await told.until("API paused")
+        server.pause()
+        await sampling
+
+    story_of(server, tmp_path, told, tell)
+    assert (told.outages[-2].why, told.of("sample")) == ("capacity", [])
+
+
 def test_a_server_that_is_down_is_told_with_how_long(
     server: RunningServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 from tinker import APIConnectionError, APIStatusError
 
@@ -80,7 +81,7 @@ class Outages:
         """Report outages to `observe`, and refusals and pauses for our own rate limit to `observe_call`."""
         self._observe, self._observe_call = observe, observe_call
         self._lock = threading.Lock()
-        self._pauses: dict[object, str | None] = {}  # awaited result -> why it is paused; None: not known
+        self._pauses: dict[object, str | None] = {}  # task -> why its call is paused; None: not known
         self._said: dict[object, str] = {}  # by the same, with status 200
         self._failure = ""  # of a server that is down
         self._is_logged = False  # that it is down
@@ -129,23 +130,32 @@ class Outages:
     @contextlib.contextmanager
     def request(self, *, is_poll: bool) -> Iterator[None]:
         """Watch a request of the SDK; `is_poll` if it is for the result of a call."""
-        began_s, result = time.monotonic(), asyncio.current_task() if is_poll else None
-        self._said.pop(result, None)
-        if result is not None and result not in self._pauses:
-            self._pauses[result] = None
-            result.add_done_callback(self._forget)
+        began_s, task = time.monotonic(), asyncio.current_task()
+        self._said.pop(task, None)
+        if is_poll:
+            self._watch(task)
         try:
             yield
         except APIStatusError as error:
             if error.status_code in UNAVAILABLE:
                 self.failed(f"status {error.status_code}", began_s)
             else:
-                self._answered(result, _pause_of(error), began_s)
+                if pause := _pause_of(error):
+                    self._watch(task)
+                self._answered(task, pause, began_s)
             raise
         except APIConnectionError as error:
             self.failed(type(error.__cause__ or error).__name__, began_s)
             raise
-        self._answered(result, self._said.pop(result, ""), began_s)
+        self._answered(task, self._said.pop(task, ""), began_s)
+        if not is_poll:
+            self._forget(task)
+
+    def _watch(self, task: asyncio.Task[Any] | None) -> None:
+        """Have a task count among those that wait for the API, until it ends."""
+        if task is not None and task not in self._pauses:
+            self._pauses[task] = None
+            task.add_done_callback(self._forget)
 
     def said(self, content: object) -> None:
         """Note the content of an answer with status 200, which may be that the result is not there yet."""
@@ -210,7 +220,9 @@ class Outages:
 
 
 def _pause_of(error: APIStatusError) -> str:
-    """Return why the API has paused a call, by its answer to a poll; "" if it has not."""
+    """Return why the API has paused a call, by its answer; "" if it has not."""
+    if error.status_code == 402:  # which the SDK tries again for an hour
+        return "payment required"
     if error.status_code != 408:
         return ""
     try:
