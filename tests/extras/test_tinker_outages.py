@@ -210,6 +210,32 @@ def test_a_pause_for_our_rate_limit_is_load(server: RunningServer, tmp_path: Pat
     assert told.of("sample") == [True]
 
 
+def test_an_answered_heartbeat_does_not_end_an_outage_of_calls() -> None:
+    told = Told()
+    outages = Outages(told.observe)
+
+    def fail() -> None:
+        asked = httpx.Request("POST", "http://127.0.0.1/api/v1/asample")
+        with contextlib.suppress(APIStatusError), outages.request(is_poll=False):
+            raise APIStatusError("down", response=httpx.Response(503, request=asked), body=None)
+
+    def succeed() -> str:
+        with outages.request(is_poll=False):
+            pass
+        return told.outages[-1].phase
+
+    async def tell() -> None:
+        fail()
+        assert succeed() == ""
+        with outages.call("sample"):
+            fail()
+        assert succeed() == "API down"
+        with outages.call("sample"):
+            assert succeed() == ""
+
+    asyncio.run(tell())
+
+
 def test_a_bill_that_is_to_be_paid_is_told_as_a_pause(server: RunningServer, tmp_path: Path) -> None:
     told = Told()
 

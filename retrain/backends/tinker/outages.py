@@ -70,6 +70,12 @@ class ApiCall:
 CALL: ContextVar[ApiCall | None] = ContextVar("CALL", default=None)
 
 
+def _call() -> ApiCall | None:
+    """Return the call in progress here; None in the SDK's heartbeat, which goes on after it."""
+    call = CALL.get()
+    return None if call is None or call.is_over else call
+
+
 class Outages:
     """Pauses and failures of one run's API. Used from any thread."""
 
@@ -84,6 +90,7 @@ class Outages:
         self._pauses: dict[object, str | None] = {}  # task -> why its call is paused; None: not known
         self._said: dict[object, str] = {}  # by the same, with status 200
         self._failure = ""  # of a server that is down
+        self._calls_fail = False  # and not only the SDK's heartbeat
         self._is_logged = False  # that it is down
         self._shown: OutageProgress | None = None
         self._paused, self._down, self._out = Stopwatch(), Stopwatch(), Stopwatch()
@@ -115,8 +122,7 @@ class Outages:
             self._disturb(is_load=True)
 
     def _disturb(self, *, is_load: bool) -> None:
-        call = CALL.get()
-        if call is None or call.is_over:  # the SDK's heartbeat goes on after the call that began it
+        if (call := _call()) is None:
             return
         call.is_disturbed = True
         if is_load:
@@ -165,12 +171,13 @@ class Outages:
     def failed(self, why: str, began_s: float) -> None:
         """Note that a request, begun at a time, was not answered, or not by the API."""
         with self._lock:
-            self._failure = why
+            self._failure, self._calls_fail = why, self._calls_fail or _call() is not None
             self._judge(began_s)
 
     def _answered(self, result: object, pause: str, began_s: float) -> None:
         with self._lock:
-            self._failure = ""
+            if _call() is not None or not self._calls_fail:  # a heartbeat that is answered helps no call
+                self._failure, self._calls_fail = "", False
             is_limited = pause == OUR_LIMIT and self._pauses.get(result) != OUR_LIMIT
             if result in self._pauses:
                 if not pause:  # what was said of the others before is out of date
