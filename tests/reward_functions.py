@@ -14,6 +14,8 @@ import time
 from collections.abc import Awaitable
 from pathlib import Path
 
+import numpy as np
+
 from retrain.errors import InfrastructureError
 from retrain.rewards import TrainerState, UnscoredError
 from retrain.rollouts import Prompt
@@ -96,7 +98,8 @@ def a_million(completion: str, prompt: Prompt) -> float:
 
 def odd(completion: str, prompt: Prompt) -> object:
     """Return what no reward should."""
-    return {"none": None, "text": "0.5", "list": [1.0], "true": True}[completion]
+    values = {"none": None, "text": "0.5", "list": [1.0], "true": True, "large": 1e300}
+    return np.array([0.5, 1.0]) if completion == "array" else values[completion]
 
 
 async def odd_later(completion: str, prompt: Prompt) -> object:
@@ -152,6 +155,10 @@ def late_as_in_trl(prompts, completions, completion_ids, trainer_state, **column
 
 def logging_as_in_trl(completions, log_metric, level):
     return [0.0 for _ in completions]
+
+
+def alone_as_in_trl(completions, **columns):
+    return 1.0
 
 
 def too_few_as_in_trl(completions, **columns):

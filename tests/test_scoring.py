@@ -85,6 +85,13 @@ def test_a_reward_that_is_not_finite_names_its_prompt(name: str) -> None:
         score(name, ("right",), ("nan",))
 
 
+def test_a_reward_beyond_what_statistics_hold_names_its_prompt() -> None:
+    with pytest.raises(
+        RunFailedError, match=r"prompt 0: is 1e\+300; a reward must be a finite number of at most"
+    ):
+        score(f"{FUNCTIONS}.odd", ("large",))
+
+
 def test_a_function_that_raises_stops_the_run() -> None:
     with pytest.raises(RuntimeError, match="asked to raise"):
         score(BY_COMMAND, ("right", "raise"))
@@ -198,7 +205,7 @@ def test_a_reward_that_does_not_exist_cannot_be_opened() -> None:
 
 
 @pytest.mark.parametrize("name", [f"{FUNCTIONS}.odd", f"{FUNCTIONS}.odd_later"])
-@pytest.mark.parametrize("result", ["none", "text", "list"])
+@pytest.mark.parametrize("result", ["none", "text", "list", "array"])
 def test_a_reward_that_is_no_number_names_the_prompt_and_is_never_guessed(name: str, result: str) -> None:
     with pytest.raises(RunFailedError, match=f"^reward {name!r}, prompt 0: must be a number; got"):
         score(name, (result, result))
@@ -279,6 +286,8 @@ def test_a_column_that_is_not_there_is_named_and_so_is_a_wrong_number_of_rewards
         score(f"{FUNCTIONS}.too_few_as_in_trl", ("right", "wrong"))
     with pytest.raises(RunFailedError, match="nothing_as_in_trl': returned None, not a list of rewards"):
         score(f"{FUNCTIONS}.nothing_as_in_trl", ("right", "wrong"))
+    with pytest.raises(RunFailedError, match=r"returned 1\.0, not a list of rewards"):
+        score("custom", ("right",), path=f"{FUNCTIONS}.alone_as_in_trl")
 
 
 @pytest.mark.parametrize("name", [HELD, f"{HELD}_later", "custom", "weighted"])

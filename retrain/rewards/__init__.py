@@ -133,7 +133,24 @@ def number_of(reward: object) -> float:
             if reward is None
             else f"must be a number; got {reward!r:.80}"
         )
-    return float(reward)
+    try:
+        return float(reward)
+    except (TypeError, ValueError, OverflowError) as error:  # such as of an array of several
+        raise TypeError(f"must be a number; got {reward!r:.80}") from error
+
+
+def one_each(given: Any, completions: int) -> Sequence[Any]:
+    """Return what a function returned for several completions: a reward for each.
+
+    Raises:
+        TypeError: it is something else; the message is meant to follow "the reward".
+    """
+    if not hasattr(given, "__len__"):
+        raise TypeError(f"returned {given!r:.80}, not a list of rewards")
+    if len(given) != completions:
+        raise TypeError(f"returned {len(given)} rewards for {completions} completions")
+    rewards: Sequence[Any] = given
+    return rewards
 
 
 def score_with(open_scorer: Callable[P, BatchScorer]) -> Callable[Concatenate[str, Prompt, P], float]:

@@ -30,6 +30,7 @@ from retrain.rewards import (
     call_with_columns,
     is_number,
     number_of,
+    one_each,
 )
 from retrain.sandbox import with_sandbox
 
@@ -191,12 +192,10 @@ class CallingScorer:
         """Return the scores of a call's completions from what it returned, or the Score of each."""
         if isinstance(given, Score):
             return [given] * len(batch)
-        rewards = given if self._takes_columns else [given]
-        if not hasattr(rewards, "__len__"):
-            raise RunFailedError(f"{self._name}: returned {rewards!r:.80}, not a list of rewards")
-        if len(rewards) != len(batch):
-            what = f"returned {len(rewards)} rewards for {len(batch)} completions"
-            raise RunFailedError(f"{self._name}: {what}")
+        try:
+            rewards = one_each(given, len(batch)) if self._takes_columns else [given]
+        except TypeError as error:
+            raise RunFailedError(f"{self._name}: {error}") from error
         return [self._score_of(answer, reward) for answer, reward in zip(batch, rewards, strict=True)]
 
     def _score_of(self, answer: Answer, reward: object) -> Score:

@@ -41,6 +41,7 @@ from retrain.rewards import (
     call_for_one,
     call_with_columns,
     number_of,
+    one_each,
 )
 from retrain.rewards.threads import ThreadedScorer
 from retrain.rollouts import prompt_of
@@ -267,7 +268,7 @@ def _called(function: Callable[..., Any], answer: Answer, params: Mapping[str, A
     result: Any
     try:
         if takes(function, SPEC.by_name):
-            (result,) = result_of(call_with_columns(function, [answer], params))
+            (result,) = one_each(result_of(call_with_columns(function, [answer], params)), 1)
             if result is None:
                 return Reply(ReplyKind.UNSCORED, "the reward is None")
         else:

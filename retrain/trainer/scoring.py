@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from retrain.controllers import StateDict
+from retrain.environments.episode import LARGEST_REWARD
 from retrain.errors import InfrastructureError, RunFailedError
 from retrain.event_loop import EventLoopThread
 from retrain.records.step_row import Unscored
@@ -167,10 +168,10 @@ class Scorer:
                 f"the reward {self._name!r} returned {len(scores)} scores for {len(answers)} completions"
             )
         for answer, score in zip(answers, scores, strict=True):
-            if score.value is not None and not math.isfinite(score.value):
+            if score.value is not None and not abs(score.value) <= LARGEST_REWARD:
                 raise RunFailedError(
-                    f"reward {self._name!r}, prompt {answer.prompt.id}: is {score.value}; "
-                    "a reward must be a finite number"
+                    f"reward {self._name!r}, prompt {answer.prompt.id}: is {score.value:g}; "
+                    f"a reward must be a finite number of at most {LARGEST_REWARD:g}"
                 )
 
     def _require_some(self, scores: Sequence[Score], given: Sequence[Score]) -> None:
