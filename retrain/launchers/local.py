@@ -70,7 +70,12 @@ class LocalLauncher:
                 process = _spawn(self._runs[run_id], self._where, slot)
             finally:
                 slot.close()  # the worker has it now
-            self._watch(run_id, partial(_signal_group, process), process.wait)
+            try:
+                self._watch(run_id, partial(_signal_group, process), process.wait)
+            except LaunchError:
+                kill_group(process.pid)
+                process.wait()
+                raise
         return run_ids
 
     def queued(self) -> Collection[str]:
@@ -106,7 +111,11 @@ class LocalLauncher:
             self._ended.put(Ended(run_id, wait()))
 
         self._signal[run_id] = signal_it
-        threading.Thread(target=notice, name=f"watch {run_id}", daemon=True).start()
+        try:
+            threading.Thread(target=notice, name=f"watch {run_id}", daemon=True).start()
+        except RuntimeError as error:  # a limit of processes, or of memory
+            where = self._runs[run_id]
+            raise LaunchError(f"{where}: no thread can be started for its worker ({error})") from error
 
 
 def _spawn(run_dir: Path, where: Path, slot: GpuSlot) -> subprocess.Popen[bytes]:

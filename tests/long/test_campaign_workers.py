@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from retrain.campaign import Observer
+from retrain.campaign.endings import Ending
 from retrain.campaign.run import reopen, run_campaign, start
 from retrain.locks.held import is_held
 from retrain.plan.matrix import RunPlan
@@ -137,3 +138,28 @@ def test_workers_outlive_a_killed_orchestrator_and_are_adopted(campaign_file: Pa
     assert all(
         [r["step"] for r in read_metrics(p)] == list(range(1, 13)) for p in (directory / "runs").iterdir()
     )
+
+
+class Relief(Observer):
+    """Lets threads start again once a run is to be retried."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def retrying(self, run: RunPlan, ending: Ending, delay_s: float) -> None:
+        threading.stack_size(0)
+        self.said.append(ending.message)
+
+
+def test_a_run_for_which_no_thread_can_start_is_tried_again(campaign_file: Path) -> None:
+    relief = Relief()
+    campaign = start(campaign_file, ONE_RUN, relief)
+    threading.stack_size(1 << 46)  # more than there is
+    try:
+        outcome = campaign.execute()
+    finally:
+        threading.stack_size(0)
+    assert len(relief.said) == 1
+    assert "grpo_s0: no thread can be started for its worker (can't start new thread)" in relief.said[0]
+    assert outcome.exit_code == 0
+    assert len(read_metrics(campaign.files_of("grpo_s0").directory)) == 4
