@@ -26,6 +26,7 @@ from retrain.backends.numpy import CONTEXT
 from retrain.config.load import parse
 from retrain.config.schema import Config, Environment
 from retrain.conformance import check_plugin
+from retrain.environments import plain_calls
 from retrain.environments.guess import Game
 from retrain.environments.plain_calls import InTurn
 from retrain.errors import ConfigError, InterruptedRunError, PromptError
@@ -572,7 +573,8 @@ def test_an_attribute_that_cannot_be_read_costs_at_most_its_episode(name: str) -
     assert (f"KeyError: '{name}'" in failed.error) if is_needed else (not failed.error)
 
 
-def test_episodes_of_plain_functions_are_sampled_together_and_in_order() -> None:
+def test_episodes_of_plain_functions_are_sampled_together_and_in_order(monkeypatch: Any) -> None:
+    monkeypatch.setattr(plain_calls, "SLOW_S", 60.0)  # none is slow, however loaded the machine is
     batches: list[list[int]] = []
     policy = write("x")
 

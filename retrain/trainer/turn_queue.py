@@ -67,7 +67,8 @@ class TurnQueue:
         Raises:
             EpisodeError: the model cannot read the messages, or the newest ones alone fill its context.
         """
-        taken, told = await self._taken(places, asked), getattr(asked, "told", None)
+        taken = await self._taken(places, asked)
+        told = asked.told if isinstance(asked, FirstTurn) else None
         if isinstance(taken, FullContextError) and told is not None:
             alone = await self._taken(places, FirstTurn(told, 1))
             taken = alone if isinstance(alone, FullContextError) else None
