@@ -107,6 +107,14 @@ def test_a_mismatch_that_varies_by_a_tenth_is_not_warned_of(seed: int) -> None:
     assert not any(trend.observe(0.01 * random.lognormal(0, 0.1), step) for step in range(300))
 
 
+def test_of_mismatches_that_vary_by_a_factor_of_two_few_are_warned_of() -> None:
+    random, trends = np.random.default_rng(0), [MismatchTrend() for _ in range(40)]
+    for step in range(500):
+        for trend in trends:
+            trend.observe(0.01 * random.lognormal(0, 0.7), step)
+    assert sum(bool(trend.rise) for trend in trends) <= 5
+
+
 def test_a_trend_survives_json_and_goes_on_alike() -> None:
     trend, copy = MismatchTrend(), MismatchTrend()
     for step in range(90):

@@ -8,7 +8,9 @@ trainer, and more so with each update: often the beginning of a collapse.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import combinations, pairwise
 
 from retrain.controllers import StateDict
 
@@ -16,31 +18,32 @@ WINDOW = 10  # steps of a mean
 RISES = 3  # in a row
 FACTOR = 2.0  # of the first of these means
 NOTABLE = 1e-3  # nats per token: rounding in bfloat16 stays below
+CERTAIN = 3.0  # standard deviations of the trend's score: means of few steps rise by chance
 
 
 @dataclass
 class MismatchTrend:
     """Follows `mismatch_kl` from step to step."""
 
-    window: list[float] = field(default_factory=list)
-    means: list[float] = field(default_factory=list)  # of the last windows
+    values: list[float] = field(default_factory=list)  # of the last windows
     rise: str = ""  # the last one that was warned of
 
     def observe(self, mismatch_kl: float, step: int) -> str:
         """Take the value of a step; return a warning if it grows steadily, else ""."""
-        self.window.append(mismatch_kl)
-        if len(self.window) < WINDOW:
+        self.values.append(mismatch_kl)
+        if len(self.values) < (RISES + 1) * WINDOW:
             return ""
-        self.means = [*self.means, math.fsum(self.window) / WINDOW][-RISES - 1 :]
-        self.window = []
-        rises = all(later > sooner for sooner, later in zip(self.means, self.means[1:], strict=False))
-        first, last = self.means[0], self.means[-1]
-        if len(self.means) <= RISES or not rises or last < max(NOTABLE, FACTOR * first):
+        values = self.values[-(RISES + 1) * WINDOW :]
+        self.values = values[WINDOW:]
+        means = [math.fsum(values[at : at + WINDOW]) / WINDOW for at in range(0, len(values), WINDOW)]
+        rises = all(later > sooner for sooner, later in pairwise(means))
+        first, last = means[0], means[-1]
+        if not rises or last < max(NOTABLE, FACTOR * first) or not _is_trend(values):
             return ""
-        self.means = [last]  # the next warning needs another multiple
+        self.values = values[-WINDOW:]  # the next warning needs another multiple
         self.rise = (
             f"mismatch_kl rose steadily from {first:.2g} to {last:.2g} nats per token in "
-            f"{(RISES + 1) * WINDOW} steps, up to step {step}"
+            f"{len(values)} steps, up to step {step}"
         )
         return self.rise
 
@@ -49,3 +52,13 @@ class MismatchTrend:
 
     def load_state_dict(self, state: StateDict) -> None:
         vars(self).update(state)
+
+
+def _is_trend(values: Sequence[float]) -> bool:
+    """Whether more pairs of values rise than fall, beyond chance.
+
+    Source: Mann 1945, Nonparametric tests against trend, doi:10.2307/1907187.
+    """
+    count = len(values)
+    score = sum((later > sooner) - (later < sooner) for sooner, later in combinations(values, 2))
+    return score >= CERTAIN * math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
