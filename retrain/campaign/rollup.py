@@ -40,7 +40,7 @@ from retrain.records.manifest import (
     write_manifest,
 )
 from retrain.records.metrics import require_sealed
-from retrain.records.run_state import UNREADABLE, end_as_done, read_attempts, read_done
+from retrain.records.run_state import UNREADABLE, RunState, end_as_done, read_attempts, read_done
 from retrain.records.rungs import Searched
 from retrain.records.text import count_of
 from retrain.system import cpu_capacity
@@ -178,10 +178,17 @@ class RollUp:
 
     def write(self, *, ended: bool = False) -> None:
         """Write now; after a RecordsError, the manifest on disk is an older one."""
-        self.manifest = replace(self.manifest, runs=self.entries(), ended_at=utc_now() if ended else "")
+        runs = self.entries()
+        self.manifest = replace(self.manifest, runs=runs, ended_at=_end_of(runs) if ended else "")
         shown = tuple(run for run in self.manifest.runs if run.run_id in self.shown)
         write_manifest(self.files.manifest, replace(self.manifest, runs=shown))
         self._written_at = time.monotonic()
+
+
+def _end_of(runs: Sequence[RunEntry]) -> str:
+    """Return when the last of finished runs ended, also if that was long ago; else the time now."""
+    is_done = all(run.state == RunState.DONE for run in runs)
+    return max((run.ended_at for run in runs if is_done), default="") or utc_now()
 
 
 class RecordingObserver(Observer):

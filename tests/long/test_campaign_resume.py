@@ -23,6 +23,7 @@ from retrain.records.layout import RunFiles
 from retrain.records.manifest import read_manifest
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import RunState, begin_attempt, end_attempt, read_attempts
+from retrain.status import survey
 from tests.conftest import ONE_RUN
 
 ROOT = Path(__file__).parents[2]
@@ -210,9 +211,10 @@ def test_an_earlier_attempts_ending_is_not_taken_for_this_ones(tmp_path: Path) -
 
 def test_a_finished_campaign_says_so_and_runs_nothing(campaign_file: Path) -> None:
     directory = run_campaign(campaign_file, INLINE).directory
-    notes = Notes()
+    before, notes = survey(directory)[0].ended_at, Notes()
     assert reopen(directory, notes).execute().exit_code == 0
     assert (notes.begun_runs, notes.notices) == ([], ["4 finished runs skipped"])
+    assert survey(directory)[0].ended_at == before
 
 
 @pytest.mark.parametrize("damage", ["{broken", "[]", '{"schema_version": 1}', ""])
