@@ -95,15 +95,11 @@ def _known(one: Curve) -> Floats:
 
 
 def points(one: Curve) -> list[Spec]:
-    """Return a curve's data: s step, c condition, m mean, l and h interval, n seeds."""
-    columns = (one.steps, one.mean, one.low, one.high, one.seeds)
-    rows = []
-    for step, mean, low, high, seeds in zip(*(column.tolist() for column in columns), strict=True):
-        row: Spec = {"s": round(step, 1), "c": one.condition, "m": vl.rounded(mean), "n": int(seeds)}
-        if low == low:
-            row |= {"l": vl.rounded(low), "h": vl.rounded(high)}
-        rows.append(row)
-    return rows if has_mean(one) else []
+    """Return a curve's data: s step, c condition, m mean, l and h interval, n seeds; none without a mean."""
+    columns = {name: values for name, values in packed(one).items() if name in "smlhn"}
+    rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+    known = ({name: value for name, value in row.items() if value is not None} for row in rows)
+    return [{"c": one.condition} | row for row in known] if "m" in columns else []
 
 
 def has_mean(one: Curve) -> bool:
@@ -113,11 +109,12 @@ def has_mean(one: Curve) -> bool:
 
 def seed_points(one: Curve) -> list[Spec]:
     """Return the data of a curve's runs: s step, c condition, v value, k which run."""
+    data = packed(one)
     return [
-        {"s": round(step, 1), "c": one.condition, "v": vl.rounded(value), "k": number}
-        for number, values in enumerate(one.each.tolist())
-        for step, value in zip(one.steps.tolist(), values, strict=True)
-        if value == value
+        {"s": step, "c": one.condition, "v": value, "k": number}
+        for number, values in enumerate(data["v"])
+        for step, value in zip(data["s"], values, strict=True)
+        if value is not None
     ]
 
 
