@@ -50,7 +50,8 @@ def command(
     from retrain.render.tables import print_result
 
     if kind and kind not in registry.KINDS:
-        raise ConfigError(f"{kind!r} is not a kind of plugin; known: {', '.join(registry.KINDS)}")
+        fix = registry.hint(kind, registry.KINDS, f"known: {', '.join(registry.KINDS)}")
+        raise ConfigError(f"{kind!r} is not a kind of plugin; {fix}")
     if check or overrides:
         _try_out(check, kind, overrides or (), as_json)
         return
