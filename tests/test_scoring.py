@@ -17,7 +17,7 @@ import pytest
 from retrain import registry
 from retrain.errors import ConfigError, InfrastructureError, RunFailedError
 from retrain.rewards.opening import range_of
-from retrain.rollouts import Group, Prompt, Rollout
+from retrain.rollouts import Episode, Group, Prompt, Rollout
 from retrain.trainer.batch import ScoredBatch
 from retrain.trainer.scoring import Scorer
 from tests.semaphore_processes import wait_until
@@ -48,6 +48,15 @@ def group(prompt: Prompt, texts: tuple[str, ...]) -> Group:
 def score(name: str, *completions: tuple[str, ...], **params: object) -> ScoredBatch:
     with scorer(name, **params) as opened:
         return opened.score(groups(*completions))
+
+
+def test_advice_about_a_time_limit_goes_with_an_episode_that_was_too_late() -> None:
+    prompt = Prompt(0, "?", "")
+    late, wrong = Episode(error="step took longer than 2 s", timed_out=True), Episode(error="no board")
+    played = Group(prompt, tuple(Rollout(prompt, episode=one) for one in (late, wrong)))
+    with scorer("match") as opened, pytest.raises(InfrastructureError) as caught:
+        opened.score([played])
+    assert "the last one: step took longer than 2 s; raise [environment].time_limit_s" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["match", BY_COMMAND, f"{FUNCTIONS}.by_command_later"])

@@ -53,8 +53,10 @@ class UnscoredCount:
 
 
 def _raise_unplayed(scores: Sequence[Score]) -> NoReturn:
-    what = f"none of {len(scores)} episodes could be played; the last one: {scores[-1].message}"
-    if any(score.outcome is Outcome.TIMEOUT for score in scores):
+    late = [score for score in scores if score.outcome is Outcome.TIMEOUT]
+    last = (late or scores)[-1].message
+    what = f"none of {len(scores)} episodes could be played; the last one: {last}"
+    if late:
         raise InfrastructureError(f"{what}; raise [environment].time_limit_s if it needs longer")
     raise RunFailedError(f"{what}; correct the environment")
 
