@@ -136,7 +136,9 @@ class Outages:
     @contextlib.contextmanager
     def request(self, *, is_poll: bool) -> Iterator[None]:
         """Watch a request of the SDK; `is_poll` if it is for the result of a call."""
-        began_s, task = time.monotonic(), asyncio.current_task()
+        began_s, task = time.monotonic(), None
+        with contextlib.suppress(RuntimeError):  # outside of an event loop
+            task = asyncio.current_task()
         self._said.pop(task, None)
         if is_poll:
             self._watch(task)
