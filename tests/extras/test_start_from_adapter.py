@@ -154,6 +154,15 @@ def test_another_model_of_the_same_name_is_told_by_its_content(model, adapter, t
         campaign(tmp_path / "one", other, adapter)
 
 
+def test_a_model_s_directory_with_adapters_is_refused(model, adapter, tmp_path):
+    with pytest.raises(ConfigError, match=r"holds adapters; set it as \[model\]\.adapter"):
+        open_backend(adapter)
+    shutil.copytree(model, tmp_path / "both")
+    shutil.copytree(adapter, tmp_path / "both", dirs_exist_ok=True)
+    with pytest.raises(ConfigError, match="has adapters beside its weights, which would be left out"):
+        open_backend(tmp_path / "both")
+
+
 def test_adapters_of_other_layers_are_refused(model, tmp_path):
     first = open_backend(model, target_modules=["q_proj"])
     stir(first)

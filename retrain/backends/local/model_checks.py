@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from retrain.config.adapters import PEFT
 from retrain.errors import is_passing
 from retrain.rollouts import Prompt
 
@@ -109,8 +110,16 @@ def _tokenizer(directory: Path) -> Tokenizer | None:
 
 
 def _directory_problem(model: str, path: Path) -> str:
+    has_adapters = (path / PEFT).is_file()
     if not (path / "config.json").is_file():
+        if has_adapters:
+            return f"{model!r} holds adapters; set it as [model].adapter, and here the model they belong to"
         return f"{model!r} is a directory without config.json; use a saved model's directory"
+    if has_adapters:
+        return (
+            f"{model!r} has adapters beside its weights, which would be left out; move them to a directory "
+            "of their own, and set that as [model].adapter"
+        )
     tokenizer = read_json(path / "tokenizer_config.json")
     ends = [read_json(path / name).get("eos_token_id") for name in ("config.json", "generation_config.json")]
     named = tokenizer.get("eos_token") or read_json(path / "special_tokens_map.json").get("eos_token")
