@@ -48,6 +48,15 @@ def test_plugins_of_one_kind_are_shown_as_a_table(retrain: Call) -> None:
     assert retrain("plugins", "reward").returncode == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "said"), [(["plugins", "rewards"], "reasoning_gym"), (["doctor"], "extra reasoning-gym")]
+)
+def test_a_narrow_terminal_breaks_no_word(words: list[str], said: str, retrain: Call) -> None:
+    lines = retrain(*words, env=dict(os.environ, COLUMNS="40")).stdout.splitlines()
+    assert said in [line.rstrip() for line in lines]
+    assert max(map(len, lines)) <= 40
+
+
 def test_doctor_finds_a_bare_machine_well(retrain: Call) -> None:
     answer = retrain("doctor", "--json", env=NO_KEYS)
     assert answer.returncode == 0, answer.stderr

@@ -93,7 +93,7 @@ def command(
     """
     from rich.text import Text
 
-    from retrain.render.tables import console, print_result, table
+    from retrain.render.tables import print_result, print_wrapped
 
     configs = _configs(file)
     found = chain(
@@ -108,7 +108,7 @@ def command(
         print_result(checks, "checks")
     else:
         cells = [(c.what, Text(c.verdict, STYLES[c.verdict]), c.found, c.fix) for c in checks]
-        console().print(table("", ("check", "verdict", "found", "fix"), cells))
+        print_wrapped("", ("check", "verdict", "found", "fix"), cells)
     if any(check.verdict is Health.MISSING for check in checks):
         raise typer.Exit(EXIT_CONFIG)
 

@@ -64,11 +64,11 @@ def command(
 
 
 def _show(rows: Sequence[PluginRow]) -> None:
-    from retrain.render.tables import console, table
+    from retrain.render.tables import print_wrapped
 
     for kind, found in groupby(rows, key=attrgetter("kind")):
         cells = [(row.name, row.summary, _needs(row)) for row in found]
-        console().print(table(kind, ("name", "what it is", "needs"), cells))
+        print_wrapped(kind, ("name", "what it is", "needs"), cells)
 
 
 def _row(kind: str, name: str) -> PluginRow:

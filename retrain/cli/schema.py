@@ -27,7 +27,7 @@ def command(
     from retrain.records.row_parts import metrics_page
     from retrain.records.run_row import RunRow
     from retrain.records.step_row import StepRow
-    from retrain.render.tables import console, print_json, print_result, table
+    from retrain.render.tables import print_json, print_result, print_wrapped
 
     if markdown or metrics:
         typer.echo(metrics_page(StepRow, RunRow) if metrics else reference.markdown(), nl=False)
@@ -40,6 +40,5 @@ def command(
         return
     for section in reference.sections():
         rows = [(key.name, key.type, key.default, key.help) for key in section.keys]
-        console().print(
-            table(f"[{section.name}] {section.description}", ("key", "type", "default", "meaning"), rows)
-        )
+        title = f"[{section.name}] {section.description}"
+        print_wrapped(title, ("key", "type", "default", "meaning"), rows)

@@ -14,6 +14,7 @@ from typing import Any, Literal, TextIO, cast
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -27,6 +28,7 @@ LONGEST_CELL = 500  # characters
 LEAST_COLUMNS = 3  # of a fitted table
 LEAST_NAME = 8  # characters in its first column
 GOOD_NAME = 24  # a longer name is cut before a column is left out
+LEAST_WRAPPED = 70  # columns of a terminal
 GAP = 3  # characters between two columns
 
 
@@ -117,6 +119,19 @@ def table(
     for row in rows:
         made.add_row(*(cell if isinstance(cell, Text) else Text(plain(cell, LONGEST_CELL)) for cell in row))
     return made
+
+
+def print_wrapped(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
+    """Print rows of sentences as a table; on a narrow terminal, where it would break words, cell by cell."""
+    out = console()
+    if out.width >= LEAST_WRAPPED:
+        out.print(table(title, columns, rows))
+        return
+    if title:
+        out.print(Text(plain(title, LONGEST_CELL), "bold"))
+    for row in rows:
+        first, *others = (c if isinstance(c, Text) else Text(plain(c, LONGEST_CELL)) for c in row)
+        out.print(first, *(Padding(cell, (0, 0, 0, 2)) for cell in others if cell), sep="\n")
 
 
 def fitted(title: str, columns: Sequence[str], rows: Sequence[Sequence[str | Text]], width: int) -> Table:
