@@ -60,7 +60,7 @@ class TinkerOptions:
     call_timeout_s: float = number(1800.0, 0.1, DAY_S)  # one call, from permit to result
     permit_timeout_s: float = number(21600.0, 0.1, 30 * DAY_S)  # after that, its holders are considered stuck
     first_retry_s: float = number(1.0, 0.001, 60)  # backoff; doubles each time, with 50 to 100 % jitter
-    retry_budget_s: float = number(1800.0, 0, DAY_S)  # from an operation's first failure until the run ends, without pauses
+    retry_budget_s: float = number(1800.0, 0, DAY_S)  # from a first failure to the run's end, without pauses
 
     @property
     def state_ttl_s(self) -> int | None:
