@@ -272,13 +272,20 @@ def files_of_runs(files: CampaignFiles) -> dict[str, RunFiles]:
         alone = RunFiles(files.directory)
         return {str(recorded_table(alone, "run").get("run_id", files.directory.name)): alone}
     try:
-        with os.scandir(files.runs) as entries:
-            names = sorted(entry.name for entry in entries if entry.is_dir())
-        return {name: RunFiles(files.runs / name) for name in names}
+        found = sorted(files.runs.iterdir())
+        return {path.name: RunFiles(path) for path in found if _is_directory(path)}
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
         raise records_error(files.runs, "list", error) from error
+
+
+def _is_directory(path: Path) -> bool:
+    """Whether a path is a directory; unlike `Path.is_dir` from Python 3.14 on, it raises other errors."""
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except FileNotFoundError:  # a broken link
+        return False
 
 
 def _exists(path: Path) -> bool:
