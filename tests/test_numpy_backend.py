@@ -167,6 +167,15 @@ def test_checkpoints_hold_no_pickle(tmp_path):
     assert json.loads((directory / "policy.json").read_text())["alphabet"] == ALPHABET
 
 
+def test_prompts_with_one_text_and_other_messages_are_trained_apart():
+    backend, loss = policy(), Loss("ppo", ppo.evaluate)
+    train(backend, 5)
+    alike = [Prompt(n, "", "", messages=(("user", said),)) for n, said in enumerate(["1=", "98765="])]
+    stats = backend.update(samples_of(backend.sample(alike, SAMPLING)), loss, Optimization(lr=0.01))
+    assert stats.mismatch
+    assert stats.mismatch.max < 1e-9  # each is read as it was when its completions were sampled
+
+
 def test_a_prompt_outside_the_alphabet_names_the_character():
     with pytest.raises(ConfigError, match="holds 'x', which is not in the task's alphabet"):
         policy().sample([Prompt(0, "1x=", "")], SAMPLING)

@@ -75,7 +75,7 @@ def test_given_tokens_are_read_but_not_trained_on(model):
     whole = replace(whole, given=(Given(2, (9, 10, 11), ""),))
     first = replace(whole, tokens=(5, 6), logprobs=np.zeros(2), given=())
     second = replace(first, prompt=Prompt(1, "q", ""), tokens=(7, 8))
-    prompts = {"p": (3, 4), "q": (3, 4, 5, 6, 9, 10, 11)}
+    prompts = {whole.prompt: (3, 4), second.prompt: (3, 4, 5, 6, 9, 10, 11)}
 
     def logprobs(*rollouts: Rollout) -> torch.Tensor:
         samples = [TrainingSample(one, np.ones(len(one.tokens)), 1.0) for one in rollouts]
@@ -83,6 +83,18 @@ def test_given_tokens_are_read_but_not_trained_on(model):
         return torch.cat([training.evaluate(backend.policy, batch, 1.0)[0] for batch in batches])
 
     assert torch.allclose(logprobs(whole), torch.cat([logprobs(first), logprobs(second)]), atol=1e-5)
+
+
+def test_prompts_with_one_text_and_other_tokens_are_read_apart(model):
+    alike = [Prompt(number, "p", "", ids=ids) for number, ids in enumerate([(3, 4), (5, 6, 7)])]
+    (one,), greedy = prepared(model)[0].sample(alike[1:], Sampling(1, 8, 0.0)), Sampling(1, 8, 0.0)
+    backend, _ = prepared(model)
+    groups = backend.sample(alike, greedy)
+    assert np.allclose(groups[1].rollouts[0].logprobs, one.rollouts[0].logprobs, atol=1e-5)
+    samples = as_samples(backend.sample(alike, Sampling(2, 8, HOW.temperature)))
+    mismatch = backend.update(samples, PPO, HOW).mismatch
+    assert mismatch
+    assert mismatch.max < 1e-4
 
 
 def asdict(how: Optimization) -> dict[str, object]:

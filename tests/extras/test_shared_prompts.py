@@ -15,7 +15,8 @@ from retrain.rollouts import Given, Prompt, Rollout, TrainingSample
 from tests.extras.local_policies import open_backend, stir
 from tests.extras.test_local_architectures import CONFIGS, OWN_ATTENTION, save
 
-PROMPTS = {"long": tuple(range(2, 14)), "short": (5, 6, 7), "other": tuple(range(20, 30))}
+IDS = {"long": tuple(range(2, 14)), "short": (5, 6, 7), "other": tuple(range(20, 30))}
+PROMPTS = {Prompt(0, name, ""): ids for name, ids in IDS.items()}
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 SHARING = ("llama", "dropout and joined projections", "parallel layers", "scaled logits", "experts")
 
@@ -34,7 +35,7 @@ def sample(prompt: str, length: int, given: tuple[Given, ...] = ()) -> TrainingS
 
 
 def groups(*lengths: int) -> list[TrainingSample]:
-    return [sample(prompt, length) for length in lengths for prompt in PROMPTS]
+    return [sample(prompt, length) for length in lengths for prompt in IDS]
 
 
 def results(

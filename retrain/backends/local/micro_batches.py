@@ -22,7 +22,7 @@ from retrain.backends.local.kv_cache import attending
 from retrain.backends.local.loading import Policy
 from retrain.backends.objective import TokenData
 from retrain.engines import Ids
-from retrain.rollouts import TrainingSample
+from retrain.rollouts import Prompt, TrainingSample
 
 WORTH = 0.8  # prompts are shared if this part of the tokens is left, because attention with a mask is slower
 ATTENTION = "retrain-shared-prompts"  # name of this module's attention in transformers
@@ -134,7 +134,7 @@ class _Part:
 
 def lay_out(
     samples: Sequence[TrainingSample],
-    prompts: Mapping[str, Ids],
+    prompts: Mapping[Prompt, Ids],
     budget: int,
     policy: Policy,
     most_shared: int = 0,
@@ -149,7 +149,7 @@ def lay_out(
     sequences = []
     for sample in samples:
         read, places = sample.rollout.placed()
-        sequences.append(_Sequence(sample, prompts[sample.rollout.prompt.text], tuple(read[:-1]), places))
+        sequences.append(_Sequence(sample, prompts[sample.rollout.prompt], tuple(read[:-1]), places))
     drafts = [_cut(sorted(sequences, key=lambda one: -one.length), budget, most_shared)]
     if most_shared:
         drafts.append(_cut(_by_prompt(sequences), budget, most_shared))

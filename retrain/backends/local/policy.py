@@ -58,7 +58,7 @@ class LocalBackend:
         self.generator = torch.Generator(device).manual_seed(seed)
         self.optimizer = Optimizer(policy.trainable(), options.weight_decay)
         self._identity = _identity(spec, options, policy)
-        self._encoded: dict[str, Ids] = {}
+        self._encoded: dict[Prompt, Ids] = {}
         self.info = BackendInfo(
             parameters=parameters,
             remote=options.engine != "torch",
@@ -176,7 +176,7 @@ class LocalBackend:
         if optimization.kl_coef and self.policy.adapters is None:
             raise ConfigError(f"[algorithm].kl_coef: {NO_REFERENCE}")
         self._memory.limit(optimization.gpu_fraction)
-        prompts = {s.rollout.prompt.text: self._encode(s.rollout.prompt) for s in samples}
+        prompts = {s.rollout.prompt: self._encode(s.rollout.prompt) for s in samples}
         with nullcontext() if self._engine is None else self._engine.making_room():
             stats = self.learner.update(samples, prompts, loss, optimization)
         if optimization.is_last:
@@ -235,10 +235,10 @@ class LocalBackend:
             self._engine.publish(self.optimizer.steps)
 
     def _encode(self, prompt: Prompt) -> Ids:
-        if (ids := self._encoded.get(prompt.text)) is None:
+        if (ids := self._encoded.get(prompt)) is None:
             if len(self._encoded) >= REMEMBERED:
                 self._encoded.clear()
-            ids = self._encoded[prompt.text] = self.text.encode(prompt)
+            ids = self._encoded[prompt] = self.text.encode(prompt)
         return ids
 
     def _check_room(self, lengths: Iterable[tuple[int, int]]) -> None:

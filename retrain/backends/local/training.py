@@ -26,7 +26,7 @@ from retrain.backends.objective import Totals, split_by_group
 from retrain.backends.work import ModelCosts
 from retrain.engines import Ids
 from retrain.errors import BackendMemoryError, NonFiniteError
-from retrain.rollouts import Floats, Loss, TrainingSample
+from retrain.rollouts import Floats, Loss, Prompt, TrainingSample
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +46,7 @@ class Learner:
     def update(
         self,
         samples: Sequence[TrainingSample],
-        prompts: Mapping[str, Ids],
+        prompts: Mapping[Prompt, Ids],
         loss: Loss,
         optimization: Optimization,
     ) -> UpdateStats:

@@ -102,7 +102,7 @@ def check_tools(config: Config, schemas: Schemas) -> list[str]:
 
 def check_alphabet(config: Config, prompts: Sequence[Prompt], alphabet: str) -> list[str]:
     """Return the task's prompts and [warmup] rows with characters outside the task's alphabet."""
-    texts = [(f"[data].task: prompt {prompt.id}", prompt.text) for prompt in prompts]
+    texts = [(f"[data].task: prompt {prompt.id}", text_of(prompt)) for prompt in prompts]
     warmup = config.warmup
     if warmup.steps:
         from retrain.json_lines import read_demonstrations  # not at the top: few files have a warm-up

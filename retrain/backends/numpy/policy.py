@@ -237,12 +237,12 @@ class NumpyBackend:
         self, parts: Sequence[Sequence[TrainingSample]], loss: Loss, optimization: Optimization
     ) -> tuple[Totals, Weights, list[float], Work]:
         """Return the sums over micro-batches of loss, gradient and work, and squared norms if requested."""
-        prompts = {sample.rollout.prompt.text: sample.rollout.prompt for part in parts for sample in part}
-        encoded = {text: self.characters.of(prompt) for text, prompt in prompts.items()}
+        prompts = {sample.rollout.prompt for part in parts for sample in part}
+        encoded = {prompt: self.characters.of(prompt) for prompt in prompts}
         gradient = self.weights.zeros_like()
         totals, squares, work = [], [], self._costs.optimize()
         for part in parts:
-            given = [encoded[sample.rollout.prompt.text] for sample in part]
+            given = [encoded[sample.rollout.prompt] for sample in part]
             total, own = loss_gradient(self.weights, self._reference, given, part, loss, optimization)
             gradient.flat += own.flat
             totals.append(total)

@@ -281,4 +281,4 @@ async def _all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 def _from_files(name: str) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(name)
+    return AutoTokenizer.from_pretrained(name, trust_remote_code=False)  # else it may ask on the terminal
