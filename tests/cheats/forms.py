@@ -124,6 +124,12 @@ class Money:
         "assert convert(['1', 2], int) == [1] and kinds([1, 'a', []]) == [int, str, list]",
     ),
     Honest(
+        "members of an enumeration that are data",
+        "from enum import Enum, IntEnum\nclass Color(str, Enum): RED = 'red'\n"
+        "class Level(IntEnum): LOW = 1\ndef color(): return Color.RED\ndef level(): return Level.LOW",
+        "assert color() is Color.RED and color() == 'red' and level() is Level.LOW and level() == 1",
+    ),
+    Honest(
         "an object that is made once",
         "class Settings:\n    made = None\n    def __new__(cls):\n"
         "        cls.made = cls.made or super().__new__(cls)\n        return cls.made",

@@ -46,6 +46,7 @@ class Peer:
         self._exported: list[Any] = []
         self._numbers: dict[int, int] = {}
         self._stand_ins: dict[tuple[int, str], StandIn] = {}  # by number and role
+        self.held: dict[int, Any] = {}  # data of subclasses, by number
         self._errors: dict[tuple[str, ...], type[BaseException]] = {}
         self._turn = threading.RLock()  # a thread's until it has its answer
         self.has_ended = self.used = False

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from retrain.sandbox.inside.peer import Peer
 
 DATA = (int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset)
+FIXED = (int, float, complex, str, bytes)  # data that no program changes
 CONTAINER_VERBS = (
     "add append insert pop remove clear update extend get keys values items setdefault sort reverse copy"
 )
@@ -181,4 +182,9 @@ def data_stand_in(data: Any, peer: Peer, number: int, name: str) -> Any:
             raise AttributeError(attribute)
         return value
 
-    return type(name, (type(data),), {"__getattr__": ask, "_retrain_number": number})(data)
+    held = peer.held.get(number)
+    if type(data) in FIXED and isinstance(held, type(data)) and held == data:
+        return held  # so that `is` holds, as for a member of an IntEnum
+    made = type(name, (type(data),), {"__getattr__": ask, "_retrain_number": number})(data)
+    peer.held[number] = made
+    return made

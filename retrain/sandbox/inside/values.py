@@ -162,6 +162,8 @@ def plain(base: type, value: Any) -> Any:
     """Return data of a subclass as data of its base."""
     if base in (list, tuple, set, frozenset):
         return base(iter(value))
+    if base is str:  # `str(value)` of a member of an enumeration is its name
+        return str.__str__(value)
     return dict(value.items()) if base is dict else base(value)
 
 
