@@ -59,6 +59,16 @@ def test_advice_about_a_time_limit_goes_with_an_episode_that_was_too_late() -> N
     assert "the last one: step took longer than 2 s; raise [environment].time_limit_s" in str(caught.value)
 
 
+def test_a_step_without_a_turn_is_an_error_unless_the_programs_have_asked_before() -> None:
+    prompt, solved = Prompt(0, "?", ""), Episode(reward=1.0)
+    silent = Group(prompt, (Rollout(prompt, episode=solved),))
+    asked = Group(prompt, (Rollout(prompt, tokens=(1,), episode=solved),))
+    with scorer("match") as opened, pytest.raises(RunFailedError, match="none of 1 episodes got a turn"):
+        opened.score([silent])
+    with scorer("match") as opened:
+        assert [opened.score([group]).rewards.item() for group in (asked, silent)] == [1.0, 1.0]
+
+
 @pytest.mark.parametrize("name", ["match", BY_COMMAND, f"{FUNCTIONS}.by_command_later"])
 def test_rewards_have_the_shape_of_prompts_and_rollouts(name: str) -> None:
     batch = score(name, ("right", "wrong", "wrong"), ("wrong", "right", "right"))

@@ -61,15 +61,8 @@ def _raise_unplayed(scores: Sequence[Score]) -> NoReturn:
     raise RunFailedError(f"{what}; correct the environment")
 
 
-def _require_turns(rollouts: Sequence[Rollout]) -> None:
-    """Raise RunFailedError if no program of a step asked the policy, whatever their rewards."""
-
-    def is_silent(one: Rollout) -> bool:
-        return one.episode is not None and not (one.tokens or one.truncated or one.episode.error)
-
-    if rollouts and all(map(is_silent, rollouts)):
-        what = f"none of {len(rollouts)} episodes got a turn of the policy"
-        raise RunFailedError(f"{what}; let the program ask at the base_url that it is given")
+def _ended_well(rollout: Rollout) -> bool:
+    return rollout.episode is not None and not rollout.episode.error
 
 
 def _given(rollout: Rollout, is_ignored: bool) -> Score | None:
@@ -96,6 +89,7 @@ class Scorer:
         self._bounds = range_of(name)
         self._reward: BatchScorer = open_reward(name, params, sandbox)
         self._began: tuple[int, int | None] | None = None  # completions of a call, and `scored` before it
+        self._had_turns = False  # some rollout was sampled from the policy
         self._calls = EventLoopThread()  # its own: a slow reward must not delay the backend's heartbeats
 
     def score(
@@ -128,7 +122,7 @@ class Scorer:
     ) -> list[Score]:
         """Return a score per rollout: its environment's, else the reward's."""
         everyone = [(group.prompt, rollout) for group in groups for rollout in group.rollouts]
-        _require_turns([rollout for _, rollout in everyone])
+        self._require_turns([rollout for _, rollout in everyone])
         by_environment = [_given(rollout, ignores_environment) for _, rollout in everyone]
         answers = [
             Answer(rollout.text, prompt, rollout.placed()[0], state)
@@ -175,6 +169,13 @@ class Scorer:
                     f"reward {self._name!r}, prompt {answer.prompt.id}: is {score.value:g}; "
                     f"a reward must be a finite number of at most {LARGEST_REWARD:g}"
                 )
+
+    def _require_turns(self, rollouts: Sequence[Rollout]) -> None:
+        """Raise RunFailedError if no program has asked the policy so far, whatever their rewards."""
+        self._had_turns |= any(one.tokens or one.truncated for one in rollouts)
+        if rollouts and not self._had_turns and all(map(_ended_well, rollouts)):
+            what = f"none of {len(rollouts)} episodes got a turn of the policy"
+            raise RunFailedError(f"{what}; let the program ask at the base_url that it is given")
 
     def _require_some(self, scores: Sequence[Score], given: Sequence[Score]) -> None:
         """Raise the error of a step without any score; `given` are those of the reward, if it was asked."""
