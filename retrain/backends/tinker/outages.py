@@ -161,9 +161,11 @@ class Outages:
 
     def _watch(self, task: asyncio.Task[Any] | None) -> None:
         """Have a task count among those that wait for the API, until it ends."""
-        if task is not None and task not in self._pauses:
+        with self._lock:
+            if task is None or task in self._pauses:
+                return
             self._pauses[task] = None
-            task.add_done_callback(self._forget)
+        task.add_done_callback(self._forget)
 
     def said(self, content: object) -> None:
         """Note the content of an answer with status 200, which may be that the result is not there yet."""
