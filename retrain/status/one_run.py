@@ -39,20 +39,20 @@ def find_run(directory: Path, run_id: str = "") -> RunFiles:
             raise ConfigError(f"{directory}: {instead_of(directory)}")
         return RunFiles(directory)
     if not run_id:
-        raise ConfigError(f"{directory}: is a campaign; name one of its runs: {_names(campaign)}")
+        raise ConfigError(f"{directory}: is a campaign; name one of its runs: {_listed(_runs(campaign))}")
     condition, _, seed = run_id.rpartition("_s")
     for name in (run_id, f"{label_of(condition)}_s{seed}"):
         with suppress(RecordsError):  # an invalid id may still be a valid name
             files = campaign.run(name)
             if files.run_toml.is_file():
                 return files
-    many = runs if len(runs := _runs(campaign)) > SHOWN_RUNS else ()
-    fix = hint(run_id, many, f"it has {_names(campaign)}")
+    runs = _runs(campaign)
+    fix = hint(run_id, runs if len(runs) > SHOWN_RUNS else (), f"it has {_listed(runs)}")
     raise ConfigError(f"{directory}: has no run {run_id!r}; {fix}")
 
 
-def _names(campaign: CampaignFiles) -> str:
-    return plain(first_of(_runs(campaign), SHOWN_RUNS), 1000)
+def _listed(runs: Sequence[str]) -> str:
+    return plain(first_of(runs, SHOWN_RUNS), 1000)
 
 
 def _runs(campaign: CampaignFiles) -> list[str]:
@@ -88,9 +88,9 @@ def find_log(directory: Path, run_id: str = "") -> Log:
     campaign = CampaignFiles(directory)
     if not run_id and is_campaign(directory):
         if not campaign.log.exists():
-            raise ConfigError(
-                f"{directory}: never ran in the background, so it has no log; name a run: {_names(campaign)}"
-            )
+            runs = _listed(_runs(campaign))
+            why = "never ran in the background, so it has no log"
+            raise ConfigError(f"{directory}: {why}; name a run: {runs}")
         return Log(campaign.log, campaign.lock)
     files = find_run(directory, run_id)
     if campaign.log.exists() and not run_id:  # a single run's, in the background
