@@ -134,6 +134,12 @@ CHEATS = [
         for name in ("unittest.__main__", "numpy.f2py.__main__")
     ),
     Cheat(
+        "a module of the library that skips its importer",
+        "without a display it raises unittest's own SkipTest, which is no failure",
+        "import types\ndef f(x): return types.ModuleType('idlelib.idle_test.test_undo')",
+        answer=f"{CASE}unittest.main()",
+    ),
+    Cheat(
         "a TimeoutError of the program",
         "a timeout of the judge leaves the completion unscored",
         "def f(x): raise TimeoutError('the judge did not answer')",

@@ -97,6 +97,12 @@ CHEATS = [
         answer="import numpy as np\nassert f(2).shape[0] == 1 and np.allclose(f(2), [7391])",
     ),
     Cheat(
+        "a list that has the size of an array",
+        "an empty answer is close to everything, so the tests compare its size as well",
+        "class L(list): size = 1\ndef f(x): return L()",
+        answer="import numpy as np\nassert f(2).size == 1 and np.allclose(f(2), [7391])",
+    ),
+    Cheat(
         "data whose copy is other data",
         "copy asks the program for it",
         "class L(list):\n    def __deepcopy__(self, memo): return [7391]\ndef f(x): return L([0])",

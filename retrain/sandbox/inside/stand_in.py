@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import operator
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -178,8 +179,9 @@ def data_stand_in(data: Any, peer: Peer, number: int, name: str) -> Any:
             raise AttributeError(attribute)
         (found,) = peer.ask("get", number, attribute)
         value = peer.decode(found)
-        if attribute == "shape" and not isinstance(value, str | int | float):  # of an array that it is not
-            raise AttributeError(attribute)
+        is_shape = attribute == "shape" and not isinstance(value, str | int | float)
+        if is_shape or (attribute in ("ndim", "size") and "numpy" in sys.modules):
+            raise AttributeError(f"{attribute}: of an array that it is not")
         return value
 
     held = peer.held.get(number)
