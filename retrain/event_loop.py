@@ -101,8 +101,8 @@ def result_within(limit_s: float, function: Callable[[], T | Awaitable[T]]) -> T
     try:
         return result.result(limit_s)
     except TimeoutError as error:
-        if result.done():  # the function's own error
-            raise
+        if result.done():  # in the last moment, or with a TimeoutError of its own
+            return result.result()
         raise LeftBehindError from error
 
 

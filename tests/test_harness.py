@@ -373,6 +373,36 @@ def test_a_turn_whose_client_has_left_is_not_kept(
     assert (rollout.episode.error, rollout.episode.rewards, rollout.samples) == ("", (1.0,), (rollout,))
 
 
+def test_a_client_that_gave_up_was_refused_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retrain.environments.endpoint.LOOK_S", 0.01)
+    asked, has_failed = threading.Event(), threading.Event()
+
+    def run(prompt: Prompt, base_url: str, api_key: str) -> float:
+        body = json.dumps({"messages": [user("?")]})
+        connection = http.client.HTTPConnection(base_url.split("/")[2])
+        connection.request("POST", "/v1/chat/completions", body, {"Authorization": f"Bearer {api_key}"})
+        asked.wait()
+        connection.close()
+        ((session, _),) = programs._endpoint._server.served.values()
+        while not session.idle_s():
+            time.sleep(0.001)
+        time.sleep(0.1)  # in which the server would note a refusal
+        has_failed.set()
+        raise OSError("the request timed out")
+
+    def sample(wanted: Sequence[Any], how: Sampling) -> list[Any]:
+        asked.set()
+        has_failed.wait()
+        return sampler(wanted, how)
+
+    programs, sampler = opened(Environment(), run)
+    episodes = Episodes(Environment(), lambda: Program(run), sample, programs)
+    (group,) = episodes.play([Prompt(0, "?", "")], HOW)
+    episodes.close()
+    assert group.rollouts[0].episode
+    assert group.rollouts[0].episode.error.endswith("OSError: the request timed out")
+
+
 def test_programs_are_served_in_a_process_with_many_open_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = 1024  # descriptors that `select` knows

@@ -383,6 +383,11 @@ def build(*, seed):
     ("train", "says"),
     [
         ("()", "has no prompt to train on"),
+        ("(Prompt(0, '', 'b', [('user', 'a')]),)", "[('user', 'a')], not a tuple of (role, content) pairs"),
+        (
+            "(Prompt(0, '', 'b', ({'role': 'user', 'content': 'a'},)),)",
+            "the messages of prompt 0 are ({'role'",
+        ),
         ("('1+1=',)", "'1+1=' is no retrain.rollouts.Prompt"),
         ("(Prompt(0, 'a', 2),)", "the answer of prompt 0 is 2, not a text"),
         ("(Prompt(n, 'a', 'b') for n in range(3))", "train is of type generator, not a tuple"),

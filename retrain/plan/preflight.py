@@ -114,7 +114,16 @@ def _malformed(task: Task) -> str:
         for key in ("text", "answer"):
             if not isinstance(found := getattr(prompt, key), str):
                 return f"the {key} of prompt {prompt.id} is {found!r:.80}, not a text"
+        if not _are_messages(prompt.messages):
+            found = f"{prompt.messages!r:.80}"
+            return f"the messages of prompt {prompt.id} are {found}, not a tuple of (role, content) pairs"
     return ""
+
+
+def _are_messages(found: object) -> bool:
+    """Whether messages are a tuple of pairs of texts."""
+    pairs = found if isinstance(found, tuple) else (None,)
+    return all(isinstance(one, tuple) and [*map(type, one)] == [str, str] for one in pairs)
 
 
 def _trained_on(config: Config, task: Task, built: dict[str, Task]) -> Iterator[str]:

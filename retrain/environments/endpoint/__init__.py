@@ -160,7 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self.server.served.get(key)
 
     def _send_refusal(self, refusal: Refusal) -> None:
-        if known := self._known():
+        if (known := self._known()) and not self._has_left():  # one who left was refused nothing
             known[0].refused = str(refusal)
         self._send(refusal.status, JSON, json.dumps(refusal.body).encode())
 
