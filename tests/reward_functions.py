@@ -161,6 +161,10 @@ def alone_as_in_trl(completions, **columns):
     return 1.0
 
 
+def mean_as_in_trl(completions, **columns):
+    return np.array(1.0)
+
+
 def too_few_as_in_trl(completions, **columns):
     return [1.0]
 

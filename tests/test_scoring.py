@@ -305,6 +305,8 @@ def test_a_column_that_is_not_there_is_named_and_so_is_a_wrong_number_of_rewards
         score(f"{FUNCTIONS}.too_few_as_in_trl", ("right", "wrong"))
     with pytest.raises(RunFailedError, match="nothing_as_in_trl': returned None, not a list of rewards"):
         score(f"{FUNCTIONS}.nothing_as_in_trl", ("right", "wrong"))
+    with pytest.raises(RunFailedError, match=r"returned array\(1\.\), not a list of rewards"):
+        score(f"{FUNCTIONS}.mean_as_in_trl", ("right", "wrong"))
     with pytest.raises(RunFailedError, match=r"returned 1\.0, not a list of rewards"):
         score("custom", ("right",), path=f"{FUNCTIONS}.alone_as_in_trl")
 

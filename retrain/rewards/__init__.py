@@ -145,10 +145,12 @@ def one_each(given: Any, completions: int) -> Sequence[Any]:
     Raises:
         TypeError: it is something else; the message is meant to follow "the reward".
     """
-    if not hasattr(given, "__len__"):
-        raise TypeError(f"returned {given!r:.80}, not a list of rewards")
-    if len(given) != completions:
-        raise TypeError(f"returned {len(given)} rewards for {completions} completions")
+    try:
+        count = len(given)
+    except TypeError as error:  # also of an array without dimensions
+        raise TypeError(f"returned {given!r:.80}, not a list of rewards") from error
+    if count != completions:
+        raise TypeError(f"returned {count} rewards for {completions} completions")
     rewards: Sequence[Any] = given
     return rewards
 
