@@ -19,7 +19,6 @@ from retrain.records.layout import CampaignFiles, RunFiles, instead_of, is_campa
 from retrain.records.lines import read_end
 from retrain.records.samples import KeptSample, samples_of
 from retrain.records.text import first_of, plain, plain_lines
-from retrain.registry import hint
 
 LOOK_S = 0.2
 _LONGEST_LINE = 2000
@@ -46,6 +45,8 @@ def find_run(directory: Path, run_id: str = "") -> RunFiles:
             files = campaign.run(name)
             if files.run_toml.is_file():
                 return files
+    from retrain.registry import hint  # not at the top: only an error needs it
+
     runs = _runs(campaign)
     fix = hint(run_id, runs if len(runs) > SHOWN_RUNS else (), f"it has {_listed(runs)}")
     raise ConfigError(f"{directory}: has no run {run_id!r}; {fix}")
