@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import threading
+import time
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +17,7 @@ from hypothesis import strategies as st
 
 from retrain.controllers.permits import HIGHEST, AdaptivePermits, CallFacts
 from retrain.errors import RecordsError
-from retrain.locks import locked
+from retrain.locks import LockFile, locked
 from retrain.records.files import record_of
 from retrain.semaphore import FileSemaphore
 from retrain.semaphore.adaptive import SharedPermits
@@ -185,6 +188,25 @@ def test_a_worker_that_was_stopped_with_the_lock_holds_up_no_other(tmp_path: Pat
         shared.observe(WANTED)
     shared.observe(WANTED)
     assert shared.semaphore.permits == 2
+
+
+def test_a_worker_waits_while_others_have_the_lock_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, now_s = tmp_path / "lock", itertools.count()
+
+    def take_turns(seconds: float) -> None:
+        second = next(now_s)
+        os.utime(path, (second, second))
+        if second >= 100:
+            first.close()
+
+    first = LockFile(str(path))
+    first.lock()
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(now_s)))
+    monkeypatch.setattr(time, "sleep", take_turns)
+    with locked(path, longest_s=5.0):
+        assert not first.is_open
 
 
 MACHINE = """

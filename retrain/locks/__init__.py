@@ -22,7 +22,7 @@ from weakref import WeakSet
 
 from retrain.errors import RecordsError, records_error
 
-LOOK_AGAIN_S = 0.001  # for a lock that is held for less
+LOOK_AGAIN_S = 0.005  # for a lock that is held for about as long
 _START_TIME = 19  # field 22 of /proc/PID/stat, counted after the name, which may contain blanks and brackets
 
 # Held during a fork and while a descriptor is opened or closed, so that a child sees them all.
@@ -99,6 +99,8 @@ class LockFile(Descriptor):
 def locked(path: Path, longest_s: float | None = None) -> Iterator[None]:
     """Hold the lock of a file, made if it is missing, which a forked child does not keep.
 
+    With `longest_s`, holders touch the file: many in turn are told from one that is stopped.
+
     Raises:
         TimeoutError: another process has held it for `longest_s`, so it may be stopped.
     """
@@ -111,11 +113,14 @@ def locked(path: Path, longest_s: float | None = None) -> Iterator[None]:
 
 
 def _lock_within(file: LockFile, longest_s: float) -> None:
-    give_up_s = time.monotonic() + longest_s
+    touched, give_up_s = None, 0.0
     while not file.try_lock():
-        if time.monotonic() > give_up_s:
+        if touched != (now := os.fstat(file.fileno()).st_mtime_ns):
+            touched, give_up_s = now, time.monotonic() + longest_s
+        elif time.monotonic() > give_up_s:
             raise TimeoutError(f"another process has held it for {longest_s:g} s; is it stopped?")
         time.sleep(LOOK_AGAIN_S)
+    os.utime(file.fileno())
 
 
 def open_regular(path: str, flags: int) -> int:

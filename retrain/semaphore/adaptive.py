@@ -10,7 +10,6 @@ Times are those of the file system, which all callers share: a monotonic clock s
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -51,7 +50,7 @@ class SharedPermits:
         path = self.directory / LOCK
         try:
             with locked(path, LONGEST_S):
-                self._observe(call, _file_system_time_s(path))
+                self._observe(call, path.stat().st_mtime)  # when the lock was taken
         except OSError as error:
             raise records_error(path, "lock", error) from error
 
@@ -76,12 +75,6 @@ class SharedPermits:
         change = PermitChange(utc_now(), before, permits, reason, self.run_name)
         append_line(self.directory / CHANGES, asdict(change), durable=False)
         log.warning("permits: %d -> %d, because %s", before, permits, reason)
-
-
-def _file_system_time_s(path: Path) -> float:
-    """Return the file system's current time; a network file system uses its server's."""
-    os.utime(path)
-    return path.stat().st_mtime
 
 
 def last_change(directory: Path) -> PermitChange | None:
