@@ -178,9 +178,8 @@ class RollUp:
 
     def write(self, *, ended: bool = False) -> None:
         """Write now; after a RecordsError, the manifest on disk is an older one."""
-        runs = self.entries()
-        self.manifest = replace(self.manifest, runs=runs, ended_at=_end_of(runs) if ended else "")
-        shown = tuple(run for run in self.manifest.runs if run.run_id in self.shown)
+        shown = tuple(run for run in self.entries() if run.run_id in self.shown)
+        self.manifest = replace(self.manifest, ended_at=_end_of(shown) if ended else "")
         write_manifest(self.files.manifest, replace(self.manifest, runs=shown))
         self._written_at = time.monotonic()
 

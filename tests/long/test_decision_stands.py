@@ -64,6 +64,14 @@ def test_a_run_that_is_repaired_after_the_verdict_is_no_part_of_it(decision_file
     assert any("not part of the decision: what bonus_s8" in line for line in lines_of(after))
 
 
+def test_a_decided_campaign_that_is_resumed_keeps_its_end(decision_file: Path) -> None:
+    directory = start(decision_file).execute().directory
+    before = survey(directory)[0]
+    assert len(before.runs) < len(reopen(directory).plan.runs)  # further seeds were not needed
+    reopen(directory).execute()
+    assert survey(directory)[0].ended_at == before.ended_at
+
+
 class Unreadable(Observer):
     """Makes a finished run's files unreadable for a while."""
 
