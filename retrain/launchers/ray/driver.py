@@ -248,7 +248,7 @@ def main(campaign: Path, number: int) -> int:
     home = Home(campaign)
     with own_ray(home) as options, closing(Cluster(options)) as cluster:
         if options:
-            cluster.require_room(home.orders().options)
+            cluster.require_room(_patiently(home.orders).options)
         driver = Driver(home, number, cluster)
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, lambda *_: driver.leave())
