@@ -231,6 +231,7 @@ def raising(cause: BaseException) -> Exception:
     [
         (ConnectionResetError(), 75),
         (OSError(errno.EHOSTUNREACH, "No route to host"), 75),
+        (OSError(errno.ENOTCONN, "Transport endpoint is not connected"), 75),  # of a lost FUSE mount
         (OSError(errno.ENOMEM, "Cannot allocate memory"), 75),
         (OSError(errno.EMFILE, "Too many open files"), 75),
         (socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"), 75),
