@@ -1,3 +1,5 @@
+import errno
+import fcntl
 import os
 import shutil
 import socket
@@ -10,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from retrain.errors import LaunchError, RecordsError, may_pass
+from retrain.locks import locked
 from retrain.semaphore import FileSemaphore, lock_sharing_problem
 from retrain.semaphore.wait_queue import WakeupListener, wake, wakeup_address
 from tests.semaphore_processes import HOLD, running, wait_until
@@ -123,6 +126,38 @@ def test_a_directory_that_was_removed_is_named_and_may_be_made_again(tmp_path, w
 
     assert may_pass(raised.value)  # whoever starts anew makes the directory
     assert FileSemaphore(directory, 1).acquire(timeout_s=5)
+
+
+@pytest.fixture
+def refuse_locks(monkeypatch):
+    """Have an operation of `flock` fail, as on a file server that is away."""
+    flock = fcntl.flock
+
+    def refuse(refused):
+        def stale(fd, operation):
+            if operation == refused:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            flock(fd, operation)
+
+        monkeypatch.setattr(fcntl, "flock", stale)
+
+    return refuse
+
+
+def test_a_permit_whose_file_server_is_away_is_given_back_without_an_error(tmp_path, refuse_locks):
+    semaphore = FileSemaphore(tmp_path, 1)
+    with semaphore:  # the call has its result, which must not be lost
+        refuse_locks(fcntl.LOCK_UN)
+    assert semaphore.acquire(timeout_s=0)
+
+
+def test_a_waiter_whose_file_server_is_away_is_told(tmp_path, refuse_locks):
+    semaphore = FileSemaphore(tmp_path, 1)
+    with locked(tmp_path / "turnstile.lock"):
+        refuse_locks(fcntl.LOCK_EX)
+        with pytest.raises(RecordsError, match=r"cannot take a permit \(Stale file handle\)"):
+            semaphore.acquire(timeout_s=60)
+    assert semaphore.acquire(timeout_s=0)
 
 
 @pytest.mark.parametrize(

@@ -209,9 +209,8 @@ class FileSemaphore:
             self._give_back(slot)
 
     def _give_back(self, slot: LockFile) -> None:
-        slot.unlock()
-        wake(self._wakeup_address)
         slot.close()
+        wake(self._wakeup_address)
 
     def _take_at_once(self, description: str) -> LockFile | None:
         inside = self._wait_queue.try_enter()

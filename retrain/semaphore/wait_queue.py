@@ -86,7 +86,12 @@ class WaitQueue:
             if not ticket.park():
                 ticket.file.close()
             raise
-        return None if ticket.park() else ticket.file
+        if ticket.park():
+            return None
+        if ticket.error is not None:
+            ticket.file.close()
+            raise ticket.error
+        return ticket.file
 
     def _take_over(self, deadline: Deadline) -> _Ticket | None:
         with GUARD:
@@ -104,6 +109,7 @@ class _Ticket:
     def __init__(self, file: LockFile, parked: list[_Ticket], deadline: Deadline) -> None:
         self.file = file
         self.deadline = deadline  # of the waiter
+        self.error: OSError | None = None  # the end of the wait instead of the lock
         self._is_granted = False
         self._parked = parked  # tickets without a waiter; this one may be among them
         threading.Thread(target=self._queue, name="permit-queue", daemon=True).start()
@@ -118,7 +124,10 @@ class _Ticket:
     def _queue(self) -> None:
         # Signals belong to the main thread; one that interrupts flock costs the place in the queue.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        self.file.lock()
+        try:
+            self.file.lock()
+        except OSError as error:  # a file server that is away
+            self.error = error
         with GUARD:
             if self in self._parked:
                 self._parked.remove(self)
