@@ -169,3 +169,10 @@ def test_adapters_of_other_layers_are_refused(model, tmp_path):
     first.save(tmp_path)
     with pytest.raises(ConfigError, match=r"\[model\]\.adapter: .* does not fit the model .*target_modules"):
         open_backend(model).start_from(str(tmp_path / "adapter"), is_reference=True)
+
+
+def test_adapters_that_are_cut_off_are_told_from_those_that_do_not_fit(model, adapter):
+    file = Path(adapter, "adapter_model.safetensors")
+    file.write_bytes(file.read_bytes()[:300])
+    with pytest.raises(ConfigError, match=r"\[model\]\.adapter: cannot read .*deserializing.*; copy it"):
+        open_backend(model).start_from(adapter, is_reference=True)

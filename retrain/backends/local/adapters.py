@@ -101,7 +101,11 @@ def load_start(adapter: str, policy: Policy) -> None:
         if file is None or policy.adapters is None:
             raise ValueError("no adapters")
         load_adapters(file, policy.adapters)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"[model].adapter: cannot read {file} ({first_line(error)}); copy it again, or name another"
+        ) from error
+    except (ValueError, RuntimeError) as error:
         raise ConfigError(
             f"[model].adapter: {file or adapter} does not fit the model ({first_line(error)}); "
             f"[backend.options].target_modules must be those of its {CONFIG}"
