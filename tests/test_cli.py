@@ -113,7 +113,7 @@ def test_init_takes_a_templates_name_once(retrain: Call, here: Path) -> None:
     assert retrain("init", "quickstart", "-t", "agent").returncode == 2
 
 
-def test_every_usage_line_names_its_arguments_once(retrain: Call) -> None:
+def test_a_usage_line_names_its_arguments_once(retrain: Call) -> None:
     assert retrain("report", "-h").stdout.startswith("Usage: retrain report [OPTIONS] [DIR]")
 
 
