@@ -74,7 +74,7 @@ def test_a_campaign_whose_runs_finish_needs_no_controller_to_end_nor_status_one(
 def test_a_stop_reaches_workers_while_the_controller_is_away(
     slurm: Cluster, retrain: Start, file: Path
 ) -> None:
-    campaign = retrain("run", file, *SLURM)
+    campaign = retrain("run", file, *SLURM, "--set", "campaign.max_steps=400")  # none ends before the stop
     await_that("workers", lambda: len(slurm.workers()) == 2)
     campaign.send_signal(signal.SIGKILL)
     finish(campaign)
