@@ -48,7 +48,7 @@ from retrain.errors import (
 from retrain.locks.held import hold, present_holder
 from retrain.records.campaign_state import asked_to_stop
 from retrain.records.files import remove_leftovers
-from retrain.records.layout import RunFiles, campaign_of
+from retrain.records.layout import CampaignFiles, RunFiles, campaign_of
 from retrain.records.metrics import Seal, require_steps, seal_of
 from retrain.records.row_parts import Value
 from retrain.records.run_state import RunState, begin_attempt, end_attempt, read_done, write_done
@@ -143,10 +143,10 @@ def _unless_finished(config: Config, files: RunFiles, stop: threading.Event) -> 
     if asked_to_stop(campaign):
         advice = f"continue with: retrain resume {as_typed(campaign.directory)}"
         return _say(f"{files.directory}: its campaign was stopped; {advice}", EXIT_INTERRUPTED)
-    return _attempt(config, files, stop)
+    return _attempt(config, files, campaign, stop)
 
 
-def _attempt(config: Config, files: RunFiles, stop: threading.Event) -> int:
+def _attempt(config: Config, files: RunFiles, campaign: CampaignFiles, stop: threading.Event) -> int:
     from retrain.trainer import checkpoint
     from retrain.trainer.journal import Journal
     from retrain.trainer.logger_threads import open_loggers
@@ -157,7 +157,7 @@ def _attempt(config: Config, files: RunFiles, stop: threading.Event) -> int:
     number = begin_attempt(files.attempts, resumed_from_step=step)
     loggers = open_loggers(config, files, number, step, stop.is_set)
     journal = Journal(files, number, config.training.max_steps, loggers)
-    with _watching_for_stop(files, stop):
+    with _watching_for_stop(campaign, stop):
         try:
             ended = _train(config, files, journal, stop, found)
             if ended.seal is not None:  # before closing the loggers, which may take long
@@ -176,9 +176,9 @@ def _attempt(config: Config, files: RunFiles, stop: threading.Event) -> int:
 
 
 @contextlib.contextmanager
-def _watching_for_stop(files: RunFiles, stop: threading.Event) -> Iterator[None]:
+def _watching_for_stop(campaign: CampaignFiles, stop: threading.Event) -> Iterator[None]:
     """Watch for the campaign's stop.json: an orchestrator or cluster that is down sends no signal."""
-    campaign, is_over = campaign_of(files.directory), threading.Event()
+    is_over = threading.Event()
 
     def look() -> None:
         while not is_over.wait(LOOK_S):
