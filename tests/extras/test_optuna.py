@@ -284,5 +284,5 @@ def test_points_that_cannot_be_run_are_told_where_their_ends_are_written(here: P
     with pytest.raises(ConfigError) as caught:
         start(path, ["campaign.sweep.training.temperature=[1.0, -1.0]"])
     (problem,) = caught.value.problems
-    assert problem == 'search.toml [campaign.sweep]."training.temperature": got -1.0; needs more than 0'
+    assert problem == 'search.toml [campaign.sweep]."training.temperature": got -1.0; needs at least 0.01'
     assert not (here / "logs").exists()

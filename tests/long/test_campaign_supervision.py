@@ -42,10 +42,10 @@ class Script:
 
     queues = False
 
-    def __init__(self, *happenings: Callable[[], Sequence[Ended]]) -> None:
+    def __init__(self, *happenings: Callable[[], Sequence[Ended]], waits_s: float = RETRIED_S) -> None:
         self.happenings = list(happenings)
         self.calls: list[tuple[str, str]] = []
-        self.now_s = 0.0
+        self.now_s, self.waits_s = 0.0, waits_s
 
     def queued(self) -> Collection[str]:
         return ()
@@ -64,7 +64,7 @@ class Script:
         pass
 
     def poll(self, timeout_s: float) -> Sequence[Ended]:
-        self.now_s += RETRIED_S
+        self.now_s += self.waits_s
         return self.happenings.pop(0)() if self.happenings else []
 
 
@@ -226,7 +226,8 @@ def test_a_worker_without_a_step_for_stall_timeout_is_asked_then_killed(
     planned: tuple[RunPlan, RunFiles],
 ) -> None:
     run, files = planned
-    script = Script(list, list, list, lambda: [Ended(run.run_id, -signal.SIGKILL)])
+    killed = [Ended(run.run_id, -signal.SIGKILL)]
+    script = Script(*[list] * 12, lambda: killed, waits_s=4.0)  # a longer one is a suspension
     endings = supervisor(script, files, stall_timeout=1e-6, retries=0).supervise([run])
     assert endings[run.run_id].state is RunState.STALLED
     assert [what for what, _ in script.calls] == ["submit", "cancel", "kill"]

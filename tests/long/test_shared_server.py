@@ -123,7 +123,9 @@ def test_memory_that_each_would_choose_for_itself_is_that_of_whoever_starts_it(s
     wait_until(lambda: not is_alive(first.files))
 
 
-def test_whoever_waits_may_give_up(user):
+def test_whoever_waits_may_give_up(user, script):
+    script.with_name("closed").touch()  # it is still starting
+
     def give_up(*_: object) -> None:
         raise InterruptedError
 
