@@ -815,7 +815,10 @@ class Mute:
         return "?"
 
 
-class Forgetful(Once):
+class Forgetful(Opened):
+    def __init__(self, *, path: str = os.devnull) -> None:
+        super().__init__(path=path)
+
     def step(self):
         return "", 0.0, True
 
@@ -1150,13 +1153,14 @@ def test_limits_need_an_environment_of_the_file_or_a_condition(
     ]
 
 
-def test_every_environment_is_tried_out(own: str) -> None:
+def test_every_environment_is_tried_out(own: str, tmp_path: Path) -> None:
     for name in ("guess", "single_turn", f"{own}.Once"):
         assert not [finding for finding in check_plugin("environments", name, {}) if finding.problem]
     wrong = [finding.problem for finding in check_plugin("environments", f"{own}.Broken", {})]
     assert any("OSError: the board is gone" in problem for problem in wrong)
-    *_, found = check_plugin("environments", f"{own}.Forgetful", {})
+    *_, found = check_plugin("environments", f"{own}.Forgetful", {"path": str(tmp_path / "file")})
     assert found.problem.startswith(f"'{own}.Forgetful': step is (), and is called with (completion)")
+    assert (tmp_path / "file").read_text() == "closed"
 
 
 def test_samples_show_the_conversation(

@@ -14,7 +14,7 @@ from retrain import registry
 from retrain.backends import Sampling
 from retrain.config.schema import Environment
 from retrain.environments.endpoint.session import Rendering
-from retrain.environments.episode import discard
+from retrain.environments.episode import attribute
 from retrain.event_loop import LeftBehindError, result_within
 from retrain.rollouts import FirstTurn, NextTurn, Prompt, Rollout
 from retrain.trainer.episodes import Episodes
@@ -26,9 +26,17 @@ TOKENS = 1 << 20  # more than a program asks for
 
 def check_form(name: str, open_episode: Callable[[], Any]) -> None:
     """Raise ConfigError if an episode lacks what its kind requires; if it opens too late, `try_out` tells."""
-    with suppress(LeftBehindError):
-        made = result_within(Environment().time_limit_s, open_episode)
-        discard(registry.check_made("environments", name, made))
+    limit_s = Environment().time_limit_s
+    try:
+        made = result_within(limit_s, open_episode)
+    except LeftBehindError:
+        return
+    try:
+        registry.check_made("environments", name, made)
+    finally:
+        if close := attribute(made, "close"):
+            with suppress(Exception):  # ignored, as in a run
+                result_within(limit_s, close)
 
 
 def try_out(
