@@ -123,6 +123,7 @@ class Money:
         "assert keep([1, 'a'], int) == [1] and keep([1, None, 2.0], (float, type(None))) == [None, 2.0]\n"
         "assert convert(['1', 2], int) == [1] and kinds([1, 'a', []]) == [int, str, list]",
     ),
+    Honest("a class of Python's under another name", "to_tuple = tuple", "assert to_tuple([1, 2]) == (1, 2)"),
     Honest(
         "members of an enumeration that are data",
         "from enum import Enum, IntEnum\nclass Color(str, Enum): RED = 'red'\n"

@@ -107,7 +107,8 @@ class Peer:
         (found,) = self.ask("name", name)
         if not found:
             raise AttributeError(name)
-        self.used |= not callable(value := self.reach(name, found[0]))  # what is only imported is not used
+        # what is only imported is not used; calls of a class of Python's are not seen
+        self.used |= not callable(value := self.reach(name, found[0])) or value in values.CLASSES.values()
         return value
 
     def reach(self, name: str, message: Any) -> Any:
@@ -123,8 +124,7 @@ class Peer:
 
     def stand_in(self, number: int, role: str = "object") -> StandIn:
         """Return the stand-in for an object in a role, "class" or "made" by the tests: the same each time."""
-        key = number, role
-        if key not in self._stand_ins:
+        if (key := (number, role)) not in self._stand_ins:
             self._stand_ins[key] = StandIn(self, number, is_class=role == "class", is_made=role == "made")
         return self._stand_ins[key]
 
