@@ -136,6 +136,17 @@ def test_what_a_step_cost_at_other_prices_says_nothing_of_the_next(pair: tuple[R
     assert cheap.why_to_stop() == ""
 
 
+def test_what_a_step_cost_is_set_aside_if_prices_have_risen(pair: tuple[RunFiles, RunFiles]) -> None:
+    config, files = worker.read_run(pair[0]), pair[0]
+    cheap = RunBudget(config, files)
+    take_step(cheap, 6.0)
+    assert cheap.why_to_stop()
+    cheap.close()
+    risen = {"numpy": {kind: 2 * usd for kind, usd in PRICES["numpy"].items()}}
+    dear = RunBudget(replace(config, budget=replace(config.budget, prices=risen)), files)
+    assert "the next step costs up to $6.00" in dear.why_to_stop()
+
+
 def test_what_a_finished_run_had_set_aside_is_free(pair: tuple[RunFiles, RunFiles]) -> None:
     one, other = (RunBudget(worker.read_run(files), files) for files in pair)
     assert (one.why_to_stop(), other.why_to_stop()) == ("", "")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MILLION = 1e6
 MOST = 1e15  # tokens or dollars; more is damage
+ROUNDING = 1e-9  # of sums of dollars, relative
 COUNTS = (
     "prefill_tokens",
     "cached_tokens",
@@ -90,8 +91,11 @@ class Spending:
         return None if self.usd is None else self.usd + (self.unsure_usd or 0.0)
 
     def learned_at(self, price: Price | None) -> Spending:
-        """Return it without what was learned of costs, if a price has changed since the run began."""
-        if price is None or self.usd is None or math.isclose(self.usd, self.tokens.usd(price), rel_tol=1e-9):
+        """Return it without what was learned of costs if prices have fallen: the run would stop too early.
+
+        If they have risen, what is known is kept, as it is closer to the new costs than nothing.
+        """
+        if price is None or self.usd is None or self.tokens.usd(price) >= self.usd * (1 - ROUNDING):
             return self
         return Spending(self.tokens, self.unsure, self.open, self.usd, self.unsure_usd, self.open_usd)
 
