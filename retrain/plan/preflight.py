@@ -123,7 +123,9 @@ def _malformed(task: Task) -> str:
 def _are_messages(found: object) -> bool:
     """Whether messages are a tuple of pairs of texts."""
     pairs = found if isinstance(found, tuple) else (None,)
-    return all(isinstance(one, tuple) and [*map(type, one)] == [str, str] for one in pairs)
+    return all(
+        isinstance(one, tuple) and len(one) == 2 and all(isinstance(x, str) for x in one) for one in pairs
+    )
 
 
 def _trained_on(config: Config, task: Task, built: dict[str, Task]) -> Iterator[str]:
