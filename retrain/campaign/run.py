@@ -139,7 +139,7 @@ def reopen(
     """
     is_named = directory.name.strip(".")  # unlike `.` and `..`; messages show the path as it was given
     files = open_campaign(directory if is_named else directory.resolve())
-    origin, lost = known_origin(files)
+    origin, lost = known_origin(files, is_replaced=True)
     wanted = _with_more(origin, directory, more_seeds, budget_usd)
     content = read_file(files.campaign_toml)  # first, as in `start`: the next resume tells of an edit since
     plan, where = _checked_anew(files, wanted)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from retrain.config.keys import Tables
 from retrain.config.versions import CURRENT, run_version
-from retrain.errors import ConfigError, RecordsError
+from retrain.errors import ConfigError, DamagedRecordError, RecordsError
 from retrain.records.files import read_json, record_of, write_json
 from retrain.records.layout import (
     CampaignFiles,
@@ -58,13 +58,19 @@ def write_provenance(files: CampaignFiles, origin: Provenance) -> None:
     write_json(files.origin, asdict(origin))
 
 
-def known_origin(files: CampaignFiles) -> tuple[Provenance, str]:
-    """Read origin.json, or rebuild it from the runs; return it and the problem with the file, "" for none."""
+def known_origin(files: CampaignFiles, *, is_replaced: bool = False) -> tuple[Provenance, str]:
+    """Read origin.json, or rebuild it from the runs; return it and the problem with the file, "" for none.
+
+    Where the result replaces the file, one that is whole but cannot be read for now is a RecordsError.
+    """
     lost = "is damaged"
-    with suppress(RecordsError, ValueError):
+    try:
         if (written := read_json(files.origin)) is not None:
             return _parse(written), ""
         lost = "is missing"
+    except (RecordsError, ValueError) as error:
+        if is_replaced and not isinstance(error, (DamagedRecordError, ValueError)):
+            raise
     table = _campaign_table(files)
     found = _from_runs(files) or _from_directory(files, table)
     options = table.get(found.launcher)

@@ -20,7 +20,7 @@ from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
 from retrain.campaign.run import reopen, start
 from retrain.config.digest import digest_of_0_1
-from retrain.errors import EXIT_CONFIG, ConfigError
+from retrain.errors import EXIT_CONFIG, ConfigError, RecordsError
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
@@ -147,6 +147,16 @@ def test_a_lost_origin_is_made_again_from_the_runs(begun: Path, content: str | N
     assert after == before
     lost = "missing" if content is None else "damaged"
     assert f"{path}: is {lost}; it is rebuilt from the runs" in notes.notices
+
+
+def test_an_origin_that_cannot_be_read_for_now_is_kept(begun: Path) -> None:
+    path, kept = begun / "origin.json", begun / "kept.json"
+    path.rename(kept)
+    path.symlink_to("/proc/self/mem")  # which begins with an input/output error
+    with pytest.raises(RecordsError, match=r"origin\.json"):
+        reopen(begun)
+    kept.replace(path)
+    assert reopen(begun).execute().exit_code == 0
 
 
 @pytest.mark.parametrize("content", [None, "", "{", '{"permits": 0, "slots": 0}'])
