@@ -220,8 +220,7 @@ def _entries(files: CampaignFiles) -> Sequence[RunEntry]:
 def _permits(directory: Path, shared: Sequence[str], problems: list[str]) -> PermitStatus | None:
     path = Path(shared[0]) if shared else campaign_of(directory).permits
     try:
-        if not path.is_dir():
-            return None
+        path.stat()  # since Python 3.14 `is_dir` hides that it cannot be looked at
         from retrain.semaphore import FileSemaphore  # not at the top: only campaigns with permits need it
 
         seen, why = FileSemaphore.inspect(path), ""
@@ -230,6 +229,8 @@ def _permits(directory: Path, shared: Sequence[str], problems: list[str]) -> Per
 
             change = last_change(path)
             why = f"{change.before} -> {change.permits}, {change.reason}" if change else ""
+    except FileNotFoundError:
+        return None
     except RecordsError as error:  # names the file
         problems.append(str(error))
         return None
