@@ -70,7 +70,8 @@ def test_a_harmed_cluster_gives_what_one_machine_gives_and_one_that_is_away_is_w
         ray.kill(HEAD)
         submitting.send_signal(signal.SIGKILL)
         finish(submitting)
-        assert "running" in states(retrain("status", patient.campaign, "--json"))  # which needs no Ray
+        shown = states(retrain("status", patient.campaign, "--json"))  # which needs no Ray
+        assert shown <= {"running", "infrastructure", "died"}, shown  # Ray ends what runs, if late
         code, said = finish(retrain("resume", campaign))
         assert (code, "no Ray cluster answers" in said) == (EXIT_LAUNCH, True)
         patient.await_notice("no Ray cluster answers")
