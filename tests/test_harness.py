@@ -335,6 +335,14 @@ def test_a_limit_refuses_further_turns(
     assert rollout.episode.reward == -1.0
 
 
+def asking(base_url: str, api_key: str) -> http.client.HTTPConnection:
+    """Ask for a turn whose answer may be left unread."""
+    connection, body = http.client.HTTPConnection(base_url.split("/")[2]), {"messages": [user("?")]}
+    said = {"Authorization": f"Bearer {api_key}"}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), said)
+    return connection
+
+
 @pytest.mark.parametrize("resets", [False, True])
 @pytest.mark.parametrize("is_looked_after", [True, False])
 def test_a_turn_whose_client_has_left_is_not_kept(
@@ -345,9 +353,7 @@ def test_a_turn_whose_client_has_left_is_not_kept(
     asked, has_left = threading.Event(), threading.Event()
 
     def run(prompt: Prompt, base_url: str, api_key: str) -> float:
-        body = json.dumps({"messages": [user("?")]})
-        connection = http.client.HTTPConnection(base_url.split("/")[2])
-        connection.request("POST", "/v1/chat/completions", body, {"Authorization": f"Bearer {api_key}"})
+        connection = asking(base_url, api_key)
         asked.wait()
         if resets:  # the connection, as a client does that ends with an answer unread
             connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -378,9 +384,7 @@ def test_a_client_that_gave_up_was_refused_nothing(monkeypatch: pytest.MonkeyPat
     asked, has_failed = threading.Event(), threading.Event()
 
     def run(prompt: Prompt, base_url: str, api_key: str) -> float:
-        body = json.dumps({"messages": [user("?")]})
-        connection = http.client.HTTPConnection(base_url.split("/")[2])
-        connection.request("POST", "/v1/chat/completions", body, {"Authorization": f"Bearer {api_key}"})
+        connection = asking(base_url, api_key)
         asked.wait()
         connection.close()
         ((session, _),) = programs._endpoint._server.served.values()
