@@ -9,9 +9,9 @@ from pathlib import Path
 
 from retrain.errors import EXIT_LAUNCH, EXIT_RUN_FAILED
 from retrain.launchers.ray.home import GIVEN, Home, TaskEvent
-from retrain.locks.held import is_held, present_holder
+from retrain.locks.held import is_held
 from retrain.records.layout import RunFiles
-from retrain.records.run_state import read_attempts
+from retrain.records.run_state import read_attempts, worker_pids
 from tests.cluster.campaigns import (
     BROKEN,
     CONDITIONS,
@@ -108,8 +108,8 @@ class Patient:
 
     def runs(self) -> bool:
         """Whether a run of it is alive, and has begun: before, its worker does not outlive its driver."""
-        runs = [RunFiles(path) for path in self.campaign.glob("runs/*")]
-        alive = {found.pid for run in runs if (found := present_holder(run.lock))}
+        alive = worker_pids(self.campaign / "runs")
+        runs = map(RunFiles, self.campaign.glob("runs/*"))
         return any(attempt.pid in alive for run in runs for attempt in read_attempts(run.attempts))
 
     def await_notice(self, words: str) -> None:
