@@ -255,7 +255,7 @@ def falling_after(scores: list[list[float]], rewards: list[float]) -> str:
     for step, (found, reward) in enumerate(zip(scores, rewards, strict=True), start=1):
         for _ in range(WINDOW):
             watched.trained(reward)
-        watched.evaluated("hard", step, dict(enumerate(found)))
+        watched.evaluated("hard", step, dict(enumerate(found)), looks=len(scores))
         watched = record_of(
             Falling, json.loads(json.dumps(dataclasses.asdict(watched)))
         )  # as a checkpoint does
@@ -278,6 +278,20 @@ def test_a_fall_of_few_questions_may_be_chance_where_that_of_many_is_none() -> N
     right, fell = [1.0, 0.75, 1.0], [0.5, 0.5, 0.5]
     assert falling_after([right, fell], [0.2, 0.4]) == ""
     assert falling_after([right * 4, fell * 4], [0.2, 0.4]) != ""
+
+
+def test_chance_names_few_runs_at_any_of_their_evaluations() -> None:
+    """64 questions, each as likely to be right at all 20: a limit for one look names one run in seven."""
+    draws, named = np.random.default_rng(0), 0
+    for chances in draws.beta(1.2, 0.8, (100, 64)):
+        watched, seen = Falling(), set()
+        for look in range(1, 21):
+            watched.trained(float(look))
+            right = draws.binomial(1, chances).astype(float)
+            watched.evaluated("hard", look, dict(enumerate(right)), looks=20)
+            seen.add(watched.watch().falling)
+        named += seen != {""}
+    assert named <= 8
 
 
 def test_a_fall_from_the_start_is_seen_where_the_start_is_evaluated(tmp_path: Path) -> None:

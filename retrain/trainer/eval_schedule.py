@@ -6,6 +6,7 @@ the reward rises is a sign that the policy exploits its reward.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -31,7 +32,8 @@ from retrain.trainer.evaluation import Due, HeldOut, Measured, Newest, Stream, e
 from retrain.trainer.journal import Journal
 
 WINDOW = 10  # steps whose mean reward is that of an evaluation's policy
-CERTAIN = 3.0  # normal score of Student's t: the best of many evaluations is partly luck
+CERTAIN = 3.0  # normal score of Student's t, at least: the best of many evaluations is partly luck
+ERROR = 0.05  # probability that any of a run's evaluations seems to fall, which all pairs of them share
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,11 @@ class StepEvaluations:
 def is_due(every: int, done: int) -> bool:
     """Whether what comes every so many steps comes now; 0 is never."""
     return every > 0 and done % every == 0
+
+
+def count_of_evaluations(table: Eval, steps: int) -> int:
+    """Return how often a run of so many steps makes an evaluation."""
+    return table.at_start + (math.ceil(steps / table.every) if table.every else 1)
 
 
 @dataclass(eq=False)
@@ -155,7 +162,9 @@ class EvalSchedule:
         rates = np.mean(batch.rewards[known] >= CORRECT, axis=1, where=batch.scored[known])
         asked = [batch.groups[number].prompt.id for number in known.tolist()]
         rewards = np.mean(batch.rewards[known], axis=1, where=batch.scored[known])
-        self._falling.evaluated(table.name, step, dict(zip(asked, map(float, rewards), strict=True)))
+        scores = dict(zip(asked, map(float, rewards), strict=True))
+        looks = count_of_evaluations(table, self._training.max_steps)
+        self._falling.evaluated(table.name, step, scores, looks)
         found = _summary(batch, known, rewards, rates, table.samples, time.perf_counter() - started)
         return replace(found, billed=billed.by_kind())
 
@@ -216,15 +225,15 @@ class Falling:
             self.best = {name: replace(start, reward=reward) for name, start in self.best.items()}
         self.rewards = [*self.rewards, reward][-WINDOW:]
 
-    def evaluated(self, name: str, step: int, scores: Mapping[int, float]) -> None:
-        """Take an evaluation, of the policy after the last step."""
+    def evaluated(self, name: str, step: int, scores: Mapping[int, float], looks: int) -> None:
+        """Take an evaluation, of the policy after the last step: one of so many that the run makes."""
         reward = float(np.mean(self.rewards)) if self.rewards else 0.0
         now = Seen(step, {str(question): score for question, score in scores.items()}, reward)
         best = self.best.setdefault(name, now)
         self.falling.pop(name, None)
         if now.score >= best.score:
             self.best[name] = now
-        elif now.reward > best.reward and _is_worse(now, best):
+        elif now.reward > best.reward and _is_worse(now, best, looks):
             self.falling[name] = (
                 f"{name} fell from a reward of {best.score:.2f} at step {best.step} "
                 f"to {now.score:.2f} at step {step}"
@@ -235,9 +244,10 @@ class Falling:
         return EvalWatch(falling="; ".join(self.falling.values()))
 
 
-def _is_worse(now: Seen, best: Seen) -> bool:
-    """Whether the questions that both had cannot explain the difference by chance."""
-    from retrain.controllers.sequential.rejection import score  # not at the top: 15 ms of each worker
+def _is_worse(now: Seen, best: Seen, looks: int) -> bool:
+    """Whether the questions that both had cannot differ so by chance in any of so many looks."""
+    from retrain.controllers.sequential.rejection import NORMAL, score  # not at the top: 15 ms of each worker
 
     gains = np.array([value - best.scores[q] for q, value in now.scores.items() if q in best.scores])
-    return bool(gains.sum() < 0) and score(gains) > CERTAIN
+    limit = max(CERTAIN, -NORMAL.inv_cdf(ERROR / math.comb(max(looks, 2), 2)))
+    return bool(gains.sum() < 0) and score(gains) > limit
