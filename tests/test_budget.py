@@ -144,7 +144,39 @@ def test_what_a_step_cost_is_set_aside_if_prices_have_risen(pair: tuple[RunFiles
     cheap.close()
     risen = {"numpy": {kind: 2 * usd for kind, usd in PRICES["numpy"].items()}}
     dear = RunBudget(replace(config, budget=replace(config.budget, prices=risen)), files)
-    assert "the next step costs up to $6.00" in dear.why_to_stop()
+    assert "the next step costs up to $12.00" in dear.why_to_stop()
+
+
+@pytest.mark.parametrize("times", [0.1, 2])
+def test_what_a_step_cost_is_set_aside_at_the_prices_of_now_in_each_later_attempt(
+    tmp_path: Path, times: float
+) -> None:
+    raw = {**PRICED, "budget": {"prices": PRICES, "usd": 1000.0}}
+    files = make_run(CampaignFiles(tmp_path / "c").run("a_s0").directory, raw)
+    config = worker.read_run(files)
+    take_step(before := RunBudget(config, files), 6.0)
+    assert before.why_to_stop() == ""
+    prices = {"numpy": {kind: times * usd for kind, usd in PRICES["numpy"].items()}}
+    changed = replace(config, budget=replace(config.budget, prices=prices))
+    for attempt in range(3):
+        budget = RunBudget(changed, files)
+        assert budget.why_to_stop() == ""
+        assert (found := read_spending(files)) is not None
+        assert found.set_aside_usd == pytest.approx(6.0 * times)
+        assert found.usd == pytest.approx(6.0 + attempt * 6.0 * times)
+        take_step(budget, 6.0)  # of the earlier prices
+        assert budget.why_to_stop() == ""
+
+
+def test_a_record_that_does_not_tell_at_which_prices_it_learned_is_read(
+    pair: tuple[RunFiles, RunFiles],
+) -> None:
+    take_step(before := RunBudget(worker.read_run(pair[0]), pair[0]), 6.0)
+    assert before.why_to_stop()
+    earlier = json.loads(pair[0].spend.read_text())
+    del earlier["tokens_usd"]
+    pair[0].spend.write_text(json.dumps(earlier))
+    assert "the next step costs up to $6.00" in RunBudget(worker.read_run(pair[0]), pair[0]).why_to_stop()
 
 
 def test_what_a_finished_run_had_set_aside_is_free(pair: tuple[RunFiles, RunFiles]) -> None:

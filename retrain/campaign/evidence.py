@@ -157,7 +157,7 @@ class Rounds:
 
     def _cost_usd(self, begun: Collection[str]) -> float:
         found = (read_spending(self._files.run(run_id)) for run_id in begun)
-        return math.fsum((one.spent_usd or 0.0) + (one.open_usd or 0.0) for one in found if one is not None)
+        return math.fsum(one.at_most_usd or 0.0 for one in found if one is not None)
 
     def _seconds(self, done: Sequence[RunEntry]) -> dict[str, float]:
         """Return how long a finished run of each condition was alive on average."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MILLION = 1e6
 MOST = 1e15  # tokens or dollars; more is damage
-ROUNDING = 1e-9  # of sums of dollars, relative
+LEARNED = ("largest_step_usd", "largest_rollout_usd", "largest_sampled_usd", "largest_trained_usd")
 COUNTS = (
     "prefill_tokens",
     "cached_tokens",
@@ -78,6 +78,7 @@ class Spending:
     usd: float | None = None  # of `tokens`, at the prices at which they were taken
     unsure_usd: float | None = None
     open_usd: float | None = None
+    tokens_usd: float | None = None  # of `tokens`, all at the prices of what follows: the newest
     set_aside_usd: float = 0.0  # for the rest of the step that is being taken, and evaluations after it
     largest_step_usd: float = 0.0  # so far
     largest_rollout_usd: float = 0.0  # a step's cost over its rollouts
@@ -90,14 +91,23 @@ class Spending:
         """Dollars spent, without the calls in flight; None if the price is not known."""
         return None if self.usd is None else self.usd + (self.unsure_usd or 0.0)
 
-    def learned_at(self, price: Price | None) -> Spending:
-        """Return it without what was learned of costs if prices have fallen: the run would stop too early.
+    @property
+    def at_most_usd(self) -> float | None:
+        """Dollars spent at most, with the calls in flight; None if the price is not known."""
+        return None if self.spent_usd is None else self.spent_usd + (self.open_usd or 0.0)
 
-        If they have risen, what is known is kept, as it is closer to the new costs than nothing.
-        """
-        if price is None or self.usd is None or self.tokens.usd(price) >= self.usd * (1 - ROUNDING):
+    def learned_at(self, price: Price | None) -> Spending:
+        """Return it with what was learned of costs at another price, in the ratio of what all tokens cost."""
+        before_usd = self.usd if self.tokens_usd is None else self.tokens_usd
+        if price is None or not before_usd:
             return self
-        return Spending(self.tokens, self.unsure, self.open, self.usd, self.unsure_usd, self.open_usd)
+        ratio = self.tokens.usd(price) / before_usd
+        evaluations = {
+            name: replace(one, usd=ratio * one.usd, rollout_usd=ratio * one.rollout_usd)
+            for name, one in self.evaluations.items()
+        }
+        learned = {name: ratio * getattr(self, name) for name in LEARNED}
+        return replace(self, evaluations=evaluations, **learned)
 
     def after_kill(self) -> Spending:
         """Return it with the calls in flight among those that may have been billed."""
@@ -111,7 +121,7 @@ def read_spending(files: RunFiles) -> Spending | None:
     if found is None:
         return None
     try:
-        spending = record_of(Spending, found)
+        spending = record_of(Spending, found := {"tokens_usd": None, **found})  # early ones lack it
         if missing := asdict(spending).keys() - found.keys():
             raise ValueError(f"lacks {min(missing)}")
         if wrong := [number for number in _numbers(asdict(spending)) if not 0 <= number <= MOST]:
@@ -126,10 +136,9 @@ def read_spending(files: RunFiles) -> Spending | None:
 
 def columns_of(spending: Spending, *, is_alive: bool) -> dict[str, float | int | None]:
     """Return the columns of a run's row; calls in flight count once nobody waits for them any more."""
-    usd, unsure_usd = spending.usd, spending.unsure_usd
+    cost_usd, unsure_usd = spending.spent_usd, spending.unsure_usd
     if unsure_usd is not None and not is_alive:
-        unsure_usd += spending.open_usd or 0.0
-    cost_usd = None if usd is None else usd + (unsure_usd or 0.0)
+        cost_usd, unsure_usd = spending.at_most_usd, unsure_usd + (spending.open_usd or 0.0)
     tokens = dict(zip(COUNTS, astuple(spending.tokens), strict=True))
     return {"cost_usd": cost_usd, "unsure_usd": unsure_usd, **tokens}
 

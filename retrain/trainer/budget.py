@@ -269,11 +269,12 @@ class RunBudget:
         tokens, unsure = before.tokens + meter.tokens, before.unsure + meter.unsure
         now = replace(before, tokens=tokens, unsure=unsure, open=meter.open)
         if (price := self._price) is None:
-            return replace(now, usd=None, unsure_usd=None, open_usd=None)
+            return replace(now, usd=None, unsure_usd=None, open_usd=None, tokens_usd=None)
         usd = before.tokens.usd(price) if before.usd is None else before.usd
         unsure_usd = before.unsure.usd(price) if before.unsure_usd is None else before.unsure_usd
         usd, unsure_usd = usd + meter.tokens.usd(price), unsure_usd + meter.unsure.usd(price)
-        now = replace(now, usd=usd, unsure_usd=unsure_usd, open_usd=meter.open.usd(price))
+        open_usd, tokens_usd = meter.open.usd(price), tokens.usd(price)
+        now = replace(now, usd=usd, unsure_usd=unsure_usd, open_usd=open_usd, tokens_usd=tokens_usd)
         left = self._began_usd + self._set_aside_usd - (now.spent_usd or 0.0) if self._set_aside_usd else 0.0
         return replace(now, set_aside_usd=max(0.0, left))
 
