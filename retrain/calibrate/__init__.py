@@ -28,6 +28,7 @@ from retrain.campaign.run import start
 from retrain.config.keys import Tables, as_toml
 from retrain.config.load import load_config, load_tables, parse, write_file
 from retrain.config.reference import DIRECTIVE
+from retrain.config.resolve import merge
 from retrain.config.sweep import expanded
 from retrain.errors import ConfigError, LaunchError, RecordsError, first_line
 from retrain.plan.estimate.history import write_crowding
@@ -37,7 +38,7 @@ from retrain.plan.matrix import Plan, plan_runs
 from retrain.plan.preflight import preflight
 from retrain.records.files import write_atomic
 from retrain.records.layout import TRIALS, create_directory
-from retrain.records.text import plain
+from retrain.records.text import dollars, plain
 from retrain.system import cpu_capacity, memory_available_bytes
 
 MOST_PROBE_STEPS = 2000
@@ -108,14 +109,14 @@ class Calibrator:
         done: dict[str, Trialled] = {}
         left_out: list[str] = []
         for trial in self.trials(directory, done):
-            left_s = until_s - time.monotonic()
-            reason = self._reason_against(trial, left_s, done)
+            left_s, left_usd = until_s - time.monotonic(), self._left_usd(done)
+            reason = self._reason_against(trial, left_s, left_usd, done)
             if reason:
                 left_out.append(f"{trial.name}: {reason}")
                 continue
             begin(trial)
             try:
-                done[trial.name] = self._try(trial, directory, left_s, observe())
+                done[trial.name] = self._try(trial, directory, left_s, left_usd, observe())
             except (ConfigError, LaunchError, RecordsError) as error:  # what other trials measured is kept
                 if not done:
                     raise
@@ -136,10 +137,18 @@ class Calibrator:
         if self._current is not None:
             self._current.stop(now=now)
 
-    def _try(self, trial: Trial, directory: Path, left_s: float, observer: Observer) -> Trialled:
-        """Run one trial until it ends or time is up; raises as `start` does."""
+    def _left_usd(self, done: Mapping[str, Trialled]) -> float | None:
+        """Return what is left of the file's budget; None if it has none."""
+        usd = self.plan.runs[0].config.budget.usd
+        return None if usd is None else usd - math.fsum(one.cost_usd or 0.0 for one in done.values())
+
+    def _try(
+        self, trial: Trial, directory: Path, left_s: float, left_usd: float | None, observer: Observer
+    ) -> Trialled:
+        """Run one trial until it ends or time or money is up; raises as `start` does."""
         path = directory / f"{trial.name}.toml"
-        write_atomic(path, tomli_w.dumps(trial.tables))
+        own = {} if left_usd is None else {"budget": {"usd": left_usd}}
+        write_atomic(path, tomli_w.dumps(merge(trial.tables, own)))
         campaign = self._current = start(path, (), observer, beside=self._path.parent)
         began_s = time.monotonic()
         try:
@@ -152,11 +161,16 @@ class Calibrator:
         took_s = time.monotonic() - began_s
         return Trialled(campaign.plan, campaign.directory, runs, took_s, memory.most, memory.most_on_gpus)
 
-    def _reason_against(self, trial: Trial, left_s: float, done: Mapping[str, Trialled]) -> str:
+    def _reason_against(
+        self, trial: Trial, left_s: float, left_usd: float | None, done: Mapping[str, Trialled]
+    ) -> str:
         if self._was_interrupted:
             return "interrupted"
         if left_s <= 0:
             return "the time budget is used up"
+        if left_usd is not None and (least_usd := _least_usd(trial, done)) and left_usd < least_usd:
+            left, least = dollars(max(left_usd, 0.0)), dollars(least_usd)
+            return f"{left} are left of the budget, and a step of each of its runs costs up to {least}"
         if "pilot" in done and not done["pilot"].measured:
             return "no condition completed two steps in the pilot"
         return _reason_against_workers(trial, done) if trial.name.startswith("workers-") else ""
@@ -182,6 +196,12 @@ def _enough_steps(effort: Effort, runs: Sequence[MeasuredRun]) -> int:
         return effort.probe_steps
     step_s = statistics.fmean(statistics.fmean(run.step_times_s) + run.between_s for run in runs)
     return max(effort.probe_steps, min(MOST_PROBE_STEPS, math.ceil(effort.probe_s / max(step_s, 1e-6))))
+
+
+def _least_usd(trial: Trial, done: Mapping[str, Trialled]) -> float:
+    """Return what one step of each of a trial's runs costs, as far as others told."""
+    known = (one.largest_step_usd for other in done.values() for one in other.spent)
+    return trial.runs * max(known, default=0.0)
 
 
 def _reason_against_workers(trial: Trial, done: Mapping[str, Trialled]) -> str:

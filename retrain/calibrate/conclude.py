@@ -57,6 +57,7 @@ class Calibration:
     tried: tuple[str, ...]
     left_out: tuple[str, ...]
     seconds: float
+    cost_usd: float | None  # of all trials; None if no price is known
     steps: tuple[StepSplit, ...]
     lengths: tuple[Lengths, ...]  # of each condition
     batch: BatchFound | None
@@ -87,7 +88,7 @@ class Evidence:
         """Return what the trials in a directory found for the file `source`."""
         advised, refused = self.advised()
         before, after = self.times(advised)
-        pilot = self.pilot
+        pilot, costs = self.pilot, [one.cost_usd for one in self.done.values() if one.cost_usd is not None]
         return Calibration(
             source=source,
             directory=str(directory),
@@ -97,6 +98,7 @@ class Evidence:
             tried=tuple(self.done),
             left_out=(*left_out, *refused),
             seconds=sum(trial.seconds for trial in self.done.values()),
+            cost_usd=sum(costs) if costs else None,
             steps=tuple(self.steps),
             lengths=tuple(self.lengths),
             batch=self.batch,

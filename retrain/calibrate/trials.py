@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections import Counter
@@ -20,8 +21,10 @@ from retrain.config.schema import BackPressure, Training
 from retrain.plan.estimate.measured import MeasuredRun, measure_run
 from retrain.plan.matrix import Plan
 from retrain.records.files import readable
+from retrain.records.layout import RunFiles
 from retrain.records.lines import Row
 from retrain.records.metrics import read_metrics
+from retrain.records.spending import Spending, read_spending
 from retrain.records.text import count_of
 from retrain.system.nvidia import Gpu, known_gpus
 from retrain.system.processes import own_memory_bytes, process_tree
@@ -59,6 +62,18 @@ class Trialled:
     def rows(self) -> list[Rows]:
         """The steps of every run; none of a run whose records cannot be read."""
         return [readable(read_metrics, directory) or [] for directory in self.runs]
+
+    @cached_property
+    def spent(self) -> list[Spending]:
+        """What each run was billed; none of a run whose records cannot be read."""
+        found = (readable(read_spending, RunFiles(directory)) for directory in self.runs)
+        return [one for one in found if one is not None]
+
+    @property
+    def cost_usd(self) -> float | None:
+        """What all runs cost at most; None if no price is known."""
+        known = [one.at_most_usd for one in self.spent if one.at_most_usd is not None]
+        return math.fsum(known) if known else None
 
     @cached_property
     def measured(self) -> list[MeasuredRun]:

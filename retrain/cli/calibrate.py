@@ -15,7 +15,7 @@ from retrain.cli import AsJson, ConfigFile, Overrides, duration
 from retrain.cli.run import interruptible, say_at_once
 from retrain.config.keys import as_toml
 from retrain.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED
-from retrain.records.text import about, format_duration, gib, plain
+from retrain.records.text import about, dollars, format_duration, gib, plain
 from retrain.render.tables import console, messages, print_result, table
 
 if TYPE_CHECKING:
@@ -198,7 +198,8 @@ def _times(found: Calibration) -> Iterator[str]:
 def _ends(found: Calibration) -> Iterator[str]:
     for reason in found.left_out:
         yield f"skipped: {plain(reason)}"
-    yield f"took {about(found.seconds)}; records in {plain(found.directory)}"
+    cost = "" if found.cost_usd is None else f", cost {dollars(found.cost_usd)}"
+    yield f"took {about(found.seconds)}{cost}; records in {plain(found.directory)}"
     if found.written:
         file = plain(shlex.quote(found.written))
         pilot = f" --from {plain(shlex.quote(found.pilot))}" if found.steps else ""

@@ -217,3 +217,16 @@ def test_a_span_that_is_none_is_bad_usage(here: Path, calibrate: Called) -> None
     done = calibrate("--budget", "soon")
     assert done.returncode == 2
     assert "'soon' is not a time span" in done.stderr
+
+
+def test_all_trials_together_keep_the_budget_in_dollars(here: Path, calibrate: Called) -> None:
+    """The pilot costs $8, and ten steps of one worker $7.50."""
+    prices = "[budget]\nusd = 13\n[budget.prices.numpy]\nsample = 4000\n"
+    (here / "campaign.toml").write_text(TOML.replace("max_tokens = 64", "max_tokens = 32") + prices)
+    done = calibrate("--most-workers", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["tried"] == ["pilot", "workers-1"]
+    assert 8 < found["cost_usd"] <= 13
+    assert [reason.split(":")[0] for reason in found["left_out"]] == ["workers-2", "batch"]
+    assert all("are left of the budget, and a step of each" in reason for reason in found["left_out"])
