@@ -380,6 +380,31 @@ def test_an_unreachable_server_is_named_before_anything_is_spent(spec: BackendSp
         during(away, train)  # type: ignore[arg-type]  # never called
 
 
+UNPAID = pytest.mark.parametrize("path", ["create_session", "client/config"])
+
+
+@UNPAID
+def test_a_bill_that_is_to_be_paid_before_a_session_opens_is_told(
+    spec: BackendSpec, server: RunningServer, path: str
+) -> None:
+    server.fail(path, times=1, status=402)
+    with pytest.raises(InfrastructureError, match=r"waits for its bill to be paid .*402.* `retrain resume`"):
+        during(spec, train)  # type: ignore[arg-type]  # never called
+
+
+@UNPAID
+def test_a_bill_that_is_to_be_paid_before_a_session_is_renewed_is_waited_for(
+    spec: BackendSpec, server: RunningServer, path: str
+) -> None:
+    async def story(backend: TinkerBackend) -> list[Group]:
+        await backend.sample(PROMPTS, HOW)
+        server.forget()
+        server.fail(path, times=1, status=402)
+        return await backend.sample(PROMPTS, HOW)
+
+    assert len(during(with_options(spec, first_retry_s=0.01), story)) == len(PROMPTS)
+
+
 @pytest.mark.parametrize("key", ["tml-another", "no-prefix"])
 def test_a_refused_key_is_an_error_of_configuration(
     spec: BackendSpec, monkeypatch: pytest.MonkeyPatch, key: str

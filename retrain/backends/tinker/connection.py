@@ -25,7 +25,7 @@ from tinker.lib.internal_client_holder import InternalClientHolder
 
 from retrain.backends import BackendSpec
 from retrain.backends.tinker.calls import ApiCalls, backoff_s
-from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe
+from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe, is_unpaid, status_told
 from retrain.backends.tinker.outages import Outages
 from retrain.errors import ConfigError, InfrastructureError
 from retrain.event_loop import in_thread
@@ -63,6 +63,11 @@ class Connection:
                     f"the Tinker API at {where} refuses the session ({describe(error)}); "
                     "check the environment's TINKER_API_KEY"
                 ) from error
+            if is_unpaid(error):
+                raise InfrastructureError(
+                    f"the Tinker API at {where} waits for its bill to be paid ({describe(error)}); "
+                    "pay it, then continue with `retrain resume`"
+                ) from error
             raise InfrastructureError(
                 f"the Tinker API at {where} cannot be reached ({describe(error)}); "
                 "check [model].base_url and the network"
@@ -80,7 +85,7 @@ class Connection:
                 late = loop.call_later(SLOW_S, outages.failed, "it opens no session", time.monotonic())
                 try:
                     async with asyncio.timeout(self.calls.options.connect_timeout_s):
-                        with outages.request(is_poll=False):
+                        with outages.request(is_poll=False), status_told():
                             # in a thread, because the SDK blocks until the session is open
                             await in_thread(lambda: service.holder, unwanted=lambda holder: holder.close())
                 finally:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum, auto
 
 import httpx
@@ -73,6 +75,22 @@ def classify(error: Exception) -> Fault:
 def is_overload(error: Exception) -> bool:
     """Whether the API reported overload."""
     return _status(error) in OVERLOAD
+
+
+def is_unpaid(error: Exception) -> bool:
+    """Whether the API waits for a bill to be paid."""
+    return _status(error) == 402
+
+
+@contextmanager
+def status_told() -> Iterator[None]:
+    """Raise what the API answered where the SDK, not connected yet, fails at noting that it is unpaid."""
+    try:
+        yield
+    except AttributeError as error:
+        if isinstance(error.__context__, APIStatusError):
+            raise error.__context__ from None
+        raise
 
 
 def is_refused_unbilled(error: Exception) -> bool:

@@ -24,7 +24,15 @@ from tinker.types import WeightsInfoResponse
 from retrain.backends import BackendSpec
 from retrain.backends.saved import Exported, reading, write_facts
 from retrain.backends.tinker import TinkerOptions
-from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe, has_lost_model, lacks_route
+from retrain.backends.tinker.faults import (
+    FAULTS,
+    Fault,
+    classify,
+    describe,
+    has_lost_model,
+    lacks_route,
+    status_told,
+)
 from retrain.config.adapters import TINKER as FILE
 from retrain.config.adapters import state_of
 from retrain.config.schema import Config, Model
@@ -193,7 +201,8 @@ def ask(url: str, question: Callable[[tinker.RestClient], Any], answer_s: float)
     Raises a TimeoutError after `answer_s`: the SDK tries again for minutes, without a word. It waits for the
     server even before it has a client, hence the thread.
     """
-    return begun(lambda: question(tinker.RestClient(base_url=url or None)).result()).result(answer_s)
+    with status_told():
+        return begun(lambda: question(tinker.RestClient(base_url=url or None)).result()).result(answer_s)
 
 
 def deleted(config: Config, paths: Sequence[str]) -> Mapping[str, str]:
