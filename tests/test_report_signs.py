@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.report.contents import Jump, find_jump, signs
+from retrain.report.signs import Jump, find_jump, signs_of_cheating
 from tests.simulated import Simulated, side
 
 STEPS = range(1, 41)
@@ -65,7 +65,7 @@ def test_the_report_names_faults_and_jumps(tmp_path: Path) -> None:
         row["reward_over_limits"] = 1
         return row | ({"eval_reward": 0.1} if step % 10 == 0 else {})
 
-    told = list(signs([side(tmp_path, Simulated(jump(0.1, 0.9).tolist(), more=more), steps=40)]))
+    told = list(signs_of_cheating([side(tmp_path, Simulated(jump(0.1, 0.9).tolist(), more=more), steps=40)]))
     assert told[0] == (
         "grpo: 0.1 of completions broke a rule of the sandbox (80 faults), 0.05 ran out of memory or files, "
         "0.25 took too long."
@@ -77,4 +77,4 @@ def test_the_report_names_faults_and_jumps(tmp_path: Path) -> None:
 
 
 def test_a_condition_without_faults_has_no_sign(tmp_path: Path) -> None:
-    assert list(signs([side(tmp_path, Simulated([0.5] * 20))])) == []
+    assert list(signs_of_cheating([side(tmp_path, Simulated([0.5] * 20))])) == []

@@ -1,22 +1,14 @@
-"""Everything that a report shows of a campaign, computed once for page and images; and signs of cheating.
-
-Programs that break rules, and rewards that jump where held-out rewards do not, are reasons to read
-completions, not verdicts: a policy may also learn a task in one jump.
-"""
+"""Everything that a report shows of a campaign, computed once for page and images."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-
-import numpy as np
 
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles
 from retrain.records.samples import KeptSample
-from retrain.records.text import count_of, plain
 from retrain.report.back_pressure import (
     Scalability,
     best_concurrency,
@@ -34,20 +26,15 @@ from retrain.report.facts import conversations
 from retrain.report.gather import NO_ROWS, CampaignRecord, RunHistory, read_columns
 from retrain.report.series import Curve, Shown, bins_for, curves
 from retrain.report.sides import Match, Moment, Side, conditions, deciding, known_metrics
+from retrain.report.signs import signs_of_cheating
 from retrain.report.sweeps import charts as sweep_charts
 from retrain.report.sweeps import sensitivities, swept_of, table_of_keys
 from retrain.report.tables import Table
 from retrain.report.timeline import split_chart, step_split, timeline, timeline_chart
-from retrain.rollouts import Floats
 
 MOST_CONDITIONS = 100  # drawn; tables list all
 SHORT = 190  # pixels of a secondary chart
 SIGHT = 3.0  # times the largest concurrency tried: a peak beyond it is extrapolation
-WINDOW = 5  # steps before and after a jump: enough to tell it from one lucky batch
-LEAST_RISE = 0.1  # in the reward's unit; most rewards lie in [0, 1]
-NEAR = 50  # steps before and after, whose noise is that of a jump: by five the error may seem far too small
-NOISE = 4.0  # standard errors of the rise: once in ten thousands of windows by chance
-SHARED = 0.5  # of the rise, by which the held-out reward must rise as well
 TITLES = {
     "mean_reward": "Reward of the sampled rollouts while training",
     "eval_reward": "Reward on held-out prompts",
@@ -101,7 +88,7 @@ def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
         comparison=comparison,
         explored={name: lines for name, lines in found.items() if lines},
         scalability=fitted,
-        signs=tuple(signs(sides)),
+        signs=tuple(signs_of_cheating(sides)),
         episodes=conversations(sides),
         crashes=tuple(crashes_to_read(used, began_s)),
         sections={
@@ -201,75 +188,3 @@ def _rate(shown: Shown) -> tuple[Chart, ...]:
         *curve_chart("rate_ratio", title, ratio, shown, height=SHORT, target=1.0),
         *curve_chart("rate_sample_age_mean", aged, age, shown, height=SHORT),
     )
-
-
-@dataclass(frozen=True)
-class Jump:
-    """A sudden rise of the reward that the held-out reward does not share."""
-
-    step: int  # the first after the jump
-    rise: float
-    held_out_rise: float
-
-
-def find_jump(steps: Sequence[int], reward: Floats, held_out: Floats) -> Jump | None:
-    """Return the largest jump of the reward, unless the held-out reward shares it.
-
-    Args:
-        steps: ascending, one per row.
-        reward: mean reward of each step; NaN where it is unknown.
-        held_out: held-out reward; NaN in steps without an evaluation.
-
-    Returns:
-        None if nothing jumps, or no evaluation is on one of its sides.
-    """
-    found: Jump | None = None
-    for at in range(WINDOW, len(reward) - WINDOW + 1):
-        before, after = reward[at - WINDOW : at], reward[at : at + WINDOW]
-        rise = float(after.mean() - before.mean())
-        if not rise > (found.rise if found else LEAST_RISE):  # also if NaN
-            continue
-        changes = np.diff(reward[max(0, at - NEAR) : at + NEAR])  # of both sides: twice the variance of one
-        variance = max(before.var(ddof=1) + after.var(ddof=1), np.nanmean(changes**2))
-        if rise <= NOISE * math.sqrt(variance / WINDOW):
-            continue
-        evaluated = held_out[:at], held_out[at + WINDOW - 1 :]
-        sides = [values[np.isfinite(values)] for values in evaluated]
-        if all(map(len, sides)) and (gain := float(sides[1][0] - sides[0][-1])) < SHARED * rise:
-            found = Jump(int(steps[at]), rise, gain)
-    return found
-
-
-def signs(sides: Sequence[Side]) -> Iterator[str]:
-    """Iterate over signs of cheating, in sentences."""
-    for side in sides:
-        yield from _faults(side)
-        for run in side.runs:
-            metric = run.columns.metric
-            if jump := find_jump(run.columns.steps.tolist(), metric("mean_reward"), metric("eval_reward")):
-                yield (
-                    f"{plain(run.run_id)}: the reward jumps by {jump.rise:.2g} at step {jump.step}, the "
-                    f"held-out reward changes by {jump.held_out_rise:.2g}; read the samples of that step."
-                )
-            if run.eval_falling:
-                name = plain(run.run_id)
-                yield f"{name}: the reward rises, but {run.eval_falling}; read its best samples."
-
-
-def _faults(side: Side) -> Iterator[str]:
-    """Describe the completions that broke rules, ran into limits or took too long."""
-    scored = sum(_sum(run, "batch_size", "group_size") for run in side.runs)
-    faults = sum(_sum(run, "reward_faults") for run in side.runs)
-    over = sum(_sum(run, "reward_over_limits") for run in side.runs)
-    late = sum(_sum(run, "reward_timeout_fraction", "batch_size", "group_size") for run in side.runs)
-    if scored and (faults or over or late):
-        yield (
-            f"{plain(side.label)}: {faults / scored:.2g} of completions broke a rule of the sandbox "
-            f"({count_of(round(faults), 'fault')}), {over / scored:.2g} ran out of memory or files, "
-            f"{late / scored:.2g} took too long."
-        )
-
-
-def _sum(run: RunHistory, *names: str) -> float:
-    """Return the sum over steps of a product of metrics."""
-    return float(np.nansum(np.prod([run.columns.metric(name) for name in names], axis=0)))
