@@ -91,6 +91,13 @@ def test_runs_and_checkpoints_are_not_missed_where_python_hides_errors(tmp_path,
     assert checkpoint.newest(run.checkpoints).step == 1
 
 
+def test_a_link_to_itself_among_the_runs_hides_no_run(tmp_path):
+    run = CampaignFiles(tmp_path).run("grpo_s0")
+    run.directory.mkdir(parents=True)
+    (tmp_path / "runs" / "loop").symlink_to("loop")
+    assert list(files_of_runs(CampaignFiles(tmp_path))) == ["grpo_s0"]
+
+
 def test_names_created_at_once_never_collide(tmp_path):
     with ThreadPoolExecutor(16) as pool:
         made = list(pool.map(lambda _: create_directory(tmp_path, "same"), range(600)))

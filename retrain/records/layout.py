@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -284,8 +285,10 @@ def _is_directory(path: Path) -> bool:
     """Whether a path is a directory; unlike `Path.is_dir` from Python 3.14 on, it raises other errors."""
     try:
         return stat.S_ISDIR(path.stat().st_mode)
-    except FileNotFoundError:  # a broken link
-        return False
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP):  # a link to nowhere, or to itself
+            return False
+        raise
 
 
 def _exists(path: Path) -> bool:
