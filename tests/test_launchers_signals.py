@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from retrain.launchers import Assignment
+from retrain.launchers.local import open_launcher
 from retrain.locks import start_mark
 from retrain.locks.held import signal_holder
 
@@ -42,6 +44,19 @@ def test_a_holder_is_signalled_by_its_lock(held: tuple[Path, subprocess.Popen[st
     assert signal_holder(lock, signal.SIGTERM)
     assert process.wait() == -signal.SIGTERM
     assert not signal_holder(lock, signal.SIGTERM)
+
+
+def test_an_adopted_worker_is_signalled_although_its_lock_cannot_be_read_any_more(
+    held: tuple[Path, subprocess.Popen[str]],
+) -> None:
+    lock, process = held
+    where = lock.parent
+    launcher = open_launcher(Assignment("c", where, {"a": where}, 1, None, where=where))
+    launcher.adopt(["a"])
+    lock.rename(where / "elsewhere")
+    lock.mkdir()
+    launcher.cancel(["a"], now=False)
+    assert process.wait() == -signal.SIGTERM
 
 
 def test_a_process_that_got_a_dead_holders_id_is_left_alone(

@@ -29,7 +29,7 @@ from retrain.errors import ConfigError, LaunchError, RecordsError
 from retrain.launchers import Assignment, Ended
 from retrain.line_process import kill_group
 from retrain.locks import Descriptor, LockFile
-from retrain.locks.held import is_held, signal_holder
+from retrain.locks.held import LockHolder, holder, is_held, signal_holder, signal_process
 from retrain.records.files import open_log
 from retrain.records.layout import RunFiles, own_temporary_folder
 from retrain.system.nvidia import gpu_count, gpu_uuids, visible
@@ -86,7 +86,7 @@ class LocalLauncher:
         """Watch workers that are not our children, by the locks that they hold."""
         for run_id in run_ids:
             lock = RunFiles(self._runs[run_id]).lock
-            self._watch(run_id, partial(signal_holder, lock), partial(_wait_for_lock, lock))
+            self._watch(run_id, partial(_signal_adopted, lock, holder(lock)), partial(_wait_for_lock, lock))
 
     def poll(self, timeout_s: float) -> list[Ended]:
         ends: list[Ended] = []
@@ -144,6 +144,16 @@ def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
             kill_group(process.pid)  # and whatever it started
         else:
             process.send_signal(number)
+
+
+def _signal_adopted(lock: Path, found: LockHolder | None, number: int) -> None:
+    """Signal a run's worker; the one found before if the lock cannot be read for now."""
+    try:
+        signal_holder(lock, number)
+    except RecordsError:
+        if found is None:
+            raise
+        signal_process(found, number)
 
 
 def _wait_for_lock(lock: Path) -> None:

@@ -191,10 +191,13 @@ def signal_holder(path: Path, number: int) -> bool:
         False if nobody holds the lock, or its holder is on another machine or cannot be identified.
     """
     found = present_holder(path) if is_held(path) else None
-    return found is not None and found.is_here and _signal(found, number)
+    return found is not None and signal_process(found, number)
 
 
-def _signal(found: LockHolder, number: int) -> bool:
+def signal_process(found: LockHolder, number: int) -> bool:
+    """Signal the process that a lock file named, if it lives here, whatever it still holds."""
+    if not found.is_here:
+        return False
     fd = -1
     try:
         if sys.platform == "linux":  # a pidfd stays this process's, even if its id is reused
