@@ -73,7 +73,7 @@ def stop_campaign(
 def _outlast(files: CampaignFiles, *, now: bool, on_wait: Callable[[str], None]) -> HeldLock | None:
     """Ask the orchestrator to stop, and take its lock once it has left; None if another one took it first."""
     asked = present_holder(files.lock)
-    _ask_orchestrator(files, now=now)
+    is_recorded = _ask_orchestrator(files, now=now)
     with suppress(RecordsError):
         signal_holder(files.lock, signal.SIGCONT)  # one suspended by Ctrl-Z would never look
     on_wait(f"asked {asked or 'its orchestrator'} to stop; it waits for its workers")
@@ -82,19 +82,23 @@ def _outlast(files: CampaignFiles, *, now: bool, on_wait: Callable[[str], None])
         asked = asked or found
         if found is not None and asked is not None and not found.is_same_process(asked):
             return None
-        if not files.stop_request.exists():  # it was starting, and removed earlier requests
-            _ask_orchestrator(files, now=now)
         time.sleep(PAUSE_S)
+        is_forgotten = is_recorded and not files.stop_request.exists()  # it was starting, and removed it
+        if is_forgotten or (now and not is_recorded):  # a second signal kills its workers
+            with suppress(RecordsError):
+                is_recorded = _ask_orchestrator(files, now=now)
     return lock
 
 
-def _ask_orchestrator(files: CampaignFiles, *, now: bool) -> None:
+def _ask_orchestrator(files: CampaignFiles, *, now: bool) -> bool:
+    """Ask by a file, or by a signal where it cannot be written; return whether it was."""
     try:
         ask_to_stop(files, now=now)
     except RecordsError:
-        asked = [signal_holder(files.lock, signal.SIGTERM) for _ in range(2 if now else 1)]
-        if not all(asked):
+        if not signal_holder(files.lock, signal.SIGTERM):
             raise
+        return False
+    return True
 
 
 def _stop_workers(

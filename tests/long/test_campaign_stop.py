@@ -130,6 +130,13 @@ def test_a_stop_that_cannot_be_written_reaches_the_orchestrator_as_a_signal(left
     assert endings_of(left_running) == ["interrupted", "interrupted"]
 
 
+def test_a_stop_that_cannot_be_written_lets_the_workers_save(left_running: Path) -> None:
+    (left_running / "stop.json").symlink_to("nowhere")  # does not exist, and cannot be written: a full disk
+    assert stop_campaign(left_running).was_supervised
+    runs = (RunFiles(run) for run in (left_running / "runs").iterdir())
+    assert [read_attempts(run.attempts)[-1].exit_code for run in runs] == [EXIT_INTERRUPTED] * 2
+
+
 def test_an_orchestrator_that_renews_its_lease_is_waited_for_until_it_has_left(campaign_file: Path) -> None:
     files = CampaignFiles(start(campaign_file).directory)
     orchestrator = hold(files.lock)
