@@ -7,13 +7,22 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from retrain.locks.held import hold
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.manifest import Manifest, new_manifest, read_manifest, refresh, with_plan, write_manifest
+from retrain.records.manifest import (
+    Expectation,
+    Manifest,
+    new_manifest,
+    read_manifest,
+    refresh,
+    with_plan,
+    write_manifest,
+)
 from retrain.records.metrics import MetricsWriter
 from retrain.records.run_row import PlannedRun
 from retrain.records.run_state import Progress, begin_attempt, end_attempt, write_done, write_progress
@@ -198,6 +207,13 @@ def test_what_is_known_of_a_run_is_forgotten_when_its_config_changes(campaign: C
     other = [PlannedRun(run.run_id, run.condition, run.seed, 3, "other") for run in PLANNED]
     manifest = with_plan(written(campaign), "other", other)
     assert {(run.state, run.summary) for run in manifest.runs} == {("pending", None)}
+
+
+def test_a_forecast_is_forgotten_once_there_are_more_runs_or_steps(campaign: CampaignFiles) -> None:
+    manifest = replace(written(campaign), expected=Expectation(60.0, 70.0, 0.0, "a pilot"))
+    assert with_plan(manifest, "hash", PLANNED).expected == manifest.expected
+    assert with_plan(manifest, "hash", [replace(run, max_steps=99) for run in PLANNED]).expected is None
+    assert with_plan(manifest, "hash", [*PLANNED, replace(PLANNED[0], run_id="new", seed=9)]).expected is None
 
 
 def test_a_summary_is_kept_and_not_made_again_while_nothing_changed(campaign: CampaignFiles) -> None:

@@ -139,11 +139,16 @@ def new_manifest(
 
 
 def with_plan(manifest: Manifest, config_hash: str, planned: Sequence[PlannedRun]) -> Manifest:
-    """Return a manifest with the runs of a plan, keeping its own facts and what is known of those runs."""
+    """Return a manifest with the runs of a plan, keeping its own facts and what is known of those runs.
+
+    A forecast is not kept if they are others now, or have other steps.
+    """
     known = {(run.run_id, run.config_hash): run for run in manifest.runs}  # of another config: not known
     entries = (known.get((run.run_id, run.config_hash)) or RunEntry(**asdict(run)) for run in planned)
     runs = tuple(replace(entry, **asdict(run)) for entry, run in zip(entries, planned, strict=True))
-    return replace(manifest, config_hash=config_hash, runs=runs)
+    before, now = ({run.run_id: run.max_steps for run in them} for them in (manifest.runs, runs))
+    expected = manifest.expected if now == before else None
+    return replace(manifest, config_hash=config_hash, runs=runs, expected=expected)
 
 
 def refresh(manifest: Manifest, campaign: CampaignFiles, *, ended: bool = False) -> Manifest:
