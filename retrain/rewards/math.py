@@ -25,6 +25,8 @@ EXTRA = "math"
 PACKAGES = ("math_verify",)
 RANGE = (0.0, 1.0)
 SYMBOLS = "∞∅"  # that are answers
+# a whole number in groups of three digits with spaces between them, which math-verify adds up
+SPACED = re.compile(r"(?<![\d.,^_])\d{1,3}(?:(?:\\[,;: ]|~|\s)\d{3})+(?![\d/])")
 
 
 def open_scorer(
@@ -96,7 +98,7 @@ def open_check() -> Callable[[str, Prompt], float]:
         if completion == prompt.answer:
             given = wanted
         else:
-            given = parse(completion if boxed is None else f"\\boxed{{{boxed}}}")
+            given = parse(completion if boxed is None else f"\\boxed{{{_joined(boxed)}}}")
         return float(library.verify(wanted, given, timeout_seconds=None, raise_on_error=True))
 
     return check
@@ -116,5 +118,11 @@ def _marked(answer: str) -> str:
     """Return a bare answer in dollar signs, because LaTeX is only parsed there."""
     boxed = last_boxed(answer)
     if boxed is not None:
-        return f"\\boxed{{{boxed}}}"
-    return answer if "$" in answer or "\\(" in answer or "\\[" in answer else f"${answer}$"
+        return f"\\boxed{{{_joined(boxed)}}}"
+    is_marked = re.search(r"(?<!\\)\$|\\[(\[]", answer)  # `\$5` is a price
+    return _joined(answer if is_marked else f"${answer}$")
+
+
+def _joined(text: str) -> str:
+    r"""Return an answer with its spaced numbers, such as `10\,080`, without their spaces."""
+    return SPACED.sub(lambda found: re.sub(r"\D", "", found[0]), text)

@@ -39,6 +39,10 @@ def score(scorer: BatchScorer, completion: str, answer: str) -> Score:
         (r"\boxed{1{,}000}", "1000"),
         (r"\boxed{\{3, 1, 2\}}", r"$\{1, 2, 3\}$"),
         ("42", r"thus \boxed{42}"),
+        (r"\boxed{10\,080}", "10080"),
+        (r"\boxed{10,080}", r"10\,080"),
+        ("\\boxed{-1~234\u202f567\\text{ m}}", r"-1\ 234\;567"),
+        (r"\boxed{36}", r"\$36.00"),
     ],
 )
 def test_what_is_mathematically_equal_gets_1(checker: BatchScorer, completion: str, answer: str) -> None:
@@ -47,7 +51,13 @@ def test_what_is_mathematically_equal_gets_1(checker: BatchScorer, completion: s
 
 @pytest.mark.parametrize(
     ("completion", "answer"),
-    [(r"\boxed{\frac{1}{3}}", "0.5"), ("", "4"), ("no idea", "4"), (r"4, or rather \boxed{5}", "4")],
+    [
+        (r"\boxed{\frac{1}{3}}", "0.5"),
+        ("", "4"),
+        ("no idea", "4"),
+        (r"4, or rather \boxed{5}", "4"),
+        (r"\boxed{90}", r"10\,080"),  # no mixed number
+    ],
 )
 def test_a_wrong_answer_is_no_error(checker: BatchScorer, completion: str, answer: str) -> None:
     assert score(checker, completion, answer) == Score(0.0)
