@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from retrain import worker
-from retrain.backends import BackendSpec, Optimization, UpdateStats, Work
+from retrain.backends import BackendSpec, Optimization, Sampling, UpdateStats, Work
 from retrain.backends.numpy import NumpyOptions
 from retrain.backends.numpy.policy import NumpyBackend
 from retrain.config.load import parse
@@ -21,7 +21,7 @@ from retrain.losses import ppo
 from retrain.plan.estimate.history import learn
 from retrain.plan.estimate.learned import learned_for
 from retrain.records.metrics import read_metrics
-from retrain.rollouts import Loss, TrainingSample
+from retrain.rollouts import Group, Loss, Prompt, TrainingSample
 from retrain.trainer.batch import BoundAlgorithm, ScoredBatch
 from retrain.trainer.control import Control, StepSize
 from retrain.trainer.updates import Updates, combined, minibatches_of
@@ -259,3 +259,23 @@ def test_a_forecast_knows_that_more_passes_train_longer(tmp_path: Path) -> None:
         return found.conditions["a"].mean_step_time_s
 
     assert step_s(3) == pytest.approx(step_s(1) * (0.6 + 3 * 0.4))
+
+
+class Blind(NumpyBackend):
+    """Samples as a server does that tells log-probabilities only."""
+
+    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
+        groups = super().sample(prompts, sampling)
+        untold = {"mean_entropy": float("nan")}
+        return [replace(g, rollouts=tuple(replace(r, **untold) for r in g.rollouts)) for g in groups]
+
+
+def connect_blind(spec: BackendSpec) -> NumpyBackend:
+    return Blind(spec, NumpyOptions())
+
+
+def test_the_entropy_is_null_if_neither_sampler_nor_update_tells_it(tmp_path: Path) -> None:
+    raw = {**with_("training", max_steps=20, batch_size=1, group_size=2), "reward": {"reward": "partial"}}
+    raw["backend"] = {"backend": f"{__name__}.connect_blind"}
+    rows = read_metrics(train(tmp_path / "r", raw).directory)
+    assert {(row["updates"], row["entropy"] is None) for row in rows} == {(0, True), (1, False)}

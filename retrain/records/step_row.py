@@ -116,7 +116,9 @@ class UpdateSummary:
     approx_kl: float | None = measured(
         "nats/token", "distance of the policy from the sampler's, estimated from its tokens"
     )
-    entropy: float = measured("nats/token", "mean of the sampler, else of the updated policy")
+    entropy: float | None = measured(
+        "nats/token", "mean of the sampler, else of the updated policy; null without both"
+    )
     update_entropy: float | None = measured(
         "nats/token", "mean of the policy as it is updated; with several updates", is_optional=True
     )

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from retrain import registry
 from retrain.advantages import OVER_BATCH
-from retrain.backends import UpdateStats
 from retrain.backends.objective import RatioCap
 from retrain.config.schema import Config
 from retrain.errors import RunFailedError
@@ -200,13 +199,13 @@ def _reweighed(
     return advantages
 
 
-def entropy_of(batch: ScoredBatch, stats: UpdateStats) -> float:
-    """Return the mean entropy in nats per token: the sampler's if known, else the update's."""
+def entropy_of(batch: ScoredBatch, of_update: float | None) -> float | None:
+    """Return the mean entropy, nats per token: the sampler's if known, else the update's, if it was taken."""
     known = [
         (r.mean_entropy, len(r.tokens)) for r in batch.rollouts if np.isfinite(r.mean_entropy) and r.tokens
     ]
     if not known:
-        return stats.entropy
+        return of_update
     entropies, lengths = zip(*known, strict=True)
     return float(np.average(entropies, weights=lengths))
 

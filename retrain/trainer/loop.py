@@ -159,7 +159,7 @@ class Trainer:
         facts = StepFacts(timing, rollouts, stats, trained_groups, episodes, unscored, meter.pause())
         observed = self._control.observe(size, facts, self.step + 1)
         shown = choose(batch, advantages, self.config.logging.samples_per_step)
-        return self._row(size, facts, entropy_of(batch, stats), observed), shown
+        return self._row(size, facts, entropy_of(batch, stats.entropy if samples else None), observed), shown
 
     def resume(self, found: checkpoint.Checkpoint) -> None:
         """Restore a checkpoint; later steps equal those of an uninterrupted run."""
@@ -229,7 +229,9 @@ class Trainer:
         warmup.finish()
         self.save()
 
-    def _row(self, size: StepSize, facts: StepFacts, entropy: float, observed: ControllerRows) -> StepRow:
+    def _row(
+        self, size: StepSize, facts: StepFacts, entropy: float | None, observed: ControllerRows
+    ) -> StepRow:
         run, stats = self.config.run, facts.stats
         return StepRow(
             identity=Identity(

@@ -79,7 +79,7 @@ class Updates:
             self._taken = number
         return combined(stats, [sum(len(s.rollout.tokens) for s in part) for part in planned])
 
-    def summary(self, stats: UpdateStats, lr: float, entropy: float) -> UpdateSummary:
+    def summary(self, stats: UpdateStats, lr: float, entropy: float | None) -> UpdateSummary:
         """Return the latest batch's part of its step's row; `entropy` is that of its tokens as sampled."""
         return UpdateSummary(
             updates=self._taken,
