@@ -56,7 +56,7 @@ def test_a_run_with_everything_on_writes_exactly_the_declared_fields(tmp_path: P
     raw["training"] = {**raw["training"], "eval_every": 1, "updates_per_batch": 2}
     row = read_metrics(train(tmp_path / "r", raw).directory)[0]
     engine = {key for key in declared_keys() if key.startswith("engine_")}
-    quiet = {"unscored_fraction", "unscored_reason", "mismatch_rise"}  # nothing to tell
+    quiet = {"unscored_fraction", "unscored_reason", "mismatch_rise", "no_signal"}  # nothing to tell
     # no program runs, no environment answers, no server samples, and no API may pause
     api = {"api_pause_s", "api_pauses_s"}
     assert declared_keys() - set(row) == {"sandbox", *quiet, *engine, *api, *columns(EPISODES)}

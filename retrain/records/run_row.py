@@ -106,6 +106,7 @@ class RunRow:
     )
     unscored_reason: str = _of_last_step("", "why the first of them has none", default="")
     mismatch_rise: str = _of_last_step("", 'last steady rise of `mismatch_kl`; "" without any', default="")
+    no_signal: str = _of_last_step("", 'how long and why steps had no signal; "" if they had', default="")
     sandbox: str = _of_last_step("", 'where programs of the policy ran; "" without any', default="")
     cost_usd: float | None = measured(
         "$", "what all of its attempts cost; null where the price is not known", default=None

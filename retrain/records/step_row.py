@@ -150,6 +150,9 @@ class ControlSummary:
     mismatch_rise: str | None = measured(
         "", "last steady rise of `mismatch_kl`, once there was one", is_optional=True, default=None
     )
+    no_signal: str | None = measured(
+        "", "how long no group has had a signal, and why; from 10 steps on", is_optional=True, default=None
+    )
 
 
 @row_part

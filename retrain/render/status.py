@@ -155,13 +155,14 @@ def warnings(runs: Sequence[RunRow], most: int = MOST_MESSAGES) -> Iterator[Text
     """Iterate over what is wrong with runs that go on, a line each, at most so many of a kind.
 
     An evaluation falls while the reward rises; completions have no score, in most of the first runs; the
-    trainer moves steadily away from its sampler.
+    trainer moves steadily away from its sampler; no step has a learning signal any more.
     """
     worst = sorted(runs, key=lambda run: -(run.unscored_fraction or 0.0))
     falling = {run.name: f"the reward rises, but {run.eval_falling}" for run in runs if run.eval_falling}
     unscored = {run.name: run.unscored for run in worst if run.unscored}
     drifting = {run.name: run.mismatch_rise for run in runs if run.mismatch_rise}
-    for found in (falling, unscored, drifting):
+    idle = {run.name: run.no_signal for run in runs if run.no_signal}
+    for found in (falling, unscored, drifting, idle):
         yield from (Text(f"{name}: {said}", style="yellow") for name, said in islice(found.items(), most))
         if len(found) > most:
             yield Text(f"and {len(found) - most} other runs: --json has them all", style="dim")

@@ -165,6 +165,7 @@ def _problems_of(runs: Sequence[RunHistory]) -> Iterator[str]:
     yield from left_out(runs)
     yield from (f"{run.run_id}: {run.unscored}" for run in runs if run.unscored)
     yield from (f"{run.run_id}: {run.mismatch_rise}" for run in runs if run.mismatch_rise)
+    yield from (f"{run.run_id}: {run.no_signal}" for run in runs if run.no_signal)
     for run in runs:
         if skipped := run.columns.skipped_lines:
             what = "lines of metrics.jsonl could not be read and are left out"

@@ -17,6 +17,7 @@ from retrain.config.schema import Config
 from retrain.controllers import StateDict
 from retrain.controllers.backpressure import BackPressure, BackPressureDecision, StepObservation
 from retrain.controllers.mismatch import MismatchTrend
+from retrain.controllers.no_signal import NOTABLE, SignalWatch
 from retrain.controllers.scaling.rules import (
     RULES,
     LearningRateScaling,
@@ -68,6 +69,7 @@ class StepFacts:
     rollouts: RolloutSummary
     stats: UpdateStats
     trained_groups: int  # with a gradient; with a KL term or an entropy bonus, tied groups too
+    entropy: float | None  # of the tokens as sampled, in nats
     episodes: EpisodeSummary | None = None
     unscored: Unscored | None = None
     pause: ApiPause | None = None
@@ -101,6 +103,7 @@ class Control:
         self._back_pressure = _back_pressure(config)
         self._scaling = _scaling(config, data_size)
         self._mismatch = MismatchTrend()
+        self._signal = SignalWatch()
         self._too_large: list[int] = []  # sizes that did not fit since the last finished step
         self._largest = (
             config.training.batch_size if self._keeps_batch else config.backpressure.max_batch_size
@@ -139,13 +142,13 @@ class Control:
 
     def observe(self, size: StepSize, facts: StepFacts, step: int) -> ControllerRows:
         """Update the controllers with a finished step, of this number; return their parts of its row."""
-        if (mismatch := facts.stats.mismatch) and (said := self._mismatch.observe(mismatch.kl, step)):
-            log.warning("%s; algorithm.ratio_cap limits what that does to the gradient", said)
+        no_signal = self._notice(facts, step)
         control = ControlSummary(
             lr_factor=size.lr_factor,
             prompts_at_a_time=size.at_a_time,
             out_of_memory_at=min(self._too_large, default=None),
             mismatch_rise=self._mismatch.rise or None,
+            no_signal=no_signal or None,
         )
         self._too_large.clear()
         self._scaling.count_groups(facts.trained_groups, size.batch_size)
@@ -159,6 +162,16 @@ class Control:
             _throttle_summary(load) if load else None,
             _scaling_summary(size.scaling) if scales else None,
         )
+
+    def _notice(self, facts: StepFacts, step: int) -> str:
+        """Warn of what became notable with a step; return how long there has been no signal, "" if not."""
+        if (mismatch := facts.stats.mismatch) and (said := self._mismatch.observe(mismatch.kl, step)):
+            log.warning("%s; algorithm.ratio_cap limits what that does to the gradient", said)
+        trained = facts.trained_groups > 0
+        said = self._signal.observe(step, facts.rollouts, trained=trained, entropy=facts.entropy)
+        if said and self._signal.steps == NOTABLE:
+            log.warning("%s", said)
+        return said
 
     def out_of_memory(self, size: StepSize) -> bool:
         """Record that a step did not fit in memory; return whether the next one is smaller."""
@@ -178,6 +191,7 @@ class Control:
             "scaling": self._scaling.state_dict(),
             "largest": self._largest,
             "mismatch": self._mismatch.state_dict(),
+            "signal": self._signal.state_dict(),
         }
 
     def load_state_dict(self, state: StateDict) -> None:
@@ -187,6 +201,8 @@ class Control:
         self._largest = int(state["largest"])
         if "mismatch" in state:  # not in checkpoints of earlier versions
             self._mismatch.load_state_dict(state["mismatch"])
+        if "signal" in state:
+            self._signal.load_state_dict(state["signal"])
 
     def _learn_noise(self, size: StepSize, facts: StepFacts) -> bool:
         moments = facts.stats.moments

@@ -154,12 +154,12 @@ class Trainer:
             with self._source.updating(self.step + 1):
                 stats = self._updates.take(samples, size, self.step + 1)
         timing, trained_groups = meter.timing(), len({sample.group for sample in samples})
-        rollouts = batch.summary(advantages, timing.step_time_s)
-        episodes, unscored = summary_of(batch.rollouts), self._unscored.add(batch)
-        facts = StepFacts(timing, rollouts, stats, trained_groups, episodes, unscored, meter.pause())
+        rollouts, episodes = batch.summary(advantages, timing.step_time_s), summary_of(batch.rollouts)
+        entropy, unscored = entropy_of(batch, stats.entropy if samples else None), self._unscored.add(batch)
+        facts = StepFacts(timing, rollouts, stats, trained_groups, entropy, episodes, unscored, meter.pause())
         observed = self._control.observe(size, facts, self.step + 1)
         shown = choose(batch, advantages, self.config.logging.samples_per_step)
-        return self._row(size, facts, entropy_of(batch, stats.entropy if samples else None), observed), shown
+        return self._row(size, facts, observed), shown
 
     def resume(self, found: checkpoint.Checkpoint) -> None:
         """Restore a checkpoint; later steps equal those of an uninterrupted run."""
@@ -229,9 +229,7 @@ class Trainer:
         warmup.finish()
         self.save()
 
-    def _row(
-        self, size: StepSize, facts: StepFacts, entropy: float | None, observed: ControllerRows
-    ) -> StepRow:
+    def _row(self, size: StepSize, facts: StepFacts, observed: ControllerRows) -> StepRow:
         run, stats = self.config.run, facts.stats
         return StepRow(
             identity=Identity(
@@ -249,7 +247,7 @@ class Trainer:
             rollouts=facts.rollouts,
             unscored=facts.unscored,
             episodes=facts.episodes,
-            update=self._updates.summary(stats, self._training.lr * size.lr_factor, entropy),
+            update=self._updates.summary(stats, self._training.lr * size.lr_factor, facts.entropy),
             mismatch=stats.mismatch,
             control=observed.control,
             back_pressure=observed.back_pressure,
