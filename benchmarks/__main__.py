@@ -9,7 +9,6 @@ The page of tables keeps those of areas that are not measured again.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
@@ -25,21 +24,19 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.areas import AREAS
-from benchmarks.suite import Area, Line, Measured, measure
+from benchmarks.suite import Area, Line, Measured, measure, script_parser
 from retrain import distribution
 
 COLUMNS = ("what", "ours", "reference", "", "ratio", "limit", "")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("areas", nargs="*", help="scripts of this folder, as semaphore; default: all")
-    parser.add_argument("--json", type=Path, help="write the lines here as well")
-    parser.add_argument("--markdown", type=Path, help="write the tables here as well")
-    options = parser.parse_args()
+    parser = script_parser(__doc__)
     known = {area.module: area for area in AREAS}
+    parser.add_argument("areas", nargs="*", metavar="AREA", help=f"default: all of {', '.join(known)}")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the lines here as well")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables here as well")
+    options = parser.parse_args()
     if unknown := [name for name in options.areas if name not in known]:
         parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(known)}")
     os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")

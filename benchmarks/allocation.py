@@ -14,7 +14,6 @@ further seeds. With "equal seeds", every condition gets as many as the one that 
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.evidence import METRICS
+from benchmarks.suite import script_parser
 from retrain.config.campaign import Decide
 from retrain.config.load import load_config
 from retrain.plan.decidable import FOUND
@@ -76,6 +76,7 @@ SCENARIOS = {
     **{f"equal, {name}": Scenario((0.0, 0.0, 0.0, 0.0), metric=name) for name in METRICS},
     **{f"one differs, {name}": Scenario((0.0, 0.0, 0.0, 2.0), metric=name) for name in METRICS},
 }
+SCENARIO_HELP = f"one of: {'; '.join(SCENARIOS)}"
 
 
 @dataclass(frozen=True)
@@ -221,11 +222,9 @@ def rows_of(name: str, plan: Plan, table: Decide, campaigns: Sequence[Drawn]) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--campaigns", type=int, default=500)
-    parser.add_argument("--scenario", choices=SCENARIOS)
+    parser.add_argument("--scenario", choices=SCENARIOS, metavar="NAME", help=SCENARIO_HELP)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

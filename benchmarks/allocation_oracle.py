@@ -11,7 +11,6 @@ conditions that equal the reference get none after the first. Campaigns, columns
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -21,7 +20,18 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.allocation import BUDGETS, FINE, SCENARIOS, cost_for, curve, drawn, planned, traced
+from benchmarks.allocation import (
+    BUDGETS,
+    FINE,
+    SCENARIO_HELP,
+    SCENARIOS,
+    cost_for,
+    curve,
+    drawn,
+    planned,
+    traced,
+)
+from benchmarks.suite import script_parser
 from retrain.config.campaign import Decide
 from retrain.controllers.sequential import FINAL
 from retrain.controllers.sequential.rejection import NORMAL, score
@@ -76,11 +86,9 @@ class Oracle(Walk):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--campaigns", type=int, default=500)
-    parser.add_argument("--scenario", choices=SCENARIOS, action="append")
+    parser.add_argument("--scenario", choices=SCENARIOS, action="append", metavar="NAME", help=SCENARIO_HELP)
     options = parser.parse_args()
     plan, equal = planned()
     auto = replace(equal, allocate="auto")

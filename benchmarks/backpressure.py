@@ -17,7 +17,6 @@ controller's processor time, the median over runs.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Callable, Iterable
@@ -44,6 +43,7 @@ from benchmarks.backpressure_worlds import (
     named_worlds,
     random_worlds,
 )
+from benchmarks.suite import script_parser
 from retrain.controllers.backpressure import BackPressure, StepObservation
 
 HELD_OUT_SEED = 20_260_401  # never used while tuning, which used seed 1
@@ -222,9 +222,7 @@ def print_tables(rows: list[Row], details: dict[str, dict[str, float]], more: di
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="1 seed and 12 random worlds")
     parser.add_argument("--full", action="store_true", help="20 seeds and 250 random worlds")
     parser.add_argument("--seed", type=int, default=HELD_OUT_SEED, help="of the random worlds")

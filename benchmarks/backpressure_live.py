@@ -11,7 +11,6 @@ measured again in turns: on a shared machine the best of 24 noisy figures was lu
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import os
@@ -27,6 +26,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy: small products on two threads are slower
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+from benchmarks.suite import script_parser
 from retrain.backends import BackendSpec, Sampling
 from retrain.backends.numpy import connect
 from retrain.controllers.backpressure import BackPressure, StepObservation
@@ -58,7 +58,7 @@ class Result:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = script_parser(__doc__)
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

@@ -13,7 +13,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from benchmarks.suite import print_figures
+from benchmarks.suite import print_figures, script_parser
 from retrain.campaign.run import start
 from retrain.config.load import load_config
 from retrain.plan.estimate.history import learn
@@ -84,7 +84,7 @@ def forecast_and_bill(root: Path, number: int, options: argparse.Namespace) -> t
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = script_parser(__doc__)
     parser.add_argument("--campaigns", type=int, default=20)
     parser.add_argument("--pilot", type=int, default=20, help="steps of a pilot")
     parser.add_argument("--pilot-seeds", type=int, default=1)

@@ -8,20 +8,19 @@ With `--staleness`, rollouts are sampled ahead of training.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.suite import print_figures
+from benchmarks.suite import print_figures, script_parser
 from tests.budget_kills import WORKERS, kill_with_budget
 from tests.tinker_api.running import KEY
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = script_parser(__doc__)
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--staleness", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)

@@ -10,7 +10,6 @@ and with a single turn, where nothing of a call's result can be read.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import subprocess
@@ -24,6 +23,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from benchmarks.suite import script_parser
 from retrain.environments.tools.functions import tool_of
 
 # (updates, share of calls among first turns): the form is learned first, then how rarely it is used
@@ -215,9 +215,7 @@ def _train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, choice: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("directory", type=Path, help="a new directory for the model and the campaign")
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()

@@ -8,14 +8,13 @@ waves times that; a worker's start-up is measured in the same run, by runs that 
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.suite import print_figures
+from benchmarks.suite import print_figures, script_parser
 from retrain.campaign.run import run_campaign
 
 TOML = """
@@ -41,7 +40,7 @@ CALLS = 2  # a step and an evaluation sample; an update that carries no signal m
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = script_parser(__doc__)
     parser.add_argument("--runs", type=int, default=40)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=1.0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,13 +17,14 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from benchmarks.suite import script_parser
 from tests.chaos import Chaos
 from tests.crash_run import Verdict, power_losses, random_kills
 from tests.episode_kills import TABLES, kill_within_episodes
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = script_parser(__doc__)
     parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--episodes", type=int, default=60, help="kills in the middle of episodes, in all")
     parser.add_argument("--plans", type=int, default=2000)
@@ -76,7 +78,7 @@ def real(directory: Path, kills: int, seed: int) -> dict[str, object]:
 
 
 def episodes(directory: Path, options: argparse.Namespace, way: str) -> dict[str, object]:
-    found = kill_within_episodes(directory, options.episodes // len(TABLES), options.seed, way)
+    found = kill_within_episodes(directory, math.ceil(options.episodes / len(TABLES)), options.seed, way)
     steps = f"{min(found.resumed_from)} to {max(found.resumed_from)}" if found.resumed_from else "none"
     facts = {"kills": found.kills, "runs": found.runs, "resumed from steps": steps}
     return {**facts, "problems": len(found.problems)}

@@ -10,7 +10,6 @@ orchestrator writes is what the kernel counts for its process, from the last sub
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -29,6 +28,7 @@ import psutil
 
 from benchmarks.many_runs import campaign_of, status_cost
 from benchmarks.simulated_slurm import Call, SimulatedSlurm
+from benchmarks.suite import script_parser
 
 ROOT = Path(__file__).parent.parent
 
@@ -55,7 +55,7 @@ class Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = script_parser(__doc__)
     parser.add_argument("--runs", type=int, nargs="+", default=[1000, 10000])
     parser.add_argument("--at-a-time", type=int, default=200)
     parser.add_argument("--task-s", type=float, default=1.0)

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from scipy import stats
 
+from benchmarks.suite import script_parser
 from retrain.campaign.run import run_campaign
 from retrain.render.tables import table
 from retrain.report.compare import MetricComparison, Verdict, compare
@@ -95,7 +96,7 @@ class Setting:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = script_parser(__doc__)
     parser.add_argument("--campaigns", type=int, default=200)
     parser.add_argument("--seeds", type=int, nargs="+", default=[3, 5])
     parser.add_argument("--steps", type=int, default=40)
@@ -188,8 +189,9 @@ def excludes_zero(found: MetricComparison) -> bool:
 
 
 def spread(a: Scores, other: Scores, setting: Setting) -> float:
-    """Deviation of what one seed says of the difference."""
-    return float((other - a).std(ddof=1) if setting.paired else math.hypot(a.std(ddof=1), other.std(ddof=1)))
+    """Deviation of what one seed says of the difference; NaN if all seeds say the same."""
+    found = (other - a).std(ddof=1) if setting.paired else math.hypot(a.std(ddof=1), other.std(ddof=1))
+    return float(found) or math.nan
 
 
 def normal_power(a: Scores, other: Scores, setting: Setting) -> float:

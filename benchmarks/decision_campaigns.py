@@ -14,7 +14,6 @@ third must give the values that were looked at; its t test tells what all seeds 
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -28,6 +27,7 @@ from pathlib import Path
 
 from scipy.stats import ttest_rel
 
+from benchmarks.suite import script_parser
 from retrain.campaign import Observer
 from retrain.campaign.run import reopen, start
 from retrain.records.decision import Decision, read_looks, value_at_end
@@ -198,9 +198,7 @@ def summary(kind: str, ones: list[One]) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--campaigns", type=int, default=200, help="of either kind")
     parser.add_argument("--record", type=Path, help="file of what each campaign came to")
     parser.add_argument("--json", action="store_true")

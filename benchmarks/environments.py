@@ -11,7 +11,6 @@ installed, which is given the same sampler and the same tool. See `environments_
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -24,6 +23,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from benchmarks.simulated_samplers import ROWS, WRITTEN, InProcess, Instant, Sampler
+from benchmarks.suite import script_parser
 from retrain.backends import Sampling
 from retrain.config.schema import Environment
 from retrain.environments.single_turn import open_episode as open_question
@@ -229,7 +229,7 @@ def cpu_s(call: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = script_parser(__doc__)
     parser.add_argument("--episodes", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")
@@ -246,7 +246,9 @@ def main() -> None:
         print(shown(row))
     took = found["overhead"]
     print(f"machinery: {took['turn_ms']:.3f} ms of processor time a turn, fed {took['fed_turn_ms']:.3f} ms")
-    print(f"single turns over the backend's call: {found['single_turn']}")
+    single = found["single_turn"]
+    print(f"single turns over the backend's call: {single['default']:.3f} x", end="")
+    print(f", as episodes of one turn {single['as_episodes']:.1f} x")
 
 
 if __name__ == "__main__":

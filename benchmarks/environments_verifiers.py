@@ -10,7 +10,6 @@ sampler behind HTTP. Before it, the product plays as many episodes.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import importlib
 import json
@@ -31,6 +30,7 @@ from verifiers.v1.utils import loaders
 from benchmarks.environments import AT_ONCE as CALLS_AT_ONCE
 from benchmarks.environments import TURNS, Tool, measured, play, shown
 from benchmarks.simulated_samplers import Sampler
+from benchmarks.suite import script_parser
 
 AT_ONCE = 128  # episodes, as of `vf-eval`
 MODEL, KEY = "policy", "RETRAIN_BENCHMARK_API_KEY"
@@ -133,7 +133,7 @@ def _event(chunk: dict[str, Any]) -> bytes:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = script_parser(__doc__)
     parser.add_argument("--episodes", type=int, default=32)
     parser.add_argument("--at-once", type=int, default=AT_ONCE, help="episodes of verifiers")
     parser.add_argument("--json", action="store_true")

@@ -13,7 +13,6 @@ world it draws a pilot, hands that to the estimator, then draws whole campaigns:
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import random
@@ -23,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 from benchmarks.estimator_reference import Reference, World
+from benchmarks.suite import script_parser
 from retrain.plan.estimate import estimate
 from retrain.plan.estimate.workload import Failures, Launching, Pilot, RunWork, StepCost, Workload
 
@@ -194,9 +194,7 @@ def large() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--worlds", type=int, default=60)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

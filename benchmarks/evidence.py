@@ -10,7 +10,6 @@ false verdict.
 
 from __future__ import annotations
 
-import argparse
 import json
 import warnings
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import ttest_1samp
 
+from benchmarks.suite import script_parser
 from retrain import SequentialComparison
 from retrain.controllers.sequential.rejection import FEWEST
 
@@ -92,9 +92,7 @@ def false_in_family(rng: np.random.Generator, campaigns: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--campaigns", type=int, default=2000, help="per row")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")

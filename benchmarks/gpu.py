@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.__main__ import machine, plain, shown
-from benchmarks.suite import Area, Line, Measured, measure
+from benchmarks.suite import Area, Line, Measured, measure, script_parser
 from retrain.system.nvidia import gpu_count
 
 MODULE = "gpu_parts"
@@ -47,7 +47,7 @@ PARTS = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--device", default="cuda", help="cuda, or cpu")
     parser.add_argument("--small", action="store_true", help="a toy model")
     parser.add_argument("--size", choices=("0.6", "1.7"), default="0.6", help="billions of parameters")

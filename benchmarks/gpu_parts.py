@@ -5,7 +5,6 @@ python -m benchmarks.gpu_parts FUNCTION --device cuda --size 0.6 --directory DIR
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -23,7 +22,7 @@ import torch
 
 from benchmarks.gpu_model import SIZES, Setup, Size, save_model
 from benchmarks.gpu_runs import Campaign, measured_campaign
-from benchmarks.suite import Line
+from benchmarks.suite import Line, script_parser
 from retrain import registry
 from retrain.backends import Optimization, Sampling, Work
 from retrain.config.schema import BackPressure
@@ -42,7 +41,7 @@ SHARING_GOAL = 2.8  # the most runs at a time, against one after another
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--device", required=True)
     parser.add_argument("--size", choices=SIZES, required=True)

@@ -9,7 +9,6 @@ small policy every 20 steps on top (which is dominated by the disk's syncs).
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.suite import script_parser
 from retrain.clock import utc_now
 from retrain.records.files import make_directory
 from retrain.records.layout import RunFiles
@@ -53,7 +53,7 @@ BATCH, ADVANTAGES = batch(), np.full((8, 16), 0.25)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = script_parser(__doc__)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--step-ms", type=float, default=50.0)
     parser.add_argument("--directory", type=Path, default=None)

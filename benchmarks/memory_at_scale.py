@@ -10,7 +10,6 @@ that any of them needs. `--runs 1 --rows 200000` has all rows in one file.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
@@ -20,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.status_at_scale import Measured, measure
+from benchmarks.suite import script_parser
 from retrain.records.layout import CampaignFiles, RunFiles, create_directory
 from retrain.records.manifest import new_manifest, refresh, write_manifest
 from retrain.records.metrics import MetricsWriter, seal_of
@@ -87,9 +87,7 @@ def program(command: str, log_dir: Path, out: Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--runs", type=int, default=400)
     parser.add_argument("--rows", type=int, default=500)
     parser.add_argument("--json", action="store_true")

@@ -6,7 +6,6 @@ processor seconds of this process on one thread, so that neighbours on the machi
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import time
@@ -18,6 +17,7 @@ os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")  # before numpy
 
 import numpy as np
 
+from benchmarks.suite import script_parser
 from retrain.advantages import grpo, maxrl
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.numpy import connect
@@ -114,7 +114,7 @@ def print_tables(runs: list[Learning], steps: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = script_parser(__doc__)
     parser.add_argument("--json", action="store_true", help="print the runs, every step of them, as JSON")
     parser.add_argument("--full", action="store_true", help="five seeds instead of two")
     parser.add_argument("--steps", type=int, default=800)

@@ -10,7 +10,6 @@ Reported: mean permits, refusals, and the shortest time between two of them.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import heapq
 import json
@@ -26,6 +25,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.suite import script_parser
 from retrain.controllers.permits import WAITED_S, AdaptivePermits, CallFacts
 
 LIMIT, OTHER_LIMIT, CALLERS = 6, 10, 12
@@ -179,9 +179,7 @@ def live(seconds: float) -> Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--live", action="store_true", help="the tinker backend too, for as many seconds")

@@ -13,7 +13,6 @@ one run with real threads:
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import socket
@@ -27,6 +26,7 @@ from itertools import count
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.suite import script_parser
 from retrain.config.flow import FlowSettings
 from retrain.rollouts import Group, Prompt
 from retrain.trainer.prompt_stream import PromptStream
@@ -195,9 +195,7 @@ def show(title: str, rows: list[PaceRow] | list[OverlapRow]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
     parser.add_argument("--full", action="store_true", help="five times as many batches and steps")
     arguments = parser.parse_args()

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.many_runs import campaign_of, status_cost
+from benchmarks.suite import script_parser
 from retrain import run_campaign
 from retrain.launchers.ray.client import JobsClient
 from tests.cluster.ray_cluster import Cluster
@@ -62,7 +63,7 @@ class Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = script_parser(__doc__)
     parser.add_argument("--runs", type=int, default=2000)
     parser.add_argument("--at-a-time", type=int, default=4)
     parser.add_argument("--train", action="store_true", help="real workers, a step each")

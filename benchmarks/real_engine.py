@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.real_parts import smollm2, vllm
-from benchmarks.suite import Line
+from benchmarks.suite import Line, script_parser
 from retrain.engines.shared_server import ServerFiles, ServerState
 from retrain.records.metrics import read_metrics
 
@@ -76,7 +76,7 @@ engine_arguments = ["--max-model-len", "1024", "--max-num-seqs", "64"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()) / "retrain-real-engine")
     parser.add_argument("--model", type=Path, help="directory of an instruct model with a chat template")
     parser.add_argument("--vllm", type=Path, help="command of a vLLM for the CPU")

@@ -9,7 +9,6 @@ so many orchestrators are started on the campaign at once: one may win.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -20,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.suite import script_parser
 from retrain.campaign import Observer
 from retrain.campaign.run import reopen, start
 from retrain.errors import EXIT_LAUNCH
@@ -59,7 +59,7 @@ class StopAtDecision(Observer):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = script_parser(__doc__)
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--orchestrators", type=int, default=50)
     parser.add_argument("--json", action="store_true")

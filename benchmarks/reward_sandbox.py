@@ -9,7 +9,6 @@ leave files, threads and daemons behind where they can, and what is left on this
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -22,6 +21,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.suite import script_parser
 from retrain.rewards import Answer, BatchScorer, python
 from retrain.rollouts import Prompt
 from retrain.system import cpu_capacity
@@ -46,7 +46,7 @@ PROGRAM_S, BATCH = 0.05, 128
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = script_parser(__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--programs", type=int, default=1_000)
     parser.add_argument("--full", action="store_true", help="10,000 programs")

@@ -10,7 +10,6 @@ all completions being equally long. In turn, in one process; seconds are the pro
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
@@ -20,13 +19,15 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.suite import script_parser
+
 PROMPTS, GROUP, PROMPT_TOKENS = 8, 16, 20
 TAIL = 8  # the longest completion, in medians
 SPREAD = np.log(TAIL) / 2.326  # standard deviation of the logarithm: a hundredth is beyond the tail
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = script_parser(__doc__)
     parser.add_argument("--model", type=Path, help="default: a small one with random weights")
     parser.add_argument("--median", type=int, default=16)
     parser.add_argument("--repeat", type=int, default=1)

@@ -10,7 +10,6 @@ the samples after the change; every gap is to "small" with the same seed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from collections.abc import Callable, Iterable
@@ -23,6 +22,7 @@ os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")  # before numpy
 from benchmarks.scaling_compare import Curve, Curves, Row, compare, cost, verdicts
 from benchmarks.scaling_policy import ADAM, SGD, sorting_curves
 from benchmarks.scaling_rosenbrock import rosenbrock_curves
+from benchmarks.suite import script_parser
 
 FIRST_SEED = 100  # the settings were chosen on seeds 0 to 3
 PROBLEMS: dict[str, tuple[Callable[[int], dict[str, Curve]], str, float]] = {
@@ -34,9 +34,7 @@ PROBLEMS: dict[str, tuple[Callable[[int], dict[str, Curve]], str, float]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument(
         "--full", action="store_true", help="16 seeds instead of 4: ten minutes, not three; see scaling.md"

@@ -13,7 +13,6 @@ before they release, never from the semaphore itself.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import fcntl
 import itertools
@@ -33,6 +32,7 @@ from typing import Protocol
 
 import psutil
 
+from benchmarks.suite import script_parser
 from retrain.semaphore import FileSemaphore
 
 
@@ -296,7 +296,7 @@ def measure(design: str, scale: float) -> Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Designs of a file-based semaphore side by side.")
+    parser = script_parser(__doc__)
     parser.add_argument("--full", action="store_true", help="ten times as long")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -305,7 +305,7 @@ def main() -> None:
         print(json.dumps([asdict(row) for row in rows], indent=2))
     for name in () if options.json else Row.__annotations__:
         values = [getattr(row, name) for row in rows]
-        print(f"{name:22}" + "".join(f"{v:12.3f}" if isinstance(v, float) else f"{v:>12}" for v in values))
+        print(f"{name:22}" + "".join(f"{v:15.3f}" if isinstance(v, float) else f"{v:>15}" for v in values))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ that n processes map as one n-th in each.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -16,6 +15,8 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+from benchmarks.suite import script_parser
 
 RUN = """
 import sys
@@ -43,7 +44,7 @@ backend.close()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--runs", type=int, default=8)
     options = parser.parse_args()

@@ -10,7 +10,6 @@ command of Slurm is counted, with its time, by a wrapper in front of it.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -27,6 +26,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.many_runs import campaign_of, status_cost
+from benchmarks.suite import script_parser
 from retrain.launchers.slurm import COMMANDS
 from retrain.locks.held import is_held
 from tests.cluster.slurm_cluster import Cluster
@@ -64,7 +64,7 @@ class Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = script_parser(__doc__)
     parser.add_argument("--runs", type=int, default=2000)
     parser.add_argument("--at-a-time", type=int, default=40)
     parser.add_argument("--held", action="store_true", help="queue only")

@@ -17,7 +17,6 @@ many prompts from the start of the stream, which a loop in turn would have train
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -29,6 +28,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.suite import script_parser
 from retrain.config.flow import FlowSettings
 from retrain.pipeline.buffers import Item, VersionedItem
 from retrain.pipeline.flow import Flow, Unit
@@ -165,9 +165,7 @@ KINDS: dict[str, Callable[[int], Latencies]] = {"two speeds": two_speeds, "by le
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
     parser.add_argument("--full", action="store_true", help="more workers, ages and steps")
     arguments = parser.parse_args()

@@ -8,7 +8,6 @@ wall time, and the ratio of medians to what it is compared with.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -17,6 +16,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from benchmarks.suite import script_parser
 
 PYTHON = sys.executable
 COMMANDS = {
@@ -44,7 +45,7 @@ COMPARED_WITH = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = script_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

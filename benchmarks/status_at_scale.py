@@ -1,9 +1,8 @@
 """How fast is `survey` on a large campaign, and how much memory does it take?
 
-Makes a campaign of 500 runs x 500 rows (1.2 GB, removed afterwards), then times a fresh
-interpreter that surveys it: with what the manifest says of runs that are over, and with the
-runs' directories alone; beside one that reads every row of every metrics.jsonl, and one that
-only starts. Start-up is included in all.
+Makes a campaign, removed afterwards, then times a fresh interpreter that surveys it: with what
+the manifest says of runs that are over, and with the runs' directories alone; beside one that
+reads every row of every metrics.jsonl, and one that only starts. Start-up is included in all.
 
     python -m benchmarks.status_at_scale            # 500 x 50 rows, 120 MB
     python -m benchmarks.status_at_scale --full     # 500 x 500 rows, 1.2 GB
@@ -11,7 +10,6 @@ only starts. Start-up is included in all.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -24,6 +22,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from benchmarks.suite import script_parser
 from retrain.locks.held import hold
 from retrain.records.layout import CampaignFiles, RunFiles, create_directory
 from retrain.records.manifest import new_manifest, read_manifest, refresh, write_manifest
@@ -152,9 +151,7 @@ def measure(what: str, program: str, log_dir: Path, repeats: int) -> Measured:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--runs", type=int, default=500)
     parser.add_argument("--rows", type=int, default=50)
     parser.add_argument("--repeats", type=int, default=5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import subprocess
@@ -10,7 +11,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
+
+
+def script_parser(about: str | None) -> argparse.ArgumentParser:
+    """Return a parser for the script that runs; its help begins with the script's docstring as it stands."""
+    script = Path(sys.argv[0]).stem
+    name = "benchmarks" if script == "__main__" else f"benchmarks.{script}"
+    as_written = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(prog=f"python -m {name}", description=about, formatter_class=as_written)
 
 
 def print_figures(row: Mapping[str, float], *, as_json: bool) -> None:

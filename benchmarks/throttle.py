@@ -16,7 +16,6 @@ The peer is optional: pip install training-throttle.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import resource
@@ -31,6 +30,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.suite import script_parser
 from retrain import system
 from retrain.controllers.throttle import level_for
 from retrain.system.throttle import TrainingThrottle
@@ -54,9 +54,7 @@ for _ in range(int(sys.argv[1])):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--full", action="store_true", help="12 rounds instead of 3")
     arguments = parser.parse_args()

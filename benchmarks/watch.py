@@ -10,7 +10,6 @@ that surveys everything anew as often as the view was redrawn.
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import json
 import os
@@ -28,6 +27,7 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.suite import script_parser
 from retrain.locks.held import hold
 from retrain.records.layout import CampaignFiles, create_directory
 from retrain.records.manifest import new_manifest, write_manifest
@@ -165,9 +165,7 @@ def survey_anew(log_dir: Path, seconds: float, pause_s: float) -> Measured:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--rows", type=int, default=500, help="rows that each run has at the beginning")
     parser.add_argument("--seconds", type=float, default=30.0)

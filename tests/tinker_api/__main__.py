@@ -136,7 +136,10 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(*answer)
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        announced = int(self.headers.get("content-length", 0))
+        body = self.rfile.read(announced)
+        if len(body) < announced:
+            raise ConnectionAbortedError
         if self.path.startswith("/admin/"):
             self._administer(self.path.removeprefix("/admin/"), json.loads(body))
             return
@@ -216,6 +219,11 @@ class ApiServer(ThreadingHTTPServer):
         self.paused_status = 408
         self.signed = Signed(service.states, f"http://127.0.0.1:{self.server_address[1]}")
         self.traffic, self.latency_s, self.key = Traffic(capacity), latency_s, key
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Leave out clients that were killed."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 def main(arguments: Sequence[str], tell: Callable[[int], object]) -> None:

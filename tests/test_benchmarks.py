@@ -1,0 +1,62 @@
+"""Each script of `benchmarks/` explains itself, and the suite reads what the quickest of them print."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.areas import AREAS
+
+ROOT = Path(__file__).parent.parent
+QUICK = {
+    "journal_overhead": "--steps 2 --step-ms 1",
+    "numpy_backend": "--steps 1",
+    "status_at_scale": "--runs 2 --rows 5 --repeats 1",
+    "usl_intervals": "--sets 1",
+}
+SHOW_HELP = """
+import contextlib, importlib, io, pathlib, sys
+
+for script in sorted(pathlib.Path("benchmarks").glob("*.py")):
+    if "script_parser(__doc__)" not in script.read_text():
+        continue
+    try:
+        module = importlib.import_module(f"benchmarks.{script.stem}")
+    except ModuleNotFoundError as error:
+        assert not error.name.startswith(("benchmarks", "retrain", "tests")), error
+        continue  # its extra is not installed
+    sys.argv = [str(script), "--help"]
+    with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
+        module.main()
+    assert shown.getvalue().startswith("usage: python -m benchmarks"), script
+    assert module.__doc__.strip() in shown.getvalue(), script
+    print(script.stem)
+"""
+
+
+def assert_explained(scripts: set[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", SHOW_HELP], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert scripts <= set(done.stdout.split())
+
+
+def assert_readable(script: str, options: str) -> None:
+    """Run a script, and draw from its JSON what the suite shows of it."""
+    command = [sys.executable, "-m", f"benchmarks.{script}", *options.split(), "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (area,) = (area for area in AREAS if area.module == script)
+    assert list(area.lines(json.loads(done.stdout)))
+
+
+def test_every_script_that_needs_no_extra_explains_itself() -> None:
+    assert_explained({"__main__", "startup", *QUICK})
+
+
+@pytest.mark.parametrize(("script", "options"), QUICK.items())
+def test_the_suite_reads_what_a_quick_script_prints(script: str, options: str) -> None:
+    assert_readable(script, options)
