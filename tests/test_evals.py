@@ -26,9 +26,9 @@ from retrain.records.run_row import PlannedRun, read_row
 from retrain.records.run_state import read_attempts, read_done
 from retrain.records.samples import OutcomesWriter, read_outcomes
 from retrain.render.status import warnings
-from retrain.report.contents import signs
 from retrain.report.gather import gather
 from retrain.report.sides import Side
+from retrain.report.signs import signs_of_cheating
 from retrain.trainer.eval_schedule import WINDOW, Falling
 from retrain.trainer.evaluation import standard_error
 from tests.plugins import CALLS_LEFT, AsksToStop
@@ -316,7 +316,7 @@ def test_a_falling_evaluation_is_shown_by_status_and_report(tmp_path: Path) -> N
     assert row.eval_falling == says
     assert "but " + says in "".join(str(line) for line in warnings([row]))
     run = dataclasses.replace(gather(files.directory).runs[0])
-    assert [sign for sign in signs([Side("a", (run,))]) if says in sign]
+    assert [sign for sign in signs_of_cheating([Side("a", (run,))]) if says in sign]
 
 
 @pytest.mark.parametrize("step", [2, 6])
