@@ -424,6 +424,11 @@ def test_the_list_of_commands_is_not_cut_off(retrain: Call) -> None:
     assert "..." not in commands
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_names_what_an_option_takes_and_not_its_python_type(retrain: Call, command: str) -> None:
+    assert "<" not in retrain(command, "--help").stdout.replace("<=", "")
+
+
 def test_an_error_that_cannot_be_shown_keeps_its_exit_code(here: Path) -> None:
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "retrain", "stop", "nowhere"]

@@ -21,7 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 
 COMMANDS = {  # in the order of `retrain --help`, each in the file of its name
     "init": "Write a commented campaign file to start from.",
-    "explain": "Check a file and forecast its wall time.",
+    "explain": "Check a file and forecast its time and cost.",
     "calibrate": "Measure short real runs and recommend settings.",
     "run": "Run every condition with every seed.",
     "resume": "Continue a campaign that was stopped or killed.",
@@ -93,7 +93,9 @@ def _build(name: str) -> Any:
 
 
 def _convert_plainly(param: Any) -> Any:
-    """Convert plain values without pydantic, whose import takes newer typers 80 ms."""
+    """Convert plain values without pydantic, whose import takes newer typers 80 ms; show no Python types."""
+    if param.param_type_name == "argument":
+        param.display_type_rich = lambda ctx: ""
     descriptor = getattr(param, "type_descriptor", None)
     if getattr(descriptor, "annotation", None) in CONVERSIONS:
         param.get_runtime_param = lambda: _Conversion(descriptor)
@@ -195,7 +197,7 @@ BudgetUsd = Annotated[
     typer.Option(
         "--budget-usd",
         metavar="DOLLARS",
-        help="Most that it may cost, in dollars: [budget].usd.",
+        help="Stop before it costs more in all; sets [budget].usd.",
         callback=_positive,
     ),
 ]

@@ -32,12 +32,16 @@ def command(
     budget: str = Option(
         "30m", "--budget", metavar="TIME", help="Time limit of all trials, such as 30m or 2h."
     ),
-    steps: int = Option(30, min=4, max=1000, help="Steps of each pilot run."),
-    seeds: int = Option(1, min=1, max=16, help="Seeds of each condition in the pilot."),
-    most_workers: int = Option(16, min=1, max=1024, help="Largest number of concurrent workers to try."),
-    probe_seconds: float = Option(4.0, min=0.0, help="Minimum time for each number of workers, in seconds."),
+    steps: int = Option(30, min=4, max=1000, metavar="N", help="Steps of each pilot run."),
+    seeds: int = Option(1, min=1, max=16, metavar="N", help="Seeds of each condition in the pilot."),
+    most_workers: int = Option(
+        16, min=1, max=1024, metavar="N", help="Largest number of concurrent workers to try."
+    ),
+    probe_seconds: float = Option(
+        4.0, min=0.0, metavar="SECONDS", help="Minimum time for each number of workers."
+    ),
     output: Path | None = Option(
-        None, "-o", "--output", help="The calibrated file; default: FILE.calibrated.toml."
+        None, "-o", "--output", metavar="FILE", help="The calibrated file; default: FILE.calibrated.toml."
     ),
     as_json: AsJson = False,
 ) -> None:

@@ -32,9 +32,11 @@ def command(
         None, "--metric", "-m", metavar="NAME", help="Metric to compare; repeatable."
     ),
     step: int | None = Option(
-        None, "--step", min=1, help="Compare as if every run had ended after this step."
+        None, "--step", min=1, metavar="N", help="Compare as if every run had ended after this step."
     ),
-    last: int = Option(0, "--last", min=0, help="Average over the last N steps; 0: the last tenth."),
+    last: int = Option(
+        0, "--last", min=0, metavar="N", help="Average over the last N steps; 0: the last tenth."
+    ),
     unpaired: bool = Option(False, "--unpaired", help="Do not pair runs of the same seed."),
     as_json: AsJson = False,
 ) -> None:

@@ -31,15 +31,15 @@ def command(
     file: ConfigFile,
     overrides: Overrides = None,
     logs: Path | None = Option(
-        None, "--from", metavar="LOGS", help="Take step and start-up times from earlier campaigns."
+        None, "--from", metavar="LOGS", help="Forecast from the records of earlier campaigns."
     ),
     budget: str = Option(
-        "", "--budget", metavar="TIME", help="Longest acceptable wall time, as 6h or 1h30m."
+        "", "--budget", metavar="TIME", help="Longest acceptable wall time, such as 6h or 1h30m."
     ),
     check: bool = Option(False, "--check", help="Exit with code 2 if a line of the checklist warns."),
     as_json: AsJson = False,
 ) -> None:
-    """Check a file, show its run matrix and forecast its wall time; nothing is created.
+    """Check a file, show its run matrix and forecast its time and cost; nothing is created.
 
     Use it before every campaign: first for the pilot to run, then with --from for an estimate.
 

@@ -14,7 +14,7 @@ def command(
     following: bool = Option(
         False, "--follow", "-f", help="Follow until the run ends; Ctrl-C does not stop the run."
     ),
-    lines: int = Option(200, "--lines", "-n", min=1, help="Number of lines to show first."),
+    lines: int = Option(200, "--lines", "-n", min=1, metavar="N", help="Number of lines to show first."),
 ) -> None:
     """Show a run's output; without a run's name, the messages of the campaign's orchestrator.
 

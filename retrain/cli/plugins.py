@@ -31,7 +31,7 @@ class PluginRow:
 
 def command(
     kind: str = Argument(
-        "", metavar="KIND", help="Only this kind, as rewards.", autocompletion=lambda: registry.KINDS
+        "", metavar="KIND", help="Only this kind, such as rewards.", autocompletion=lambda: registry.KINDS
     ),
     check: str = Option(
         "", "--check", metavar="NAME", help="Check your own plugin, such as my_rewards.score."

@@ -25,15 +25,25 @@ def command(
         "", metavar="NAME", help="A run or a condition of that campaign.", autocompletion=complete_runs
     ),
     output: Path | None = Option(
-        None, "-o", "--output", help="Write to this directory; default: published/CAMPAIGN-RUN."
+        None,
+        "-o",
+        "--output",
+        metavar="DIR",
+        help="Write to this directory; default: published/CAMPAIGN-RUN.",
     ),
-    merge: bool = Option(False, "--merge", help="Merge the adapters into the base model, and check that."),
-    dtype: str = Option("float32", "--dtype", help="Of merged weights: float32 or bfloat16."),
-    best: bool = Option(False, "--best", help="Of a condition's finished seeds, that with the best reward."),
-    step: int | None = Option(None, "--step", min=0, help="A kept checkpoint of this step, not the last."),
-    unfinished: bool = Option(False, "--unfinished", help="Also if the run is not finished."),
-    base_model: str = Option("", "--base-model", help="What others call the base model, such as ORG/NAME."),
-    license: str = Option("", "--license", help="Such as apache-2.0; default: unknown."),
+    merge: bool = Option(False, "--merge", help="Write a whole model: merge the adapters, and check that."),
+    dtype: str = Option(
+        "float32", "--dtype", metavar="float32|bfloat16", help="With --merge: the type of the weights."
+    ),
+    best: bool = Option(False, "--best", help="The finished seed of a condition with the best reward."),
+    step: int | None = Option(
+        None, "--step", min=0, metavar="N", help="A kept checkpoint of this step; default: the last."
+    ),
+    unfinished: bool = Option(False, "--unfinished", help="Publish a run that is not finished, too."),
+    base_model: str = Option("", "--base-model", metavar="ORG/NAME", help="What others call the base model."),
+    license: str = Option(
+        "", "--license", metavar="NAME", help="The license, such as apache-2.0; default: unknown."
+    ),
     no_prompt: bool = Option(False, "--no-system-prompt", help="Leave the system prompt out of the card."),
     force: bool = Option(False, "--force", help="Replace what was published there before."),
     push: str = Option("", "--push", metavar="USER/NAME", help="Push it to this repository of a hub."),

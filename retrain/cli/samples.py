@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 def command(
     directory: RunDirectory,
     run: RunId = "",
-    step: int | None = Option(None, "--step", min=0, help="Of this step, not the last."),
+    step: int | None = Option(
+        None, "--step", min=0, metavar="N", help="Samples of this step; default: the last."
+    ),
     best: bool = Option(False, "--best", help="Highest rewards first, over all kept steps."),
-    worst: bool = Option(False, "--worst", help="Lowest rewards first."),
+    worst: bool = Option(False, "--worst", help="Lowest rewards first, over all kept steps."),
     ties: bool = Option(False, "--ties", help="Only prompts whose rollouts all got the same reward."),
-    count: int = Option(8, "--count", "-n", min=1, help="Maximum number of samples."),
+    count: int = Option(8, "--count", "-n", min=1, metavar="N", help="Maximum number of samples."),
     as_json: AsJson = False,
 ) -> None:
     """Show samples of a run: prompt, completion, reward and advantage.

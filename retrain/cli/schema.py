@@ -5,8 +5,6 @@ from __future__ import annotations
 import typer
 from typer import Option
 
-from retrain.cli import AsJson
-
 
 def command(
     keys: bool = Option(False, "--keys", help="Print a table of keys instead."),
@@ -14,7 +12,7 @@ def command(
     metrics: bool = Option(
         False, "--metrics", help="Print the fields of metrics.jsonl and of a run in JSON as Markdown."
     ),
-    as_json: AsJson = False,
+    as_json: bool = Option(False, "--json", help="With --keys: print the table as JSON."),
 ) -> None:
     """Print the JSON Schema of a campaign file, or a table of its keys.
 

@@ -32,9 +32,15 @@ class Squeezed:
 
 def command(
     adapter: Path = Argument(metavar="ADAPTER", help="A peft adapter's or a run's directory.", exists=False),
-    output: Path | None = Option(None, "-o", "--output", help="Write the smaller adapter to this directory."),
-    rank: int | None = Option(None, min=1, help="Rank of the smaller adapter; default: the recommended one."),
-    keep: float = Option(0.99, min=0.0, max=1.0, help="Variance that the worst layer must retain."),
+    output: Path | None = Option(
+        None, "-o", "--output", metavar="DIR", help="Write the smaller adapter to this directory."
+    ),
+    rank: int | None = Option(
+        None, min=1, metavar="N", help="Rank of the smaller adapter; default: the recommended one."
+    ),
+    keep: float = Option(
+        0.99, min=0.0, max=1.0, metavar="FRACTION", help="Variance that the worst layer must retain."
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Show how much of a LoRA adapter's variance each rank retains; with -o, write a smaller adapter.

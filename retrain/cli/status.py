@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    directory: Path = Argument(Path("logs"), metavar="DIR", help="A log directory, or one campaign."),
+    directory: Path = Argument(Path("logs"), metavar="DIR", help="A log directory, a campaign or a run."),
     watching: bool = Option(False, "--watch", "-w", help="Keep the view up to date; q or Ctrl-C quits."),
     as_json: AsJson = False,
 ) -> None:
