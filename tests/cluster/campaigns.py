@@ -46,7 +46,18 @@ CONDITIONS = "".join(
     f'[[campaign.conditions]]\nname = "{name}"\ntraining.lr = {n + 1}e-3\n' for n, name in enumerate(NAMES)
 )
 PRICED = "[budget.prices.numpy]\nprefill = 40_000\n"  # dollars: about one a step
-BROKEN = '[[campaign.conditions]]\nname = "broken"\nreward.reward = "tests.plugins.broken"\n'
+BROKEN = """
+[[campaign.conditions]]
+name = "broken"
+reward.reward = "tests.plugins.broken"
+reward.params = {}
+"""
+
+
+def until(gate: Path, toml: str = TOML) -> str:
+    """Return a campaign whose steps take two seconds before there is a file `gate`, and no time after it."""
+    table = f'"tests.plugins.slow_until"\nparams = {{ gate = "{gate}", wait_s = 0.25 }}'
+    return toml.replace('"tests.plugins.slow"', table)
 
 
 def numbers(run_dir: Path) -> list[dict[str, object]]:

@@ -18,6 +18,7 @@ from tests.cluster.campaigns import (
     numbers,
     only_campaign,
     results,
+    until,
 )
 from tests.cluster.ray_cluster import Cluster
 from tests.cluster.waiting import await_that
@@ -41,12 +42,6 @@ def settings_for(ray: Cluster, *settings: str) -> list[str]:
     return ['campaign.launcher="ray"', f"campaign.ray.address={ray.address}", *settings]
 
 
-def until(gate: Path) -> str:
-    """Return a campaign whose steps take two seconds before there is a file `gate`, and no time after it."""
-    table = f'"tests.plugins.slow_until"\nparams = {{ gate = "{gate}", wait_s = 0.25 }}'
-    return RAY_TOML.replace('"tests.plugins.slow"', table)
-
-
 def drivers(ray: Cluster, campaign: Path) -> list[RayJob]:
     """Give a campaign's jobs in the order of their numbers."""
     mine = [job for job in ray.client.jobs() if job.id.startswith(f"{campaign.name}.")]
@@ -62,7 +57,7 @@ def test_runs_are_not_doubled_and_a_stop_of_the_job_or_the_campaign_saves_everyt
     ray: Cluster, retrain: Start, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
-    (tmp_path / "halt.toml").write_text(until(gate) + PRICED)
+    (tmp_path / "halt.toml").write_text(until(gate, RAY_TOML) + PRICED)
     settings = ("campaign.max_workers=1", "campaign.max_steps=100")
     first = retrain("run", "halt.toml", *on(ray, *settings))
     await_that("steps", lambda: has_steps(tmp_path))

@@ -24,10 +24,11 @@ from tests.cluster.campaigns import (
     has_steps,
     only_campaign,
     results,
+    until,
 )
 from tests.cluster.processes import command_of, kill
 from tests.cluster.ray_cluster import HEAD, Cluster
-from tests.cluster.test_ray_campaign import RAY_TOML, WORKERS, drivers, on, sets, until
+from tests.cluster.test_ray_campaign import RAY_TOML, WORKERS, drivers, on, sets
 from tests.cluster.waiting import PATIENCE_S, await_that
 
 
@@ -57,7 +58,8 @@ def kill_driver(ray: Cluster) -> None:
 def test_a_harmed_cluster_gives_what_one_machine_gives_and_one_that_is_away_is_waited_for(
     ray: Cluster, retrain: Start, tmp_path: Path
 ) -> None:
-    (tmp_path / "both.toml").write_text(RAY_TOML + CONDITIONS + BROKEN)
+    gate = tmp_path / "no-outage"  # no run ends before
+    (tmp_path / "both.toml").write_text(until(gate, RAY_TOML) + CONDITIONS + BROKEN)
     local = ('campaign.launcher="inline"', "campaign.seeds=[0]", "logging.log_dir=alone")
     here = retrain("run", "both.toml", *sets(*local))
     patient = Patient(ray, retrain, tmp_path)
@@ -66,7 +68,8 @@ def test_a_harmed_cluster_gives_what_one_machine_gives_and_one_that_is_away_is_w
         submitting = retrain("run", "both.toml", *on(ray, "campaign.seeds=[0]"))
         await_that("a checkpoint", lambda: any(tmp_path.glob("logs/*/runs/*/checkpoints/step-*")))
         campaign = only_campaign(tmp_path / "logs")
-        ray.kill(next(node for node in ray.nodes if ray.workers(node)))
+        saved = str(next(campaign.glob("runs/*/checkpoints/step-*")).parent.parent)
+        ray.kill(next(node for node in ray.nodes if ray.processes(node, program=saved)))
         await_that("Ray's word of it", lambda: any(tmp_path.glob("*/*/runs/*/engine-*.out")))
         await_that("its runs on what is left", patient.runs)
         ray.kill(HEAD)
@@ -78,6 +81,7 @@ def test_a_harmed_cluster_gives_what_one_machine_gives_and_one_that_is_away_is_w
         patient.await_notice("no Ray cluster answers")
         ray.start_head()  # knows neither jobs nor the node that lives; Ray ends that within a minute
         ray.start(nodes=1)
+        gate.touch()
         code, said = finish(retrain("resume", campaign))
 
     assert code == EXIT_RUN_FAILED, said
@@ -100,7 +104,7 @@ class Patient:
 
     def __init__(self, ray: Cluster, retrain: Start, directory: Path) -> None:
         self._gate = directory / "gate"
-        (directory / "patient.toml").write_text(until(self._gate))
+        (directory / "patient.toml").write_text(until(self._gate, RAY_TOML))
         settings = ("logging.log_dir=patient", "campaign.max_steps=150", "campaign.retries=10")
         assert finish(retrain("run", "patient.toml", *on(ray, *settings), "--detach"))[0] == 0
         self.campaign = only_campaign(directory / "patient")
@@ -126,7 +130,7 @@ def test_a_campaign_outlives_its_drivers_the_machine_that_submitted_it_and_a_nod
 ) -> None:
     gate = tmp_path / "gate"
     table = "cpus = 2.5\n"  # of four per node, so that Ray uses both nodes
-    (tmp_path / "lost.toml").write_text(until(gate).replace("cpus = 0.5\n", table))
+    (tmp_path / "lost.toml").write_text(until(gate, RAY_TOML).replace("cpus = 0.5\n", table))
     settings = ("campaign.seeds=[0,1,2]", "campaign.max_workers=2", "campaign.max_steps=100")
     with counting_runs(tmp_path / "logs") as counts:
         submitting = retrain("run", "lost.toml", *on(ray, *settings))

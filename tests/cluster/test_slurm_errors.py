@@ -13,7 +13,7 @@ import pytest
 from retrain.campaign.run import start
 from retrain.errors import EXIT_INTERRUPTED, EXIT_LAUNCH, EXIT_RUN_FAILED, LaunchError
 from retrain.locks.held import holder, is_held
-from tests.cluster.campaigns import Start, attempts_of, finish, most_at_once, only_campaign, results
+from tests.cluster.campaigns import Start, attempts_of, finish, most_at_once, only_campaign, results, until
 from tests.cluster.slurm_cluster import Cluster
 from tests.cluster.test_slurm_campaign import SLURM, SLURM_TOML
 from tests.cluster.waiting import PATIENCE_S, await_that
@@ -23,6 +23,14 @@ from tests.cluster.waiting import PATIENCE_S, await_that
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "campaign.toml"
     path.write_text(SLURM_TOML)
+    return path
+
+
+@pytest.fixture
+def gate(file: Path) -> Path:
+    """Let no run of the file end before this one is there."""
+    path = file.with_name("gate")
+    file.write_text(until(path, SLURM_TOML))
     return path
 
 
@@ -60,12 +68,13 @@ def test_a_controller_that_is_away_at_the_start_is_named(slurm: Cluster, retrain
 
 
 def test_a_campaign_whose_runs_finish_needs_no_controller_to_end_nor_status_one(
-    slurm: Cluster, retrain: Start, file: Path
+    slurm: Cluster, retrain: Start, file: Path, gate: Path
 ) -> None:
     directory = in_the_background(retrain, file)
     await_that("workers", lambda: len(slurm.workers()) == 2)
     slurm.kill_controller()
     await_that("the notice", lambda: "Slurm does not answer" in (directory / "campaign.log").read_text())
+    gate.touch()
     await_that("the end", lambda: not is_held(directory / "campaign.lock"))
     shown, _ = retrain("status", directory, "--json").communicate(timeout=PATIENCE_S)
     assert {run["state"] for run in json.loads(shown)["campaigns"][0]["runs"]} == {"done"}
@@ -74,7 +83,7 @@ def test_a_campaign_whose_runs_finish_needs_no_controller_to_end_nor_status_one(
 def test_a_stop_reaches_workers_while_the_controller_is_away(
     slurm: Cluster, retrain: Start, file: Path
 ) -> None:
-    campaign = retrain("run", file, *SLURM, "--set", "campaign.max_steps=400")  # none ends before the stop
+    campaign = retrain("run", file, *SLURM, "--set", "campaign.max_steps=100000")  # none ends before the stop
     await_that("workers", lambda: len(slurm.workers()) == 2)
     campaign.send_signal(signal.SIGKILL)
     finish(campaign)
@@ -111,7 +120,7 @@ def test_a_python_that_nodes_do_not_have_is_found_in_the_logs(
 
 
 def test_what_slurm_itself_said_of_a_task_is_in_the_logs(slurm: Cluster, retrain: Start, file: Path) -> None:
-    campaign = retrain("run", file, *SLURM, "--set", "campaign.max_steps=400")
+    campaign = retrain("run", file, *SLURM, "--set", "campaign.max_steps=100000")
     await_that("workers", lambda: len(slurm.workers()) == 2)
     slurm.run("scancel", "--user=root")
     assert finish(campaign)[0] == EXIT_INTERRUPTED
@@ -121,7 +130,7 @@ def test_what_slurm_itself_said_of_a_task_is_in_the_logs(slurm: Cluster, retrain
 
 
 def test_runs_that_somebody_cancelled_are_not_submitted_again_until_resumed(
-    slurm: Cluster, retrain: Start, file: Path
+    slurm: Cluster, retrain: Start, file: Path, gate: Path
 ) -> None:
     campaign = retrain("run", file, *SLURM, "--set", "campaign.max_workers=1")
     await_that("a worker", lambda: slurm.workers())
@@ -129,11 +138,12 @@ def test_runs_that_somebody_cancelled_are_not_submitted_again_until_resumed(
     assert finish(campaign)[0] == EXIT_INTERRUPTED
     directory = only_campaign(file.parent / "logs")
     assert sum(attempts_of(directory)) <= 1
+    gate.touch()
     assert finish(retrain("resume", directory))[0] == 0
 
 
 def test_a_waiting_run_cancelled_alone_is_not_submitted_again_and_a_stop_of_a_copy_stops_nothing(
-    slurm: Cluster, retrain: Start, file: Path
+    slurm: Cluster, retrain: Start, file: Path, gate: Path
 ) -> None:
     three = ("--set", "campaign.max_workers=1", "--set", "campaign.seeds=[0,1,2]")
     campaign = retrain("run", file, *SLURM, *three)
@@ -143,6 +153,7 @@ def test_a_waiting_run_cancelled_alone_is_not_submitted_again_and_a_stop_of_a_co
     slurm.run("scancel", last)
     slurm.run("cp", "-r", str(directory), str(file.parent))
     assert finish(retrain("stop", file.parent / directory.name))[0] == 0
+    gate.touch()
     code, said = finish(campaign)
     assert code == EXIT_INTERRUPTED, said
     assert "was cancelled in Slurm before it started" in said

@@ -25,7 +25,7 @@ from tests.cluster.slurm_cluster import Cluster
 from tests.cluster.test_slurm_campaign import SLURM, SLURM_TOML, states
 from tests.cluster.waiting import PATIENCE_S, await_that
 
-LONG = ("--set", "campaign.seeds=[0]", "--set", "campaign.max_steps=400")
+LONG = ("--set", "campaign.seeds=[0]", "--set", "campaign.max_steps=100000")
 PERMITS = ("--set", "backend.max_concurrent=2", "--set", "backend.options.api_latency_s=0.05")
 
 
