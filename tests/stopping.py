@@ -15,6 +15,7 @@ import psutil
 
 from retrain.campaign.orchestrate import CampaignOutcome
 from retrain.campaign.run import reopen
+from retrain.locks import start_mark
 from retrain.records.layout import CampaignFiles, RunFiles, find_campaigns
 from retrain.records.metrics import read_metrics
 
@@ -56,7 +57,7 @@ def kill_when(is_time: Callable[[], bool], command: Sequence[str], directory: Pa
         killed = [*command_itself.children(recursive=True), command_itself]
         for one in killed:
             one.kill()
-        while not all(map(_has_ended, killed)):
+        while not all(map(has_ended, killed)):
             time.sleep(0.01)
     process.wait()
 
@@ -74,11 +75,19 @@ def killed_at(
     return campaign
 
 
-def _has_ended(process: psutil.Process) -> bool:
+def has_ended(process: psutil.Process) -> bool:
+    """Whether a process has ended; one that lost its parent may stay as a zombie that nobody reaps."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def is_running(pid: int, started: str) -> bool:
+    """Whether the process runs that had this number when its `start_mark` was taken."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return start_mark(pid) == started and not has_ended(psutil.Process(pid))
+    return False
 
 
 def finish_inline(directory: Path) -> CampaignOutcome:

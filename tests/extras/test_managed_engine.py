@@ -19,7 +19,6 @@ from retrain.config.load import parse
 from retrain.engines.shared_server import ServerFiles
 from retrain.engines.vllm import vllm_problem
 from retrain.errors import ConfigError
-from retrain.locks import start_mark
 from retrain.locks.held import holder
 from tests.conftest import temporary_files_in
 from tests.extras.completions_server import CompletionsServer, serve
@@ -35,6 +34,7 @@ from tests.extras.local_policies import (
 from tests.extras.tiny_models import save_tiny_model
 from tests.long.test_shared_server import is_alive
 from tests.semaphore_processes import wait_until
+from tests.stopping import is_running
 
 COMMAND = (sys.executable, "-m", "tests.extras.vllm_command")
 
@@ -119,7 +119,7 @@ def test_runs_share_a_server_and_survive_its_crash_and_the_loss_of_its_daemon(
     assert files.log.read_text().count("serving") == 2
     daemon = holder(files.daemon_lock)
     os.kill(daemon.pid, signal.SIGKILL)
-    wait_until(lambda: start_mark(daemon.pid) != daemon.started)
+    wait_until(lambda: not is_running(daemon.pid, daemon.started))
     assert_own(first)
 
 

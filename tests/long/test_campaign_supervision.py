@@ -239,7 +239,8 @@ def test_a_hanging_run_is_ended_and_tried_again(
     monkeypatch.setattr(supervise, "GRACE_S", 0.1)
     text = campaign_file.read_text() + '[reward]\nreward = "tests.plugins.hangs_once"\n'
     campaign_file.write_text(text + f'[reward.params]\nflag = "{here / "hung"}"\n')
-    sets = ["campaign.stall_timeout=4.0", "campaign.seeds=[0]", "campaign.retries=20"]
+    # enough for a worker to start on a busy machine, which is no step
+    sets = ["campaign.stall_timeout=12.0", "campaign.seeds=[0]", "campaign.retries=20"]
     outcome = run_campaign(campaign_file, sets)
     assert outcome.exit_code == 0
     endings = [

@@ -21,6 +21,8 @@ from retrain.locks.held import hold
 from retrain.records.campaign_state import ask_to_stop
 from retrain.records.layout import CampaignFiles
 from tests.ray_pieces import Threads, assignment, drive, home_of, order
+from tests.semaphore_processes import wait_until
+from tests.stopping import has_ended
 from tests.test_trainer import SMALL, make_run
 
 SLOW = "touch $run/started; exec sleep 600"
@@ -242,8 +244,7 @@ def test_a_worker_dies_with_its_task_whatever_that_dies_of(tmp_path: Path) -> No
     worker = worker_of(home)
     one.kill()
     one.wait()
-    psutil.wait_procs([worker], timeout=60)
-    assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
+    wait_until(lambda: has_ended(worker))
 
 
 def test_what_was_stopped_before_it_began_starts_nothing(tmp_path: Path) -> None:

@@ -1,15 +1,16 @@
 """A logger in a process of its own: told the same, raises the same, and ends with its parent."""
 
-import os
 import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from retrain.loggers import LoggedRun
 from retrain.loggers.mlflow import LoggerProcess, LoggerProcessError
 from tests.semaphore_processes import running, wait_until
+from tests.stopping import has_ended
 
 PLUGINS = "tests.logger_plugins"
 
@@ -26,14 +27,6 @@ logger.rows([{"step": 1}])
 def opened(directory, function, **params):
     run = LoggedRun("c", "r_s0", "r", 0, 1, 0, directory, {"a": {"b": 1}}, "")
     return LoggerProcess(PLUGINS, function, run, params)
-
-
-def is_alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def test_rows_and_the_end_reach_the_logger_and_its_process_ends(tmp_path):
@@ -74,10 +67,10 @@ def test_a_process_that_was_killed_is_an_error(tmp_path):
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_it_ends_with_a_parent_that_is_killed_while_a_call_hangs(tmp_path, how):
     with running(HANGS, tmp_path) as parent:
-        pid = int(parent.line())
+        logger = psutil.Process(int(parent.line()))
         parent.send(how)
         parent.process.wait()
-        wait_until(lambda: not is_alive(pid))
+        wait_until(lambda: has_ended(logger))
 
 
 def test_signals_to_the_group_are_the_parents_to_obey(tmp_path):

@@ -21,6 +21,8 @@ from retrain.errors import ConfigError, InfrastructureError, RunFailedError
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError, custom
 from retrain.rewards.pool import Reply, ReplyKind, line_of, reply_in
 from retrain.rollouts import Prompt
+from tests.semaphore_processes import wait_until
+from tests.stopping import has_ended
 
 FUNCTIONS = "tests.reward_functions"
 PROMPT = Prompt(7, "?", "right")
@@ -217,8 +219,7 @@ def test_nothing_stays_behind_when_the_run_is_killed(tmp_path: Path) -> None:
     left = [psutil.Process(int(pid)) for pid in pids.read_text().split()]
     os.kill(run.pid, signal.SIGKILL)
     run.wait()
-    gone, alive = psutil.wait_procs(left, timeout=30)
-    assert (len(gone), alive) == (2, [])
+    wait_until(lambda: all(map(has_ended, left)))
 
 
 def test_even_a_call_that_cannot_be_interrupted_ends_after_the_run_was_killed(tmp_path: Path) -> None:
@@ -238,5 +239,4 @@ def test_even_a_call_that_cannot_be_interrupted_ends_after_the_run_was_killed(tm
         while worker.cpu_times().user < before_s + 0.02:  # until it is in the call
             time.sleep(0.005)
         run.kill()
-    worker.wait(timeout=30)
-    assert not worker.is_running()
+    wait_until(lambda: has_ended(worker))

@@ -25,6 +25,8 @@ from retrain.sandbox import Sandbox, SandboxError, auto, choose, inside
 from retrain.sandbox.cell import Cell, holes
 from tests.conftest import temporary_files_in
 from tests.namespaces import BUBBLEWRAP
+from tests.semaphore_processes import wait_until
+from tests.stopping import has_ended
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="confines less elsewhere")
 ANEW = pytest.param("bubblewrap anew", marks=BUBBLEWRAP.marks)
@@ -328,4 +330,4 @@ def test_a_sandbox_ends_with_the_process_that_opened_it(name: str) -> None:
         left = [psutil.Process(pid) for pid in pids]
         opener.kill()
     assert len(left) >= 2
-    assert psutil.wait_procs(left, timeout=30)[1] == []
+    wait_until(lambda: all(map(has_ended, left)))

@@ -17,6 +17,7 @@ from retrain.errors import ConfigError
 from retrain.locks import start_mark
 from retrain.locks.held import holder
 from tests.semaphore_processes import wait_until
+from tests.stopping import is_running
 
 SERVER = """
 import http.server, os, pathlib, sys, time
@@ -75,9 +76,7 @@ def user(script: Path) -> Iterator[SharedServer]:
 
 def is_alive(files: ServerFiles) -> bool:
     daemon, server = holder(files.daemon_lock), files.read_state()
-    return bool(daemon and start_mark(daemon.pid) == daemon.started) or bool(
-        server.pid and start_mark(server.pid) == server.started
-    )
+    return any(one and one.pid and is_running(one.pid, one.started) for one in (daemon, server))
 
 
 def started_user(script: Path) -> tuple[subprocess.Popen[str], str]:
@@ -152,7 +151,7 @@ def test_a_server_that_hangs_without_listening_is_started_again(script, user):
     after = user.ready(60)
     assert after.listens()
     assert (after.restarts, after.problem) == (1, "the server stopped listening")
-    assert start_mark(before.pid) != before.started
+    assert not is_running(before.pid, before.started)
 
 
 def test_the_last_user_ends_the_server_even_if_it_is_killed(script):
@@ -172,7 +171,7 @@ def test_a_killed_daemon_takes_its_server_along_and_is_replaced(user):
     before = user.ready(60)
     daemon = holder(user.files.daemon_lock)
     os.kill(daemon.pid, signal.SIGKILL)
-    wait_until(lambda: start_mark(before.pid) != before.started)
+    wait_until(lambda: not is_running(before.pid, before.started))
     after = user.ready(60)
     assert after.state == READY
     assert after.pid != before.pid
@@ -191,7 +190,7 @@ def test_nothing_of_a_server_outlives_its_daemon_and_users(script, killed):
     process.stdout.close()
     for name in killed:
         os.kill(pids[name], signal.SIGKILL)
-    wait_until(lambda: start_mark(child) != began)
+    wait_until(lambda: not is_running(child, began))
     wait_until(lambda: not is_alive(files))
 
 
