@@ -46,7 +46,7 @@ class EventLines(Observer):
 
     def begun(self, files: CampaignFiles, runs: Sequence[RunPlan], workers: int) -> None:
         self._total = len(runs)
-        what = f"{count_of(len(runs), 'run')}, {workers} at a time" if runs else "no run is left"
+        what = f"{count_of(len(runs), 'run')}, {workers} at a time" if runs else "no run to start"
         self._print(f"{what}, records in {files.directory}")
 
     def asked(self, runs: Sequence[RunPlan]) -> None:
