@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, count
 
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles
@@ -91,17 +91,32 @@ def contents(campaign: CampaignRecord, metrics: Sequence[str] = ()) -> Contents:
         signs=tuple(signs_of_cheating(sides)),
         episodes=conversations(sides),
         crashes=tuple(crashes_to_read(used, began_s)),
-        sections={
-            "learning": _warm_up(shown) + _learning(shown, metrics),
-            "comparison": _final(comparison),
-            "sweep": tuple(sweep_charts(reward, swept)) if swept and reward else (),
-            "back-pressure": _back_pressure(campaign.runs, fitted, shown),
-            "time": _time(campaign, shown),
-            "rate-limiter": _rate(shown),
-            "sampling-servers": load_charts(used, began_s),
-        },
+        sections=_named_apart(
+            {
+                "learning": _warm_up(shown) + _learning(shown, metrics),
+                "comparison": _final(comparison),
+                "sweep": tuple(sweep_charts(reward, swept)) if swept and reward else (),
+                "back-pressure": _back_pressure(campaign.runs, fitted, shown),
+                "time": _time(campaign, shown),
+                "rate-limiter": _rate(shown),
+                "sampling-servers": load_charts(used, began_s),
+            }
+        ),
         tables={name: table for name, table in tables.items() if table[1]},
     )
+
+
+def _named_apart(sections: Mapping[str, Sequence[Chart]]) -> dict[str, tuple[Chart, ...]]:
+    """Number charts of one name: two metrics may differ in what a file's name has not, or in its end only."""
+    taken: set[str] = set()
+
+    def named(chart: Chart) -> Chart:
+        numbered = (f"{chart.name}-{number}" for number in count(2))
+        name = next(name for name in chain([chart.name], numbered) if name not in taken)
+        taken.add(name)
+        return replace(chart, name=name)
+
+    return {section: tuple(map(named, charts)) for section, charts in sections.items()}
 
 
 def _final(comparison: Comparison) -> tuple[Chart, ...]:

@@ -321,6 +321,14 @@ def test_a_chart_of_a_metric_with_a_long_name_gets_a_file(tmp_path):
     assert any(file.name.startswith("figure-精度") for file in files)
 
 
+def test_metrics_that_differ_in_punctuation_have_a_chart_each(tmp_path):
+    named = {"pass@1": 0.25, "pass_1": 0.75, "p" * 150 + "a": 1.0, "p" * 150 + "b": 2.0}
+    found = gather(write_campaign(tmp_path, {("grpo", 0): flat(0.5, more=lambda step: named)}))
+    files = write(found, tmp_path / "figure.svg", "svg", list(named))
+    assert {"figure-pass-1.svg", "figure-pass-1-2.svg"} < {file.name for file in files}
+    assert len({file.read_bytes() for file in files if file.name.startswith("figure-p")}) == len(named)
+
+
 def test_the_command_writes_the_file_and_says_where(retrain: Callable[..., CompletedProcess[str]], tmp_path):
     campaign(tmp_path / "logs", seeds=1)
     answer = retrain("report", "logs")
