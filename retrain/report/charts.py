@@ -40,6 +40,7 @@ MEAN_HINTS = {"l": ("95 % from", ".4~g"), "h": ("95 % to", ".4~g"), "n": ("seeds
 FLAT_ROOM = 1.25  # of a value that never changes: its axis runs from 0 to this multiple
 ROW, NARROW_ROW, MANY_ROWS = 34, 14, 12  # pixels per condition; more conditions than this get narrow rows
 LONGEST = 22  # characters of a label, a third of a phone's width
+SYMBOL, LETTER = 40, 7  # pixels in a legend: of a symbol with the room around it, and of a letter
 LONGEST_KEY = 5  # of `key=value`
 LONGEST_NAME = 120  # bytes, of a file's 255
 CUT = "…"
@@ -118,13 +119,18 @@ def by_condition(
     names = list(conditions)
     listed = [name for name in names if shown is None or name in shown]
     symbol: Spec = {"symbolType": "stroke" if dashed else "square", "symbolOpacity": 1, "values": listed}
-    symbol |= label_expression(names)
+    symbol |= label_expression(names) | _columns(shortened(names))
     legend = symbol if 1 < len(listed) <= LEGEND_CONDITIONS or len(listed) == 1 < len(names) else None
     ranges: Spec = {"color": [COLOURS[i % len(COLOURS)] for i in range(len(names))]}
     if dashed:
         ranges["strokeDash"] = [DASHES[i // len(COLOURS) % len(DASHES)] for i in range(len(names))]
     shared = {"field": "c", "type": "nominal", "legend": legend}
     return {name: shared | {"scale": {"domain": names, "range": values}} for name, values in ranges.items()}
+
+
+def _columns(labels: Sequence[str]) -> Spec:
+    """Return the property of a legend by which its labels take as many rows as they need."""
+    return {"columns": max(1, WIDTH // (SYMBOL + LETTER * max(map(len, labels), default=0)))}
 
 
 def shortened(names: Sequence[str]) -> list[str]:
@@ -189,8 +195,8 @@ def hints(**fields: str | tuple[str, str]) -> list[Spec]:
 
 
 def category(field: str, names: Sequence[str], **axis: Any) -> Spec:
-    """Return the encoding of one line per name."""
-    plain: Spec = {"grid": False, "ticks": False, "domain": False, **axis}
+    """Return the encoding of one line per name, which has its label."""
+    plain: Spec = {"grid": False, "ticks": False, "domain": False, **label_expression(names), **axis}
     scale = {"domain": list(names)}
     return {"field": field, "type": "nominal", "sort": names, "scale": scale, "title": None, "axis": plain}
 
@@ -235,7 +241,7 @@ def final_chart(found: MetricComparison) -> Chart:
         f"Final {label}, seed by seed",
         f"{found.how[0].upper()}{found.how[1:]}. Circles: seeds. Bar: mean.{line}",
         height=max(80, (ROW if len(names) <= MANY_ROWS else NARROW_ROW) * len(names)),
-        encoding={"y": category("c", names, labelPadding=9, **label_expression(names))},
+        encoding={"y": category("c", names, labelPadding=9)},
         layer=[
             layer(intervals, rule, x=quantity("l", label), x2={"field": "h"}),
             _seeds(found, names, label, axis(min(shown), max(shown))),

@@ -4,7 +4,7 @@
   const NARROW = 560; // pixels, of a phone
   const styled = (width) => {
     const style = read("style");
-    return width < NARROW ? { ...style, legend: { ...style.legend, columns: 2 } } : style;
+    return width < NARROW ? { ...style, legend: { ...style.legend, columns: 1 } } : style;
   };
   const options = (name, width) => ({
     config: styled(width),
@@ -19,7 +19,9 @@
       const line = found.at(-1);
       return line && line.length + word.length < most ? [...found.slice(0, -1), `${line} ${word}`] : [...found, word];
     }, []);
-  const fitted = (spec, width) => {
+  const fitted = (chart, width) => {
+    const columns = (key, value) => (key === "columns" ? Math.max(1, Math.floor((value * (width - 60)) / chart.width)) : value);
+    const spec = JSON.parse(JSON.stringify(chart), columns);
     const title = { ...spec.title, text: wrapped(spec.title.text, (width - 60) / 9.6) };
     if (title.subtitle) title.subtitle = wrapped(title.subtitle, (width - 20) / 8.2);
     return { ...spec, title, width: "container" };

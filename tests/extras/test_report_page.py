@@ -56,6 +56,11 @@ BEYOND = """
 const shown = [...document.querySelectorAll(".mark-text.role-legend-label text, .talk li")];
 return shown.filter((one) => one.getBoundingClientRect().right > innerWidth).map((one) => one.textContent);
 """
+AXIS = """
+const labels = document.querySelectorAll("[data-chart=step-time] .role-axis-label");
+return [...labels].flatMap((axis) => [...axis.querySelectorAll("text")]).map((one) => one.textContent)
+  .filter((text) => text.includes("="));
+"""
 HOSTILE = '</script><script>window.pwned = 1</script><img src=x onerror="window.pwned = 1">'
 
 
@@ -247,6 +252,18 @@ def test_long_names_hide_no_verdict_and_leave_no_room_beside_the_lines(browser, 
     browser.open(report(write_campaign(tmp_path / "logs", runs, steps=5), tmp_path / "small.html"))
     assert set(browser.run(HIDDEN)) == {0}
     assert browser.run(UNUSED) < 40
+
+
+@pytest.mark.parametrize(("width", "conditions"), [(1000, 6), (390, 2)])
+def test_long_names_are_whole_and_told_apart_in_every_chart(browser, tmp_path, width, conditions):
+    names = [f"learning_rate=0.001 group_size=16 number={i}" for i in range(conditions)]
+    names[0] = "kl_coef=0.01 learning_rate=0.01"
+    runs = {(name, 0): flat(0.1, 5) for name in names}
+    with browser.width(width):
+        browser.open(report(write_campaign(tmp_path, runs, steps=5), tmp_path / "report.html"))
+        assert browser.run(BEYOND) == []
+        shown = browser.run(AXIS)
+        assert len(set(shown)) == len(shown) == conditions
 
 
 def test_names_in_any_script_keep_a_report_small(tmp_path):
