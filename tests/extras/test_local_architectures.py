@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
     CohereConfig,
     Gemma2Config,
+    Gemma3Config,
     Gemma4Config,
     GPT2Config,
     GPTJConfig,
@@ -185,3 +187,24 @@ def test_layers_that_adapters_break_are_told_of_with_what_may_help(tmp_path: Pat
         open_backend(model)
     backend = open_backend(model, target_modules=["q_proj", "v_proj"])
     assert draw(backend)
+
+
+def test_layers_that_text_never_passes_get_no_adapters(tmp_path: Path) -> None:
+    sees = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sees |= {"image_size": 28, "patch_size": 14}
+    config = Gemma3Config(text_config={**GQA, "head_dim": 8}, vision_config=sees)
+    model = save(config, tmp_path / "m")
+    backend = open_backend(model)
+    stir(backend)
+    assert len(backend.policy.trainable()) == 2 * 7 * 2  # of each of two layers' seven projections
+    assert all("language_model" in name for name in backend.policy.trainable())
+    backend.save(tmp_path / "c")
+    file = tmp_path / "c/adapter/adapter_model.safetensors"
+    tensors = load_file(file)
+    seen = {name.replace("language_model", "vision_tower"): one.clone() for name, one in tensors.items()}
+    save_file(tensors | seen, file)  # as 0.1.0 and other programs have them
+    again = open_backend(model)
+    again.load(tmp_path / "c")
+    assert [p.tolist() for p in again.policy.trainable().values()] == [
+        p.tolist() for p in backend.policy.trainable().values()
+    ]

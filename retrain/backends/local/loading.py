@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -235,6 +236,7 @@ def _with_adapters(causal: Any, rank: int, options: LocalOptions) -> PeftModel:
         r=rank,
         lora_alpha=options.lora_alpha or 2 * rank,
         target_modules=targets[0] if targets == ("all-linear",) else list(targets),
+        exclude_modules=_beside_text(causal),
         lora_dropout=options.lora_dropout,
         bias="none",
         task_type="CAUSAL_LM",
@@ -248,6 +250,15 @@ def _with_adapters(causal: Any, rank: int, options: LocalOptions) -> PeftModel:
     assert isinstance(adapted, PeftModel)
     _shorten_forwards(adapted)
     return adapted
+
+
+def _beside_text(causal: Any) -> str | None:
+    """Return a pattern of the modules that text never passes, such as what sees; None for text models."""
+    if causal.config.get_text_config() is causal.config:
+        return None
+    decoder = causal.get_decoder()
+    name = next((name for name, module in causal.named_modules() if name and module is decoder), "")
+    return rf"(?!{re.escape(name)}\.).*" if name else None
 
 
 def _shorten_forwards(model: torch.nn.Module) -> None:
