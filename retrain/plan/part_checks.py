@@ -1,22 +1,77 @@
-"""Checks of a run's parts before anything is created: its environment, its rewards and its backend."""
+"""Checks of a run's parts before anything is created: its task, environment, rewards and backend."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Sequence, Sized
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from retrain import registry
 from retrain.config.adapters import adapter_problem
+from retrain.config.campaign import Eval
 from retrain.config.keys import Tables
 from retrain.config.schema import Config, Environment
 from retrain.errors import ConfigError
 from retrain.event_loop import LeftBehindError, result_within
 from retrain.extras import MissingPackageError
+from retrain.rollouts import Prompt
 
 if TYPE_CHECKING:
-    from retrain.rollouts import Prompt
     from retrain.tasks import Task
+
+
+class Tasks:
+    """The tasks of a plan, each built once for all that share it."""
+
+    def __init__(self) -> None:
+        self._built: dict[str, Task] = {}
+
+    def of(self, config: Config) -> Task:
+        """Return the task that a run is trained on."""
+        return self._named(config.data.task, config.data.options, config)
+
+    def asked(self, table: Eval, config: Config) -> list[Prompt]:
+        """Return an evaluation's prompts; by default they are those that the run's task holds out."""
+        task = self._named(table.task, table.options, config) if table.task else self.of(config)
+        return list(task.held_out[: table.prompts])
+
+    def _named(self, name: str, options: Tables, config: Config) -> Task:
+        """Build a task, with a run's seed for its data; raise a ConfigError if its prompts are no prompts."""
+        seed = config.data.seed
+        key = json.dumps([name, options, seed], default=str, sort_keys=True)
+        if key not in self._built:
+            made = registry.check_made("tasks", name, registry.find("tasks", name)(seed=seed, **options))
+            if not registry.is_built_in("tasks", name) and (wrong := _malformed(made)):
+                raise ConfigError(f"{name!r}: {wrong}; see the page on extending for a task")
+            self._built[key] = made
+        return self._built[key]
+
+
+def _malformed(task: Task) -> str:
+    """Return what a task has in place of prompts or of an alphabet; "" for nothing."""
+    for key, kind in (("train", Sized), ("held_out", Sized), ("alphabet", str)):
+        if not isinstance(found := getattr(task, key), kind):
+            return f"{key} is of type {type(found).__name__}, not a {'text' if kind is str else 'tuple'}"
+    for prompt in chain(task.train, task.held_out):
+        if not isinstance(prompt, Prompt):
+            return f"{prompt!r:.80} is no retrain.rollouts.Prompt"
+        for key in ("text", "answer"):
+            if not isinstance(found := getattr(prompt, key), str):
+                return f"the {key} of prompt {prompt.id} is {found!r:.80}, not a text"
+        if not _are_messages(prompt.messages):
+            found = f"{prompt.messages!r:.80}"
+            return f"the messages of prompt {prompt.id} are {found}, not a tuple of (role, content) pairs"
+    return ""
+
+
+def _are_messages(found: object) -> bool:
+    """Whether messages are a tuple of pairs of texts."""
+    pairs = found if isinstance(found, tuple) else (None,)
+    return all(
+        isinstance(one, tuple) and len(one) == 2 and all(isinstance(x, str) for x in one) for one in pairs
+    )
 
 
 def environment_problems(config: Config) -> Iterator[str]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from retrain import registry
-from retrain.config.campaign import Eval
 from retrain.config.keys import Tables
 from retrain.config.prices import age_notice, misnamed_prices, missing_price, price_of
 from retrain.config.resolve import as_played
@@ -19,7 +17,13 @@ from retrain.config.schema import Config
 from retrain.errors import ConfigError, LaunchError
 from retrain.plan.launching import runs_here
 from retrain.plan.matrix import Plan
-from retrain.plan.part_checks import backend_problems, environment_problems, reward_problems, rewards_of
+from retrain.plan.part_checks import (
+    Tasks,
+    backend_problems,
+    environment_problems,
+    reward_problems,
+    rewards_of,
+)
 from retrain.records.decision import HELD_OUT
 from retrain.rollouts import Prompt
 
@@ -45,18 +49,17 @@ def preflight(plan: Plan, source: str) -> Checked:
     memory: dict[str, MemoryEstimate] = {}
     problems: dict[str, None] = {}
     warnings: dict[str, None] = {}
-    built: dict[str, Task] = {}
+    tasks = Tasks()
     first_runs = plan.first_runs().values()  # a seed changes nothing here
     misnamed = [*misnamed_prices([run.config for run in first_runs])]
     for run in first_runs:
-        data = run.config.data
-        task = _built(data.task, data.options, data.seed, built)
-        longest_answers[run.condition] = task.longest_answer
         config = replace(run.config, campaign=plan.campaign)
-        found = list(_run_problems(plan, config, task, built))
+        task = tasks.of(config)
+        longest_answers[run.condition] = task.longest_answer
+        found = list(_run_problems(plan, config, tasks))
         if not found and (needed := memory_of(config, task.train)):
             memory[run.condition] = needed
-        warnings.update(dict.fromkeys(_warnings_of(config, task, built)))
+        warnings.update(dict.fromkeys(_warnings_of(config, tasks)))
         if missing := missing_price(config):
             found += [missing, *misnamed]
         problems.update((f"{source} {problem}", None) for problem in found)
@@ -66,9 +69,9 @@ def preflight(plan: Plan, source: str) -> Checked:
     return Checked(longest_answers, memory, tuple(warnings))
 
 
-def _warnings_of(config: Config, task: Task, built: dict[str, Task]) -> Iterator[str]:
-    yield from _trained_on(config, task, built)
-    batch, prompts = config.training.batch_size, len(task.train)
+def _warnings_of(config: Config, tasks: Tasks) -> Iterator[str]:
+    yield from _trained_on(config, tasks)
+    batch, prompts = config.training.batch_size, len(tasks.of(config).train)
     if 0 < MOST_REPEATS * prompts < batch:
         yield (
             f"[training].batch_size: got {batch}, so a step asks each of the {prompts} training prompts "
@@ -78,7 +81,8 @@ def _warnings_of(config: Config, task: Task, built: dict[str, Task]) -> Iterator
         yield old
 
 
-def _run_problems(plan: Plan, config: Config, task: Task, built: dict[str, Task]) -> Iterator[str]:
+def _run_problems(plan: Plan, config: Config, tasks: Tasks) -> Iterator[str]:
+    task = tasks.of(config)
     prompts = [*task.train, *task.held_out]
     if not len(task.train):
         yield f"[data].task: {config.data.task!r} has no prompt to train on"
@@ -88,66 +92,24 @@ def _run_problems(plan: Plan, config: Config, task: Task, built: dict[str, Task]
         wrong = registry.problems_with_table("sandbox", name, options)
         yield from (f"{where}.sandbox_options.{problem}" for problem in wrong)
     yield from backend_problems(config, task, prompts, "[data]")
-    yield from _eval_problems(config, task, built)
+    yield from _eval_problems(config, tasks)
     yield from _decision_problems(plan, config, task)
 
 
-def _built(name: str, options: Tables, seed: int, built: dict[str, Task]) -> Task:
-    """Return a task, which is built once for all that share it; ConfigError if its prompts are no prompts."""
-    key = json.dumps([name, options, seed], default=str, sort_keys=True)
-    if key not in built:
-        made = registry.check_made("tasks", name, registry.find("tasks", name)(seed=seed, **options))
-        if not registry.is_built_in("tasks", name) and (wrong := _malformed(made)):
-            raise ConfigError(f"{name!r}: {wrong}; see the page on extending for a task")
-        built[key] = made
-    return built[key]
-
-
-def _malformed(task: Task) -> str:
-    """Return what a task has in place of prompts or of an alphabet; "" for nothing."""
-    for key, kind in (("train", Sized), ("held_out", Sized), ("alphabet", str)):
-        if not isinstance(found := getattr(task, key), kind):
-            return f"{key} is of type {type(found).__name__}, not a {'text' if kind is str else 'tuple'}"
-    for prompt in chain(task.train, task.held_out):
-        if not isinstance(prompt, Prompt):
-            return f"{prompt!r:.80} is no retrain.rollouts.Prompt"
-        for key in ("text", "answer"):
-            if not isinstance(found := getattr(prompt, key), str):
-                return f"the {key} of prompt {prompt.id} is {found!r:.80}, not a text"
-        if not _are_messages(prompt.messages):
-            found = f"{prompt.messages!r:.80}"
-            return f"the messages of prompt {prompt.id} are {found}, not a tuple of (role, content) pairs"
-    return ""
-
-
-def _are_messages(found: object) -> bool:
-    """Whether messages are a tuple of pairs of texts."""
-    pairs = found if isinstance(found, tuple) else (None,)
-    return all(
-        isinstance(one, tuple) and len(one) == 2 and all(isinstance(x, str) for x in one) for one in pairs
-    )
-
-
-def _trained_on(config: Config, task: Task, built: dict[str, Task]) -> Iterator[str]:
+def _trained_on(config: Config, tasks: Tasks) -> Iterator[str]:
     """Iterate over warnings of evaluations that ask what the run is trained on."""
-    trained = {(prompt.text, prompt.messages) for prompt in task.train}
+    trained = {(prompt.text, prompt.messages) for prompt in tasks.of(config).train}
     for table in config.eval.tables:
-        asked = _asked(table, config, task, built)
+        asked = tasks.asked(table, config)
         if known := sum((prompt.text, prompt.messages) in trained for prompt in asked):
             of = f"{known} of its {len(asked)} prompts"
             yield f'[[eval]] "{table.name}": {of} are trained on; hold them out of training'
 
 
-def _asked(table: Eval, config: Config, task: Task, built: dict[str, Task]) -> list[Prompt]:
-    """Return the prompts of an evaluation; by default they are those that the run's task holds out."""
-    own = _built(table.task, table.options, config.data.seed, built) if table.task else task
-    return list(own.held_out[: table.prompts])
-
-
-def _eval_problems(config: Config, task: Task, built: dict[str, Task]) -> Iterator[str]:
+def _eval_problems(config: Config, tasks: Tasks) -> Iterator[str]:
     """Iterate over what every `[[eval]]` lacks, and what the backend cannot do with its prompts."""
     for table in config.eval.tables:
-        prompts, where = _asked(table, config, task, built), f'[[eval]] "{table.name}"'
+        prompts, where = tasks.asked(table, config), f'[[eval]] "{table.name}"'
         if not prompts:
             named = table.task or config.data.task
             yield f"{where}.task: {named!r} holds out no prompts; give it some, or name another task"
@@ -155,7 +117,7 @@ def _eval_problems(config: Config, task: Task, built: dict[str, Task]) -> Iterat
         reward = table if table.reward else config.reward
         yield from reward_problems(reward.reward, reward.params, prompts, f"{where}.reward")
         played = as_played(config, table)
-        found = backend_problems(played, task, prompts, where)
+        found = backend_problems(played, tasks.of(config), prompts, where)
         yield from (problem.replace("[data]", where, 1) for problem in found)
         if table.environment:
             wrong = (*environment_problems(played), *_other_functions(config, played))
