@@ -151,11 +151,18 @@ def _widened(found: Sequence[Curve], low: float, high: float) -> tuple[float, fl
 
 def describe(found: Sequence[Curve], bins: Bins) -> str:
     """Return what lines and bands show."""
-    seeds = int(max((one.seeds.max() for one in found), default=0))
-    line = f"Line: mean over {seeds} seeds" if seeds > 1 else "Line: one seed"
     each = f", each point over {bins.width} steps" if bins.width > 1 and not is_sparse(found) else ""
-    thin = " Thin lines: the seeds." if any(len(one.each) for one in found) else ""
-    return f"{line}{each}.{thin}{_band_shown(found) if has_band(found) else ''}{_without_mean(found)}"
+    seeds = [int(number) for one in found if has_mean(one) for number in one.seeds]
+    line = f"Line: {_mean_over(min(seeds), max(seeds))}{each}. " if seeds else ""
+    thin = "Thin lines: the seeds." if any(len(one.each) for one in found) else ""
+    return f"{line}{thin}{_band_shown(found) if has_band(found) else ''}{_without_mean(found)}".rstrip()
+
+
+def _mean_over(fewest: int, most: int) -> str:
+    """Return of how many seeds the points of lines are; fewer where runs ended early or failed."""
+    if most == 1:
+        return "one seed"
+    return f"mean over {most if fewest == most else f'{fewest} to {most}'} seeds"
 
 
 def _without_mean(found: Sequence[Curve]) -> str:

@@ -163,8 +163,8 @@ def footnotes(comparisons: Sequence[Comparison]) -> Iterator[str]:
         yield from looks_of(comparison.decision, comparison.added_seeds)
     if metrics:
         yield (
-            "Verdicts follow the 95 % interval (Student's t), which holds its level with few seeds; the "
-            "bootstrap interval (BCa) is then too narrow."
+            "Verdicts follow the 95 % interval (Student's t), which holds its level with few seeds unless "
+            "differences are skewed; the bootstrap interval (BCa) is then too narrow."
         )
     if any(len(comparison.metrics[0].differences) > 1 for comparison in comparisons if comparison.metrics):
         yield (
@@ -172,7 +172,7 @@ def footnotes(comparisons: Sequence[Comparison]) -> Iterator[str]:
             "an interval that excludes 0 may not suffice."
         )
     if metrics > 1:
-        yield "Metrics are judged separately: 1 in 20 will differ by chance. Decide by the first."
+        yield "Metrics are judged separately: 1 in 20 seems to differ by chance. Decide by the first."
 
 
 def conditions(sides: Sequence[Side], comparison: Comparison) -> Table:

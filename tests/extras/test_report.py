@@ -24,6 +24,7 @@ from retrain.report.curves import describe, domain, line_ends, points, seed_poin
 from retrain.report.facts import failures, headline, provenance
 from retrain.report.gather import CampaignRecord, gather
 from retrain.report.outputs import Table, ends_of, rows_of, write_csv, write_jsonl
+from retrain.report.page import page
 from retrain.report.series import Bins, Curve, bins_for, curve
 from retrain.report.sides import Side
 from retrain.report.tables import significant
@@ -76,8 +77,22 @@ def test_a_condition_whose_runs_all_failed_is_drawn_run_by_run_and_in_no_mean(tm
     assert np.isnan(found.mean).all()
     assert found.each[:, 0].tolist() == [0.5, 0.7]
     assert points(found) == []
-    assert "All runs of grpo failed: no mean." in describe([found], ONE_BY_ONE)
+    assert describe([found], ONE_BY_ONE) == "Thin lines: the seeds. All runs of grpo failed: no mean."
     assert step_split(side(tmp_path / "2", *failed)) == {}
+
+
+def test_a_chart_says_of_how_few_seeds_its_lines_are(tmp_path):
+    """A mean whose runs ended at different steps may jump there."""
+    whole, died = flat(0.5), flat(0.5, 5, ending="")
+    found = curve(side(tmp_path, whole, died, died), "mean_reward", ONE_BY_ONE)
+    assert describe([found], ONE_BY_ONE).startswith("Line: mean over 1 to 3 seeds.")
+    alone = curve(side(tmp_path / "2", whole), "mean_reward", ONE_BY_ONE)
+    assert describe([alone], ONE_BY_ONE) == "Line: one seed."
+
+
+def test_runs_of_one_step_are_not_said_to_have_none(tmp_path):
+    shown = contents(gather(write_campaign(tmp_path, {("grpo", 0): flat(0.5, 1)}, steps=1)))
+    assert "No run has rows yet" not in page(shown)
 
 
 def test_bins_average_steps_and_keep_a_seed_one_value(tmp_path):
