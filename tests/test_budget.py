@@ -30,6 +30,8 @@ from retrain.records.run_state import read_attempts
 from retrain.records.spending import Spending, Tokens, read_spending, write_spending
 from retrain.status import survey
 from retrain.trainer.budget import RunBudget
+from tests.crash_disk import Disk
+from tests.crash_run import Unlucky
 from tests.test_trainer import SMALL, make_run, train, without_times
 
 PRICES = {"numpy": {"prefill": 1, "cached": 0.5, "sample": 2, "train": 3}}
@@ -240,8 +242,27 @@ def test_a_call_that_was_refused_costs_nothing(pair: tuple[RunFiles, RunFiles]) 
     assert found.spent_usd == 0.0
 
 
+def test_a_power_loss_takes_nothing_of_what_was_billed(
+    pair: tuple[RunFiles, RunFiles], tmp_path: Path
+) -> None:
+    run, kept = pair[0], tmp_path / "kept"
+    disk = Disk(run.directory, loses_power=True)
+    with disk.installed():
+        budget = RunBudget(worker.read_run(run), run)
+        for _ in range(2):
+            with budget.meter.call(Tokens(sample=4)) as call:
+                call.billed = Tokens(sample=3)
+        with pytest.raises(KeyError), budget.meter.call(Tokens(sample=4)):
+            raise KeyError  # nobody learns what it was billed
+    kept.mkdir()
+    disk.image(Unlucky(), kept)
+    found = read_spending(RunFiles(kept))
+    assert found is not None
+    assert (found.tokens, found.unsure) == (Tokens(sample=6), Tokens(sample=4))
+
+
 def test_damaged_spending_is_not_taken_for_none(pair: tuple[RunFiles, RunFiles]) -> None:
-    write_spending(pair[0], Spending(), durable=False)
+    write_spending(pair[0], Spending())
     pair[0].spend.write_text(pair[0].spend.read_text().replace('"sample": 0', '"sample": -1'))
     with pytest.raises(RecordsError, match=r"spend\.json: does not tell what was spent"):
         RunBudget(worker.read_run(pair[1]), pair[1]).why_to_stop()

@@ -87,9 +87,7 @@ def written(tmp_path: Path) -> Path:
     outcomes.close()
     planned = PlannedRun("a_s0", "a", 0, 4)
     write_manifest(campaign.manifest, new_manifest("c", "abc", [planned], tmp_path))
-    write_spending(
-        run, Spending(Tokens(1), evaluations={"hard": EvaluationCost(1.0, 0.5, "4")}), durable=False
-    )
+    write_spending(run, Spending(Tokens(1), evaluations={"hard": EvaluationCost(1.0, 0.5, "4")}))
     begin_design(campaign.looks, {"error": 0.05}, ["a"])
     append_line(campaign.looks, {"event": "round", **asdict(Round({"a": 1}, {"a_s0": 0.5}))})
     append_line(campaign.rungs, asdict(Rung(4, {"a": 0.5}, ("a",))))

@@ -143,9 +143,9 @@ def columns_of(spending: Spending, *, is_alive: bool) -> dict[str, float | int |
     return {"cost_usd": cost_usd, "unsure_usd": unsure_usd, **tokens}
 
 
-def write_spending(files: RunFiles, spending: Spending, *, durable: bool) -> None:
-    """Replace a run's spend.json."""
-    write_json(files.spend, asdict(spending), durable=durable)
+def write_spending(files: RunFiles, spending: Spending) -> None:
+    """Replace a run's spend.json; synced each time, as no other record tells what was billed since."""
+    write_json(files.spend, asdict(spending))
 
 
 def note_saved(files: RunFiles, path: str) -> None:

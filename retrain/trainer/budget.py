@@ -55,7 +55,7 @@ class RunBudget:
         self.meter = Meter(self._keep, self._check_room)
         self._began_usd = self._spent_usd()  # of the step that is being taken
         if found is not None:
-            self._write(durable=True)
+            self._write()
 
     @property
     def has_price(self) -> bool:
@@ -76,15 +76,15 @@ class RunBudget:
         )
 
     def sync(self) -> None:
-        """Sync what was spent to disk, before a checkpoint that depends on it."""
+        """Write what was learned of costs since the last call, before a checkpoint that depends on it."""
         if self.meter.tokens != NOTHING:
-            self._write(durable=True)
+            self._write()
 
     def close(self) -> None:
         """Set nothing aside any more."""
         if self._set_aside_usd:
             self._set_aside_usd = 0.0
-            self._write(durable=False)
+            self._write()
 
     @contextmanager
     def sampling(self, rollouts: int) -> Iterator[None]:
@@ -175,7 +175,7 @@ class RunBudget:
             self.ahead.hold(True)
         self._set_aside_usd = self._ahead_usd(0, holds=True)
         self._began_usd = self._spent_usd()
-        self._write(durable=False)
+        self._write()
         ask_to_stop(campaign_of(self._files.directory), now=False, why=why)
 
     def _limit_now_usd(self) -> float | None:
@@ -186,7 +186,7 @@ class RunBudget:
     def _lacking(self, limit_usd: float, next_usd: float, what: str, more: str = "") -> str:
         """Set aside what follows `_began_usd`, then look at all runs; return what the budget lacks."""
         self._set_aside_usd = next_usd
-        self._write(durable=False)
+        self._write()
         others = self._others()
         spent_usd = math.fsum([self._began_usd, *(one.spent_usd or 0.0 for one in others)])
         promised_usd = math.fsum(one.set_aside_usd for one in others)
@@ -279,8 +279,8 @@ class RunBudget:
         return replace(now, set_aside_usd=max(0.0, left))
 
     def _keep(self, _: Meter) -> None:
-        self._write(durable=False)
+        self._write()
 
-    def _write(self, *, durable: bool) -> None:
+    def _write(self) -> None:
         with self._lock:
-            write_spending(self._files, self._now(), durable=durable)
+            write_spending(self._files, self._now())

@@ -241,7 +241,7 @@ def test_a_headline_counts_runs_by_state(tmp_path):
 def test_a_headline_has_what_all_runs_cost(tmp_path):
     directory = write_campaign(tmp_path, {("grpo", seed): flat(0.5) for seed in range(3)})
     for seed, usd in enumerate((2.0, 1.5)):
-        write_spending(RunFiles(directory / "runs" / f"grpo_s{seed}"), Spending(usd=usd), durable=False)
+        write_spending(RunFiles(directory / "runs" / f"grpo_s{seed}"), Spending(usd=usd))
     assert headline(gather(directory)).endswith("60 steps, cost $3.50.")
 
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.extras
 
 def test_notes_on_verdicts_do_not_stand_under_costs(tmp_path: Path) -> None:
     directory = write_campaign(tmp_path, {("grpo", seed): flat(0.5) for seed in range(3)})
-    write_spending(RunFiles(directory / "runs" / "grpo_s0"), Spending(usd=2.0), durable=False)
+    write_spending(RunFiles(directory / "runs" / "grpo_s0"), Spending(usd=2.0))
     shown = page(contents(gather(directory)))
     assert shown.index("Verdicts follow the") < shown.index("cost of a run") < shown.index("grpo: $2.00")
 

@@ -225,7 +225,7 @@ def test_values_that_no_run_has_trouble_nobody(tmp_path: Path, name: str, before
     plan = plan_of(tmp_path)
     counts = dict.fromkeys(("prefill_tokens", "cached_tokens", "sampled_tokens", "trained_tokens"), 5)
     files = record_campaign(plan, "c-20250131T120000Z-0a1b", closing_s=0.0, eval_time_s=0.5, **counts)
-    write_spending(files.run("a_s0"), Spending(Tokens(5)), durable=False)
+    write_spending(files.run("a_s0"), Spending(Tokens(5)))
     path = files.run("a_s0").directory / name
     text = path.read_text()
     assert before in text
