@@ -203,6 +203,13 @@ def test_lost_permits_are_named_once_with_what_restores_them(campaign, content):
     assert problem.count(str(campaign.permits)) == 1
 
 
+def test_permits_that_are_being_opened_for_the_first_time_are_no_problem(campaign):
+    campaign.permits.mkdir()
+    (campaign.permits / "permits.lock").touch()
+    found = _only(campaign)
+    assert (found.permits, found.problem) == (None, "")
+
+
 @pytest.fixture
 def make_stale(monkeypatch):
     """Have a path's file server lose it."""

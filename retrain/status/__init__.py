@@ -221,6 +221,7 @@ def _permits(directory: Path, shared: Sequence[str], problems: list[str]) -> Per
     path = Path(shared[0]) if shared else campaign_of(directory).permits
     try:
         path.stat()  # since Python 3.14 `is_dir` hides that it cannot be looked at
+        (path / "turnstile.lock").stat()  # made last, as they are opened for the first time
         from retrain.semaphore import FileSemaphore  # not at the top: only campaigns with permits need it
 
         seen, why = FileSemaphore.inspect(path), ""
@@ -231,11 +232,8 @@ def _permits(directory: Path, shared: Sequence[str], problems: list[str]) -> Per
             why = f"{change.before} -> {change.permits}, {change.reason}" if change else ""
     except FileNotFoundError:
         return None
-    except RecordsError as error:  # names the file
-        problems.append(str(error))
-        return None
-    except (OSError, ValueError) as error:
-        problems.append(f"{path}: {error}")
+    except (RecordsError, OSError, ValueError) as error:
+        problems.append(str(error) if isinstance(error, RecordsError) else f"{path}: {error}")
         return None
     holders = tuple(replace(one, host=plain(one.host), label=plain(one.label)) for one in seen.holders)
     return PermitStatus(seen.permits, holders, seen.waiting, plain(why, 200))
