@@ -135,7 +135,8 @@ def run(directory: Path, stop: threading.Event) -> int:
 
 
 def _unless_finished(config: Config, files: RunFiles, stop: threading.Event) -> int:
-    remove_leftovers(files.directory)
+    for folder in (files.directory, files.directory / "loggers"):
+        remove_leftovers(folder)
     done = read_done(files.done)
     if done is not None and config.run is not None and done.config_hash == config.run.config_hash:
         return _say(f"{files.directory}: this run is finished; left alone", EXIT_INFRASTRUCTURE)

@@ -15,12 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retrain.campaign.run import start
 from retrain.controllers.permits import HIGHEST, AdaptivePermits, CallFacts
 from retrain.errors import RecordsError
 from retrain.locks import LockFile, locked
 from retrain.records.files import record_of
+from retrain.records.layout import CampaignFiles
 from retrain.semaphore import FileSemaphore
 from retrain.semaphore.adaptive import SharedPermits
+from tests.conftest import ONE_RUN
 from tests.semaphore_processes import running
 
 WANTED = CallFacts("sample", 1.0, waited=True)
@@ -87,8 +90,8 @@ def test_a_lasting_change_of_latency_becomes_the_usual() -> None:
 
 @given(st.lists(st.sampled_from([WANTED, REFUSED, CallFacts("save", 9.0)]), max_size=80))
 def test_the_number_never_leaves_its_range(calls: list[CallFacts]) -> None:
-    for start in (2, HIGHEST - 1):
-        controller = AdaptivePermits(start)
+    for first in (2, HIGHEST - 1):
+        controller = AdaptivePermits(first)
         assert all(1 <= controller.observe(10.0 * t, call).permits <= HIGHEST for t, call in enumerate(calls))
 
 
@@ -217,6 +220,7 @@ from pathlib import Path
 from retrain.controllers.permits import CallFacts
 from retrain.semaphore import FileSemaphore
 from retrain.semaphore.adaptive import SharedPermits
+from tests.conftest import ONE_RUN
 from tests.semaphore_processes import running
 directory = Path(sys.argv[1])
 shared = SharedPermits(directory, FileSemaphore(directory, 32), sys.argv[2])
@@ -258,6 +262,21 @@ def test_what_was_learned_outlives_a_campaign_that_is_started_again(tmp_path: Pa
     semaphore.set_permits(8)
     shared.observe(CallFacts("sample", 1.0))
     assert semaphore.permits == 4
+
+
+def test_a_resume_removes_what_killed_workers_left(campaign_file: Path) -> None:
+    campaign = start(campaign_file, [*ONE_RUN, "campaign.launcher=inline", 'backend.max_concurrent="auto"'])
+    files = CampaignFiles(campaign.directory)
+    left = [
+        files.permits / ".adaptive.json.1-0a1b2c3d.tmp",
+        files.permits / ".permits.json.1-0a1b2c3d.tmp",
+        files.run("grpo_s0").directory / "loggers" / ".csv.json.1-0a1b2c3d.tmp",
+    ]
+    for path in left:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("{")
+    assert campaign.execute().exit_code == 0
+    assert not [path for path in left if path.exists()]
 
 
 def test_a_damaged_state_begins_anew_with_the_permits_that_there_are(tmp_path: Path) -> None:

@@ -174,6 +174,12 @@ def test_a_damaged_number_is_named_and_set_again_by_whoever_opens_the_semaphore(
     assert FileSemaphore(tmp_path, 1).acquire(timeout_s=5)
 
 
+def test_what_a_killed_writer_of_the_number_left_is_removed_by_whoever_opens_the_semaphore(tmp_path):
+    (tmp_path / ".permits.json.1-0a1b2c3d.tmp").write_text("{")
+    FileSemaphore(tmp_path, 1)
+    assert not list(tmp_path.glob(".*"))
+
+
 def test_permits_that_are_out_still_count_when_their_number_was_lost(tmp_path):
     with FileSemaphore(tmp_path, 2):
         (tmp_path / "permits.json").unlink()

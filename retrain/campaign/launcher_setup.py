@@ -148,14 +148,18 @@ def _cluster_of(launcher: str, options: Tables) -> tuple[str, object]:
 def open_permits(plan: Plan, files: CampaignFiles, say: Callable[[str], None]) -> None:
     """Set each directory's number of permits to the plan's; report what differs."""
     from retrain.semaphore import FileSemaphore, lock_sharing_problem  # not at the top: `explain` opens none
+    from retrain.semaphore.adaptive import remove_leftover_states
 
     for directory, permits, is_shared in permit_directories(plan, files):
         problem = lock_sharing_problem(directory)
         if problem:
             say(f"{problem} Permits will hold on this machine only.")
         semaphore = FileSemaphore(directory, permits or FIRST_PERMITS, allow_unshared=True)
-        if permits is None or semaphore.permits == permits:
-            continue  # a number learned by an earlier attempt is kept
+        if permits is None:
+            remove_leftover_states(directory)  # a number learned by an earlier attempt is kept
+            continue
+        if semaphore.permits == permits:
+            continue
         if is_shared:
             say(f"{directory} is shared and has {semaphore.permits} permits instead of {permits}")
         else:

@@ -235,9 +235,9 @@ def set_aside(path: Path) -> Path:
     return aside
 
 
-def remove_leftovers(directory: Path) -> None:
-    """Remove temporary files of killed writers; only for the holder of the directory's lock."""
-    for leftover in directory.glob(".*.tmp"):
+def remove_leftovers(directory: Path, name: str = "*") -> None:
+    """Remove temporary files of killed writers of `name`; only for the holder of the lock that they need."""
+    for leftover in directory.glob(f".{name}.*.tmp"):
         if not leftover.is_dir():
             remove_file(leftover)
 

@@ -10,6 +10,7 @@ Times are those of the file system, which all callers share: a monotonic clock s
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from retrain.clock import utc_now
 from retrain.controllers.permits import AdaptivePermits, CallFacts
 from retrain.errors import RecordsError, records_error
 from retrain.locks import locked
-from retrain.records.files import read_json, record_of, write_json
+from retrain.records.files import read_json, record_of, remove_leftovers, write_json
 from retrain.records.lines import append_line, read_records
 from retrain.semaphore import FileSemaphore
 
@@ -75,6 +76,12 @@ class SharedPermits:
         change = PermitChange(utc_now(), before, permits, reason, self.run_name)
         append_line(self.directory / CHANGES, asdict(change), durable=False)
         log.warning("permits: %d -> %d, because %s", before, permits, reason)
+
+
+def remove_leftover_states(directory: Path) -> None:
+    """Remove what workers left that were killed while they wrote the state; not if the lock cannot be had."""
+    with suppress(OSError, RecordsError), locked(directory / LOCK, LONGEST_S):
+        remove_leftovers(directory, STATE)
 
 
 def last_change(directory: Path) -> PermitChange | None:

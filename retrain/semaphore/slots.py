@@ -17,7 +17,7 @@ from pathlib import Path
 
 from retrain.errors import DamagedRecordError, RecordsError
 from retrain.locks import GUARD, Descriptor, LockFile, boot_id, locked, open_regular
-from retrain.records.files import write_atomic
+from retrain.records.files import remove_leftovers, write_atomic
 from retrain.semaphore.wait_queue import wake, wakeup_address
 
 MAX_PERMITS = 512  # the watcher keeps one open file per permit, and 1024 is a usual limit
@@ -97,6 +97,7 @@ def read_permits(directory: Path) -> PermitCounts:
 def create_permits(directory: Path, permits: int) -> None:
     """Set the number of permits, unless the directory has a readable one."""
     with locked(directory / COUNTS_LOCK):
+        remove_leftovers(directory, "permits.json")
         with suppress(DamagedRecordError):
             if os.path.lexists(directory / "permits.json"):
                 read_permits(directory)
