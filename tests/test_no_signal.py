@@ -17,6 +17,7 @@ from retrain.records.run_row import NAME_LIMIT, PlannedRun, read_row
 from retrain.records.step_row import RolloutSummary
 from retrain.render.status import warnings
 from retrain.report.gather import gather
+from retrain.rollouts import Prompt
 from tests.stopping import StopAfterStep
 from tests.test_trainer import make_run, train, with_, without_times
 
@@ -45,7 +46,7 @@ TIED = RolloutSummary(
 )
 
 
-def never(prompt: str, completion: str) -> float:
+def never(completion: str, prompt: Prompt) -> float:
     return 0.0
 
 

@@ -247,7 +247,7 @@ def test_a_file_is_a_plugin_beside_what_is_left_of_a_folder_of_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "moved.py").write_text("def score(prompt, completion):\n    return 1.0\n")
+    (tmp_path / "moved.py").write_text("def score(completion, prompt):\n    return 1.0\n")
     (tmp_path / "moved" / "__pycache__").mkdir(parents=True)  # as git leaves it where a folder became a file
     assert defines("moved", "score")
     assert not defines("moved", "open_reward")
@@ -270,6 +270,7 @@ def test_a_folder_is_a_plugin_and_may_define_its_functions_in_files_of_its_own(
     ("code", "says"),
     [
         ("def score(completion): return 0.0", "is (completion), and is called with (completion, prompt)"),
+        ("def score(prompt, completion): return 0.0", "is (prompt, completion), and is called with (comp"),
         ("def score(completion, prompt): ...\ndef check_params(): ...", "check_params' is ()"),
         ("def score(completion, prompt): ...\nservers = {}", "servers' is of type dict, not a function"),
     ],

@@ -129,18 +129,21 @@ def needed_by(function: Callable[..., Any]) -> set[str]:
 
 
 def call_problem(function: Callable[..., Any], arguments: Sequence[str], given: Sequence[str] = ()) -> str:
-    """Return why a function cannot be called as the contract says; "" if it can."""
+    """Return why a function cannot be called as agreed, or has the names in another order; "" if it can."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a function written in C
         return ""
     keys = [p.name for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
+    own = [p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     try:
         signature.bind(*arguments, **dict.fromkeys([*keys, *given]))
+        if all(name == one or name not in arguments for name, one in zip(own, arguments, strict=False)):
+            return ""
     except TypeError:
-        called = ", ".join([*arguments, *(f"{name}=..." for name in given)])
-        return f"is {_shown(signature)}, and is called with ({called})"
-    return ""
+        pass
+    called = ", ".join([*arguments, *(f"{name}=..." for name in given)])
+    return f"is {_shown(signature)}, and is called with ({called})"
 
 
 def _shown(signature: inspect.Signature) -> str:
