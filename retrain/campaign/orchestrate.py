@@ -287,7 +287,12 @@ class CampaignRun:
     def _lock(self) -> HeldLock:
         lock = hold(self._files.lock)
         if lock is None:
-            who = present_holder(self._files.lock) or "another process"
-            follow = f"follow it with `retrain status {as_typed(self.directory)}`"
-            raise LaunchError(f"{self.directory}: is supervised by {who}; {follow}")
+            raise supervised(self._files)
         return lock
+
+
+def supervised(files: CampaignFiles) -> LaunchError:
+    """Return an error that names the orchestrator of a campaign whose lock is held."""
+    who = present_holder(files.lock) or "another process"
+    follow = f"follow it with `retrain status {as_typed(files.directory)}`"
+    return LaunchError(f"{files.directory}: is supervised by {who}; {follow}")

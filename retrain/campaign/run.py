@@ -19,12 +19,12 @@ from pathlib import Path
 from retrain.campaign import Observer
 from retrain.campaign.admission import check_memory
 from retrain.campaign.launcher_setup import as_launched, ask_launcher, checked_plan, uses_cluster
-from retrain.campaign.orchestrate import CampaignOutcome, CampaignRun
+from retrain.campaign.orchestrate import CampaignOutcome, CampaignRun, supervised
 from retrain.campaign.reconcile import reconcile, write_what_differs
 from retrain.config.load import load_config, read_file
 from retrain.config.prices import missing_price
-from retrain.errors import EXIT_DONE, ConfigError, LaunchError, RecordsError, records_error
-from retrain.locks.held import holder
+from retrain.errors import EXIT_DONE, EXIT_LAUNCH, ConfigError, LaunchError, RecordsError, records_error
+from retrain.locks.held import holder, is_held
 from retrain.plan.launching import options_of
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.plan.preflight import check_servers
@@ -200,7 +200,7 @@ def detach(directory: Path, arguments: Sequence[str] = ()) -> int:
         Its process id, once it holds the campaign (or has already finished it).
 
     Raises:
-        LaunchError: it ended at once; campaign.log says why.
+        LaunchError: it ended at once, and campaign.log says why; or another one holds the campaign.
     """
     files = CampaignFiles(directory)
     log = open_log(files.log)
@@ -222,6 +222,8 @@ def detach(directory: Path, arguments: Sequence[str] = ()) -> int:
         if found is not None and found.pid == process.pid:
             return process.pid
         time.sleep(PAUSE_S)
+    if code == EXIT_LAUNCH and is_held(files.lock):  # by another one, which writes to the same log
+        raise supervised(files)
     if code != EXIT_DONE:
         said = files.log.read_bytes()[start:].decode(errors="replace").strip()
         raise LaunchError(f"{directory}: the orchestrator ended at once: {said or f'exit code {code}'}")

@@ -15,7 +15,7 @@ import pytest
 
 from retrain.campaign.run import reopen, start
 from retrain.campaign.stop import PAUSE_S, stop_campaign
-from retrain.errors import EXIT_INTERRUPTED, ConfigError
+from retrain.errors import EXIT_INTERRUPTED, EXIT_LAUNCH, ConfigError
 from retrain.locks.held import hold, holder, is_held
 from retrain.records.campaign_state import asked_to_stop
 from retrain.records.layout import CampaignFiles, RunFiles
@@ -218,6 +218,15 @@ def test_a_stop_before_anything_was_launched_launches_nothing(campaign_file: Pat
     assert set(outcome.states.values()) == {RunState.PENDING}
     assert outcome.exit_code == 130
     assert reopen(campaign.directory)
+
+
+def test_detaching_a_campaign_that_runs_names_its_orchestrator_alone(
+    left_running: Path, retrain: Call
+) -> None:
+    refused = retrain("resume", left_running, "--detach")
+    assert refused.returncode == EXIT_LAUNCH
+    who = f"is supervised by process {orchestrator_of(left_running)} on "
+    assert refused.stderr.startswith(f"{left_running}: {who}")
 
 
 def test_detaching_a_campaign_that_cannot_start_says_why(retrain: Call, campaign_file: Path) -> None:
