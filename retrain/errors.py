@@ -82,6 +82,10 @@ class InfrastructureError(RetrainError):
     exit_code = EXIT_INFRASTRUCTURE
 
 
+class UnscoredStepError(InfrastructureError):
+    """No completion of a step could be scored, as when a judge is away; the policy is unchanged."""
+
+
 class InterruptedRunError(RetrainError):
     """A stop was requested; progress is saved."""
 

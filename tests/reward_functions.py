@@ -211,6 +211,15 @@ def worse_and_worse(completions: list[str], trainer_state: TrainerState, **colum
     return [0.8 if trainer_state.global_step <= 2 else 0.2] * len(completions)  # never quite right
 
 
+def away_after_two_steps(
+    completions: list[str], trainer_state: TrainerState, answer: list[str], **columns: object
+) -> list[float]:
+    """Score as a judge does that leaves, and is back once somebody has removed the file that says so."""
+    if trainer_state.global_step >= 2 and Path("the judge is away").exists():
+        raise UnscoredError("the judge is away")
+    return [float(one[:1] == right[:1]) for one, right in zip(completions, answer, strict=True)]
+
+
 def in_a_sandbox_of_its_own(completion: str, prompt: Prompt, *, sandbox: bool = False) -> float:
     """Take a word that means something else here."""
     return float(sandbox is False)

@@ -9,7 +9,6 @@ import dataclasses
 import logging
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retrain.backends import UpdateStats
@@ -26,9 +25,7 @@ from retrain.controllers.scaling.rules import (
     schedule_factor,
 )
 from retrain.controllers.throttle import ThrottleState
-from retrain.records.layout import campaign_of
 from retrain.records.row_parts import ApiPause
-from retrain.records.run_state import worker_pids
 from retrain.records.step_row import (
     BackPressureSummary,
     ControlSummary,
@@ -41,7 +38,7 @@ from retrain.records.step_row import (
 )
 
 if TYPE_CHECKING:
-    from retrain.system.throttle import TrainingThrottle
+    pass
 
 log = logging.getLogger(__name__)
 MOMENT_PARTS = 4  # micro-batches whose gradients are compared to estimate the noise scale
@@ -276,13 +273,3 @@ def _scaling_summary(decision: ScalingDecision) -> ScalingSummary:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def open_throttle(config: Config, run_dir: Path) -> TrainingThrottle | None:
-    """Return the load throttle of a run, for which other workers of its campaign are no foreign load."""
-    table = config.throttle
-    if not table.enabled:
-        return None
-    from retrain.system.throttle import throttle_of  # here: few runs watch the load
-
-    return throttle_of(table, lambda: worker_pids(campaign_of(run_dir).runs))

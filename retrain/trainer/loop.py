@@ -13,7 +13,7 @@ from retrain.clock import utc_now
 from retrain.config.schema import Config
 from retrain.controllers import Stateful
 from retrain.controllers.throttle import ThrottleState
-from retrain.errors import BackendMemoryError, InterruptedRunError
+from retrain.errors import BackendMemoryError, InterruptedRunError, UnscoredStepError
 from retrain.event_loop import EventLoopThread
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import MetricsWriter
@@ -26,11 +26,12 @@ from retrain.tasks import Task
 from retrain.trainer import checkpoint
 from retrain.trainer.batch import BoundAlgorithm, entropy_of
 from retrain.trainer.budget import RunBudget
-from retrain.trainer.control import Control, ControllerRows, StepFacts, StepSize, open_throttle
+from retrain.trainer.control import Control, ControllerRows, StepFacts, StepSize
 from retrain.trainer.episodes import SampleGroups, summary_of
 from retrain.trainer.eval_schedule import EvalSchedule, OpenEval, is_due
 from retrain.trainer.evaluation import Due, HeldOut
 from retrain.trainer.journal import Journal, choose
+from retrain.trainer.machine import open_throttle, wait_for_idle
 from retrain.trainer.permits import RunPermits
 from retrain.trainer.scoring import UnscoredCount
 from retrain.trainer.source import AsyncSource, open_source
@@ -94,7 +95,7 @@ class Trainer:
             self._stop_if_due(self._evals.due(0), is_step=False)
             self._evals.of_step(0)
         while self.step < self._training.max_steps:
-            load = self._wait_for_machine()
+            load = wait_for_idle(self._throttle, self.stop, self.journal, self.step)
             self._source.end_at(read_wait(self.files.rung) or self._training.max_steps)
             self._stop_if_due(self._evals.due(self.step + 1))
             try:
@@ -102,6 +103,9 @@ class Trainer:
             except InterruptedRunError:  # the backend gave up the step
                 if self.stop.is_set():
                     self._stop()
+                raise
+            except UnscoredStepError:
+                self._save_billed_steps()
                 raise
             self.step += 1
             self.budget.took_step(row.rollouts.batch_size * row.rollouts.group_size, self._updates.billed)
@@ -194,6 +198,12 @@ class Trainer:
             )
         self._saved = (self.step, self._warmed)
 
+    def _save_billed_steps(self) -> None:
+        if self.backend.info.bills:  # elsewhere, what was drawn since would change the steps that follow
+            self._source.stop()
+            self._source.put_back(is_too_large=False)
+            self.save()
+
     def _keep_evaluations(self) -> None:
         """Add evaluations to this policy's checkpoint, if it has one; raise if more are due after a stop."""
         if (self.step, self._warmed) == self._saved:  # a kill would cost them again
@@ -215,7 +225,7 @@ class Trainer:
         warmup = WarmUpUpdates(self.config, self.backend, self._warmed, self.calls.wait_for)
         with MetricsWriter(self.files.warmup, self.journal.attempt) as rows:
             while self._warmed < steps:
-                self._wait_for_machine()
+                wait_for_idle(self._throttle, self.stop, self.journal, self.step)
                 self._stop_if_due()
                 self.journal.phase(f"warm-up {self._warmed + 1} of {steps}", 0)
                 row = warmup.step(self._warmed + 1)
@@ -267,18 +277,6 @@ class Trainer:
         how = Sampling(table.group_size, table.max_tokens, table.temperature, seed, enough, due)
         with self.budget.sampling(len(prompts) * table.group_size):
             return self.sample(prompts, how)
-
-    def _wait_for_machine(self) -> ThrottleState | None:
-        """Return what the machine's load allows; wait, between two steps, while it allows nothing."""
-        if self._throttle is None:
-            return None
-        if (state := self._throttle.current()).should_train:
-            return state
-        self._show_pause(state)
-        return self._throttle.wait_for_idle(stop=self.stop, on_poll=self._show_pause)
-
-    def _show_pause(self, state: ThrottleState) -> None:
-        self.journal.phase(f"paused: {state.reason}", self.step)
 
     def _why_to_leave(self, due: Sequence[Due]) -> str:
         """Return why the next attempt makes the evaluations that are due; "" if this one does."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from retrain.controllers import StateDict
 from retrain.environments.episode import LARGEST_REWARD
-from retrain.errors import InfrastructureError, RunFailedError
+from retrain.errors import RunFailedError, UnscoredStepError
 from retrain.event_loop import EventLoopThread
 from retrain.records.step_row import Unscored
 from retrain.records.text import plain
@@ -57,7 +57,7 @@ def _raise_unplayed(scores: Sequence[Score]) -> NoReturn:
     last = (late or scores)[-1].message
     what = f"none of {len(scores)} episodes could be played; the last one: {last}"
     if late:
-        raise InfrastructureError(f"{what}; raise [environment].time_limit_s if it needs longer")
+        raise UnscoredStepError(f"{what}; raise [environment].time_limit_s if it needs longer")
     raise RunFailedError(f"{what}; correct the environment")
 
 
@@ -99,7 +99,7 @@ class Scorer:
 
         Raises:
             RunFailedError: a reward is not a finite number, or every one is outside the reward's range.
-            InfrastructureError: no rollout could be scored.
+            UnscoredStepError: no rollout could be scored.
         """
         state = TrainerState(step, self._max_steps)
         scores = self._scores_of(groups, state, ignores_environment=ignores_environment)
@@ -187,4 +187,4 @@ class Scorer:
         last = f"the last one: {next(score.message for score in reversed(scores) if score.message)}"
         if any(score.value is not None for score in given):  # another attempt would give the same
             raise RunFailedError(f"{what}{last}; correct the reward or its RANGE")
-        raise InfrastructureError(what + last)
+        raise UnscoredStepError(what + last)

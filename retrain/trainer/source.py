@@ -76,8 +76,8 @@ class Source:
         """Return the source's part of a step's row; None if sampling is synchronous."""
         return None
 
-    def put_back(self) -> None:
-        """Sample the last step's prompts again: the step did not fit in memory."""
+    def put_back(self, *, is_too_large: bool = True) -> None:
+        """Sample the last step's prompts again: the step did not fit in memory, or failed."""
         self._prompts.load_state_dict(self._before)
 
     def state_dict(self) -> StateDict:
@@ -207,12 +207,12 @@ class AsyncSource(Source):
                 prompts_at_a_time=self._at_a_time,
             )
 
-    def put_back(self) -> None:
-        """Go on with half as many prompts at a time; all that was sampled, and the last batch, is again."""
+    def put_back(self, *, is_too_large: bool = True) -> None:
+        """Sample again all that was, and the last batch; if too large, half as many prompts at a time."""
         with self._monitor.changing():
             counts = self._flow.state_dict()
             self._flow.load_state_dict(counts | {"lost": counts["lost"] + len(self._last)})
-            self._at_a_time = max(1, self._at_a_time // 2)
+            self._at_a_time = max(1, self._at_a_time // 2) if is_too_large else self._at_a_time
             self._prompts.put_back(self._under_way | self._last)
             self._under_way, self._last, self._failure = set(), set(), None
 

@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrain.campaign.run import run_campaign
+from retrain.campaign.run import reopen, run_campaign
+from retrain.errors import EXIT_RUN_FAILED
+from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
+from retrain.records.run_state import read_attempts
 from retrain.rollouts import Prompt
 from tests.asking import post
 from tests.tinker_api.running import KEY, MODEL, RunningServer, serve, write_tokenizer
@@ -125,6 +128,29 @@ def test_a_campaign_learns_through_a_bad_day_and_keeps_to_its_permits(
     assert set(day.stats[0]["failed"]) == {"429", "502"}
     secret = KEY.encode()
     assert not [path for path in here.rglob("*") if path.is_file() and secret in path.read_bytes()]
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_steps_before_one_that_a_judge_left_are_not_paid_again(
+    here: Path, server: RunningServer, staleness: int
+) -> None:
+    tokenizer, away = write_tokenizer(here / "tokenizer", ALPHABET), here / "the judge is away"
+    file = here / "campaign.toml"
+    file.write_text(CAMPAIGN.format(model=MODEL, url=server.url, tokenizer=tokenizer, steps=5))
+    away.touch()
+    one = ['campaign.conditions=[{name="one"}]', "campaign.parallel=false", "campaign.launcher=inline"]
+    one += ["campaign.retries=0", "training.save_every=0", f"rate_limiter.max_staleness={staleness}"]
+    failed = run_campaign(file, [*one, "reward.reward='tests.reward_functions.away_after_two_steps'"])
+    assert failed.exit_code == EXIT_RUN_FAILED
+    (run,) = map(RunFiles, (failed.directory / "runs").iterdir())
+    away.unlink()
+    assert reopen(failed.directory).execute().exit_code == 0
+    first, second = read_attempts(run.attempts)
+    assert "the judge is away" in first.message
+    assert second.resumed_from_step == 2
+    rows = read_metrics(run.directory)
+    assert [row["attempt"] for row in rows] == [1, 1, 2, 2, 2]
+    assert {row.get("rate_prompts_at_a_time") for row in rows} == {4 if staleness else None}
 
 
 class Twice:

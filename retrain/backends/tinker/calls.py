@@ -139,7 +139,7 @@ class ApiCalls:
                 except TimeoutError as error:
                     raise InfrastructureError(
                         f"no permit for an API call in {longest_s:g} s; "
-                        "`retrain status` shows which workers hold permits, and whether one is stopped"
+                        "`retrain status` shows which workers hold permits, and for how long"
                     ) from error
                 yield
         finally:
