@@ -7,6 +7,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 # Escape sequences are removed whole; otherwise their parameters would remain as visible text.
@@ -17,6 +18,8 @@ _ESCAPES = re.compile(
     r"|\x1b[ -/]*[0-~]?"
 )
 MISSING = "-"
+CUT = "…"
+LONGEST_KEY = 5  # of `key=value` in a label
 UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|min|m|h|d)")
 _READ_AHEAD = 16  # read this many times the limit, so that megabytes of escapes cost nothing
@@ -79,6 +82,45 @@ def without_middle(name: str, limit: int, more: str = "…") -> str:
         return name
     end = limit // 2
     return set_cell_size(name, limit - end - 1) + more + set_cell_size(name[::-1], end)[::-1]
+
+
+def short_labels(names: Sequence[str], limit: int) -> list[str]:
+    """Return a label for each name: names that all fit, otherwise labels of so many characters.
+
+    Words that all share are left out, then keys are cut, then the middles of labels. A step that would make
+    two labels equal, or one empty, is not taken.
+    """
+    labels = list(names)
+    middles = partial(_without_middles, limit=limit)
+    for shorter in (_without_shared, _with_short_keys, middles):
+        if max(map(len, labels), default=0) <= limit:
+            break
+        found = shorter(labels)
+        if all(found) and len(set(found)) == len(set(names)):
+            labels = found
+    return labels
+
+
+def _without_shared(labels: Sequence[str]) -> list[str]:
+    shared = set.intersection(*(set(label.split()) for label in labels))
+    return [" ".join(word for word in label.split() if word not in shared) for label in labels]
+
+
+def _with_short_keys(labels: Sequence[str]) -> list[str]:
+    keys = {word.partition("=")[0] for label in labels for word in label.split() if "=" in word}
+    short = {key: f"{key[: LONGEST_KEY - 1]}{CUT}" if len(key) > LONGEST_KEY else key for key in keys}
+    if len(set(short.values())) < len(keys):
+        return list(labels)
+
+    def cut(word: str) -> str:
+        key, equals, value = word.partition("=")
+        return f"{short[key]}={value}" if equals else word
+
+    return [" ".join(map(cut, label.split())) for label in labels]
+
+
+def _without_middles(labels: Sequence[str], limit: int) -> list[str]:
+    return [without_middle(label, limit) for label in labels]
 
 
 def _visible(character: str) -> str:

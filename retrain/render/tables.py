@@ -18,7 +18,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from retrain.records.text import number, plain, without_middle
+from retrain.records.text import number, plain, short_labels, without_middle
 
 STYLES = {"done": "green", "running": "cyan", "pending": "dim", "waiting": "dim", "interrupted": "yellow"}
 BAD = "bold red"
@@ -135,13 +135,15 @@ def print_wrapped(title: str, columns: Sequence[str], rows: Iterable[Sequence[st
 
 
 def fitted(title: str, columns: Sequence[str], rows: Sequence[Sequence[str | Text]], width: int) -> Table:
-    """Lay out as many columns as fit, unwrapped; the first ones matter most. Names in the first are cut."""
+    """Lay out as many columns as fit, unwrapped; the first ones matter most; names in the first are cut."""
     count = len(columns)
     named = [(without_middle(str(name), GOOD_NAME), *others) for name, *others in rows]
     while count > LEAST_COLUMNS and width_of(columns[:count], named) > width:
         count -= 1
     room = max(LEAST_NAME, width - GAP - width_of(columns[1:count], [row[1:] for row in rows]))
-    shown = [(without_middle(str(name), room), *others[: count - 1]) for name, *others in rows]
+    names = short_labels([str(name) for name, *_ in rows], room)
+    cut = (without_middle(name, room) for name in names)
+    shown = [(name, *others[: count - 1]) for name, (_, *others) in zip(cut, rows, strict=True)]
     return table(title, columns[:count], shown, wrap=False)
 
 

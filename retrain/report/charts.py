@@ -18,7 +18,7 @@ from operator import itemgetter
 from typing import Any
 
 from retrain import extras
-from retrain.records.text import without_middle
+from retrain.records.text import short_labels
 from retrain.report.compare import MetricComparison, SideResult
 from retrain.report.series import range_of
 
@@ -41,9 +41,7 @@ FLAT_ROOM = 1.25  # of a value that never changes: its axis runs from 0 to this 
 ROW, NARROW_ROW, MANY_ROWS = 34, 14, 12  # pixels per condition; more conditions than this get narrow rows
 LONGEST = 22  # characters of a label, a third of a phone's width
 SYMBOL, LETTER = 40, 7  # pixels in a legend: of a symbol with the room around it, and of a letter
-LONGEST_KEY = 5  # of `key=value`
 LONGEST_NAME = 120  # bytes, of a file's 255
-CUT = "…"
 NAMES = {
     "eval_reward": "held-out reward",
     "rate_ratio": "samples per batch over target",
@@ -119,7 +117,7 @@ def by_condition(
     names = list(conditions)
     listed = [name for name in names if shown is None or name in shown]
     symbol: Spec = {"symbolType": "stroke" if dashed else "square", "symbolOpacity": 1, "values": listed}
-    symbol |= label_expression(names) | _columns(shortened(names))
+    symbol |= label_expression(names) | _columns(short_labels(names, LONGEST))
     legend = symbol if 1 < len(listed) <= LEGEND_CONDITIONS or len(listed) == 1 < len(names) else None
     ranges: Spec = {"color": [COLOURS[i % len(COLOURS)] for i in range(len(names))]}
     if dashed:
@@ -133,50 +131,12 @@ def _columns(labels: Sequence[str]) -> Spec:
     return {"columns": max(1, WIDTH // (SYMBOL + LETTER * max(map(len, labels), default=0)))}
 
 
-def shortened(names: Sequence[str]) -> list[str]:
-    """Return a label for each name; names that all fit are kept.
-
-    Otherwise words that all share are left out, then keys are cut, then the middles of labels. A step that
-    would make two labels equal, or one empty, is not taken.
-    """
-    labels = list(names)
-    for shorter in (_without_shared, _with_short_keys, _without_middles):
-        if max(map(len, labels), default=0) <= LONGEST:
-            break
-        found = shorter(labels)
-        if all(found) and len(set(found)) == len(set(names)):
-            labels = found
-    return labels
-
-
 def label_expression(names: Sequence[str]) -> Spec:
     """Return the property of an axis or legend that shows names as their labels; none if all are kept."""
-    labels = shortened(names)
+    labels = short_labels(names, LONGEST)
     if labels == list(names):
         return {}
     return {"labelExpr": f"{json.dumps(labels)}[indexof({json.dumps(list(names))}, datum.label)]"}
-
-
-def _without_shared(labels: Sequence[str]) -> list[str]:
-    shared = set.intersection(*(set(label.split()) for label in labels))
-    return [" ".join(word for word in label.split() if word not in shared) for label in labels]
-
-
-def _with_short_keys(labels: Sequence[str]) -> list[str]:
-    keys = {word.partition("=")[0] for label in labels for word in label.split() if "=" in word}
-    short = {key: f"{key[: LONGEST_KEY - 1]}{CUT}" if len(key) > LONGEST_KEY else key for key in keys}
-    if len(set(short.values())) < len(keys):
-        return list(labels)
-
-    def cut(word: str) -> str:
-        key, equals, value = word.partition("=")
-        return f"{short[key]}={value}" if equals else word
-
-    return [" ".join(map(cut, label.split())) for label in labels]
-
-
-def _without_middles(labels: Sequence[str]) -> list[str]:
-    return [without_middle(label, LONGEST) for label in labels]
 
 
 def quantity(field: str, title: str, **more: Any) -> Spec:

@@ -8,8 +8,9 @@ from itertools import chain
 
 import numpy as np
 
+from retrain.records.text import short_labels
 from retrain.report import charts as vl
-from retrain.report.charts import Chart, Spec, shortened
+from retrain.report.charts import Chart, Spec
 from retrain.report.series import Bins, Curve, Shown
 from retrain.rollouts import Floats
 
@@ -203,7 +204,7 @@ def _seeds(label: str, found: Sequence[Curve]) -> Spec:
 
 def _names(rows: Sequence[Spec], label: str, last_step: int | None) -> Spec:
     text = {"type": "text", "align": "left", "dx": 6, "fontSize": 11, "limit": LABEL_WIDTH, "clip": False}
-    labels = shortened([row["c"] for row in rows])
+    labels = short_labels([row["c"] for row in rows], vl.LONGEST)
     ends = ({**row, "n": short, "s": last_step or 0} for row, short in zip(rows, labels, strict=True))
     y = vl.quantity("e", label)
     return vl.layer(ends, text, y=y, text={"field": "n"}, strokeDash=None)

@@ -299,6 +299,14 @@ def test_the_table_keeps_to_the_width_it_has(tmp_path, retrain: Call, width):
     assert "\x1b" not in answer.stdout
 
 
+def test_swept_conditions_are_told_apart_on_a_narrow_terminal(tmp_path, retrain: Call):
+    names = [f"loss=ppo learning_rate=1e-0{power} group_size=16" for power in range(3, 9)]
+    directory = write_campaign(tmp_path, {(name, 0): flat(0.5) for name in names})
+    answer = retrain("compare", directory, "-m", "eval_reward", env={**os.environ, "COLUMNS": "80"})
+    first = [line.split()[0] for line in answer.stdout.splitlines() if line.startswith(" learning_rate")]
+    assert first == [name.split()[1] for name in names]
+
+
 def test_json_holds_what_the_table_shows(tmp_path, retrain: Call):
     directory = write_campaign(tmp_path, two())
     shown = json.loads(retrain("compare", directory, "grpo", "maxrl", "--json").stdout)

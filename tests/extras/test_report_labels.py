@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from retrain.report.charts import LONGEST, by_condition, final_chart, shortened
+from retrain.records.text import short_labels
+from retrain.report.charts import LONGEST, by_condition, final_chart
 from retrain.report.compare import MetricComparison, SideResult
 from retrain.report.statistics import describe_sample
 
@@ -13,7 +14,7 @@ SWEPT = [f"maxrl lr={lr} temperature={t}" for lr in ("0.01", "1e-4") for t in ("
 
 
 def test_swept_conditions_differ_in_their_labels() -> None:
-    assert shortened(SWEPT) == [
+    assert short_labels(SWEPT, LONGEST) == [
         "lr=0.01 temp…=0.5",
         "lr=0.01 temp…=0.96875",
         "lr=1e-4 temp…=0.5",
@@ -33,7 +34,7 @@ def test_swept_conditions_differ_in_their_labels() -> None:
     ],
 )
 def test_labels_are_never_empty_or_equal(names: list[str], labels: list[str]) -> None:
-    assert shortened(names) == labels
+    assert short_labels(names, LONGEST) == labels
 
 
 def test_charts_show_labels_and_keep_names_in_their_data() -> None:
