@@ -27,7 +27,7 @@ from retrain.errors import ConfigError, DamagedRecordError
 from retrain.locks.held import is_held
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.decision import ADDED, known_looks
-from retrain.records.files import make_directory, read_small, write_atomic
+from retrain.records.files import make_directory, read_small, remove_leftovers, write_atomic
 from retrain.records.layout import CampaignFiles, RunFiles, files_of_runs, recorded_hash, recorded_tables
 from retrain.records.manifest import Manifest, read_manifest
 from retrain.records.provenance import Provenance
@@ -252,6 +252,7 @@ def write_what_differs(campaign: CampaignRun, origin: Provenance) -> None:
     def write(files: RunFiles, text: str) -> None:
         if files.directory != campaign.directory:
             make_directory(files.directory)
+        remove_leftovers(files.directory, files.run_toml.name)  # of an orchestrator that was killed
         write_atomic(files.run_toml, text)
 
     with ThreadPoolExecutor(WRITERS) as writers:

@@ -159,6 +159,15 @@ def test_an_origin_that_cannot_be_read_for_now_is_kept(begun: Path) -> None:
     assert reopen(begun).execute().exit_code == 0
 
 
+def test_what_an_orchestrator_left_that_was_killed_is_removed_from_runs_that_do_not_start(
+    begun: Path,
+) -> None:
+    run = begun / "runs" / "grpo_s0"
+    (run / "run.toml").rename(run / ".run.toml.1-0a1b2c3d.tmp")
+    reopen(begun).catch_up()
+    assert [path.name for path in run.glob("*run.toml*")] == ["run.toml"]
+
+
 @pytest.mark.parametrize("content", [None, "", "{", '{"permits": 0, "slots": 0}'])
 def test_a_lost_number_of_permits_is_set_again(begun: Path, content: str | None) -> None:
     path = begun / "permits" / "permits.json"
