@@ -53,10 +53,11 @@ class SignalWatch:
         are_same, share = entropy is not None and entropy < SAME, self.truncated / self.steps
         if share >= CUT_OFF and (from_start or not are_same):
             other = "ask for shorter answers" if from_start else "lower [training].lr"
-            return f"{share:.0%} of completions were cut off; raise [training].max_tokens, or {other}"
+            what = "raise [training].max_tokens (or what limits an episode)"
+            return f"{share:.0%} of completions were cut off; {what}, or {other}"
         if are_same:
-            what = "lower [training].lr, or raise its temperature or entropy_bonus"
-            return f"completions hardly differ (entropy {entropy:.2g} nats per token); {what}"
+            hint = "lower [training].lr, or raise its temperature or entropy_bonus"
+            return f"completions hardly differ (entropy {entropy:.2g} nats per token); {hint}"
         if self.correct:
             return "prompts are always solved or never; raise [training].group_size, or use other prompts"
         other = "partial credit or [warmup]" if from_start else "a lower [training].lr"
