@@ -58,22 +58,21 @@ def delete_states(directory: Path, *, all_of_them: bool = False) -> Mapping[str,
 
 def _deleted(runs: Mapping[str, RunFiles], *, all_of_them: bool) -> Mapping[str, str]:
     told: dict[str, str] = {}
-    doomed = {run_id: _doomed(_of_run(run_id, files), all_of_them) for run_id, files in runs.items()}
+    chosen = {}
+    for run_id, files in runs.items():
+        found = _of_run(run_id, files)
+        chosen[run_id] = [path for path in found.paths if all_of_them or path not in found.needed]
     servers: dict[tuple[str, str], tuple[Config, list[str]]] = {}  # asked together: one may not answer
-    for run_id, paths in doomed.items():
+    for run_id, paths in chosen.items():
         if paths:
             config = read_run(runs[run_id])
             server = config.backend.backend, config.model.base_url
             servers.setdefault(server, (config, []))[1].extend(paths)
     for config, paths in servers.values():
         told |= _deleter(config)(config, paths)
-    for run_id, paths in doomed.items():
+    for run_id, paths in chosen.items():
         note_deleted(runs[run_id], [path for path in paths if not told[path]])
     return told
-
-
-def _doomed(found: RunStates, all_of_them: bool) -> Sequence[str]:
-    return found.paths if all_of_them else [path for path in found.paths if path not in found.needed]
 
 
 def _of_run(run_id: str, files: RunFiles) -> RunStates:

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one row per step, one writer at a time, each step read once; averages, and a run's pace.
+"""metrics.jsonl: one row per step, one writer at a time, each step read once; and averages of rows.
 
 A resumed run continues from its checkpoint and repeats the steps after it, so the file may hold a
 step more than once. The last row counts: a row replaces every earlier row of the same or a later step.

@@ -33,8 +33,8 @@ MEAN = "engine_tokens_per_s"  # of a step; of the others, rows have the most
 KEYS = (*CHARTS, "engine_restarts")
 
 
-class Told(NamedTuple):
-    """What a row tells of its server."""
+class ServerRow(NamedTuple):
+    """What a row of metrics.jsonl tells of its server."""
 
     at_s: float  # when it was written, in Unix seconds
     run_id: str
@@ -48,12 +48,12 @@ class ServerLoad:
 
     label: str
     name: str  # its log; its address if others started it
-    rows: Sequence[Told]  # in order of time; not empty
+    rows: Sequence[ServerRow]  # in order of time; not empty
 
     def values(self, key: str) -> Floats:
         return np.array([row.values[KEYS.index(key)] for row in self.rows])
 
-    def crashes(self) -> list[Told]:
+    def crashes(self) -> list[ServerRow]:
         """Return the first row after each crash, of which every run may tell."""
         first = {row.values[-1]: row for row in reversed(self.rows) if row.crash}
         return sorted(first.values(), key=attrgetter("at_s"))
@@ -61,14 +61,14 @@ class ServerLoad:
 
 def servers(runs: Sequence[RunHistory]) -> tuple[ServerLoad, ...]:
     """Return the servers that rows tell of, the earliest first."""
-    found: dict[str, list[Told]] = {}
+    found: dict[str, list[ServerRow]] = {}
     for run in runs:
         columns = run.columns
         numbers = np.stack([columns.metric(key) for key in KEYS], axis=1).tolist()
         texts = columns.text("engine_server"), columns.text("engine_crash")
         for at_s, values, name, crash in zip(columns.ends_s.tolist(), numbers, *texts, strict=True):
             if math.isfinite(at_s) and math.isfinite(values[0]):
-                found.setdefault(name, []).append(Told(at_s, run.run_id, crash, values))
+                found.setdefault(name, []).append(ServerRow(at_s, run.run_id, crash, values))
     rows_of = {name: sorted(rows, key=attrgetter("at_s")) for name, rows in found.items()}
     ordered = sorted(rows_of.items(), key=lambda one: one[1][0].at_s)
     return tuple(ServerLoad(f"server {n}", name, rows) for n, (name, rows) in enumerate(ordered, 1))

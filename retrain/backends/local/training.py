@@ -54,7 +54,7 @@ class Learner:
         cut, device = split_by_group(samples, optimization.micro_batches), self.policy.device
         # recomputed layers know no layout, and dropout is drawn for each completion's own prompt
         shared = 0 if self.checkpointing or self.dropout.is_on else self.most_shared
-        self._set_checkpointing(self.checkpointing)
+        self._set_checkpointing(on=self.checkpointing)
         try:
             while True:
                 parts = [lay_out(p, prompts, self.tokens_at_a_time, self.policy, shared) for p in cut]
@@ -75,9 +75,9 @@ class Learner:
                 self._make_room(parts, reason)  # after `except`, which frees the failed attempt's tensors
         finally:
             self.optimizer.begin()
-            self._set_checkpointing(False)
+            self._set_checkpointing(on=False)
 
-    def _set_checkpointing(self, on: bool) -> None:
+    def _set_checkpointing(self, *, on: bool) -> None:
         # activations are recomputed in training mode only, in which other layers may add noise
         for layer in self.policy.causal.modules() if self.checkpointing else ():
             if hasattr(layer, "gradient_checkpointing"):
@@ -216,12 +216,12 @@ class Dropout:
         words = np.random.SeedSequence([self._seed, step, micro_batch]).generate_state(1, np.uint64)
         with torch.random.fork_rng(devices=self._devices):
             torch.manual_seed(int(words[0]))
-            self._switch(True)
+            self._switch(on=True)
             try:
                 yield
             finally:
-                self._switch(False)
+                self._switch(on=False)
 
-    def _switch(self, on: bool) -> None:
+    def _switch(self, *, on: bool) -> None:
         for layer in self._layers:
             layer.train(on)
