@@ -13,7 +13,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar
 
-from retrain.errors import ConfigError
+from retrain.errors import ConfigError, is_passing, records_error
 from retrain.rollouts import Messages, Prompt, as_prompt
 
 MAX_PROBLEMS = 20  # shown per source; the rest are probably the same mistake
@@ -68,10 +68,17 @@ def object_of(line: str, needs: str) -> dict[str, Any]:
 
 
 def numbered_lines(path: Path, option: str) -> Iterator[tuple[int, str]]:
-    """Yield each line that is not blank, with its number from 1; `option` names the file in a ConfigError."""
+    """Yield each line that is not blank, with its number from 1; `option` names the file in a ConfigError.
+
+    Raises:
+        ConfigError: the file cannot be read, or a line is not UTF-8.
+        RecordsError: the file cannot be read for now.
+    """
     try:
         content = path.read_bytes()
     except (OSError, ValueError) as error:  # the latter of a path with a null character
+        if is_passing(error):
+            raise records_error(path, "read", error) from error
         why = getattr(error, "strerror", None) or error
         raise ConfigError(f"{option}: cannot read {str(path)!r}: {why}; {how_to_correct(path)}") from error
     for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from retrain import extras
 from retrain.config.load import parse
 from retrain.distribution import install_command
-from retrain.errors import ConfigError
+from retrain.errors import EXIT_INFRASTRUCTURE, ConfigError, RecordsError, exit_code_of
 from retrain.plan.matrix import plan_runs
 from retrain.plan.preflight import preflight
 from tests.built_tasks import build
@@ -156,6 +157,15 @@ def test_a_prompt_on_both_sides_is_refused(write: Write) -> None:
 def test_a_second_file_that_cannot_be_read_is_named_by_its_option(write: Write, path: str) -> None:
     with pytest.raises(ConfigError, match=f"held_out_path: cannot read {re.escape(repr(path))}"):
         build("jsonl", path=write("a.jsonl", "abc"), held_out_path=path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a file that opens and cannot be read")
+def test_a_disk_or_file_server_that_fails_is_no_wrong_path(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.symlink_to("/proc/self/mem")  # which begins with an input/output error
+    with pytest.raises(RecordsError, match=r"a\.jsonl: cannot read") as raised:
+        build("jsonl", path=str(path))
+    assert exit_code_of(raised.value) == EXIT_INFRASTRUCTURE
 
 
 @pytest.mark.parametrize(

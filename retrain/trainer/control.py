@@ -9,7 +9,6 @@ import dataclasses
 import logging
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from retrain.backends import UpdateStats
 from retrain.config.schema import Config
@@ -36,9 +35,6 @@ from retrain.records.step_row import (
     Timing,
     Unscored,
 )
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 MOMENT_PARTS = 4  # micro-batches whose gradients are compared to estimate the noise scale
