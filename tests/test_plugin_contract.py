@@ -271,6 +271,7 @@ def test_a_folder_is_a_plugin_and_may_define_its_functions_in_files_of_its_own(
     [
         ("def score(completion): return 0.0", "is (completion), and is called with (completion, prompt)"),
         ("def score(prompt, completion): return 0.0", "is (prompt, completion), and is called with (comp"),
+        ("def score(prompt, completion, /): return 0.0", "is (prompt, completion, /), and is called with"),
         ("def score(completion, prompt): ...\ndef check_params(): ...", "check_params' is ()"),
         ("def score(completion, prompt): ...\nservers = {}", "servers' is of type dict, not a function"),
     ],
@@ -286,6 +287,12 @@ def test_what_cannot_be_called_as_declared_is_refused(
         except ConfigError as error:
             found.append(str(error))
     assert any(says in one for one in found), found
+
+
+@pytest.mark.parametrize("arguments", ["completion, /, prompt", "c, p, prompt=None", "text, /, *others"])
+def test_a_function_may_name_its_arguments_otherwise(arguments: str, own: Callable[[str, str], str]) -> None:
+    name = own("free", f"def score({arguments}): return 0.5") + ".score"
+    assert registry.find("rewards", name)("a", None) == 0.5
 
 
 def hooks_of(name: str) -> list[Callable[[], object]]:

@@ -135,7 +135,8 @@ def call_problem(function: Callable[..., Any], arguments: Sequence[str], given: 
     except (TypeError, ValueError):  # a function written in C
         return ""
     keys = [p.name for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
-    own = [p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    own = [p.name for p in signature.parameters.values() if p.kind in kinds]
     try:
         signature.bind(*arguments, **dict.fromkeys([*keys, *given]))
         if all(name == one or name not in arguments for name, one in zip(own, arguments, strict=False)):
