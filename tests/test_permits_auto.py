@@ -220,7 +220,6 @@ from pathlib import Path
 from retrain.controllers.permits import CallFacts
 from retrain.semaphore import FileSemaphore
 from retrain.semaphore.adaptive import SharedPermits
-from tests.conftest import ONE_RUN
 from tests.semaphore_processes import running
 directory = Path(sys.argv[1])
 shared = SharedPermits(directory, FileSemaphore(directory, 32), sys.argv[2])
