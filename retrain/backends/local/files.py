@@ -72,6 +72,8 @@ def load_policy(
 ) -> dict[str, int]:
     """Overwrite all state with what `save_policy` wrote; return the batch sizes that fitted, in tokens."""
     wanted = {"format": FORMAT, **identity}
+    if policy.adapters is not None and policy.adapters.active_peft_config.exclude_modules:
+        del wanted["trained_parameters"]  # of earlier versions it counts adapters without effect
     with reading(directory / FACTS, "local", wanted, RuntimeError, SafetensorError, fix=SAME) as facts:
         state = torch.frombuffer(bytearray.fromhex(facts["generator"]), dtype=torch.uint8)
         if len(state) != len(generator.get_state()):

@@ -256,9 +256,10 @@ def _beside_text(causal: Any) -> str | None:
     """Return a pattern of the modules that text never passes, such as what sees; None for text models."""
     if causal.config.get_text_config() is causal.config:
         return None
-    decoder = causal.get_decoder()
-    name = next((name for name, module in causal.named_modules() if name and module is decoder), "")
-    return rf"(?!{re.escape(name)}\.).*" if name else None
+    decoder, head = causal.get_decoder(), causal.get_output_embeddings()
+    names = {module: re.escape(name) for name, module in causal.named_modules() if name}
+    passed = "|".join(names[module] for module in (decoder, head) if module in names)
+    return rf"(?!(?:{passed})(?:\.|$)).*" if decoder in names else None
 
 
 def _shorten_forwards(model: torch.nn.Module) -> None:
