@@ -1,4 +1,4 @@
-"""How the package is built: no import cycles, no long files, no plugin known by name outside its kind."""
+"""How the package is built: no import cycles, no plugin known by name outside its kind."""
 
 from __future__ import annotations
 
@@ -16,14 +16,7 @@ from retrain import registry
 from retrain.registry import KINDS
 
 ROOT = Path(__file__).parent.parent
-MOST_LINES, MOST_BRANCHES = 300, 10
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-BRANCHES = (
-    *(ast.If, ast.IfExp, ast.For, ast.While, ast.comprehension),
-    *(ast.BoolOp, ast.Match, ast.ExceptHandler, ast.Assert),
-)
-
-
 PAGE = ROOT / "docs" / "how-it-is-built.md"
 
 
@@ -118,35 +111,6 @@ def at_start(name: str) -> set[str]:
 def test_a_worker_starts_without_what_checks_files_and_without_manifests() -> None:
     """Its run.toml was checked before it was written, and the manifest is its campaign's."""
     assert not at_start("retrain.trainer.opening") & {"retrain.config.drafts", "retrain.records.manifest"}
-
-
-def test_no_file_is_longer_than_can_be_read_at_once() -> None:
-    lines = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in MODULES.items()}
-    assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
-
-
-def branches(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Iterate over functions and one more than the branches of each, those of functions within it apart."""
-    found: dict[ast.AST, int] = {}
-    waiting: list[tuple[ast.AST, ast.AST]] = [(tree, tree)]
-    while waiting:
-        node, owner = waiting.pop()
-        if isinstance(node, FUNCTIONS):
-            owner = node
-        found[owner] = found.get(owner, 1) + isinstance(node, BRANCHES)
-        waiting.extend((child, owner) for child in ast.iter_child_nodes(node))
-    return ((owner.name, count) for owner, count in found.items() if isinstance(owner, FUNCTIONS))
-
-
-def test_no_function_has_more_branches_than_can_be_followed() -> None:
-    """Unlike the linter's C901, this counts conditions and loops inside expressions as well."""
-    found = {
-        f"{module}.{name}": count
-        for module in MODULES
-        for name, count in branches(tree_of(module))
-        if count > MOST_BRANCHES
-    }
-    assert found == {}
 
 
 def named_in(cell: str) -> list[str]:
