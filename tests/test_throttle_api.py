@@ -25,10 +25,22 @@ def under(*loads, **choices):
     return TrainingThrottle(custom_load_fn=lambda: left.pop(0) if len(left) > 1 else left[0], **choices)
 
 
-@pytest.mark.parametrize("load", [-0.01, 1.01, math.nan, math.inf, "0.5"])
-def test_a_custom_load_outside_its_range_is_an_error(load):
+def test_a_custom_load_that_is_no_number_is_an_error():
     with pytest.raises(ValueError, match="custom_load_fn"):
-        under(load).check()
+        under("0.5").check()
+
+
+@pytest.mark.parametrize("load", [1.01, 1.3, 64, np.float32(2.5), math.inf])
+def test_a_custom_load_above_1_is_saturated(load):
+    state = under(load).check()
+    assert (state.level, state.load, state.is_known) == (ThrottleLevel.PAUSED, 1.0, True)
+
+
+@pytest.mark.parametrize("load", [-0.01, -math.inf, math.nan, np.float32("nan")])
+def test_a_custom_load_that_is_negative_or_nan_is_unknown(load):
+    state = under(load, on_unknown="minimal").check()
+    assert (state.level, state.load, state.is_known) == (ThrottleLevel.MINIMAL, None, False)
+    assert f"returned {load:g}" in state.reason
 
 
 @pytest.mark.parametrize("load", [0, 1, np.float32(0.5)])

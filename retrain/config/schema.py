@@ -196,7 +196,7 @@ class Throttle(Section):
     control: Literal["microbatch", "batch"] = key(
         "microbatch", "microbatch: keep the optimizer batch and accumulate; batch: make it smaller"
     )
-    load_fn: str = key("", "dotted path of a load function: () -> load in [0, 1], or None if unknown")
+    load_fn: str = key("", "dotted path of a load function: () -> load, 1 is saturated, or None if unknown")
     on_unknown: Literal["full", "reduced", "minimal", "paused"] = key(
         "reduced", "at least this level while the load cannot be read"
     )

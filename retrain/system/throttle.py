@@ -34,7 +34,7 @@ READING_LIMIT_S = 10.0  # a reading takes 0.25 s; a monitor that hangs must not 
 
 
 class LoadError(ConfigError, ValueError):
-    """A load function returned an invalid load."""
+    """A load function returned something else than a number or None."""
 
 
 class TrainingThrottle:
@@ -49,8 +49,9 @@ class TrainingThrottle:
         min_level: the least restrictive level; a level, or its name.
         prefer_gpu: read GPUs as well as processors and memory.
         custom_load_fn: returns a load in [0, 1] instead of the built-in measurement, or None if it is
-            unknown. The load is also unknown if the function raises, or takes more than ten
-            seconds. It is called in a separate thread.
+            unknown. More than 1, as of more work than processors, is saturated. The load is also unknown
+            if it is negative or NaN, or if the function raises or takes more than ten seconds. It is
+            called in a separate thread.
         scope: "foreign" excludes our own processes; "system" counts all processes.
         own_pids: further processes that are ours, with their descendants (a campaign's).
         on_unknown: the least restrictive level while a resource cannot be read.
@@ -90,7 +91,7 @@ class TrainingThrottle:
         self._history: deque[tuple[float, ThrottleState]] = deque(maxlen=history_size)
 
     def check(self) -> ThrottleState:
-        """Measure now and decide; raise LoadError if `custom_load_fn` returned an invalid load."""
+        """Measure now and decide; raise LoadError if `custom_load_fn` returned no number."""
         return self._check(self._policy)
 
     def should_check(self) -> bool:
@@ -204,12 +205,14 @@ class TrainingThrottle:
             return Load(unknown=(f"custom_load_fn ([throttle].load_fn) raised {raised}",))
         if load is None:
             return Load(unknown=("custom_load_fn ([throttle].load_fn) returned None",))
-        if not isinstance(load, Real) or not 0.0 <= load <= 1.0:
+        if not isinstance(load, Real):
             raise LoadError(
                 f"custom_load_fn ([throttle].load_fn) returned {load!r}; "
                 "needs a number in [0, 1], or None if unknown"
             )
-        return Load({"custom": float(load)})
+        if not load >= 0.0:  # NaN is neither
+            return Load(unknown=(f"custom_load_fn ([throttle].load_fn) returned {float(load):g}",))
+        return Load({"custom": min(1.0, float(load))})
 
 
 def throttle_of(table: Throttle, own_pids: Pids) -> TrainingThrottle:
