@@ -15,7 +15,7 @@ from retrain.plan.estimate import estimate, estimate_makespan, rule_of_thumb_s
 from retrain.plan.estimate.bootstrap import spread_of
 from retrain.plan.estimate.permit_queue import ClosedQueue
 from retrain.plan.estimate.simulation import makespan_s
-from retrain.plan.estimate.workload import Failures, Launching, Pilot, RunWork, StepCost, Workload
+from retrain.plan.estimate.workload import Crowding, Failures, Launching, Pilot, RunWork, StepCost, Workload
 
 
 def _campaign(conditions: dict[str, float], seeds: int, steps: int, **launching: object) -> Workload:
@@ -202,6 +202,32 @@ def test_no_campaign_ends_before_its_work_or_its_longest_run(
     work = sum(runs) + startup_s * len(runs)
     assert total >= max(work / workers, max(runs) + startup_s) - 1e-9
     assert total <= work + stagger_s * len(runs) + 1e-9
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 12),
+    st.integers(1, 8),
+    st.floats(0.05, 1.5),
+    st.floats(0, 4),
+    st.lists(st.floats(0.5, 2), min_size=8, max_size=8),
+)
+def test_the_lower_bound_lies_below_p50_however_steps_vary_fail_and_crowd(
+    runs: int, workers: int, cv: float, per_hour: float, slowdowns: list[float]
+) -> None:
+    crowding = Crowding(tuple((float(n), times) for n, times in enumerate(slowdowns, 1)))
+    costs = {"a": 30.0, "b": 90.0}
+    failing = Failures(per_hour)
+    work = _campaign(costs, runs, 20, workers=workers, startup_s=5.0, failures=failing, crowding=crowding)
+    found = estimate(work, _pilot(costs, 20, cv))
+    assert 0 < found.lower_bound_s <= found.p50_s * (1 + 1e-9)
+
+
+def test_the_lower_bound_of_runs_that_fill_all_waves_is_their_time() -> None:
+    work = _campaign({"a": 2.0}, 6, 100, workers=3, startup_s=4.0, closing_s=1.0, permits=1)
+    assert estimate(work).lower_bound_s == estimate(work).p50_s == 2 * (4 + 200 + 1)
+    crowded = replace(work, launching=replace(work.launching, crowding=Crowding(((1.0, 1.0), (3.0, 2.0)))))
+    assert estimate(crowded).lower_bound_s == 4 * (4 + 200 + 1)
 
 
 @settings(max_examples=20, deadline=None)

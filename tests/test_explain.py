@@ -82,6 +82,19 @@ def test_an_estimate_adds_start_and_end_to_the_steps_of_each_condition(tmp_path:
     assert (found.measured_runs, found.limited_by) == (4, "workers")
 
 
+def test_the_rule_of_thumb_takes_the_median_of_the_steps_that_it_names(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    times = {"a": [1.0] * 31, "b": [2.0] * 11}
+    record_campaign(plan, "c-20250131T120000Z-0a1b", step_times_s=times, startup_s=10.0, closing_s=0.0)
+    other = plan_of(tmp_path, training={**SMOKE, "max_tokens": 4})  # of no use beside runs of the same settings
+    record_campaign(other, "c-20250130T120000Z-0a1b", startup_s=10.0, closing_s=0.0)
+    found = explained(plan, learn(tmp_path)).wall_time
+    assert found is not None
+    assert (found.measured_runs, found.measured_steps, found.median_step_time_s) == (4, 80, 1.0)
+    assert found.rule_of_thumb_s == 160 * 1.0  # half of them take 2 s
+    assert found.lower_bound_s == pytest.approx(2 * (40 * 1 + 40 * 2) + 4 * 10.0)
+
+
 def test_evaluations_and_checkpoints_of_the_plan_are_counted_as_often_as_they_come(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, training={**SMOKE, "save_every": 10})
     record_campaign(plan, "c-20250131T120000Z-0a1b", step_times_s={}, closing_s=5.0)

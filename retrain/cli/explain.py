@@ -211,7 +211,9 @@ def _time(time: WallTime, at_most: str) -> Iterator[tuple[str, str]]:
     outside = {"start-up": time.startup_s, "end": time.closing_s}
     if known := [f"{what} {format_duration(s)}" for what, s in outside.items() if s is not None]:
         yield "outside the steps", f"{', '.join(known)} a run"
-    yield "wall time, lower bound", f"{about(time.rule_of_thumb_s)} (total work over parallelism)"
+    rule = f"{about(time.rule_of_thumb_s)} (total steps x median step time / parallelism)"
+    yield "rule of thumb", rule
+    yield "wall time, lower bound", f"{about(time.lower_bound_s)} (total work over parallelism)"
     forecast = f"P50 {about(time.p50_s)}, P90 {about(time.p90_s)}{UNRELIABLE.get(time.tail, '')}"
     yield f"wall time{at_most or ', forecast'}", forecast
     waits = f", {time.permit_wait_fraction:.0%} of a step waiting" if time.permit_wait_fraction > 0.01 else ""

@@ -1,7 +1,7 @@
 """How long a campaign takes, and what limits it: the rule of thumb, and a simulation of its events.
 
-The rule of thumb divides total work by parallelism, so it is only a lower bound: ten runs on four
-workers take three waves, not two and a half. The simulation launches runs as the orchestrator does: in
+The rule of thumb multiplies all steps by one step time and divides by parallelism: ten runs on four workers
+take three waves, not two and a half. Total work over parallelism is a lower bound. The simulation launches runs as the orchestrator does: in
 order, on free workers, with stagger, start-up, waits for permits and retries.
 
 Each limit is removed in turn; the one whose removal saves the most is reported. The advice is the
@@ -54,7 +54,8 @@ class Makespan:
     runs: int
     limited_by: Limit
     changes: tuple[Change, ...]  # that would shorten it, the best first
-    rule_of_thumb_s: float  # total work / parallelism; a lower bound
+    rule_of_thumb_s: float  # total steps x a step's time / parallelism
+    lower_bound_s: float  # total work, start-up and end of each run included, / parallelism; at most P50
     permit_wait_fraction: float  # of a step's time with all workers busy
     tail: Tail  # none: no pilot; short or heavy: P90 is not reliable
 
@@ -120,7 +121,7 @@ def estimate(workload: Workload, pilot: Pilot | None = None, seed: int = 0) -> M
     runs fail.
     """
     simulation = Simulation(workload, pilot, seed)
-    times = simulation.sample()
+    times, least = zip(*simulation.bounded(), strict=True)
     expected = simulation.expected_s()
     limit, changes = _limit(workload, expected, lambda other: Simulation(other, pilot, seed).expected_s())
     return Makespan(
@@ -131,6 +132,7 @@ def estimate(workload: Workload, pilot: Pilot | None = None, seed: int = 0) -> M
         limited_by=limit,
         changes=changes,
         rule_of_thumb_s=workload.total_s / max(1, min(workload.launching.workers, len(workload.runs))),
+        lower_bound_s=statistics.median(least),
         permit_wait_fraction=simulation.permit_wait_fraction(),
         tail=simulation.tail,
     )

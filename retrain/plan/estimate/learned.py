@@ -67,6 +67,7 @@ class MeasuredCondition:
 class Measured(MeasuredCondition):
     """The same, with the single steps; times are those of a run alone."""
 
+    sources: tuple[MeasuredRun, ...]  # the runs that it is measured by
     run_times_s: tuple[tuple[float, ...], ...]  # of each run
     calls_at_once: int
     billed: tuple[Billed, ...]  # of each run that counts tokens
@@ -149,8 +150,8 @@ def workload_of(plan: Plan, learned: Learned) -> Workload:
 def _measured(run: RunPlan, runs: Sequence[MeasuredRun]) -> Measured:
     ours = as_tables(run.config)
     match, compared = _most_alike(run.condition, [(r, list(_differences(ours, r.tables))) for r in runs])
-    chosen, differs = zip(*compared, strict=True)
-    chosen = tuple(r.trained_for(run.config.training.updates_per_batch) for r in chosen)
+    sources, differs = zip(*compared, strict=True)
+    chosen = tuple(r.trained_for(run.config.training.updates_per_batch) for r in sources)
     by_run = tuple(r.step_times_s for r in chosen)
     times = list(chain.from_iterable(by_run))
     return Measured(
@@ -165,6 +166,7 @@ def _measured(run: RunPlan, runs: Sequence[MeasuredRun]) -> Measured:
         mean_step_time_s=math.fsum(times) / len(times) + _beside_s(run, chosen),
         permit_held_s=statistics.fmean(r.parts.permit_held_s for r in chosen),
         max_token_hit_rate=mean(r.max_token_hit_rate for r in chosen),
+        sources=sources,
         run_times_s=by_run,
         calls_at_once=round(statistics.median(r.parts.calls_at_once for r in chosen)),
         billed=tuple(r.billed for r in chosen if r.billed.steps),

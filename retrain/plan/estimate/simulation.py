@@ -10,7 +10,7 @@ import heapq
 import math
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import TypeAlias
 
@@ -46,10 +46,25 @@ class Simulation:
 
     def sample(self, most: int = MOST_DRAWS) -> list[float]:
         """Return makespans of possible campaigns; a single one if all are equal."""
+        return [self._makespan_s(*campaign) for campaign in self._campaigns(most)]
+
+    def bounded(self) -> list[tuple[float, float]]:
+        """Return makespans as `sample` does, each with its work over parallelism, which is no longer."""
+        how = self._workload.launching
+        places = range(1, min(how.workers, len(self._workload.runs)) + 1)
+        pace = max((alive / how.crowding.of(alive) for alive in places), default=1.0)
+        return [
+            (self._makespan_s(*campaign), self._work_s(*campaign) / pace)
+            for campaign in self._campaigns(MOST_DRAWS)
+        ]
+
+    def _campaigns(self, most: int) -> Iterator[tuple[Sequence[StepCost], Sequence[DrawnRun]]]:
         if self._bootstrap.is_certain:
-            return [self.expected_s()]
-        draws = min(most, max(LEAST_DRAWS, min(MOST_DRAWS, DRAWN_RUNS // max(1, len(self._workload.runs)))))
-        return [self._makespan_s(*self._bootstrap.draw()) for _ in range(draws)]
+            yield self._bootstrap.expected()
+            return
+        draws = max(LEAST_DRAWS, min(MOST_DRAWS, DRAWN_RUNS // max(1, len(self._workload.runs))))
+        for _ in range(min(most, draws)):
+            yield self._bootstrap.draw()
 
     def permit_wait_fraction(self) -> float:
         """Return the fraction of a step's time spent waiting, with all workers on the first runs."""
@@ -76,6 +91,12 @@ class Simulation:
             return [*(times * cost.seconds + (wait_s if cost.permit_s else 0.0) for cost in costs), times]
 
         return makespan_s(runs, how, pace, len(costs) + 1, self._started)
+
+    def _work_s(self, costs: Sequence[StepCost], jobs: Sequence[DrawnRun]) -> float:
+        """Return how long one campaign's attempts take one after the other, without waits."""
+        how, starts = self._workload.launching, sum(len(job.attempts) for job in jobs) - self._started
+        steps_s = math.fsum(sum(job.attempts) * costs[job.condition].seconds for job in jobs)
+        return steps_s + starts * how.startup_s + len(jobs) * how.closing_s
 
     def _phases(self, job: DrawnRun, costs: Sequence[StepCost], *, is_started: bool) -> list[list[PhaseWork]]:
         """Return a run's attempts: each starts, takes steps and, if it is the last one, closes."""

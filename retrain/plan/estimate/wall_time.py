@@ -20,11 +20,11 @@ RULE_OF_THREE = 3  # an event not seen in n steps is rarer than 3 in n, with 95 
 
 @dataclass(frozen=True)
 class WallTime(Makespan):
-    """An estimate from earlier runs; times are those with all workers busy."""
+    """An estimate from earlier runs; times of conditions are those with all workers busy."""
 
-    median_step_time_s: float
-    measured_runs: int
-    measured_steps: int
+    median_step_time_s: float  # of all measured steps, as recorded
+    measured_runs: int  # that it is estimated from
+    measured_steps: int  # of these runs
     startup_s: float | None
     closing_s: float | None
     failures_per_hour: float
@@ -49,9 +49,9 @@ def wall_time(plan: Plan, learned: Learned, cores: float) -> WallTime:
     p90_s = max(found.p90_s, found.p50_s * ninth_decile(actual)) if len(actual) >= TELLING else found.p90_s
     crowd = learned.crowding.of(min(plan.workers, len(plan.runs)))
     startup_s, closing_s, launch_s = alone.startup_s, alone.closing_s, alone.launch_s(plan.campaign.launcher)
-    median_s = statistics.median(
-        crowd * learned.conditions[run.condition].median_step_time_s for run in plan.runs
-    )
+    sources = {id(run): run for measured in learned.conditions.values() for run in measured.sources}
+    steps_s = [seconds for run in sources.values() for seconds in run.whole_step_times_s]
+    median_s = statistics.median(steps_s)
     makespan = replace(
         found,
         p90_s=p90_s,
@@ -61,8 +61,8 @@ def wall_time(plan: Plan, learned: Learned, cores: float) -> WallTime:
     return WallTime(
         **vars(makespan),
         median_step_time_s=median_s,
-        measured_runs=len(alone.runs),
-        measured_steps=learned.pilot.steps,
+        measured_runs=len(sources),
+        measured_steps=len(steps_s),
         startup_s=startup_s and crowd * (startup_s + (launch_s or 0.0)),
         closing_s=closing_s and crowd * closing_s,
         failures_per_hour=alone.failures_per_hour,
