@@ -1,8 +1,9 @@
 """How long a campaign takes, and what limits it: the rule of thumb, and a simulation of its events.
 
 The rule of thumb multiplies all steps by one step time and divides by parallelism: ten runs on four workers
-take three waves, not two and a half. Total work over parallelism is a lower bound. The simulation launches runs as the orchestrator does: in
-order, on free workers, with stagger, start-up, waits for permits and retries.
+take three waves, not two and a half. Total work over parallelism is a lower bound. The simulation launches
+runs as the orchestrator does: in order, on free workers, with stagger, start-up, waits for permits and
+retries.
 
 Each limit is removed in turn; the one whose removal saves the most is reported. The advice is the
 smallest change that a user can make. It is simulated as well, so its saving is not a guess.
