@@ -86,7 +86,7 @@ def test_the_rule_of_thumb_takes_the_median_of_the_steps_that_it_names(tmp_path:
     plan = plan_of(tmp_path)
     times = {"a": [1.0] * 31, "b": [2.0] * 11}
     record_campaign(plan, "c-20250131T120000Z-0a1b", step_times_s=times, startup_s=10.0, closing_s=0.0)
-    other = plan_of(tmp_path, training={**SMOKE, "max_tokens": 4})  # unused: there are runs of the same settings
+    other = plan_of(tmp_path, training={**SMOKE, "max_tokens": 4})  # unused
     record_campaign(other, "c-20250130T120000Z-0a1b", startup_s=10.0, closing_s=0.0)
     found = explained(plan, learn(tmp_path)).wall_time
     assert found is not None
