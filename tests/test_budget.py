@@ -32,6 +32,7 @@ from retrain.status import survey
 from retrain.trainer.budget import RunBudget
 from tests.crash_disk import Disk
 from tests.crash_run import Unlucky
+from tests.stopping import StopAtLook
 from tests.test_trainer import SMALL, make_run, train, without_times
 
 PRICES = {"numpy": {"prefill": 1, "cached": 0.5, "sample": 2, "train": 3}}
@@ -58,6 +59,25 @@ def test_each_row_tells_the_tokens_since_the_one_before_and_what_they_cost(tmp_p
     assert sum(row["cost_usd"] for row in rows) < spent.usd
     assert rows[0]["sampled_tokens"] == rows[0]["tokens_per_step"]
     assert rows[0]["cached_tokens"] == 3 * rows[0]["prefill_tokens"]  # groups of four
+
+
+@pytest.mark.parametrize("looks", [6, 9, 13, 16])
+def test_rows_tell_what_was_billed_whenever_a_run_is_resumed(tmp_path: Path, looks: int) -> None:
+    """Also of an evaluation that no row had told when its checkpoint was written."""
+    raw = {
+        **PRICED,
+        "training": {**SMALL["training"], "eval_every": 2, "save_every": 2},
+        "data": {"task": "copy", "eval_prompts": 3},
+        "eval": {"tables": [{"name": "often", "every": 1, "at_start": True, "prompts": 2}]},
+    }
+    whole, broken = train(tmp_path / "whole", raw), make_run(tmp_path / "broken", raw)
+    assert worker.run(broken.directory, StopAtLook(looks)) == 130
+    assert worker.run(broken.directory, threading.Event()) == 0
+    bills = [
+        [tuple(row[name] for name in (*COUNTS, "cost_usd")) for row in read_metrics(files.directory)]
+        for files in (whole, broken)
+    ]
+    assert bills[1] == [pytest.approx(bill) for bill in bills[0]]
 
 
 def test_a_price_changes_neither_a_run_nor_its_digest(tmp_path: Path) -> None:

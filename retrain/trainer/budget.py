@@ -16,12 +16,13 @@ import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
 from retrain.backends.metering import NOTHING, Meter, tally
 from retrain.config.prices import price_of
 from retrain.config.schema import Config
+from retrain.controllers import StateDict
 from retrain.errors import InterruptedRunError
 from retrain.locks.held import is_held
 from retrain.records.campaign_state import ask_to_stop
@@ -49,7 +50,9 @@ class RunBudget:
         # the last attempt was killed may have been billed
         self._known = (found or Spending()).after_kill().learned_at(self._price)
         self._set_aside_usd = 0.0
-        self._told = NOTHING  # tokens that a row has
+        self._recorded = NOTHING  # tokens of this attempt that a row has
+        self._earlier = NOTHING  # tokens that no row has, of the attempts up to the checkpoint
+        self._earlier_usd: float | None = 0.0  # at the prices at which they were taken
         self._lock = threading.Lock()
         self._evaluation_usd: float | None = None  # spent when an evaluation began that the budget may stop
         self.meter = Meter(self._keep, self._check_room)
@@ -63,10 +66,10 @@ class RunBudget:
 
     def take(self) -> CostSummary | None:
         """Return what was billed since the last call; None if nothing was ever."""
-        if self.meter.tokens == NOTHING:
+        if NOTHING == self.meter.tokens == self._earlier:
             return None
-        taken, self._told = self.meter.tokens - self._told, self.meter.tokens
-        usd = None if self._price is None else taken.usd(self._price)
+        taken, usd = self._unrecorded()
+        self._recorded, self._earlier, self._earlier_usd = self.meter.tokens, NOTHING, 0.0
         return CostSummary(
             prefill_tokens=taken.prefill,
             cached_tokens=taken.cached,
@@ -74,6 +77,26 @@ class RunBudget:
             trained_tokens=taken.train,
             cost_usd=usd,
         )
+
+    def state_dict(self) -> StateDict:
+        """Return what was billed and no row has: an evaluation that the checkpoint has is not repeated."""
+        tokens, usd = self._unrecorded()
+        return {"tokens": asdict(tokens), "usd": usd}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Restore what `state_dict` returned; checkpoints of earlier versions lack it."""
+        if state:
+            self._earlier, self._earlier_usd = Tokens(**state["tokens"]), state["usd"]
+
+    def _unrecorded(self) -> tuple[Tokens, float | None]:
+        """Return the tokens that no row has, and their dollars; None if the price is not known."""
+        since = self.meter.tokens - self._recorded
+        if self._price is None:
+            return self._earlier + since, None
+        earlier_usd = self._earlier_usd
+        if earlier_usd is None:  # without a price then
+            earlier_usd = self._earlier.usd(self._price)
+        return self._earlier + since, earlier_usd + since.usd(self._price)
 
     def sync(self) -> None:
         """Write what was learned of costs since the last call, before a checkpoint that depends on it."""

@@ -75,7 +75,7 @@ class Trainer:
         self._unscored = UnscoredCount()
         # "steering" is the name of the controllers in checkpoints since 0.1.0
         self._parts: dict[str, Stateful] = {"source": self._source, "steering": self._control}
-        self._parts |= {"evals": self._evals, "unscored": self._unscored}
+        self._parts |= {"evals": self._evals, "unscored": self._unscored, "budget": self.budget}
         self._owes_evaluation = False  # a stop came before the newest row was complete
 
     def train(self) -> dict[str, Value]:
@@ -209,7 +209,8 @@ class Trainer:
         if (self.step, self._warmed) == self._saved:  # a kill would cost them again
             self.journal.sync()
             self.budget.sync()
-            checkpoint.amend(self.files.checkpoints, self.step, {"evals": self._evals.state_dict()})
+            parts = {name: self._parts[name].state_dict() for name in ("evals", "budget")}
+            checkpoint.amend(self.files.checkpoints, self.step, parts)
         if self.stop.is_set() and self._evals.due(self.step):
             raise InterruptedRunError("a stop was requested between evaluations")
 
