@@ -101,6 +101,13 @@ def umlauts(*, seed: int = 0) -> Task:
     return Task(train=(), held_out=(Prompt(0, "ä", "ö"),), alphabet="äö", longest_answer=1)
 
 
+def longest_once_there(completion: str, prompt: Prompt, *, gate: str) -> float:
+    """Return how long a completion is; the server that would say it does not answer before a file is made."""
+    if gate and not Path(gate).exists():
+        raise ConnectionError("no answer")
+    return float(len(completion))
+
+
 class AsksToStop:
     """An episode of two turns, during which the run is asked to stop."""
 

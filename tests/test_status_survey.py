@@ -12,7 +12,7 @@ from retrain.records.manifest import new_manifest, write_manifest
 from retrain.records.metrics import MetricsWriter
 from retrain.records.run_row import PlannedRun
 from retrain.records.run_state import Progress, begin_attempt, end_attempt, write_done, write_progress
-from retrain.records.rungs import Searched
+from retrain.records.rungs import Rung, Searched
 from retrain.render.status import time_left
 from retrain.semaphore import FileSemaphore
 from retrain.semaphore.adaptive import SharedPermits
@@ -141,6 +141,22 @@ def test_failed_runs_go_on_with_a_flag_and_those_of_a_failed_machine_without(cam
         end_attempt(campaign.run(planned.run_id).attempts, 1, ending)
     found = _only(campaign)
     assert (found.state, found.resume_with) == ("failed", f"retrain resume {campaign.directory}{flag}")
+
+
+def test_no_command_is_named_where_a_search_was_decided_without_the_runs_that_are_left(campaign, tmp_path):
+    for planned in PLANNED:
+        if planned.condition == "grpo":
+            _finish(campaign.run(planned.run_id), 1.0)
+        else:
+            begin_attempt(campaign.run(planned.run_id).attempts)
+            end_attempt(campaign.run(planned.run_id).attempts, 1, "failed")
+    started = new_manifest("study", "hash", PLANNED, tmp_path)
+    rung = Rung(10, {"grpo": 1.0, "maxrl": None}, ("grpo",))
+    found = Searched("eval_reward", "grpo", (1, 2), (rung,), "grpo")
+    write_manifest(campaign.manifest, replace(started, searched=found))
+    assert (_only(campaign).state, _only(campaign).resume_with) == ("failed", "")
+    write_manifest(campaign.manifest, replace(started, searched=replace(found, winner="")))
+    assert _only(campaign).resume_with == f"retrain resume {campaign.directory}"  # others are still to come
 
 
 def test_a_campaign_without_failed_runs_goes_on_without_a_flag(campaign, tmp_path):

@@ -37,7 +37,7 @@ from retrain.records.layout import RunFiles
 from retrain.records.lines import append_line, read_records
 from retrain.records.manifest import RunEntry
 from retrain.records.metrics import seal_of
-from retrain.records.run_state import RunState, end_as_done, read_attempts, read_done, write_done
+from retrain.records.run_state import ENDINGS, RunState, end_as_done, read_attempts, read_done, write_done
 from retrain.records.rungs import (
     Rung,
     Searched,
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from retrain.plan.search import Climb
 
 T = TypeVar("T")
+TRIED_AGAIN = ENDINGS - {RunState.DONE, RunState.FAILED}  # by a resume
 
 
 class Rounds:
@@ -74,10 +75,12 @@ class Rounds:
         if self._roll_up.manifest.decision is None and (hopeless := undecidable(self._plan)):
             self._notice(hopeless)
 
-    def asked(self, over: Collection[str]) -> frozenset[str]:
+    def asked(self, over: Collection[str], lost: Collection[str]) -> frozenset[str]:
         """Return the ids of the runs asked for so far; all of them without `[decision]`.
 
-        `over` are runs that ended without a result and are not tried again.
+        `over` are runs that ended without a result and are not tried again for now, `lost` those that no
+        resume tries again. A decision goes on without the first, and looks again at one that is repaired; a
+        rung stands, so a search decides it without the second only.
         """
         table = self._plan.decision
         if table is None:
@@ -86,7 +89,7 @@ class Rounds:
         if self._rungs is not None:
             from retrain.plan.search import fresh_plan  # not at the top: few campaigns search
 
-            climb = self._rungs.climb(over)
+            climb = self._rungs.climb(lost)
             if climb.winner in ("", plan.reference):
                 return frozenset(climb.waits)
             plan, climbed = fresh_plan(plan, climb.winner), climb.wanted
@@ -110,9 +113,9 @@ class Rounds:
         for one in rounds:
             append_round(self._files.looks, one)
 
-    def due(self, over: Collection[str]) -> Mapping[str, float | None] | None:
+    def due(self, lost: Collection[str]) -> Mapping[str, float | None] | None:
         """Return the values from which the search's sampler proposes further conditions; None if not yet."""
-        return self._rungs.climb(over).due if self._rungs else None
+        return self._rungs.climb(lost).due if self._rungs else None
 
     @property
     def promoted(self) -> Collection[str]:
@@ -188,10 +191,10 @@ class Rungs:
         self._told = set(lines_of_search(roll_up.manifest.searched))
         self.promoted: Collection[str] = ()  # runs that waited before the last look and go on
 
-    def climb(self, over: Collection[str]) -> Climb:
+    def climb(self, lost: Collection[str]) -> Climb:
         """Return how far the search is; runs that go no further are done then.
 
-        `over` are runs that ended without a result and are not tried again.
+        `lost` are runs that ended without a result and that no resume tries again.
         """
         from retrain.plan.proposals import to_come  # not at the top: few campaigns search
         from retrain.plan.search import climb, stages_of
@@ -199,7 +202,7 @@ class Rungs:
         entries = {run.run_id: run for run in self._roll_up.entries()}
 
         def value_of(run: RunPlan, step: int) -> tuple[bool, float | None]:
-            return self._value(entries[run.run_id], step, over)
+            return self._value(entries[run.run_id], step, lost)
 
         known = read_records(self._files.rungs, Rung)
         left = to_come(self._table, read_proposals(self._files.proposals))
@@ -232,7 +235,7 @@ class Rungs:
             self._told.add(line)
             self._roll_up.notice(line)
 
-    def _value(self, run: RunEntry, step: int, over: Collection[str]) -> tuple[bool, float | None]:
+    def _value(self, run: RunEntry, step: int, lost: Collection[str]) -> tuple[bool, float | None]:
         """Return whether a run is after a step, 0 for its end, and its value there."""
         files, metric = self._files.run(run.run_id), self._table.metric
         if run.state == RunState.RUNNING:
@@ -244,13 +247,13 @@ class Rungs:
         elif is_there := run.state == RunState.DONE:
             read_end = partial(value_at_end, result=run.result or {}, metric=metric)
             value = _read(read_end, files, self._tell)
-        return is_there or run.run_id in over, value
+        return is_there or run.run_id in lost, value
 
     def _end(self, over: Mapping[str, str], entries: Mapping[str, RunEntry]) -> None:
         """Finish runs that go no further, where they are."""
         plans = {run.run_id: run for run in self._plan.runs}
         for run_id, why in over.items():
-            if entries[run_id].state in (RunState.INTERRUPTED, RunState.DIED):
+            if entries[run_id].state in TRIED_AGAIN:
                 _finish(plans[run_id], self._files.run(run_id), why)
                 self._roll_up.changed(run_id)
 

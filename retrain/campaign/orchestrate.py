@@ -38,9 +38,10 @@ from retrain.plan.preflight import runs_programs
 from retrain.records.campaign_state import NoticeBook, ask_to_stop, asked_to_stop
 from retrain.records.files import remove_leftovers
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.manifest import RunEntry
+from retrain.records.manifest import Manifest
 from retrain.records.provenance import known_origin, working_directories
 from retrain.records.run_state import UNREADABLE, RunState
+from retrain.records.rungs import is_out
 from retrain.records.text import as_typed, count_of, first_of
 
 LEFT_ALONE = frozenset({RunState.DONE, RunState.FAILED, RunState.RUNNING})  # by a plain resume
@@ -112,9 +113,9 @@ class CampaignRun:
         roll_up = self._roll_up()
         states = self._states(roll_up)
         roll_up.see_to_damaged(redo=retry_failed)
-        over = [] if retry_failed else [*_failed(states), *self._gone]
+        failed = [] if retry_failed else _failed(states)
         rounds = Rounds(self.plan, roll_up)
-        if not retry_failed and (due := rounds.due(over)) is not None:
+        if not retry_failed and (due := rounds.due([*failed, *self._stuck])) is not None:
             self.propose(due)
             return None
         launcher = self._opened(lock)
@@ -122,7 +123,7 @@ class CampaignRun:
         self.accepted = ()
         if self._supervisor is None:
             rounds.tell_prospects()
-        asked = rounds.asked(over)
+        asked = self._asked(rounds, failed)
         roll_up.refresh()
         todo, alive = self._shares(asked, states, launcher.queued(), retry_failed)
         self._tell_begun(roll_up, todo, alive)
@@ -135,7 +136,10 @@ class CampaignRun:
         except (LaunchError, ConfigError):
             roll_up.refresh(ended=self._supervisor.is_over)
             raise
-        if not self._supervisor.is_stopping and rounds.due(self._gone) is not None:
+        if (
+            not self._supervisor.is_stopping
+            and rounds.due([*_failed(self._states(roll_up)), *self._stuck]) is not None
+        ):
             return None
         return self._outcome(self._supervisor, lock, roll_up, states, forecaster)
 
@@ -149,10 +153,17 @@ class CampaignRun:
             open_permits(self.plan, self._files, self.notice)
         return launcher
 
+    def _asked(self, rounds: Rounds, failed: Sequence[str]) -> frozenset[str]:
+        """Return the ids of the runs asked for; `failed` ones and those that ended here are left alone."""
+        if self._supervisor is not None and self._supervisor.is_stopping:
+            return rounds.asked(failed, failed)
+        ended = [run_id for run_id, one in self._endings.items() if one.state is not RunState.INTERRUPTED]
+        return rounds.asked([*failed, *ended], [*failed, *self._stuck])
+
     @property
-    def _gone(self) -> list[str]:
-        """Runs that ended without a result and are not tried again."""
-        return [run_id for run_id, one in self._endings.items() if one.state is not RunState.INTERRUPTED]
+    def _stuck(self) -> list[str]:
+        """Runs that no resume would bring further, unless the user does what their messages say."""
+        return [run_id for run_id, one in self._endings.items() if one.is_lasting]
 
     def _next_round(self, rounds: Rounds, roll_up: RollUp) -> list[RunPlan]:
         """Return the runs that are needed after those that ended; none once stopped."""
@@ -160,7 +171,7 @@ class CampaignRun:
         if self.plan.decision is None or supervisor is None:
             return []
         states = self._states(roll_up)
-        asked = rounds.asked(_failed(states) if supervisor.is_stopping else [*_failed(states), *self._gone])
+        asked = self._asked(rounds, _failed(states))
         roll_up.refresh()
         todo, _ = self._shares(asked, states, (), retry_failed=False)
         known = self._endings.keys() - rounds.promoted
@@ -263,22 +274,25 @@ class CampaignRun:
 
     def _tell_begun(self, roll_up: RollUp, todo: list[RunPlan], taken: list[RunPlan]) -> None:
         if self._supervisor is None:
-            self._report_skipped(roll_up.manifest.runs, todo, taken)
+            self._report_skipped(roll_up.manifest, todo, taken)
             self._observer.begun(self._files, todo + taken, self.plan.workers)
         else:  # a further session
             self._observer.asked(todo)
 
-    def _report_skipped(
-        self, entries: Sequence[RunEntry], todo: Sequence[RunPlan], taken: Sequence[RunPlan]
-    ) -> None:
+    def _report_skipped(self, manifest: Manifest, todo: Sequence[RunPlan], taken: Sequence[RunPlan]) -> None:
         wanted = {run.run_id for run in todo}
-        counts = Counter(entry.state for entry in entries if entry.run_id not in wanted)
-        if counts[RunState.DONE]:
-            self.notice(f"{count_of(counts[RunState.DONE], 'finished run')} skipped")
-        if counts[RunState.FAILED]:
-            left = count_of(counts[RunState.FAILED], "failed run")
-            self.notice(f"{left} left alone; --failed runs them again")
-        alive = [entry.run_id for entry in entries if entry.state == RunState.RUNNING]
+        counts = Counter(
+            (entry.state, is_out(entry, manifest.searched))
+            for entry in manifest.runs
+            if entry.run_id not in wanted
+        )
+        if done := counts[RunState.DONE, False] + counts[RunState.DONE, True]:
+            self.notice(f"{count_of(done, 'finished run')} skipped")
+        if failed := counts[RunState.FAILED, False]:
+            self.notice(f"{count_of(failed, 'failed run')} left alone; --failed runs them again")
+        if failed := counts[RunState.FAILED, True]:
+            self.notice(f"{count_of(failed, 'failed run')} left alone: the search was decided without them")
+        alive = [entry.run_id for entry in manifest.runs if entry.state == RunState.RUNNING]
         queued = [run.run_id for run in taken if run.run_id not in alive]
         for what, runs in (("alive", alive), ("still queued by the cluster", queued)):
             if runs:

@@ -8,6 +8,8 @@ from pathlib import Path
 import typer
 from typer import Argument, Option
 
+from retrain.errors import RecordsError
+
 
 def command(
     directory: Path = Argument(metavar="DIR", help="The campaign's directory."),
@@ -24,9 +26,14 @@ def command(
     from retrain.campaign.stop import stop_campaign
     from retrain.records.text import as_typed
     from retrain.render.tables import messages
+    from retrain.status import survey
 
     found = stop_campaign(directory, now=now, on_wait=partial(messages().print, soft_wrap=True))
     if not found.was_supervised and not found.workers:
         typer.echo(f"{directory}: nothing was running")
-    else:
-        typer.echo(f"{directory}: stopped; continue with: retrain resume {as_typed(directory)}")
+        return
+    try:
+        then = survey(directory)[0].resume_with
+    except RecordsError:  # which resuming it names
+        then = f"retrain resume {as_typed(directory)}"
+    typer.echo(f"{directory}: stopped{f'; continue with: {then}' if then else ''}")

@@ -16,7 +16,7 @@ from retrain.records.decision import Decision
 from retrain.records.files import read_json, readable, remove_file, write_json
 from retrain.records.layout import RunFiles
 from retrain.records.lines import read_records
-from retrain.records.run_row import AT_RUNG, RunRow
+from retrain.records.run_row import AT_RUNG, PlannedRun, RunRow
 from retrain.records.run_state import WAITING, WAITS, RunState, read_progress
 from retrain.records.text import count_of, number, plain
 
@@ -113,6 +113,14 @@ def is_waiting(files: RunFiles) -> bool:
     """Whether a run has ended its attempt to wait for the search."""
     progress = readable(read_progress, files.status)
     return progress is not None and why_to_wait(files.rung, progress.step) != ""
+
+
+def is_out(run: PlannedRun | RunRow, searched: Searched | None) -> bool:
+    """Whether a search goes on without a run, however it ended: no resume tries it again."""
+    if searched is None or run.seed not in searched.seeds:
+        return False
+    is_dropped = bool(searched.rungs) and run.condition not in searched.rungs[-1].kept
+    return is_dropped or searched.winner != ""
 
 
 def as_decided(row: RunRow, searched: Searched | None) -> RunRow:

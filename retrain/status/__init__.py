@@ -31,7 +31,15 @@ from retrain.records.metrics import mean, median, sample_std
 from retrain.records.provenance import known_origin, recorded_entry
 from retrain.records.run_row import RunRow, read_row, unreadable_row
 from retrain.records.run_state import UNREADABLE, WAITING, RunState
-from retrain.records.rungs import Searched, all_of, as_decided, as_expected, is_settled, read_proposals
+from retrain.records.rungs import (
+    Searched,
+    all_of,
+    as_decided,
+    as_expected,
+    is_out,
+    is_settled,
+    read_proposals,
+)
 from retrain.records.text import as_typed, plain
 
 if TYPE_CHECKING:
@@ -153,7 +161,7 @@ def campaign_row(
         cost_usd=cost_of(runs),
         budget_usd=known.budget_usd,
         stopped=stopped,
-        resume_with="" if is_supervised else _resume_with(directory, state, runs),
+        resume_with="" if is_supervised else _resume_with(directory, state, runs, known),
     )
 
 
@@ -163,11 +171,16 @@ def _steps_total(runs: Sequence[RunRow]) -> int | None:
     return sum(steps) if len(steps) == len(runs) else None
 
 
-def _resume_with(directory: Path, state: str, runs: Sequence[RunRow]) -> str:
+def _resume_with(directory: Path, state: str, runs: Sequence[RunRow], known: Manifest) -> str:
+    """Return the command that brings a campaign further; "" if none does."""
     here = directory.absolute()
     if state == "done" or campaign_of(here).directory != here:
         return ""  # the second is a run of a campaign, which is resumed as a whole
-    failed = " --failed" * ({run.state for run in runs} - {RunState.DONE} == {RunState.FAILED})
+    left = [run for run in runs if not run.is_done]
+    states = {run.state for run in left if not is_out(run, known.searched)}
+    if left and not states and is_settled(known.searched, known.decision):  # it was decided without them
+        return ""
+    failed = " --failed" if states and states <= {RunState.FAILED, UNREADABLE} else ""
     return f"retrain resume {plain(as_typed(directory), _LONGEST_COMMAND)}{failed}"
 
 

@@ -14,13 +14,15 @@ import pytest
 from retrain.campaign import Observer, evidence
 from retrain.campaign.endings import Ending
 from retrain.campaign.run import reopen, start
-from retrain.errors import EXIT_DONE, ConfigError, RecordsError, records_error
+from retrain.errors import EXIT_DONE, EXIT_RUN_FAILED, ConfigError, RecordsError, records_error
 from retrain.plan.matrix import RunPlan
 from retrain.records.decision import Decision
 from retrain.records.layout import CampaignFiles, RunFiles, find_campaigns
+from retrain.records.lines import append_line
 from retrain.records.manifest import Manifest, read_manifest
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import RunState, read_attempts, read_done
+from retrain.records.rungs import Searched
 from retrain.report.contents import contents
 from retrain.report.facts import failures
 from retrain.report.gather import gather
@@ -227,6 +229,46 @@ class Listener(Observer):
 
     def notice(self, text: str) -> None:
         self.notices.append(text)
+
+
+DOWN = (
+    SEARCH.replace('"tests.reward_functions.spelled"', '"tests.plugins.longest_once_there"')
+    .replace("reward.params.bonus = [0.0, 0.1, 0.2, 0.3, 0.5]", 'reward.params.gate = ["", "there"]')
+    .replace("keep = 0.7", "keep = 0.5")
+    .replace('launcher = "inline"', 'launcher = "inline"\nretries = 0')
+    .replace("[2, 4]", "[2]")
+)
+
+
+def test_a_rung_stays_open_while_a_run_of_it_can_be_tried_again(here: Path) -> None:
+    path = here / "search.toml"
+    path.write_text(DOWN)
+    outcome = start(path).execute()
+    directory = outcome.directory
+    assert outcome.exit_code == EXIT_RUN_FAILED
+    assert manifest_of(directory).searched == Searched("mean_reward", "maxrl gate=", (5, 7), stages=((2, 2),))
+    assert survey(directory)[0].resume_with == f"retrain resume {directory}"
+    again = reopen(directory).execute()  # as long as the server is down
+    assert {run_id for run_id, state in again.states.items() if state is RunState.INFRASTRUCTURE} == {
+        "maxrl-gate-there_s5",
+        "maxrl-gate-there_s7",
+    }
+    (here / "there").touch()
+    assert reopen(directory).execute().exit_code == EXIT_DONE
+    searched = manifest_of(directory).searched
+    assert searched is not None
+    assert None not in searched.rungs[0].scores.values()
+
+
+def test_runs_without_which_a_rung_was_decided_are_over(here: Path) -> None:
+    path = here / "search.toml"
+    path.write_text(DOWN)
+    directory = start(path).execute().directory
+    rung = {"step": 2, "scores": {"maxrl gate=": 1.0, "maxrl gate=there": None}, "kept": ["maxrl gate="]}
+    append_line(CampaignFiles(directory).rungs, rung)
+    outcome = reopen(directory).execute()
+    assert set(outcome.states.values()) == {RunState.DONE}
+    assert survey(directory)[0].resume_with == ""
 
 
 @pytest.mark.parametrize("damaged", ["metrics.jsonl", "rung.json"])
