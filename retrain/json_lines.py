@@ -96,7 +96,7 @@ def how_to_correct(path: str | Path) -> str:
     """Return what to do about the path of a file that is not there."""
     if Path(path).is_absolute():
         return "correct the path"
-    return "the path is relative to the current directory"
+    return "paths are relative to the file that names them, in --set to the working directory"
 
 
 @dataclass(frozen=True, slots=True)

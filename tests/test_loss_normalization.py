@@ -14,6 +14,7 @@ from retrain.backends.numpy.training import loss_gradient
 from retrain.backends.objective import split_by_group
 from retrain.campaign.run import reopen
 from retrain.config.load import load_config, parse
+from retrain.config.versions import CURRENT
 from retrain.errors import ConfigError, RunFailedError
 from retrain.plan.matrix import plan_runs
 from retrain.records.metrics import read_metrics
@@ -206,7 +207,7 @@ def test_another_denominator_is_another_experiment():
 def test_a_new_run_says_what_its_keys_mean(tmp_path):
     files = make_run(tmp_path / "r", with_("training", max_steps=1))
     assert worker.read_run(files).algorithm.loss_normalization == "token"
-    files.run_toml.write_text(files.run_toml.read_text().replace("version = 2\n", ""))
+    files.run_toml.write_text(files.run_toml.read_text().replace(f"version = {CURRENT}\n", ""))
     with pytest.raises(ConfigError, match="was changed since it was planned"):
         worker.read_run(files)
 

@@ -170,7 +170,10 @@ def test_a_disk_or_file_server_that_fails_is_no_wrong_path(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("path", "fix"),
-    [("none.jsonl", "the path is relative to the current directory"), ("/no/such.jsonl", "correct the path")],
+    [
+        ("none.jsonl", "paths are relative to the file that names them, in --set to the working directory"),
+        ("/no/such.jsonl", "correct the path"),
+    ],
 )
 def test_only_a_relative_path_is_called_relative(path: str, fix: str) -> None:
     with pytest.raises(ConfigError, match=f"; {fix}$"):

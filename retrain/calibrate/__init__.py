@@ -25,6 +25,7 @@ from retrain.campaign import Observer
 from retrain.campaign.launcher_setup import as_launched
 from retrain.campaign.orchestrate import CampaignRun
 from retrain.campaign.run import start
+from retrain.config.files import located
 from retrain.config.keys import Tables, as_toml
 from retrain.config.load import load_config, load_tables, parse, write_file
 from retrain.config.reference import DIRECTIVE
@@ -177,8 +178,10 @@ class Calibrator:
 
     def write(self, found: Calibration, target: Path) -> Calibration:
         """Write the calibrated file; raise RecordsError if it cannot be written."""
-        schema = schema_line(self._path)
-        text = to_toml(self._tables, found.advice, self._path.name, self._overrides, schema)
+        schema, tables = schema_line(self._path), self._tables
+        if not target.parent.samefile(self._path.parent):
+            tables = dict(located(tables, self._path.parent))
+        text = to_toml(tables, found.advice, self._path.name, self._overrides, schema)
         try:
             write_file(target.resolve(), text)
         except OSError as error:
@@ -186,7 +189,7 @@ class Calibrator:
         return replace(found, written=str(target))
 
     def _plan_of(self, tables: Tables) -> Plan:
-        config = parse(tables, self._path.name, try_plugins=False)
+        config = parse(tables, self._path.name, try_plugins=False, beside=self._path.parent)
         return as_launched(plan_runs(config, self._path.name), self._path.name)
 
 

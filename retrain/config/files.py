@@ -1,26 +1,105 @@
 """Files that a run's configuration names: found from any directory, and identified by content.
 
-A value names a file if its field says so, or, in a plugin's table, if its key is `path` or ends in
-`_path`; and if a file or directory of that name exists. Anything else (a hub id, a dotted path) is text.
+A value names a file if its field says so, or, in a plugin's table, if its key is `path`, `chat_template` or
+ends in `_path`; and if a file or directory of that name exists. Anything else (a hub id, a dotted path) is
+text. An input is relative to the file that names it; what is written, to the working directory.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from retrain.config.adapters import weights_of
-from retrain.config.resolve import as_tables, build, values_of
+from retrain.config.keys import Tables, keys_of, quote
+from retrain.config.resolve import RUN_SECTIONS, SECTIONS, as_tables, build, values_of
 from retrain.config.schema import Config
 from retrain.errors import ConfigError
 
 LARGEST_WHOLE = 256 * 2**20  # bytes; of a larger file (weights) only samples are read, to start quickly
 SAMPLES = 256
 SAMPLE_BYTES = 64 * 2**10
+INPUTS = ("file", "adapter")  # kinds of values
+DECLARED = {  # by section and key
+    (section, key.name): key.path for section in RUN_SECTIONS for key in keys_of(SECTIONS[section]).values()
+}
+
+
+def located(tables: Tables, beside: Path) -> Tables:
+    """Return a file's tables with absolute paths of the inputs that are there, relative to `beside`."""
+
+    def found(value: Any, _: str, kind: str) -> Any:
+        return _whole(beside / value) if _is_relative(value, kind) and _exists(str(beside / value)) else value
+
+    return _with_inputs(tables, found)
+
+
+def input_problems(tables: Tables, beside: Path) -> Iterator[tuple[str, str]]:
+    """Iterate over inputs that the working directory has, and `beside` should: dotted key, problem."""
+    here = Path.cwd()
+    named: list[tuple[str, str]] = []
+
+    def note(value: Any, key: str, kind: str) -> Any:
+        if _is_relative(value, kind) and _exists(str(here / value)):
+            named.append((key, value))
+        return value
+
+    _with_inputs(tables, note)
+    for key, value in named:
+        own, other = _whole(beside / value), _whole(here / value)
+        if not _exists(own):
+            instead = quote(os.path.relpath(other, beside.absolute()))
+            what = f"which is in the working directory only ({other})"
+            fix = f"paths are relative to the file that names them: write {instead}"
+        elif not Path(own).samefile(other):
+            what = f"which is beside this file ({own}) and in the working directory ({other})"
+            fix = "rename one of them, or write the absolute path"
+        else:
+            continue
+        yield key, f"got {quote(value)}, {what}; {fix}"
+
+
+def absolute_inputs(value: Any, key: str) -> Any:
+    """Return an override of a dotted key with absolute paths of the inputs that the working directory has.
+
+    Those of a sweep stay as they are, because they name its conditions.
+    """
+    if key.partition(".")[0] not in (*RUN_SECTIONS, "eval") and not key.startswith("campaign.conditions"):
+        return value
+    return mapped(
+        value, key, _kind_of(key), lambda v, _, kind: _absolute(v, "", kind if kind in INPUTS else "")
+    )
+
+
+def _with_inputs(tables: Tables, change: Callable[[Any, str, str], Any]) -> Tables:
+    """Return a file's tables with what may name an input replaced, also in its conditions and its sweep."""
+    changed = {
+        name: mapped(table, name, "", change) if name in RUN_SECTIONS or name == "eval" else table
+        for name, table in tables.items()
+    }
+    campaign = tables.get("campaign")
+    if isinstance(campaign, dict):
+        own = {
+            name: mapped(campaign[name], f"campaign.{name}", "", change)
+            for name in ("conditions", "sweep")
+            if name in campaign
+        }
+        changed["campaign"] = {**campaign, **own}
+    return changed
+
+
+def _is_relative(value: Any, kind: str) -> bool:
+    return kind in INPUTS and isinstance(value, str) and value != "" and not os.path.isabs(value)  # noqa: PTH117
+
+
+def _whole(path: Path) -> str:
+    """Return a path as an absolute one, without `..` unless that follows a symbolic link."""
+    whole = os.path.abspath(path)  # noqa: PTH100
+    return whole if _exists(whole) else str(path.absolute())
 
 
 def with_absolute_paths(config: Config) -> Config:
@@ -117,7 +196,10 @@ def _files(config: Config) -> dict[str, str]:
 def mapped(value: Any, key: str, kind: str, change: Callable[[Any, str, str], Any]) -> Any:
     """Return a copy of tables and lists, each value replaced by a function of it, its key and its kind."""
     if isinstance(value, dict):
-        return {name: mapped(inner, f"{key}.{name}", _kind_of(name), change) for name, inner in value.items()}
+        return {
+            name: mapped(inner, f"{key}.{name}", _kind_of(f"{key}.{name}"), change)
+            for name, inner in value.items()
+        }
     if isinstance(value, list):
         return [mapped(inner, f"{key}.{number}", kind, change) for number, inner in enumerate(value)]
     return change(value, key, kind)
@@ -128,8 +210,11 @@ def _absolute(value: Any, _: str, kind: str) -> Any:
     return str(Path(value).absolute()) if is_made or (kind and _exists(value)) else value
 
 
-def _kind_of(key: str) -> str:
-    return "file" if key == "path" or key.endswith("_path") else ""
+def _kind_of(dotted: str) -> str:
+    """Return what the value of a key names, if it is a path; in a plugin's table by the key's name."""
+    above, _, key = dotted.rpartition(".")
+    declared = DECLARED.get((above.rpartition(".")[2], key), "")
+    return declared or ("file" if key in ("path", "chat_template") or key.endswith("_path") else "")
 
 
 def _exists(value: Any) -> bool:

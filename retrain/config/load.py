@@ -23,7 +23,7 @@ from retrain.config.checks import (
 )
 from retrain.config.drafts import Draft, Location, Problem, Trials, draft_of, place
 from retrain.config.eval_checks import check_eval_tables, check_eval_tokens, with_eval_tables
-from retrain.config.files import found_below
+from retrain.config.files import absolute_inputs, found_below, input_problems, located
 from retrain.config.keys import Table, Tables, put, quote, table_at
 from retrain.config.points import Proposal
 from retrain.config.prices import check_prices
@@ -47,7 +47,7 @@ from retrain.config.sweep import (
     with_plain_keys,
 )
 from retrain.config.sweep_checks import check_sweep, ends_of
-from retrain.config.versions import CURRENT, as_meant
+from retrain.config.versions import BESIDE_THE_FILE, CURRENT, as_meant
 from retrain.errors import ConfigError, records_error
 
 LARGEST_FILE_BYTES = 1_000_000  # a campaign file is a page or two; this limits the parser's input
@@ -68,11 +68,11 @@ def load_config(
     Args:
         path: the TOML file.
         overrides: `section.key=value` each, value as in TOML (a bare word is a string); they replace
-            what the file says outside its conditions.
+            what the file says outside its conditions. Their paths are relative to the working directory.
         try_plugins: also build tasks and ask plugins to check their options.
         version: of the keys' meanings; a run.toml contains its own.
-        beside: directory searched for dotted paths before the current one; default: that of a run.toml's
-            origin, else the file's.
+        beside: directory that the file's paths are relative to, and where dotted paths are searched first;
+            default: that of a run.toml's origin, else the file's.
         project: where absolute paths that are gone are looked for; problems then name the file in full.
         proposed: what the file's sampler has proposed so far.
 
@@ -84,9 +84,17 @@ def load_config(
     overridden = _apply_overrides(raw, overrides)
     if beside is None and "where" in (origin := table_at(raw, "run", "origin")):
         beside = Path(str(origin["where"])) / str(origin.get("beside", "."))
-    registry.look_beside(beside or path.parent)
+    beside = beside or path.parent
+    registry.look_beside(beside)
     raw, source = (found_below(raw, project), str(path)) if project else (raw, path.name)
-    return parse(as_meant(raw, version), source, overridden, try_plugins=try_plugins, proposed=proposed)
+    return parse(
+        as_meant(raw, version),
+        source,
+        overridden,
+        try_plugins=try_plugins,
+        proposed=proposed,
+        beside=beside if version >= BESIDE_THE_FILE else None,
+    )
 
 
 def load_types(path: Path, overrides: Sequence[str] = (), proposed: Sequence[Proposal] = ()) -> Config:
@@ -94,7 +102,7 @@ def load_types(path: Path, overrides: Sequence[str] = (), proposed: Sequence[Pro
     raw = with_eval_tables(with_launcher_options(load_tables(path, overrides)))
     wrong = list(check_sweep(raw))
     drafts = [] if wrong else [draft_of(expanded(raw, proposed))]
-    drafts += [draft for _, draft in _drafts(raw, None, proposed)] if drafts else []
+    drafts += [draft for _, draft in _drafts(raw, draft_of, proposed)] if drafts else []
     wrong += chain.from_iterable(draft.mistakes for draft in drafts)
     if wrong:
         raise ConfigError([f"{path} {place(location)}: {what}" for location, what in wrong])
@@ -177,8 +185,12 @@ def parse(
     *,
     try_plugins: bool = True,
     proposed: Sequence[Proposal] = (),
+    beside: Path | None = None,
 ) -> Config:
-    """Build the Config of raw tables; a ConfigError has one line, `source [section].key: what`, a problem."""
+    """Build the Config of raw tables; a ConfigError has one line, `source [section].key: what`, a problem.
+
+    Paths are relative to the directory `beside`; None: to the working directory.
+    """
 
     def where(location: Location) -> str:
         is_set = location in overridden or _is_made_up(given, location, overridden)
@@ -187,14 +199,20 @@ def parse(
     given, launcher = raw, list(check_launcher_tables(raw))
     raw = with_eval_tables(with_launcher_options(with_plain_keys(raw)))
     trials: Trials | None = {} if try_plugins else None
-    file = draft_of(raw, trials)
+
+    def draft(tables: Tables) -> Draft:
+        return draft_of(located(tables, beside) if beside else tables, trials)
+
+    file = draft(raw)
     sweep = list(check_sweep(raw))
-    drafts = [] if sweep else _drafts(raw, trials, proposed)
+    drafts = [] if sweep else _drafts(raw, draft, proposed)
     unread = [*launcher, *check_environment_is_named(file, conditions(raw)), *check_eval_tables(file), *sweep]
     found = [*file.mistakes, *unread, *check_campaign(file), *check_logging(file), *check_prices(file)]
     # what every condition replaces must still be right
     found += check_plugins(file, by_name=True) if drafts else check_run(file)
     found += _without_effect(raw, [variant for variant, _ in drafts], overridden)
+    if beside:
+        found += [(_location(key), what) for key, what in input_problems(raw, beside)]
     lines = [f"{where(location)}: {what}" for location, what in found]
     lines += chain.from_iterable(_problems_of(variant, draft, source, where) for variant, draft in drafts)
     lines += [f"{where(location)}: {what}" for location, what in _across(file, drafts)]
@@ -202,17 +220,23 @@ def parse(
         raise ConfigError(list(dict.fromkeys(lines)))
     if not table_of(raw):
         return file.config
-    return _with_conditions(file.config, draft_of(expanded(raw, proposed)).config)
+    return _with_conditions(file.config, draft(expanded(raw, proposed)).config)
 
 
-def _drafts(raw: Tables, trials: Trials | None, proposed: Sequence[Proposal]) -> list[tuple[Variant, Draft]]:
+def _location(dotted: str) -> Location:
+    return tuple(int(part) if part.isdigit() else part for part in dotted.split("."))
+
+
+def _drafts(
+    raw: Tables, draft: Callable[[Tables], Draft], proposed: Sequence[Proposal]
+) -> list[tuple[Variant, Draft]]:
     """Return the conditions, at each point of the sweep, laid over the file.
 
     Of ranges from which a sampler has yet to propose points, these are their ends.
     """
     base, ends = with_default_plugins(raw), (one for one in ends_of(raw) if one not in proposed)
     found = variants(raw, [*proposed, *ends])
-    return [(one, draft_of(merge(base, overrides_of(one.table)), trials)) for one in found]
+    return [(one, draft(merge(base, overrides_of(one.table)))) for one in found]
 
 
 def _across(file: Draft, drafts: Sequence[tuple[Variant, Draft]]) -> Iterator[Problem]:
@@ -280,7 +304,7 @@ def _apply_overrides(raw: Table, overrides: Sequence[str]) -> frozenset[Location
         keys = tuple(k.strip() for k in path.split("."))
         if not equals or len(keys) < 2 or not all(keys):
             problems.append(f"--set {text}: not of the form section.key=value; write --set training.lr=1e-4")
-        elif not put(raw, keys, value_of(value), replaces=True):
+        elif not put(raw, keys, absolute_inputs(value_of(value), ".".join(keys)), replaces=True):
             problems.append(f"--set {text}: {place(keys[:-1])} is not a table that holds {keys[-1]!r}")
         else:
             done.add(keys)

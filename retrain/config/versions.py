@@ -11,7 +11,11 @@ from typing import Any
 
 from retrain.config.keys import Table, Tables
 
-CURRENT = 2
+CURRENT = 3
+BESIDE_THE_FILE = (
+    3  # since then inputs are relative to the file that names them; before, to the working directory
+)
+OVER_ALL_SCORED = 2
 # Number 1 divided the loss by what informative groups hold; since 2 these words mean all scored rollouts.
 OVER_INFORMATIVE = {name: f"informative_{name}" for name in ("token", "sequence", "constant")}
 
@@ -21,7 +25,7 @@ def as_meant(tables: Tables, otherwise: int = CURRENT) -> Table:
 
     `otherwise` is the version of a file that is no run.toml.
     """
-    if run_version(tables, otherwise) >= CURRENT:
+    if run_version(tables, otherwise) >= OVER_ALL_SCORED:
         return dict(tables)
     renamed = dict(_renamed(tables, default="token"))
     campaign = tables.get("campaign")

@@ -7,6 +7,7 @@ are used, and a `--set` that changed results shows in the comparison with the ru
 from __future__ import annotations
 
 import hashlib
+import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -121,7 +122,12 @@ def _used(files: CampaignFiles, origin: Provenance) -> tuple[set[Path], set[Path
     texts: dict[str, str] = {}  # by dotted key
     mapped(tables, "", "", lambda value, key, _: texts.update({key[1:]: str(value)}))
     named = [Path(texts[key]) for key in keys if key in texts]
-    data = {path.relative_to(where) for path in named if path.is_relative_to(where)}
+    beside = Path(os.path.normpath(where / origin.beside))
+    data = {
+        Path(os.path.relpath(path, where))
+        for path in named
+        if path.is_relative_to(where) or path.is_relative_to(beside)
+    }
     return data, {Path(origin.beside, name) for text in texts.values() for name in _modules(text)}
 
 

@@ -240,6 +240,8 @@ def _loaded(name: str, what: str, load: Callable[[], Any]) -> Any:
     """Run third-party code; report any exception as a problem of the file that names it."""
     try:
         return load()
+    except ConfigError:
+        raise
     except (Exception, SystemExit) as error:
         why, fix = located(error), "fix that code"
         if isinstance(error, ImportError | AttributeError) and not is_in_own_code(error):

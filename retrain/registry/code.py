@@ -1,7 +1,7 @@
 """The code of plugins: ours, or the user's own, which is located when it raises.
 
 Importing a plugin's file is quick: what it needs is imported by its functions. So a plan can be checked
-without that. Users' own code is found in the directory of the campaign's file.
+without that. Users' own code is found in the directory of the campaign's file, else where Python looks.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -98,8 +99,26 @@ def import_module(name: str) -> ModuleType:
     top = name.partition(".")[0]
     for directory in _beside:
         if PathFinder.find_spec(top, [str(directory)]) is not None:
+            _refuse_namesake(name, directory)
             _make_way(top, str(directory))
     return importlib.import_module(name)
+
+
+def _refuse_namesake(name: str, directory: Path) -> None:
+    """Raise ConfigError if the working directory has a module of this name as well."""
+    with suppress(FileNotFoundError):  # the working directory may be gone
+        own, other = _source_of(name, directory), _source_of(name, Path.cwd())
+        if own is not None and other is not None and not own.samefile(other):
+            raise ConfigError(
+                f"module {name!r} is beside the file that names it ({own}) and in the working directory "
+                f"({other}); rename one of them"
+            )
+
+
+def _source_of(name: str, directory: Path) -> Path | None:
+    """Return the file or folder of a module below a directory; None if it has none there."""
+    place = directory.joinpath(*name.split("."))
+    return next((path for path in (place, place.with_name(f"{place.name}.py")) if path.exists()), None)
 
 
 def remember(module: ModuleType, found: object, what: str) -> None:

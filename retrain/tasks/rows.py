@@ -98,7 +98,7 @@ def task_of_files(
         """Read the file and split it by prompt text; rows of one prompt stay on one side.
 
         Args:
-            path: the file, UTF-8, relative to the current directory.
+            path: the file, UTF-8, relative to the file that names it.
             held_out_path: a second file to evaluate on; then all of the first is used for training.
             prompt_field: field of the prompt text, not empty.
             answer_field: field of the reference answer; "" if the reward needs none.

@@ -155,7 +155,6 @@ def test_a_dotted_path_is_looked_up_beside_the_file_wherever_one_is(
     project = campaign_file.parent / "project"
     project.mkdir()
     (project / "beside_reward.py").write_text("def score(completion, prompt):\n    return 0.5\n")
-    (campaign_file.parent / "beside_reward.py").write_text("raise ImportError('the wrong one')\n")
     file = campaign_file.rename(project / campaign_file.name)
     file.write_text(file.read_text() + '[reward]\nreward = "beside_reward.score"\n')
     assert retrain("explain", file).returncode == 0
@@ -168,6 +167,9 @@ def test_a_dotted_path_is_looked_up_beside_the_file_wherever_one_is(
     assert resumed.returncode == 0, resumed.stderr
     repeated = retrain("explain", campaign / "runs" / "grpo_s0" / "run.toml")
     assert repeated.returncode == 0, repeated.stderr
+    (campaign_file.parent / "beside_reward.py").write_text("raise ImportError('the wrong one')\n")
+    told = retrain("explain", file).stderr
+    assert "project/beside_reward.py) and in the working directory" in told
 
 
 def test_two_campaigns_in_one_process_each_have_the_file_beside_theirs(here: Path) -> None:
