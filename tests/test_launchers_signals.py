@@ -77,3 +77,42 @@ def test_a_mark_is_a_processs_own_and_gone_with_it() -> None:
     assert start_mark(process.pid) != start_mark(os.getpid())
     process.communicate(b"\n")
     assert start_mark(process.pid) == ""
+
+
+def test_a_process_that_a_lock_file_only_names_is_left_alone(
+    held: tuple[Path, subprocess.Popen[str]],
+) -> None:
+    """Who can write to a directory can name any process there, with its true start."""
+    lock, holder = held
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as victim:
+        text = lock.read_text().replace(f'"pid": {holder.pid},', f'"pid": {victim.pid},')
+        lock.write_text(text.replace(start_mark(holder.pid), start_mark(victim.pid)))
+        assert not signal_holder(lock, signal.SIGKILL)
+        launcher = open_launcher(Assignment("c", lock.parent, {"a": lock.parent}, 1, None, where=lock.parent))
+        launcher.adopt(["a"])
+        launcher.cancel(["a"], now=True)
+        victim.communicate(b"\n")
+        assert victim.returncode == 0
+    assert holder.poll() is None
+
+
+def test_a_holder_that_belongs_to_another_user_is_left_alone(
+    held: tuple[Path, subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, holder = held
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert not signal_holder(lock, signal.SIGKILL)
+    assert holder.poll() is None
+
+
+def test_a_worker_that_cannot_be_signalled_is_named(held: tuple[Path, subprocess.Popen[str]]) -> None:
+    lock, holder = held
+    lock.write_text(lock.read_text().replace(f'"pid": {holder.pid},', f'"pid": {os.getpid()},'))
+    said: list[str] = []
+    where = lock.parent
+    launcher = open_launcher(Assignment("c", where, {"a": where}, 1, None, where=where, say=said.append))
+    launcher.adopt(["a"])
+    launcher.cancel(["a"], now=False)
+    assert len(said) == 1
+    assert "a: " in said[0]
+    assert str(lock) in said[0]

@@ -29,8 +29,8 @@ from retrain.errors import ConfigError, LaunchError, RecordsError
 from retrain.launchers import Assignment, Ended
 from retrain.line_process import kill_group
 from retrain.locks import Descriptor, LockFile
-from retrain.locks.held import LockHolder, holder, is_held, signal_holder, signal_process
-from retrain.records.files import open_log
+from retrain.locks.held import LockHolder, holder, is_held, proven_holder, signal_holder, signal_process
+from retrain.records.files import open_log, readable
 from retrain.records.layout import RunFiles, own_temporary_folder
 from retrain.system.nvidia import gpu_count, gpu_uuids, visible
 
@@ -57,11 +57,12 @@ class LocalLauncher:
     def __init__(self, assignment: Assignment) -> None:
         self._runs = assignment.runs
         self._where = assignment.where
+        self._say = assignment.say
         self._gpu_runs = assignment.gpu_runs
         # read once: a worker's share must not depend on when it is started
         self._gpus = visible_gpus(os.environ.get(VISIBLE), gpu_count()) if assignment.gpu_runs else []
         self._ended: queue.SimpleQueue[Ended | None] = queue.SimpleQueue()
-        self._signal: dict[str, Callable[[int], object]] = {}
+        self._signal: dict[str, Callable[[int], bool]] = {}
 
     def submit(self, run_ids: Sequence[str]) -> Collection[str]:
         for run_id in run_ids:
@@ -86,7 +87,7 @@ class LocalLauncher:
         """Watch workers that are not our children, by the locks that they hold."""
         for run_id in run_ids:
             lock = RunFiles(self._runs[run_id]).lock
-            self._watch(run_id, partial(_signal_adopted, lock, holder(lock)), partial(_wait_for_lock, lock))
+            self._watch(run_id, partial(_signal_adopted, lock, _proven(lock)), partial(_wait_for_lock, lock))
 
     def poll(self, timeout_s: float) -> list[Ended]:
         ends: list[Ended] = []
@@ -103,10 +104,22 @@ class LocalLauncher:
     def cancel(self, run_ids: Sequence[str], *, now: bool) -> None:
         """Send SIGTERM, and SIGCONT for a suspended worker, or SIGKILL."""
         for run_id in run_ids:
-            for number in (signal.SIGKILL,) if now else (signal.SIGTERM, signal.SIGCONT):
-                self._signal[run_id](number)
+            numbers = (signal.SIGKILL,) if now else (signal.SIGTERM, signal.SIGCONT)
+            if not any([self._signal[run_id](number) for number in numbers]):
+                self._say_unreached(run_id)
 
-    def _watch(self, run_id: str, signal_it: Callable[[int], object], wait: Callable[[], int | None]) -> None:
+    def _say_unreached(self, run_id: str) -> None:
+        lock = RunFiles(self._runs[run_id]).lock
+        if not readable(is_held, lock):
+            return
+        named = holder(lock)
+        if named is None or named.is_here:  # one elsewhere was named before
+            self._say(
+                f"{run_id}: not signalled: the process that holds {lock} is not yours or not the one that it "
+                f"names ({named or 'none'}); end that process"
+            )
+
+    def _watch(self, run_id: str, signal_it: Callable[[int], bool], wait: Callable[[], int | None]) -> None:
         def notice() -> None:
             self._ended.put(Ended(run_id, wait()))
 
@@ -138,22 +151,29 @@ def _spawn(run_dir: Path, where: Path, slot: GpuSlot) -> subprocess.Popen[bytes]
         os.close(log)
 
 
-def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
+def _signal_group(process: subprocess.Popen[bytes], number: int) -> bool:
     if process.poll() is None:  # not reaped yet, so the pid is still this process's
         if number == signal.SIGKILL:
             kill_group(process.pid)  # and whatever it started
         else:
             process.send_signal(number)
+    return True
 
 
-def _signal_adopted(lock: Path, found: LockHolder | None, number: int) -> None:
-    """Signal a run's worker; the one found before if the lock cannot be read for now."""
+def _proven(lock: Path) -> LockHolder | None:
+    with contextlib.suppress(RecordsError):  # said when it is signalled
+        return proven_holder(lock)
+    return None
+
+
+def _signal_adopted(lock: Path, worker: LockHolder | None, number: int) -> bool:
+    """Signal a run's worker; the one that held its lock before if that cannot be read for now."""
     try:
-        signal_holder(lock, number)
+        return signal_holder(lock, number)
     except RecordsError:
-        if found is None:
+        if worker is None:
             raise
-        signal_process(found, number)
+        return signal_process(worker, number)
 
 
 def _wait_for_lock(lock: Path) -> None:

@@ -4,7 +4,9 @@ A network file system may silently keep locks local to each machine. A holder th
 see therefore renews a lease: it writes the time into its lock file every few seconds. Only machines other
 than its own (another host name, or another boot) rely on the lease. Clocks of two machines may differ, so
 a process that wants the lock watches whether the lease is renewed instead of comparing times. A signal to a
-holder, which need not be our child, is sent only once it is proven to be the right process.
+holder, which need not be our child, is sent only once the kernel says that this process holds the lock, and
+only to a process of the same user: anybody who can write to a directory can write any process into its lock
+files.
 
 `flock` on a file that is never unlinked, and not `filelock`, the plain lock elsewhere: these locks name
 their holder, renew a lease, and are not kept by a forked child.
@@ -22,10 +24,14 @@ import time
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from retrain.clock import utc_now
 from retrain.errors import records_error
 from retrain.locks import LockFile, is_in_place, is_of_this_boot, start_mark
+
+if TYPE_CHECKING:
+    import psutil
 
 _PROBE_WAIT_S = 1.0  # another process's `is_held` lasts microseconds, longer on a machine that swaps
 _PAUSE_S = 0.002
@@ -184,33 +190,78 @@ def present_holder(path: Path) -> LockHolder | None:
         time.sleep(_PAUSE_S)
 
 
+def proven_holder(path: Path) -> LockHolder | None:
+    """Return the holder of a lock that lives here, is this user's, and holds it by the kernel's account.
+
+    Root may stop whom the file's owner could: the file and the process belong to the same user.
+    """
+    holder_now = present_holder(path) if is_held(path) else None
+    if holder_now is None or not holder_now.is_here or not holder_now.started:
+        return None
+    import psutil  # not at the top: workers signal nobody
+
+    try:
+        file = path.lstat()
+        process = psutil.Process(holder_now.pid)
+        user = os.geteuid() or file.st_uid
+        is_ours = process.uids().real == user
+    except (OSError, psutil.Error, ValueError):
+        return None
+    return holder_now if is_ours and _holds(process, path, file) else None
+
+
+def _holds(process: psutil.Process, path: Path, file: os.stat_result) -> bool:
+    """Whether the kernel says that a process holds an exclusive lock on a file.
+
+    Where it does not list locks (other systems than Linux), whether the process has the file open.
+    """
+    import psutil
+
+    try:
+        lines = Path("/proc/locks").read_text(errors="replace").splitlines()
+    except OSError:
+        try:
+            return any(os.path.samestat(Path(entry.path).stat(), file) for entry in process.open_files())
+        except (OSError, psutil.Error):
+            return False
+    is_named = os.major(file.st_dev) != 0  # btrfs and overlayfs show a file another device than its locks
+    device = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}"
+    for line in lines:  # 1: FLOCK ADVISORY WRITE 708 08:01:1311 0 EOF; one who waits has "->" before FLOCK
+        fields = line.split()
+        if len(fields) < 6 or fields[1] == "->" or fields[3] != "WRITE" or fields[4] != str(process.pid):
+            continue
+        where, _, inode = fields[5].rpartition(":")
+        if inode == str(file.st_ino) and (where == device or not is_named):
+            return True
+    return False
+
+
 def signal_holder(path: Path, number: int) -> bool:
     """Signal the process that holds a lock; SIGKILL goes to everything in its process group as well.
 
     Returns:
-        False if nobody holds the lock, or its holder is on another machine or cannot be identified.
+        False if nobody holds the lock, or its holder is on another machine, is another user's or is not
+        proven to hold it.
     """
-    found = present_holder(path) if is_held(path) else None
-    return found is not None and signal_process(found, number)
+    holder_now = proven_holder(path)
+    return holder_now is not None and signal_process(holder_now, number)
 
 
-def signal_process(found: LockHolder, number: int) -> bool:
-    """Signal the process that a lock file named, if it lives here, whatever it still holds."""
-    if not found.is_here:
-        return False
+def signal_process(proven: LockHolder, number: int) -> bool:
+    """Signal a process that was proven to hold a lock, if it still lives, whatever it still holds."""
     fd = -1
     try:
         if sys.platform == "linux":  # a pidfd stays this process's, even if its id is reused
             with contextlib.suppress(OSError):  # too old a kernel, or a sandbox that forbids it
-                fd = os.pidfd_open(found.pid)
-        if not found.started or start_mark(found.pid) != found.started:
+                fd = os.pidfd_open(proven.pid)
+        if start_mark(proven.pid) != proven.started:
             return False
-        if number == signal.SIGKILL and os.getpgid(found.pid) == found.pid:
-            os.killpg(found.pid, number)
+        if number == signal.SIGKILL and os.getpgid(proven.pid) == proven.pid:
+            os.killpg(proven.pid, number)
         elif fd >= 0:
             signal.pidfd_send_signal(fd, number)
         else:
-            os.kill(found.pid, number)
+            os.kill(proven.pid, number)
         return True
     except ProcessLookupError:
         return False
