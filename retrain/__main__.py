@@ -10,6 +10,7 @@ from pathlib import Path
 
 from retrain.errors import EXIT_BUG, EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_RECORDS, RetrainError
 from retrain.hide_process import hide
+from retrain.redaction import cover_output
 from retrain.streams import fill_closed, leave, write_in_any_encoding
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # errors of a full disk
@@ -20,6 +21,7 @@ def main() -> None:
     hide()  # keys in its environment
     fill_closed()
     write_in_any_encoding()
+    cover_output(results=False)
     arguments = sys.argv[1:]
     first = next((i for i, argument in enumerate(arguments) if not argument.startswith("-")), None)
     if first is not None and _names_a_file(arguments[first]):
@@ -39,11 +41,9 @@ def main() -> None:
 
 
 def _print(text: str) -> None:
-    """Print what went wrong if it can be, without the users and passwords of addresses in it."""
-    from retrain.http_client import without_user  # imported late: few commands fail
-
+    """Print what went wrong if it can be."""
     with contextlib.suppress(OSError):  # a full disk must not change the exit code
-        print(without_user(text), file=sys.stderr)
+        print(text, file=sys.stderr)
 
 
 def _names_a_file(argument: str) -> bool:

@@ -52,11 +52,6 @@ class CallError(Exception):
         return self.code == 0 or self.code in PASSING
 
 
-def without_user(address: str) -> str:
-    """Return an address, or a text with addresses, without their users and passwords."""
-    return re.sub(r"//[^/?#\s]*@", "//", address)
-
-
 def is_address(url: str) -> bool:
     """Whether a text is an address of HTTP with a host."""
     try:

@@ -15,6 +15,8 @@ import time
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
+from retrain.redaction import cover_output
+
 LONGEST_LINE = 1 << 26  # bytes
 
 
@@ -104,12 +106,16 @@ def how_ended(code: int) -> str:
 
 
 def private_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Return the pipes, moved to descriptors that code which reads or prints does not use."""
+    """Return the pipes, moved to descriptors that code which reads or prints does not use.
+
+    What it prints is redacted, as a worker's.
+    """
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)
+    cover_output()
     return requests, replies
 
 

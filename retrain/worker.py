@@ -53,6 +53,7 @@ from retrain.records.metrics import Seal, require_steps, seal_of
 from retrain.records.row_parts import Value
 from retrain.records.run_state import RunState, begin_attempt, end_attempt, read_done, write_done
 from retrain.records.text import as_typed
+from retrain.redaction import cover_output, recorded_error
 from retrain.streams import fill_closed, leave
 
 if TYPE_CHECKING:
@@ -225,25 +226,18 @@ def _train(
             )
     except Exception as error:  # noqa: BLE001 - the worker's edge: every error is recorded
         code = exit_code_of(error)
-        message = _redacted(str(error) if isinstance(error, RetrainError) else _message(error))
+        message = str(error) if isinstance(error, RetrainError) else _message(error)
         if code != EXIT_INTERRUPTED:
             is_told = isinstance(error, _TOLD) or registry.names_place(message)
-            _say(message if is_told else _redacted(traceback.format_exc().rstrip()), code)
+            _say(message if is_told else traceback.format_exc().rstrip(), code)
         journal.ended(STATE_OF_EXIT.get(code, RunState.FAILED), {})
         with contextlib.suppress(RecordsError):  # for display only: must not hide the error
             journal.phase("", step, state=STATE_OF_EXIT.get(code, RunState.FAILED), message=message)
-        return AttemptEnd(code, message)
+        return AttemptEnd(code, recorded_error(message))
 
 
 def _message(error: Exception) -> str:
     return registry.fault_of(error) or f"{type(error).__name__}: {error}"
-
-
-def _redacted(text: str) -> str:
-    """Return a text without the users and passwords of addresses in it."""
-    from retrain.http_client import without_user  # imported late: few runs fail
-
-    return without_user(text)
 
 
 def _say_damaged(directory: Path) -> None:
@@ -270,6 +264,7 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     fill_closed()
+    cover_output()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers share the cores; set it to give a worker more
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     leave(main(sys.argv[1:]))

@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 
+from retrain.rewards import UnscoredError
 from retrain.rollouts import Prompt
 from retrain.tasks import Task
 
@@ -23,6 +24,22 @@ def not_a_number(completion: str, prompt: Prompt) -> float:
 def unreachable(completion: str, prompt: Prompt) -> float:
     address = f"http://me:{os.environ['PASSWORD']}@127.0.0.1/judge"
     raise ConnectionError(f"no answer from {address}")
+
+
+def quoting(completion: str, prompt: Prompt) -> float:
+    key = os.environ["PASSWORD"]
+    print(f"asking with Bearer {key}")
+    raise RuntimeError(
+        f"401 for https://judge/v1?api_key={key}&n=1, headers {{'Authorization': 'Bearer {key}'}}"
+    )
+
+
+def quoting_unscored(completion: str, prompt: Prompt) -> float:
+    key = os.environ["PASSWORD"]
+    if completion.startswith("1"):
+        return 1.0
+    print(f"HTTP 401 with token={key}")
+    raise UnscoredError(f"refused: https://judge/v1?api_key={key}")
 
 
 def broken(completion: str, prompt: Prompt) -> float:

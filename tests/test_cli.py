@@ -284,6 +284,7 @@ def test_help_imports_no_command(here: Path) -> None:
         "retrain.cli",
         "retrain.errors",
         "retrain.hide_process",
+        "retrain.redaction",
         "retrain.streams",
     }
 

@@ -176,7 +176,8 @@ def servers_of(configs: Iterable[Config]) -> Iterator[UsedServer]:
         named |= _servers_named(config)
     for address, key in named.items():
         # not at the top: few runs have servers; it takes 20 ms
-        from retrain.http_client import answer_of, without_user
+        from retrain.http_client import answer_of
+        from retrain.redaction import without_user
 
         if not re.match(r"https?://", address):  # reported elsewhere
             continue

@@ -19,8 +19,8 @@ from urllib.parse import unquote, urlsplit
 
 from retrain import extras
 from retrain.errors import ConfigError, LaunchError, RetrainError, first_line, records_error
-from retrain.http_client import without_user
 from retrain.records.text import as_typed, plain
+from retrain.redaction import without_user
 
 EXTRA, WHO = "hub", "publish --push"
 # of what was pushed there before: transformers prefers adapters to a whole model beside them

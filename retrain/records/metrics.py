@@ -34,10 +34,14 @@ from retrain.records.lines import (
     read_tail,
 )
 from retrain.records.text import as_typed
+from retrain.redaction import recorded_error
 
 _STEP = re.compile(rb'\{"step": (\d{1,15})[,}]')  # the start of a row
 _HEAD_BYTES = 2**15  # more than one row; a longer first row is ignored
 _LINE_BYTES = 2**13  # more than the rest of one row and a whole one; longer ones have no middle
+
+
+GIVEN_NAMES = frozenset({"run", "condition", "timestamp"})  # all other texts may quote an error
 
 
 class MetricsWriter(LineAppender):
@@ -56,7 +60,12 @@ class MetricsWriter(LineAppender):
         """
         if not is_count(row.get("step")):
             raise ValueError(f"step is {row.get('step')!r}; it must be an integer of 0 or more")
-        self.write(dump_line({**row, "attempt": self._attempt}))
+        texts = {
+            key: recorded_error(value)
+            for key, value in row.items()
+            if isinstance(value, str) and key not in GIVEN_NAMES
+        }
+        self.write(dump_line({**row, **texts, "attempt": self._attempt}))
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from retrain.records.layout import RunFiles
 from retrain.records.lines import LineAppender, append_line, dump_line, parse_line
 from retrain.records.metrics import Seal, require_sealed
 from retrain.records.row_parts import Columns
+from retrain.redaction import recorded_error
 
 PACKAGES = ("numpy", "torch", "transformers", "peft", "tinker")  # results may depend on their versions
 _UNKNOWN = {"pid": 0, "host": "", "started_at": "", "resumed_from_step": 0}  # of a line that lacks it
@@ -92,7 +93,8 @@ class Inspection:
 
 def write_progress(path: Path, progress: Progress) -> None:
     """Rewrite status.json with the current time."""
-    write_json(path, asdict(progress) | {"updated_at": utc_now()}, durable=False)
+    texts = {"message": recorded_error(progress.message), "detail": recorded_error(progress.detail)}
+    write_json(path, asdict(progress) | texts | {"updated_at": utc_now()}, durable=False)
 
 
 def read_progress(path: Path) -> Progress | None:
@@ -239,7 +241,7 @@ def end_attempt(
         "ended_at": utc_now(),
         "ending": ending,
         "exit_code": exit_code,
-        "message": message,
+        "message": recorded_error(message),
         "duration_s": duration_s,
     }
     append_line(path, end)
@@ -247,9 +249,8 @@ def end_attempt(
 
 def end_as_done(path: Path, attempt: Attempt, message: str) -> None:
     """Record that an attempt that had ended leaves its run done; what else was recorded of its end stays."""
-    append_line(
-        path, {"event": "end", "attempt": attempt.number, "ending": RunState.DONE, "message": message}
-    )
+    end = {"event": "end", "attempt": attempt.number, "ending": RunState.DONE}
+    append_line(path, end | {"message": recorded_error(message)})
 
 
 def read_attempts(path: Path) -> tuple[Attempt, ...]:

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 from retrain.records.files import make_directory, record_of, write_atomic
 from retrain.records.lines import LineAppender, Row, dump_line, finite, is_count, parse_line, read_lines
 from retrain.records.text import count_of
+from retrain.redaction import recorded_error
 
 FIRST, LAST, BETWEEN = 8, 16, 64  # steps kept: at most this many of each
 REWRITE_EVERY = 512  # steps; a rewrite waits for the disk. The file holds up to this many extra steps
@@ -63,6 +64,8 @@ class KeptSample:
         """Return the row without its step; without the keys of episodes for a single turn."""
         row = {key: value for key, value in asdict(self).items() if key not in OF_EPISODES or value}
         del row["step"]
+        if self.error:
+            row["error"] = recorded_error(self.error)
         return row
 
     @property

@@ -27,7 +27,7 @@ def run_with_secrets(retrain: Call, *arguments: object) -> subprocess.CompletedP
     return retrain(*arguments, env={**os.environ, **secrets, "PYTHONPATH": str(ROOT)})
 
 
-@pytest.mark.parametrize("reward", ["always_right", "broken", "unreachable"])
+@pytest.mark.parametrize("reward", ["always_right", "broken", "unreachable", "quoting", "quoting_unscored"])
 def test_no_file_and_no_output_of_a_campaign_holds_a_key_from_the_environment(
     reward: str, retrain: Call, campaign_file: Path, here: Path
 ) -> None:
@@ -35,9 +35,11 @@ def test_no_file_and_no_output_of_a_campaign_holds_a_key_from_the_environment(
     sets += ["--set", "campaign.retries=0"]
     ran = run_with_secrets(retrain, "--debug", "run", campaign_file.name, *sets)
     (campaign,) = (here / "logs").iterdir()
+    assert ("401" in (campaign / "runs/grpo_s0/output.log").read_text()) == reward.startswith("quoting")
     shown = run_with_secrets(retrain, "status", campaign, "--json")
     logged = run_with_secrets(retrain, "logs", campaign, "grpo_s0")
-    for answer in (ran, shown, logged):
+    exported = run_with_secrets(retrain, "export", campaign)
+    for answer in (ran, shown, logged, exported):
         assert CANARY not in answer.stdout + answer.stderr
     files = [path for path in campaign.rglob("*") if path.is_file()]
     assert len(files) > 10

@@ -24,7 +24,8 @@ from retrain.environments.openenv.wire import (
     fields_of_actions,
 )
 from retrain.errors import ConfigError
-from retrain.http_client import is_address, key_of, without_user
+from retrain.http_client import is_address, key_of
+from retrain.redaction import without_user
 from retrain.registry import Positive
 from retrain.rollouts import CallForm, Prompt
 

@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 from retrain.environments.episode import EpisodeError, shown
 from retrain.errors import ConfigError
 from retrain.extras import load
-from retrain.http_client import CallError, HttpClient, read_json, without_user
+from retrain.http_client import CallError, HttpClient, read_json
+from retrain.redaction import without_user
 
 EXTRA = WHO = "openenv"
 TABLE = "[environment.options]"
