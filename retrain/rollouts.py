@@ -37,6 +37,12 @@ class Prompt:
     ids: tuple[int, ...] = ()  # token ids in place of text and messages, from a program that renders itself
 
     @property
+    def tokens_at_most(self) -> int:
+        """A token for each byte, of a prompt that is not given as tokens."""
+        texts = [content for _, content in self.messages] or [self.text]
+        return len(self.ids) or sum(len(text.encode()) for text in (*texts, self.tools))
+
+    @property
     def in_json(self) -> list[Any]:
         """What code of a user's in another process gets of it, for `prompt_of` there."""
         return [self.id, self.text, self.answer, self.messages, dict(self.row)]

@@ -350,6 +350,30 @@ def test_explain_tells_that_a_plan_may_cost_more_than_its_budget(campaign_file: 
     )
 
 
+def test_without_a_pilot_explain_tells_prices_and_the_most_that_it_can_cost(
+    campaign_file: Path, retrain: Callable
+) -> None:
+    """2 prompts of 3 characters ("ab=") x 4 rollouts x 4 tokens; 4 runs of 4 steps."""
+    campaign_file.write_text(campaign_file.read_text() + "[budget]\nusd = 5\n" + CAMPAIGN)
+    plan = plan_runs(load_config(campaign_file), "c")
+    checked = preflight(plan, "c")
+    found = explain_plan(plan, checked, None, 1.0, "c.toml")
+    reading = checked.readings["grpo"]
+    step_usd = (2 * 4 * 4 * 2 + 2 * 4 * (reading.longest + 4) * 3) / 1e6
+    evaluation_usd = reading.held_out[0] * 4 * 2 / 1e6
+    assert found.cost_at_most is not None
+    assert found.cost_at_most.step_usd == pytest.approx(step_usd)
+    assert found.cost_at_most.campaign_usd == pytest.approx(4 * (4 * step_usd + evaluation_usd))
+    bill = survey(
+        start(campaign_file, ["campaign.launcher=inline", "campaign.parallel=false"]).execute().directory
+    )
+    assert 0 < bill[0].cost_usd <= found.cost_at_most.campaign_usd
+    shown = retrain("explain", campaign_file).stdout
+    assert "budget                  $5.00, at which it stops" in shown
+    assert "numpy: prompts $0, cached $0, sampled $2, trained $3 ([budget.prices])" in shown
+    assert "cost, at most           $" in shown
+
+
 def test_a_forecast_counts_evaluations_that_the_pilot_did_not_reach(campaign_file: Path) -> None:
     text = campaign_file.read_text().replace("save_every = 2", "save_every = 0\neval_every = 5")
     campaign_file.write_text(text + CAMPAIGN)

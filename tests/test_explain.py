@@ -180,3 +180,15 @@ def test_how_well_earlier_campaigns_were_estimated_is_shown(tmp_path: Path) -> N
     found = explained(plan_of(tmp_path), learn(tmp_path)).wall_time
     assert found is not None
     assert found.actual_over_p50 == (1.1,)
+
+
+def test_runs_that_a_decision_may_spare_are_at_most_so_many(
+    retrain: Callable[..., CompletedProcess[str]], campaign_file: Path
+) -> None:
+    assert "tiny: 4 runs" in retrain("explain", campaign_file).stdout
+    campaign_file.write_text(
+        campaign_file.read_text() + '[decision]\nmetric = "mean_reward"\nmax_seeds = 6\n'
+    )
+    said = retrain("explain", campaign_file).stdout
+    assert "tiny: at most 12 runs" in said
+    assert "total campaign steps    at most 48" in said

@@ -38,6 +38,8 @@ DOCUMENTED = {
     "ByQuestion": questions.ByQuestion,
     "ExpectedSeeds": expected_seeds.ExpectedSeeds,
     "MemoryUse": explain.MemoryUse,
+    "MostCost": explain.MostCost,
+    "Price": explain.Price,
     "KeyDifference": compare.KeyDifference,
     "Cost": compare.Cost,
     **{kind.__name__: kind for kind in (money.CostForecast, money.ConditionCost)},

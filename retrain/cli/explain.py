@@ -123,8 +123,11 @@ def _matrix(explanation: Explanation, width: int) -> object:
         )
         for c in explanation.conditions
     ]  # fmt: skip
+    at_most = "at most " if explanation.may_stop_earlier else ""
     columns = ("condition", "seeds", ">steps", ">concurrency a step", ">max_tokens", "backend", "task")
-    return fitted(f"{explanation.name}: {count_of(explanation.total_runs, 'run')}", columns, rows, width)
+    return fitted(
+        f"{explanation.name}: {at_most}{count_of(explanation.total_runs, 'run')}", columns, rows, width
+    )
 
 
 def _seeds(seeds: Sequence[int]) -> str:
@@ -134,7 +137,7 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 
 def _steps(explanation: Explanation) -> Iterator[tuple[str, str]]:
-    at_most = "at most " * bool(explanation.search)
+    at_most = "at most " if explanation.may_stop_earlier else ""
     yield "total campaign steps", f"{at_most}{explanation.total_campaign_steps}"
     yield from (("" if row else "search", line) for row, line in enumerate(explanation.search))
     for row, expected in enumerate(explanation.expected_seeds):
@@ -157,15 +160,32 @@ def _launch(explanation: Explanation) -> Iterator[tuple[str, str]]:
 
 def _forecast(explanation: Explanation) -> Iterator[tuple[str, str]]:
     if explanation.wall_time is not None:
-        at_most = ", at most" * bool(explanation.search)  # the expected ones are with the seeds
+        at_most = ", at most" if explanation.may_stop_earlier else ""  # the expected ones: with the seeds
         yield from _time(explanation.wall_time, at_most)
         yield from _cost(explanation.cost, at_most)
     else:
         *needed, last = explanation.unknown
         yield "wall time", f"unknown; it depends on {', '.join(needed)} and {last}"
         yield "measure it with", explanation.pilot_command
+    yield from _money(explanation)
+
+
+def _money(explanation: Explanation) -> Iterator[tuple[str, str]]:
+    """Iterate over the budget, the prices and, without a forecast, what it can cost at most."""
+    if explanation.budget_usd is not None:
+        yield "budget", f"{dollars(explanation.budget_usd)}, at which it stops"
+    for row, (model, price) in enumerate(explanation.prices.items()):
+        kinds = (
+            f"prompts ${price.prefill:g}, cached ${price.cached:g}, "
+            f"sampled ${price.sample:g}, trained ${price.train:g}"
+        )
+        source = f"of {price.as_of}, {price.source}" if price.as_of else price.source
+        yield "" if row else "prices, million tokens", f"{plain(model)}: {kinds} ({source})"
+    if explanation.cost is None and (most := explanation.cost_at_most) is not None:
+        of_all = f"{dollars(most.step_usd)} a step, {dollars(most.campaign_usd)} in all"
+        yield "cost, at most", f"{of_all}, if every completion is as long as max_tokens"
     if explanation.cost_unknown:
-        yield "cost", f"unknown; {explanation.cost_unknown}"
+        yield "cost, forecast", f"unknown; {explanation.cost_unknown}"
 
 
 def _cost(cost: CostForecast | None, at_most: str) -> Iterator[tuple[str, str]]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import glob
 import shlex
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retrain import registry
 from retrain.config.keys import quote
-from retrain.config.prices import price_of, priced_as, unpriced
+from retrain.config.prices import Price, price_of, priced_as, unpriced
 from retrain.config.resolve import RUN_SECTIONS
 from retrain.config.sweep import swept_keys
 from retrain.plan.checklist import (
@@ -24,6 +24,7 @@ from retrain.plan.checklist import (
     warnings_of,
 )
 from retrain.plan.matrix import Plan, RunPlan
+from retrain.plan.most_cost import MostCost, most_cost, prices_of, why_unbounded
 from retrain.plan.preflight import Checked, sandbox_warnings, sandboxes_of
 from retrain.records.layout import stem_of
 from retrain.records.text import count_of, dollars, gib
@@ -94,8 +95,12 @@ class Explanation:
     sandboxes: tuple[str, ...] = ()  # where programs of the policy would run here
     memory: tuple[MemoryUse, ...] = ()  # of one run of each condition, where it is known
     cost: CostForecast | None = None  # None while prices, or the tokens of a step, are not known
+    budget_usd: float | None = None  # at which the campaign stops
+    prices: Mapping[str, Price] = field(default_factory=dict)  # by model; only those that are known
+    cost_at_most: MostCost | None = None  # with completions as long as they may be; None if not known
     cost_unknown: str = ""  # why it is None, where a price is known or needed
     search: tuple[str, ...] = ()  # with `[campaign.search]`, what runs how far
+    may_stop_earlier: bool = False  # a search drops conditions, `[decision]` ends once it has decided
     expected_seeds: tuple[ExpectedSeeds, ...] = ()  # with `[decision]`, for differences that may be
 
 
@@ -155,8 +160,12 @@ def explain_plan(
         sandboxes=tuple(sandboxes),
         memory=memory,
         cost=cost,
+        budget_usd=plan.runs[0].config.budget.usd,
+        prices=prices_of(plan),
+        cost_at_most=most_cost(costly, checked.readings),
         cost_unknown="" if cost else _cost_unknown(plan),
         search=_search(plan),
+        may_stop_earlier=plan.decision is not None or plan.campaign.search is not None,
         expected_seeds=_expected(costly, learned_from, time, cost),
     )
 
@@ -227,7 +236,9 @@ def _cost_unknown(plan: Plan) -> str:
     unknown = sorted({priced_as(config) for config in configs if price_of(config) is None})
     if unknown and (is_billed or len(unknown) < len({priced_as(config) for config in configs})):
         return "; ".join(map(unpriced, unknown))
-    return "" if unknown else "no earlier run of these conditions has counted its tokens"
+    if unknown:
+        return ""
+    return why_unbounded(plan) or "no earlier run of these conditions has counted its tokens"
 
 
 def _over_budget(plan: Plan, cost: CostForecast | None) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from retrain.config.schema import Config
 from retrain.errors import ConfigError, LaunchError
 from retrain.plan.launching import runs_here
 from retrain.plan.matrix import Plan
+from retrain.plan.most_cost import Reading, reading_of
 from retrain.plan.part_checks import (
     Tasks,
     backend_problems,
@@ -41,6 +42,7 @@ class Checked:
     longest_answers: Mapping[str, int]  # in characters; 0 without answers
     memory: Mapping[str, MemoryEstimate]  # of one run; only where its backend knows
     warnings: Sequence[str] = ()  # one line each
+    readings: Mapping[str, Reading] = field(default_factory=dict)  # only where prices are known
 
 
 def preflight(plan: Plan, source: str) -> Checked:
@@ -49,6 +51,7 @@ def preflight(plan: Plan, source: str) -> Checked:
     memory: dict[str, MemoryEstimate] = {}
     problems: dict[str, None] = {}
     warnings: dict[str, None] = {}
+    readings: dict[str, Reading] = {}
     tasks = Tasks()
     first_runs = plan.first_runs().values()  # a seed changes nothing here
     misnamed = [*misnamed_prices([run.config for run in first_runs])]
@@ -59,6 +62,10 @@ def preflight(plan: Plan, source: str) -> Checked:
         found = list(_run_problems(plan, config, tasks))
         if not found and (needed := memory_of(config, task.train)):
             memory[run.condition] = needed
+        if not found and price_of(config) is not None:
+            held_out = task.held_out[: config.data.eval_prompts]
+            asked = [tasks.asked(table, config) for table in config.eval.tables]
+            readings[run.condition] = reading_of(config, task.train, held_out, asked)
         warnings.update(dict.fromkeys(_warnings_of(config, tasks)))
         if missing := missing_price(config):
             found += [missing, *misnamed]
@@ -66,7 +73,7 @@ def preflight(plan: Plan, source: str) -> Checked:
     if problems:
         raise ConfigError(list(problems))
     warnings.update(dict.fromkeys(f"{source} {one}" for one in misnamed))
-    return Checked(longest_answers, memory, tuple(warnings))
+    return Checked(longest_answers, memory, tuple(warnings), readings)
 
 
 def _warnings_of(config: Config, tasks: Tasks) -> Iterator[str]:

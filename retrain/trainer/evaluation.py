@@ -191,7 +191,7 @@ class Due:
     def size(self) -> str:
         """What it asks for, in words: another size costs something else."""
         turns = "" if self.played.is_single_turn else f", {self.played.max_turns} turns"
-        read = sum(map(_tokens_at_most, self.prompts))
+        read = sum(prompt.tokens_at_most for prompt in self.prompts)
         return (
             f"{len(self.prompts)} prompts of {read} bytes x {self.samples} x {self.max_tokens} tokens{turns}"
         )
@@ -212,11 +212,5 @@ class Due:
         elif self.played != own:
             each_usd *= self.played.max_turns
         system = len(str(self.trained.backend.options.get("system_prompt", "")).encode())
-        read = Tokens(prefill=sum(_tokens_at_most(one) + system for one in self.prompts)).usd(price)
+        read = Tokens(prefill=sum(one.tokens_at_most + system for one in self.prompts)).usd(price)
         return self.samples * (read + len(self.prompts) * each_usd)
-
-
-def _tokens_at_most(prompt: Prompt) -> int:
-    """Return a token for each byte of a prompt."""
-    texts = [content for _, content in prompt.messages] or [prompt.text]
-    return len(prompt.ids) or sum(len(text.encode()) for text in (*texts, prompt.tools))

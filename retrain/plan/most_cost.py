@@ -1,0 +1,135 @@
+"""What a step and a campaign can cost at most, from prices, prompts and `max_tokens` alone.
+
+Every completion counts as long as it may be, every prompt as the longest of its task, and of a text a token
+for each byte. Steps that are repeated after a kill come on top. Where episodes have several turns, or
+rollouts are sampled ahead of training, no such number is known: nothing bounds what environments answer, or
+what is sampled and thrown away.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from retrain import registry
+from retrain.config.campaign import Eval
+from retrain.config.prices import Price, price_of, priced_as
+from retrain.config.resolve import as_played
+from retrain.config.schema import Config
+from retrain.plan.matrix import Plan
+from retrain.records.spending import Tokens
+from retrain.rollouts import Prompt
+
+# whose gradient an API computes; of others it first tells the log-probabilities, which is billed as reading
+COMMON_LOSSES = ("importance_sampling", "ppo", "cispo")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Tokens of prompts that one condition's runs read, at most."""
+
+    longest: int  # of a prompt to train on
+    held_out: tuple[int, int] = (0, 0)  # how many prompts the run's own evaluation asks, and their tokens
+    evals: tuple[tuple[int, int], ...] = ()  # the same of each `[[eval]]`
+
+
+@dataclass(frozen=True, slots=True)
+class MostCost:
+    """What a campaign without earlier runs can cost at most."""
+
+    step_usd: float  # of the dearest condition
+    campaign_usd: float  # all runs, with their evaluations and warm-up
+
+
+def prices_of(plan: Plan) -> dict[str, Price]:
+    """Return the prices of the models that a plan's runs use, as far as they are known."""
+    configs = [run.config for run in plan.first_runs().values()]
+    return {priced_as(config): price for config in configs if (price := price_of(config)) is not None}
+
+
+def reading_of(
+    config: Config, train: Iterable[Prompt], held_out: Iterable[Prompt], evals: Iterable[Iterable[Prompt]]
+) -> Reading:
+    """Return what a condition's runs read, from its prompts and those of its evaluations."""
+    system = len(str(config.backend.options.get("system_prompt", "")).encode())
+
+    def total(prompts: Iterable[Prompt]) -> tuple[int, int]:
+        lengths = [prompt.tokens_at_most + system for prompt in prompts]
+        return len(lengths), sum(lengths)
+
+    longest = max((prompt.tokens_at_most for prompt in train), default=0) + system
+    return Reading(longest, total(held_out), tuple(map(total, evals)))
+
+
+def why_unbounded(plan: Plan) -> str:
+    """Return why nothing bounds a plan's cost; "" if something does."""
+    for run in plan.first_runs().values():
+        config = run.config
+        played = [config.environment, *(as_played(config, table).environment for table in config.eval.tables)]
+        if not all(one.is_single_turn for one in played):
+            return "no earlier run has shown what the turns of an episode read"
+        if config.rate_limiter.max_staleness:
+            return "no earlier run has shown how many rollouts are sampled ahead of training"
+    return ""
+
+
+def most_cost(plan: Plan, readings: Mapping[str, Reading]) -> MostCost | None:
+    """Return what a plan can cost at most; None if a price is not known, or nothing bounds it."""
+    if why_unbounded(plan):
+        return None
+    steps_usd, runs_usd = {}, {}
+    for condition, run in plan.first_runs().items():
+        price, reading = price_of(run.config), readings.get(condition)
+        if price is None or reading is None:
+            return None
+        steps_usd[condition] = _step(run.config, reading).usd(price)
+        beside = _beside(run.config, reading).usd(price)
+        runs_usd[condition] = run.max_steps * steps_usd[condition] + beside
+    return MostCost(max(steps_usd.values()), math.fsum(runs_usd[run.condition] for run in plan.runs))
+
+
+def _step(config: Config, reading: Reading) -> Tokens:
+    training, algorithm, pressure = config.training, config.algorithm, config.backpressure
+    grows = pressure.enabled and pressure.control == "batch"
+    prompts = max(training.batch_size, pressure.max_batch_size if grows else 0)
+    rollouts = prompts * training.group_size
+    trained = training.updates_per_batch * rollouts * (reading.longest + training.max_tokens)
+    read, sampled = prompts * reading.longest, rollouts * training.max_tokens
+    if (
+        registry.hook("backends", config.backend.backend, "price") is not None
+    ):  # it bills more than is trained
+        is_common = algorithm.loss_mode in COMMON_LOSSES and not algorithm.ratio_cap
+        if algorithm.kl_coef:  # each rollout is scored by the reference, which samples a token
+            read += 2 * trained
+            sampled += training.updates_per_batch * rollouts
+        elif training.entropy_bonus or not is_common:
+            read += trained
+    return Tokens(read, (rollouts - prompts) * reading.longest, sampled, trained)
+
+
+def _beside(config: Config, reading: Reading) -> Tokens:
+    """Return the tokens of a run's evaluations and warm-up."""
+    training, several = config.training, config.data.eval_samples
+    own = Eval(every=training.eval_every, samples=1 + (several if several > 1 else 0))
+    asked = [(own, reading.held_out), *zip(config.eval.tables, reading.evals, strict=True)]
+    evaluations = (
+        _evaluations(table, training.max_steps, training.max_tokens, *size) for table, size in asked
+    )
+    return sum(evaluations, Tokens(train=_warm_up(config)))
+
+
+def _evaluations(table: Eval, steps: int, max_tokens: int, prompts: int, read: int) -> Tokens:
+    times = table.at_start + (math.ceil(steps / table.every) if table.every else 1)
+    longest = table.max_tokens or max_tokens
+    return Tokens(times * table.samples * read, sample=times * table.samples * prompts * longest)
+
+
+def _warm_up(config: Config) -> int:
+    """Return the tokens that supervised updates train on, each row as long as the file's longest line."""
+    warmup = config.warmup
+    if not warmup.steps or not warmup.path:
+        return 0
+    with Path(warmup.path).open("rb") as lines:
+        return warmup.steps * warmup.batch_size * max(map(len, lines), default=0)
