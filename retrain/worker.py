@@ -47,7 +47,7 @@ from retrain.errors import (
 )
 from retrain.locks.held import hold, present_holder
 from retrain.records.campaign_state import asked_to_stop
-from retrain.records.files import remove_leftovers
+from retrain.records.files import read_small, remove_leftovers
 from retrain.records.layout import CampaignFiles, RunFiles, campaign_of
 from retrain.records.metrics import Seal, require_steps, seal_of
 from retrain.records.row_parts import Value
@@ -88,7 +88,10 @@ def read_run(files: RunFiles) -> Config:
     """
     resume = f"retrain resume {as_typed(campaign_of(files.directory).directory)}"
     try:
-        tables = tomllib.loads(files.run_toml.read_text(encoding="utf-8"))
+        text = read_small(files.run_toml)
+        if text is None:
+            raise FileNotFoundError("it is missing")
+        tables = tomllib.loads(text.decode())
         config = build(Config, as_meant(tables))
         is_intact = is_as_written(tables)
         known = config.run.files.items() if config.run else ()

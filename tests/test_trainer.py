@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import resource
 import socket
 import sys
@@ -17,7 +18,7 @@ import tomli_w
 from retrain import worker
 from retrain.config.load import parse
 from retrain.config.resolve import as_tables
-from retrain.errors import RunFailedError, exit_code_of
+from retrain.errors import RecordsError, RunFailedError, exit_code_of
 from retrain.plan.matrix import plan_runs
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
@@ -183,6 +184,31 @@ def test_a_run_whose_checkpoint_is_damaged_says_so_and_goes_on_from_an_older_one
     assert read_attempts(files.attempts)[-1].resumed_from_step == 4
 
 
+def test_a_pipe_as_any_file_of_the_newest_checkpoint_is_damage_and_holds_nothing_up(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    files = make_run(tmp_path / "r", with_("training", max_steps=6, save_every=2))
+    assert worker.run(files.directory, StopAfterStep(files, 5)) == 130
+    newest = max(files.checkpoints.iterdir())
+    names = sorted(path.name for path in newest.iterdir())
+    assert {"digests.json", "policy.npz", "trainer.json"} <= set(names)
+    for name in names:
+        kept = (newest / name).rename(tmp_path / "kept")
+        os.mkfifo(newest / name)
+        found = checkpoint.newest(files.checkpoints)
+        assert found is not None, name
+        assert found.step == 4, name
+        kept.replace(newest / name)
+    os.mkfifo(newest / "later.json")
+    with pytest.raises(RecordsError, match=r"later\.json: is not a regular file"):
+        checkpoint.newest(files.checkpoints)
+    (newest / "later.json").unlink()
+    os.mkfifo(files.directory / "pipe")
+    (files.directory / "pipe").replace(files.run_toml)
+    assert worker.run(files.directory, threading.Event()) == 5
+    assert "run.toml: is not a regular file" in capfd.readouterr().err
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a file that opens and cannot be read")
 def test_a_checkpoint_that_cannot_be_read_for_now_is_not_passed_over(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -193,7 +219,7 @@ def test_a_checkpoint_that_cannot_be_read_for_now_is_not_passed_over(
     kept = state.rename(tmp_path / "kept")
     state.symlink_to("/proc/self/mem")  # which begins with an input/output error
     assert worker.run(files.directory, threading.Event()) == 75
-    assert f"{state.parent}: cannot read (Input/output error)" in capfd.readouterr().err
+    assert f"{state}: cannot read (Input/output error)" in capfd.readouterr().err
     kept.replace(state)
     assert worker.run(files.directory, threading.Event()) == 0
     assert [one.resumed_from_step for one in read_attempts(files.attempts)] == [0, 5]

@@ -116,7 +116,19 @@ def open_campaign(directory: Path) -> CampaignFiles:
         raise RecordsError(f"{files.campaign_toml}: is missing; put the campaign's file back there")
     if not holds_one:
         raise ConfigError(f"{directory}: {instead_of(directory)}")
+    _require_own(files)
     return files
+
+
+def _require_own(files: CampaignFiles) -> None:
+    """Raise RecordsError if a directory of a campaign is a link: what it leads to is not ours to change."""
+    runs = () if is_single_run(files.directory) else files_of_runs(files).values()
+    for made in (files.permits, files.runs, *(run.directory for run in runs)):
+        if made.is_symlink():
+            raise RecordsError(
+                f"{made}: is a symbolic link, which records never follow; replace it by the directory "
+                "that it leads to (to keep records on another disk, set logging.log_dir)"
+            )
 
 
 def instead_of(directory: Path) -> str:

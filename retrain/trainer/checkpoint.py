@@ -9,7 +9,6 @@ the SHA-256 of each file; a checkpoint whose files do not match is skipped.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -19,8 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retrain.controllers import StateDict
-from retrain.errors import is_passing, os_errors, records_error
-from retrain.records.files import DIRECTORY_MODE, make_directory, read_json, sync_directory, write_json
+from retrain.errors import RecordsError, is_passing, os_errors, records_error
+from retrain.records.files import (
+    DIRECTORY_MODE,
+    make_directory,
+    opened,
+    read_json,
+    sync_directory,
+    write_json,
+)
 from retrain.records.text import count_of, gib
 
 NAME = re.compile(r"step-(\d{6,})")
@@ -107,7 +113,7 @@ def steps_of(root: Path) -> list[int]:
 
 
 def _read(directory: Path) -> Checkpoint:
-    state = json.loads((directory / STATE).read_text(encoding="utf-8"))
+    state = read_json(directory / STATE) or {}
     return Checkpoint(_step(directory), directory, state | (read_json(directory / LATER) or {}))
 
 
@@ -123,14 +129,15 @@ def _seal(directory: Path) -> None:
 
 
 def _is_whole(directory: Path) -> bool:
+    """Whether all files of a checkpoint are as written; raise RecordsError if that is unknown for now."""
     try:
-        digests = json.loads((directory / DIGESTS).read_text(encoding="utf-8"))
+        digests = read_json(directory / DIGESTS) or {}
         return STATE in digests and all(_sha256(directory / name) == sha for name, sha in digests.items())
-    except (ValueError, AttributeError, TypeError):
+    except (FileNotFoundError, ValueError, TypeError):
         return False
-    except OSError as error:
-        if is_passing(error) or isinstance(error, PermissionError):
-            raise records_error(Path(error.filename or directory), "read", error) from error
+    except RecordsError as error:  # also of a pipe or a directory in a file's place
+        if is_passing(error) or isinstance(error.__cause__, PermissionError):
+            raise
         return False
 
 
@@ -153,7 +160,7 @@ def _step(directory: Path) -> int:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with opened(path) as fd, os.fdopen(fd, "rb", 0, closefd=False) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -15,9 +15,10 @@ import tomli_w
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from retrain.campaign.run import start
+from retrain.campaign.run import reopen, start
+from retrain.campaign.stop import stop_campaign
 from retrain.config.load import load_config
-from retrain.errors import ConfigError, LaunchError, RetrainError
+from retrain.errors import ConfigError, LaunchError, RecordsError, RetrainError
 from retrain.locks.held import hold
 from retrain.plan.matrix import plan_runs
 from retrain.records.layout import CampaignFiles, RunFiles, create_directory
@@ -196,6 +197,23 @@ def test_a_link_planted_where_the_orchestrator_writes_is_not_followed(
         with pytest.raises((RetrainError, LaunchError), match=name):
             campaign.execute()
     assert (here / "target").read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["runs", "runs/grpo_s0", "permits"])
+def test_a_linked_directory_of_a_campaign_is_neither_resumed_nor_stopped(
+    name: str, campaign_file: Path, here: Path
+) -> None:
+    campaign = start(campaign_file, ["campaign.launcher=inline", "backend.max_concurrent=2"])
+    (campaign.directory / "permits").mkdir(exist_ok=True)
+    (campaign.directory / name).rename(here / "elsewhere")
+    (campaign.directory / name).symlink_to(here / "elsewhere")
+    before = sorted(here.joinpath("elsewhere").rglob("*"))
+    told = f"{name}: is a symbolic link, which records never follow"
+    with pytest.raises(RecordsError, match=told):
+        reopen(campaign.directory).execute()
+    with pytest.raises(RecordsError, match=told):
+        stop_campaign(campaign.directory)
+    assert sorted(here.joinpath("elsewhere").rglob("*")) == before
 
 
 def test_everything_is_private_whatever_the_umask(campaign_file: Path) -> None:
