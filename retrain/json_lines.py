@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from retrain.errors import ConfigError, is_passing, records_error
 from retrain.rollouts import Messages, Prompt, as_prompt
 
+MOST_NUMBERS = 5  # of lines with the same problem
 MAX_PROBLEMS = 20  # shown per source; the rest are probably the same mistake
 ROLES = ("system", "user", "assistant", "tool")
 MESSAGE = '{"role": ..., "content": ...}'
@@ -41,19 +42,28 @@ def read_rows(
     `read` raises a ValueError for a wrong row; errors name its place by `source`, `unit` and number.
     """
     found: list[T] = []
-    problems: list[str] = []
+    wrong: dict[str, list[int]] = {}
     for number, row in rows:
         try:
             found += read(number, row)
         except ValueError as error:
-            problems.append(f"{source}{unit}{number}: {error}")
+            wrong.setdefault(str(error), []).append(number)
+    problems = [f"{source}{unit}{at[0]}: {what}{_also(at[1:])}" for what, at in wrong.items()]
     if len(problems) > MAX_PROBLEMS:
-        problems[MAX_PROBLEMS:] = [f"{source}: {len(problems) - MAX_PROBLEMS} more lines are wrong"]
+        problems[MAX_PROBLEMS:] = [f"{source}: {len(problems) - MAX_PROBLEMS} more problems"]
     if not found and not problems:
         problems.append(f"{source}: no rows; needs {needs}")
     if problems:
         raise ConfigError(problems)
     return found
+
+
+def _also(numbers: list[int]) -> str:
+    """Return on which further lines the same is wrong."""
+    if not numbers:
+        return ""
+    shown = ", ".join(map(str, numbers[:MOST_NUMBERS])) + (", ..." if len(numbers) > MOST_NUMBERS else "")
+    return f" (the same on {len(numbers)} other{'s' * (len(numbers) > 1)}: {shown})"
 
 
 def object_of(line: str, needs: str) -> dict[str, Any]:

@@ -106,6 +106,11 @@ def problems(text: str, here: Path, *overrides: str) -> list[str]:
             "[data.options].lenght: unknown parameter of 'sort'; did you mean 'length'?",
         ),
         ("a b", "campaign.toml: not valid TOML"),
+        ("[data]\npath = 'a'", "[data].path: unknown key; it belongs to [data.options]"),
+        ("[campaign.conditions]\nname = 'a'", "got a single table; write [[campaign.conditions]]"),
+        ("[campaign]\nparallel = True", "write true, in lower case (at line 2, column 12)"),
+        ("[training]\nlr = 1\nseed = 0\nlr = 2", "lr is given twice, at line 2 and line 4"),
+        ("[training]\n[data]\n[training]\nlr = 2", "[training] is given twice, at line 1 and line 3"),
     ],
 )
 def test_each_problem_says_where_what_and_how_to_fix(text: str, says: str, here: Path) -> None:

@@ -164,7 +164,7 @@ def test_jsonl_rows_of_one_prompt_stay_on_one_side(tmp_path_factory, seed):
         ("null", "rows.jsonl:2: got null; needs an object"),
         ("7", "rows.jsonl:2: got a number; needs an object"),
         ({"answer": "x"}, "rows.jsonl:2: no field 'prompt'"),
-        ({"prompt": "x", "answer": 7}, "rows.jsonl:2: 'answer' is 7; needs a text in quotes"),
+        ({"prompt": "x", "answer": 7.5}, "rows.jsonl:2: 'answer' is 7.5; needs a text or a whole number"),
         ({"prompt": "", "answer": "7"}, "rows.jsonl:2: 'prompt' is empty"),
         ({"prompt": "\ud800", "answer": "7"}, "rows.jsonl:2: 'prompt' holds half a surrogate pair"),
     ],
@@ -174,8 +174,20 @@ def test_jsonl_names_file_and_line_of_a_bad_row(rows, line, said):
 
 
 def test_jsonl_tells_all_bad_rows_but_not_without_end(rows):
-    assert len(problem_of("jsonl", path=rows("1", "2", "3")).splitlines()) == 3
-    assert problem_of("jsonl", path=rows(*["1"] * 100)).endswith("80 more lines are wrong")
+    assert len(problem_of("jsonl", path=rows("1", "[]", "null")).splitlines()) == 3
+    various = [{"prompt": "x", "answer": n + 0.5} for n in range(100)]
+    assert problem_of("jsonl", path=rows(*various)).endswith("80 more problems")
+
+
+def test_the_same_problem_on_many_lines_is_one_message(rows):
+    (told,) = problem_of("jsonl", path=rows(*["1"] * 20)).splitlines()
+    assert "rows.jsonl:1: " in told
+    assert told.endswith("(the same on 19 others: 2, 3, 4, 5, 6, ...)")
+
+
+def test_a_whole_number_is_an_answer_as_in_parquet(rows):
+    (prompt,) = build("jsonl", path=rows({"prompt": "2+3", "answer": 5}), held_out=0).train
+    assert prompt.answer == "5"
 
 
 def test_jsonl_refuses_text_that_is_not_utf_8(tmp_path):

@@ -14,9 +14,10 @@ from typing import Any, Literal, TypeAlias, get_args, get_origin
 
 from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_schema
 
+from retrain import registry
 from retrain.config.campaign import Condition
 from retrain.config.keys import Key, Tables, as_key, keys_of, quote, table_at
-from retrain.config.resolve import RUN_SECTIONS, SECTIONS, hints_of, sections_of
+from retrain.config.resolve import PLUGINS, RUN_SECTIONS, SECTIONS, hints_of, sections_of
 from retrain.config.schema import Config
 from retrain.registry import hint
 
@@ -166,6 +167,8 @@ def _explain(error: Mapping[str, Any]) -> str:
     kind, location, what = error["type"], error["loc"], error["msg"]
     if kind == "unexpected_keyword_argument":
         return _unknown_key(location)
+    if kind == "list_type" and location in LISTS and isinstance(error["input"], Mapping):
+        return f"got a single table; write {LISTS[location]} in double brackets, once for each table"
     if kind in NEEDS:
         what = f"needs {NEEDS[kind]}"
     elif kind in BOUNDS:
@@ -185,8 +188,21 @@ def _unknown_key(location: Location) -> str:
     tables, name = location[:-1], str(location[-1])
     sections = [section for section in SECTIONS if section != "run"]
     known = list(keys_of(_section_class(tables))) if tables else sections
+    if options := _options_with(str(tables[-1]) if tables else "", name):
+        return f"unknown key; it belongs to [{options}]"
     otherwise = _owners(tables, name, sections) or f"known: {', '.join(known)}"
     return f"unknown {'key' if tables else 'section'}; {hint(name, known, otherwise)}"
+
+
+def _options_with(section: str, name: str) -> str:
+    """Return the table of a section's plugin that a built-in plugin reads a key from; "" if none does."""
+    for above, key in PLUGINS:
+        if above == section:
+            for plugin_name in registry.built_in_names(key.plugin):
+                known = registry.plugin(key.plugin, plugin_name).parameters() or ()
+                if any(parameter.name == name for parameter in known):
+                    return f"{section}.{key.params}"
+    return ""
 
 
 def _owners(tables: Location, name: str, sections: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -167,7 +168,30 @@ def read_toml(path: Path) -> Table:
     except RecursionError as error:
         raise ConfigError(f"{path}: tables or arrays are nested too deep to read; flatten them") from error
     except ValueError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+        raise ConfigError(f"{path}: not valid TOML: {_syntax(str(error), data)}") from error
+
+
+def _syntax(problem: str, data: bytes) -> str:
+    """Return a problem of the parser, with the word or the repeated key that it only locates."""
+    lines = data.decode("utf-8-sig").splitlines()
+    found = re.search(r"line (\d+), column (\d+)", problem)
+    number, column = (int(found[1]), int(found[2])) if found else (len(lines), 1)
+    line = lines[number - 1] if 0 < number <= len(lines) else ""
+    if word := re.match(r"(True|False|None)\b", line[column - 1 :]):
+        right = "leave the key out" if word[1] == "None" else f"write {word[1].lower()}, in lower case"
+        return f"{word[1]} is no value of TOML: {right} (at line {number}, column {column})"
+    header, first = "", dict[str, int]()
+    for at, text in enumerate(lines[:number], start=1):
+        name = re.match(r"\s*(\[\[?[^\]]*\]\]?|[^#=\[\s][^#=]*?(?=\s*=))", text)
+        if name is None:
+            continue
+        if name[1].startswith("["):
+            header = name[1] if not name[1].startswith("[[") else f"{name[1]} {at}"
+        spelled = header if name[1].startswith("[") else f"{header} {name[1]}"
+        if at == number and spelled in first:
+            return f"{name[1]} is given twice, at line {first[spelled]} and line {at}; keep one"
+        first.setdefault(spelled, at)
+    return problem
 
 
 def _unreadable(path: Path, error: OSError | ValueError) -> ConfigError:

@@ -17,4 +17,4 @@ def _read(path: str, option: str, fields: Fields) -> list[Prompt]:
     return read_prompts(numbered_lines(Path(path), option), fields, path, ":")
 
 
-build = task_of_files(_read, are_typed=False)
+build = task_of_files(_read)

@@ -29,7 +29,6 @@ class Fields:
     answer: str  # "": rows have none
     template: str
     columns: Sequence[str] = ()  # further ones that a reward gets, or "*" for all
-    are_typed: bool = True  # by the columns' types, so a whole number can be taken as text without a guess
 
 
 def option_problems(fields: Fields, held_out: float, **required: str) -> list[str]:
@@ -75,13 +74,12 @@ def read_prompts(
 
 
 def task_of_files(
-    read: Callable[[str, str, Fields], list[Prompt]], *, are_typed: bool = True
+    read: Callable[[str, str, Fields], list[Prompt]],
 ) -> Callable[..., Task]:
     """Return a plugin's `build` that reads files.
 
     Args:
         read: path, the option that names it, and fields -> prompts.
-        are_typed: see `Fields`.
     """
 
     def build(
@@ -110,7 +108,7 @@ def task_of_files(
         Raises:
             ConfigError: a file cannot be read, or rows are invalid; lists their line numbers.
         """
-        fields = Fields(prompt_field, answer_field, template, columns, are_typed=are_typed)
+        fields = Fields(prompt_field, answer_field, template, columns)
         check(option_problems(fields, held_out, path=path))
         prompts = read(path, "path", fields)
         given = read(held_out_path, "held_out_path", fields) if held_out_path else []
@@ -196,11 +194,12 @@ def _value(row: Mapping[str, Any], field: str, option: str) -> Any:
 
 def _text(row: Mapping[str, Any], field: str, option: str, fields: Fields) -> str:
     value = _value(row, field, option)
-    if fields.are_typed and type(value) is int:
+    if type(value) is int:  # not true or false
         return str(value)
     if not isinstance(value, str):
-        wanted = "a text" if fields.are_typed else "a text in quotes"
-        raise ValueError(f"{field!r} is {json.dumps(value, default=str)[:40]}; needs {wanted}")
+        raise ValueError(
+            f"{field!r} is {json.dumps(value, default=str)[:40]}; needs a text or a whole number"
+        )
     try:
         value.encode()
     except UnicodeEncodeError as error:
