@@ -10,10 +10,11 @@ from subprocess import CompletedProcess
 import pytest
 import tomli_w
 
+from retrain.config.load import parse
 from retrain.plan.estimate.history import learn
 from retrain.plan.estimate.learned import learned_for
 from retrain.plan.explain import explain_plan
-from retrain.plan.matrix import Plan
+from retrain.plan.matrix import Plan, plan_runs
 from retrain.plan.preflight import preflight
 from retrain.records.layout import create_directory
 from retrain.records.manifest import Expectation
@@ -192,3 +193,26 @@ def test_runs_that_a_decision_may_spare_are_at_most_so_many(
     said = retrain("explain", campaign_file).stdout
     assert "tiny: at most 12 runs" in said
     assert "total campaign steps    at most 48" in said
+
+
+def test_permits_that_adapt_to_a_limit_not_known_make_the_forecast_a_range(tmp_path: Path) -> None:
+    """Each of 8 runs is always in a call of 1 s; 4 permits at first take twice as long as enough."""
+    raw = {
+        "training": SMOKE,
+        "logging": {"log_dir": str(tmp_path)},
+        "backend": {"max_concurrent": "auto", "options": {"api_latency_s": 1.0}},
+        "campaign": {"seeds": list(range(8)), "max_steps": 40, "parallel": True},
+    }
+    plan = plan_runs(parse(raw, "c.toml"), "c.toml")
+    held = {"sample_time_s": 1.0, "permit_held_s": 1.0, "permits": 4}
+    record_campaign(plan, "c-20250131T120000Z-0a1b", closing_s=0.0, **held)
+    found = explained(plan, learn(tmp_path))
+    assert found.wall_time is not None
+    assert found.wall_time.p50_s == pytest.approx(40.0)
+    assert found.wall_time.slowest_p50_s == pytest.approx(80.0, rel=0.02)
+    assert found.wall_time.p90_s >= found.wall_time.slowest_p50_s
+    assert any(
+        "P50 goes from unlimited permits to the 4 that it starts with" in note
+        for note in found.wall_time.notes
+    )
+    assert line_of(found, "parallelism within limits").state == "unknown"

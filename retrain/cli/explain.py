@@ -234,7 +234,8 @@ def _time(time: WallTime, at_most: str) -> Iterator[tuple[str, str]]:
     rule = f"{about(time.rule_of_thumb_s)} (total steps x median step time / parallelism)"
     yield "rule of thumb", rule
     yield "wall time, lower bound", f"{about(time.lower_bound_s)} (total work over parallelism)"
-    forecast = f"P50 {about(time.p50_s)}, P90 {about(time.p90_s)}{UNRELIABLE.get(time.tail, '')}"
+    to = f" to {about(time.slowest_p50_s)}" if time.slowest_p50_s is not None else ""
+    forecast = f"P50 {about(time.p50_s)}{to}, P90 {about(time.p90_s)}{UNRELIABLE.get(time.tail, '')}"
     yield f"wall time{at_most or ', forecast'}", forecast
     waits = f", {time.permit_wait_fraction:.0%} of a step waiting" if time.permit_wait_fraction > 0.01 else ""
     yield "limited by", f"{time.limited_by} ({count_of(time.waves, 'wave')}{waits})"

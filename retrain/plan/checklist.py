@@ -144,6 +144,9 @@ class Decisions:
             waits = f"a step would wait {self.time.permit_wait_fraction:.0%} of its time for permits"
             sets = _first_options([c for c in self.time.changes if c.limit == "permits"])
             return "warn", waits, f"{self._explain}{sets}"
+        if self.time is not None and self.time.slowest_p50_s is not None and self.time.holds_permits:
+            answer = 'max_concurrent = "auto": no earlier run shows how many calls the API takes at a time'
+            return "unknown", answer, f"retrain calibrate {self.file_name}"
         if workers == 1 or on_cores:
             return "pass", f"{workers} at a time on {cores:g} CPU cores", ""
         if self.time is not None and self.time.holds_permits:

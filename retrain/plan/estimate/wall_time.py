@@ -30,6 +30,7 @@ class WallTime(Makespan):
     failures_per_hour: float
     conditions: tuple[MeasuredCondition, ...]
     actual_over_p50: tuple[float, ...]  # of earlier finished campaigns with a forecast
+    slowest_p50_s: float | None  # if permits adapt to a limit not known: with those that it starts with
     notes: tuple[str, ...]  # what the estimate leaves out
 
     @property
@@ -42,7 +43,14 @@ def wall_time(plan: Plan, learned: Learned, cores: float) -> WallTime:
 
     More workers than `cores` are not advised for a backend that computes on them.
     """
-    found = estimate(workload_of(plan, learned), learned.pilot)
+    workload, slowest_p50_s = workload_of(plan, learned), None
+    found = estimate(workload, learned.pilot)
+    if plan.permits_adapt and learned.permits_borne is None:
+        few = replace(workload, launching=replace(workload.launching, permits=plan.permits))
+        cautious = estimate(few, learned.pilot)
+        if cautious.permit_wait_fraction > 0:
+            slowest_p50_s = cautious.p50_s
+        found = replace(found, p90_s=max(found.p90_s, cautious.p90_s))
     found = replace(found, p90_s=widened(found.p50_s, found.p90_s, learned.crowding.drift))
     alone = learned.history
     actual = tuple(e.actual_s / e.p50_s for e in alone.expectations if e.actual_s and e.p50_s)
@@ -68,6 +76,7 @@ def wall_time(plan: Plan, learned: Learned, cores: float) -> WallTime:
         failures_per_hour=alone.failures_per_hour,
         conditions=tuple(measured.among(crowd) for measured in learned.conditions.values()),
         actual_over_p50=actual,
+        slowest_p50_s=slowest_p50_s,
         notes=(
             *_doubts(learned, found),
             *_left_out(plan, learned),
@@ -122,7 +131,8 @@ def _doubts(learned: Learned, found: Makespan) -> Iterator[str]:
 def _left_out(plan: Plan, learned: Learned) -> Iterator[str]:
     if plan.permits_adapt:
         yield 'max_concurrent = "auto": ' + (
-            "no earlier run reached the API's limit, so waits for permits are not included"
+            f"no earlier run reached the API's limit, so P50 goes from unlimited permits to the "
+            f"{plan.permits} that it starts with, as if their number never grew; P90 is that of the latter"
             if learned.permits_borne is None
             else f"{learned.permits_borne} permits are assumed, which the API sustained in earlier runs"
         )
