@@ -174,11 +174,14 @@ def test_a_campaign_without_failed_runs_goes_on_without_a_flag(campaign, tmp_pat
     ]
 
 
-def test_a_run_that_died_without_a_word_shows_the_end_of_its_output(campaign):
+def test_the_last_output_of_a_run_that_was_killed_is_not_called_the_cause(campaign):
     run = campaign.run("grpo_s1")
     begin_attempt(run.attempts)
-    run.output_log.write_bytes(b"step 1\nKilled: out of memory \xff\n")
-    assert run_in(_only(campaign), "grpo", 1).message == "Killed: out of memory \N{REPLACEMENT CHARACTER}"
+    assert run_in(_only(campaign), "grpo", 1).message == "ended without a message (killed?)"
+    run.output_log.write_bytes(b"step 1\nall good, accuracy 100% \xff\n")
+    assert run_in(_only(campaign), "grpo", 1).message == (
+        "ended without a message (killed?); last output: all good, accuracy 100% \N{REPLACEMENT CHARACTER}"
+    )
 
 
 def test_back_pressure_and_permit_waits_are_those_of_the_last_step(campaign):

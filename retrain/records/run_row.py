@@ -41,6 +41,7 @@ _CALM = (RunState.PENDING, RunState.RUNNING, RunState.DONE, RunState.INTERRUPTED
 _FINAL = (RunState.DONE, RunState.FAILED, UNREADABLE)  # these take no more steps
 AT_RUNG = "at rung "  # phase of a run that waits at a rung of a search; then the step
 _ONLY_RUN_TOML = ["run.toml"]
+NO_MESSAGE = "ended without a message (killed?)"
 
 
 @dataclass(frozen=True)
@@ -254,13 +255,19 @@ def progress_of(status: Path) -> tuple[Progress | None, str]:
 
 
 def why(files: RunFiles, seen: Inspection) -> str:
-    """Return why a run failed (the last line of its error or output), or the message of a finished run."""
+    """Return why a run failed (the last line of its error), or the message of a finished run.
+
+    A worker that was killed records no error; then its last output is quoted as what it is.
+    """
     if seen.state == RunState.DONE and seen.attempts:
         return seen.attempts[-1].message
     if seen.state in _CALM:
         return ""
     lines = seen.attempts[-1].message.strip().splitlines()
-    return (lines or last_output(files, 1) or [""])[-1]
+    if lines:
+        return lines[-1]
+    output = last_output(files, 1)
+    return NO_MESSAGE + (f"; last output: {output[-1]}" if output and output[-1].strip() else "")
 
 
 def _is_untouched(directory: Path) -> bool:

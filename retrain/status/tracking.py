@@ -120,8 +120,7 @@ class RunTracker:
         """Return the event of a worker's death, at the last sign of life of its attempt."""
         last, progress = self._seen.attempts[-1], progress_of(self._status)[0]
         at = progress.updated_at if progress and progress.attempt == last.number else last.started_at
-        message = plain(why(self._files, self._seen))
-        return WatchEvent(at, RunState.DIED, message or "killed without a message")
+        return WatchEvent(at, RunState.DIED, plain(why(self._files, self._seen)))
 
     def _look_at_progress(self, events: list[WatchEvent]) -> bool:
         mark = mark_of(self._status_name)
