@@ -85,6 +85,35 @@ def test_conditions_with_the_same_label_are_refused() -> None:
         plan_runs(parse(raw, "c"))
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("caf\u00e9", "cafe\u0301"),  # one character, or two
+        ("x\u00b2", "x2"),  # a superscript
+        ("grpo", "grp\u043e"),  # a Cyrillic o
+        ("MAX", "\u039cax"),  # a Greek M
+        ("a\u200bb", "ab"),  # an invisible one
+        ("\u0430a", "a\u0430"),
+    ],
+)
+def test_conditions_that_look_alike_are_refused(names: tuple[str, str]) -> None:
+    raw = {"campaign": {"seeds": [0], "conditions": [{"name": name} for name in names]}}
+    with pytest.raises(ConfigError, match=r"\[campaign\]\.conditions: the names .* look alike"):
+        plan_runs(parse(raw, "c"))
+
+
+def test_names_in_other_letters_that_look_different_are_accepted() -> None:
+    names = [
+        "\u03b2=1",
+        "beta=1",
+        "\u6a21\u578b",
+        "\u30e2\u30c7\u30eb",
+        "\u043c\u043e\u0434\u0435\u043b\u044c",
+    ]
+    raw = {"campaign": {"seeds": [0], "conditions": [{"name": name} for name in names]}}
+    assert len(plan_runs(parse(raw, "c")).runs) == len(names)
+
+
 def test_a_file_without_campaign_is_one_run_with_a_drawn_seed() -> None:
     first, second = plan_runs(parse({}, "c")), plan_runs(parse({}, "c"))
     assert first.is_single_run

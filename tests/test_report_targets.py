@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import pty
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
+from io import BytesIO, StringIO
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,8 @@ from typer.testing import CliRunner
 
 from retrain.cli import app
 from retrain.errors import ConfigError
-from retrain.report.outputs import marked, prepare
+from retrain.report.gather import gather_all
+from retrain.report.outputs import marked, prepare, rows_of, write_csv
 from tests.simulated import flat, write_campaign
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
@@ -26,6 +30,15 @@ def logs(here: Path) -> Path:
     for name in ("one-aaaa", "two-bbbb"):
         write_campaign(here / "logs", {("grpo", 0): flat(0.5), ("maxrl", 0): flat(0.6)}, name=name)
     return here / "logs"
+
+
+def test_no_name_in_a_csv_is_a_formula_of_a_spreadsheet(here: Path) -> None:
+    names = ["=1+2", "@SUM(A1)", "+x", "-x", "plain"]
+    write_campaign(here / "logs", {(name, 0): flat(0.5) for name in names}, name="c-aaaa")
+    with closing(BytesIO()) as out:
+        write_csv(rows_of(gather_all(here / "logs")), out)
+        rows = list(csv.DictReader(StringIO(out.getvalue().decode())))
+    assert {row["condition"] for row in rows} == {"'=1+2", "'@SUM(A1)", "'+x", "'-x", "plain"}
 
 
 def never(what: str) -> bool:

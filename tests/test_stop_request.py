@@ -18,7 +18,7 @@ from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
 from retrain.campaign.run import start
 from retrain.campaign.stop import SHOWN_RUNS, _whom_it_stops, stop_campaign
-from retrain.errors import EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED
+from retrain.errors import EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED, LaunchError
 from retrain.plan.matrix import RunPlan
 from retrain.records.campaign_state import ask_to_stop, asked_to_stop
 from retrain.records.layout import CampaignFiles, RunFiles
@@ -169,12 +169,26 @@ def test_a_stop_of_many_runs_names_a_few_and_counts_all(
     (here / "full_cluster.py").write_text(has_all)
     sets = ['campaign.launcher="full_cluster.open_launcher"', f"campaign.seeds={list(range(8))}"]
     said: list[str] = []
-    stopped = stop_campaign(start(campaign_file, sets).directory, on_wait=said.append)
+    directory = start(campaign_file, sets).directory
+    stopped = stop_campaign(directory, launcher="full_cluster.open_launcher", on_wait=said.append)
     assert len(stopped.workers) == 16
     named = [line for line in said if line.startswith("no orchestrator is alive; stopping ")]
     assert len(named) == SHOWN_RUNS
     assert named[0].endswith("_s0, queued by full_cluster.open_launcher")
     assert f"and {16 - SHOWN_RUNS} more: 16 runs in all" in said
+
+
+def test_a_launcher_that_only_a_directory_names_is_not_imported(
+    campaign_file: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(here)
+    (here / "their_cluster.py").write_text(SILENT_CLUSTER)
+    directory = start(campaign_file, ['campaign.launcher="their_cluster.open_launcher"']).directory
+    (here / "their_cluster.py").write_text("raise SystemExit('imported')")
+    monkeypatch.delitem(sys.modules, "their_cluster")
+    with pytest.raises(LaunchError, match=r"--launcher their_cluster\.open_launcher") as refused:
+        stop_campaign(directory)
+    assert "The request to stop is recorded" in str(refused.value)
 
 
 def test_a_queued_run_whose_lock_cannot_be_read_is_named_as_queued(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ runs to stop is read from the runs themselves: a damaged manifest or origin leav
 
 from __future__ import annotations
 
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +28,8 @@ from retrain.records.layout import CampaignFiles, RunFiles, files_of_runs, open_
 from retrain.records.manifest import read_manifest, refresh, write_manifest
 from retrain.records.provenance import known_origin
 from retrain.records.run_state import RunState
+from retrain.records.text import as_typed, plain
+from retrain.registry import names
 
 PAUSE_S = 0.1
 SHOWN_RUNS = 5  # named one by one
@@ -41,12 +44,18 @@ class Stopped:
 
 
 def stop_campaign(
-    directory: Path, *, now: bool = False, on_wait: Callable[[str], None] = lambda _: None
+    directory: Path,
+    *,
+    now: bool = False,
+    launcher: str = "",
+    on_wait: Callable[[str], None] = lambda _: None,
 ) -> Stopped:
     """Have every worker save a checkpoint and leave, and wait until they have.
 
     With `now` they are killed; what they did since their last checkpoint will be done again. `on_wait` shows
-    what we wait for. Raises ConfigError if this is no campaign, RecordsError if it cannot be written.
+    what we wait for. A directory may come from anybody: a launcher that it names by a dotted path is imported
+    only if `launcher` names it too. Raises ConfigError if this is no campaign, RecordsError if it cannot be
+    written.
     """
     files = open_campaign(directory)
     lock = hold(files.lock)
@@ -60,7 +69,9 @@ def stop_campaign(
         if files.stop_request.exists() and not files.manifest.exists():
             on_wait("it has not run yet; if it is being started now, it stops before its first run")
         try:
-            return Stopped(was_supervised, _stop_workers(files, lock, now=now, on_wait=on_wait))
+            return Stopped(
+                was_supervised, _stop_workers(files, lock, now=now, trusted=launcher, on_wait=on_wait)
+            )
         except LaunchError as error:
             if not files.stop_request.exists():
                 raise
@@ -102,10 +113,16 @@ def _ask_orchestrator(files: CampaignFiles, *, now: bool) -> bool:
 
 
 def _stop_workers(
-    files: CampaignFiles, lock: HeldLock, *, now: bool, on_wait: Callable[[str], None]
+    files: CampaignFiles, lock: HeldLock, *, now: bool, trusted: str, on_wait: Callable[[str], None]
 ) -> tuple[str, ...]:
     """Stop every worker that is alive or queued, and record how its run ended; return their runs."""
     runs, (origin, _) = files_of_runs(files), known_origin(files)
+    if origin.launcher not in (trusted, *names("launchers")):
+        raise LaunchError(
+            f"{files.origin}: names the launcher {plain(origin.launcher)!r}, code that is not imported just "
+            f"because a directory says so. If it is yours: retrain stop {as_typed(files.directory)} "
+            f"--launcher {shlex.quote(plain(origin.launcher))}"
+        )
     launcher = open_launcher(origin.launcher, assignment_for_stopping(files, runs, origin, on_wait))
     if launcher.queues:  # another machine may resume it
         lock.renew()

@@ -16,6 +16,9 @@ def command(
     now: bool = Option(
         False, "--now", help="Kill the workers; steps since the last checkpoint are repeated."
     ),
+    launcher: str = Option(
+        "", "--launcher", metavar="PATH", help="The dotted path of your own launcher, which is then imported."
+    ),
 ) -> None:
     """Stop a campaign, whether or not its orchestrator is alive: workers save a checkpoint and exit.
 
@@ -28,7 +31,9 @@ def command(
     from retrain.render.tables import messages
     from retrain.status import survey
 
-    found = stop_campaign(directory, now=now, on_wait=partial(messages().print, soft_wrap=True))
+    found = stop_campaign(
+        directory, now=now, launcher=launcher, on_wait=partial(messages().print, soft_wrap=True)
+    )
     if not found.was_supervised and not found.workers:
         typer.echo(f"{directory}: nothing was running")
         return

@@ -15,7 +15,7 @@ from retrain.config.campaign import Campaign
 from retrain.config.drafts import Draft, Location, Problem
 from retrain.config.flow import flow_problems
 from retrain.config.keys import Tables, keys_of, table_at
-from retrain.config.resolve import PLUGINS, SHORTHANDS, label_of, label_of_modes
+from retrain.config.resolve import PLUGINS, SHORTHANDS, label_of, label_of_modes, look_of
 from retrain.errors import ConfigError
 
 KEYS = keys_of(Campaign)
@@ -110,6 +110,16 @@ def check_matrix(runs: Sequence[tuple[str, Draft]], *, is_swept: bool = False) -
             fix = f"let {'values' if is_swept else 'names'} {differ}"
             where = ("campaign", "sweep" if is_swept else "conditions")
             yield where, f"{label!r} is the label of {times} conditions; {fix}"
+    alike: dict[str, set[str]] = {}
+    for name in dict.fromkeys(name for name, _ in runs if not name.isascii()):
+        alike.setdefault(look_of(name), set()).add(name)
+    looks = {look_of(name): name for name, _ in runs if name.isascii()} if alike else {}
+    for look, names in alike.items():
+        names |= {looks[look]} if look in looks else set()
+        if len(names) > 1:
+            where = ("campaign", "sweep" if is_swept else "conditions")
+            shown = " and ".join(ascii(name) for name in sorted(names))
+            yield where, f"the names {shown} look alike; let them differ in what is seen"
     wanted: dict[str, set[str]] = {}
     for _, draft in runs:
         if draft.is_sound("backend.max_concurrent", "backend.throttle_dir"):

@@ -152,6 +152,12 @@ def _plain(value: Any) -> Any:
     return copy.deepcopy(value)
 
 
+_DRAWN_ALIKE = str.maketrans(
+    "АВЕЅІЈКМНОРСТУХԚԜаеіјорсухѕһԁԛԝӏΑΒΕΖΗΙΚΜΝΟΡΤΥΧονρικαυγ",
+    "ABESIJKMHOPCTYXQWaeijopcyxshdqwlABEZHIKMNOPTYXovpikauy",
+)
+
+
 def label_of(name: str, room: int = 40) -> str:
     """Return a label that is safe as part of a file name: [a-z0-9+._-], at most `room` long."""
     ascii_name = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
@@ -160,6 +166,16 @@ def label_of(name: str, room: int = 40) -> str:
         return label
     tag = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:TAG_LENGTH]
     return f"{label[: room - TAG_LENGTH - 1]}-{tag}"
+
+
+def look_of(name: str) -> str:
+    """Return what a reader sees of a name: equal for two that look alike, in any case.
+
+    Compatibility forms (NFKC) are one, invisible characters are left out, and Cyrillic and Greek letters
+    count as the Latin ones that they are drawn like (Unicode TR39, the letters that fonts draw alike).
+    """
+    folded = unicodedata.normalize("NFKC", name).translate(_DRAWN_ALIKE).casefold().translate(_DRAWN_ALIKE)
+    return "".join(character for character in folded if character.isprintable())
 
 
 def label_of_modes(advantage_mode: str, transform_mode: str) -> str:

@@ -31,6 +31,7 @@ from retrain.report.gather import CampaignRecord, RunHistory
 from retrain.report.page import MARK, page
 from retrain.report.sides import Moment, check_metrics, final_value, known_metrics
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a cell begins with that a spreadsheet computes
 FORMATS = ("html", "png", "svg", "csv", "parquet")
 AGAIN = "try again"  # what to do once the cause of an error is gone
 READ_BYTES = 65536  # at either end of a file
@@ -206,12 +207,17 @@ def write_csv(table: Table, out: BinaryIO) -> None:
     text = io.TextIOWrapper(out, encoding="utf-8", errors="replace", newline="", write_through=True)
     writer = csv.writer(text, lineterminator="\n")
     try:
-        writer.writerow(table.kinds)
+        writer.writerow(map(_cell, table.kinds))
         for row in table.read():
             values = (row.get(name) for name in table.kinds)
-            writer.writerow([x if isinstance(x, int | float | None) else _text(x) for x in values])
+            writer.writerow([x if isinstance(x, int | float | None) else _cell(_text(x)) for x in values])
     finally:
         text.detach()  # the caller closes the file
+
+
+def _cell(text: str) -> str:
+    """Return a text that no spreadsheet takes for a formula: a name may begin with `=`."""
+    return f"'{text}" if text[:1] in FORMULA and len(text) > 1 else text
 
 
 def write_jsonl(table: Table, out: BinaryIO) -> None:

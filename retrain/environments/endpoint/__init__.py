@@ -1,7 +1,7 @@
 """Serves the policy of a worker on loopback, to the programs of its episodes.
 
 `POST /v1/chat/completions` and `/inference/v1/generate`, and `GET /v1/models`, for clients whose key is that
-of an episode under way.
+of an episode under way. Any program of this machine can connect: one whose key does not come is sent away.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import json
 import secrets
 import select
 import socket
+import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import CancelledError, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeAlias, TypeVar
 
@@ -33,7 +35,10 @@ T = TypeVar("T")
 Served: TypeAlias = tuple[EpisodeSession, asyncio.AbstractEventLoop]  # an episode, and the loop that plays it
 
 LARGEST_BODY_BYTES = 4 << 20  # a longer one takes seconds to tokenize, and fits no context
+LONGEST_LENGTH = 12  # digits of a Content-Length; a longer one is no length of anything
 IDLE_S = 120.0  # after which a connection without a request is closed
+MOST_STRANGERS = 64  # connections whose key has not come yet; further ones wait to be accepted
+STRANGER_S = 5.0  # until the key comes
 LOOK_S = 0.5  # after which a client that waits is looked after
 POLL_S = 0.05  # of the thread that serves, to see that it should end
 JSON, STREAM = "application/json", "text/event-stream; charset=utf-8"
@@ -84,6 +89,39 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.served: dict[str, Served] = {}
+        self._strangers: dict[socket.socket, float] = {}  # until when each may stay
+        self._change = threading.Condition()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._change:
+            while len(self._strangers) >= MOST_STRANGERS:
+                self._change.wait(POLL_S)
+                self._expire()
+            self._strangers[request] = time.monotonic() + STRANGER_S
+        super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """Close connections whose key did not come in time; called every `POLL_S`."""
+        with self._change:
+            self._expire()
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for connection, until in list(self._strangers.items()):
+            if until < now:
+                del self._strangers[connection]
+                with suppress(OSError):  # its client has left
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def admit(self, connection: socket.socket) -> None:
+        """Let a connection stay: its client has the key of an episode, or it has ended."""
+        with self._change:
+            self._strangers.pop(connection, None)
+            self._change.notify()
+
+    def shutdown_request(self, request: Any) -> None:
+        self.admit(request)
+        super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignore clients that hang up."""
@@ -96,8 +134,12 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
-        if self.path != "/v1/models":
-            self._send_refusal(_unknown(self.path))
+        try:
+            self._served()
+            if self.path != "/v1/models":
+                raise _unknown(self.path)
+        except Refusal as refusal:
+            self._send_refusal(refusal)
             return
         model = {"id": "policy", "object": "model", "created": 0, "owned_by": "retrain"}
         self._send(200, JSON, json.dumps({"object": "list", "data": [model]}).encode())
@@ -115,7 +157,9 @@ class _Handler(BaseHTTPRequestHandler):
         except CancelledError:
             self._send_refusal(Refusal("the episode is over", status=410, code="episode_over"))
         except Exception as error:  # noqa: BLE001 - a client gets an answer, whatever happens
-            self._send_refusal(Refusal(located(error), status=500, kind="server_error"))
+            print(f"endpoint: {located(error)}", file=sys.stderr, flush=True)  # not to a client: it has paths
+            what = f"{type(error).__name__}; the run's output.log says where"
+            self._send_refusal(Refusal(what, status=500, kind="server_error"))
         else:
             self._send(200, STREAM if request.stream else JSON, write(request, *turn))
 
@@ -138,9 +182,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _body(self) -> bytes:
         length = self.headers.get("Content-Length", "")
-        if not length.isdecimal():
+        if not (length.isascii() and length.isdecimal()):
             self.close_connection = True
             raise Refusal("the request has no Content-Length", status=411)
+        if len(length) > LONGEST_LENGTH:
+            self.close_connection = True
+            raise Refusal(f"the Content-Length has {len(length)} digits", status=413)
         if (left := int(length)) > LARGEST_BODY_BYTES:
             while left and (part := self.rfile.read(min(left, 1 << 20))):  # else the client reads no answer
                 left -= len(part)
@@ -149,10 +196,12 @@ class _Handler(BaseHTTPRequestHandler):
         return self.rfile.read(left)
 
     def _served(self) -> Served:
-        if (found := self._known()) is None:
+        if (served := self._known()) is None:
+            self.close_connection = True
             what = "the API key belongs to no running episode; each episode has a key of its own"
             raise Refusal(what, status=401, kind="authentication_error", code="invalid_api_key")
-        return found
+        self.server.admit(self.connection)
+        return served
 
     def _known(self) -> Served | None:
         """Return the episode whose key the client has, if it is under way."""
