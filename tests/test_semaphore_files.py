@@ -1,13 +1,16 @@
 import errno
 import fcntl
 import os
+import pwd
 import shutil
 import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -337,3 +340,35 @@ def test_a_file_system_without_shared_locks_is_refused(tmp_path, mounted):
         FileSemaphore(tmp_path / "permits", 1)
     assert not (tmp_path / "permits").exists()
     assert FileSemaphore(tmp_path / "permits", 1, allow_unshared=True).acquire(timeout_s=0)
+
+
+OTHER_USER = """
+import os, pwd, sys
+from retrain.semaphore import FileSemaphore
+FileSemaphore(sys.argv[2], 2)  # imports all that the other user may not read here
+if os.getuid() == 0:
+    os.setuid(65534)
+try:
+    FileSemaphore(sys.argv[1], 2)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_a_second_user_of_a_shared_directory_is_told_once_what_to_set():
+    with tempfile.TemporaryDirectory() as name:  # unlike pytest's, one that others may enter
+        Path(name).chmod(0o755)
+        directory = Path(name) / "permits"
+        directory.mkdir()
+        directory.chmod(0o1777)
+        with FileSemaphore(directory, 2):
+            if os.getuid() != 0:  # no other user can be had: what theirs would look like
+                for path in directory.iterdir():
+                    path.chmod(0)
+            command = [sys.executable, "-c", OTHER_USER, str(directory), f"{name}/own"]
+            told = subprocess.run(command, capture_output=True, text=True, check=True)
+    owner = pwd.getpwuid(os.getuid()).pw_name
+    assert told.stdout == (
+        f"LaunchError {directory}: its permits belong to the user {owner}, and users cannot share permits; "
+        "set backend.throttle_dir to a directory of your own\n"
+    )

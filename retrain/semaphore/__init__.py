@@ -86,7 +86,8 @@ class FileSemaphore:
 
         Raises:
             ValueError: `permits` is not a whole number from 1 to 512.
-            LaunchError: locks on this file system are not shared or not reliable.
+            LaunchError: locks on this file system are not shared or not reliable, or the permits are another
+                user's.
             RecordsError: the directory cannot be made, or its files are damaged, links, or cannot be
                 opened or written.
         """
@@ -100,6 +101,7 @@ class FileSemaphore:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise records_error(self._directory, "make the directory", error) from error
+        _require_same_user(self._directory)
         create_permits(self._directory, permits)
         wait_queue = self._directory / WAIT_QUEUE
         LockFile(str(wait_queue)).close()
@@ -249,6 +251,22 @@ class FileSemaphore:
                     return None
                 listener.wait(min(left_s, LOOK_AGAIN_S))
             return slot
+
+
+def _require_same_user(directory: Path) -> None:
+    """Raise LaunchError if files of a semaphore are another user's: they are private, and so are ours."""
+    for pattern in ("permits.*", "slot-*", "seat-*", WAIT_QUEUE):
+        for path in directory.glob(pattern):
+            if path.is_symlink() or os.access(path, os.R_OK | os.W_OK):
+                continue
+            import pwd  # here: seldom needed
+
+            owner = path.stat().st_uid
+            known = {user.pw_uid: user.pw_name for user in pwd.getpwall()}
+            raise LaunchError(
+                f"{directory}: its permits belong to the user {known.get(owner, owner)}, and users cannot "
+                "share permits; set backend.throttle_dir to a directory of your own"
+            )
 
 
 def _thread_or_task() -> object:
