@@ -22,6 +22,7 @@ from retrain import registry
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.campaign.orchestrate import CampaignRun
 from retrain.campaign.run import start
+from retrain.controllers.permits import CallFacts
 from retrain.environments import brings_loop
 from retrain.errors import ConfigError, RetrainError
 from retrain.event_loop import EventLoopThread
@@ -193,8 +194,15 @@ def _plays(name: str, table: Table) -> str:
 
 
 def _trains(name: str, table: Table) -> str:
-    """it samples, takes a step, saves, and resumes from what it saved"""
-    spec = BackendSpec(seed=0, alphabet="0123456789+=", options=table)
+    """it samples, takes a step, saves, and resumes from what it saved, and reports calls that hold permits"""
+    reported: list[CallFacts] = []
+    held: list[None] = []
+
+    def permit() -> contextlib.nullcontext[None]:
+        held.append(None)
+        return contextlib.nullcontext()
+
+    spec = BackendSpec(0, alphabet="0123456789+=", options=table, permit=permit, observe_call=reported.append)
     calls = EventLoopThread()
 
     def sample(backend: Any) -> list[Group]:
@@ -221,6 +229,11 @@ def _trains(name: str, table: Table) -> str:
         is_alike = _texts(sample(backend)) == _texts(sample(other)) or not backend.info.deterministic
         for one in (backend, other, backend):
             calls.wait_for(one.close())
+    if held and not reported:
+        return (
+            'holds permits and reports no call to `spec.observe_call`: with max_concurrent = "auto" the '
+            "number of permits would never change"
+        )
     return "" if is_alike else "samples differently after a load"
 
 

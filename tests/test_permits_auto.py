@@ -16,13 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.campaign.run import start
+from retrain.config.load import load_config
+from retrain.conformance import check_plugin
 from retrain.controllers.permits import HIGHEST, AdaptivePermits, CallFacts
 from retrain.errors import RecordsError
 from retrain.locks import LockFile, locked
 from retrain.records.files import record_of
-from retrain.records.layout import CampaignFiles
+from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.semaphore import FileSemaphore
 from retrain.semaphore.adaptive import SharedPermits
+from retrain.trainer.permits import RunPermits
 from tests.conftest import ONE_RUN
 from tests.semaphore_processes import running
 
@@ -283,3 +286,38 @@ def test_a_damaged_state_begins_anew_with_the_permits_that_there_are(tmp_path: P
     (tmp_path / "adaptive.json").write_text('{"permits": 3')
     SharedPermits(tmp_path, semaphore, "run 1").observe(REFUSED)
     assert semaphore.permits == 3
+
+
+SILENT = """
+from dataclasses import replace
+from retrain.backends import numpy
+check_options = numpy.check_options
+
+def connect(spec):
+    return numpy.connect(replace(spec, observe_call=None))
+"""
+
+
+@pytest.mark.parametrize(("is_silent", "problems"), [(True, ["holds permits"]), (False, [])])
+def test_a_backend_that_holds_permits_and_reports_no_call_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_silent: bool, problems: list[str]
+) -> None:
+    (tmp_path / "silent_api.py").write_text(SILENT)
+    monkeypatch.syspath_prepend(tmp_path)
+    name = "silent_api.connect" if is_silent else "numpy"
+    found = [one.problem for one in check_plugin("backends", name, {"api_latency_s": 0.001}) if one.problem]
+    assert [problem[:13] for problem in found] == problems
+
+
+def test_the_output_of_a_run_says_that_its_permits_cannot_adapt(
+    campaign_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = load_config(campaign_file, ['backend.max_concurrent="auto"'])
+    permits = RunPermits(config, RunFiles(tmp_path / "run"))
+    with permits.permit():
+        pass
+    permits.take_use()
+    assert "the backend reports no call to spec.observe_call; set a number" in caplog.text
+    caplog.clear()
+    permits.take_use()
+    assert not caplog.text

@@ -43,6 +43,7 @@ class RunPermits:
         self._lock = threading.Lock()
         self._waited_s = 0.0
         self._held_s = 0.0
+        self._is_judged = not adapts  # whether the backend reports calls is known, or does not matter
 
     def permit(self) -> Permit:
         """Return one permit for use with `with` or `async with`; entering waits for it."""
@@ -70,9 +71,17 @@ class RunPermits:
         with self._lock:
             use = PermitUse(wait_s=self._waited_s, held_s=self._held_s, permits=permits)
             self._waited_s = self._held_s = 0.0
+        if use.held_s and not self._is_judged:
+            self._is_judged = True
+            log.warning(
+                'backend.max_concurrent = "auto" stays at %s permits: the backend reports no call to '
+                "spec.observe_call; set a number",
+                permits,
+            )
         return use
 
     def _observe(self, call: CallFacts) -> None:
+        self._is_judged = True
         try:
             SharedPermits(self._directory, self.open(), self.label).observe(call)
         except RecordsError as error:  # must not cost the call its result

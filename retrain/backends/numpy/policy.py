@@ -44,6 +44,7 @@ from retrain.backends.rows import AdmittedTurn, LiveRows, TurnFeed, unsampled, w
 from retrain.backends.text import as_written, to_groups
 from retrain.backends.work import ModelCosts, WorkMeter
 from retrain.config.adapters import weights_of
+from retrain.controllers.permits import WAITED_S, CallFacts
 from retrain.engines import Drawn, Ids
 from retrain.errors import BackendMemoryError, ConfigError, FullContextError, NonFiniteError, PromptError
 from retrain.json_lines import Demonstration
@@ -54,7 +55,7 @@ class NumpyBackend:
     """A policy and its optimizer; weights, samples and updates depend only on the seed."""
 
     def __init__(self, spec: BackendSpec, options: NumpyOptions) -> None:
-        self._permit = spec.permit
+        self._permit, self._observe_call = spec.permit, spec.observe_call
         self._latency_s = float(options.api_latency_s)
         self._computing = threading.Lock()
         self.characters = Characters(spec.alphabet)
@@ -217,10 +218,14 @@ class NumpyBackend:
         if self._latency_s == 0:
             yield
             return
+        asked_s = time.perf_counter()
         with self._permit():
+            waited = time.perf_counter() - asked_s > WAITED_S
             time.sleep(self._latency_s)
             with self._computing:
                 yield
+        if self._observe_call is not None:
+            self._observe_call(CallFacts("call", self._latency_s, waited=waited))
 
     def _written(self, demonstration: Demonstration) -> Rollout:
         prompt, characters = demonstration.prompt, self.characters
