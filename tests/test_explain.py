@@ -216,3 +216,22 @@ def test_permits_that_adapt_to_a_limit_not_known_make_the_forecast_a_range(tmp_p
         for note in found.wall_time.notes
     )
     assert line_of(found, "parallelism within limits").state == "unknown"
+
+
+def test_what_is_said_of_many_conditions_is_said_once(
+    retrain: Callable[..., CompletedProcess[str]], tmp_path: Path
+) -> None:
+    one = plan_of(tmp_path, conditions=[{"name": "a"}])
+    record_campaign(one, "c-20250131T120000Z-0a1b", closing_s=0.0)
+    names = [f"point-{n}" for n in range(60)]
+    found = explained(plan_of(tmp_path, conditions=[{"name": name} for name in names]), learn(tmp_path))
+    assert found.wall_time is not None
+    (note,) = [note for note in found.wall_time.notes if "never measured" in note]
+    assert note == "point-0, point-1, point-2 and 57 more were never measured; the step times of a are used"
+    file = tmp_path / "many.toml"
+    table = {"seeds": [0], "max_steps": 2, "conditions": [{"name": name} for name in names]}
+    file.write_text(tomli_w.dumps({"training": SMOKE, "campaign": table}))
+    said = retrain("explain", file).stdout
+    assert "  ... and 30 more conditions; --json lists all" in said
+    assert "point-29" in said
+    assert "point-30" not in said

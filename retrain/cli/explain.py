@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from retrain.plan.explain import Explanation, MemoryUse
 
 MOST_SEEDS = 8  # more are abbreviated
+MOST_CONDITIONS = 30  # in tables and lists
+MOST_WARNINGS = 20
 CHECK_STYLES = {"pass": "green", "warn": "yellow", "unknown": "cyan"}
 UNRELIABLE = {"short": " (a short pilot: see below)", "heavy": " (unreliable: see below)"}
 
@@ -89,8 +91,10 @@ def _show(explanation: Explanation) -> None:
 
 
 def _lines(explanation: Explanation) -> Iterator[str | Text]:
-    for condition in explanation.conditions:
+    for condition in explanation.conditions[:MOST_CONDITIONS]:
         yield from (f"  {condition.condition}: {plain(one, 200)}" for one in condition.differs)
+    if (more := len(explanation.conditions) - MOST_CONDITIONS) > 0:
+        yield f"  ... and {count_of(more, 'more condition')}; --json lists all"
     yield ""
     facts = (*_steps(explanation), *_launch(explanation), *_forecast(explanation))
     yield from (f"{name:<24}{plain(value, 500)}" for name, value in facts)
@@ -99,7 +103,10 @@ def _lines(explanation: Explanation) -> Iterator[str | Text]:
     if explanation.script:
         yield f"\nscript for {explanation.launcher}:\n"
         yield from (f"    {line}" for line in plain_lines(explanation.script))
-    yield from (Text(f"\nnote: {plain(warning, 500)}", "yellow") for warning in explanation.warnings)
+    shown = explanation.warnings[:MOST_WARNINGS]
+    yield from (Text(f"\nnote: {plain(warning, 500)}", "yellow") for warning in shown)
+    if len(explanation.warnings) > len(shown):
+        yield Text(f"\n{len(explanation.warnings) - len(shown)} more notes; --json lists all", "yellow")
     yield Text("\nbefore a full run", "bold")
     yield from _check_lines(explanation)
 
@@ -121,7 +128,7 @@ def _matrix(explanation: Explanation, width: int) -> object:
             c.condition, _seeds(c.seeds), str(c.max_steps),
             f"{c.batch_size} x {c.group_size} = {c.concurrency}", str(c.max_tokens), c.backend, c.task,
         )
-        for c in explanation.conditions
+        for c in explanation.conditions[:MOST_CONDITIONS]
     ]  # fmt: skip
     at_most = "at most " if explanation.may_stop_earlier else ""
     columns = ("condition", "seeds", ">steps", ">concurrency a step", ">max_tokens", "backend", "task")
@@ -192,12 +199,12 @@ def _cost(cost: CostForecast | None, at_most: str) -> Iterator[tuple[str, str]]:
     if cost is None:
         return
     yield f"cost{at_most or ', forecast'}", f"P50 {dollars(cost.p50_usd)}, P90 {dollars(cost.p90_usd)}"
-    for one in cost.conditions if len(cost.conditions) > 1 else ():
+    for one in cost.conditions[:MOST_CONDITIONS] if len(cost.conditions) > 1 else ():
         each = f"{dollars(one.run_usd)} a run" + ", from runs with other settings" * (
             one.match == "other settings"
         )
         yield "", f"{plain(one.condition)}: P50 {dollars(one.p50_usd)}, P90 {dollars(one.p90_usd)}; {each}"
-    for row, one in enumerate(cost.conditions):
+    for row, one in enumerate(cost.conditions[:MOST_CONDITIONS]):
         whose = f"{plain(one.condition)}: " * (len(cost.conditions) > 1)
         yield (
             "" if row else "tokens of a step",

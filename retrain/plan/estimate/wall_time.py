@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from retrain.plan.estimate import Change, Makespan, estimate, rule_of_thumb_s
 from retrain.plan.estimate.history import History
@@ -12,8 +13,11 @@ from retrain.plan.estimate.learned import Learned, MeasuredCondition, workload_o
 from retrain.plan.estimate.simulation import ninth_decile, widened
 from retrain.plan.launching import runs_here
 from retrain.plan.matrix import Plan
-from retrain.records.text import about
+from retrain.records.text import about, first_of
 
+NAMED_AT_MOST = 3  # conditions, in one note
+MOST_NOTES = 8  # of conditions that were not measured as planned
+MOST_DIFFERENCES = 6  # settings, in one note
 TELLING = 4  # earlier campaigns needed for a P90 of effects that step times do not show
 RULE_OF_THREE = 3  # an event not seen in n steps is rarer than 3 in n, with 95 % confidence
 
@@ -120,12 +124,26 @@ def _doubts(learned: Learned, found: Makespan) -> Iterator[str]:
             f"{steps} steps were measured: slowdowns rarer than 1 step in "
             f"{max(1, steps // RULE_OF_THREE)} may not have been seen, so P90 may be too low"
         )
+    borrowed: dict[str, list[str]] = {}  # what is said -> conditions
     for measured in learned.conditions.values():
         if measured.match == "other condition":
-            others = ", ".join(measured.from_conditions)
-            yield f"{measured.condition} was never measured itself; the step times of {others} are used"
+            others = first_of(measured.from_conditions, NAMED_AT_MOST)
+            said = f"never measured; the step times of {others} are used"
         elif measured.match == "other settings":
-            yield f"{measured.condition} was measured with other settings: {'; '.join(measured.differs)}"
+            said = f"measured with other settings: {'; '.join(measured.differs[:MOST_DIFFERENCES])}"
+            if len(measured.differs) > MOST_DIFFERENCES:
+                said += f" and {len(measured.differs) - MOST_DIFFERENCES} more"
+        else:
+            continue
+        borrowed.setdefault(said, []).append(measured.condition)
+    for said, conditions in islice(borrowed.items(), MOST_NOTES):
+        if len(conditions) == 1:
+            yield f"{conditions[0]} was {said.replace('never measured;', 'never measured itself;')}"
+        else:
+            yield f"{first_of(conditions, NAMED_AT_MOST)} were {said}"
+    if len(borrowed) > MOST_NOTES:
+        more = sum(map(len, list(borrowed.values())[MOST_NOTES:]))
+        yield f"{more} more conditions were not measured with these settings: see conditions in --json"
 
 
 def _left_out(plan: Plan, learned: Learned) -> Iterator[str]:
