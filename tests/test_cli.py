@@ -141,6 +141,10 @@ def test_the_password_of_an_address_is_in_no_error(words: list[str], retrain: Ca
     assert "s3cret" not in told
 
 
+def test_the_help_of_init_shows_the_option_that_names_a_template(retrain: Call) -> None:
+    assert "--template" in retrain("init", "--help").stdout
+
+
 def test_a_usage_error_has_exit_code_2(retrain: Call) -> None:
     assert retrain("expalin").returncode == 2
 

@@ -157,3 +157,9 @@ def test_runs_of_a_campaign_share_its_permits_and_a_single_run_has_its_own(tmp_p
     campaign = CampaignFiles(_campaign(tmp_path / "a"))
     assert campaign_of(campaign.run("x_s1").directory).permits == campaign.permits
     assert campaign_of(tmp_path / "alone").permits == tmp_path / "alone" / "permits"
+
+
+def test_a_log_directory_that_is_a_file_is_a_wrong_path_not_an_unreadable_record(tmp_path):
+    (tmp_path / "logs").write_text("")
+    with pytest.raises(ConfigError, match=r"logs: is not a directory; .*choose another \[logging\].log_dir"):
+        create_directory(tmp_path / "logs", "c")

@@ -17,8 +17,13 @@ def command(
     name: str = Argument(
         "", metavar="NAME", help="The template; default: campaign.", autocompletion=lambda: [*templates()]
     ),
-    template: str = Option(  # how 0.1.0 took the name
-        "", "--template", "-t", hidden=True, autocompletion=lambda: [*templates()]
+    template: str = Option(
+        "",
+        "--template",
+        "-t",
+        metavar="NAME",
+        help="The same as NAME.",
+        autocompletion=lambda: [*templates()],
     ),
     force: bool = Option(False, "--force", help="Overwrite NAME.toml if it exists."),
     show_list: bool = Option(False, "--list", help="List the templates and exit."),

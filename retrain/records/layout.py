@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retrain.config.keys import Table, Tables
-from retrain.errors import ConfigError, RecordsError, records_error
+from retrain.errors import ConfigError, RecordsError, may_pass, records_error
 from retrain.records.files import make_directory, make_new_directory, read_small, readable
 from retrain.records.lines import mark_of
 from retrain.records.text import plain
@@ -151,7 +151,22 @@ def instead_of(directory: Path) -> str:
 
 
 def create_directory(log_dir: Path, name: str) -> Path:
-    """Make a new directory for a campaign or single run: `<name>-<UTC time>-<4 hex digits>`."""
+    """Make a new directory for a campaign or single run: `<name>-<UTC time>-<4 hex digits>`.
+
+    Raises:
+        ConfigError: the path cannot be such a directory, as a file or where nobody may write.
+        RecordsError: it cannot be made for now, as on a full disk.
+    """
+    try:
+        return _created(log_dir, name)
+    except RecordsError as error:
+        is_read_only = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EROFS
+        if may_pass(error) and not is_read_only:
+            raise
+        raise ConfigError(f"{error}, or choose another [logging].log_dir") from error
+
+
+def _created(log_dir: Path, name: str) -> Path:
     try:
         is_there = log_dir.is_dir()  # may be a link to another disk, unlike the directories made in it
     except OSError as error:
