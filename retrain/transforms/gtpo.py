@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from retrain.registry import NotNegative
 from retrain.rollouts import Floats, Rollout
 
@@ -30,6 +28,8 @@ def reweigh(rollout: Rollout, advantage: float, progress: float, *, beta: NotNeg
 
 def surprisal(rollout: Rollout) -> Floats:
     """Return u for each token: shape (tokens,), nats, none negative."""
+    import numpy as np  # not at the top, as in `weights`: `explain` imports this file and computes nothing
+
     logprobs = np.asarray(rollout.logprobs, dtype=np.float64)
     if not np.isfinite(logprobs).all():
         token = int(np.argmin(np.isfinite(logprobs)))
@@ -40,6 +40,8 @@ def surprisal(rollout: Rollout) -> Floats:
 
 def weights(u: Floats, beta: float) -> Floats:
     """Return max(0, 1 + beta (u / mean(u) - 1)) per token; ones if all surprisal is 0."""
+    import numpy as np
+
     if not (math.isfinite(beta) and beta >= 0):
         raise ValueError(f"beta: got {beta}; needs a number of 0 or more")
     mean = u.mean() if u.size else 0.0
