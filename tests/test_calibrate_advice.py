@@ -145,11 +145,11 @@ def test_a_limit_that_fits_stays() -> None:
     assert not advice.max_tokens(MAX, Lengths("one", 128, 0.01, 50, 90, 128, 0.01, True), SPLIT).is_change
 
 
-def test_the_fewest_workers_that_reach_the_best_throughput_are_advised() -> None:
-    makespans_s = {1: 600.0, 2: 320.0, 4: 310.0, 8: 500.0}
+def test_the_shortest_campaign_is_advised_with_what_fewer_workers_would_cost() -> None:
+    makespans_s = {1: 600.0, 2: 320.0, 3: 300.0, 4: 270.0, 5: 250.0, 6: 251.0, 8: 500.0}
     (found,) = advice.max_workers(plan_of(), workers(100, 190, 195, 120), Memory(0, 0), makespans_s)
-    assert (found.now, found.value) == (2, 2)
-    assert "2 workers have 1.9 times the throughput of one" in found.why
+    assert (found.now, found.value) == (2, 5)
+    assert "with 4 it would take 4 min 30 s, 8% longer" in found.why
 
 
 def test_workers_whose_throughput_falls_are_kept_where_fewer_would_end_later() -> None:

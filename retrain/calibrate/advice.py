@@ -22,7 +22,6 @@ from retrain.records.text import about, format_duration
 MOST_HITS = 0.02  # of completions cut off: more, and rewards are lost to the limit
 ROOM = 1.25  # above the longest completion seen
 ROUND_TO = 64  # tokens; smaller limits are rounded to a power of two
-NEARLY = 0.95  # of the best makespan's speed is good enough for fewer workers
 SAME = 1.01  # times a makespan: within the error of the estimate
 TOGETHER = 1.25  # times as long as alone: more than noise
 ABOVE = 1.1  # times the best concurrency: p* is known no better
@@ -120,20 +119,23 @@ def max_workers(
     memory: Memory,
     makespans_s: Mapping[int, float],
 ) -> Iterator[Advice]:
-    """Return the fewest workers with about the shortest makespan, and none longer than now.
+    """Return the workers with the shortest makespan, of equal ones the fewest, and what fewer would cost.
 
     `measured` has each number of concurrent workers, fewest first; `makespans_s` the whole campaign's, by
-    number of workers: those measured, and the plan's.
+    number of workers: up to the most measured, and the plan's.
     """
     now = plan.workers
     if not measured or now not in makespans_s:
         return
-    bound_s = min(min(makespans_s.values()) / NEARLY, SAME * makespans_s[now])
-    value = min(count for count, seconds in makespans_s.items() if seconds <= bound_s)
+    shortest_s = min(makespans_s.values())
+    value = min(count for count, seconds in makespans_s.items() if seconds <= SAME * shortest_s)
     reasons = list(_reasons(measured, value, now))
     if value != now:
         then, today = about(makespans_s[value]), about(makespans_s[now])
         reasons.insert(0, f"the campaign takes {then} with {value}, {today} with {now}")
+    if fewer := max((count for count in makespans_s if count < value), default=0):
+        longer = makespans_s[fewer] / makespans_s[value] - 1
+        reasons.append(f"with {fewer} it would take {about(makespans_s[fewer])}, {longer:.0%} longer")
     held = int(MEMORY_SHARE * memory.free / memory.worker) if memory.worker else value
     if held < value:
         value = max(1, held)

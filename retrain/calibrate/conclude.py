@@ -264,12 +264,13 @@ class Forecast:
         return wall_time(plan, learned, self.cores) if learned else None
 
     def by_workers(self, plan: Plan) -> Mapping[int, float]:
-        """Return P50 in seconds for each number of workers tried, and for the plan's own.
+        """Return P50 in seconds for each number of workers up to the most tried, and for the plan's own.
 
         Where each worker keeps a core busy, more workers than cores are not considered.
         """
         most = min(len(plan.runs), max(1, int(self.cores)) if plan.shares_cores else len(plan.runs))
-        counts = {m.workers for m in self.side if m.workers <= most} | {plan.workers}
+        tried = max((m.workers for m in self.side), default=0)
+        counts = {*range(1, min(tried, most) + 1), plan.workers}
         campaigns = {n: replace(plan.campaign, parallel=True, max_workers=n) for n in sorted(counts)}
         times = {n: self.of(replace(plan, campaign=campaign)) for n, campaign in campaigns.items()}
         return {n: time.p50_s for n, time in times.items() if time is not None}
