@@ -1,7 +1,8 @@
 """Reads files that users write, one JSON object a line; every problem names its line.
 
 A demonstration is `{"prompt": ..., "completion": ...}`. Each message of the assistant in `{"messages":
-[{"role": ..., "content": ...}, ...]}` is one too, with the preceding messages as its prompt.
+[{"role": ..., "content": ...}, ...]}` is one too, with the preceding messages as its prompt. A prompt may be a
+list of messages, and its completion then a list of one message of the assistant.
 """
 
 from __future__ import annotations
@@ -128,8 +129,24 @@ def _demonstrations(number: int, line: str) -> Iterator[Demonstration]:
     if "messages" in row:
         yield from _of_messages(number, row["messages"])
     else:
-        prompt, completion = (_text(row, key) for key in ("prompt", "completion"))
-        yield Demonstration(Prompt(number, prompt, completion), completion)
+        completion = _completion(row)
+        if isinstance(row.get("prompt"), list):
+            said = conversation("prompt", row["prompt"])
+            if not said or said[-1][0] == "assistant":
+                raise ValueError('"prompt": needs a last message that the model answers')
+            yield Demonstration(Prompt(number, *as_prompt(said, completion)), completion)
+        else:
+            yield Demonstration(Prompt(number, _text(row, "prompt"), completion), completion)
+
+
+def _completion(row: dict[str, Any]) -> str:
+    """Return a row's completion: a text, or a list of one message of the assistant."""
+    if not isinstance(row.get("completion"), list):
+        return _text(row, "completion")
+    said = conversation("completion", row["completion"])
+    if [role for role, _ in said] != ["assistant"]:
+        raise ValueError('"completion": needs a text, or one message of the assistant')
+    return said[0][1]
 
 
 def _of_messages(number: int, messages: object) -> Iterator[Demonstration]:

@@ -15,6 +15,7 @@ from retrain import extras
 from retrain.config.load import parse
 from retrain.distribution import install_command
 from retrain.errors import EXIT_INFRASTRUCTURE, ConfigError, RecordsError, exit_code_of
+from retrain.json_lines import read_demonstrations
 from retrain.plan.matrix import plan_runs
 from retrain.plan.preflight import preflight
 from tests.built_tasks import build
@@ -201,3 +202,22 @@ def test_a_folder_that_is_called_like_a_package_is_not_the_package(
     (here / "no_such_package").mkdir()
     monkeypatch.syspath_prepend(here)
     assert extras.Needs("x", ("no_such_package", "json")).missing() == ["no_such_package"]
+
+
+def test_a_task_and_a_warm_up_take_the_same_conversations(tmp_path: Path) -> None:
+    system, asked, answer = (
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "1+0"},
+        {"role": "assistant", "content": "1"},
+    )
+    rows = [
+        {"messages": [system, asked, answer], "answer": "1"},
+        {"prompt": [system, asked], "completion": [answer], "answer": "1"},
+        {"prompt": [system, asked], "completion": "1", "answer": "1"},
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    wanted = (("system", "Be brief."), ("user", "1+0"))
+    assert [one.messages for one in build("jsonl", path=str(path), held_out=0).train] == [wanted] * 3
+    shown = read_demonstrations(str(path))
+    assert [(one.prompt.messages, one.completion) for one in shown] == [(wanted, "1")] * 3

@@ -174,11 +174,19 @@ def _prompt(number: int, row: Mapping[str, Any], fields: Fields) -> Prompt:
 
 def _messages(row: Mapping[str, Any], fields: Fields) -> tuple[tuple[str, str], ...]:
     """Return a prompt's messages, the last of them in the template's wording; a text is a user's message."""
-    given = row.get(fields.prompt)
+    key = (
+        "messages"
+        if fields.prompt == "prompt" and "prompt" not in row and "messages" in row
+        else fields.prompt
+    )
+    given = row.get(key)
     if isinstance(given, list):
-        *before, last = conversation(fields.prompt, given) or (("", ""),)
+        said = conversation(key, given)
+        if key == "messages" and said and said[-1][0] == "assistant":  # the completion, as in [warmup]
+            said = said[:-1]
+        *before, last = said or (("", ""),)
         if last[0] in ("", "assistant"):
-            raise ValueError(f"{fields.prompt!r} needs a last message that the model answers")
+            raise ValueError(f"{key!r} needs a last message that the model answers")
     else:
         before, last = [], ("user", _text(row, fields.prompt, "prompt_field", fields))
         if not last[1]:
