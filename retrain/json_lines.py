@@ -1,8 +1,8 @@
 """Reads files that users write, one JSON object a line; every problem names its line.
 
 A demonstration is `{"prompt": ..., "completion": ...}`. Each message of the assistant in `{"messages":
-[{"role": ..., "content": ...}, ...]}` is one too, with the preceding messages as its prompt. A prompt may be a
-list of messages, and its completion then a list of one message of the assistant.
+[{"role": ..., "content": ...}, ...]}` is one too, with the preceding messages as its prompt. A prompt may
+be a list of messages, and its completion then a list of one message of the assistant.
 """
 
 from __future__ import annotations
