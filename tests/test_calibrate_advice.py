@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -288,3 +290,11 @@ def test_a_calibrated_file_keeps_the_line_for_editors_and_may_be_replaced(first:
     target.write_text(text, encoding="utf-8")
     assert text.startswith(DIRECTIVE) == (first == DIRECTIVE)
     check_target(target, source)
+
+
+def test_what_a_calibration_takes_beside_the_campaign_is_said_before_it_starts(
+    retrain: Callable, campaign_file: Path
+) -> None:
+    said = retrain("calibrate", campaign_file, "--steps", "4", "--budget", "1s").stderr
+    assert re.search(r"\d+ steps or more, \d+% of the campaign's 16\n", said)
+    assert said.index("steps or more") < said.index("pilot: each condition")

@@ -66,10 +66,13 @@ def command(
     )
     check_target(target, file)
     errors = messages()
-    trials = calibrator.trials(Path(calibrator.plan.log_dir))
+    trials = list(calibrator.trials(Path(calibrator.plan.log_dir)))
     rows = [(trial.name, trial.what, f"{trial.runs} x {trial.steps}") for trial in trials]
     title = f"calibration: at most {about(budget_s)}"
     errors.print(table(title, ("trial", "what", ">runs x steps"), rows))
+    steps_tried = sum(trial.runs * trial.steps for trial in trials)
+    share = f"{steps_tried / max(1, calibrator.plan.total_steps):.0%}"
+    errors.print(f"{steps_tried} steps or more, {share} of the campaign's {calibrator.plan.total_steps}")
     with interruptible(lambda now: calibrator.interrupt(now=now), say_at_once, ENDING_TRIAL):
         found = calibrator.run(
             budget_s,
