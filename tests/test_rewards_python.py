@@ -20,7 +20,7 @@ from retrain.plan.matrix import plan_runs
 from retrain.plan.preflight import preflight, sandboxes_of
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError, python
 from retrain.rewards.opening import open_reward
-from retrain.rewards.python.scorer import are_alike, program_of
+from retrain.rewards.python.scorer import are_alike
 from retrain.rollouts import Prompt
 
 ASSERTS = "assert add(2, 3) == 5\nassert add(-1, 1) == 0"
@@ -121,12 +121,6 @@ def test_a_program_that_prints_the_answer_must_also_end_well(ending: str, value:
         assert score(scorer, ending, '[{"input": "", "output": ""}]') == Score(value)
     finally:
         scorer.close()
-
-
-def test_the_last_fenced_block_is_the_program() -> None:
-    assert program_of("```py\na = 1\n```\nbetter:\n```\na = 2\n```") == "a = 2\n"
-    assert program_of("a = 3") == "a = 3"
-    assert program_of("```Python\r\na = 4\r\n```\r\n") == "a = 4\r\n"
 
 
 LEAVES_A_CHILD = f"""

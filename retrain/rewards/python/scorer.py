@@ -7,19 +7,18 @@ import io
 import itertools
 import json
 import queue
-import re
 import secrets
 import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from retrain.rewards import Answer, Outcome, Score, UnscoredError
+from retrain.rewards.python.fences import program_of
 from retrain.rewards.threads import ThreadedScorer
 from retrain.sandbox import Limits, ProgramEnd, Sandbox, SandboxEndedError, SandboxError, choose
 from retrain.sandbox.cell import Cell
 from retrain.sandbox.inside import values
 
-FENCED = re.compile(r"```(?:python|py|python3)?[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
 VERDICT_BYTES = 1 << 16
 NO_VERDICT = {"passed": False, "garbage": "", "used": False, "needs_sharing": False}
 
@@ -116,7 +115,8 @@ class ProgramRunner:
 
     def _passes(self, answer: Answer) -> bool:
         self.denied, self.is_over_limit = 0, False
-        program, tests = program_of(answer.completion), answer.prompt.answer
+        tests = answer.prompt.answer
+        program = program_of(answer.completion, reads_input=self.tests == "stdio")
         is_apart = self.tests == "asserts" and not self.shared
         for use in ("programs", "tests") if is_apart else ("programs",):
             self.cell(use)  # opened before the time counts
@@ -205,12 +205,6 @@ def read_verdict(frame: bytes) -> dict[str, Any]:
         raise values.FrameError("not a verdict")
     except values.FrameError as error:
         raise SandboxEndedError(f"the tests' verdict cannot be read: {frame[:80]!r}") from error
-
-
-def program_of(completion: str) -> str:
-    """Return the last fenced block of Python, or the whole text if there is none."""
-    blocks = FENCED.findall(completion)
-    return str(blocks[-1]) if blocks else completion
 
 
 def cases_of(answer: str) -> list[tuple[str, str]]:
