@@ -157,3 +157,15 @@ def test_doctor_says_which_cluster_the_commands_know(
     answer = retrain("doctor", "--json", env={**NO_KEYS, "PATH": path, "SLURM_CONF": conf})
     check = checks(answer)["commands of slurm"]
     assert (check["verdict"], check["found"][: len(found)]) == (verdict, found)
+
+
+def test_what_explain_refuses_is_missing(retrain: Callable, campaign_file: Path) -> None:
+    assert retrain("doctor", campaign_file).returncode == 0
+    text = campaign_file.read_text().replace(
+        'task = "successor"', 'task = "jsonl"\noptions = { path = "no.jsonl" }'
+    )
+    campaign_file.write_text(text)
+    assert retrain("explain", campaign_file).returncode == 2
+    found = retrain("doctor", campaign_file)
+    assert found.returncode == 2
+    assert "no.jsonl" in found.stdout

@@ -20,6 +20,7 @@ from typer import Argument
 from retrain import registry
 from retrain.backends import MemoryEstimate
 from retrain.campaign.admission import free_memory
+from retrain.campaign.launcher_setup import checked_plan
 from retrain.cli import AsJson
 from retrain.config.keys import Tables
 from retrain.config.load import load_config
@@ -104,6 +105,8 @@ def command(
         _server_checks(configs),
     )
     checks = list(dict.fromkeys(found))  # conditions that lack the same
+    if file is not None and all(check.verdict is not Health.MISSING for check in checks):
+        checks += _file_checks(file)  # which build its parts, for which nothing may be missing
     if as_json:
         print_result(checks, "checks")
     else:
@@ -120,6 +123,17 @@ def _configs(file: Path | None) -> list[Config]:
     config = load_config(file, try_plugins=False)
     conditions = {run.condition: run.config for run in plan_runs(config, file.name).runs}
     return [replace(one, campaign=config.campaign) for one in conditions.values()]
+
+
+def _file_checks(file: Path) -> Iterator[Check]:
+    """Make the checks of `explain`: tasks, rewards, environments, prompts and memory."""
+    try:
+        checked_plan(load_config(file), file.name)
+    except ConfigError as error:
+        for problem in error.problems:
+            yield Check(file.name, Health.MISSING, problem, f"correct it; see also: retrain explain {file}")
+    else:
+        yield Check(file.name, Health.OK, "its tasks, prompts, rewards and environments can be used")
 
 
 def _present(what: str, found: str, lacking: str, fix: str, *, is_needed: bool) -> Check:
