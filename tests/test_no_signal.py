@@ -13,7 +13,7 @@ import pytest
 from retrain import worker
 from retrain.controllers.no_signal import SignalWatch
 from retrain.records.metrics import read_metrics
-from retrain.records.run_row import NAME_LIMIT, PlannedRun, read_row
+from retrain.records.run_row import NAME_LIMIT, PlannedRun, RunRow, read_row
 from retrain.records.step_row import RolloutSummary
 from retrain.render.status import warnings
 from retrain.report.gather import gather
@@ -119,3 +119,23 @@ def test_a_signal_ends_the_count_and_counts_only_if_something_was_trained_on() -
         watch = other
         told = watch.observe(step, some, trained=step == 15, entropy=None)
         assert bool(told) == (10 <= step < 15 or step >= 25), step
+
+
+def test_runs_of_a_condition_without_a_signal_are_told_once():
+    why = "no learning signal in steps 1 to {}, with a mean reward of 0: no completion has a reward of 1"
+    rows = [
+        RunRow(run_id=name, condition=name, seed=seed, state="done", max_steps=99, no_signal=why.format(seed))
+        for seed in range(12)
+        for name in ("a", "b")
+    ]
+    told = [str(line) for line in warnings(rows)]
+    assert len(told) == 2
+    assert told[0].startswith("a_s0, a_s1, ")
+
+
+def test_before_any_update_no_learning_rate_is_blamed():
+    told = SignalWatch(steps=9, rewards=0.0).observe(
+        10, replace(TIED, correct_rate=0.0, max_token_hit_rate=0.0), trained=False, entropy=0.001
+    )
+    assert "hardly differ" in told
+    assert "lr" not in told

@@ -56,7 +56,8 @@ class SignalWatch:
             what = "raise [training].max_tokens (or what limits an episode)"
             return f"{share:.0%} of completions were cut off; {what}, or {other}"
         if are_same:
-            hint = "lower [training].lr, or raise its temperature or entropy_bonus"
+            hint = "raise temperature or entropy_bonus"
+            hint = hint if from_start else f"lower [training].lr, or {hint}"
             return f"completions hardly differ (entropy {entropy:.2g} nats per token); {hint}"
         if self.correct:
             return "prompts are always solved or never; raise [training].group_size, or use other prompts"

@@ -161,11 +161,20 @@ def warnings(runs: Sequence[RunRow], most: int = MOST_MESSAGES) -> Iterator[Text
     falling = {run.name: f"the reward rises, but {run.eval_falling}" for run in runs if run.eval_falling}
     unscored = {run.name: run.unscored for run in worst if run.unscored}
     drifting = {run.name: run.mismatch_rise for run in runs if run.mismatch_rise}
-    idle = {run.name: run.no_signal for run in runs if run.no_signal}
+    idle = _idle(runs)
     for found in (falling, unscored, drifting, idle):
         yield from (Text(f"{name}: {said}", style="yellow") for name, said in islice(found.items(), most))
         if len(found) > most:
             yield Text(f"and {len(found) - most} other runs: --json has them all", style="dim")
+
+
+def _idle(runs: Sequence[RunRow]) -> dict[str, str]:
+    """Return why runs have no learning signal, once for each condition and reason, by the runs' names."""
+    alike: dict[tuple[str, str], list[RunRow]] = {}
+    for run in runs:
+        if run.no_signal:
+            alike.setdefault((run.condition, run.no_signal.partition(": ")[2]), []).append(run)
+    return {first_of([run.name for run in same], NAMED_RUNS): same[0].no_signal for same in alike.values()}
 
 
 def permit_line(permits: PermitStatus) -> Text:
