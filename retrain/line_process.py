@@ -27,8 +27,10 @@ def command_of(module: str) -> list[str]:
 
 def variables() -> dict[str, str]:
     """Return its environment variables: it finds the modules that this process finds."""
+    from retrain import threads  # not at the top: `explain` imports this module and starts nothing
+
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)  # noqa: PTH109 - as text
-    return {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path}
+    return {threads.VARIABLE: "1", **os.environ, "PYTHONPATH": path}
 
 
 class LineProcess:

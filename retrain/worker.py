@@ -55,6 +55,7 @@ from retrain.records.run_state import RunState, begin_attempt, end_attempt, read
 from retrain.records.text import as_typed
 from retrain.redaction import cover_output, recorded_error
 from retrain.streams import fill_closed, leave
+from retrain.threads import use_one_thread
 
 if TYPE_CHECKING:
     from retrain.trainer.checkpoint import Checkpoint
@@ -268,6 +269,5 @@ def main(arguments: list[str]) -> int:
 if __name__ == "__main__":
     fill_closed()
     cover_output()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers share the cores; set it to give a worker more
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    use_one_thread()
     leave(main(sys.argv[1:]))

@@ -40,6 +40,7 @@ from retrain.records.provenance import (
 )
 from retrain.records.run_state import rename_done
 from retrain.records.rungs import all_of, read_proposals
+from retrain.threads import use_one_thread
 
 PAUSE_S = 0.02
 
@@ -59,6 +60,7 @@ def start(
         LaunchError: a server that runs need, or the launcher's cluster, does not answer; nothing was created.
         RecordsError: the directory cannot be written.
     """
+    use_one_thread()
     beside = beside or config_path.parent
     content = read_file(config_path)  # first: it may be edited during the checks, which can take minutes
     config = load_config(config_path, overrides, beside=beside)
@@ -137,6 +139,7 @@ def reopen(
         RecordsError: its records cannot be read or written.
         ConfigError: it is no campaign, or its campaign.toml is invalid, or changed without consent.
     """
+    use_one_thread()
     is_named = directory.name.strip(".")  # unlike `.` and `..`; messages show the path as it was given
     files = open_campaign(directory if is_named else directory.resolve())
     origin, lost = known_origin(files, is_replaced=True)

@@ -25,7 +25,6 @@ from retrain.plan.part_checks import (
     reward_problems,
     rewards_of,
 )
-from retrain.records.decision import HELD_OUT
 from retrain.rollouts import Prompt
 
 if TYPE_CHECKING:
@@ -145,6 +144,8 @@ def _decision_problems(plan: Plan, config: Config, task: Task) -> Iterator[str]:
     """Iterate over why no run will have the metric that decides."""
     if plan.decision is None:
         return
+    from retrain.records.decision import HELD_OUT  # not at the top: few files have the table
+
     metric = plan.decision.metric
     is_named = any(metric.startswith(f"{HELD_OUT}{table.name}_") for table in config.eval.tables)
     if metric.startswith(HELD_OUT) and not is_named and not task.held_out:

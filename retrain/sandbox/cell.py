@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from retrain import threads
 from retrain.line_process import kill_group
 from retrain.sandbox import Limits, ProgramEnd, Sandbox, SandboxEndedError, SandboxError
 from retrain.sandbox.inside import BOOT, boot_text, values
@@ -273,7 +274,7 @@ def clean_environment(sandbox: Sandbox) -> dict[str, str]:
     """Return an environment without keys and names of this user."""
     path = os.environ.get("PATH", os.defpath)
     folder = sandbox.folder if sandbox.mounts or sandbox.single_use else tempfile.gettempdir()
-    return {"PATH": path, "HOME": folder, "TMPDIR": folder, "OMP_NUM_THREADS": "1"}
+    return {"PATH": path, "HOME": folder, "TMPDIR": folder, threads.VARIABLE: "1"}
 
 
 def holes(sandbox: Sandbox) -> list[str]:

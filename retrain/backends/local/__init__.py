@@ -94,7 +94,7 @@ class LocalOptions:
     )  # size of the KV cache, padding included
     threads: int = number(
         0, 0, 1024, "a whole number from 0 (choose) to 1024"
-    )  # CPU threads; 0: one for tiny models, otherwise PyTorch's default
+    )  # CPU threads; 0: one, of larger models as many as OMP_NUM_THREADS says
     share_weights: bool = True  # on the CPU, runs that train adapters map one file of frozen weights
     weight_decay: float = number(0.0, 0, 1)
     stop: tuple[str, ...] = ()  # strings that end a completion
