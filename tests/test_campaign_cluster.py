@@ -309,7 +309,8 @@ def open_watching(assignment: Assignment) -> Cluster:
 
 def test_other_machines_see_a_stop_that_waits_for_an_engine(campaign_file: Path) -> None:
     SEEN.clear()
-    stop_campaign(start(campaign_file, [f'campaign.launcher="{__name__}.open_watching"']).directory)
+    launcher = f"{__name__}.open_watching"
+    stop_campaign(start(campaign_file, [f'campaign.launcher="{launcher}"']).directory, launcher=launcher)
     assert [found is not None and found.renewed_at > 0 for found in SEEN] == [True]
 
 

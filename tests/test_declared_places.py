@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from retrain import registry
 from retrain.campaign.launcher_setup import as_launched
 from retrain.campaign.run import start
 from retrain.config.load import parse
@@ -34,6 +35,7 @@ def memory(config, prompts): return MemoryEstimate("cpu", {}, 1, 2, 1)
 def own_plugins(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Write a backend, and launchers that declare nothing, a place, keys without effect, or a wrong key."""
     monkeypatch.syspath_prepend(str(here))
+    registry.look_beside(here)
     (here / "declared_backend.py").write_text(BACKEND)
     wrong = IN_TURN.replace("retries", "retrys")
     files = {"elsewhere": "", "nearby": HERE, "in_turn": HERE + IN_TURN, "misspelt": wrong}

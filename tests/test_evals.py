@@ -227,7 +227,7 @@ def test_no_evaluation_samples_more_tokens_than_a_condition() -> None:
 def test_two_evaluations_of_one_name_and_a_single_bracket_are_refused() -> None:
     with pytest.raises(ConfigError, match='"hard" names 2 evaluations'):
         parse(with_evals(HARD, HARD), "c.toml")
-    with pytest.raises(ConfigError, match=r"\[\[eval\]\]: got .*; needs a list"):
+    with pytest.raises(ConfigError, match=r"\[\[eval\]\]: got a single table; write \[\[eval\]\] in double"):
         parse({**SMALL, "eval": {"name": "hard"}}, "c.toml")
 
 

@@ -173,7 +173,9 @@ def test_prompts_with_one_text_and_other_messages_are_trained_apart():
     alike = [Prompt(n, "", "", messages=(("user", said),)) for n, said in enumerate(["1=", "98765="])]
     stats = backend.update(samples_of(backend.sample(alike, SAMPLING)), loss, Optimization(lr=0.01))
     assert stats.mismatch
-    assert stats.mismatch.max < 1e-9  # each is read as it was when its completions were sampled
+    # each is read as it was when its completions were sampled, but for float32's rounding, which some
+    # processors' kernels make differently for other shapes; read as the other one, it is off by far more
+    assert stats.mismatch.max < 1e-6
 
 
 def test_a_prompt_outside_the_alphabet_names_the_character():
