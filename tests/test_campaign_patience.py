@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -101,3 +102,63 @@ def test_a_timeout_does_not_count_pauses_of_the_api(tmp_path: Path) -> None:
 def test_without_timeouts_a_worker_may_take_for_ever(tmp_path: Path) -> None:
     watched, _ = patience(tmp_path)
     assert watched.ended_by(1e9) is None
+
+
+def minutes_without_a_step(watched: Patience, since_s: float) -> float:
+    """Look every 10 s until it is a stall; return after how many minutes."""
+    now_s = since_s
+    while watched.ended_by(now_s) is None:
+        now_s += 10.0
+    return (now_s - since_s) / 60.0
+
+
+def row_of(step: int, step_time_s: float) -> str:
+    return json.dumps({"step": step, "attempt": 1, "step_time_s": step_time_s}) + "\n"
+
+
+@pytest.mark.parametrize(("step_s", "least"), [(0.01, 30.0), (60.0, 30.0), (300.0, 100.0)])
+def test_a_stall_that_adapts_is_twenty_times_the_longest_step_and_half_an_hour(
+    tmp_path: Path, step_s: float, least: float
+) -> None:
+    watched, files = patience(tmp_path)
+    rows, now_s = "", 0.0
+    for step in range(5):
+        now_s = (step + 1) * step_s
+        files.metrics.write_text(rows := rows + row_of(step, step_s))
+        assert watched.ended_by(now_s) is None
+    assert least <= minutes_without_a_step(watched, now_s) <= least * (1 + 2 / LOOKS) + 5
+
+
+def test_a_long_first_step_that_reports_how_far_it_is_is_no_stall(tmp_path: Path) -> None:
+    watched, files = patience(tmp_path)
+    with working(files):
+        for minute in range(0, 300, 3):
+            detail = f"{minute} of 300 done, {minute * 60} s"
+            write_progress(files.status, Progress("running", "sample", 0, 10, 1, detail=detail))
+            assert watched.ended_by(minute * 60.0) is None
+        for minute in range(300, 400):  # only the time goes on
+            detail = f"300 of 300 done, {minute * 60} s"
+            write_progress(files.status, Progress("running", "sample", 0, 10, 1, detail=detail))
+            if watched.ended_by(minute * 60.0) is RunState.STALLED:
+                break
+        assert 330 <= minute <= 340
+
+
+def test_completions_that_are_scored_one_by_one_are_no_stall(tmp_path: Path) -> None:
+    watched, files = patience(tmp_path, stall_timeout=80.0)
+    with working(files):
+        for second in range(0, 1000, 10):
+            detail = f"{second} of 1000 scored, {second} s"
+            write_progress(files.status, Progress("running", "reward", 3, 10, 1, detail=detail))
+            assert watched.ended_by(float(second)) is None
+
+
+def test_a_number_of_seconds_without_a_step_is_a_stall_whatever_is_sampled(tmp_path: Path) -> None:
+    watched, files = patience(tmp_path, stall_timeout=80.0)
+    ends = []
+    with working(files):
+        for second in range(0, 200, 10):
+            detail = f"{second} of 1000 done"
+            write_progress(files.status, Progress("running", "sample", 3, 10, 1, detail=detail))
+            ends.append(watched.ended_by(float(second)))
+    assert RunState.STALLED in ends

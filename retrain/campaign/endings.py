@@ -8,6 +8,7 @@ each, no reading, no timestamps. An end is interpreted by the run's files first,
 from __future__ import annotations
 
 import math
+import re
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from retrain.locks.held import holder, is_held
 from retrain.plan.matrix import RunPlan
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles
+from retrain.records.lines import number_in
+from retrain.records.metrics import read_ends
 from retrain.records.run_row import last_output
 from retrain.records.run_state import (
     ENDINGS,
@@ -123,8 +126,15 @@ def _unrecorded(files: RunFiles, exit_code: int | None, cancelled: RunState | No
     return Ending(known.get(exit_code, RunState.FAILED), message)
 
 
+SCORING = "reward"  # the phase
+TAKEN = re.compile(r"(?:^|, )\d+ s$")  # what a worker adds to its progress every second
 GRACE_S = 30.0  # to save a checkpoint after a timeout, before the worker is killed
 LOOKS = 8  # per stall_timeout: a stall is noticed at most an eighth late
+LONGEST_STEPS, LEAST_STALL_S = (
+    20.0,
+    1800.0,
+)  # stall_timeout = "auto": of so many of the longest step, and at least
+LAST_ROWS = 8  # read for that: more steps than fit between two looks if one of them is long enough to count
 SUSPENDED_S = 5.0  # a look that is later: we were suspended, perhaps with the workers (a paused container)
 
 
@@ -153,7 +163,9 @@ class Patience:
         """Begin; while `is_api_paused` for some worker, others may wait for its permits: that is no stall."""
         self._files, self._is_any_paused = files, is_api_paused
         self._timeout_at_s = now_s + campaign.run_timeout if campaign.run_timeout else math.inf
-        self._stall_s = campaign.stall_timeout
+        self._adapts = campaign.stall_timeout == "auto"
+        self._stall_s = LEAST_STALL_S if campaign.stall_timeout == "auto" else campaign.stall_timeout
+        self._said = ""  # by the worker, of how far it is
         self._look_at_s = now_s if self._stall_s else math.inf
         self._moved_at_s = now_s
         self._size = -1
@@ -169,13 +181,34 @@ class Patience:
         self._look_at_s = now_s + self._stall_s / LOOKS
         size = sum(map(_size_of, (self._files.metrics, self._files.warmup)))
         if size != self._size:
+            if self._adapts:
+                self._adapt(now_s - self._moved_at_s)
             self._size, self._moved_at_s = size, now_s
+        if (said := self._heard()) != self._said:
+            self._said, self._moved_at_s = said, now_s
         if now_s - self._moved_at_s < self._stall_s:
             return None
         if self.is_in(PAUSED) or self._is_any_paused():
             self._moved_at_s = now_s
             return None
         return RunState.STALLED
+
+    def _adapt(self, gap_s: float) -> None:
+        """Learn how long a step may take: from rows, and from the time without one, less what a look adds."""
+        ends = readable(partial(read_ends, n=LAST_ROWS), self._files.metrics)
+        steps_s = [number_in(row, "step_time_s") or 0.0 for row in ends.last] if ends is not None else []
+        longest_s = max([gap_s - self._stall_s / LOOKS, *steps_s])
+        self._stall_s = max(self._stall_s, LONGEST_STEPS * longest_s)
+
+    def _heard(self) -> str:
+        """Return how far the worker says that it is, without the time taken; "" if it says nothing.
+
+        With a timeout in seconds only how many completions are scored: programs may run for long.
+        """
+        progress = self._progress()
+        if progress is None or not (self._adapts or progress.phase == SCORING):
+            return ""
+        return f"{progress.phase} {progress.step} {TAKEN.sub('', progress.detail)}"
 
     def is_in(self, phases: tuple[str, ...]) -> bool:
         """Whether the worker's phase begins with one of these."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from retrain.config.keys import Section, Table, count, key, plugin
+from retrain.config.keys import Section, Stall, Table, count, key, plugin
 
 NO_RUNS = "the campaign would have no runs"
 COLDEST = 0.01  # sampling temperature; vLLM takes a lower one for this, and logits over 1e-40 overflow
@@ -118,8 +118,13 @@ class Campaign(Section, affects="schedule"):
     )
     retries: int = key(2, "further attempts after an infrastructure failure", ge=0, le=100)
     run_timeout: float = key(0.0, "end a run that takes longer, in seconds; 0 = never", ge=0, le=1e9)
-    stall_timeout: float = key(
-        0.0, "end and retry a run that completes no step for this many seconds; 0 = never", ge=0, le=1e9
+    stall_timeout: Stall = key(
+        "auto",
+        'end and retry a run that completes no step for this many seconds; 0 = never; "auto" = 20 times its '
+        "longest step so far, at least 30 minutes, without any sign of progress",
+        ge=0,
+        le=1e9,
+        needs='a number of seconds of at least 0, or "auto"',
     )
     min_free_memory: float = key(
         0.0, "free memory needed to start a worker: below 1 a fraction of all, else bytes", ge=0, le=1e18

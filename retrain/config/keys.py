@@ -81,6 +81,7 @@ def plugin(default: Any, kind: str, params: str, description: str) -> Any:
 
 
 Permits: TypeAlias = int | Literal["auto"]
+Stall: TypeAlias = float | Literal["auto"]
 
 
 class Section:

@@ -103,7 +103,8 @@ def _type(annotation: str) -> str:
     plain = annotation.removesuffix(" | None")
     plain = re.sub(r"Literal\[(.*?)\]", lambda found: found[1].replace("'", '"').replace(", ", " or "), plain)
     normalizations = " or ".join(f'"{name}"' for name in get_args(Normalization))
-    aliases = {"Table": "table", "str": "string", "Permits": 'int or "auto"', "Normalization": normalizations}
+    aliases = {"Table": "table", "str": "string", "Permits": 'int or "auto"', "Stall": 'float or "auto"'}
+    aliases["Normalization"] = normalizations
     return aliases.get(plain, plain)
 
 
