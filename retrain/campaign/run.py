@@ -25,6 +25,7 @@ from retrain.config.load import load_config, read_file
 from retrain.config.prices import missing_price
 from retrain.errors import EXIT_DONE, EXIT_LAUNCH, ConfigError, LaunchError, RecordsError, records_error
 from retrain.locks.held import holder, is_held
+from retrain.plan.checklist import notes_of
 from retrain.plan.launching import options_of
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.plan.preflight import check_servers
@@ -73,8 +74,8 @@ def start(
     campaign = CampaignRun(plan, files, observer or Observer())
     with _whole_or_removed(files.directory):
         _write_start(campaign, files, content, overrides, beside)
-        for warning in checked.warnings:
-            campaign.notice(warning)
+        for note in notes_of(plan, checked):
+            campaign.notice(note)
     return campaign
 
 

@@ -16,6 +16,7 @@ from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_sch
 
 from retrain import registry
 from retrain.config.campaign import Condition
+from retrain.config.flow import overlapping
 from retrain.config.keys import Key, Tables, as_key, keys_of, quote, table_at
 from retrain.config.resolve import PLUGINS, RUN_SECTIONS, SECTIONS, hints_of, sections_of
 from retrain.config.schema import Config
@@ -83,6 +84,7 @@ class Draft:
 
 def draft_of(tables: Tables, trials: Trials | None = None) -> Draft:
     """Return every section typed."""
+    tables = overlapping(tables)
     try:
         return Draft(_validator("raise").validate_python(tables), tables, trials)
     except ValidationError as error:

@@ -6,9 +6,11 @@ Rejects, before anything starts, settings that would deadlock or could never kee
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from retrain.config.keys import Table, Tables
 
 if TYPE_CHECKING:
     from retrain.config.schema import Config
@@ -114,6 +116,16 @@ class FlowSettings:
                 yield key, f"got {getattr(self, key)}; with max_staleness = {oldest}, {stale}"
 
 
+def overlapping(tables: Tables) -> Table:
+    """Return a file's tables where a speed without `max_staleness` overlaps sampling and training by one."""
+    limiter = tables.get("rate_limiter")
+    if not isinstance(limiter, Mapping) or "max_staleness" in limiter:
+        return dict(tables)
+    if not is_positive(limiter.get("rate_limit_speed_batch_per_sim")):
+        return dict(tables)
+    return {**tables, "rate_limiter": {**limiter, "max_staleness": 1}}
+
+
 def flow_settings(config: Config) -> FlowSettings | None:
     """Return the flow of prompts; None if sampling and training alternate (max_staleness = 0).
 
@@ -161,9 +173,14 @@ def flow_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
 
 def _speed_problem(config: Config, settings: FlowSettings, what: str) -> str:
     table = config.rate_limiter
-    if table.buffer == "reservoir":
-        return f"samples_per_batch = nb_time_steps / rate_limit_speed_batch_per_sim: {what}"
     unit, batch = settings.unit_size, config.training.batch_size
+    if table.buffer == "reservoir":
+        return (
+            f"got {table.rate_limit_speed_batch_per_sim:g}, which is nb_time_steps = {unit} / that speed = "
+            f"{unit / table.rate_limit_speed_batch_per_sim:g} samples per batch; it needs at least "
+            f"{unit / batch:g} (nb_time_steps / training.batch_size = {batch}), or 0 for no pace: slower "
+            "training would leave unseen samples that fill the buffer"
+        )
     return (
         f"got {table.rate_limit_speed_batch_per_sim:g}; a {table.buffer} buffer reads each sample once, "
         f"so it needs {unit / batch:g} (nb_time_steps = {unit} / training.batch_size = {batch}), or 0 for no "

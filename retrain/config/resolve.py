@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 from retrain.config.campaign import Campaign, Condition, Eval
+from retrain.config.flow import overlapping
 from retrain.config.keys import Key, Table, Tables, keys_of
 from retrain.config.schema import Config
 
@@ -93,7 +94,10 @@ def resolve(config: Config, condition: Condition | None, seed: int) -> Config:
     if config.campaign is not None and config.campaign.max_steps is not None:
         tables["training"]["max_steps"] = config.campaign.max_steps
     if condition is not None:
-        tables = merge(tables, overrides_of(vars(condition)))
+        overrides = overrides_of(vars(condition))
+        if config.rate_limiter.max_staleness == 0:
+            overrides = overlapping(overrides)
+        tables = merge(tables, overrides)
     tables["training"] = {**tables["training"], "seed": seed}
     return build(Config, tables)
 

@@ -207,7 +207,10 @@ class RateLimiter(Section):
     """Sample while training, at a fixed ratio and with bounded staleness."""
 
     max_staleness: int = count(
-        0, "oldest rollouts trained on, in policy versions; 0 = sampling and training alternate", least=0
+        0,
+        "oldest rollouts trained on, in policy versions; 0 = sampling and training alternate; 1 unless given "
+        "where a speed is set",
+        least=0,
     )
     rate_limit_speed_batch_per_sim: float = key(
         0.0, "batches trained per production unit; 0 = no rate limit", ge=0, le=1e6

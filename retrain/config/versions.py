@@ -11,7 +11,8 @@ from typing import Any
 
 from retrain.config.keys import Table, Tables
 
-CURRENT = 3
+CURRENT = 4
+OVERLAPPING = 4  # since then a speed alone means max_staleness = 1; before, it had no effect
 BESIDE_THE_FILE = (
     3  # since then inputs are relative to the file that names them; before, to the working directory
 )
@@ -25,13 +26,28 @@ def as_meant(tables: Tables, otherwise: int = CURRENT) -> Table:
 
     `otherwise` is the version of a file that is no run.toml.
     """
-    if run_version(tables, otherwise) >= OVER_ALL_SCORED:
+    version = run_version(tables, otherwise)
+    limiter = tables.get("rate_limiter", {})
+    if version < OVERLAPPING and isinstance(limiter, Mapping):
+        tables = {**tables, "rate_limiter": {"max_staleness": 0, **limiter}}
+        campaign = tables.get("campaign")
+        if isinstance(campaign, Mapping) and isinstance(campaign.get("conditions"), list):
+            conditions = [_taking_turns(one) for one in campaign["conditions"]]
+            tables = {**tables, "campaign": {**campaign, "conditions": conditions}}
+    if version >= OVER_ALL_SCORED:
         return dict(tables)
     renamed = dict(_renamed(tables, default="token"))
     campaign = tables.get("campaign")
     if isinstance(campaign, Mapping) and isinstance(campaign.get("conditions"), list):
         renamed["campaign"] = {**campaign, "conditions": [_renamed(one) for one in campaign["conditions"]]}
     return renamed
+
+
+def _taking_turns(condition: Any) -> Any:
+    limiter = condition.get("rate_limiter") if isinstance(condition, Mapping) else None
+    if not isinstance(limiter, Mapping) or "rate_limit_speed_batch_per_sim" not in limiter:
+        return condition
+    return {**condition, "rate_limiter": {"max_staleness": 0, **limiter}}
 
 
 def run_version(tables: Tables, otherwise: int) -> int:

@@ -20,6 +20,7 @@ from retrain.records.text import about, first_of
 if TYPE_CHECKING:
     from retrain.plan.estimate import Change
     from retrain.plan.estimate.wall_time import WallTime
+    from retrain.plan.preflight import Checked
 
 CheckState = Literal["pass", "warn", "unknown"]
 Answer = tuple[CheckState, str, str]  # the state, the answer and the command of a check
@@ -212,6 +213,12 @@ def _is_smoke(run: RunPlan) -> bool:
         and training.group_size <= SMOKE_GROUP
         and training.max_tokens <= SMOKE_TOKENS
     )
+
+
+def notes_of(plan: Plan, checked: Checked) -> Iterator[str]:
+    """Iterate over what a plan's author should know, one line each: `explain` shows it, and so does `run`."""
+    yield from warnings_of(plan, checked.longest_answers)
+    yield from checked.warnings
 
 
 def warnings_of(plan: Plan, longest_answers: Mapping[str, int]) -> Iterator[str]:

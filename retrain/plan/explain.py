@@ -20,8 +20,8 @@ from retrain.plan.checklist import (
     ChecklistLine,
     Decisions,
     enough_steps,
+    notes_of,
     steps_key,
-    warnings_of,
 )
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.most_cost import MostCost, most_cost, prices_of, why_unbounded
@@ -133,7 +133,6 @@ def explain_plan(
     time, cost = _estimates(costly, history, cores)
     configs = [run.config for run in first.values()]
     sandboxes, memory = sandboxes_of(configs), tuple(_memory_uses(checked, free_memory))
-    of_plan = warnings_of(plan, checked.longest_answers), checked.warnings
     of_runs = sandbox_warnings(configs, sandboxes), _short_of_memory(memory, plan.workers)
     logs = shlex.quote(str(plan.log_dir))
     pilot = _pilot_command(plan, file_name, logs, fixed)
@@ -153,7 +152,9 @@ def explain_plan(
         unknown=() if time is not None else UNKNOWN,
         pilot_command=pilot,
         warnings=tuple(
-            chain(*of_plan, *of_runs, _over_budget(plan, cost), _unread(plan, history, file_name))
+            chain(
+                notes_of(plan, checked), *of_runs, _over_budget(plan, cost), _unread(plan, history, file_name)
+            )
         ),
         checklist=decisions.checklist(budget_s, sets_max_tokens=sets_max_tokens),
         script=script,
