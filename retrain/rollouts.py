@@ -109,6 +109,7 @@ class Episode:
     others: tuple[Rollout, ...] = ()  # further conversations of a program, trained on with its advantage
     tool_calls: int = 0
     tool_errors: int = 0  # calls that failed
+    cut_turns: tuple[int, ...] = ()  # numbers, from 0, of the turns that were cut at `max_turn_tokens`
 
 
 def _no_numbers() -> Floats:

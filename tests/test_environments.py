@@ -1184,3 +1184,18 @@ def test_samples_show_the_conversation(
     shown = retrain("samples", files.directory).stdout  # type: ignore[attr-defined]
     assert "  2 turns  2 tool calls  4 tokens\n" in shown
     assert "  turn 1   5   (reward 0.1)\n  observed <\n  turn 2   3   (reward 1)\n" in shown
+
+
+def test_turns_cut_at_their_own_limit_are_counted_and_marked(
+    tmp_path: Path, retrain: Callable[..., object]
+) -> None:
+    files = make_run(tmp_path / "r", {**GUESS, "logging": {"samples_per_step": 4}})
+    assert worker.run(files.directory, threading.Event()) == 0
+    rows = read_metrics(files.directory)
+    turns = [turn for sample in read_samples(files.samples) for turn in sample.get("turns", ())]
+    assert all(row["max_token_hit_rate"] <= 1.0 for row in rows)
+    assert sum(row["cut_turns"] for row in rows) > 0
+    assert {len(turn["policy"]) for turn in turns if turn["cut"]} == {2}  # two tokens, and no end
+    assert any(not turn["cut"] for turn in turns)
+    shown = retrain("samples", files.directory).stdout  # type: ignore[attr-defined]
+    assert "cut at max_turn_tokens)" in shown

@@ -696,3 +696,12 @@ def test_a_function_that_is_no_program_is_refused(
     with pytest.raises(ConfigError) as refusal:
         registry.bound("environments", "harness", {"run": run})()
     assert said in str(refusal.value)
+
+
+def test_turns_of_a_program_cut_at_their_own_limit_are_counted() -> None:
+    answers: list[Any] = []
+    (rollout,) = play(converse(3, answers), max_turn_tokens=2)
+    ends = [answer["choices"][0]["finish_reason"] for answer in answers]
+    assert rollout.episode
+    assert rollout.episode.cut_turns == tuple(n for n, end in enumerate(ends) if end == "length")
+    assert rollout.episode.cut_turns

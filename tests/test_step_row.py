@@ -33,6 +33,7 @@ EPISODES = EpisodeSummary(
     separate_samples=0,
     tool_calls=0,
     tool_errors=0,
+    cut_turns=0,
     episode_time_s=1.0,
     environment_time_s=1.0,
     environment_wait_s=0.1,

@@ -60,8 +60,9 @@ def _parts(sample: KeptSample) -> Iterator[tuple[str, str]]:
     if not sample.turns:
         yield "wrote", sample.completion
     for number, turn in enumerate(sample.turns, 1):
-        reward = "" if turn.reward is None else f"   (reward {turn.reward:g})"
-        yield f"turn {number}", turn.policy + reward
+        notes = [] if turn.reward is None else [f"reward {turn.reward:g}"]
+        notes += ["cut at max_turn_tokens"] if turn.cut else []
+        yield f"turn {number}", turn.policy + (f"   ({', '.join(notes)})" if notes else "")
         if turn.environment:
             yield "observed", turn.environment
     if sample.error:

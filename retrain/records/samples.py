@@ -37,6 +37,7 @@ class SampleTurn:
     policy: str
     reward: float | None = None
     environment: str = ""  # what it answered; "" after the last turn
+    cut: bool = False  # at `max_turn_tokens`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,6 +93,7 @@ class EpisodeSummary:
     separate_samples: int = measured("samples", "conversations that continue no other of their episode")
     tool_calls: int = measured("calls", "of functions, by all episodes")
     tool_errors: int = measured("calls", "that failed: wrong ones, exceptions, too slow ones")
+    cut_turns: int = measured("turns", "that were cut at `max_turn_tokens`; not in `max_token_hit_rate`")
     episode_time_s: float = measured("s", "mean time of an episode, sampling included")
     environment_time_s: float = measured("s", "part of it in which the environment was waited for")
     environment_wait_s: float = measured(

@@ -52,6 +52,7 @@ class Played:
     rewards: list[float | None] = field(default_factory=list)
     done: bool = False
     others: list[Rollout] = field(default_factory=list)  # earlier turns, if each is a sample of its own
+    cut_turns: list[int] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
@@ -180,6 +181,7 @@ class Episodes:
             tool_calls=calls,
             tool_errors=errors,
             others=tuple(played.others),
+            cut_turns=tuple(played.cut_turns),
         )
         return replace(played.rollout, truncated=not (is_whole or error), episode=episode)
 
@@ -198,6 +200,8 @@ class Episodes:
         asked: Asked = await talk.start(played.rollout.prompt)
         while rollout := await ask(asked):
             played.take(rollout)
+            if rollout.truncated and played.tokens < how.max_tokens:  # at the limit of the turn alone
+                played.cut_turns.append(len(played.rewards))
             answered = await talk.step(rollout.text)
             played.rewards.append(answered.reward)
             played.done = answered.done
@@ -267,6 +271,7 @@ def summary_of(rollouts: Sequence[Rollout]) -> EpisodeSummary | None:
         separate_samples=sum(map(len, each("others"))),
         tool_calls=sum(each("tool_calls")),
         tool_errors=sum(each("tool_errors")),
+        cut_turns=sum(map(len, each("cut_turns"))),
         episode_time_s=float(np.mean(each("time_s"))),
         environment_time_s=float(np.mean(each("environment_s"))),
         environment_wait_s=sum(each("idle_s")),

@@ -227,5 +227,7 @@ def _turns(rollout: Rollout) -> Iterator[SampleTurn]:
         return
     turns, heard = rollout.turns, [given.text for given in rollout.given]
     rewards = rollout.episode.rewards[-len(turns) :]  # an episode's earlier ones are of other conversations
-    for said, reward, answer in zip_longest(turns, rewards, heard):
-        yield SampleTurn(shortened(said or ""), reward, shortened(answer or ""))
+    before = len(rollout.episode.rewards) - len(rewards)  # turns of other conversations
+    for number, (said, reward, answer) in enumerate(zip_longest(turns, rewards, heard), before):
+        is_cut = number in rollout.episode.cut_turns
+        yield SampleTurn(shortened(said or ""), reward, shortened(answer or ""), is_cut)

@@ -63,6 +63,7 @@ class Programs:
             environment_s=time_s - session.waited_s,
             others=tuple(others),
             tool_calls=session.calling.count,
+            cut_turns=tuple(session.cut_turns),
         )
         return replace(last, truncated=session.is_cut, episode=episode)
 

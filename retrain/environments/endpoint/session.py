@@ -82,6 +82,7 @@ class EpisodeSession:
         self.conversations: list[SampledConversation] = []  # that with the newest turn last
         self.turns = 0
         self.is_cut = False  # a limit has refused a turn
+        self.cut_turns: list[int] = []  # numbers of turns that their own limit has cut
         self.refused = ""  # why the newest request was refused; a client may not show it
         self._since_s, self.waited_s = time.perf_counter(), 0.0
         self._names = itertools.count(1)
@@ -159,9 +160,12 @@ class EpisodeSession:
             rollout = await self._sampled(begun, new, tokens, limit)
         if has_left():
             raise asyncio.CancelledError
+        if rollout.truncated and len(rollout.tokens) >= self.limits.tokens:
+            self.is_cut = True
+        elif rollout.truncated and len(rollout.tokens) - len(begun.rollout.tokens) >= self.limits.turn_tokens:
+            self.cut_turns.append(self.turns)
         self.turns += 1
         self.refused = ""
-        self.is_cut |= rollout.truncated and len(rollout.tokens) >= self.limits.tokens
         self.conversations = [one for one in self.conversations if one is not begun]
         return rollout
 
