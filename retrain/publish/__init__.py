@@ -141,6 +141,8 @@ def push_published(found: Published, repository: str, *, private: bool) -> Publi
 def _describe(found: Published, text: str, directory: Path) -> None:
     """Write the card and the facts into a directory."""
     facts = {key: value for key, value in asdict(found).items() if key not in OF_THIS_MACHINE}
+    if found.kind != "adapter" and is_local(found.base_model):  # whole weights load without their base
+        facts["base_model"] = Path(found.base_model).name
     (directory / CARD).write_text(text, encoding="utf-8", errors="surrogateescape")
     (directory / FACTS).write_text(json.dumps(facts, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 

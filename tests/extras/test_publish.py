@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from retrain.backends.saved import Exported
 from retrain.campaign.run import start
 from retrain.errors import ConfigError, RecordsError, RunFailedError
-from retrain.publish import Wishes, publish, push_published, read_published
+from retrain.publish import FACTS, Wishes, publish, push_published, read_published
 from retrain.publish.choice import Choice, choose
 from retrain.publish.merging import Probe, merge
 from tests.extras.hub import TOKEN, USER, Repository, serving
@@ -125,6 +125,8 @@ def test_the_lines_of_a_card_load_the_policy_in_a_new_process(choice, model, tmp
     assert len(results) == 3
     for result in results:
         assert torch.allclose(result, wanted, atol=1e-5)
+    merged = "".join((tmp_path / "whole" / name).read_text() for name in (FACTS, "config.json", "README.md"))
+    assert model not in merged
     assert found.merged.largest_difference < 1e-5
     assert found.merged.tokens > 10
 
