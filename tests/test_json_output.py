@@ -42,6 +42,7 @@ DOCUMENTED = {
     "Price": explain.Price,
     "KeyDifference": compare.KeyDifference,
     "Cost": compare.Cost,
+    "UnscoredShare": compare.UnscoredShare,
     **{kind.__name__: kind for kind in (money.CostForecast, money.ConditionCost)},
     "ChecklistLine": checklist.ChecklistLine,
     "Check": doctor.Check,

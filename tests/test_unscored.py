@@ -13,11 +13,12 @@ from hypothesis.extra.numpy import arrays
 from retrain import worker
 from retrain.advantages import grpo, maxrl, over_batch, rloo
 from retrain.config.load import parse
-from retrain.errors import RunFailedError
+from retrain.errors import EXIT_INFRASTRUCTURE, RunFailedError, UnscoredStepError
 from retrain.records.metrics import read_metrics
 from retrain.records.run_row import PlannedRun, read_row
 from retrain.render.status import warnings
 from retrain.report.gather import gather
+from retrain.rewards import Outcome, Score
 from retrain.rollouts import Group, Prompt, Rollout
 from retrain.trainer.batch import BoundAlgorithm, ScoredBatch, open_advantage
 from retrain.trainer.scoring import UnscoredCount
@@ -171,7 +172,8 @@ def test_status_and_report_name_the_share_without_a_score_and_the_first_reason(t
     assert 0 < share < 1
     assert row.unscored_fraction == pytest.approx(share)
     assert row.unscored_reason.endswith(f"test_unscored.py:{line}: UnscoredError: no answer")
-    told = f"{100 * share:.3g} % of completions have no score; the first: {row.unscored_reason}"
+    why = ": the reward cannot judge them"
+    told = f"{100 * share:.3g} % of completions have no score{why}; the first: {row.unscored_reason}"
     assert [str(line) for line in warnings([row])] == [f"a_s0: {told}"]
     assert gather(files.directory).problems == (f"maxrl_s5: {told}",)
 
@@ -184,9 +186,68 @@ def test_a_run_whose_completions_all_have_a_score_says_nothing(tmp_path):
     assert gather(files.directory).problems == ()
 
 
+def unscored_in(rewards, reason="", *, is_unjudged=False):
+    score = Score(None, Outcome.ERROR, reason, is_unjudged=is_unjudged)
+    return {number: score for number, reward in enumerate(rewards) if np.isnan(reward)}
+
+
+def test_only_outages_in_ten_steps_in_a_row_end_a_run():
+    def step(*rewards, is_unjudged=False):
+        unscored = unscored_in(rewards, "503", is_unjudged=is_unjudged)
+        return ScoredBatch([], np.array([rewards]), unscored=unscored)
+
+    count = UnscoredCount(max_unscored=0.5)
+    for steps, batch in (
+        (20, step(NAN, NAN, 1.0, is_unjudged=True)),
+        (9, step(NAN, NAN, 1.0)),
+        (1, step(NAN, 1.0)),  # half of them is not more than half
+        (9, step(NAN, NAN, 1.0)),
+    ):
+        for _ in range(steps):
+            found = count.add(batch)
+            count.require_scorer()
+    assert found.fraction == pytest.approx((40 + 18 + 1 + 18) / (60 + 27 + 2 + 27))
+    assert found.outage_fraction == pytest.approx((18 + 1 + 18) / (60 + 27 + 2 + 27))
+    resumed = UnscoredCount(max_unscored=0.5)
+    resumed.load_state_dict(json.loads(json.dumps(count.state_dict())))
+    resumed.add(step(NAN, NAN, 1.0))
+    with pytest.raises(UnscoredStepError, match=r"more than 50% .* last 10 steps .*max_unscored.*: 503"):
+        resumed.require_scorer()
+    resumed.add(step(1.0, 1.0))
+    resumed.require_scorer()
+
+
+def away_after(completion, prompt, *, steps):
+    """Scores no completion but the first of each step, once some steps are over."""
+    away_after.calls += 1
+    if away_after.calls > 6 * steps and away_after.calls % 6:
+        raise TimeoutError("no answer")
+    return float(len(completion) % 2 == 0)
+
+
+away_after.calls = 0
+
+
+def test_a_run_whose_judge_is_away_ends_as_infrastructure_and_goes_on_when_it_is_back(tmp_path):
+    raw = with_("reward", reward="tests.test_unscored.away_after", params={"steps": 2})
+    raw["training"] |= {"max_steps": 20, "batch_size": 2, "group_size": 3, "save_every": 0}
+    files = make_run(tmp_path / "r", raw)
+    away_after.calls = 0
+    assert worker.run(files.directory, threading.Event()) == EXIT_INFRASTRUCTURE
+    last = read_metrics(files.directory)[-1]
+    assert (last["step"], last["unscored_fraction"]) == (12, last["unscored_outage_fraction"])
+    row = read_row(PlannedRun("r", "a", 0, 20), files)
+    assert row.state == "infrastructure"
+    assert "for more than 50% of the completions in each of the last 10 steps" in row.message
+    assert "the scorer failed or timed out; the first:" in row.unscored
+    away_after.calls = -(10**6)
+    assert worker.run(files.directory, threading.Event()) == 0
+    assert [row["attempt"] for row in read_metrics(files.directory)] == [1] * 12 + [2] * 8
+
+
 def test_a_checkpoint_keeps_the_first_reason():
     def step(rewards, reason=""):
-        return ScoredBatch([], np.array([rewards]), reason=reason)
+        return ScoredBatch([], np.array([rewards]), unscored=unscored_in(rewards, reason))
 
     count = UnscoredCount()
     assert count.add(step([1.0, 0.0, 0.0])) is None

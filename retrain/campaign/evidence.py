@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -29,6 +29,7 @@ from retrain.records.decision import (
     ending_of,
     known_looks,
     read_looks,
+    unscored_in,
     value_at_end,
     value_at_step,
     verdict_of,
@@ -102,8 +103,9 @@ class Rounds:
         seconds = self._seconds(done) if table.allocate == "auto" else {}
         found = decide(plan, table, ended, begun, is_spent=is_spent, known=known, seconds=seconds)
         self._record(found.rounds, known)
-        self._roll_up.decided(found.decision, found.wanted | begun | climbed)
-        self._tell(found.decision)
+        decision = replace(found.decision, unscored=_unscored(done, table.metric))
+        self._roll_up.decided(decision, found.wanted | begun | climbed)
+        self._tell(decision)
         return found.wanted
 
     def _record(self, rounds: Sequence[Round], known: Looks) -> None:
@@ -256,6 +258,15 @@ class Rungs:
             if entries[run_id].state in TRIED_AGAIN:
                 _finish(plans[run_id], self._files.run(run_id), why)
                 self._roll_up.changed(run_id)
+
+
+def _unscored(done: Sequence[RunEntry], metric: str) -> dict[str, float]:
+    """Return each condition's mean share of completions without a score, where there are any."""
+    shares: dict[str, list[float]] = {}
+    for run in done:
+        in_training = run.summary.row.unscored_fraction if run.summary else None
+        shares.setdefault(run.condition, []).append(unscored_in(in_training, run.result or {}, metric))
+    return {name: math.fsum(each) / len(each) for name, each in shares.items() if any(each)}
 
 
 def _finish(run: RunPlan, files: RunFiles, why: str) -> None:

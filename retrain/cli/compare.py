@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -80,21 +80,22 @@ def _comparison(comparison: Comparison, width: int) -> Iterator[str | Text | Tab
 
     if comparison.title:
         yield Text(comparison.title, style="bold underline")
+    yield from _part("search", lines_of_search(comparison.searched))
+    yield from _part("decision", lines_of(comparison.decision))
+    yield from _part("without a score", map(str, comparison.unscored))
     for metric in comparison.metrics:
         yield from _metric(metric, width)
-    parts = {
-        "cost of a run": cost_lines(comparison),
-        "search": lines_of_search(comparison.searched),
-        "decision": lines_of(comparison.decision),
-    }
-    for title, lines in parts.items():
-        if shown := [f"  {line}" for line in lines]:
-            yield Text(title, style="bold")
-            yield from [*shown, ""]
+    yield from _part("cost of a run", cost_lines(comparison))
     if comparison.metrics:
         yield from _config(comparison, width)
     else:
         yield "no run has metrics yet: nothing to compare"
+
+
+def _part(title: str, lines: Iterable[str]) -> Iterator[str | Text]:
+    if shown := [f"  {line}" for line in lines]:
+        yield Text(title, style="bold")
+        yield from [*shown, ""]
 
 
 def _metric(metric: MetricComparison, width: int) -> Iterator[str | Text | Table]:

@@ -65,6 +65,8 @@ def _parts(sample: KeptSample) -> Iterator[tuple[str, str]]:
         yield f"turn {number}", turn.policy + (f"   ({', '.join(notes)})" if notes else "")
         if turn.environment:
             yield "observed", turn.environment
+    if sample.unscored and not sample.error:
+        yield "unscored", sample.unscored
     if sample.error:
         yield "failed", sample.error
 

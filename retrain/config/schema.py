@@ -51,6 +51,14 @@ class Training(Section):
     save_every: int = count(20, "steps between checkpoints; 0 saves at the end only", least=0, affects="time")
     keep_checkpoints: int = count(2, "newest checkpoints to keep", affects="display")
     eval_every: int = count(0, "steps between evaluations; 0 evaluates at the end only", least=0)
+    max_unscored: float = key(
+        0.5,
+        "a run ends, to be tried again, once the scorer fails or times out for more than this share of the "
+        "completions in ten steps in a row; 1 = never",
+        ge=0,
+        le=1,
+        affects="time",
+    )
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from retrain.records.files import record_of
@@ -42,6 +42,8 @@ FAULTS = (
 )
 COUNTED_FAULTS = ("reward_faults", "reward_over_limits", "episode_errors", "episode_retries", "tool_errors")
 LOWER_IS_BETTER = ("_time_s", "_wait_s", *FAULTS, *COUNTED_FAULTS)
+UNSCORED = "unscored_fraction"  # of all completions sampled for training so far
+MEASURE = re.compile(r"_(?:correct_rate|reward|pass_at_(?P<k>\d+))$")  # of an evaluation
 HIGHER_IS_BETTER = re.compile(r"(reward|correct_rate|tokens_per_second|pass_at_\d+)$")
 GONE = "decision: the table is gone"
 ADDED = "decision: the table was added when runs had begun, so their number was not planned"
@@ -78,6 +80,7 @@ class Decision:
     conditions: tuple[ConditionDecision, ...] = ()  # all but the reference
     changes: tuple[str, ...] = ()  # to the design after looks; the last began the decision anew
     again: tuple[str, ...] = ()  # runs that ended in another way than when they were looked at
+    unscored: Mapping[str, float] = field(default_factory=dict)  # by condition, if any; see `unscored_in`
 
 
 def verdict_of(one: ConditionDecision, decision: Decision) -> str:
@@ -118,8 +121,20 @@ def lines_of(decision: Decision | None) -> tuple[str, ...]:
     if decision is None:
         return ()
     verdicts = (verdict_of(one, decision) for one in decision.conditions)
-    lines = (*verdicts, *_pairing(decision), *_departures(decision), ending_of(decision))
+    lines = (
+        *verdicts,
+        *_unscored(decision),
+        *_pairing(decision),
+        *_departures(decision),
+        ending_of(decision),
+    )
     return tuple(plain(line, 500) for line in lines)
+
+
+def _unscored(decision: Decision) -> Iterator[str]:
+    shares = [f"{100 * share:.3g} % ({name})" for name, share in decision.unscored.items()]
+    if shares:
+        yield f"completions without a score: {', '.join(shares)}; values rest on the others"
 
 
 def _pairing(decision: Decision) -> Iterator[str]:
@@ -177,6 +192,16 @@ def value_at_end(files: RunFiles, result: Columns, metric: str) -> float | None:
         return number_in(result, metric)
     rows = read_metrics(files.directory)
     return _late_mean(rows, rows[-1]["step"] if rows else 0, metric)
+
+
+def unscored_key(metric: str) -> str:
+    """Return the key of the share without a score of the completions that a metric is of."""
+    return f"{MEASURE.sub('', metric)}_unscored_fraction" if metric.startswith(HELD_OUT) else UNSCORED
+
+
+def unscored_in(in_training: float | None, result: Columns, metric: str) -> float:
+    """Return a run's share of completions without a score, in training or the metric's evaluation."""
+    return max(in_training or 0.0, number_in(result, unscored_key(metric)) or 0.0)
 
 
 def value_at_step(files: RunFiles, metric: str, step: int) -> tuple[bool, float | None]:

@@ -143,6 +143,9 @@ class Evaluation:
     billed: Mapping[str, int] = measured(
         "tokens", "that it was billed, by kind: `prefill`, `cached`, `sample`", key="eval_billed_KIND"
     )
+    unscored_fraction: float | None = measured(
+        "fraction", "share of greedy completions without a score, if any", is_optional=True, default=None
+    )
 
 
 @row_part
@@ -170,6 +173,9 @@ class NamedEvaluation:
     time_s: float = measured("s", "how long it took; not part of `step_time_s`")
     billed: Mapping[str, int] = measured(
         "tokens", "that it was billed, by kind: `prefill`, `cached`, `sample`", key="eval_NAME_billed_KIND"
+    )
+    unscored_fraction: float | None = measured(
+        "fraction", "share of completions without a score, if any", is_optional=True, default=None
     )
 
 

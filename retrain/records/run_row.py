@@ -32,7 +32,7 @@ from retrain.records.run_state import (
     rung_of,
 )
 from retrain.records.spending import Spending, columns_of, read_spending
-from retrain.records.text import plain
+from retrain.records.text import plain, without_score
 
 TAIL_ROWS = 5  # one slow step does not change their median; more rows would cost time for every run
 NAME_LIMIT = 200  # characters of an id, a condition (as many as its key allows), a phase or a regime
@@ -105,6 +105,11 @@ class RunRow:
     unscored_fraction: float | None = _of_last_step(
         "fraction", "share of its completions so far that have no score; null if all have one", default=None
     )
+    unscored_outage_fraction: float | None = _of_last_step(
+        "fraction",
+        "part of that share whose scorer failed or timed out; the rest cannot be judged",
+        default=None,
+    )
     unscored_reason: str = _of_last_step("", "why the first of them has none", default="")
     mismatch_rise: str = _of_last_step("", 'last steady rise of `mismatch_kl`; "" without any', default="")
     no_signal: str = _of_last_step("", 'how long and why steps had no signal; "" if they had', default="")
@@ -142,10 +147,10 @@ class RunRow:
 
     @property
     def unscored(self) -> str:
-        """Which share of its completions has no score and why the first has none; "" if all have one."""
-        share = 100 * (self.unscored_fraction or 0.0)
-        reason = f"; the first: {self.unscored_reason}" if self.unscored_reason else ""
-        return f"{share:.3g} % of completions have no score{reason}" if share else ""
+        """Which share of its completions has no score and why; "" if all have one."""
+        if not self.unscored_fraction:
+            return ""
+        return without_score(self.unscored_fraction, self.unscored_outage_fraction, self.unscored_reason)
 
     @property
     def waits_for_api(self) -> bool:

@@ -27,7 +27,14 @@ FIRST, LAST, BETWEEN = 8, 16, 64  # steps kept: at most this many of each
 REWRITE_EVERY = 512  # steps; a rewrite waits for the disk. The file holds up to this many extra steps
 Rewards: TypeAlias = Mapping[int, Sequence[float | None]]  # by question
 LONGEST_TEXT = 4000  # characters; of a longer text, the start and the end are kept
-OF_EPISODES = ("turns", "error", "tool_calls", "tool_errors", "other_conversations")  # left out if empty
+SELDOM = (
+    "unscored",
+    "turns",
+    "error",
+    "tool_calls",
+    "tool_errors",
+    "other_conversations",
+)  # left out if empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,7 @@ class KeptSample:
     prompt_id: int | None = None
     rollout: int = 0  # number within its group
     reward: float | None  # None: could not be scored
+    unscored: str = ""  # why it could not be
     advantage: float | None = None
     tie: bool = False  # its whole group had the same reward: no learning signal
     tokens: int | None = None
@@ -63,7 +71,7 @@ class KeptSample:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row without its step; without the keys of episodes for a single turn."""
-        row = {key: value for key, value in asdict(self).items() if key not in OF_EPISODES or value}
+        row = {key: value for key, value in asdict(self).items() if key not in SELDOM or value}
         del row["step"]
         if self.error:
             row["error"] = recorded_error(self.error)

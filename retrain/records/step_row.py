@@ -78,7 +78,10 @@ class Unscored:
     """The completions of the run so far that have no score."""
 
     PREFIX: ClassVar[str] = "unscored_"
-    fraction: float = measured("fraction", "their share of all completions trained on so far")
+    fraction: float = measured("fraction", "their share of all completions sampled for training so far")
+    outage_fraction: float = measured(
+        "fraction", "share whose scorer failed or timed out; the others cannot be judged"
+    )
     reason: str = measured("", "why the first of them has none")
 
 

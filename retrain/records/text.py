@@ -129,6 +129,18 @@ def _visible(character: str) -> str:
     return " " if character.isspace() else ""
 
 
+def without_score(fraction: float, outage_fraction: float | None, reason: str = "", of: str = "") -> str:
+    """Return which share of completions has no score, which of the two reasons it has, and the first."""
+    why, first = "", f"; the first: {reason}" if reason else ""
+    if outage_fraction is not None:  # not known of earlier versions' rows
+        why = ": the scorer failed or timed out"
+        if not outage_fraction:
+            why = ": the reward cannot judge them"
+        elif outage_fraction < fraction:
+            why += f" for {100 * outage_fraction:.3g} %, and cannot judge the others"
+    return f"{100 * fraction:.3g} % of completions{of} have no score{why}{first}"
+
+
 def number(value: float | None, digits: int = 3) -> str:
     """Return a number with so many digits, or a dash."""
     if value is None or not math.isfinite(value):

@@ -12,12 +12,12 @@ from typing import Any
 from retrain.config.digest import BESIDE_RESULTS
 from retrain.config.keys import Tables, as_toml
 from retrain.config.resolve import flatten
-from retrain.records.decision import Decision, is_higher_better
+from retrain.records.decision import HELD_OUT, Decision, is_higher_better, unscored_key
 from retrain.records.rungs import Searched
-from retrain.records.text import dollars, plain
+from retrain.records.text import dollars, plain, without_score
 from retrain.report.gather import RunHistory
 from retrain.report.questions import ByQuestion, by_question, sentences
-from retrain.report.sides import Match, Moment, Side, describe, final_value, known_metrics
+from retrain.report.sides import Match, Moment, Side, describe, final_value, known_metrics, unscored_share
 from retrain.report.statistics import LEVEL, Difference, SeedSummary, describe_sample, difference_of, holm
 
 SPEED = "step_time_s"
@@ -90,6 +90,21 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class UnscoredShare:
+    """Completions of one side that have no score, so that its values rest on the others."""
+
+    label: str
+    metric: str  # a held-out metric, if they are of its evaluation; "" of those sampled for training
+    fraction: float  # mean over the runs that are compared
+    outage_fraction: float | None  # part of it whose scorer failed or timed out; None: not known
+    reason: str  # why the first of them has none
+
+    def __str__(self) -> str:
+        where = f" of the evaluation of {self.metric}" if self.metric else " sampled for training"
+        return f"{self.label}: {without_score(self.fraction, self.outage_fraction, self.reason, where)}"
+
+
+@dataclass(frozen=True)
 class KeyDifference:
     """A key, and its value on each side; several values if runs of one side differ."""
 
@@ -106,6 +121,7 @@ class Comparison:
     metrics: tuple[MetricComparison, ...]
     config: tuple[KeyDifference, ...]
     costs: tuple[Cost, ...] = ()  # none if no run has a price
+    unscored: tuple[UnscoredShare, ...] = ()  # none if all completions have a score
     searched: Searched | None = None  # what the campaign's `[campaign.search]` has found
     decision: Decision | None = None  # what the campaign's `[decision]` has found
     added_seeds: int = 0  # added to the campaign by hand, after it had begun
@@ -127,6 +143,7 @@ def compare(
         metrics=tuple(_metric(name, match.sides, at, paired=paired) for name in chosen),
         config=_differences(match.sides),
         costs=_costs(match.sides, at),
+        unscored=tuple(_unscored(match.sides, chosen, at)),
         searched=manifest.searched if manifest else None,
         decision=manifest.decision if manifest else None,
         added_seeds=manifest.added_seeds if manifest else 0,
@@ -200,6 +217,24 @@ def _verdict(gap: Difference, p: float | None) -> Verdict:
     if p > 1 - LEVEL:
         return Verdict.NOT_ENOUGH
     return Verdict.HIGHER if gap.difference > 0 else Verdict.LOWER
+
+
+def _unscored(sides: Sequence[Side], metrics: Sequence[str], moment: Moment) -> Iterator[UnscoredShare]:
+    asked = {unscored_key(metric): metric for metric in metrics if metric.startswith(HELD_OUT)}
+    for side in sides:
+        runs = [run for run in side.runs if moment.has(run)]
+        for metric in ("", *asked.values()):
+            share = _mean([unscored_share(run, metric, moment) for run in runs])
+            if not share:
+                continue
+            outages = [run.unscored_outage_fraction for run in runs if run.unscored_fraction]
+            of_outages = None if metric or None in outages else math.fsum(filter(None, outages)) / len(runs)
+            reason = "" if metric else next((run.unscored_reason for run in runs if run.unscored_reason), "")
+            yield UnscoredShare(side.label, metric, share, of_outages, reason)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0
 
 
 def _costs(sides: Sequence[Side], moment: Moment) -> tuple[Cost, ...]:

@@ -114,7 +114,8 @@ def _of_side(side: Side) -> Iterator[tuple[str, KeptSample]]:
 
 def outline(sample: KeptSample) -> str:
     """Return what is known of an episode, apart from its texts."""
-    reward = "unscored" if sample.reward is None else f"reward {number(sample.reward)}"
+    unscored = f"unscored ({plain(sample.unscored)})" if sample.unscored else "unscored"
+    reward = unscored if sample.reward is None else f"reward {number(sample.reward)}"
     facts = [f"step {sample.step}", f"prompt {sample.prompt_id}"]
     facts += [f"answer {plain(sample.answer, LONGEST_ANSWER)}"] * bool(sample.answer)
     return ", ".join([*facts, reward, *sample.extent, *["truncated"] * sample.truncated])

@@ -12,7 +12,6 @@ freedom.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from retrain.records.decision import HELD_OUT
+from retrain.records.decision import HELD_OUT, MEASURE
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles
 from retrain.records.samples import Rewards, read_outcomes
@@ -29,7 +28,6 @@ from retrain.report.sides import Moment, Side
 from retrain.report.statistics import LEVEL, scipy_stats
 from retrain.rollouts import CORRECT, Floats
 
-MEASURE = re.compile(r"_(?:correct_rate|reward|pass_at_(?P<k>\d+))$")
 FEWEST = 2  # seeds and questions: one has no spread
 MOST = 10**6  # seeds or questions; more are as good as never
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from retrain.errors import ConfigError
-from retrain.records.decision import HELD_OUT, steps_averaged
+from retrain.records.decision import HELD_OUT, UNSCORED, steps_averaged, unscored_key
 from retrain.records.text import plain
 from retrain.registry import hint
 from retrain.report.gather import CampaignRecord, RunHistory, gather, number
@@ -170,6 +170,18 @@ def final_value(run: RunHistory, metric: str, moment: Moment) -> float | None:
     counts = np.isfinite(values) & (steps <= end) & (is_held_out | (steps > end - last))
     known = values[counts]
     return (float(known[-1]) if is_held_out else float(np.mean(known))) if len(known) else None
+
+
+def unscored_share(run: RunHistory, metric: str, moment: Moment) -> float:
+    """Return the share without a score of the completions that a metric, "" for training, is of."""
+    key, is_held_out = unscored_key(metric), metric.startswith(HELD_OUT)
+    if is_held_out and moment.step is None:
+        share = number(run.result.get(key))
+    else:
+        known = np.isfinite(run.columns.metric(metric if is_held_out else UNSCORED))
+        rows = np.flatnonzero(known & (run.columns.steps <= (moment.step or run.last_step)))
+        share = float(run.columns.metric(key)[rows[-1]]) if len(rows) else 0.0
+    return 0.0 if math.isnan(share) else share
 
 
 def describe(metric: str, moment: Moment) -> str:

@@ -5,8 +5,8 @@ A plugin is one file or folder with one of two functions, whose keyword-only par
 
 - `score(completion, prompt, *, <params>) -> float`, plain or a coroutine function; a second parameter named
   `answer` gets the text of the prompt's reference answer in place of the prompt. A function that cannot
-  score a completion raises `UnscoredError` or TimeoutError; the completion is then counted, but not used in
-  training. Any other exception is a bug and stops the run.
+  score a completion raises `UnscoredError`, or TimeoutError if another attempt might; the completion is then
+  counted, but not used in training. Any other exception is a bug and stops the run.
 - `open_scorer(*, <params>) -> BatchScorer`, for a reward that needs processes, connections or the whole
   batch; `score = score_with(open_scorer)` makes it callable for a single completion too.
 
@@ -76,12 +76,21 @@ class Score:
     did not answer): it is excluded from means and from training. A completion that makes its own check
     hang or fail gets 0, and is also counted as a timeout or an error. Whether its program ran into a limit
     of memory or files is counted apart from that.
+
+    A completion without a value is `unjudged` if no attempt could give it one, such as by tests that cannot
+    be run. Otherwise the scorer failed or timed out: an outage, which counts for `training.max_unscored`.
     """
 
     value: float | None
     outcome: Outcome = Outcome.SCORED
     message: str = ""
     is_over_limit: bool = False
+    is_unjudged: bool = False
+
+    @property
+    def is_outage(self) -> bool:
+        """Whether it has no value, and another attempt might give it one."""
+        return self.value is None and not self.is_unjudged
 
 
 @dataclass(frozen=True, slots=True)

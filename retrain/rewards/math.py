@@ -77,7 +77,8 @@ class MathScorer(VerifierScorer):
                 self._readable[wanted] = itself.value == 1 and number.outcome is Outcome.SCORED
         if self._readable.get(wanted):
             return score
-        return Score(None, score.outcome, f"the reference answer may be the cause: {score.message}")
+        why = f"the reference answer may be the cause: {score.message}"
+        return Score(None, score.outcome, why, is_unjudged=wanted not in hung)
 
 
 def open_check() -> Callable[[str, Prompt], float]:

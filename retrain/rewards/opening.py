@@ -58,7 +58,7 @@ class RewardRange:
             return score
         declared = f"outside its range {self.low:g} to {self.high:g}"
         what = f"the reward {self.reward!r} returned {score.value:g}, {declared}"
-        return Score(None, Outcome.ERROR, what, score.is_over_limit)
+        return Score(None, Outcome.ERROR, what, score.is_over_limit, is_unjudged=True)
 
 
 def range_of(name: str) -> RewardRange:
@@ -178,7 +178,7 @@ class CallingScorer:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
-                given = unscored(UnscoredError("the reward cancelled itself"))
+                given = Score(None, Outcome.ERROR, "the reward cancelled itself")
         self.scored += len(batch)
         return self._scores(batch, given)
 
@@ -200,7 +200,7 @@ class CallingScorer:
 
     def _score_of(self, answer: Answer, reward: object) -> Score:
         if reward is None and self._takes_columns:
-            return Score(None, Outcome.ERROR, "the reward is None")
+            return Score(None, Outcome.ERROR, "the reward is None", is_unjudged=True)
         try:
             return Score(number_of(reward))
         except TypeError as error:
@@ -216,8 +216,9 @@ def close_unawaited(given: Sequence[Any]) -> None:
 
 def unscored(error: UnscoredError | TimeoutError) -> Score:
     """Return the outcome for a completion that a function could not score."""
-    outcome = Outcome.TIMEOUT if isinstance(error, TimeoutError) else Outcome.ERROR
-    return Score(None, outcome, told_by(error))
+    if isinstance(error, TimeoutError):
+        return Score(None, Outcome.TIMEOUT, told_by(error))
+    return Score(None, Outcome.ERROR, told_by(error), is_unjudged=True)
 
 
 @contextmanager

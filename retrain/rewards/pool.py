@@ -176,7 +176,8 @@ class VerifierScorer(ThreadedScorer):
         if isinstance(reply.content, float):
             return Score(reply.content)
         outcome = Outcome.TIMEOUT if reply.kind in (ReplyKind.TIMEOUT, ReplyKind.LATE) else Outcome.ERROR
-        return Score(None if reply.kind in self.UNKNOWN else 0.0, outcome, reply.content)
+        value = None if reply.kind in self.UNKNOWN else 0.0
+        return Score(value, outcome, reply.content, is_unjudged=reply.kind is ReplyKind.UNSCORED)
 
     def _call(self, answer: Answer) -> Reply:
         process, token = self._take(), secrets.token_hex(8)

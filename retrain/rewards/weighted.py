@@ -182,9 +182,9 @@ async def _column(scores: Any) -> list[Score]:
 def _sum(weights: Sequence[float], scores: Sequence[Score]) -> Score:
     """Return the weighted sum with its gravest outcome; unknown if a part's score is, with that outcome."""
     is_over_limit = any(s.is_over_limit for s in scores)
-    unknown = next((s for s in scores if s.value is None), None)
-    if unknown:
-        return replace(unknown, is_over_limit=is_over_limit)
+    unknown = [s for s in scores if s.value is None]
+    if unknown:  # what one part cannot judge stays so when another one is back
+        return replace(min(unknown, key=lambda s: s.is_outage), is_over_limit=is_over_limit)
     gravest = max(scores, key=lambda s: GRAVITY.index(s.outcome))
     total = sum(w * (s.value or 0.0) for w, s in zip(weights, scores, strict=True))
     return Score(total, gravest.outcome, gravest.message, is_over_limit)

@@ -8,7 +8,7 @@ only if a KL term or an entropy bonus gives them a gradient. Unscored rollouts e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any
 
@@ -21,6 +21,7 @@ from retrain.backends.objective import RatioCap
 from retrain.config.schema import Config
 from retrain.errors import RunFailedError
 from retrain.records.step_row import RolloutSummary
+from retrain.rewards import Score
 from retrain.rollouts import CORRECT, Evaluate, Floats, Group, Loss, LossTerms, Rollout, TrainingSample
 
 Estimate = Callable[[Floats], Floats]  # rewards of shape (prompts, rollouts) -> advantages
@@ -37,7 +38,7 @@ class ScoredBatch:
     timeouts: int = 0  # rollouts whose scoring took too long
     faults: int = 0  # rollouts that did what no solution does, such as a forbidden system call
     over_limits: int = 0  # rollouts whose program ran into a limit of memory or files
-    reason: str = ""  # why the first rollout without a reward has none
+    unscored: Mapping[int, Score] = field(default_factory=dict)  # of the rollouts without a reward, by number
     sandbox: str | None = None  # where programs of the policy ran, if any did
 
     @property
@@ -64,6 +65,16 @@ class ScoredBatch:
         """Which groups have equal rewards only; a group without a score is none of them."""
         equal: NDArray[np.bool_] = np.fmin.reduce(self.rewards, 1) == np.fmax.reduce(self.rewards, 1)
         return equal  # NaN differs from itself
+
+    @property
+    def outages(self) -> int:
+        """How many rollouts have no reward because the scorer failed or timed out."""
+        return sum(score.is_outage for score in self.unscored.values())
+
+    @property
+    def unscored_fraction(self) -> float | None:
+        """The share of rollouts without a reward; None if all have one."""
+        return float(np.mean(~self.scored)) or None
 
     @property
     def error_fraction(self) -> float:

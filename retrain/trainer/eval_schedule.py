@@ -194,6 +194,7 @@ def _summary(
         pass_at_se={k: standard_error(each) for k, each in passed.items()},
         time_s=time_s,
         billed={},
+        unscored_fraction=batch.unscored_fraction,
     )
 
 

@@ -91,6 +91,7 @@ class HeldOut:
             pass_at=pass_at,
             time_s=time.perf_counter() - started,
             billed=billed.by_kind(),
+            unscored_fraction=greedy.unscored_fraction,
         )
 
     def _scored(self, step: int, samples: int, temperature: float) -> ScoredBatch:

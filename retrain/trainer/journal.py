@@ -27,6 +27,7 @@ from retrain.records.run_state import Progress, RunState, write_progress
 from retrain.records.samples import KeptSample, OutcomesWriter, Rewards, SamplesWriter, SampleTurn, shortened
 from retrain.records.step_row import StepRow
 from retrain.records.text import about
+from retrain.rewards import Score
 from retrain.rollouts import Episode, Floats, Rollout
 from retrain.trainer.batch import ScoredBatch
 from retrain.trainer.logger_threads import NO_LOGGERS, LoggerThreads
@@ -215,10 +216,18 @@ def _shown(batch: ScoredBatch, advantages: Floats, group: int, rollout: int) -> 
         completion=shortened(sampled.text),
         turns=tuple(_turns(sampled)),
         error=episode.error,
+        unscored=_why_unscored(batch.unscored.get(group * batch.rewards.shape[1] + rollout)),
         tool_calls=episode.tool_calls,
         tool_errors=episode.tool_errors,
         other_conversations=len(episode.others),
     )
+
+
+def _why_unscored(score: Score | None) -> str:
+    if score is None:
+        return ""
+    kind = "the scorer failed or timed out" if score.is_outage else "cannot be judged"
+    return shortened(f"{kind}: {score.message}", LONGEST_ANSWER)
 
 
 def _turns(rollout: Rollout) -> Iterator[SampleTurn]:

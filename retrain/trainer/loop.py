@@ -72,7 +72,7 @@ class Trainer:
         self._throttle = open_throttle(self.config, self.files.directory)
         self._warmed, self._saved = 0, (0, 0)  # complete supervised updates before the steps
         self._seeds = PlaySeeds(self.config, self.backend)
-        self._unscored = UnscoredCount()
+        self._unscored = UnscoredCount(self._training.max_unscored)
         # "steering" is the name of the controllers in checkpoints since 0.1.0
         self._parts: dict[str, Stateful] = {"source": self._source, "steering": self._control}
         self._parts |= {"evals": self._evals, "unscored": self._unscored, "budget": self.budget}
@@ -112,6 +112,8 @@ class Trainer:
             self._record(row, shown)
             if is_due(self._training.save_every, self.step):
                 self.save()
+            if self.step < self._training.max_steps:
+                self._require_scorer()
         self.save()
         self._stop_if_due(self._evals.due(self.step), is_step=False)
         return self._evals.of_step(self.step, at_end=True).columns()
@@ -197,6 +199,14 @@ class Trainer:
                 self._training.keep_checkpoints,
             )
         self._saved = (self.step, self._warmed)
+
+    def _require_scorer(self) -> None:
+        try:
+            self._unscored.require_scorer()
+        except UnscoredStepError:
+            self._source.stop()
+            self.save()
+            raise
 
     def _save_billed_steps(self) -> None:
         if self.backend.info.bills:  # elsewhere, what was drawn since would change the steps that follow

@@ -25,27 +25,54 @@ from retrain.rewards.opening import open_reward, range_of
 from retrain.rollouts import Group, Rollout
 from retrain.trainer.batch import ScoredBatch
 
+OUTAGE_STEPS = 10  # a judge that restarts is back by then; more would train on a minority for nothing
+
 
 @dataclass
 class UnscoredCount:
     """Counts the completions of a run that have no score, and keeps why the first of them has none."""
 
+    max_unscored: float = 1.0  # `training.max_unscored`
     rollouts: int = 0
     unscored: int = 0
+    outages: int = 0  # of them, by a scorer that failed or timed out
     reason: str = ""
+    outage_steps: int = 0  # in a row, in which more than `max_unscored` had no score by outages
+    last_outage: str = ""  # why
 
     def add(self, batch: ScoredBatch) -> Unscored | None:
         """Count a step's completions; return the run's figures, None while all have a score."""
-        self.rollouts += batch.scored.size
+        size, outages = batch.rewards.size, batch.outages
+        self.rollouts += size
         self.unscored += int(np.count_nonzero(~batch.scored))
-        self.reason = self.reason or plain(batch.reason)
+        self.outages += outages
+        self.outage_steps = self.outage_steps + 1 if outages > self.max_unscored * size else 0
+        for score in batch.unscored.values():
+            self.reason = self.reason or plain(score.message)
+            self.last_outage = plain(score.message) if score.is_outage else self.last_outage
         if not self.unscored:
             return None
-        return Unscored(fraction=self.unscored / self.rollouts, reason=self.reason)
+        return Unscored(
+            fraction=self.unscored / self.rollouts,
+            outage_fraction=self.outages / self.rollouts,
+            reason=self.reason,
+        )
+
+    def require_scorer(self) -> None:
+        """Raise UnscoredStepError once most completions of `OUTAGE_STEPS` steps in a row met an outage.
+
+        The count stays in the checkpoint: the next attempt goes on once a step of it is better.
+        """
+        if self.outage_steps >= OUTAGE_STEPS:
+            raise UnscoredStepError(
+                f"the scorer failed or timed out for more than {self.max_unscored:.0%} of the completions in "
+                f"each of the last {self.outage_steps} steps (training.max_unscored); the last one: "
+                f"{self.last_outage}"
+            )
 
     def state_dict(self) -> StateDict:
         """Return the counts, as JSON takes them."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "max_unscored"}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Restore what `state_dict` returned; a checkpoint of 0.1.0 has none."""
@@ -113,7 +140,7 @@ class Scorer:
             timeouts=counts[Outcome.TIMEOUT],
             faults=counts[Outcome.FAULT],
             over_limits=sum(score.is_over_limit for score in scores),
-            reason=next((score.message for score in scores if score.value is None), ""),
+            unscored={number: score for number, score in enumerate(scores) if score.value is None},
             sandbox=getattr(self._reward, "sandbox", None),
         )
 

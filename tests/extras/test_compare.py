@@ -138,6 +138,27 @@ def test_runs_that_finished_without_the_metric_are_not_called_unfinished(tmp_pat
     ]
 
 
+def test_a_condition_whose_completions_have_no_score_is_named(tmp_path, retrain):
+    def hurt(step):
+        return {"unscored_fraction": 0.91, "unscored_outage_fraction": 0.91, "unscored_reason": "503"}
+
+    runs = two() | {("hurt", s): Simulated([0.5] * 20, held_out=0.5, more=hurt) for s in range(4)}
+    directory = write_campaign(tmp_path, runs)
+    (share,) = compared(directory).unscored
+    assert (share.label, share.fraction, share.outage_fraction) == (
+        "hurt",
+        pytest.approx(0.91),
+        pytest.approx(0.91),
+    )
+    told = "hurt: 91 % of completions sampled for training have no score: the scorer failed or timed out;"
+    shown = retrain("compare", directory).stdout
+    assert told in " ".join(shown.split())
+    assert (
+        json.loads(retrain("compare", directory, "--json").stdout)["comparisons"][0]["unscored"][0]["reason"]
+        == "503"
+    )
+
+
 def test_seeds_without_a_partner_are_told(tmp_path):
     more = {("maxrl", s): flat(0.1) for s in (7, 8)}
     assert said(compared(write_campaign(tmp_path, two() | more))).startswith(

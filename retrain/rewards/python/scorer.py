@@ -105,7 +105,7 @@ class ProgramRunner:
         except FaultError as error:
             return Score(0.0, Outcome.FAULT, str(error))
         except UnscoredError as error:
-            return Score(None, Outcome.ERROR, str(error))
+            return Score(None, Outcome.ERROR, str(error), is_unjudged=True)
         except SandboxEndedError as error:
             self.close_cells()
             return Score(0.0, Outcome.FAULT, str(error))
