@@ -230,7 +230,9 @@ away_after.calls = 0
 
 def test_a_run_whose_judge_is_away_ends_as_infrastructure_and_goes_on_when_it_is_back(tmp_path):
     raw = with_("reward", reward="tests.test_unscored.away_after", params={"steps": 2})
-    raw["training"] |= {"max_steps": 20, "batch_size": 2, "group_size": 3, "save_every": 0}
+    raw |= with_("training", max_steps=20, batch_size=2, group_size=3, save_every=0) | {
+        "reward": raw["reward"]
+    }
     files = make_run(tmp_path / "r", raw)
     away_after.calls = 0
     assert worker.run(files.directory, threading.Event()) == EXIT_INFRASTRUCTURE
