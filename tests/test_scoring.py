@@ -342,3 +342,40 @@ assert batch.scored.tolist() == [[True, False, True]]
 assert batch.timeouts == 1
 """  # a process of its own, because pytest-timeout uses the only timer
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_calls_of_a_batch_share_one_timer_and_each_has_the_whole_limit() -> None:
+    script = """
+import signal, time
+from retrain.rewards import Answer, opening
+from retrain.rollouts import Prompt
+
+sets = []
+set_timer = signal.setitimer
+signal.setitimer = lambda *arguments: sets.append(arguments[1]) or set_timer(*arguments)
+def reward(completion, prompt):
+    if completion == "own":
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(0)
+    if completion == "hangs":
+        time.sleep(60)
+    if completion == "half":
+        time.sleep(0.6)
+    return 1.0
+def outcomes(*completions):
+    sets.clear()
+    scorer = opening.CallingScorer(reward)
+    answers = [Answer(completion, Prompt(0, "?", "")) for completion in completions]
+    return [str(score.outcome) for score in scorer.score_all(answers)]
+
+before = signal.getsignal(signal.SIGALRM)
+assert outcomes(*["fast"] * 1000) == ["scored"] * 1000
+assert len(sets) == 2, sets  # set and cleared
+opening.LIMIT_S = 1.0
+assert outcomes("half", "half", "half", "hangs", "half", "own", "hangs") == [
+    *["scored"] * 3, "timeout", "scored", "scored", "timeout"
+]
+assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+assert signal.getsignal(signal.SIGALRM) == before
+"""  # a process of its own, because pytest-timeout uses the only timer
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

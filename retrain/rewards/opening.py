@@ -11,6 +11,7 @@ import inspect
 import math
 import signal
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -124,9 +125,10 @@ class CallingScorer:
         batches = [answers] if self._takes_columns and answers else [[answer] for answer in answers]
         given: list[Any] = []
         try:
-            for batch in batches:
-                given.append(self._call(batch))
-                self.scored += 0 if inspect.isawaitable(given[-1]) else len(batch)
+            with CallLimit(LIMIT_S) as limit:
+                for batch in batches:
+                    given.append(self._call(batch, limit))
+                    self.scored += 0 if inspect.isawaitable(given[-1]) else len(batch)
         except BaseException:
             close_unawaited(given)
             raise
@@ -137,9 +139,9 @@ class CallingScorer:
     def close(self) -> None:
         """Do nothing: no process or connection is open."""
 
-    def _call(self, batch: Sequence[Answer]) -> Any:
+    def _call(self, batch: Sequence[Answer], limit: CallLimit) -> Any:
         try:
-            with _interrupted_after(LIMIT_S, TOO_LONG.format(LIMIT_S)):
+            with limit.call():
                 if self._takes_columns:
                     return call_with_columns(self._function, batch, self._params)
                 return call_for_one(self._function, batch[0], self._params)
@@ -221,25 +223,53 @@ def unscored(error: UnscoredError | TimeoutError) -> Score:
     return Score(None, Outcome.ERROR, told_by(error), is_unjudged=True)
 
 
-@contextmanager
-def _interrupted_after(limit_s: float, said: str) -> Iterator[None]:
-    """Raise TimeoutError in code that takes longer, even while it is blocked.
+class CallLimit:
+    """Raises TimeoutError in a call that takes longer than a limit, even while it is blocked.
 
-    Needs SIGALRM, which only the main thread receives: in other threads, and while another timer runs,
-    there is no limit. C code that does not check for signals is not interrupted.
+    A batch of calls shares one timer, which is set again only if it ends before the limit of the call that it
+    finds, or if a call has cleared it. It needs SIGALRM, which only the main thread receives: in other
+    threads, and while another timer runs, there is no limit. C code that does not check for signals is not
+    interrupted.
     """
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getitimer(signal.ITIMER_REAL)[0]:
-        yield
-        return
 
-    def interrupt(*_: object) -> None:
-        raise TimeoutError(said)
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._ends_s: float | None = None  # of the call that runs
+        self._is_set = False
+        self._handler_before: Any = None
 
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, limit_s)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before or signal.SIG_DFL)
+    def __enter__(self) -> CallLimit:
+        """Set the timer of a batch."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and not signal.getitimer(signal.ITIMER_REAL)[0]:
+            self._handler_before = signal.getsignal(signal.SIGALRM)
+            self._is_set = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Clear the timer."""
+        if self._is_set:
+            self._is_set = False  # first: an alarm that comes now must not set the timer again
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, self._handler_before or signal.SIG_DFL)
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Limit one call of the batch."""
+        if self._is_set:
+            self._ends_s = time.monotonic() + self._limit_s
+            if not signal.getitimer(signal.ITIMER_REAL)[0]:  # the first call, or it had a timer of its own
+                signal.signal(signal.SIGALRM, self._on_alarm)
+                signal.setitimer(signal.ITIMER_REAL, self._limit_s)
+        try:
+            yield
+        finally:
+            self._ends_s = None
+
+    def _on_alarm(self, *_: object) -> None:
+        if not self._is_set:
+            return
+        left_s = self._limit_s if self._ends_s is None else self._ends_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError(TOO_LONG.format(self._limit_s))
+        signal.setitimer(signal.ITIMER_REAL, left_s)
