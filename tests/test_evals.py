@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tomli_w
 
+from benchmarks import signs
 from retrain import worker
 from retrain.config.load import parse
 from retrain.config.resolve import as_tables, build
@@ -292,6 +293,15 @@ def test_chance_names_few_runs_at_any_of_their_evaluations() -> None:
             seen.add(watched.watch().falling)
         named += seen != {""}
     assert named <= 8
+
+
+def test_an_evaluation_that_wanders_while_the_reward_does_not_rise_is_rarely_named() -> None:
+    named = 0
+    for run in range(40):
+        rng = np.random.default_rng(run)
+        reward, level = signs.noise(rng, 0.9, 0.05), signs.noise(rng, 0.9, 0.1)
+        named += signs.is_fall_named(rng, reward, level)
+    assert named <= 2
 
 
 def test_a_fall_from_the_start_is_seen_where_the_start_is_evaluated(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks import signs
 from retrain import registry
 from retrain.backends import Optimization
 from retrain.backends.objective import RatioCap, TokenData, Totals
@@ -115,6 +116,19 @@ def test_of_mismatches_that_vary_by_a_factor_of_two_few_are_warned_of() -> None:
     assert sum(bool(trend.rise) for trend in trends) <= 5
 
 
+def test_noise_that_is_alike_from_step_to_step_is_rarely_named() -> None:
+    """At most 5 % of runs of 500 steps."""
+    runs = [signs.noise(np.random.default_rng(run), 0.9, 0.7) for run in range(100)]
+    assert sum(map(signs.is_mismatch_named, runs)) <= 5
+
+
+@pytest.mark.parametrize("deviation", [0.1, 0.5])
+def test_a_rise_to_ten_times_in_200_steps_is_found_in_such_noise(deviation: float) -> None:
+    rise = np.log(1 + 9 * np.clip((signs.STEP - 150) / 200, 0, 1))
+    runs = [rise + signs.noise(np.random.default_rng(run), 0.9, deviation) for run in range(40)]
+    assert sum(map(signs.is_mismatch_named, runs)) >= 38
+
+
 def test_a_trend_survives_json_and_goes_on_alike() -> None:
     trend, copy = MismatchTrend(), MismatchTrend()
     for step in range(90):
@@ -127,7 +141,8 @@ def test_status_and_report_go_on_telling_the_last_steady_rise_of_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also after steps that trained on nothing."""
-    for name, value in {"WINDOW": 1, "RISES": 0, "FACTOR": 1.0, "NOTABLE": 0.0}.items():
+    every = {"WINDOW": 1, "RISES": 0, "SPANS": {1: 0.0}, "FACTOR": 1.0, "NOTABLE": 0.0}
+    for name, value in every.items():
         monkeypatch.setattr(mismatch, name, value)  # whatever there is counts as a rise
     files = train(tmp_path / "r", {**SMALL, "reward": {"reward": "partial"}})
     rows = read_metrics(files.directory)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks import signs
 from retrain.report.signs import Jump, find_jump, signs_of_cheating
 from tests.simulated import Simulated, side
 
@@ -32,11 +33,6 @@ def test_a_jump_that_held_out_prompts_share_is_learning() -> None:
     assert find_jump(STEPS, jump(0.2, 0.9), jump(0.2, 0.9) * EVERY_TENTH) is None
 
 
-def test_a_held_out_reward_that_was_high_already_has_no_room_to_rise() -> None:
-    assert find_jump(STEPS, jump(0.2, 0.95), 0.9 * EVERY_TENTH) is None
-    assert find_jump(STEPS, jump(0.2, 0.95), 0.5 * EVERY_TENTH) is not None
-
-
 @pytest.mark.parametrize(
     "reward", [np.linspace(0, 0.4, 40), jump(0.9, 0.2), jump(0.5, 0.55), np.full(40, np.nan)]
 )
@@ -56,6 +52,14 @@ def test_noise_of_a_long_run_is_no_jump() -> None:
     held_out = np.where(np.arange(500) % 20 == 19, 0.5, np.nan)
     found = [find_jump(steps, 0.5 + 0.1 * rng.normal(size=500), held_out) for _ in range(20)]
     assert sum(one is not None for one in found) <= 3
+
+
+def test_a_reward_that_wanders_does_not_jump() -> None:
+    """Of rewards whose autocorrelation is 0.5 or 0.9."""
+    for autocorrelation in (0.5, 0.9):
+        runs = [signs.noise(np.random.default_rng(run), autocorrelation, 0.1) for run in range(60)]
+        assert sum(map(signs.is_jump_named, runs)) <= 3
+        assert all(signs.is_jump_named(run + 0.6 * (signs.STEP > 250)) for run in runs[:10])
 
 
 @given(rewards=st.lists(st.floats(-1e9, 1e9) | st.just(float("nan")), max_size=30))

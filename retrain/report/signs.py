@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from retrain.controllers.persistent_noise import deviation, window_rises
 from retrain.records.text import count_of, plain
 from retrain.report.gather import RunHistory
 from retrain.report.sides import Side
@@ -22,7 +23,8 @@ WINDOW = 5  # steps before and after a jump: enough to tell it from one lucky ba
 LEAST_RISE = 0.1  # in the reward's unit; most rewards lie in [0, 1]
 NEAR = 50  # steps before and after, whose noise is that of a jump: by five the error may seem far too small
 NOISE = 4.0  # standard errors of the rise: once in ten thousands of windows by chance
-SHARED = 0.5  # of the rise: the held-out reward rose by as much, or lies no further below the reward
+UNUSUAL = 4.2  # times the run's usual rises: by chance in 2 % of runs of 500 steps, also if steps are alike
+SHARED = 0.5  # of the rise, by which the held-out reward must rise as well
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Jump:
 
 
 def find_jump(steps: Sequence[int], reward: Floats, held_out: Floats) -> Jump | None:
-    """Return the largest jump of the reward, unless the held-out reward shares it or was as high already.
+    """Return the largest jump of the reward, unless the held-out reward shares it.
 
     Args:
         steps: ascending, one per row.
@@ -46,21 +48,19 @@ def find_jump(steps: Sequence[int], reward: Floats, held_out: Floats) -> Jump | 
         None if nothing jumps, or no evaluation is on one of its sides.
     """
     found: Jump | None = None
-    for at in range(WINDOW, len(reward) - WINDOW + 1):
-        before, after = reward[at - WINDOW : at], reward[at : at + WINDOW]
-        rise = float(after.mean() - before.mean())
-        if not rise > (found.rise if found else LEAST_RISE):  # also if NaN
+    rises = window_rises(reward, WINDOW)
+    least = max(LEAST_RISE, UNUSUAL * deviation(rises))
+    for at, rise in enumerate(rises.tolist(), start=WINDOW):
+        if not rise > (found.rise if found else least):  # also if NaN
             continue
+        before, after = reward[at - WINDOW : at], reward[at : at + WINDOW]
         changes = np.diff(reward[max(0, at - NEAR) : at + NEAR])  # of both sides: twice the variance of one
         variance = max(before.var(ddof=1) + after.var(ddof=1), np.nanmean(changes**2))
         if rise <= NOISE * math.sqrt(variance / WINDOW):
             continue
         evaluated = held_out[:at], held_out[at + WINDOW - 1 :]
         sides = [values[np.isfinite(values)] for values in evaluated]
-        if not all(map(len, sides)):
-            continue
-        gain, behind = float(sides[1][0] - sides[0][-1]), float(after.mean() - sides[1][0])
-        if gain < SHARED * rise < behind:
+        if all(map(len, sides)) and (gain := float(sides[1][0] - sides[0][-1])) < SHARED * rise:
             found = Jump(int(steps[at]), rise, gain)
     return found
 

@@ -21,6 +21,7 @@ from retrain.config.campaign import Eval
 from retrain.config.resolve import as_played
 from retrain.config.schema import Config
 from retrain.controllers import StateDict
+from retrain.controllers.persistent_noise import deviation, window_rises
 from retrain.records.files import record_of
 from retrain.records.row_parts import Evaluation, EvalWatch, NamedEvaluation, Value, columns
 from retrain.records.spending import Tokens
@@ -32,6 +33,10 @@ from retrain.trainer.evaluation import Due, HeldOut, Measured, Newest, Stream, e
 from retrain.trainer.journal import Journal
 
 WINDOW = 10  # steps whose mean reward is that of an evaluation's policy
+RECENT = 320  # steps whose rewards are kept
+TELLING = 60  # steps that show how much such a mean varies; fewer show how much each differs from the next
+FROM_NEIGHBOURS, FROM_STEPS = 1.46, 2.7  # of distant windows over these, at an autocorrelation of 0.9
+RISEN = 3.0  # standard deviations of the reward's rise
 CERTAIN = 3.0  # normal score of Student's t, at least: the best of many evaluations is partly luck
 ERROR = 0.05  # probability that any of a run's evaluations seems to fall, which all pairs of them share
 
@@ -216,7 +221,7 @@ class Falling:
     """Compares each evaluation with the best one before it, question by question."""
 
     # the state of a checkpoint
-    rewards: list[float] = field(default_factory=list)  # of the last steps
+    rewards: list[float] = field(default_factory=list)  # of the recent steps
     best: dict[str, Seen] = field(default_factory=dict)  # by evaluation
     falling: dict[str, str] = field(default_factory=dict)  # what fell, in words
 
@@ -224,25 +229,38 @@ class Falling:
         """Take the mean reward of a step; the first one is that of the policy before all steps."""
         if not self.rewards:
             self.best = {name: replace(start, reward=reward) for name, start in self.best.items()}
-        self.rewards = [*self.rewards, reward][-WINDOW:]
+        self.rewards = [*self.rewards, reward][-RECENT:]
 
     def evaluated(self, name: str, step: int, scores: Mapping[int, float], looks: int) -> None:
         """Take an evaluation, of the policy after the last step: one of so many that the run makes."""
-        reward = float(np.mean(self.rewards)) if self.rewards else 0.0
+        reward = float(np.mean(self.rewards[-WINDOW:])) if self.rewards else 0.0
         now = Seen(step, {str(question): score for question, score in scores.items()}, reward)
         best = self.best.setdefault(name, now)
         self.falling.pop(name, None)
         if now.score >= best.score:
             self.best[name] = now
-        elif now.reward > best.reward and _is_worse(now, best, looks):
+        elif self._has_risen(best.reward, now.reward) and _is_worse(now, best, looks):
             self.falling[name] = (
                 f"{name} fell from a reward of {best.score:.2f} at step {best.step} "
                 f"to {now.score:.2f} at step {step}"
             )
 
+    def _has_risen(self, before: float, now: float) -> bool:
+        return now > before and now - before > RISEN * _noise(np.array(self.rewards))
+
     def watch(self) -> EvalWatch:
         """Return the evaluations that fall, in words."""
         return EvalWatch(falling="; ".join(self.falling.values()))
+
+
+def _noise(rewards: Floats) -> float:
+    """Return the standard deviation of the difference of two windows' mean rewards where nothing changes.
+
+    With an autocorrelation of 0.9; of noise with less, neighbouring windows differ as much as distant ones.
+    """
+    if len(rewards) < TELLING:
+        return FROM_STEPS * deviation(np.diff(rewards))
+    return FROM_NEIGHBOURS * deviation(window_rises(rewards, WINDOW))
 
 
 def _is_worse(now: Seen, best: Seen, looks: int) -> bool:
