@@ -10,7 +10,6 @@ from pathlib import Path
 
 from retrain.errors import EXIT_BUG, EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_RECORDS, RetrainError
 from retrain.hide_process import hide
-from retrain.redaction import cover_output
 from retrain.streams import fill_closed, leave, write_in_any_encoding
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # errors of a full disk
@@ -19,6 +18,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # errors of a full disk
 def main() -> None:
     """Run the command line."""
     hide()  # keys in its environment
+    from retrain.redaction import cover_output  # after that, as whatever it imports
+
     fill_closed()
     write_in_any_encoding()
     cover_output(results=False)

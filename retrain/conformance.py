@@ -72,13 +72,19 @@ def _entries(kind: str) -> list[str]:
     return [spec.entry, spec.opener] if spec.opener else [spec.entry]
 
 
-def check_plugin(kind: str, name: str, table: Table) -> Iterator[Finding]:
-    """Test a plugin; `table` holds the keys that a campaign file would give it."""
+def check_plugin(
+    kind: str, name: str, table: Table, begins: Callable[[str], object] = lambda _: None
+) -> Iterator[Finding]:
+    """Test a plugin; `table` holds the keys that a campaign file would give it.
+
+    `begins` is called with what each long check tests, before it.
+    """
     yield Finding(kind, "its functions can be called as declared", _tried(lambda: _form(kind, name)))
     yield Finding(
         kind, "its table is valid", _tried(lambda: "; ".join(registry.problems_with_table(kind, name, table)))
     )
     for check in CHECKS[kind]:
+        begins(str(check.__doc__))
         yield Finding(kind, str(check.__doc__), _tried(lambda check=check: check(name, table)))  # type: ignore[misc]
 
 
@@ -186,7 +192,7 @@ def _problem_with_alphabet(alphabet: str, prompts: Sequence[Prompt]) -> str:
 
 
 def _plays(name: str, table: Table) -> str:
-    """it starts episodes and answers right, wrong, empty, long and odd completions"""
+    """it starts episodes and answers right, wrong, empty, long and odd completions, each call within 60 s"""
     open_episode, is_program = registry.bound("environments", name, table), brings_loop(name)
     check_form(name, open_episode)
     played = (try_out(open_episode, one, COMPLETIONS, is_program=is_program) for one in PROMPTS)

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sqlite3
+import subprocess
 import sys
 import threading
 import time
@@ -1161,6 +1162,20 @@ def test_every_environment_is_tried_out(own: str, tmp_path: Path) -> None:
     *_, found = check_plugin("environments", f"{own}.Forgetful", {"path": str(tmp_path / "file")})
     assert found.problem.startswith(f"'{own}.Forgetful': step is (), and is called with (completion)")
     assert (tmp_path / "file").read_text() == "closed"
+
+
+def test_a_check_of_an_environment_that_loops_says_what_it_waits_for(here: Path) -> None:
+    (here / "loops.py").write_text("class Game:\n    def __init__(self):\n        while True: pass\n")
+    command = [sys.executable, "-m", "retrain", "plugins", "environments", "--check", "loops.Game"]
+    paths = {"PYTHONPATH": os.pathsep.join([str(here), *sys.path])}
+    with subprocess.Popen(
+        command, env=os.environ | paths, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    ) as checking:
+        assert checking.stderr
+        line = checking.stderr.readline()
+        checking.kill()
+    assert line.startswith("still checking whether it starts episodes")
+    assert line.endswith("each call within 60 s\n")
 
 
 def test_samples_show_the_conversation(

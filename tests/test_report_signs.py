@@ -33,6 +33,11 @@ def test_a_jump_that_held_out_prompts_share_is_learning() -> None:
     assert find_jump(STEPS, jump(0.2, 0.9), jump(0.2, 0.9) * EVERY_TENTH) is None
 
 
+def test_a_held_out_reward_that_was_high_already_has_no_room_to_rise() -> None:
+    assert find_jump(STEPS, jump(0.2, 0.95), 0.9 * EVERY_TENTH) is None
+    assert find_jump(STEPS, jump(0.2, 0.95), 0.5 * EVERY_TENTH) is not None
+
+
 @pytest.mark.parametrize(
     "reward", [np.linspace(0, 0.4, 40), jump(0.9, 0.2), jump(0.5, 0.55), np.full(40, np.nan)]
 )

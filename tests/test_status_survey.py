@@ -1,19 +1,21 @@
 import errno
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from retrain.controllers.permits import CallFacts
 from retrain.errors import RecordsError
 from retrain.locks.held import hold
+from retrain.records.files import write_json
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import new_manifest, write_manifest
 from retrain.records.metrics import MetricsWriter
-from retrain.records.run_row import PlannedRun
+from retrain.records.run_row import PlannedRun, row_of
 from retrain.records.run_state import Progress, begin_attempt, end_attempt, write_done, write_progress
 from retrain.records.rungs import Rung, Searched
-from retrain.render.status import time_left
+from retrain.render.status import time_left, warnings
 from retrain.semaphore import FileSemaphore
 from retrain.semaphore.adaptive import SharedPermits
 from retrain.status import survey
@@ -345,3 +347,27 @@ def test_a_directory_with_only_unreadable_campaigns_is_an_error(campaign):
         campaign.run(run.run_id).done.write_text("torn")
     with pytest.raises(RecordsError, match=r"done\.json"):
         survey(campaign.directory)
+
+
+@pytest.mark.parametrize(("ago_s", "is_silent"), [(15.0, False), (61.0, True), (-30.0, False)])
+def test_a_worker_that_stands_still_is_named_and_no_time_left_is_shown(campaign, ago_s, is_silent):
+    run = campaign.run("grpo_s1")
+    with hold(campaign.lock), hold(run.lock):
+        begin_attempt(run.attempts)
+        _rows(run, range(1, 6))  # of 2 s each
+        last = (datetime.now(UTC) - timedelta(seconds=ago_s)).isoformat()
+        write_json(run.status, {**asdict(Progress("running", "train", 5, 10, 1)), "updated_at": last})
+        found = _only(campaign)
+    said = [text.plain for text in warnings(found.runs)]
+    assert (found.eta_s is None) == is_silent
+    assert bool(said) == is_silent
+    if is_silent:
+        assert said[0].startswith("grpo_s1: nothing has happened for 1 min")
+        assert said[0].endswith(", where a step takes 2.0 s; is its worker suspended?")
+
+
+def test_a_long_step_is_no_standstill(campaign):
+    planned = PlannedRun("grpo_s1", "grpo", 1, 10)
+    row = row_of(planned, {"state": "running", "step_time_s": 120.0, "updated_at": "2026-01-01T00:00:00Z"})
+    assert row.silent_s("2026-01-01T00:19:00Z") is None
+    assert row.silent_s("2026-01-01T00:21:00Z") == 1260.0

@@ -145,6 +145,7 @@ def unlimited(tables: Tables, condition: int, steps: int, log_dir: Path) -> Tria
     """Return the trial of one run whose sampling is not limited."""
     own = {"campaign": {"seeds": [0]}, "rate_limiter": {"rate_limit_speed_batch_per_sim": 0}}
     changed = merge(_alone(tables, steps, log_dir, condition), own)
+    changed["rate_limiter"].setdefault("max_staleness", 1)  # as with the speed that was given
     return Trial("limiter", "asynchronous sampling, unlimited", 1, steps, changed)
 
 

@@ -35,7 +35,11 @@ def command(
         None, "--step", min=1, metavar="N", help="Compare as if every run had ended after this step."
     ),
     last: int = Option(
-        0, "--last", min=0, metavar="N", help="Average over the last N steps; 0: the last tenth."
+        0,
+        "--last",
+        min=0,
+        metavar="N",
+        help="Average over the last N steps; 0: the last tenth, at least ten.",
     ),
     unpaired: bool = Option(False, "--unpaired", help="Do not pair runs of the same seed."),
     as_json: AsJson = False,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 from operator import attrgetter
+from threading import Timer
 
 import typer
 from typer import Argument, Option
@@ -14,6 +15,8 @@ from retrain import registry
 from retrain.cli import AsJson
 from retrain.errors import EXIT_CONFIG, ConfigError
 from retrain.extras import needs, summary
+
+SILENT_S = 3.0  # of a check, before it is named
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +106,22 @@ def _try_out(name: str, kind: str, overrides: Sequence[str], as_json: bool) -> N
     from retrain.conformance import check_plugin, kinds_of
     from retrain.render.tables import console, print_result
 
+    waiting = Timer(SILENT_S, typer.echo)
+
+    def begins(check: str) -> None:
+        nonlocal waiting
+        waiting.cancel()
+        waiting = Timer(SILENT_S, typer.echo, (f"still checking whether {check}",), {"err": True})
+        waiting.daemon = True
+        waiting.start()
+
     table = _table_of(name, overrides)
     kinds = [kind] if kind else kinds_of(name)
     for each in kinds:
         registry.plugin(each, name)  # raises if there is none: no check is needed then
     found = []
-    for finding in chain.from_iterable(check_plugin(each, name, table) for each in kinds):
+    for finding in chain.from_iterable(check_plugin(each, name, table, begins) for each in kinds):
+        waiting.cancel()
         found.append(finding)
         if not as_json:
             verdict, why = ("FAILED", f": {finding.problem}") if finding.problem else ("ok", "")

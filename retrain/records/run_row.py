@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from retrain.clock import seconds_between
 from retrain.errors import RecordsError
 from retrain.records.files import opened
 from retrain.records.layout import RunFiles
@@ -60,6 +61,9 @@ def _of_last_step(unit: str, meaning: str, **default: Any) -> Any:
     return field(metadata={**measured(unit, meaning).metadata, "is_of_last_step": True}, **default)
 
 
+LONG_SILENCE, LEAST_SILENCE_S = 10.0, 60.0  # usual steps; and more than clocks of two machines differ
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunRow:
     """One run. Figures are null until the run has rows with them.
@@ -81,6 +85,7 @@ class RunRow:
         default="",
     )
     detail: str = measured("", "how far a long phase is", default="")
+    updated_at: str = measured("", "when the worker of a running run last said where it is, UTC", default="")
     engine: str = measured("", "load of the server that samples, as it said last", default="")
     engine_server: str = measured("", "its log; its address if others started it", default="")
     step: int = measured("steps", "steps that are complete", default=0)
@@ -131,6 +136,17 @@ class RunRow:
     )
     pace: Pace | None = measured("", "[its pace](json.md#pace) so far", default=None)  # noqa: RUF009 - it is a field
 
+    def silent_s(self, now: str) -> float | None:
+        """Return for how long a running run has said nothing, once that is long for it; None before.
+
+        A worker says where it is every second; one that is suspended, or whose process is stuck, does not.
+        """
+        if self.state != RunState.RUNNING:
+            return None
+        silent_s, usual_s = seconds_between(self.updated_at, now), self.step_time_s or 0.0
+        is_long = silent_s is not None and silent_s >= max(LONG_SILENCE * usual_s, LEAST_SILENCE_S)
+        return silent_s if is_long else None
+
     @property
     def name(self) -> str:
         """Its name by its condition's own name, which commands accept as well as its id."""
@@ -166,7 +182,13 @@ class RunRow:
 _OF_LAST_STEP = {
     column.name: str(column.type) for column in fields(RunRow) if "is_of_last_step" in column.metadata
 }
-_OF_NOW = ("phase", "detail", "engine", "engine_server")  # of status.json, while the run goes on
+_OF_NOW = (
+    "phase",
+    "detail",
+    "updated_at",
+    "engine",
+    "engine_server",
+)  # of status.json, while the run goes on
 KEYS = (*PACE_KEYS, "mean_reward", "eval_reward", "eval_falling", *_OF_LAST_STEP)  # of metrics.jsonl
 _TEXTS = [c.name for c in fields(RunRow) if c.type == "str" and c.name != "message"]
 

@@ -9,6 +9,7 @@ from itertools import chain, islice
 from rich.console import Console
 from rich.text import Text
 
+from retrain.clock import utc_now
 from retrain.records.decision import lines_of
 from retrain.records.manifest import Expectation
 from retrain.records.run_row import RunRow
@@ -155,17 +156,23 @@ def warnings(runs: Sequence[RunRow], most: int = MOST_MESSAGES) -> Iterator[Text
     """Iterate over what is wrong with runs that go on, a line each, at most so many of a kind.
 
     An evaluation falls while the reward rises; completions have no score, in most of the first runs; the
-    trainer moves steadily away from its sampler; no step has a learning signal any more.
+    trainer moves steadily away from its sampler; no step has a learning signal any more; nothing happens.
     """
     worst = sorted(runs, key=lambda run: -(run.unscored_fraction or 0.0))
     falling = {run.name: f"the reward rises, but {run.eval_falling}" for run in runs if run.eval_falling}
     unscored = {run.name: run.unscored for run in worst if run.unscored}
     drifting = {run.name: run.mismatch_rise for run in runs if run.mismatch_rise}
-    idle = _idle(runs)
-    for found in (falling, unscored, drifting, idle):
+    idle, now = _idle(runs), utc_now()
+    silent = {run.name: _silence(run, seconds) for run in runs if (seconds := run.silent_s(now)) is not None}
+    for found in (silent, falling, unscored, drifting, idle):
         yield from (Text(f"{name}: {said}", style="yellow") for name, said in islice(found.items(), most))
         if len(found) > most:
             yield Text(f"and {len(found) - most} other runs: --json has them all", style="dim")
+
+
+def _silence(run: RunRow, seconds: float) -> str:
+    usual = f", where a step takes {about(run.step_time_s)}" if run.step_time_s else ""
+    return f"nothing has happened for {about(seconds)}{usual}; is its worker suspended?"
 
 
 def _idle(runs: Sequence[RunRow]) -> dict[str, str]:

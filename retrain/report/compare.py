@@ -170,7 +170,7 @@ def _metric(name: str, sides: Sequence[Side], moment: Moment, *, paired: bool) -
 
     return MetricComparison(
         metric=name,
-        how=describe(name, moment),
+        how=describe(name, moment, [run for side in sides for run in side.runs]),
         higher_is_better=is_higher_better(name),
         sides=results,
         differences=tuple(map(judge, sides[1:], gaps, adjusted, are_alike)),

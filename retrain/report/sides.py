@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from retrain.errors import ConfigError
-from retrain.records.decision import HELD_OUT, UNSCORED, steps_averaged, unscored_key
+from retrain.records.decision import FEWEST_STEPS, HELD_OUT, UNSCORED, steps_averaged, unscored_key
 from retrain.records.text import plain
 from retrain.registry import hint
 from retrain.report.gather import CampaignRecord, RunHistory, gather, number
@@ -184,12 +184,16 @@ def unscored_share(run: RunHistory, metric: str, moment: Moment) -> float:
     return 0.0 if math.isnan(share) else share
 
 
-def describe(metric: str, moment: Moment) -> str:
-    """Return how a metric's final value is computed."""
+def describe(metric: str, moment: Moment, runs: Iterable[RunHistory] = ()) -> str:
+    """Return how a metric's final value is computed, and over how many steps of these runs."""
     at = "at the end" if moment.step is None else f"at step {moment.step}"
     if metric.startswith(HELD_OUT):
         return f"held-out evaluation {at}"
-    return f"mean of the last {moment.last} steps {at}" if moment.last else f"mean of the last tenth {at}"
+    ends = {moment.step or run.last_step for run in runs if moment.has(run)}
+    steps = sorted({min(end, moment.last or steps_averaged(end)) for end in ends})
+    count = moment.last or FEWEST_STEPS if not steps else steps[0]
+    more = f" to {steps[-1]}" if len(steps) > 1 else ""
+    return f"mean of the last {count}{more} steps {at}"
 
 
 def known_metrics(runs: Iterable[RunHistory]) -> tuple[str, ...]:

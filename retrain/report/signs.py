@@ -24,7 +24,7 @@ LEAST_RISE = 0.1  # in the reward's unit; most rewards lie in [0, 1]
 NEAR = 50  # steps before and after, whose noise is that of a jump: by five the error may seem far too small
 NOISE = 4.0  # standard errors of the rise: once in ten thousands of windows by chance
 UNUSUAL = 4.2  # times the run's usual rises: by chance in 2 % of runs of 500 steps, also if steps are alike
-SHARED = 0.5  # of the rise, by which the held-out reward must rise as well
+SHARED = 0.5  # of the rise: the held-out reward rose by as much, or lies no further below the reward
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Jump:
 
 
 def find_jump(steps: Sequence[int], reward: Floats, held_out: Floats) -> Jump | None:
-    """Return the largest jump of the reward, unless the held-out reward shares it.
+    """Return the largest jump of the reward, unless the held-out reward shares it or was as high already.
 
     Args:
         steps: ascending, one per row.
@@ -60,7 +60,10 @@ def find_jump(steps: Sequence[int], reward: Floats, held_out: Floats) -> Jump | 
             continue
         evaluated = held_out[:at], held_out[at + WINDOW - 1 :]
         sides = [values[np.isfinite(values)] for values in evaluated]
-        if all(map(len, sides)) and (gain := float(sides[1][0] - sides[0][-1])) < SHARED * rise:
+        if not all(map(len, sides)):
+            continue
+        gain, behind = float(sides[1][0] - sides[0][-1]), float(after.mean() - sides[1][0])
+        if gain < SHARED * rise < behind:
             found = Jump(int(steps[at]), rise, gain)
     return found
 

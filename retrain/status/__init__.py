@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from retrain.clock import utc_now
 from retrain.errors import ConfigError, RecordsError
 from retrain.locks.held import is_held
 from retrain.records.campaign_state import why_stopped
@@ -283,8 +284,10 @@ def _time_left_s(
     runs: Sequence[RunRow], manifest: Manifest, *, is_supervised: bool
 ) -> tuple[float, float] | tuple[None, None]:
     """Estimate when the last run ends, P50 and P90; None if nothing runs or no pace is known."""
-    if not any(run.state == RunState.RUNNING for run in runs):
-        return None, None
+    running = [run for run in runs if run.state == RunState.RUNNING]
+    now = utc_now()
+    if not running or any(run.silent_s(now) is not None for run in running):
+        return None, None  # nobody knows how long one stands still
     from retrain.plan.estimate.remaining import remaining  # here: only a live campaign needs these
     from retrain.plan.estimate.workload import ALONE, on_cores
 

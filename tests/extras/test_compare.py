@@ -159,6 +159,14 @@ def test_a_condition_whose_completions_have_no_score_is_named(tmp_path, retrain)
     )
 
 
+@pytest.mark.parametrize(("steps", "averaged"), [(6, 6), (20, 10), (300, 30)])
+def test_the_number_of_steps_that_a_value_is_a_mean_of_is_told(tmp_path, steps, averaged):
+    runs = {(c, s): Simulated([step / steps for step in range(steps)]) for c in ("a", "b") for s in range(3)}
+    (metric,) = compared(write_campaign(tmp_path, runs, steps=steps), metrics=["mean_reward"]).metrics
+    assert metric.how == f"mean of the last {averaged} steps at the end"
+    assert metric.sides[0].sample.mean == pytest.approx(1 - (averaged + 1) / 2 / steps)
+
+
 def test_seeds_without_a_partner_are_told(tmp_path):
     more = {("maxrl", s): flat(0.1) for s in (7, 8)}
     assert said(compared(write_campaign(tmp_path, two() | more))).startswith(

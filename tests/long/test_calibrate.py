@@ -49,8 +49,9 @@ training = { max_tokens = 8 }
 
 
 @settings(max_examples=30)
-@given(workers=st.integers(1, 99), speed=st.floats(0.01, 9.0))
-def test_a_calibrated_file_says_what_was_and_why_and_is_valid(workers: int, speed: float) -> None:
+@given(workers=st.integers(1, 99))
+def test_a_calibrated_file_says_what_was_and_why_and_is_valid(workers: int) -> None:
+    speed = 1.0  # all that a fifo of whole batches takes
     advised = [
         Advice("campaign.max_workers", 2, workers, "measured"),
         Advice("rate_limiter.rate_limit_speed_batch_per_sim", 0.0, speed, 'it "said" so\n'),

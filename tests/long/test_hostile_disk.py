@@ -153,10 +153,10 @@ def test_a_directory_that_may_not_be_written_is_refused_with_a_reason(reachable:
     locked.mkdir(mode=0o500)
     code = (
         "import os, sys; from pathlib import Path; from retrain.records.layout import create_directory\n"
-        "from retrain.errors import RecordsError\n"
+        "from retrain.errors import ConfigError\n"
         f"os.geteuid() or os.setuid({NOBODY})\n"
         "try: create_directory(Path(sys.argv[1]), 'c')\n"
-        "except RecordsError as error: print(error)\n"
+        "except ConfigError as error: print(error)\n"
     )
     said = limited(code, locked).stdout
     assert "Permission denied" in said
