@@ -7,7 +7,7 @@ and the ends of its metrics.jsonl, never from its whole history.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from retrain.records.run_state import (
     rung_of,
 )
 from retrain.records.spending import Spending, columns_of, read_spending
-from retrain.records.text import plain, without_score
+from retrain.records.text import first_of, plain, without_score
 
 TAIL_ROWS = 5  # one slow step does not change their median; more rows would cost time for every run
 NAME_LIMIT = 200  # characters of an id, a condition (as many as its key allows), a phase or a regime
@@ -61,6 +61,7 @@ def _of_last_step(unit: str, meaning: str, **default: Any) -> Any:
     return field(metadata={**measured(unit, meaning).metadata, "is_of_last_step": True}, **default)
 
 
+NAMED_RUNS = 3  # of those that have no signal for the same reason; the others are counted
 LONG_SILENCE, LEAST_SILENCE_S = 10.0, 60.0  # usual steps; and more than clocks of two machines differ
 
 
@@ -191,6 +192,18 @@ _OF_NOW = (
 )  # of status.json, while the run goes on
 KEYS = (*PACE_KEYS, "mean_reward", "eval_reward", "eval_falling", *_OF_LAST_STEP)  # of metrics.jsonl
 _TEXTS = [c.name for c in fields(RunRow) if c.type == "str" and c.name != "message"]
+
+
+def without_signal(runs: Iterable[tuple[str, str, str]]) -> dict[str, str]:
+    """Return why runs have no learning signal, once for each condition and reason, by the runs' names.
+
+    Each run is its name, its condition, and what its last row says; "" has a signal.
+    """
+    alike: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for name, condition, said in runs:
+        if said:
+            alike.setdefault((condition, said.partition(": ")[2]), []).append((name, said))
+    return {first_of([name for name, _ in same], NAMED_RUNS): same[0][1] for same in alike.values()}
 
 
 def row_of(planned: PlannedRun, found: Mapping[str, Any]) -> RunRow:

@@ -12,7 +12,7 @@ from rich.text import Text
 from retrain.clock import utc_now
 from retrain.records.decision import lines_of
 from retrain.records.manifest import Expectation
-from retrain.records.run_row import RunRow
+from retrain.records.run_row import RunRow, without_signal
 from retrain.records.rungs import lines_of_search
 from retrain.records.text import about, count_of, dollars, first_of, format_duration, plain
 from retrain.render.tables import BAD, fitted, spread, state, table, width_of
@@ -162,7 +162,7 @@ def warnings(runs: Sequence[RunRow], most: int = MOST_MESSAGES) -> Iterator[Text
     falling = {run.name: f"the reward rises, but {run.eval_falling}" for run in runs if run.eval_falling}
     unscored = {run.name: run.unscored for run in worst if run.unscored}
     drifting = {run.name: run.mismatch_rise for run in runs if run.mismatch_rise}
-    idle, now = _idle(runs), utc_now()
+    idle, now = without_signal([(run.name, run.condition, run.no_signal) for run in runs]), utc_now()
     silent = {run.name: _silence(run, seconds) for run in runs if (seconds := run.silent_s(now)) is not None}
     for found in (silent, falling, unscored, drifting, idle):
         yield from (Text(f"{name}: {said}", style="yellow") for name, said in islice(found.items(), most))
@@ -173,15 +173,6 @@ def warnings(runs: Sequence[RunRow], most: int = MOST_MESSAGES) -> Iterator[Text
 def _silence(run: RunRow, seconds: float) -> str:
     usual = f", where a step takes {about(run.step_time_s)}" if run.step_time_s else ""
     return f"nothing has happened for {about(seconds)}{usual}; is its worker suspended?"
-
-
-def _idle(runs: Sequence[RunRow]) -> dict[str, str]:
-    """Return why runs have no learning signal, once for each condition and reason, by the runs' names."""
-    alike: dict[tuple[str, str], list[RunRow]] = {}
-    for run in runs:
-        if run.no_signal:
-            alike.setdefault((run.condition, run.no_signal.partition(": ")[2]), []).append(run)
-    return {first_of([run.name for run in same], NAMED_RUNS): same[0].no_signal for same in alike.values()}
 
 
 def permit_line(permits: PermitStatus) -> Text:
