@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from retrain.torch_scaling import LinearScale as LinearScale
     from retrain.torch_scaling import ScalingRuleBase as ScalingRuleBase
     from retrain.torch_scaling import SqrtScale as SqrtScale
+    from retrain.torch_scaling.data_parallel import AdaptiveDataParallel as AdaptiveDataParallel
 
 _HOME = {
     name: f"retrain.{module}"
@@ -46,6 +47,7 @@ _HOME = {
         "semaphore": "FileSemaphore",
         "system.throttle": "ThrottleLevel ThrottleState TrainingThrottle",
         "torch_scaling": "AdaScale AdamScale LEGWScale LinearScale ScalingRuleBase SqrtScale",
+        "torch_scaling.data_parallel": "AdaptiveDataParallel",
     }.items()
     for name in names.split()
 }

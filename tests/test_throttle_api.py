@@ -3,6 +3,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -133,9 +134,19 @@ def test_the_batch_is_the_last_checks_until_a_check_is_due():
     assert throttle.effective_batch_size(8) == 1
 
 
+def test_history_keeps_all_states_with_wall_clock_times():
+    throttle = under(0.1, clock=Clock())
+    began_s = time.time()
+    for _ in range(1500):
+        throttle.check()
+    times = [at_s for at_s, _ in throttle.history()]
+    assert len(times) == 1500
+    assert began_s <= times[0] <= times[-1] <= time.time()
+
+
 def test_history_is_bounded_and_in_order():
     clock = Clock()
-    throttle = under(0.1, history_size=3, clock=clock)
+    throttle = under(0.1, history_size=3, wall_clock=clock)
     for clock.now_s in (0.0, 1.0, 2.0, 3.0):
         throttle.check()
     assert [at_s for at_s, _ in throttle.history()] == [1.0, 2.0, 3.0]

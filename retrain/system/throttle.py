@@ -58,7 +58,8 @@ class TrainingThrottle:
         hysteresis: a level is left once the load is this far below its boundary ...
         dwell_s: ... and has stayed so for this many seconds.
         clock: monotonic seconds.
-        history_size: states kept for `history`.
+        history_size: most states kept for `history`; None keeps all.
+        wall_clock: seconds since 1970, for `history`.
 
     Raises:
         ValueError: an argument is out of range.
@@ -76,16 +77,18 @@ class TrainingThrottle:
         hysteresis: float = DEFAULTS.hysteresis,
         dwell_s: float = DEFAULTS.dwell_s,
         clock: Callable[[], float] = time.monotonic,
-        history_size: int = 1000,
+        wall_clock: Callable[[], float] = time.time,
+        history_size: int | None = None,
     ) -> None:
-        if history_size < 1:
+        if history_size is not None and history_size < 1:
             raise ValueError(f"history_size={history_size}: needs at least 1")
         self._policy = ThrottlePolicy(
             ThrottleLevel(min_level), ThrottleLevel(on_unknown), hysteresis, dwell_s
         )
         self._meter = LoadMeter(scope, prefer_gpu, own_pids)
         self._custom_load_fn = custom_load_fn
-        self._clock = clock
+        self._clock, self._wall_clock = clock, wall_clock
+        self._checked_s = -math.inf
         self._reading: Future[Load] | None = None  # the last, perhaps still running
         self._held: Held | None = None
         self._history: deque[tuple[float, ThrottleState]] = deque(maxlen=history_size)
@@ -98,8 +101,8 @@ class TrainingThrottle:
         """Whether the current level's check interval has passed since the last check."""
         if not self._history:
             return True
-        checked_s, state = self._history[-1]
-        return self._clock() - checked_s >= state.check_interval_s
+        state = self._history[-1][1]
+        return self._clock() - self._checked_s >= state.check_interval_s
 
     def current(self) -> ThrottleState:
         """Return the state of the last check; check first if a check is due."""
@@ -158,7 +161,7 @@ class TrainingThrottle:
         return state
 
     def history(self) -> list[tuple[float, ThrottleState]]:
-        """Return the last states with their times in seconds, oldest first."""
+        """Return all states with their times in seconds since 1970, oldest first."""
         return list(self._history)
 
     def summary(self) -> str:
@@ -184,7 +187,8 @@ class TrainingThrottle:
         load = self._read()
         now_s = self._clock()
         state, self._held = decide(load, now_s, self._held, policy)
-        self._history.append((now_s, state))
+        self._checked_s = now_s
+        self._history.append((self._wall_clock(), state))
         return state
 
     def _read(self) -> Load:
@@ -224,4 +228,5 @@ def throttle_of(table: Throttle, own_pids: Pids) -> TrainingThrottle:
         scope=table.scope,
         own_pids=own_pids,
         on_unknown=table.on_unknown,
+        history_size=1,  # a run of millions of steps asks for none
     )

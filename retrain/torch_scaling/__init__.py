@@ -19,6 +19,7 @@ float16 is not supported, because it rescales gradients between the passes and t
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from contextlib import contextmanager
 from types import MethodType
@@ -50,11 +51,15 @@ class ScalingRuleBase(ScalingRule):
     """A rule that attaches to a model and its optimizer; define `scale_lr` for a custom rule."""
 
     _gradients: Gradients | None = None
+    _init_batch_size: float | None = None
+    accum_scale = 1.0
+    progress = 0.0  # steps so far, in equivalent steps at the initial batch
+    noise = GradientNoiseScale()  # before `initialize`: nothing measured; replaced by it, never updated
     _is_inside = False  # during our own call, in which a patched optimizer runs its original method
 
     def initialize(
         self,
-        model: torch.nn.Module,
+        adp: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         patch_optimizer: bool = False,
         *,
@@ -66,7 +71,8 @@ class ScalingRuleBase(ScalingRule):
         """Attach to the model's gradients; a second call detaches the first model.
 
         Args:
-            model: plain, or DistributedDataParallel, whose replicas then count as parts.
+            adp: the model: plain, DistributedDataParallel, whose replicas then count as parts, or
+                AdaptiveDataParallel, whose rule this becomes.
             optimizer: over the model's parameters; if it keeps Adam's second moment, gradients
                 are measured after division by its root.
             patch_optimizer: redirect the optimizer's `step` and `zero_grad` to the rule's until `detach`,
@@ -84,9 +90,13 @@ class ScalingRuleBase(ScalingRule):
                 the model is sharded.
         """
         self.detach()
-        gradients = Gradients(model, optimizer)
+        if (wrapped := _wrapped(adp)) is not None:
+            if adp.scaling_rule is not self:
+                adp.scaling_rule.detach()
+            adp.scaling_rule = self
+        gradients = Gradients(adp if wrapped is None else wrapped, optimizer)
         self.accum_scale = float(gradients.replicas if accum_scale is None else accum_scale)
-        self.progress = 0.0  # steps so far, in equivalent steps at the initial batch
+        self.progress = 0.0
         self.noise = GradientNoiseScale(smoothing)
         self.optimizer, self._init_batch_size = optimizer, init_batch_size
         self._losses_are_divided = losses_are_divided
@@ -103,13 +113,10 @@ class ScalingRuleBase(ScalingRule):
         """Return one learning-rate factor per parameter group, for a batch of `scale` initial ones.
 
         Define it in a subclass for a custom rule; the measurements are in `self.noise` and
-        `self.progress`. A single number applies to all groups.
-
-        Raises:
-            RuntimeError: not initialized.
+        `self.progress`. A single number applies to all groups. Before `initialize` nothing is measured, and
+        there is one group.
         """
-        self._attached()
-        groups = len(self.optimizer.param_groups)
+        groups = len(self.optimizer.param_groups) if self._gradients else 1
         return self.lr_factor(
             scale,
             grad_sqr=np.broadcast_to(self.noise.sqr, groups),
@@ -241,6 +248,12 @@ class LinearScale(LinearRule, ScalingRuleBase):
 
 class SqrtScale(SqrtRule, ScalingRuleBase):
     """Learning rate in proportion to the square root of the batch (see `SqrtRule`)."""
+
+
+def _wrapped(model: torch.nn.Module) -> torch.nn.Module | None:
+    """Return the model in an AdaptiveDataParallel, None if it is not one."""
+    module = sys.modules.get("retrain.torch_scaling.data_parallel")  # not imported here: it needs PyTorch
+    return model.module if module and isinstance(model, module.AdaptiveDataParallel) else None
 
 
 @contextmanager

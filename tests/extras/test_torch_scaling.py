@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from retrain import AdamScale, AdaScale, LEGWScale, LinearScale, ScalingRuleBase, SqrtScale
+from retrain import (
+    AdamScale,
+    AdaptiveDataParallel,
+    AdaScale,
+    LEGWScale,
+    LinearScale,
+    ScalingRuleBase,
+    SqrtScale,
+)
 from retrain.controllers.scaling.rules import AdaScaleRule
 from tests.extras import ddp_worker
 
@@ -250,6 +258,39 @@ def test_an_optimizer_without_one_gradient_per_step_is_refused():
 def test_a_rule_without_a_model_says_what_to_call():
     with pytest.raises(RuntimeError, match="call initialize"):
         AdaScale().step()
+
+
+def test_a_rule_tells_factors_before_a_model_is_there():
+    assert [LinearScale().scale_lr(4.0), SqrtScale().scale_lr(4.0)] == [4.0, 2.0]
+    assert AdaScale().scale_lr(4.0) == pytest.approx([1.0], abs=1e-5)  # no noise was measured
+
+
+@pytest.mark.parametrize("is_replicated", [False, True])
+def test_the_published_loop_takes_the_steps_of_the_rule(tmp_path, is_replicated):
+    distributed, plain = torch.distributed, attached(LinearScale(), accum_scale=1.0)
+    if is_replicated:
+        place = f"file://{tmp_path / 'rendezvous'}"
+        distributed.init_process_group("gloo", init_method=place, rank=0, world_size=1)
+    try:
+        inner = Linear()
+        optim = torch.optim.SGD(inner.parameters(), lr=0.1)
+        rule = LinearScale()
+        model = AdaptiveDataParallel(inner, optim, rule)
+        for gradient in ([1.0, 2.0], [3.0, 1.0]):
+            optim.zero_grad()
+            loss = model(torch.tensor(gradient))
+            loss.backward()
+            rule.step()
+            take_step(*plain, [gradient])
+        assert torch.equal(inner.weight, plain[1].weight)
+        assert (model.scaling_rule, model.gain) == (rule, pytest.approx(1.0))
+        other = LinearScale()
+        other.initialize(adp=model, optimizer=optim)
+        with pytest.raises(RuntimeError, match="call initialize"):
+            rule.step()
+    finally:
+        if is_replicated:
+            distributed.destroy_process_group()
 
 
 def test_a_step_without_a_backward_pass_is_refused():
