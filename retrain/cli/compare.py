@@ -19,7 +19,8 @@ from retrain.render.tables import BAD, console, fitted, print_result, table, wid
 if TYPE_CHECKING:
     from retrain.report.compare import Comparison, MetricComparison
 
-STYLES = {"not enough seeds to tell": "yellow", "no verdict": "yellow", "identical": "dim"}  # else bold
+OPEN = ("not enough seeds to tell", "no verdict", "not found to differ", "not decided", "still compared")
+STYLES = {**dict.fromkeys(OPEN, "yellow"), "identical": "dim"}  # else bold
 
 
 def command(

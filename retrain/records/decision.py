@@ -88,8 +88,13 @@ def verdict_of(one: ConditionDecision, decision: Decision) -> str:
     verdict = VERDICTS.get(one.verdict, one.verdict).format(decision.reference)
     said = f"{one.condition}: {verdict} in {decision.metric} after {count_of(one.seeds, 'seed')}"
     known = one.low is not None and one.high is not None
-    bounds = f" ({number(one.low)} to {number(one.high)})" if known else ""
-    figures = "" if one.difference is None else f": {number(one.difference)}{bounds}"
+    level = f"{100 * (1 - decision.error):g} % interval"
+    bounds = f"too few seeds for a {level}"
+    if known:
+        bounds = f"{level} {number(one.low)} to {number(one.high)}"
+    figures = "" if one.difference is None else f": {number(one.difference)} ({bounds})"
+    if one.verdict in ("better", "worse") and one.seeds < decision.max_seeds:
+        figures += ", found early, which overestimates differences"
     return said + figures + f"; {one.reason}" * bool(one.reason)
 
 
@@ -164,8 +169,9 @@ def looks_of(decision: Decision | None, added_seeds: int) -> Iterator[str]:
     """Return what a comparison of all seeds must say of the looks at them."""
     if decision is not None:
         yield (
-            "Seeds were added until the conditions were decided. The decision's intervals allow for that; "
-            "the verdicts of the metrics assume a number of seeds that was fixed beforehand."
+            "[decision] looked at the results to choose the number of seeds; its verdicts in "
+            f"{plain(decision.metric)} allow for that. Intervals of the tables, and verdicts in other "
+            "metrics, do not."
         )
     if added_seeds:
         yield (

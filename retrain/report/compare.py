@@ -37,6 +37,18 @@ class Verdict(StrEnum):
     IDENTICAL = "identical"  # run by run, to the last digit
     NOT_ENOUGH = "not enough seeds to tell"
     OTHER_STEPS = "no verdict"  # they ran for different numbers of steps
+    NO_DIFFERENCE = "not found to differ"  # this and the next two: by `[decision]`
+    UNDECIDED = "not decided"
+    OPEN = "still compared"
+
+
+BY_DECISION = {
+    "better": (Verdict.HIGHER, Verdict.LOWER),  # of the condition, then of the reference compared with it
+    "worse": (Verdict.LOWER, Verdict.HIGHER),
+    "no_difference": (Verdict.NO_DIFFERENCE, Verdict.NO_DIFFERENCE),
+    "undecided": (Verdict.UNDECIDED, Verdict.UNDECIDED),
+    "continue": (Verdict.OPEN, Verdict.OPEN),
+}
 
 
 @dataclass(frozen=True)
@@ -62,6 +74,7 @@ class Judged:
     p_adjusted: float | None  # Holm's, over this metric's differences
     verdict: Verdict
     by_question: ByQuestion | None = None
+    is_of_decision: bool = False  # whether the verdict is that of `[decision]`, whatever the interval says
 
 
 @dataclass(frozen=True)
@@ -137,15 +150,16 @@ def compare(
     at = moment or Moment()
     chosen = tuple(metrics) or usual_metrics([run for side in match.sides for run in side.runs])
     manifest = match.campaign.manifest if match.campaign else None
+    decision = manifest.decision if manifest else None
     return Comparison(
         title=match.title,
         level=LEVEL,
-        metrics=tuple(_metric(name, match.sides, at, paired=paired) for name in chosen),
+        metrics=tuple(_metric(name, match.sides, at, decision, paired=paired) for name in chosen),
         config=_differences(match.sides),
         costs=_costs(match.sides, at),
         unscored=tuple(_unscored(match.sides, chosen, at)),
         searched=manifest.searched if manifest else None,
-        decision=manifest.decision if manifest else None,
+        decision=decision,
         added_seeds=manifest.added_seeds if manifest else 0,
     )
 
@@ -156,17 +170,20 @@ def usual_metrics(runs: Sequence[RunHistory]) -> tuple[str, ...]:
     return tuple(name for name in ("eval_reward", "mean_reward", SPEED) if name in known)
 
 
-def _metric(name: str, sides: Sequence[Side], moment: Moment, *, paired: bool) -> MetricComparison:
+def _metric(
+    name: str, sides: Sequence[Side], moment: Moment, decision: Decision | None, *, paired: bool
+) -> MetricComparison:
     found = [_by_seed(side.runs, name, moment, unmatched=-1 - i) for i, side in enumerate(sides)]
     results = tuple(_side(side, values, moment) for side, values in zip(sides, found, strict=True))
-    gaps = [difference_of(found[0], other, paired=paired) for other in found[1:]]
+    gaps = [difference_of(found[0], other, paired=paired, of_few=decision is not None) for other in found[1:]]
     are_alike = [_are_alike(name, results[0], other) for other in results[1:]]
     adjusted = holm([gap.p if alike else None for gap, alike in zip(gaps, are_alike, strict=True)])
 
     def judge(side: Side, gap: Difference, p: float | None, alike: bool) -> Judged:
         verdict = _verdict(gap, p) if alike else Verdict.OTHER_STEPS
         questions = by_question(sides[0], side, name, moment) if alike and paired else None
-        return Judged(side.label, gap, p, verdict, questions)
+        decided = _decided(decision, name, sides[0].label, side.label)
+        return Judged(side.label, gap, p, decided or verdict, questions, is_of_decision=decided is not None)
 
     return MetricComparison(
         metric=name,
@@ -175,6 +192,21 @@ def _metric(name: str, sides: Sequence[Side], moment: Moment, *, paired: bool) -
         sides=results,
         differences=tuple(map(judge, sides[1:], gaps, adjusted, are_alike)),
     )
+
+
+def _decided(decision: Decision | None, metric: str, base: str, side: str) -> Verdict | None:
+    """Return what `[decision]` says of a side against the first one; None if that is not its question."""
+    if decision is None or decision.metric != metric or decision.reference not in (base, side):
+        return None
+    is_reversed = side == decision.reference
+    condition = base if is_reversed else side
+    found = next((one.verdict for one in decision.conditions if one.condition == condition), "")
+    if found not in BY_DECISION:
+        return None
+    verdict = BY_DECISION[found][is_reversed]
+    if is_higher_better(metric) is False:  # better is lower then
+        verdict = {Verdict.HIGHER: Verdict.LOWER, Verdict.LOWER: Verdict.HIGHER}.get(verdict, verdict)
+    return verdict
 
 
 def _are_alike(metric: str, base: SideResult, other: SideResult) -> bool:

@@ -175,9 +175,10 @@ def sentences(reference: str, found: Mapping[str, ByQuestion | None]) -> Iterato
         if one is not None:
             shares = {f"questions ({one.questions})": one.of_questions, f"seeds ({one.seeds})": one.of_seeds}
             noise = ", ".join(f"{share:.0%} of {what}" for what, share in shares.items())
+            caution = " (of two seeds, it covers 88 % in simulations)" if one.seeds == FEWEST else ""
             yield (
                 f"{label} against {reference}, over new seeds and new questions: {one.difference:+.3g}, 95 % "
-                f"interval {one.low:+.3g} to {one.high:+.3g}; variance: {noise}, "
+                f"interval {one.low:+.3g} to {one.high:+.3g}{caution}; variance: {noise}, "
                 f"{1 - sum(shares.values()):.0%} of both; half the width needs {_needs(one)}"
             )
 

@@ -53,7 +53,8 @@ def choose(arguments: Sequence[str]) -> tuple[Match, ...]:
     sides = [side for (one, names), tag in zip(named, tags, strict=True) for side in _of(one, names, tag)]
     if len(sides) < 2:
         raise ConfigError(f"only {sides[0].label!r} is named; name what to compare it with: {_offer(first)}")
-    return (Match("", tuple(sides)),)
+    are_conditions = len(named) == 1 and all(side.label in first.conditions for side in sides)
+    return (Match("", tuple(sides), first if are_conditions else None),)
 
 
 def conditions(campaign: CampaignRecord) -> tuple[Side, ...]:

@@ -80,9 +80,12 @@ def half_width(std: float | Floats, n: int | Floats) -> Any:
 
 
 def difference_of(
-    first: Mapping[int, float], second: Mapping[int, float], *, paired: bool = True
+    first: Mapping[int, float], second: Mapping[int, float], *, paired: bool = True, of_few: bool = False
 ) -> Difference:
-    """Compare two conditions (seed -> value), seed by seed if `paired` and most seeds are in both."""
+    """Compare two conditions (seed -> value), seed by seed if `paired` and most seeds are in both.
+
+    With `of_few`, a few seeds in both suffice, as where one condition was given more.
+    """
     a, b = (np.array(list(side.values()), dtype=float) for side in (first, second))
     a, b = (_rounded(x, np.abs(x).max(initial=0)) for x in (a, b))
     if not len(a) or not len(b):
@@ -90,7 +93,7 @@ def difference_of(
     gap = interquartile_mean(b) - interquartile_mean(a)
     improvement = float((np.sign(b[:, None] - a[None, :]) + 1).mean() / 2)
     seeds = sorted(first.keys() & second.keys())
-    if paired and 2 * len(seeds) > max(len(a), len(b)):
+    if paired and (2 * len(seeds) > max(len(a), len(b)) or (of_few and len(seeds) >= FEWEST_SEEDS)):
         gains = np.array([second[seed] - first[seed] for seed in seeds], dtype=float)
         gains = _rounded(gains, np.abs([*a, *b]).max())
         return Difference(len(seeds), *_tested(gains), gap, improvement, _detectable(gains))

@@ -127,6 +127,10 @@ def grounds(metric: MetricComparison) -> list[Ground]:
 def _because(base: SideResult, side: SideResult, judged: Judged) -> str:
     if judged.verdict == Verdict.OTHER_STEPS and base.steps and side.steps:
         return f"{_range(*base.steps)} and {_range(*side.steps)} steps cannot be compared"
+    if judged.is_of_decision:
+        p = judged.difference.p
+        by_these = "" if p is None else f"; of these seeds without its looks: {_significance(judged)}"
+        return f"by [decision], which allows for its looks{by_these}"
     gap, finished = judged.difference, (base.sample.n, side.sample.n)
     if (min(finished) if gap.n is None else gap.n) < FEWEST_SEEDS:
         unpaired = f"{finished[0]} and {finished[1]} finished runs; at least {FEWEST_SEEDS} each"
@@ -158,6 +162,8 @@ def _range(low: int, high: int) -> str:
 
 def footnotes(comparisons: Sequence[Comparison]) -> Iterator[str]:
     """Return how to read a comparison."""
+    named = [one.decision.metric for one in comparisons if one.decision]
+    decisive = f"{plain(named[0])}, which [decision] names" if named else "the first"
     metrics = sum(len(comparison.metrics) for comparison in comparisons)
     for comparison in comparisons:
         yield from looks_of(comparison.decision, comparison.added_seeds)
@@ -172,7 +178,7 @@ def footnotes(comparisons: Sequence[Comparison]) -> Iterator[str]:
             "an interval that excludes 0 may not suffice."
         )
     if metrics > 1:
-        yield "Metrics are judged separately: 1 in 20 seems to differ by chance. Decide by the first."
+        yield f"Metrics are judged separately: 1 in 20 seems to differ by chance. Decide by {decisive}."
 
 
 def conditions(sides: Sequence[Side], comparison: Comparison) -> Table:

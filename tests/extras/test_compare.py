@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -13,7 +14,8 @@ import pytest
 
 from retrain.config.resolve import label_of
 from retrain.errors import ConfigError
-from retrain.records.decision import is_higher_better
+from retrain.records.decision import ConditionDecision, Decision, is_higher_better
+from retrain.records.manifest import read_manifest, write_manifest
 from retrain.report.compare import Comparison, Verdict, compare
 from retrain.report.gather import gather
 from retrain.report.sides import Moment, choose, final_value
@@ -165,6 +167,43 @@ def test_the_number_of_steps_that_a_value_is_a_mean_of_is_told(tmp_path, steps, 
     (metric,) = compared(write_campaign(tmp_path, runs, steps=steps), metrics=["mean_reward"]).metrics
     assert metric.how == f"mean of the last {averaged} steps at the end"
     assert metric.sides[0].sample.mean == pytest.approx(1 - (averaged + 1) / 2 / steps)
+
+
+def decided(directory, verdict, **fields):
+    """Give a campaign a decision on its second condition."""
+    one = ConditionDecision("maxrl", verdict, 4, 0.4, p_value=0.2)
+    decision = Decision("mean_reward", "grpo", 0.05, 12, 8, 16, "decided", conditions=(one,), **fields)
+    path = directory / "manifest.json"
+    write_manifest(path, replace(read_manifest(path), decision=decision))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("verdict", "told"),
+    [
+        ("undecided", Verdict.UNDECIDED), ("continue", Verdict.OPEN),
+        ("no_difference", Verdict.NO_DIFFERENCE),
+        ("better", Verdict.HIGHER), ("worse", Verdict.LOWER),
+    ],
+)  # fmt: skip
+def test_the_table_of_a_decisions_metric_repeats_its_verdict(tmp_path, verdict, told, retrain):
+    directory = decided(write_campaign(tmp_path, two()), verdict, unscored={"maxrl": 0.91})
+    found = compared(directory, metrics=["mean_reward"])
+    assert found.metrics[0].differences[0].verdict == told
+    there = compared(directory, "grpo", "maxrl", metrics=["mean_reward"])
+    assert there.metrics[0].differences[0].verdict == told
+    shown = retrain("compare", directory, "-m", "mean_reward").stdout
+    assert shown.index("after 4 seeds") < shown.index("bootstrap interval")
+    assert "completions without a score: 91 % (maxrl)" in shown
+    assert "too few seeds for a 95 % interval" in shown
+
+
+def test_of_a_decision_the_seeds_that_both_have_are_paired(tmp_path):
+    more = {("maxrl", s): flat(0.1 + s / 50) for s in range(4, 12)}
+    directory = write_campaign(tmp_path, two() | more)
+    assert compared(directory, metrics=["mean_reward"]).metrics[0].differences[0].difference.n is None
+    pairs = compared(decided(directory, "undecided"), metrics=["mean_reward"])
+    assert pairs.metrics[0].differences[0].difference.n == 4
 
 
 def test_seeds_without_a_partner_are_told(tmp_path):
