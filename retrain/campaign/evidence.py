@@ -17,7 +17,6 @@ from retrain.campaign.rollup import RollUp
 from retrain.config.campaign import Decide, Search
 from retrain.errors import RecordsError, may_pass
 from retrain.locks.held import hold
-from retrain.plan.decidable import undecidable
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.decision import (
     ADDED,
@@ -70,11 +69,6 @@ class Rounds:
         self._ended = known.ended if known else ""
         search = plan.campaign.search
         self._rungs = Rungs(plan, search, roll_up) if search is not None else None
-
-    def tell_prospects(self) -> None:
-        """Notice that no difference can be found, before anything is known of one."""
-        if self._roll_up.manifest.decision is None and (hopeless := undecidable(self._plan)):
-            self._notice(hopeless)
 
     def asked(self, over: Collection[str], lost: Collection[str]) -> frozenset[str]:
         """Return the ids of the runs asked for so far; all of them without `[decision]`.

@@ -121,8 +121,6 @@ class CampaignRun:
         launcher = self._opened(lock)
         rounds.begin_anew(self.accepted)
         self.accepted = ()
-        if self._supervisor is None:
-            rounds.tell_prospects()
         asked = self._asked(rounds, failed)
         roll_up.refresh()
         todo, alive = self._shares(asked, states, launcher.queued(), retry_failed)
