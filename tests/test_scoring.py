@@ -344,15 +344,15 @@ assert batch.timeouts == 1
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
-def test_calls_of_a_batch_share_one_timer_and_each_has_the_whole_limit() -> None:
+def test_calls_of_a_batch_share_one_handler_and_each_has_the_whole_limit() -> None:
     script = """
-import signal, time
+import ctypes, signal, time
 from retrain.rewards import Answer, opening
 from retrain.rollouts import Prompt
 
 sets = []
-set_timer = signal.setitimer
-signal.setitimer = lambda *arguments: sets.append(arguments[1]) or set_timer(*arguments)
+set_handler = signal.signal
+signal.signal = lambda *arguments: sets.append(arguments[1]) or set_handler(*arguments)
 def reward(completion, prompt):
     if completion == "own":
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -361,6 +361,10 @@ def reward(completion, prompt):
         time.sleep(60)
     if completion == "half":
         time.sleep(0.6)
+    if completion == "waits":  # in C, until any signal comes
+        began_s = time.monotonic()
+        ctypes.CDLL(None).pause()
+        assert time.monotonic() - began_s > 0.99, "an alarm of another call's limit"
     return 1.0
 def outcomes(*completions):
     sets.clear()
@@ -370,11 +374,12 @@ def outcomes(*completions):
 
 before = signal.getsignal(signal.SIGALRM)
 assert outcomes(*["fast"] * 1000) == ["scored"] * 1000
-assert len(sets) == 2, sets  # set and cleared
+assert len(sets) == 2, sets  # set and put back
 opening.LIMIT_S = 1.0
 assert outcomes("half", "half", "half", "hangs", "half", "own", "hangs") == [
     *["scored"] * 3, "timeout", "scored", "scored", "timeout"
 ]
+assert outcomes("half", "waits") == ["scored", "timeout"]
 assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 assert signal.getsignal(signal.SIGALRM) == before
 """  # a process of its own, because pytest-timeout uses the only timer

@@ -226,8 +226,7 @@ def unscored(error: UnscoredError | TimeoutError) -> Score:
 class CallLimit:
     """Raises TimeoutError in a call that takes longer than a limit, even while it is blocked.
 
-    A batch of calls shares one timer, which is set again only if it ends before the limit of the call that it
-    finds, or if a call has cleared it. It needs SIGALRM, which only the main thread receives: in other
+    A batch of calls shares one timer, which each call sets again, and one handler. It needs SIGALRM, which only the main thread receives: in other
     threads, and while another timer runs, there is no limit. C code that does not check for signals is not
     interrupted.
     """
@@ -260,7 +259,8 @@ class CallLimit:
             self._ends_s = time.monotonic() + self._limit_s
             if not signal.getitimer(signal.ITIMER_REAL)[0]:  # the first call, or it had a timer of its own
                 signal.signal(signal.SIGALRM, self._on_alarm)
-                signal.setitimer(signal.ITIMER_REAL, self._limit_s)
+            # for each call: an alarm before its end would make what it waits for in C return at once
+            signal.setitimer(signal.ITIMER_REAL, self._limit_s)
         try:
             yield
         finally:
