@@ -12,6 +12,8 @@ import logging
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 from retrain.extras import load
@@ -24,9 +26,22 @@ from retrain.rollouts import Prompt
 EXTRA = "math"
 PACKAGES = ("math_verify",)
 RANGE = (0.0, 1.0)
+LONGEST_EXPONENT = 15  # that is written out
 SYMBOLS = "∞∅"  # that are answers
+NUMBER = re.compile(r"\s*[-+]?(?:\d+\.?\d*|\.\d+)\s*")
 # a whole number in groups of three digits with spaces between them, which math-verify adds up
 SPACED = re.compile(r"(?<![\d.,^_])\d{1,3}(?:(?:\\[,;: ]|~|\s)\d{3})+(?![\d/])")
+
+POWER = re.compile(r"\*\*\s*(?:\((-?\d+)\)|(-?\d+))|\*\*")
+EXPONENT = re.compile(r"(?<![\w.\\])(\d+\.?\d*|\.\d+)[eE]([+-]?\d{1,2})(?![\w.])")  # as `str` writes floats
+REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d*)\\(?:overline|bar)\{(\d+)\}")
+MIXED = re.compile(r"(?<![\w.,/^_)}])(\d+) +(\d+)/(\d+)(?![\w.])")
+PI = re.compile(r"(?<![\\a-zA-Z])pi(?![a-zA-Z])")
+LIST = re.compile(r"\s*([a-zA-Z])\s*=([^=,]+(?:(?:,|\bor\b|\band\b)\s*\1\s*=[^=,]+)+)")
+BETWEEN = r"(?:,|\bor\b|\band\b)\s*{}\s*="
+TUPLE = re.compile(r"\(.+,.+\)")
+INTERVAL = re.compile(r"[\[(][^,]+,[^,]+[\])]")
+BOUND = re.compile(r"[a-zA-Z]\s*(\\geq?|\\leq?|\\[gl]t|[<>]=?|[≤≥])(?![a-zA-Z])\s*([^<>=≤≥]+)")
 
 
 def open_scorer(
@@ -97,9 +112,23 @@ def open_check() -> Callable[[str, Prompt], float]:
             raise UnscoredError(f"the answer {prompt.answer[:80]!r} cannot be read as mathematics")
         boxed = last_boxed(completion)
         if completion == prompt.answer:
-            given = wanted
+            return float(library.verify(wanted, wanted, timeout_seconds=None, raise_on_error=True))
+        reference = _bare(prompt.answer)
+        if boxed is None:
+            given = parse(completion)
         else:
-            given = parse(completion if boxed is None else f"\\boxed{{{_joined(boxed)}}}")
+            if INTERVAL.fullmatch(reference):
+                boxed = _interval(boxed)
+            elif INTERVAL.fullmatch(boxed.strip()):
+                wanted = parse(f"${_interval(reference)}$")
+            given = parse(f"\\boxed{{{_joined(boxed)}}}")
+        for one, other in ((boxed or "", reference), (reference, boxed or "")):
+            if LIST.fullmatch(one) and TUPLE.fullmatch(other.strip()):
+                return 0.0  # values of one variable are no point
+        # its own text of 0.5 is \frac{1}{2}, so a box is read as it stands
+        texts = [_joined(reference), _joined(boxed) if boxed is not None else str(given[-1] if given else "")]
+        if all(map(NUMBER.fullmatch, texts)):
+            return float(Decimal(texts[0]) == Decimal(texts[1]))  # math-verify rounds to six digits
         return float(library.verify(wanted, given, timeout_seconds=None, raise_on_error=True))
 
     return check
@@ -124,6 +153,46 @@ def _marked(answer: str) -> str:
     return _joined(answer if is_marked else f"${answer}$")
 
 
+def _bare(answer: str) -> str:
+    """Return what an answer's box or dollar signs hold."""
+    boxed = last_boxed(answer)
+    return (answer if boxed is None else boxed).strip().strip("$").strip()
+
+
+def _interval(text: str) -> str:
+    r"""Return a bound of one variable, such as `x \ge 0`, as the interval that it is."""
+    found = BOUND.fullmatch(text.strip())
+    if not found:
+        return text
+    sign, value = found[1].lstrip("\\"), found[2].strip()
+    is_closed = "=" in sign or "e" in sign or sign in "≤≥"
+    if sign[0] in "g>≥":
+        return f"{'[' if is_closed else '('}{value},\\infty)"
+    return f"(-\\infty,{value}{']' if is_closed else ')'}"
+
+
 def _joined(text: str) -> str:
-    r"""Return an answer with its spaced numbers, such as `10\,080`, without their spaces."""
-    return SPACED.sub(lambda found: re.sub(r"\D", "", found[0]), text)
+    r"""Return an answer such as `10\,080`, `1e-05`, `2**3` or `x=1,x=2` as math-verify reads it."""
+    text = SPACED.sub(lambda found: re.sub(r"\D", "", found[0]), text)
+    text = EXPONENT.sub(_decimal, text)
+    text = POWER.sub(lambda found: f"^{{{found[1] or found[2]}}}" if found[1] or found[2] else "^", text)
+    text = REPEATING.sub(_fraction, text)
+    text = MIXED.sub(r"(\1+\\frac{\2}{\3})", text)
+    text = PI.sub(r"\\pi", text).replace(r"\varnothing", r"\emptyset")
+    if found := LIST.fullmatch(text):
+        values = ",".join(re.split(BETWEEN.format(found[1]), found[2]))
+        return f"\\{{{values}\\}}"
+    return text
+
+
+def _decimal(found: re.Match[str]) -> str:
+    if abs(int(found[2])) > LONGEST_EXPONENT:
+        return f"{found[1]}\\times10^{{{int(found[2])}}}"
+    return f"{Decimal(found[0]):f}"
+
+
+def _fraction(found: re.Match[str]) -> str:
+    whole, first, repeated = found[1] or "0", found[2], found[3]
+    scale = 10 ** len(first)
+    value = Fraction(int(whole + first), scale) + Fraction(int(repeated), scale * (10 ** len(repeated) - 1))
+    return f"\\frac{{{value.numerator}}}{{{value.denominator}}}"

@@ -1,0 +1,85 @@
+"""Pairs of a reference and an answer, each with whether they are equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+
+import pytest
+
+from retrain.rewards.math import open_check
+from retrain.rollouts import Prompt
+
+EQUAL = [
+    ["1e-05", "0.00001", r"10^{-5}", r"\frac{1}{100000}", "1E-5"],
+    ["1.5e3", "1500", "1500.0", "1.5E+3", r"1\,500", r"1.5\times 10^3"],
+    ["1e6", "1000000", "10^6", "10**6", "1,000,000"],
+    ["2.5e-1", "0.25", r"\frac14", "1/4", ".25", r"\frac{2}{8}"],
+    ["1.5", "1 1/2", "3/2", r"\frac{3}{2}", r"\dfrac{3}{2}"],
+    ["2 3/4", "2.75", "11/4", r"\frac{11}{4}"],
+    [r"0.\overline{3}", "1/3", r"\frac{1}{3}", r"\frac13", r"0.3\overline{3}", r"0.\bar{3}"],
+    [r"0.1\overline{6}", "1/6", r"\frac{1}{6}"],
+    [r"2.\overline{09}", "23/11", r"\frac{23}{11}"],
+    ["2**3", "8", "2^3", "8.0", r"\sqrt{64}"],
+    ["2**10", "1024", "2^{10}", "4**5"],
+    ["2**(-2)", "2**-2", "2^{-2}", "0.25"],
+    ["pi", r"\pi"],
+    ["2pi", r"2\pi", "2*pi", r"2 \pi"],
+    [r"\frac{\pi}{4}", "pi/4", r"\pi/4"],
+    [r"\varnothing", r"\emptyset", r"\{\}"],
+    [r"[0,\infty)", r"x \ge 0", r"x \geq 0", "x >= 0", r"[0, \infty)"],
+    [r"(-\infty,3]", r"x \le 3", "x<=3", r"(-\infty, 3]"],
+    [r"(2,\infty)", "x > 2", r"x \gt 2"],
+    [r"(-\infty,-1)", "x < -1", r"x \lt -1"],
+    [r"\{1,2\}", "x=1,x=2", "x = 1 or x = 2", r"\{2,1\}"],
+    [r"\sqrt{2}", "2^{1/2}", r"2^{\frac12}"],
+    ["-0.5", "-1/2", r"-\frac{1}{2}", "-5e-1"],
+    ["e^2", "e^{2}"],
+    ["x^2+1", "1+x^2", "x**2+1", "x^{2}+1"],
+]
+DIFFERENT = [
+    ("1e-05", "e-5"),
+    ("e-5", "1e-05"),
+    ("0.5", "0.5000001"),
+    ("0.5000001", "0.5"),
+    ("1e-12", "2e-12"),
+    ("0", "1e-9"),
+    ("(1,2)", "x=1,x=2"),
+    ("x=1,x=2", "(1,2)"),
+    (r"[0,\infty)", "x > 0"),
+    (r"(0,\infty)", "x >= 0"),
+    (r"[0,\infty)", r"x \le 0"),
+    (r"[0,\infty)", "[0,1)"),
+    ("1 1/2", "11/2"),
+    (r"0.\overline{3}", "0.3"),
+    ("2**3", "6"),
+    ("2**3", "23"),
+    ("pi", "3.14"),
+    ("1.5e3", "1.5e2"),
+]
+PAIRS = [
+    (a, b, 1.0)
+    for forms in EQUAL
+    for one, other in combinations(forms, 2)
+    for a, b in ((one, other), (other, one))
+]
+# the first forms of neighbours, and those that mean something else
+UNEQUAL = [(one[0], form, 0.0) for one, other in zip(EQUAL, EQUAL[2:], strict=False) for form in other]
+
+
+@pytest.fixture(scope="module")
+def check() -> Callable[[str, Prompt], float]:
+    return open_check()
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer", "value"), [*PAIRS, *UNEQUAL, *((one, other, 0.0) for one, other in DIFFERENT)]
+)
+def test_an_answer_equals_its_reference_or_not(
+    check: Callable[[str, Prompt], float], reference: str, answer: str, value: float
+) -> None:
+    assert check(rf"so \boxed{{{answer}}}", Prompt(0, "?", reference)) == value
+
+
+def test_the_table_holds_300_pairs() -> None:
+    assert len(PAIRS) + len(UNEQUAL) + len(DIFFERENT) >= 300
