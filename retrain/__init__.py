@@ -51,7 +51,7 @@ _HOME = {
     }.items()
     for name in names.split()
 }
-__all__ = sorted(_HOME.keys() - {"AdaptiveDataParallel"})  # which needs PyTorch; `*` needs no extra
+__all__ = sorted(_HOME.keys() - {"AdaptiveDataParallel"})  # it needs PyTorch
 
 
 def __getattr__(name: str) -> Any:
