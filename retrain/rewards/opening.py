@@ -226,9 +226,9 @@ def unscored(error: UnscoredError | TimeoutError) -> Score:
 class CallLimit:
     """Raises TimeoutError in a call that takes longer than a limit, even while it is blocked.
 
-    A batch of calls shares one timer, which each call sets again, and one handler. It needs SIGALRM, which only the main thread receives: in other
-    threads, and while another timer runs, there is no limit. C code that does not check for signals is not
-    interrupted.
+    A batch of calls shares one handler, and each call sets the timer. It needs SIGALRM, which only the main
+    thread receives: in other threads, and while another timer runs, there is no limit. C code that does not
+    check for signals is not interrupted.
     """
 
     def __init__(self, limit_s: float) -> None:
