@@ -73,8 +73,9 @@ class KeptSample:
         """Return the row without its step; without the keys of episodes for a single turn."""
         row = {key: value for key, value in asdict(self).items() if key not in SELDOM or value}
         del row["step"]
-        if self.error:
-            row["error"] = recorded_error(self.error)
+        for name in ("error", "unscored"):  # the other texts are data
+            if name in row:
+                row[name] = recorded_error(row[name])
         return row
 
     @property
