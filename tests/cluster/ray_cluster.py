@@ -19,7 +19,7 @@ from pathlib import Path
 from retrain.errors import ClusterDownError
 from retrain.launchers.ray.client import JobsClient
 from tests.cluster.ports import free_ports
-from tests.cluster.processes import environment_of, kill, running
+from tests.cluster.processes import environment_of, kill_together, running
 from tests.cluster.waiting import await_that
 
 HEAD = "127.0.0.2"
@@ -119,8 +119,8 @@ class Cluster:
         """End a node with all that runs there, as a power cut does."""
         daemon = self._nodes.pop(node, None)
         self._forgotten.discard(node)
-        while found := self.processes(node):
-            kill(found)
+        while pids := self.processes(node):
+            kill_together(pids)
             time.sleep(0.05)
         if daemon is not None:
             daemon.wait()
