@@ -112,12 +112,11 @@ class Cohorts:
         whole = self._windows.is_whole
         mask = self._cohorts[0].mask if whole else None
         with nullcontext() if whole else attending(self._config, ATTENTION):
-            output = self._policy.body(
-                input_ids=tokens[:, None],
+            output = self._policy.run_cached(
+                self._layers,
+                tokens[:, None],
                 attention_mask=None if mask is None else mask[:, 0, 0].long(),
                 position_ids=positions[:, None],
-                past_key_values=self._layers,
-                use_cache=True,
             )
         states = output.last_hidden_state[:, -1].split([len(cohort.rows) for cohort in self._cohorts])
         for cohort, hidden in zip(self._cohorts, states, strict=True):
@@ -258,12 +257,11 @@ class Pass:
         mask = (torch.arange(longest, device=self._device) >= (longest - lengths)[:, None]).long()
         self._mask = mask if min(map(len, distinct)) < longest else None
         self._cache = DynamicCache(config=self._policy.causal.config)
-        hidden = self._policy.body(
-            input_ids=torch.tensor(padded, device=self._device),
+        hidden = self._policy.run_cached(
+            self._cache,
+            torch.tensor(padded, device=self._device),
             attention_mask=self._mask,
             position_ids=(mask.cumsum(1) - 1).clamp(min=0),
-            past_key_values=self._cache,
-            use_cache=True,
         ).last_hidden_state[:, -1]
         self._position, self.hidden, self.rows = lengths, hidden, []
         self._select(torch.tensor([distinct[row.ids] for row in rows], device=self._device))
@@ -289,11 +287,10 @@ class Pass:
         """Run one token of each row."""
         if self._mask is not None:
             self._mask = torch.nn.functional.pad(self._mask, (0, 1), value=1)
-        self.hidden = self._policy.body(
-            input_ids=tokens[:, None],
+        self.hidden = self._policy.run_cached(
+            self._cache,
+            tokens[:, None],
             attention_mask=self._mask,
             position_ids=self._position[:, None],
-            past_key_values=self._cache,
-            use_cache=True,
         ).last_hidden_state[:, -1]
         self._position = self._position + 1

@@ -48,7 +48,7 @@ def prefill(
         longest = len(part[-1])
         padded = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in part], device=device)
         cache = DynamicCache()
-        states = policy.body(input_ids=padded, past_key_values=cache, use_cache=True).last_hidden_state
+        states = policy.run_cached(cache, padded).last_hidden_state
         for place, ids in enumerate(part):
             layers = []
             for layer, window in zip(cache.layers, windows, strict=True):

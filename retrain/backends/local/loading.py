@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -53,6 +55,12 @@ class Policy:
         """How many rows' logits are computed together."""
         return max(1, LOGITS_AT_A_TIME // int(self.causal.config.get_text_config().vocab_size))
 
+    def run_cached(self, cache: Any, input_ids: torch.Tensor, **others: Any) -> Any:
+        """Run tokens behind those in transformers' cache, which grows by them; return the body's output."""
+        return self.body(
+            input_ids=input_ids, use_cache=True, **{_cache_key(type(self.body)): cache}, **others
+        )
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return next-token logits in float32: (..., hidden) -> (..., vocabulary)."""
         config = self.causal.config.get_text_config()
@@ -92,6 +100,12 @@ class Policy:
         disabled = self.adapters.disable_adapter() if self.adapters else nullcontext()
         with at_start(self.causal, self.start) if self.start else disabled, torch.no_grad():
             yield
+
+
+@functools.cache
+def _cache_key(kind: type[torch.nn.Module]) -> str:
+    """Return what a model calls its cache: `past_key_values` in transformers before 5.24."""
+    return "cache" if "cache" in inspect.signature(kind.forward).parameters else "past_key_values"
 
 
 @contextmanager

@@ -237,7 +237,7 @@ def _cached_bytes(policy: Policy) -> float:
     cache = DynamicCache(config=policy.causal.config)
     with torch.no_grad():
         token = torch.zeros((1, 1), dtype=torch.long, device=policy.device)
-        policy.body(input_ids=token, past_key_values=cache, use_cache=True)
+        policy.run_cached(cache, token)
     found = (getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values"))
     return float(sum(states.nbytes for states in found if states is not None))
 
