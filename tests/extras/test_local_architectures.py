@@ -13,6 +13,7 @@ from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
     CohereConfig,
+    FalconConfig,
     Gemma2Config,
     Gemma3Config,
     Gemma4Config,
@@ -69,7 +70,14 @@ OWN_ATTENTION: dict[str, PretrainedConfig] = {
         bos_token_id=None,
     ),
     "biases by distance": BloomConfig(**OLD, n_layer=2, n_head=4, bos_token_id=None),
-    "rotary": GPTJConfig(
+    "rotary": FalconConfig(**OLD, num_hidden_layers=2, num_attention_heads=4, alibi=False, bos_token_id=None),
+}
+CONFIGS: dict[str, PretrainedConfig] = {
+    "llama": LlamaConfig(**GQA),
+    "dropout and joined projections": GPT2Config(
+        vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=64, eos_token_id=1, initializer_range=0.1
+    ),
+    "rotary in part": GPTJConfig(
         vocab_size=40,
         n_embd=32,
         n_layer=2,
@@ -79,12 +87,6 @@ OWN_ATTENTION: dict[str, PretrainedConfig] = {
         eos_token_id=1,
         bos_token_id=None,
         initializer_range=0.1,
-    ),
-}
-CONFIGS: dict[str, PretrainedConfig] = {
-    "llama": LlamaConfig(**GQA),
-    "dropout and joined projections": GPT2Config(
-        vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=64, eos_token_id=1, initializer_range=0.1
     ),
     "parallel layers": GPTNeoXConfig(**SHAPE, attention_dropout=0.5, hidden_dropout=0.5),
     "sliding windows": MistralConfig(**GQA, sliding_window=6),
