@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, replace
 
 from benchmarks.estimator_reference import Reference, World
 from benchmarks.suite import script_parser
-from retrain.plan.estimate import estimate
+from retrain.plan.estimate import estimate_workload
 from retrain.plan.estimate.workload import Failures, Launching, Pilot, RunWork, StepCost, Workload
 
 LIGHT: dict[str, Callable[[random.Random], Callable[[random.Random], float]]] = {
@@ -154,13 +154,13 @@ def measure(
         truth = statistics.fmean(actual)
         known = Pilot(pilot(world, 1000, rng))
         begin = time.process_time()
-        found = estimate(workload(world), known)
+        found = estimate_workload(workload(world), known)
         took.append(time.process_time() - begin)
         errors.append(found.p50_s / truth - 1)
         rules.append(found.rule_of_thumb_s / truth - 1)
         for each in actual[:3]:
             short = pilot(world, rng.randint(20, 50), rng)
-            guess = estimate(workload(world, short), Pilot(short), seed=number)
+            guess = estimate_workload(workload(world, short), Pilot(short), seed=number)
             covered.append(each <= guess.p90_s)
             if guess.tail == "light":
                 relied.append(each <= guess.p90_s)
@@ -189,7 +189,7 @@ def large() -> float:
     short = pilot(world, 50, rng)
     load = workload(world, short)
     begin = time.process_time()
-    estimate(load, Pilot(short))
+    estimate_workload(load, Pilot(short))
     return time.process_time() - begin
 
 

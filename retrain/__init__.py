@@ -1,6 +1,7 @@
 """Plan, run and compare reinforcement-learning campaigns for language models.
 
-The names below are imported when first used: `import retrain` itself costs nothing.
+All that a script or a plugin needs is imported from here, each name when it is first used: `import retrain`
+itself costs nothing. The modules below may move.
 """
 
 from __future__ import annotations
@@ -9,21 +10,99 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from retrain.advantages import over_batch as over_batch
+    from retrain.backends import Backend as Backend
+    from retrain.backends import BackendInfo as BackendInfo
+    from retrain.backends import BackendSpec as BackendSpec
+    from retrain.backends import GradientMoments as GradientMoments
+    from retrain.backends import MemoryEstimate as MemoryEstimate
+    from retrain.backends import Optimization as Optimization
+    from retrain.backends import OutageProgress as OutageProgress
+    from retrain.backends import Permit as Permit
+    from retrain.backends import Sampling as Sampling
+    from retrain.backends import SamplingProgress as SamplingProgress
+    from retrain.backends import SamplingWork as SamplingWork
+    from retrain.backends import StartProgress as StartProgress
+    from retrain.backends import TrainingProgress as TrainingProgress
+    from retrain.backends import UpdateStats as UpdateStats
+    from retrain.backends import Work as Work
+    from retrain.backends.rows import LiveTurn as LiveTurn
+    from retrain.backends.rows import TurnFeed as TurnFeed
+    from retrain.backends.saved import Exported as Exported
     from retrain.campaign.run import run_campaign as run_campaign
     from retrain.config.load import load_config as load_config
+    from retrain.config.prices import Price as Price
+    from retrain.config.schema import Config as Config
     from retrain.controllers.backpressure import BackPressure as BackPressure
     from retrain.controllers.backpressure import StepObservation as StepObservation
+    from retrain.controllers.permits import CallFacts as CallFacts
+    from retrain.controllers.scaling import BatchSuggestion as BatchSuggestion
+    from retrain.controllers.scaling import Goodput as Goodput
+    from retrain.controllers.scaling import StepTimes as StepTimes
     from retrain.controllers.scaling.noise_scale import GradientNoiseScale as GradientNoiseScale
     from retrain.controllers.sequential import SequentialComparison as SequentialComparison
     from retrain.controllers.usl import UslFit as UslFit
     from retrain.controllers.usl import fit_usl as fit_usl
+    from retrain.errors import BackendMemoryError as BackendMemoryError
+    from retrain.errors import ClusterDownError as ClusterDownError
+    from retrain.errors import ConfigError as ConfigError
+    from retrain.errors import FullContextError as FullContextError
+    from retrain.errors import InfrastructureError as InfrastructureError
+    from retrain.errors import InterruptedRunError as InterruptedRunError
+    from retrain.errors import LaunchError as LaunchError
+    from retrain.errors import NonFiniteError as NonFiniteError
+    from retrain.errors import PromptError as PromptError
+    from retrain.errors import RecordsError as RecordsError
+    from retrain.errors import RetrainError as RetrainError
+    from retrain.errors import RunFailedError as RunFailedError
+    from retrain.json_lines import Demonstration as Demonstration
+    from retrain.launchers import Assignment as Assignment
+    from retrain.launchers import Begun as Begun
+    from retrain.launchers import Ended as Ended
+    from retrain.launchers import Launcher as Launcher
+    from retrain.loggers import LoggedRun as LoggedRun
+    from retrain.loggers import Logger as Logger
     from retrain.pipeline import RateLimiter as RateLimiter
+    from retrain.plan.estimate import Makespan as Makespan
     from retrain.plan.estimate import estimate_makespan as estimate_makespan
+    from retrain.plan.estimate import estimate_workload as estimate_workload
+    from retrain.plan.estimate.workload import Failures as Failures
+    from retrain.plan.estimate.workload import Launching as Launching
+    from retrain.plan.estimate.workload import Pilot as Pilot
+    from retrain.plan.estimate.workload import RunWork as RunWork
+    from retrain.plan.estimate.workload import StepCost as StepCost
+    from retrain.plan.estimate.workload import Workload as Workload
     from retrain.records.metrics import read_metrics as read_metrics
+    from retrain.records.step_row import Mismatch as Mismatch
+    from retrain.registry import Count as Count
+    from retrain.registry import Fraction as Fraction
+    from retrain.registry import Natural as Natural
+    from retrain.registry import NotNegative as NotNegative
+    from retrain.registry import Positive as Positive
+    from retrain.registry import find_plugin as find_plugin
+    from retrain.rewards import Answer as Answer
+    from retrain.rewards import BatchScorer as BatchScorer
+    from retrain.rewards import Outcome as Outcome
+    from retrain.rewards import Score as Score
+    from retrain.rewards import TrainerState as TrainerState
+    from retrain.rewards import UnscoredError as UnscoredError
+    from retrain.rewards import score_with as score_with
+    from retrain.rollouts import CallForm as CallForm
+    from retrain.rollouts import FirstTurn as FirstTurn
+    from retrain.rollouts import Given as Given
+    from retrain.rollouts import Group as Group
+    from retrain.rollouts import Loss as Loss
+    from retrain.rollouts import LossTerms as LossTerms
+    from retrain.rollouts import NextTurn as NextTurn
+    from retrain.rollouts import Prompt as Prompt
+    from retrain.rollouts import Rollout as Rollout
+    from retrain.rollouts import TrainingSample as TrainingSample
+    from retrain.sandbox import Sandbox as Sandbox
     from retrain.semaphore import FileSemaphore as FileSemaphore
     from retrain.system.throttle import ThrottleLevel as ThrottleLevel
     from retrain.system.throttle import ThrottleState as ThrottleState
     from retrain.system.throttle import TrainingThrottle as TrainingThrottle
+    from retrain.tasks import Task as Task
     from retrain.torch_scaling import AdamScale as AdamScale
     from retrain.torch_scaling import AdaScale as AdaScale
     from retrain.torch_scaling import LEGWScale as LEGWScale
@@ -35,17 +114,44 @@ if TYPE_CHECKING:
 _HOME = {
     name: f"retrain.{module}"
     for module, names in {
+        "advantages": "over_batch",
+        "backends": (
+            "Backend BackendInfo BackendSpec GradientMoments MemoryEstimate Optimization OutageProgress "
+            "Permit Sampling SamplingProgress SamplingWork StartProgress TrainingProgress UpdateStats "
+            "Work"
+        ),
+        "backends.rows": "LiveTurn TurnFeed",
+        "backends.saved": "Exported",
         "campaign.run": "run_campaign",
         "config.load": "load_config",
+        "config.prices": "Price",
+        "config.schema": "Config",
         "controllers.backpressure": "BackPressure StepObservation",
+        "controllers.permits": "CallFacts",
+        "controllers.scaling": "BatchSuggestion Goodput StepTimes",
         "controllers.scaling.noise_scale": "GradientNoiseScale",
         "controllers.sequential": "SequentialComparison",
         "controllers.usl": "UslFit fit_usl",
+        "errors": (
+            "BackendMemoryError ClusterDownError ConfigError FullContextError InfrastructureError "
+            "InterruptedRunError LaunchError NonFiniteError PromptError RecordsError RetrainError "
+            "RunFailedError"
+        ),
+        "json_lines": "Demonstration",
+        "launchers": "Assignment Begun Ended Launcher",
+        "loggers": "LoggedRun Logger",
         "pipeline": "RateLimiter",
-        "plan.estimate": "estimate_makespan",
+        "plan.estimate": "Makespan estimate_makespan estimate_workload",
+        "plan.estimate.workload": "Failures Launching Pilot RunWork StepCost Workload",
         "records.metrics": "read_metrics",
+        "records.step_row": "Mismatch",
+        "registry": "Count Fraction Natural NotNegative Positive find_plugin",
+        "rewards": "Answer BatchScorer Outcome Score TrainerState UnscoredError score_with",
+        "rollouts": "CallForm FirstTurn Given Group Loss LossTerms NextTurn Prompt Rollout TrainingSample",
+        "sandbox": "Sandbox",
         "semaphore": "FileSemaphore",
         "system.throttle": "ThrottleLevel ThrottleState TrainingThrottle",
+        "tasks": "Task",
         "torch_scaling": "AdaScale AdamScale LEGWScale LinearScale ScalingRuleBase SqrtScale",
         "torch_scaling.data_parallel": "AdaptiveDataParallel",
     }.items()

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 
-from retrain import registry
+from retrain import find_plugin
 
 NEVER = threading.Event()
 
@@ -136,7 +136,7 @@ class Watched:
 
     def __init__(self, run, name, **params):
         self.run, self.step = run, 0
-        self._logger = registry.find("loggers", name)(run, **params)
+        self._logger = find_plugin("loggers", name)(run, **params)
         WATCHED.append(self)
 
     def rows(self, rows):

@@ -8,9 +8,7 @@ import threading
 import time
 from pathlib import Path
 
-from retrain.rewards import UnscoredError
-from retrain.rollouts import Prompt
-from retrain.tasks import Task
+from retrain import Prompt, Task, UnscoredError
 
 
 def always_right(completion: str, prompt: Prompt) -> float:

@@ -16,9 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from retrain.errors import InfrastructureError
-from retrain.rewards import TrainerState, UnscoredError
-from retrain.rollouts import Prompt
+from retrain import InfrastructureError, Prompt, TrainerState, UnscoredError
 
 
 def length(completion: str, prompt: Prompt, *, longest: int = 100) -> float:

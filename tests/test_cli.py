@@ -363,14 +363,6 @@ def test_a_file_whose_name_is_nearly_right_is_named(retrain: Call, campaign_file
     assert (answer.returncode, f"did you mean '{campaign_file.name}'?" in answer.stderr) == (2, True)
 
 
-def test_every_public_name_can_be_imported() -> None:
-    import retrain as package
-
-    assert all(getattr(package, name) is not None for name in package.__all__)
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = package.nothing
-
-
 def test_the_schema_is_printed_for_editors_and_for_people(retrain: Call) -> None:
     assert json.loads(retrain("schema").stdout)["title"] == "retrain campaign"
     assert "rollouts per prompt" in retrain("schema", "--keys").stdout

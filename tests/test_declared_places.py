@@ -17,12 +17,13 @@ from retrain.plan.launching import runs_here
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.plan.preflight import memory_of
 
-LAUNCHER = "from retrain.launchers.inline import InlineLauncher as open_launcher\n"
+LAUNCHER = "from retrain import find_plugin\nopen_launcher = find_plugin('launchers', 'inline')\n"
 HERE = "def runs_here(options): return True\n"
 IN_TURN = "def unused_keys(options): return {'parallel': 'it has one place', 'retries': 'it never fails'}\n"
 BACKEND = """
-from retrain.backends import MemoryEstimate
-from retrain.backends.numpy import connect
+from retrain import MemoryEstimate, find_plugin
+
+connect = find_plugin("backends", "numpy")
 
 def computes_here(options): return True
 def takes_permits(options): return False

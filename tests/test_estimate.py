@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.plan.estimate import estimate, estimate_makespan, rule_of_thumb_s
+from retrain.plan.estimate import estimate_makespan, estimate_workload, rule_of_thumb_s
 from retrain.plan.estimate.bootstrap import spread_of
 from retrain.plan.estimate.permit_queue import ClosedQueue
 from retrain.plan.estimate.simulation import makespan_s
@@ -73,8 +73,8 @@ def test_a_campaign_waits_for_the_delay_of_its_last_retry() -> None:
 def test_runs_that_started_hold_their_places_and_start_no_more() -> None:
     rest = _campaign({"a": 2.0}, 2, 5, workers=1, startup_s=3.0)
     begun = replace(rest, runs=(replace(rest.runs[0], is_started=True), rest.runs[1]))
-    assert estimate(rest).p50_s == 2 * (3 + 10)
-    assert estimate(begun).p50_s == 10 + (3 + 10)
+    assert estimate_workload(rest).p50_s == 2 * (3 + 10)
+    assert estimate_workload(begun).p50_s == 10 + (3 + 10)
 
 
 @pytest.mark.parametrize(
@@ -115,26 +115,29 @@ def test_one_server_with_exponential_calls_waits_as_the_machine_repair_model_say
 def test_overlapping_calls_of_one_step_share_the_permits() -> None:
     costs = {"a": StepCost(10.0, permit_s=40.0, calls_at_once=4)}
     shared = Workload((RunWork("a", 100),) * 2, costs, Launching(2, permits=4))
-    assert estimate(shared).p50_s == pytest.approx(2 * 100 * 10.0, rel=0.02)
+    assert estimate_workload(shared).p50_s == pytest.approx(2 * 100 * 10.0, rel=0.02)
 
 
 def test_a_condition_without_calls_does_not_wait_for_permits() -> None:
     costs = {"local": StepCost(1.0), "remote": StepCost(0.5, 0.5)}
     runs = (RunWork("local", 100), *[RunWork("remote", 10)] * 6)
-    assert estimate(Workload(runs, costs, Launching(7, permits=1))).p50_s == pytest.approx(100.0, rel=1e-6)
+    assert estimate_workload(Workload(runs, costs, Launching(7, permits=1))).p50_s == pytest.approx(
+        100.0, rel=1e-6
+    )
 
 
 def test_a_pilot_gives_a_spread_and_the_same_seed_the_same_estimate() -> None:
     workload, pilot = _campaign({"a": 2.0}, 6, 100, workers=3), _pilot({"a": 2.0}, 80, 0.3)
-    found = estimate(workload, pilot)
+    found = estimate_workload(workload, pilot)
     assert found.p50_s < found.p90_s < 1.1 * found.p50_s
-    assert estimate(workload, pilot) == found != estimate(workload, pilot, seed=1)
+    assert estimate_workload(workload, pilot) == found != estimate_workload(workload, pilot, seed=1)
 
 
 def test_a_longer_pilot_leaves_less_open() -> None:
     workload = _campaign({"a": 2.0}, 6, 100, workers=3)
     spreads = [
-        (e.p90_s / e.p50_s) for e in (estimate(workload, _pilot({"a": 2.0}, n, 0.3)) for n in (20, 2000))
+        (e.p90_s / e.p50_s)
+        for e in (estimate_workload(workload, _pilot({"a": 2.0}, n, 0.3)) for n in (20, 2000))
     ]
     assert spreads[1] - 1 < 0.6 * (spreads[0] - 1)
 
@@ -146,7 +149,7 @@ def test_p90_covers_what_pilots_of_thirty_steps_leave_open() -> None:
         seen = _pilot(times, 30, 0.3, seed=world)
         means = {c: statistics.fmean(t) for c, t in seen.step_times_s.items()}
         runs = [[m * 60 * rng.gauss(1, 0.3 / math.sqrt(60))] for _ in range(3) for m in times.values()]
-        guess = estimate(_campaign(means, 3, 60, workers=3), seen, seed=1000 + world)
+        guess = estimate_workload(_campaign(means, 3, 60, workers=3), seen, seed=1000 + world)
         covered.append(schedule_s(runs, 3) <= guess.p90_s)
     assert 0.78 <= statistics.fmean(covered) < 1  # 90 % within three standard errors
 
@@ -162,14 +165,14 @@ def test_p90_covers_what_pilots_of_thirty_steps_leave_open() -> None:
     ],
 )
 def test_a_pilot_says_whether_its_p90_can_be_relied_on(times: list[float], tail: str) -> None:
-    found = estimate(_campaign({"a": 1.0}, 2, 10, workers=1), Pilot({"a": times}))
+    found = estimate_workload(_campaign({"a": 1.0}, 2, 10, workers=1), Pilot({"a": times}))
     assert found.tail == tail
 
 
 def test_runs_that_differ_among_themselves_widen_the_spread() -> None:
     workload, steady = _campaign({"a": 1.0}, 2, 100, workers=2), Pilot({"a": [1.0] * 200}, runs={"a": 4})
-    assert estimate(workload, steady).p90_s == 100.0
-    found = estimate(workload, replace(steady, run_variance=0.01))  # runs differ by a tenth
+    assert estimate_workload(workload, steady).p90_s == 100.0
+    found = estimate_workload(workload, replace(steady, run_variance=0.01))  # runs differ by a tenth
     assert 105 < found.p50_s < 112  # the longer of two: half a standard deviation more on average
     assert found.p90_s > 115
 
@@ -186,7 +189,7 @@ def test_failures_cost_start_ups_and_repeated_steps() -> None:
     failing = Failures(per_hour=6, retries=2)
     calm = _campaign({"a": 36.0}, 1, 100, workers=1, startup_s=600.0)
     failed = replace(calm, launching=replace(calm.launching, failures=failing))
-    assert estimate(failed).p50_s >= estimate(calm).p50_s + 2 * 600
+    assert estimate_workload(failed).p50_s >= estimate_workload(calm).p50_s + 2 * 600
 
 
 @given(
@@ -219,15 +222,15 @@ def test_the_lower_bound_lies_below_p50_however_steps_vary_fail_and_crowd(
     costs = {"a": 30.0, "b": 90.0}
     failing = Failures(per_hour)
     work = _campaign(costs, runs, 20, workers=workers, startup_s=5.0, failures=failing, crowding=crowding)
-    found = estimate(work, _pilot(costs, 20, cv))
+    found = estimate_workload(work, _pilot(costs, 20, cv))
     assert 0 < found.lower_bound_s <= found.p50_s * (1 + 1e-9)
 
 
 def test_the_lower_bound_of_runs_that_fill_all_waves_is_their_time() -> None:
     work = _campaign({"a": 2.0}, 6, 100, workers=3, startup_s=4.0, closing_s=1.0, permits=1)
-    assert estimate(work).lower_bound_s == estimate(work).p50_s == 2 * (4 + 200 + 1)
+    assert estimate_workload(work).lower_bound_s == estimate_workload(work).p50_s == 2 * (4 + 200 + 1)
     crowded = replace(work, launching=replace(work.launching, crowding=Crowding(((1.0, 1.0), (3.0, 2.0)))))
-    assert estimate(crowded).lower_bound_s == 4 * (4 + 200 + 1)
+    assert estimate_workload(crowded).lower_bound_s == 4 * (4 + 200 + 1)
 
 
 @settings(max_examples=20, deadline=None)

@@ -29,11 +29,11 @@ from retrain.rollouts import Prompt
 Retrain = Callable[..., subprocess.CompletedProcess[str]]
 LAUNCHER = """
 import sys
-from retrain.launchers.inline import InlineLauncher
+from retrain import find_plugin
 
 def open_launcher(assignment, *, queue: str = "short", hours: int = 1):
     print(f"opened for {queue}", file=sys.stderr)
-    return InlineLauncher(assignment)
+    return find_plugin("launchers", "inline")(assignment)
 
 def check_options(options):
     return ["hours: needs queue = 'long'"] if options.get("hours", 1) > 8 else []
@@ -49,11 +49,11 @@ def at_a_time(assignment):
 """
 BACKEND = """
 from dataclasses import replace
-from retrain.backends.numpy import connect as connect_numpy
+from retrain import find_plugin
 
 def connect(spec, *, width: int = 8):
     print("width", width)
-    return connect_numpy(replace(spec, options={"hidden": width}))
+    return find_plugin("backends", "numpy")(replace(spec, options={"hidden": width}))
 
 def check_options(options):
     return ["width: needs an even number"] if options.get("width", 8) % 2 else []
@@ -307,7 +307,7 @@ def test_a_function_beside_the_entry_function_does_not_get_its_hooks(own: Callab
 
 
 OPENER = """
-from retrain.rewards import Score, score_with
+from retrain import Score, score_with
 
 class Length:
     def __init__(self, longest):
@@ -379,8 +379,7 @@ def test_a_key_without_a_default_must_be_given(own: Callable[[str, str], str]) -
 
 
 TASK = """
-from retrain.rollouts import Prompt
-from retrain.tasks import Task
+from retrain import Prompt, Task
 
 def build(*, seed):
     return Task(train=%s, held_out=(), alphabet="ab", longest_answer=1)
@@ -396,7 +395,7 @@ def build(*, seed):
             "(Prompt(0, '', 'b', ({'role': 'user', 'content': 'a'},)),)",
             "the messages of prompt 0 are ({'role'",
         ),
-        ("('1+1=',)", "'1+1=' is no retrain.rollouts.Prompt"),
+        ("('1+1=',)", "'1+1=' is no retrain.Prompt"),
         ("(Prompt(0, 'a', 2),)", "the answer of prompt 0 is 2, not a text"),
         ("(Prompt(n, 'a', 'b') for n in range(3))", "train is of type generator, not a tuple"),
     ],

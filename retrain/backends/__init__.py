@@ -53,7 +53,7 @@ SPEC = PluginSpec(
         Hook("advise_run", ("config",), "advice before a run"),
         Hook("export", ("config", "checkpoint", "directory"), "Exported: weights written for others"),
         Hook("delete_states", ("config", "paths"), 'path -> problem, "" if it was deleted, of saved states'),
-        Hook("price", ("config",), "retrain.config.prices.Price of its model's tokens, None if not known"),
+        Hook("price", ("config",), "retrain.Price of its model's tokens, None if not known"),
         Hook("servers", ("config",), "address -> key, of each server that must answer before a run"),
     ),
     judge="check_options",

@@ -56,7 +56,7 @@ def _malformed(task: Task) -> str:
             return f"{key} is of type {type(found).__name__}, not a {'text' if kind is str else 'tuple'}"
     for prompt in chain(task.train, task.held_out):
         if not isinstance(prompt, Prompt):
-            return f"{prompt!r:.80} is no retrain.rollouts.Prompt"
+            return f"{prompt!r:.80} is no retrain.Prompt"
         for key in ("text", "answer"):
             if not isinstance(found := getattr(prompt, key), str):
                 return f"the {key} of prompt {prompt.id} is {found!r:.80}, not a text"

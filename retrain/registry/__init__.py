@@ -67,6 +67,9 @@ def find(kind: str, name: str) -> Callable[..., Any]:
     return plugin(kind, name).function()
 
 
+find_plugin = find  # as it is called in `retrain`, where `find` alone would say little
+
+
 def bound(kind: str, name: str, table: Mapping[str, Any]) -> Callable[..., Any]:
     """Return the entry function of a plugin, bound to those keys of its table that it takes."""
     found = plugin(kind, name)

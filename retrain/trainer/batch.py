@@ -182,7 +182,7 @@ def _with_terms(name: str, evaluate: Evaluate) -> Evaluate:
         terms = evaluate(logprobs, *others)
         if not isinstance(terms, LossTerms):
             found = type(terms).__name__
-            raise RunFailedError(f"loss_mode {name!r} returned a {found}; needs retrain.rollouts.LossTerms")
+            raise RunFailedError(f"loss_mode {name!r} returned a {found}; needs retrain.LossTerms")
         if any(np.shape(one) != logprobs.shape for one in (terms.value, terms.slope, terms.clipped)):
             raise RunFailedError(
                 f"loss_mode {name!r} returned terms of another shape than {logprobs.shape}, one per token"

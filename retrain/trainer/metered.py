@@ -28,7 +28,7 @@ class MeteredBackend:
         if read is None:
             raise ConfigError(
                 "[budget.prices]: the backend does not tell how many tokens a prompt has; implement `read` "
-                "of retrain.backends.Backend, or count its calls with `BackendSpec.meter`"
+                "of retrain.Backend, or count its calls with `BackendSpec.meter`"
             )
         self._length: Callable[[Rollout], int] = lambda rollout: len(read(rollout))
 

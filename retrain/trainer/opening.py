@@ -162,7 +162,7 @@ def sampler_of(
     if not (table.separate_turns or hasattr(backend, "extend")):
         raise ConfigError(
             f"[environment].environment: backend {config.backend.backend!r} cannot append to a turn; set "
-            "separate_turns = true, or implement `extend` of retrain.backends.Backend"
+            "separate_turns = true, or implement `extend` of retrain.Backend"
         )
     form = _offered(config, backend, calls)
     open_episode = opened.enter_context(opened_environment(table.environment, table.options, form))

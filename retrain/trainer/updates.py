@@ -225,7 +225,7 @@ class WarmUpUpdates:
         if written is None:
             raise ConfigError(
                 f"[warmup].steps: backend {config.backend.backend!r} cannot train on given completions; "
-                "use 0, or implement `written` and `reset_optimizer` of retrain.backends.Backend"
+                "use 0, or implement `written` and `reset_optimizer` of retrain.Backend"
             )
         rollouts: list[Rollout] = wait_for(written(read_demonstrations(config.warmup.path)))
         self._rows = PromptStream(rollouts, max(config.training.seed, 0))

@@ -10,7 +10,7 @@ import pytest
 from retrain.calibrate.conclude import Forecast
 from retrain.calibrate.facts import WorkersMeasured
 from retrain.config.load import parse
-from retrain.plan.estimate import estimate
+from retrain.plan.estimate import estimate_workload
 from retrain.plan.estimate.history import learn, of_runs
 from retrain.plan.estimate.learned import learned_for, workload_of
 from retrain.plan.estimate.measured import measure_run
@@ -98,17 +98,17 @@ def test_shared_cores_leave_nothing_to_gain_from_more_workers(tmp_path):
     plan = plan_of(tmp_path, 24, 16)
     record(plan, crowded.simulate(plan, CORES))
     history = learn(tmp_path)
-    found = estimate(workload_of(plan, learned_for(plan, history, CORES)))
+    found = estimate_workload(workload_of(plan, learned_for(plan, history, CORES)))
     assert [change.limit for change in found.changes] == []
 
 
 def test_permits_and_crowding_add_up():
     costs = {"a": StepCost(1.0, 0.5)}
     how = Launching(4, permits=2, crowding=on_cores(2.0))
-    found = estimate(Workload((RunWork("a", 100),) * 8, costs, how))
+    found = estimate_workload(Workload((RunWork("a", 100),) * 8, costs, how))
     # steps take twice as long; so do calls, and four runs hold 0.5 permits each: almost no wait
     assert found.p50_s == pytest.approx(400, rel=0.15)
-    alone = estimate(Workload((RunWork("a", 100),) * 8, costs, replace(how, permits=None)))
+    alone = estimate_workload(Workload((RunWork("a", 100),) * 8, costs, replace(how, permits=None)))
     assert alone.p50_s == pytest.approx(400)
 
 

@@ -82,7 +82,7 @@ def estimate_makespan(
 ) -> Makespan:
     """Simulate launching the runs in order on `workers` workers, and return the time until the last run ends.
 
-    Runs are assumed to have the same number of steps; `estimate` accepts more detail.
+    Runs are assumed to have the same number of steps; `estimate_workload` accepts more detail.
 
     Args:
         run_seconds: how long each run would take alone, in launch order.
@@ -112,10 +112,10 @@ def estimate_makespan(
         top = tops[bisect.bisect_left(tops, run_s)]
         runs.append(RunWork(repr(top), STEPS_GUESSED * run_s / top if top else 0.0))
     launching = Launching(workers, stagger_s, startup_s, permits=permits)
-    return estimate(Workload(tuple(runs), costs, launching), seed=seed)
+    return estimate_workload(Workload(tuple(runs), costs, launching), seed=seed)
 
 
-def estimate(workload: Workload, pilot: Pilot | None = None, seed: int = 0) -> Makespan:
+def estimate_workload(workload: Workload, pilot: Pilot | None = None, seed: int = 0) -> Makespan:
     """Estimate how long a campaign, or the rest of one, takes; the same seed gives the same estimate.
 
     The pilot's step times determine how uncertain the costs are; without it P50 and P90 are equal, unless

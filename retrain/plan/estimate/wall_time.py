@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from retrain.plan.estimate import Change, Makespan, estimate, rule_of_thumb_s
+from retrain.plan.estimate import Change, Makespan, estimate_workload, rule_of_thumb_s
 from retrain.plan.estimate.history import History
 from retrain.plan.estimate.learned import Learned, MeasuredCondition, workload_of
 from retrain.plan.estimate.simulation import ninth_decile, widened
@@ -48,10 +48,10 @@ def wall_time(plan: Plan, learned: Learned, cores: float) -> WallTime:
     More workers than `cores` are not advised for a backend that computes on them.
     """
     workload, slowest_p50_s = workload_of(plan, learned), None
-    found = estimate(workload, learned.pilot)
+    found = estimate_workload(workload, learned.pilot)
     if plan.permits_adapt and learned.permits_borne is None:
         few = replace(workload, launching=replace(workload.launching, permits=plan.permits))
-        cautious = estimate(few, learned.pilot)
+        cautious = estimate_workload(few, learned.pilot)
         if cautious.permit_wait_fraction > 0:
             slowest_p50_s = cautious.p50_s
         found = replace(found, p90_s=max(found.p90_s, cautious.p90_s))
