@@ -63,7 +63,11 @@ def plugin(kind: str, name: str) -> Plugin:
 
 
 def find(kind: str, name: str) -> Callable[..., Any]:
-    """Return the entry function of a plugin; ConfigError if it does not take the arguments of its kind."""
+    """Return the entry function of a plugin, such as "math" of "rewards".
+
+    Raises:
+        ConfigError: there is no such plugin, or it does not take the arguments of its kind.
+    """
     return plugin(kind, name).function()
 
 
