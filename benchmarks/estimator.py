@@ -6,6 +6,7 @@ world it draws a pilot, hands that to the estimator, then draws whole campaigns:
 
 - P50: the median relative error of the estimated against the mean simulated makespan;
 - P90: the share of campaigns that end before their estimated P90, over worlds and pilots;
+- P90 from a single earlier run a condition, or one run for all, where runs differ by 0 to 8 %;
 - the rule of thumb's error in the same worlds, and the estimator's own time.
 
     python -m benchmarks.estimator [--worlds 60] [--json]
@@ -18,13 +19,19 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 
 from benchmarks.estimator_reference import Reference, World
 from benchmarks.suite import script_parser
 from retrain.plan.estimate import estimate_workload
-from retrain.plan.estimate.workload import Failures, Launching, Pilot, RunWork, StepCost, Workload
+from retrain.plan.estimate.history import History
+from retrain.plan.estimate.learned import Learned, Measured
+from retrain.plan.estimate.measured import MeasuredRun, StepParts
+from retrain.plan.estimate.money import Billed
+from retrain.plan.estimate.simulation import widened
+from retrain.plan.estimate.workload import ALONE, Failures, Launching, Pilot, RunWork, StepCost, Workload
 
 LIGHT: dict[str, Callable[[random.Random], Callable[[random.Random], float]]] = {
     "gamma": lambda rng: _gamma(rng.uniform(0.05, 0.35)),
@@ -112,7 +119,7 @@ AREAS = (equal, heterogeneous, staggered, permitted, everything)
 LIMITS = {"equal runs": 0.015, "different conditions": 0.02, "stagger, start-up": 0.02, "permits": 0.03}
 
 
-def workload(world: World, measured: dict[str, list[float]] | None = None) -> Workload:
+def workload(world: World, measured: Mapping[str, Sequence[float]] | None = None) -> Workload:
     """What a user knows: true means, or those of a pilot."""
     means = [statistics.fmean(measured[str(c)]) if measured else m for c, m in enumerate(world.step_s)]
     costs = {str(c): StepCost(mean, world.remote * mean) for c, mean in enumerate(means)}
@@ -182,6 +189,65 @@ def measure(
     )
 
 
+@dataclass(frozen=True)
+class Deviation:
+    """How well P90 holds where runs of a condition differ beyond their steps."""
+
+    run_deviation: float  # standard deviation over the mean
+    earlier_runs: str
+    campaigns: int
+    p90_coverage: float
+    median_p90_over_p50: float
+
+
+def deviations(campaigns: int) -> Iterator[Deviation]:
+    """Measure P90 as `explain` shows it, with the least that it can know of how runs differ."""
+    for deviation in (0.0, 0.02, 0.04, 0.08):
+        for earlier in ("one of each condition", "one for all", "two of each condition"):
+            covered, widths = [], []
+            for number in range(campaigns):
+                rng = random.Random(f"runs differ {deviation} {number}")
+                world = replace(equal(rng, _gamma(rng.uniform(0.05, 0.35))), run_deviation=deviation)
+                conditions = rng.randint(1, 3)
+                steps_s = (world.step_s[0],) * conditions
+                world = replace(world, step_s=steps_s, seeds=rng.randint(2, 8))
+                count = 2 if earlier.startswith("two") else 1
+                runs = [_earlier_runs(world, count, rng) for _ in steps_s]
+                known = _learned(runs[:1] * conditions if earlier == "one for all" else runs)
+                found = estimate_workload(workload(world, known.pilot.step_times_s), known.pilot, seed=number)
+                p90_s = widened(found.p50_s, found.p90_s, known.crowding.drift)
+                covered.append(Reference(world, rng).makespan_s() <= p90_s)
+                widths.append(p90_s / found.p50_s)
+            shares = statistics.fmean(covered), statistics.median(widths)
+            yield Deviation(deviation, earlier, campaigns, *shares)
+
+
+def _earlier_runs(world: World, count: int, rng: random.Random) -> list[MeasuredRun]:
+    runs = []
+    for _ in range(count):
+        mean = world.step_s[0] * rng.gauss(1, world.run_deviation)
+        times = tuple(mean * world.draw(rng) for _ in range(world.steps))
+        parts, billed = StepParts(0.0, 0.0, 0.0, 0.0, 0.0, 1), Billed((), {}, None, 0)
+        runs.append(
+            MeasuredRun("", {}, times, times, parts, 0.0, 0.0, 0.0, 0.0, {}, None, None, 0, 0.0, 1, billed)
+        )
+    return runs
+
+
+def _learned(earlier: Sequence[Sequence[MeasuredRun]]) -> Learned:
+    """What `explain` learns from these runs of each condition."""
+    conditions = {}
+    for c, runs in enumerate(earlier):
+        times = [run.step_times_s for run in runs]
+        seconds = list(chain.from_iterable(times))
+        median, mean = statistics.median(seconds), statistics.fmean(seconds)
+        conditions[str(c)] = Measured(
+            str(c), "same", (), (), len(runs), len(seconds), True, median, mean, 0.0, None,
+            tuple(runs), tuple(times), 1, (), {},
+        )  # fmt: skip
+    return Learned(conditions, History((), (), ()), None, ALONE)
+
+
 def large() -> float:
     """Time an estimate of 1,000 runs x 500 steps with a pilot, stagger, start-up and permits."""
     rng = random.Random(0)
@@ -201,12 +267,20 @@ def main() -> None:
     light = [measure(make, LIGHT, options.worlds) for make in AREAS]
     heavy = [measure(make, HEAVY, options.worlds) for make in AREAS[:1] + AREAS[3:4]]
     large_cpu_s = large()
+    differing = list(deviations(max(1, 4 * options.worlds)))
     if options.json:
         rows = {"light": [asdict(row) for row in light], "heavy": [asdict(row) for row in heavy]}
+        rows["runs_differ"] = [asdict(row) for row in differing]
         print(json.dumps(rows | {"large_cpu_s": large_cpu_s}))
         return
     _show("light tails", light)
     _show("heavy tails", heavy)
+    print("\nruns of a condition differ: campaigns that end before P90 (its median over P50)")
+    for each in differing:
+        print(
+            f"by {each.run_deviation:.0%}, earlier runs: {each.earlier_runs:24}"
+            f"{each.p90_coverage:6.1%} ({each.median_p90_over_p50:.2f})"
+        )
     print(f"\n1,000 runs x 500 steps, pilot, permits: estimated in {large_cpu_s:.2f} s of processor time")
 
 

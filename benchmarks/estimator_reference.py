@@ -70,6 +70,7 @@ class World:
     save_every: int = 20
     retries: int = 2
     retry_delay_s: float = 1.0
+    run_deviation: float = 0.0  # of a run's mean step time over its condition's
 
 
 class Reference:
@@ -117,6 +118,8 @@ class Reference:
         rate = world.failures_per_hour / 3600
         left_s = self._rng.expovariate(rate) if rate and failures < world.retries else math.inf
         saved = done
+        if world.run_deviation:
+            step_s *= self._rng.gauss(1, world.run_deviation)
         while done < world.steps:
             length = step_s * world.draw(self._rng)
             if length > left_s:

@@ -177,6 +177,15 @@ def test_runs_that_differ_among_themselves_widen_the_spread() -> None:
     assert found.p90_s > 115
 
 
+def test_conditions_measured_by_the_same_runs_are_off_together() -> None:
+    times = dict.fromkeys("abcdefgh", 1.0)
+    workload = _campaign(times, 1, 100, workers=1)
+    apart = Pilot({c: [1.0] * 200 for c in times}, runs=dict.fromkeys(times, 1), run_variance=0.01)
+    together = replace(apart, same_runs=dict.fromkeys(times, "a"))
+    errors = [found.p90_s / found.p50_s - 1 for found in (estimate(workload, p) for p in (apart, together))]
+    assert errors[1] > 1.7 * errors[0]  # that of the runs themselves stays: sqrt(9 / 2) at most
+
+
 def test_slow_steps_that_come_in_rows_widen_the_spread() -> None:
     mixed = [1.0, 2.0] * 60
     in_rows = sorted(mixed)

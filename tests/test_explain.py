@@ -154,6 +154,18 @@ def test_a_key_that_an_earlier_version_did_not_have_is_no_other_setting(tmp_path
     assert [c.match for c in found.conditions] == ["same", "same"]
 
 
+def test_one_earlier_run_gives_a_wide_p90_and_says_why(tmp_path: Path) -> None:
+    plan, widths, reasons = plan_of(tmp_path, seeds=[0, 1, 2]), [], []
+    for seeds in ([0], [0, 1]):
+        record_campaign(plan_of(tmp_path, seeds=seeds), f"c-2025013{len(seeds)}T120000Z-0a1b", closing_s=0.0)
+        found = explained(plan, learn(tmp_path)).wall_time
+        assert found is not None
+        widths.append(found.p90_s / found.p50_s)
+        reasons.append([note for note in found.notes if "P90 is wide" in note])
+    assert widths[0] - 1 > 1.2 * (widths[1] - 1) > 0
+    assert [len(notes) for notes in reasons] == [1, 0]
+
+
 def test_runs_of_the_same_settings_are_preferred_to_newer_ones(tmp_path: Path) -> None:
     record_campaign(plan_of(tmp_path), "c-20250131T120000Z-0a1b", closing_s=0.0)
     other = plan_of(tmp_path, training={**SMOKE, "max_tokens": 4})

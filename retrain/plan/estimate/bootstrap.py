@@ -46,6 +46,7 @@ class Spread:
     variance: float  # of one ratio
     persistence: float  # variance of a long sum over that of independent steps; at least 1
     runs: Mapping[str, int]  # runs behind each condition's mean
+    same_runs: Mapping[str, str]  # of conditions with the same runs: the first of them
     run_variance: float
 
     @property
@@ -72,7 +73,7 @@ def _deviations(times: Sequence[float]) -> list[float]:
 def spread_of(pilot: Pilot | None) -> Spread:
     """Pool a pilot's step times as ratios to their condition's mean."""
     if pilot is None or not pilot.steps:
-        return Spread((), {}, 0.0, 1.0, {}, 0.0)
+        return Spread((), {}, 0.0, 1.0, {}, {}, 0.0)
     measured = {c: list(times) for c, times in pilot.step_times_s.items() if len(times)}
     deviations = {c: _deviations(times) for c, times in measured.items()}
     total = sum(map(len, measured.values()))
@@ -81,7 +82,7 @@ def spread_of(pilot: Pilot | None) -> Spread:
     variance = math.fsum((ratio - 1) ** 2 for ratio in ratios) / len(ratios)
     counts = {c: len(times) for c, times in measured.items()} | dict(pilot.behind)
     persistence = _persistence([row for c, row in deviations.items() if any(measured[c])])
-    return Spread(ratios, counts, variance, persistence, pilot.runs, pilot.run_variance)
+    return Spread(ratios, counts, variance, persistence, pilot.runs, pilot.same_runs, pilot.run_variance)
 
 
 class Bootstrap:
@@ -106,7 +107,8 @@ class Bootstrap:
 
     def draw(self) -> tuple[list[StepCost], list[DrawnRun]]:
         """Return one possible campaign: costs by condition, runs in launch order."""
-        costs = [self._cost(condition) for condition in self._places]
+        errors: dict[str, float] = {}  # of the pilot's means: one for all conditions with the same runs
+        costs = [self._cost(condition, errors) for condition in self._places]
         runs = []
         for run in self._workload.runs:
             place = self._places[run.condition]
@@ -114,17 +116,23 @@ class Bootstrap:
             runs.append(DrawnRun(place, self._attempts(steps, costs[place])))
         return costs, runs
 
-    def _cost(self, condition: str) -> StepCost:
-        cost = self._workload.costs[condition]
+    def _cost(self, condition: str, errors: dict[str, float]) -> StepCost:
+        first = self.spread.same_runs.get(condition, condition)
+        if first not in errors:
+            errors[first] = self._error(first)
+        cost, ratio = self._workload.costs[condition], errors[first]
+        # the pilot's mean is the true mean times such a ratio, so divide by it
+        return replace(cost, seconds=cost.seconds / ratio, permit_s=cost.permit_s / ratio)
+
+    def _error(self, condition: str) -> float:
+        """Draw the ratio of the pilot's mean of a condition to the true one."""
         known = self.spread.counts or {condition: 0}
         count = known.get(condition, 0)
         if not count and self.spread.counts:
             # not measured itself: as uncertain as a measured condition, drawn at random
             count = self._rng.choice(sorted(known.values()))
-        # the pilot's mean is the true mean times such a ratio, so divide by it
         ratio = self._mean_ratio(count) * self._run_ratio(self.spread.runs.get(condition, 1))
-        ratio = max(ratio, LEAST_RATIO)
-        return replace(cost, seconds=cost.seconds / ratio, permit_s=cost.permit_s / ratio)
+        return max(ratio, LEAST_RATIO)
 
     def _mean_ratio(self, count: float) -> float:
         spread = self.spread

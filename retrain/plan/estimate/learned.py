@@ -31,6 +31,8 @@ from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.decision import HELD_OUT
 from retrain.records.metrics import mean, median
 
+RUN_TIMES_DIFFER = 0.08  # standard deviation over the mean, while no condition has two runs
+
 MatchedBy = Literal["same", "other condition", "other settings"]
 Compared = tuple[MeasuredRun, Sequence[str]]  # a run, and the settings in which it differs from the plan
 
@@ -99,8 +101,20 @@ class Learned:
         times = {c: list(chain.from_iterable(m.run_times_s)) for c, m in self.conditions.items()}
         own = {c: times[c] for c, m in self.conditions.items() if m.match != "other condition"}
         runs = {c: m.runs for c, m in self.conditions.items()}
-        variance = run_variance(m.run_times_s for m in self.conditions.values())
-        return Pilot(own or times, runs=runs, run_variance=variance or 0.0)
+        firsts: dict[tuple[int, ...], str] = {}
+        for condition in (*own, *self.conditions):
+            firsts.setdefault(self._runs_of(condition), condition)
+        same_runs = {c: firsts[self._runs_of(c)] for c in self.conditions}
+        variance = RUN_TIMES_DIFFER**2 if self.run_variance is None else self.run_variance
+        return Pilot(own or times, runs=runs, same_runs=same_runs, run_variance=variance)
+
+    @property
+    def run_variance(self) -> float | None:
+        """How much runs of a condition differ beyond their steps; None while no condition has two."""
+        return run_variance(m.run_times_s for m in self.conditions.values())
+
+    def _runs_of(self, condition: str) -> tuple[int, ...]:
+        return tuple(map(id, self.conditions[condition].sources))
 
 
 def crowding_of(plan: Plan, cores: float) -> Crowding:

@@ -9,7 +9,7 @@ from itertools import islice
 
 from retrain.plan.estimate import Change, Makespan, estimate_workload, rule_of_thumb_s
 from retrain.plan.estimate.history import History
-from retrain.plan.estimate.learned import Learned, MeasuredCondition, workload_of
+from retrain.plan.estimate.learned import RUN_TIMES_DIFFER, Learned, MeasuredCondition, workload_of
 from retrain.plan.estimate.simulation import ninth_decile, widened
 from retrain.plan.launching import runs_here
 from retrain.plan.matrix import Plan
@@ -123,6 +123,11 @@ def _doubts(learned: Learned, found: Makespan) -> Iterator[str]:
         yield (
             f"{steps} steps were measured: slowdowns rarer than 1 step in "
             f"{max(1, steps // RULE_OF_THREE)} may not have been seen, so P90 may be too low"
+        )
+    if learned.run_variance is None:
+        yield (
+            "no condition was measured by two runs, so how much runs differ is not known: P90 is wide, as if "
+            f"their mean step times had a standard deviation of {RUN_TIMES_DIFFER:.0%}"
         )
     borrowed: dict[str, list[str]] = {}  # what is said -> conditions
     for measured in learned.conditions.values():

@@ -194,6 +194,7 @@ class Pilot:
     step_times_s: Mapping[str, Sequence[float]]
     behind: Mapping[str, int] = field(default_factory=dict)  # steps behind the mean, if more than the times
     runs: Mapping[str, int] = field(default_factory=dict)
+    same_runs: Mapping[str, str] = field(default_factory=dict)  # condition -> the first one with its runs
     run_variance: float = 0.0  # of a run's mean step time over its condition's, unexplained by its steps
 
     @property
