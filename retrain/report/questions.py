@@ -126,6 +126,8 @@ def _t(squares: Mapping[str, float], seeds: int, questions: int) -> float:
         counted.append((-squares["rest"] if counted else squares["rest"], rest))
     total = sum(square for square, _ in counted)
     freedom = total**2 / sum(square**2 / freedom for square, freedom in counted)
+    if seeds == FEWEST:
+        freedom = 1.0  # two seeds may be alike by chance: with more, the interval covers 83 % at worst
     return float(scipy_stats().t.ppf((1 + LEVEL) / 2, freedom))
 
 
@@ -175,11 +177,13 @@ def sentences(reference: str, found: Mapping[str, ByQuestion | None]) -> Iterato
         if one is not None:
             shares = {f"questions ({one.questions})": one.of_questions, f"seeds ({one.seeds})": one.of_seeds}
             noise = ", ".join(f"{share:.0%} of {what}" for what, share in shares.items())
-            caution = " (of two seeds, it covers 88 % in simulations)" if one.seeds == FEWEST else ""
+            few = one.seeds == FEWEST
+            caution = " (wide, as two seeds tell little of how seeds differ)" if few else ""
+            remedy = "a third seed narrows it most" if few else f"half the width needs {_needs(one)}"
             yield (
                 f"{label} against {reference}, over new seeds and new questions: {one.difference:+.3g}, 95 % "
                 f"interval {one.low:+.3g} to {one.high:+.3g}{caution}; variance: {noise}, "
-                f"{1 - sum(shares.values()):.0%} of both; half the width needs {_needs(one)}"
+                f"{1 - sum(shares.values()):.0%} of both; {remedy}"
             )
 
 

@@ -12,7 +12,7 @@ import tomli_w
 
 from retrain.records.layout import CampaignFiles
 from retrain.records.samples import OutcomesWriter
-from retrain.report.questions import ByQuestion, summarize
+from retrain.report.questions import ByQuestion, sentences, summarize
 from tests.extras.test_compare import compared
 from tests.simulated import Simulated, write_campaign
 
@@ -64,6 +64,18 @@ def test_intervals_hold_their_level() -> None:
         found = summarize(gains)
         held += found is not None and found.low <= 0 <= found.high
     assert 0.92 <= held / 400 <= 0.98  # three standard errors around 95 %
+
+
+def test_intervals_of_two_seeds_hold_their_level_too() -> None:
+    rng, held = np.random.default_rng(0), 0
+    for _ in range(400):
+        gains = rng.normal(0, 0.05, (2, 1)) + rng.normal(0, 0.1, (1, 500)) + rng.normal(0, 0.3, (2, 500))
+        found = summarize(gains)
+        held += found is not None and found.low <= 0 <= found.high
+    assert held / 400 >= 0.95
+    [said] = sentences("grpo", {"maxrl": found})
+    assert "wide, as two seeds tell little" in said
+    assert said.endswith("a third seed narrows it most")
 
 
 def test_equal_conditions_have_no_noise_to_tell_apart() -> None:
