@@ -206,9 +206,9 @@ def test_a_number_that_no_float_holds_is_none(campaign):
 
 def test_first_and_last_reward_are_told_apart(campaign):
     _rows(campaign.run("grpo_s1"), [1], reward=0.0)
-    _rows(campaign.run("grpo_s1"), range(2, 11), reward=1.0)
+    _rows(campaign.run("grpo_s1"), range(2, 12), reward=1.0)
     run = run_in(_only(campaign), "grpo", 1)
-    assert (run.reward_first, run.reward_last, run.reward_mean, run.step) == (0.0, 1.0, 1.0, 10)
+    assert (run.reward_first, run.reward_last, run.reward_mean, run.step) == (0.0, 1.0, 1.0, 11)
 
 
 @pytest.mark.parametrize("content", [None, "{"])

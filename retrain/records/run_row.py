@@ -14,6 +14,7 @@ from typing import Any
 
 from retrain.clock import seconds_between
 from retrain.errors import RecordsError
+from retrain.records.decision import FEWEST_STEPS
 from retrain.records.files import opened
 from retrain.records.layout import RunFiles
 from retrain.records.lines import Row, number_in, read_tail
@@ -35,7 +36,7 @@ from retrain.records.run_state import (
 from retrain.records.spending import Spending, columns_of, read_spending
 from retrain.records.text import first_of, plain, without_score
 
-TAIL_ROWS = 5  # one slow step does not change their median; more rows would cost time for every run
+TAIL_ROWS = FEWEST_STEPS  # as `compare` averages over; more rows would cost time for every run
 NAME_LIMIT = 200  # characters of an id, a condition (as many as its key allows), a phase or a regime
 MESSAGE_LIMIT = 500  # characters; a damaged record names its path twice and the command that repairs it
 _CALM = (RunState.PENDING, RunState.RUNNING, RunState.DONE, RunState.INTERRUPTED, WAITING)
@@ -94,10 +95,10 @@ class RunRow:
     attempt: int = measured("", "number of its last attempt; 0 before the first", default=0)
     reward_first: float | None = measured("reward", "mean reward of the first step", default=None)
     reward_last: float | None = measured("reward", "mean reward of the last step", default=None)
-    reward_mean: float | None = measured("reward", "mean over the last 5 steps", default=None)
+    reward_mean: float | None = measured("reward", "mean over the last 10 steps", default=None)
     eval_reward: float | None = measured("reward", "of the last evaluation on held-out prompts", default=None)
     eval_falling: str = measured("", "each `[[eval]]` that fell although the reward rose", default="")
-    step_time_s: float | None = measured("s", "median over the last 5 steps", default=None)
+    step_time_s: float | None = measured("s", "median over the last 10 steps", default=None)
     batch_size: int | None = _of_last_step("prompts", "prompts in the last step", default=None)
     permit_wait_s: float | None = _of_last_step("s", "wait for permits in the last step", default=None)
     bp_regime: str = _of_last_step("", 'regime of back pressure in the last step; "" without it', default="")

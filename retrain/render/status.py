@@ -17,7 +17,7 @@ from retrain.records.rungs import lines_of_search
 from retrain.records.text import about, count_of, dollars, first_of, format_duration, plain
 from retrain.render.tables import BAD, fitted, spread, state, table, width_of
 from retrain.status import CampaignStatus, ConditionStatus, PermitStatus
-from retrain.status.columns import NARROW_COLUMNS, table_of
+from retrain.status.columns import NARROW_COLUMNS, REWARDS, table_of
 
 MATRIX_RUNS = 60  # more runs than this are shown by condition only
 RECENT = 5  # campaigns shown in full; older ones get a line each
@@ -72,7 +72,7 @@ def _progress(campaign: CampaignStatus) -> str:
 
 def _runs(runs: Sequence[RunRow], width: int) -> object:
     headers, texts = table_of(runs)
-    if width_of(headers[: headers.index(">reward") + 1], texts) > width:
+    if width_of(headers[: headers.index(f">{REWARDS.name}") + 1], texts) > width:
         headers, texts = table_of(runs, NARROW_COLUMNS)
     rows: list[list[str | Text]] = [[*row] for row in texts]
     at = headers.index("state")
@@ -91,7 +91,7 @@ def _conditions(conditions: Sequence[ConditionStatus], width: int) -> object:
         ]
         for c in conditions
     ]  # fmt: skip
-    columns = ["condition", ">reward over seeds", ">done", ">running", ">failed", ">step time"]
+    columns = ["condition", ">reward ± sd", ">done", ">running", ">failed", ">step time"]
     return fitted("", columns + [">cost"] * has_cost, rows, width)
 
 

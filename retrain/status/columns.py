@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from retrain.records.run_row import RunRow
+from retrain.records.run_row import TAIL_ROWS, RunRow
 from retrain.records.text import MISSING, dollars, format_duration, number
 
 
@@ -34,6 +34,7 @@ class RunColumn:
 STEPS = RunColumn("steps", lambda run: f"{run.step}/{run.max_steps or '?'}")
 STEP_TIME = RunColumn("step time", lambda run: format_duration(run.step_time_s))
 HELD_OUT = RunColumn("held-out", lambda run: number(run.eval_reward, 2))
+REWARDS = RunColumn(f"reward, step 1 -> last {TAIL_ROWS}", _rewards)
 REWARD = RunColumn("reward", lambda run: number(run.reward_mean, 2))
 # of each, the first ones stay where there is little room
 NARROW_COLUMNS = (  # where those of `STATUS_COLUMNS` up to the reward do not fit
@@ -49,7 +50,7 @@ STATUS_COLUMNS = (
     RunColumn("seed", lambda run: MISSING if run.seed is None else str(run.seed)),
     RunColumn("state", lambda run: f"{run.state} {run.phase}".rstrip(), is_right=False),
     STEPS,
-    RunColumn("reward", _rewards),
+    REWARDS,
     HELD_OUT,
     STEP_TIME,
     RunColumn("cost", lambda run: "" if run.cost_usd is None else dollars(run.cost_usd), is_optional=True),
