@@ -200,9 +200,9 @@ class Deviation:
     median_p90_over_p50: float
 
 
-def deviations(campaigns: int) -> Iterator[Deviation]:
+def deviations(campaigns: int, levels: Sequence[float] = (0.0, 0.04, 0.08)) -> Iterator[Deviation]:
     """Measure P90 as `explain` shows it, with the least that it can know of how runs differ."""
-    for deviation in (0.0, 0.02, 0.04, 0.08):
+    for deviation in levels:
         for earlier in ("one of each condition", "one for all", "two of each condition"):
             covered, widths = [], []
             for number in range(campaigns):

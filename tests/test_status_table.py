@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from retrain.records.decision import ConditionDecision, Decision
+from retrain.records.decision import ConditionDecision, Decision, ending_of, verdict_of
 from retrain.records.run_row import RunRow
 from retrain.render.status import MOST_MESSAGES, show, time_left
 from retrain.status import CampaignStatus
@@ -37,7 +37,7 @@ def test_a_narrow_terminal_shows_each_runs_mean_reward(condition: str, width: in
 
 def test_a_narrow_terminal_shows_each_conditions_mean_reward() -> None:
     runs = [run_of("a" * 50, seed=s, state="done", reward_mean=0.25 * s) for s in range(1, 4)]
-    [line] = [line for line in shown(runs, 40).splitlines() if " ± " in line]
+    [line] = [line for line in shown(runs, 40).splitlines() if "0.500 ± " in line]
     assert "a…a" in line
     assert "0.500 ± 0.250" in line
 
@@ -63,8 +63,33 @@ def test_the_verdicts_of_a_decision_are_the_last_lines() -> None:
     runs = [run_of("a", state="done", message="wandb lacks 3 rows"), run_of("b", state="done")]
     status = campaign_of(runs, state="done").status
     *_, before, first, last = printed(replace(status, decision=found)).splitlines()
-    assert before == "all conditions are decided: 4 runs saved of 16"
+    assert before == "every condition has its verdict, so no seeds are added: 4 runs saved of 16"
     assert [first[:15], last[:15]] == ["b: better than ", "c: better than "]
+
+
+def decision_of(*conditions: ConditionDecision, ended: str = "") -> Decision:
+    return Decision("mean_reward", "a", 0.05, 8, 12, 4, ended, conditions=conditions)
+
+
+def test_a_verdict_has_an_interval_with_its_level_also_where_the_seeds_are_too_few_for_the_looks() -> None:
+    few = ConditionDecision("b", "no_difference", 3, -0.009, alone_low=-0.028, alone_high=0.009)
+    assert verdict_of(few, decision_of(few)) == (
+        "b: not found to differ from a in mean_reward after 3 seeds: difference -0.009 (95 % interval -0.028 "
+        "to +0.009, which does not allow for the looks: too few seeds for one that does); further seeds are "
+        "unlikely to show one that matters"
+    )
+    found = ConditionDecision("b", "better", 7, 0.138, 0.046, 0.23)
+    assert verdict_of(found, decision_of(found)) == (
+        "b: better than a in mean_reward after 7 seeds: difference +0.138 (95 % interval +0.046 to +0.230), "
+        "found early, which overestimates differences"
+    )
+
+
+def test_seeds_are_said_to_be_added_only_for_what_is_open() -> None:
+    lost, still = ConditionDecision("b", "undecided", 3), ConditionDecision("c", "continue", 3)
+    added = "seeds are added until a verdict is found, at most 8 of each condition"
+    assert ending_of(decision_of(still)) == added
+    assert ending_of(decision_of(lost, still)) == added.replace("added", "added for c")
 
 
 def test_messages_that_all_differ_are_counted() -> None:

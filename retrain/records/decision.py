@@ -63,6 +63,8 @@ class ConditionDecision:
     p_value: float | None = None
     variance_removed: float | None = None  # share of the difference's variance, by comparing the same seeds
     reason: str = ""  # why it gets no more seeds although some are left
+    alone_low: float | None = None  # where `low` or `high` is null: Student's, of these seeds alone
+    alone_high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -86,27 +88,44 @@ class Decision:
 def verdict_of(one: ConditionDecision, decision: Decision) -> str:
     """Return a verdict as a sentence, with its interval."""
     verdict = VERDICTS.get(one.verdict, one.verdict).format(decision.reference)
-    said = f"{one.condition}: {verdict} in {decision.metric} after {count_of(one.seeds, 'seed')}"
-    known = one.low is not None and one.high is not None
-    level = f"{100 * (1 - decision.error):g} % interval"
-    bounds = f"too few seeds for a {level}"
-    if known:
-        bounds = f"{level} {number(one.low)} to {number(one.high)}"
-    figures = "" if one.difference is None else f": {number(one.difference)} ({bounds})"
+    said = [f"{one.condition}: {verdict} in {decision.metric} after {count_of(one.seeds, 'seed')}"]
+    if one.difference is not None:
+        said[0] += f": difference {_signed(one.difference)} ({_interval_of(one, decision)})"
     if one.verdict in ("better", "worse") and one.seeds < decision.max_seeds:
-        figures += ", found early, which overestimates differences"
-    return said + figures + f"; {one.reason}" * bool(one.reason)
+        said[0] += ", found early, which overestimates differences"
+    if one.verdict == "no_difference" and one.seeds < decision.max_seeds:
+        said.append("further seeds are unlikely to show one that matters")
+    if one.reason:
+        said.append(one.reason)
+    return "; ".join(said)
+
+
+def _interval_of(one: ConditionDecision, decision: Decision) -> str:
+    level = f"{100 * (1 - decision.error):g} % interval"
+    if one.low is not None and one.high is not None:
+        return f"{level} {_signed(one.low)} to {_signed(one.high)}"
+    if one.alone_low is not None and one.alone_high is not None:
+        bounds = f"{_signed(one.alone_low)} to {_signed(one.alone_high)}"
+        return f"{level} {bounds}, which does not allow for the looks: too few seeds for one that does"
+    return f"too few seeds for a {level}"
+
+
+def _signed(value: float) -> str:
+    return f"+{number(value)}" if value > 0 else number(value)
 
 
 def ending_of(decision: Decision) -> str:
     """Return how far the campaign is, as a sentence."""
     if not decision.ended:
-        return f"seeds are added until all conditions are decided, at most {decision.max_seeds}"
+        still = [one.condition for one in decision.conditions if one.verdict == OPEN]
+        what = f"for {first_of(still)} " if len(still) < len(decision.conditions) else ""
+        most = f"at most {decision.max_seeds} of each condition"
+        return f"seeds are added {what}until a verdict is found, {most}"
     if decision.ended == DROPPED:
         return "[decision] was taken out of campaign.toml after these verdicts: they stand as they were"
     why = {
-        "decided": "all conditions are decided",
-        "seeds": "all seeds are used up",
+        "decided": "every condition has its verdict, so no seeds are added",
+        "seeds": f"all {count_of(decision.max_seeds, 'seed')} are used up",
         "failed": "no seeds are added while runs fail; `retrain resume DIR --failed` goes on",
     }
     saved = f"{count_of(decision.saved_runs, 'run')} saved of {decision.runs + decision.saved_runs}"
@@ -150,7 +169,7 @@ def _pairing(decision: Decision) -> Iterator[str]:
         if share is not None
     ]
     if shares:
-        yield f"the variance of differences is {', '.join(shares)} than if conditions had seeds of their own"
+        yield f"comparing the same seeds made the variance of the difference {', '.join(shares)}"
 
 
 def _departures(decision: Decision) -> Iterator[str]:

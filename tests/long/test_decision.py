@@ -397,10 +397,10 @@ def test_status_and_compare_tell_the_verdicts(
     undisturbed: Path, retrain: Callable[..., CompletedProcess[str]]
 ) -> None:
     directory = undisturbed
-    line = "bonus: better than plain in mean_reward after 7 seeds: 0.500"
+    line = "bonus: better than plain in mean_reward after 7 seeds: difference +0.500"
     assert line in retrain("status", directory).stdout
     assert line in retrain("compare", directory).stdout
-    removed = "the variance of differences is 100% smaller (bonus), 100% smaller (alike) than if"
+    removed = "the variance of the difference 100% smaller (bonus), 100% smaller (alike)"
     assert removed in retrain("status", directory).stdout
     found = json.loads(retrain("compare", directory, "--json").stdout)["comparisons"][0]["decision"]
     assert found["conditions"][0]["verdict"] == "better"
