@@ -138,7 +138,7 @@ def test_what_decided_among_equal_conditions_is_told() -> None:
     ("winner", "line"),
     [
         ("b", "search: b won, compared with a on fresh seeds (seeds 0, 1 chose it, so others decide)"),
-        ("a", "search: a won; it is the reference, so there is nothing to compare"),
+        ("a", "search: a won; it is the reference, so no fresh seeds compare it"),
     ],
 )
 def test_a_winner_runs_on_fresh_seeds_unless_it_is_the_reference(winner: str, line: str) -> None:

@@ -63,7 +63,7 @@ def test_the_verdicts_of_a_decision_are_the_last_lines() -> None:
     runs = [run_of("a", state="done", message="wandb lacks 3 rows"), run_of("b", state="done")]
     status = campaign_of(runs, state="done").status
     *_, before, first, last = printed(replace(status, decision=found)).splitlines()
-    assert before == "every condition has its verdict, so no seeds are added: 4 runs saved of 16"
+    assert before == "each comparison has its verdict, so no seeds are added: 4 runs saved of 16"
     assert [first[:15], last[:15]] == ["b: better than ", "c: better than "]
 
 

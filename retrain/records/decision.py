@@ -124,7 +124,7 @@ def ending_of(decision: Decision) -> str:
     if decision.ended == DROPPED:
         return "[decision] was taken out of campaign.toml after these verdicts: they stand as they were"
     why = {
-        "decided": "every condition has its verdict, so no seeds are added",
+        "decided": "each comparison has its verdict, so no seeds are added",
         "seeds": f"all {count_of(decision.max_seeds, 'seed')} are used up",
         "failed": "no seeds are added while runs fail; `retrain resume DIR --failed` goes on",
     }

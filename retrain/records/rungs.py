@@ -149,7 +149,7 @@ def lines_of_search(found: Searched | None) -> Iterator[str]:
             f"search: {found.winner} won, compared with {found.reference} on fresh seeds ({seeds})", 500
         )
     elif found.winner:
-        yield plain(f"search: {found.winner} won; it is the reference, so there is nothing to compare", 500)
+        yield plain(f"search: {found.winner} won; it is the reference, so no fresh seeds compare it", 500)
 
 
 def _line_of_rung(one: Rung, metric: str, order: str) -> str:

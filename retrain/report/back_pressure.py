@@ -210,8 +210,15 @@ def _parameters(one: Scalability) -> str:
 
 
 def fits(found: Sequence[Scalability]) -> Table:
-    """Return one row per condition: the fitted Universal Scalability Law."""
-    heads = ("condition", ">steps", ">σ contention", ">κ crosstalk", ">λ tokens/s at p = 1", ">p*")
+    """Return one row per condition: the fitted Universal Scalability Law, with standard errors (se)."""
+    heads = (
+        "condition",
+        ">steps",
+        ">σ contention ± se",
+        ">κ crosstalk ± se",
+        ">λ tokens/s at p = 1 ± se",
+        ">p*",
+    )
     rows = [
         (
             one.condition,

@@ -107,13 +107,13 @@ def _own_conditions(campaign: CampaignRecord) -> Match:
 def _common_conditions(campaigns: Sequence[CampaignRecord]) -> tuple[Match, ...]:
     both = list(zip(campaigns, _tags(campaigns), strict=True))
     if all(len(campaign.conditions) == 1 for campaign in campaigns):
-        return (Match("", tuple(side_of(campaign, campaign.conditions[0], tag) for campaign, tag in both)),)
+        return (Match("", tuple(_of(campaign, (), tag)[0] for campaign, tag in both)),)
     shared = [label for label in campaigns[0].conditions if all(label in c.conditions for c in campaigns)]
     if not shared:
         have = "; ".join(f"{campaign.directory} has {_offer(campaign)}" for campaign in campaigns)
         raise ConfigError(f"the campaigns share no condition ({have}); name one after each directory")
     return tuple(
-        Match(label, tuple(side_of(campaign, label, tag) for campaign, tag in both)) for label in shared
+        Match(label, tuple(_of(campaign, [label], tag)[0] for campaign, tag in both)) for label in shared
     )
 
 
@@ -123,7 +123,14 @@ def _of(campaign: CampaignRecord, names: Sequence[str], tag: str) -> list[Side]:
         raise ConfigError(
             f"{campaign.directory}: has several conditions; name one after it: {_offer(campaign)}"
         )
-    return [side_of(campaign, name, tag) for name in chosen]
+    return [_on_fresh_seeds(campaign, side_of(campaign, name, tag)) for name in chosen]
+
+
+def _on_fresh_seeds(campaign: CampaignRecord, side: Side) -> Side:
+    """Leave out the runs by which a search chose, of a side that has others: they were lucky too."""
+    searched = campaign.manifest.searched if campaign.manifest else None
+    fresh = [run for run in side.runs if searched and searched.decides and run.seed not in searched.seeds]
+    return Side(side.label, tuple(fresh)) if fresh else side
 
 
 def side_of(campaign: CampaignRecord, name: str, tag: str = "") -> Side:

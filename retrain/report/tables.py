@@ -167,6 +167,8 @@ def footnotes(comparisons: Sequence[Comparison]) -> Iterator[str]:
     metrics = sum(len(comparison.metrics) for comparison in comparisons)
     for comparison in comparisons:
         yield from looks_of(comparison.decision, comparison.added_seeds)
+        if (searched := comparison.searched) and searched.rungs and not searched.decides:
+            yield "The search chose by the seeds of these tables, so what went on looks better than it is."
     if metrics:
         yield (
             "Verdicts follow the 95 % interval (Student's t), which holds its level with few seeds unless "

@@ -16,10 +16,11 @@ from retrain.config.resolve import label_of
 from retrain.errors import ConfigError
 from retrain.records.decision import ConditionDecision, Decision, is_higher_better
 from retrain.records.manifest import read_manifest, write_manifest
+from retrain.records.rungs import Rung, Searched
 from retrain.report.compare import Comparison, Verdict, compare
 from retrain.report.gather import gather
 from retrain.report.sides import Moment, choose, final_value
-from retrain.report.tables import excluded, grounds, results
+from retrain.report.tables import excluded, footnotes, grounds, results
 from tests.simulated import Simulated, flat, write_campaign
 
 SPREAD = (0.0, 0.02, 0.03, 0.01)  # of four seeds
@@ -204,6 +205,27 @@ def test_of_a_decision_the_seeds_that_both_have_are_paired(tmp_path):
     assert compared(directory, metrics=["mean_reward"]).metrics[0].differences[0].difference.n is None
     pairs = compared(decided(directory, "undecided"), metrics=["mean_reward"])
     assert pairs.metrics[0].differences[0].difference.n == 4
+
+
+def searched(directory, **fields):
+    """Give a campaign a search that chose by the first two seeds."""
+    path = directory / "manifest.json"
+    rung = Rung(3, {"maxrl": 0.9, "grpo": 0.5}, ("maxrl", "grpo"))
+    found = Searched("mean_reward", "grpo", (0, 1), (rung,), **fields)
+    write_manifest(path, replace(read_manifest(path), searched=found))
+    return directory
+
+
+def test_no_mean_is_over_seeds_that_chose_and_fresh_ones(tmp_path):
+    directory = searched(write_campaign(tmp_path, two()), winner="maxrl")
+    for found in (compared(directory), compared(directory, "grpo", "maxrl")):
+        assert [[seed for seed, _ in side.values] for side in found.metrics[0].sides] == [[2, 3], [2, 3]]
+    assert not [line for line in footnotes([found]) if "chose" in line]
+
+
+def test_seeds_by_which_a_search_chose_are_named(tmp_path):
+    found = compared(searched(write_campaign(tmp_path, two()), winner="grpo"))
+    assert [line for line in footnotes([found]) if "chose by the seeds of these tables" in line]
 
 
 def test_seeds_without_a_partner_are_told(tmp_path):
