@@ -53,7 +53,7 @@ class Result:
     start_fraction: float  # of the best, at the configured batch
     settled_batch: int
     settled_fraction: float  # of the best, at the batch that was settled on
-    p_star: float
+    p_star: float | None  # None: not determined
     steps: int
 
 
@@ -70,9 +70,10 @@ def main() -> None:
         return
     print(f"{'system':<28}{'best b':>7}{'tokens/s':>11}{'start':>8}{'settled b':>11}{'of best':>9}{'p*':>8}")
     for r in results:
+        p_star = "-" if r.p_star is None else f"{r.p_star:.1f}"
         print(
             f"{r.system:<28}{r.best_batch:>7}{r.best_tokens_per_s:>11.0f}{r.start_fraction:>8.2f}"
-            f"{r.settled_batch:>11}{r.settled_fraction:>9.2f}{r.p_star:>8.1f}"
+            f"{r.settled_batch:>11}{r.settled_fraction:>9.2f}{p_star:>8}"
         )
 
 

@@ -99,7 +99,59 @@ def test_exactly_linear_throughput_reports_no_optimum():
 
 def test_before_three_sizes_are_known_no_optimum_is_claimed():
     first = BackPressure(8, GROUP).observe(observation(8, 100.0))
-    assert (first.sigma, first.kappa, first.p_star, first.utilization) == (0.0, 0.0, math.inf, 0.0)
+    assert (first.sigma, first.kappa, first.p_star, first.utilization) == (None, None, None, None)
+
+
+def law_throughput(batch: float, sigma: float, kappa: float) -> float:
+    p = batch * GROUP
+    return 1000.0 * p / (1.0 + sigma * (p - 1.0) + kappa * p * (p - 1.0))
+
+
+@pytest.mark.parametrize("kappa", [0.0, 1e-5, 1e-4, 1e-3, 1e-2])
+def test_an_optimum_is_reported_only_where_the_measurements_determine_it(kappa):
+    best = math.sqrt(0.7 / kappa) if kappa else math.inf
+    reported = [
+        decision.p_star
+        for seed in range(3)
+        for decision in drive(
+            BackPressure(8, GROUP), lambda b: law_throughput(b, 0.3, kappa), 150, 0.05, seed
+        )
+        if decision.p_star is not None
+    ]
+
+    near = sum(best / 3.0 <= p_star <= 3.0 * best for p_star in reported)
+    assert near >= 0.85 * len(reported)
+    assert kappa < 1e-3 or len(reported) > 300, "a curve with a clear optimum is determined"
+
+
+@pytest.mark.parametrize("kappa", [1e-5, 1e-3, 1e-2])
+def test_no_step_above_the_margin_times_p_star_is_called_optimal(kappa):
+    controller = BackPressure(8, GROUP)
+    rng = np.random.default_rng(0)
+    regimes = set()
+    for _ in range(150):
+        batch = controller.batch_size
+        measured = law_throughput(batch, 0.05, kappa) * math.exp(rng.normal(0.0, 0.05))
+        decision = controller.observe(observation(batch, measured))
+        if decision.p_star is not None and batch * GROUP > 0.85 * decision.p_star:
+            regimes.add(decision.regime)
+    assert regimes <= {"retrograde", "warmup"}
+
+
+def test_where_a_batch_below_the_limit_costs_too_much_the_reason_names_the_limit():
+    last = drive(BackPressure(8, GROUP), lambda b: law_throughput(b, 0.3, 1e-2), 100, 0.02)[-1]
+    assert last.batch_size == 1, "p* is 8.4 rollouts, and a prompt has 8"
+    assert (last.action, last.regime) == ("hold", "retrograde")
+    assert "above 0.85 x p*" in last.reason
+
+
+def test_utilization_compares_with_the_best_batch_that_fits_in_memory():
+    controller = BackPressure(8, GROUP)
+    for _ in range(60):
+        batch = controller.batch_size
+        decision = controller.observe(observation(batch, 10.0 * batch, out_of_memory=batch >= 17))
+    assert decision.batch_size == 16
+    assert decision.utilization == pytest.approx(1.0)
 
 
 def test_past_the_optimum_is_retrograde_and_throttles():
@@ -111,6 +163,7 @@ def test_actions_follow_regimes_as_documented():
     allowed = {
         ("warmup", "hold"),
         ("retrograde", "throttle"),
+        ("retrograde", "hold"),
         ("compute_bound", "increase"),
         ("compute_bound", "hold"),
         ("memory_bound", "hold"),

@@ -103,9 +103,11 @@ class RunRow:
     permit_wait_s: float | None = _of_last_step("s", "wait for permits in the last step", default=None)
     bp_regime: str = _of_last_step("", 'regime of back pressure in the last step; "" without it', default="")
     bp_p_star: float | None = _of_last_step(
-        "rollouts", "best concurrency; null: none, or without back pressure", default=None
+        "rollouts", "best concurrency; null: none, not determined, or no back pressure", default=None
     )
-    bp_utilization: float | None = _of_last_step("ratio", "concurrency used over the best", default=None)
+    bp_utilization: float | None = _of_last_step(
+        "ratio", "expected throughput over that of the best size allowed", default=None
+    )
     throttle_level: str = _of_last_step(
         "", 'level that the load allowed in the last step; "" without a throttle', default=""
     )

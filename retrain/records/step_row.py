@@ -167,10 +167,14 @@ class BackPressureSummary:
     action: str = measured("", "`hold`, `throttle` or `increase`")
     regime: str = measured("", "`warmup`, `retrograde`, `memory_bound`, `compute_bound` or `optimal`")
     batch_size: int = measured("prompts", "size of the next step; with micro-batches, prompts at a time")
-    p_star: float | None = measured("rollouts", "concurrency of the fitted peak; null if there is none")
-    sigma: float = measured("", "fitted contention; 0 until three sizes are known")
-    kappa: float = measured("", "fitted crosstalk; likewise")
-    utilization: float = measured("fraction", "throughput over the best that the bounds allow; 0 if unknown")
+    p_star: float | None = measured(
+        "rollouts", "concurrency of the fitted peak; null if there is none or it is not determined"
+    )
+    sigma: float | None = measured("", "fitted contention; null while the curve is not determined")
+    kappa: float | None = measured("", "fitted crosstalk; likewise; 0: no peak")
+    utilization: float | None = measured(
+        "fraction", "expected throughput over that of the best size allowed; null until three sizes are known"
+    )
     throughput: float = measured("tokens/s", "moving average over steps with an update")
     reason: str = measured("", "why, in a few words")
 

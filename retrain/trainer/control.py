@@ -252,7 +252,8 @@ def _scaling(config: Config, data_size: int) -> LearningRateScaling:
 
 
 def _back_pressure_summary(decision: BackPressureDecision) -> BackPressureSummary:
-    return BackPressureSummary(**dataclasses.asdict(decision) | {"p_star": _finite(decision.p_star)})
+    p_star = None if decision.p_star is None else _finite(decision.p_star)
+    return BackPressureSummary(**dataclasses.asdict(decision) | {"p_star": p_star})
 
 
 def _throttle_summary(load: ThrottleState) -> ThrottleSummary:

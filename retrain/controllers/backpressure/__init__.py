@@ -8,7 +8,8 @@ completed or ran out of memory, not steps that were skipped or failed for other 
 | regime | when | action |
 |---|---|---|
 | warmup | doubling the batch, at the start and after a change point | hold |
-| retrograde | past throttle_margin x p*, a measured drop, or out of memory | throttle |
+| retrograde | a smaller batch is expected to be better, or out of memory | throttle |
+| retrograde | past throttle_margin x p*, but a smaller batch would cost too much | hold |
 | compute_bound | a larger batch is expected to be faster | increase |
 | compute_bound | under 80 % of the fit, and no other batch would be faster | hold |
 | memory_bound | over 110 % of the fit, which the curve does not explain | hold |
@@ -67,10 +68,10 @@ class BackPressureDecision:
     action: Action  # exploring counts as hold
     regime: Regime  # of the observed step (table at the top)
     batch_size: int  # prompts to run next
-    p_star: float  # fitted optimal concurrency; infinite without one, or with fewer than three sizes known
-    sigma: float  # fitted contention; 0 until three sizes are known
-    kappa: float  # fitted crosstalk, likewise
-    utilization: float  # expected throughput over the highest fitted within the bounds; 0 while unknown
+    p_star: float | None  # fitted optimal concurrency, infinite without one; None while not determined
+    sigma: float | None  # fitted contention, likewise
+    kappa: float | None  # fitted crosstalk, likewise
+    utilization: float | None  # expected throughput over that of the best size allowed; None without a fit
     throughput: float  # moving average of tokens per second
     reason: str
 
@@ -114,11 +115,11 @@ class BackPressure:
         require("group_size", group_size, group_size >= 1, "at least 1")
         self.batch_size, self.group_size = batch_size, group_size
         self._sizes = batch_sizes(lowest, highest, batch_size, sizes)
-        self._near_limit = range(lowest, highest + 1) if sizes is None else self._sizes  # of memory
+        self._whole_sizes = range(lowest, highest + 1) if sizes is None else self._sizes  # near a limit
         self._concurrency: Floats = np.array(self._sizes, dtype=float) * group_size
         self._fitter = StepTimeFitter(self._concurrency)
         self._measured = Measurements.nothing(len(self._sizes))
-        self._posterior = Posterior(self._sizes)
+        self._posterior = Posterior(self._sizes, group_size)
         self._curve = FittedCurve()
         self._change = ChangeDetector()
         self._memory = MemoryLimit(largest=batch_size)
@@ -143,18 +144,25 @@ class BackPressure:
             return self.hold("far slower than predicted; measured again before it counts")
         self._choose(index)
         excess = self._curve.excess(float(self._concurrency[index]), float(self._measured.mean[index]))
-        action, regime = classify(size, self.batch_size, self._explorer.purpose, excess)
+        is_above = size > self._limit()
+        action, regime = classify(size, self.batch_size, self._explorer.purpose, excess, is_above=is_above)
         sought = "throughput" if self._goodput_noise_scale() is None else "goodput"
         reason = {
             "warmup": f"exploring: {self.batch_size} is expected to be faster",
             "probe": f"probing {self.batch_size}, which may be better than predicted",
             "operate": f"best expected {sought} at {self.batch_size}",
         }[self._explorer.purpose]
-        return self._decision(action, regime, "the curve changed; " * (verdict == "changed") + reason)
+        if verdict == "changed":
+            reason = f"the curve changed; {reason}"
+        if is_above and self._explorer.purpose == "operate" and action == "hold":
+            margin = self.settings.throttle_margin
+            reason += f", above {margin:g} x p*: a smaller batch costs too much or is not allowed"
+        return self._decision(action, regime, reason)
 
     def hold(self, reason: str) -> BackPressureDecision:
         """Return an unchanged decision after a step without a measurement (skipped or failed)."""
-        return self._decision("hold", "warmup" if self._explorer.warming else "optimal", reason)
+        regime: Regime = "retrograde" if self.batch_size > self._limit() else "optimal"
+        return self._decision("hold", "warmup" if self._explorer.warming else regime, reason)
 
     def state_dict(self) -> StateDict:
         """Return the complete state as plain data for JSON."""
@@ -233,8 +241,10 @@ class BackPressure:
         value = self._posterior.expected
         if noise_scale is not None:
             value = value - np.log(noise_scale + self._concurrency)
-        largest = self._memory.highest(self._near_limit)
-        highest = bisect_right(self._sizes, largest) - 1
+        largest, highest = self._largest()
+        limit = self._limit()
+        if limit < math.inf:
+            limit = self._whole_sizes[max(0, bisect_right(self._whole_sizes, limit) - 1)]
         situation = Situation(
             posterior=self._posterior,
             measured=self._measured,
@@ -243,10 +253,29 @@ class BackPressure:
             value=value,
             highest=highest,
             current=index,
-            best=self._curve.best(noise_scale) / self.group_size,
+            limit=limit,
         )
         chosen = self._explorer.choose(situation)
         self.batch_size = largest if chosen == highest else self._sizes[chosen]
+        if chosen == nearest(self._sizes, limit):
+            self.batch_size = int(min(self.batch_size, limit))
+
+    def _largest(self) -> tuple[int, int]:
+        """Return the largest batch that memory allows, and the index of the largest size within it."""
+        largest = self._memory.highest(self._whole_sizes)
+        return largest, bisect_right(self._sizes, largest) - 1
+
+    def _limit(self) -> float:
+        """Return throttle_margin x p* in prompts; infinite without p* or while it is not determined."""
+        p_star = self._curve.best(self._goodput_noise_scale())
+        return math.inf if p_star is None else self.settings.throttle_margin * p_star / self.group_size
+
+    def _utilization(self) -> float | None:
+        if self._curve.time is None:
+            return None
+        expected = self._posterior.expected
+        chosen = float(expected[nearest(self._sizes, self.batch_size)])
+        return math.exp(min(0.0, chosen - float(expected[: self._largest()[1] + 1].max())))
 
     def _goodput_noise_scale(self) -> float | None:
         """Return the noise scale that goodput uses; None when maximizing throughput."""
@@ -264,11 +293,6 @@ class BackPressure:
     def _decision(self, action: Action, regime: Regime, reason: str) -> BackPressureDecision:
         noise_scale = self._goodput_noise_scale()
         sigma, kappa = self._curve.contention_and_crosstalk
-        utilization = 0.0
-        if self._measured.origin is not None:
-            expected = float(self._posterior.expected[nearest(self._sizes, self.batch_size)])
-            highest = self._curve.highest(float(self._concurrency[0]), float(self._concurrency[-1]))
-            utilization = math.exp(expected) / highest
         return BackPressureDecision(
             action=action,
             regime=regime,
@@ -276,7 +300,7 @@ class BackPressure:
             p_star=self._curve.best(noise_scale),
             sigma=sigma,
             kappa=kappa,
-            utilization=utilization,
+            utilization=self._utilization(),
             throughput=self._throughput,
             reason=reason + self._fallback(),
         )

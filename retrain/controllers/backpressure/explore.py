@@ -112,7 +112,7 @@ class Situation:
     value: Floats  # expected log objective per size
     highest: int  # the largest size that fits in memory
     current: int  # the size that just ran
-    best: float  # batch size of the fitted optimum, infinite if unknown
+    limit: float  # the largest size up to throttle_margin x p*, infinite while p* is unknown
 
 
 @dataclass
@@ -169,33 +169,37 @@ class Explorer:
 
 
 def _operating_point(at: Situation) -> int:
-    """Return the best size allowed, below the throttle margin; the current size unless a change pays."""
+    """Return the best size, within the limit if that costs little; the current one unless a change pays."""
     optimism = SHAPE_OPTIMISM * np.sqrt(at.posterior.shape_variance)
     optimism = optimism + OWN_OPTIMISM * np.sqrt(at.posterior.own_variance)
     hope = (at.value + optimism)[: at.highest + 1]
     index = int(hope.argmax())
-    margin = at.settings.throttle_margin
-    limit = margin * at.best
-    limit_index = nearest(at.sizes, limit)
+    limit_index = nearest(at.sizes, at.limit)
     if index > limit_index:
         below = int(hope[: limit_index + 1].argmax())
-        # the log loss of running at margin x p* on the sharpest curve of the law (no contention);
-        # a larger one means that the fitted p* is too low
+        # the log loss of running at margin x p* on the sharpest curve of the law (no contention); where
+        # the sizes below the limit lose more, they are too far apart or the fitted p* is too low
+        margin = at.settings.throttle_margin
         margin_cost = math.log((1.0 + margin * margin) / (2.0 * margin))
         if at.value[index] - at.value[below] < margin_cost:
             index = below
     if at.current > at.highest or at.current > limit_index >= index:
         return index
+    if index > at.current > limit_index:
+        return at.current
     needed = INCREASE_GAIN if index > at.current else THROTTLE_GAIN
     pays = hope[index] - hope[at.current] >= needed
-    far_below = at.sizes[at.current] < at.settings.increase_margin * limit < math.inf
+    far_below = at.sizes[at.current] < at.settings.increase_margin * at.limit < math.inf
     return index if pays or (far_below and index > at.current) else at.current
 
 
-def classify(size: float, following: int, purpose: Purpose, over_fit: float) -> tuple[Action, Regime]:
+def classify(
+    size: float, following: int, purpose: Purpose, over_fit: float, *, is_above: bool
+) -> tuple[Action, Regime]:
     """Return the action and the regime of a completed step of `size`, after which `following` is run.
 
-    `over_fit` is measured over fitted throughput at `size`; 1 without a fit.
+    `over_fit` is measured over fitted throughput at `size`, 1 without a fit; `is_above` is whether `size`
+    exceeds throttle_margin x p*.
     """
     if purpose == "warmup":
         return "hold", "warmup"
@@ -203,6 +207,8 @@ def classify(size: float, following: int, purpose: Purpose, over_fit: float) -> 
         return "throttle", "retrograde"
     if purpose == "operate" and following > size:
         return "increase", "compute_bound"
+    if is_above:
+        return "hold", "retrograde"
     if over_fit > HEADROOM:
         return "hold", "memory_bound"
     return "hold", "compute_bound" if over_fit < SHORTFALL else "optimal"

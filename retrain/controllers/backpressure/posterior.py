@@ -24,6 +24,7 @@ SHAPES_BEST = 16  # hypotheses for the best size, log-spaced, plus one without a
 SHAPES_KNEE = 9  # hypotheses for the size at which load equals lead, plus one without load
 MODEL_DEVIATION = 0.05  # standard deviation, in logs, of real curves from the law at one size
 ENOUGH_SIZES = 3  # a curve has three coefficients
+NEAR, SURE = 3.0, 0.9  # an optimum is determined if it is within this factor with this probability
 ENOUGH_SAMPLES = 5  # one estimate of the noise scale is off by a factor of two or more
 LEAST_PHI, LARGEST_PHI = 1e-9, 1e18  # rollouts; beyond these limits no realistic batch makes a difference
 SMOOTHING = 0.9  # of the log, per sample; the noise scale grows over a run
@@ -32,13 +33,16 @@ SMOOTHING = 0.9  # of the log, per sample; the noise scale grows over a run
 class Posterior:
     """Expected log throughput per size, up to a common constant. All arrays have the shape (sizes,)."""
 
-    def __init__(self, sizes: tuple[int, ...]) -> None:
+    def __init__(self, sizes: tuple[int, ...], group_size: int) -> None:
         batch = np.array(sizes, dtype=float)
         best = np.append(np.geomspace(max(0.5 * batch[0], 0.75), 2.0 * batch[-1], SHAPES_BEST), np.inf)
         knee = np.append(np.geomspace(0.5 * batch[0], 4.0 * batch[-1], SHAPES_KNEE), np.inf)
         load, crowd = 1.0 / knee[None, :, None], 1.0 / best[:, None, None] ** 2
         table = np.log(batch) - np.log(1.0 + load * batch + crowd * batch**2)
         shapes = table.reshape(-1, len(sizes))
+        self._p_star: Floats = np.repeat(best * group_size, len(knee))  # of every hypothesis
+        self._least_p_star, self._largest_p_star = best[0] * group_size, best[-2] * group_size
+        self._weights: Floats = np.full(len(shapes), 1.0 / len(shapes))
         self._shapes: Floats = shapes
         self._shapes_and_squares: Floats = np.hstack([shapes, shapes**2])
         self.expected: Floats = np.zeros(len(sizes))
@@ -52,14 +56,26 @@ class Posterior:
         explained = measured.count / (measured.noise_variance / model_variance + measured.count)
         self.precision = explained / model_variance
         self.own_variance = model_variance - model_variance * explained
-        weights, level = self._posterior(measured.mean)
-        levelled = weights * level
+        self._weights, level = self._posterior(measured.mean)
+        levelled = self._weights * level
         sizes = len(measured.mean)
-        moments = weights @ self._shapes_and_squares
+        moments = self._weights @ self._shapes_and_squares
         curve = moments[:sizes] + float(levelled.sum())
         square = moments[sizes:] + 2.0 * (levelled @ self._shapes) + float(levelled @ level)
         self.shape_variance = np.maximum(square - curve * curve, 0.0)
         self.expected = curve + explained * (measured.mean - curve)
+
+    def determines(self, p_star: float) -> bool:
+        """Whether the optimum is probably within a factor of `NEAR`, or, if infinite, above the largest size.
+
+        Optima below the smallest hypothesis are not distinguished, nor are those above the largest one.
+        """
+        if math.isinf(p_star):
+            near = self._p_star > 0.5 * self._largest_p_star
+        else:
+            inside = min(max(p_star, self._least_p_star), self._largest_p_star)
+            near = (self._p_star >= inside / NEAR) & (self._p_star <= inside * NEAR)
+        return float(self._weights[near].sum()) >= SURE
 
     def _posterior(self, mean: Floats) -> tuple[Floats, Floats]:
         """Return weight and best-fitting constant of every hypothesis, shapes (hypotheses,)."""
@@ -127,19 +143,27 @@ class FittedCurve:
     """A fit over concurrency p; `time` is None while too few sizes were measured."""
 
     time: StepTime | None = None
+    is_determined: bool = False  # whether measurements determine its optimum, or that there is none
 
     @property
-    def contention_and_crosstalk(self) -> tuple[float, float]:
-        """Return sigma and kappa; 0 without a fit."""
-        return self.time.coefficients[:2] if self.time is not None else (0.0, 0.0)
+    def contention_and_crosstalk(self) -> tuple[float, float] | tuple[None, None]:
+        """Return sigma and kappa; None unless the curve is determined."""
+        if self.time is None or not self.is_determined:
+            return None, None
+        sigma, kappa, _ = self.time.coefficients
+        return sigma, kappa
 
-    def best(self, noise_scale: float | None) -> float:
-        """Return the best concurrency for throughput (goodput, given a noise scale); infinite if unknown."""
-        if self.time is None:
-            return math.inf
+    def best(self, noise_scale: float | None) -> float | None:
+        """Return the best concurrency for throughput (goodput, given a noise scale).
+
+        Infinite if the curve has no optimum, None unless the curve is determined.
+        """
+        if self.time is None or not self.is_determined:
+            return None
         if noise_scale is None:
             return max(1.0, self.time.best)
-        return goodput_best(*self.contention_and_crosstalk, noise_scale)
+        sigma, kappa, _ = self.time.coefficients
+        return goodput_best(sigma, kappa, noise_scale)
 
     def excess(self, p: float, log_throughput: float) -> float:
         """Return measured over fitted throughput; 1 without a fit."""
@@ -147,15 +171,10 @@ class FittedCurve:
             return 1.0
         return math.exp(log_throughput) / self.time.throughput(p)
 
-    def highest(self, lowest_p: float, highest_p: float) -> float:
-        """Return the highest fitted throughput between two concurrencies; infinite without a fit."""
-        if self.time is None:
-            return math.inf
-        return self.time.throughput(min(max(self.time.best, lowest_p), highest_p))
-
 
 def fit_curve(fitter: StepTimeFitter, concurrency: Floats, posterior: Posterior, mean: Floats) -> FittedCurve:
     """Fit the mean log throughputs of all sizes measured so far, shape (sizes,), each with its precision."""
     if np.count_nonzero(posterior.precision) < ENOUGH_SIZES:
         return FittedCurve()
-    return FittedCurve(fitter.fit(concurrency * np.exp(-mean), posterior.precision))
+    time = fitter.fit(concurrency * np.exp(-mean), posterior.precision)
+    return FittedCurve(time, posterior.determines(time.best))
