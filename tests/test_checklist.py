@@ -182,6 +182,28 @@ def test_commands_estimate_from_where_the_estimate_was_made_from(tmp_path: Path)
     assert "--from logs/calibrations/c/pilot --budget" in line_of(found, "wall time acceptable").command
 
 
+def test_what_a_calibration_has_measured_and_changed_is_not_sent_back_to_it(tmp_path: Path) -> None:
+    record_campaign(
+        plan_of(tmp_path, training={**SMOKE, "max_tokens": 2}), "c-20250131T120000Z-0a1b", closing_s=0.0
+    )
+    pilot = "logs/calibrations/c-20250131T120000Z-0a1b/pilot"
+    found = explained(plan_of(tmp_path), learn(tmp_path), learned_from=pilot, sets_max_tokens=False)
+
+    states = {line.question: line.state for line in found.checklist}
+    assert states["max_tokens set on purpose"] == states["pilot confirms throughput"] == "pass"
+    throughput = line_of(found, "pilot confirms throughput").answer
+    assert throughput.endswith("calibrated with training.max_tokens = 2, not 16")
+    assert not any("calibrate c.toml" in line.command for line in found.checklist)
+
+
+def test_another_group_size_than_the_calibrated_one_is_not_measured(tmp_path: Path) -> None:
+    record_campaign(
+        plan_of(tmp_path, training={**SMOKE, "group_size": 4}), "c-20250131T120000Z-0a1b", closing_s=0.0
+    )
+    found = explained(plan_of(tmp_path), learn(tmp_path), learned_from="logs/calibrations/c/pilot")
+    assert line_of(found, "pilot confirms throughput").state == "warn"
+
+
 def test_places_for_a_campaign_in_turn_need_parallel_as_well(tmp_path: Path) -> None:
     plan = plan_of(tmp_path)
     record_campaign(plan, "c-20250131T120000Z-0a1b", closing_s=0.0)

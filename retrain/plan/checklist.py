@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal
 
 from retrain import registry
@@ -15,10 +16,12 @@ from retrain.config.campaign import Campaign
 from retrain.config.schema import RateLimiter
 from retrain.plan.launching import unused_keys
 from retrain.plan.matrix import Plan, RunPlan
+from retrain.records.layout import TRIALS
 from retrain.records.text import about, first_of
 
 if TYPE_CHECKING:
     from retrain.plan.estimate import Change
+    from retrain.plan.estimate.learned import MeasuredCondition
     from retrain.plan.estimate.wall_time import WallTime
     from retrain.plan.preflight import Checked
 
@@ -36,6 +39,7 @@ SUGGESTED = (  # keys that a suggested command may set
 PILOT_STEPS = 20  # per condition; the mean's standard error is then under a quarter of a step's deviation
 GENEROUS = 8  # times the longest answer: more than any completion needs
 OFTEN_CUT = 0.05  # fraction of completions: above it, the policy mainly learns to be short
+CALIBRATED = ("training.max_tokens = ", "training.batch_size = ")  # what calibration changes of a step's time
 LONG_WAIT = 0.2  # fraction of a step: too many workers for the permits
 
 
@@ -65,7 +69,7 @@ class Decisions:
     def checklist(self, budget_s: float | None, *, sets_max_tokens: bool) -> tuple[ChecklistLine, ...]:
         return (
             ChecklistLine("smoke test or full run", *self._smoke_or_full()),
-            ChecklistLine("max_tokens set on purpose", *self._max_tokens(sets_max_tokens)),
+            ChecklistLine("max_tokens set on purpose", *self._chosen_max_tokens(sets_max_tokens)),
             ChecklistLine("parallelism within limits", *self._parallelism()),
             ChecklistLine("pilot confirms throughput", *self._throughput()),
             ChecklistLine("wall time acceptable", *self._wall_time(budget_s)),
@@ -95,12 +99,26 @@ class Decisions:
             steps_key(self.plan): enough_steps(self.plan, SMOKE_STEPS),
         }
 
+    @property
+    def _is_calibrated(self) -> bool:
+        """Whether the earlier runs are those of `retrain calibrate`, which has judged what it can."""
+        return TRIALS in PurePath(self.learned_from).parts
+
+    @property
+    def _calibrate(self) -> str:
+        return f"retrain calibrate {self.file_name}"
+
+    def _chosen_max_tokens(self, is_set: bool) -> Answer:
+        state, answer, command = self._max_tokens(is_set)
+        if self._is_calibrated and command == self._calibrate:
+            return "pass", f"{answer}; as calibrated", ""
+        return state, answer, command
+
     def _max_tokens(self, is_set: bool) -> Answer:
         limits = [run.config.training.max_tokens for run in self.plan.runs]
         allowed, least = max(limits), min(limits)
-        calibrate = f"retrain calibrate {self.file_name}"
         if not is_set:
-            return "warn", f"not set: {allowed} is the default", calibrate
+            return "warn", f"not set: {allowed} is the default", self._calibrate
         alone = all(run.answers_alone for run in self.plan.runs)
         need = max(self.longest_answers.values(), default=0) if alone else 0
         if alone and (short := self._too_short()):
@@ -109,7 +127,7 @@ class Decisions:
             answer = f"{limit}; the longest answer of {short} has {self.longest_answers[short]} characters"
             return "warn", answer, "" if "training.max_tokens" in self.fixed else longer
         if need and allowed > GENEROUS * (need + 1):
-            return "warn", f"{allowed}; the longest answer has {need} characters", calibrate
+            return "warn", f"{allowed}; the longest answer has {need} characters", self._calibrate
         return self._cut_off(allowed, least, need)
 
     def _too_short(self) -> str:
@@ -130,8 +148,7 @@ class Decisions:
         if not run.config.environment.is_single_turn:  # a limit may be that of turns
             return "pass", f"{allowed}; {rate:.0%} of {condition}'s episodes are ended by a limit", ""
         if not 0 < need < least:
-            calibrate = f"retrain calibrate {self.file_name}"
-            return "warn", f"{rate:.0%} of {condition}'s completions are cut off", calibrate
+            return "warn", f"{rate:.0%} of {condition}'s completions are cut off", self._calibrate
         rambling = f"{rate:.0%} of {condition}'s completions hit the limit without ending"
         return "pass", f"{least}; every correct answer fits; {rambling}", ""
 
@@ -147,19 +164,20 @@ class Decisions:
             return "warn", waits, f"{self._explain}{sets}"
         if self.time is not None and self.time.slowest_p50_s is not None and self.time.holds_permits:
             answer = 'max_concurrent = "auto": no earlier run shows how many calls the API takes at a time'
-            return "unknown", answer, f"retrain calibrate {self.file_name}"
+            return "unknown", answer, self.pilot_command if self._is_calibrated else self._calibrate
         if workers == 1 or on_cores:
             return "pass", f"{workers} at a time on {cores:g} CPU cores", ""
         if self.time is not None and self.time.holds_permits:
             return "pass", f"{workers} workers hardly wait for {self.plan.permits} permits", ""
-        answer = f"not measured whether {workers} workers slow each other down"
-        return "unknown", answer, f"retrain calibrate {self.file_name}"
+        if self._is_calibrated:
+            return "pass", f"{workers} at a time, as calibrated", ""
+        return "unknown", f"not measured whether {workers} workers slow each other down", self._calibrate
 
     def _throughput(self) -> Answer:
         if self.time is None:
             return "unknown", "nothing was measured", self.pilot_command
         measured = self.time.conditions
-        if others := [one.condition for one in measured if one.match != "same"]:
+        if others := [one.condition for one in measured if not self._is_measured(one)]:
             return "warn", f"not measured with these settings: {first_of(others, 3)}", self.pilot_command
         # each run's first step counts as start-up
         needed = min(PILOT_STEPS, _longest(self.plan))
@@ -167,7 +185,15 @@ class Decisions:
             return "warn", f"fewer than {needed} steps of {first_of(few, 3)}", self.pilot_command
         if self.time.tail == "heavy":
             return "warn", self.time.notes[0], self.pilot_command
-        return "pass", f"{self.time.measured_steps} steps of {self.time.measured_runs} runs", ""
+        answer = f"{self.time.measured_steps} steps of {self.time.measured_runs} runs"
+        if changes := dict.fromkeys(chain.from_iterable(one.differs for one in measured)):
+            answer += f", calibrated with {'; '.join(changes)}"
+        return "pass", answer, ""
+
+    def _is_measured(self, condition: MeasuredCondition) -> bool:
+        """Whether a condition's steps were measured as planned, up to what calibration has changed since."""
+        known = self._is_calibrated and all(change.startswith(CALIBRATED) for change in condition.differs)
+        return condition.match == "same" or (condition.match == "other settings" and known)
 
     def _wall_time(self, budget_s: float | None) -> Answer:
         if self.time is None:
