@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from retrain.calibrate import advice, check_target, schema_line, to_toml, trials
 from retrain.calibrate.advice import Memory
 from retrain.calibrate.conclude import Evidence, crowding_between
-from retrain.calibrate.facts import BatchFound, Lengths, StepSplit, WorkersMeasured
+from retrain.calibrate.facts import BatchFound, Lengths, StepSplit, WorkersMeasured, workers_measured
 from retrain.calibrate.trials import Effort, Trialled
 from retrain.config.load import parse
 from retrain.config.reference import DIRECTIVE
@@ -267,6 +267,23 @@ def test_permits_for_every_worker_cannot_be_what_is_waited_for(tmp_path, workers
     done = {"pilot": Trialled(plan, tmp_path, (files.directory,), 12.0, 0)}
     kept, _ = Evidence(plan, tables, {}, done, 2.0, lambda _: plan).advised()
     assert ("backend.max_concurrent" in [one.key for one in kept]) == is_advised
+
+
+def test_calls_of_a_single_worker_that_share_permits_wait(tmp_path: Path) -> None:
+    backend = {"options": {"api_latency_s": 0.1}, "max_concurrent": 2}
+    tables = {"backend": backend, "logging": {"log_dir": str(tmp_path)}, "campaign": {"seeds": [0]}}
+    plan = plan_runs(parse(tables, "c.toml", try_plugins=False), "c.toml")
+    shared = {
+        "sample_time_s": 2.0,
+        "permit_wait_s": 1.0,
+        "permit_held_s": 3.0,
+        "tokens_per_step": 9,
+    }  # three calls of 1 s
+    files = RunFiles(tmp_path / "run")
+    record_run(files, plan.runs[0], [2.0] * 12, closing_s=0.1, **shared)
+    measured = workers_measured(Trialled(plan, tmp_path, (files.directory,), 24.0, 0))
+    assert measured is not None
+    assert measured.permit_wait_fraction == pytest.approx(0.25)  # of 2 s, 0.5 s on each permit
 
 
 def test_first_calls_are_spread_over_a_step_where_an_api_is_shared() -> None:

@@ -118,6 +118,14 @@ def test_overlapping_calls_of_one_step_share_the_permits() -> None:
     assert estimate_workload(shared).p50_s == pytest.approx(2 * 100 * 10.0, rel=0.02)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_calls_of_one_step_wait_for_each_other(workers: int) -> None:
+    costs = {"a": StepCost(1.0, permit_s=16.0, calls_at_once=16)}  # 16 s of calls on 4 permits take 4 s
+    found = estimate(Workload((RunWork("a", 100),) * workers, costs, Launching(workers, permits=4)))
+    assert found.p50_s == pytest.approx(100 * 4.0 * workers, rel=0.02)
+    assert found.permit_wait_fraction == pytest.approx(1 - 1 / (4 * workers), rel=0.02)
+
+
 def test_a_condition_without_calls_does_not_wait_for_permits() -> None:
     costs = {"local": StepCost(1.0), "remote": StepCost(0.5, 0.5)}
     runs = (RunWork("local", 100), *[RunWork("remote", 10)] * 6)

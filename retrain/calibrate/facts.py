@@ -92,8 +92,12 @@ def permit_wait_fraction(runs: Sequence[MeasuredRun]) -> float:
 
 def are_permits_short(backend: Backend, runs: Iterable[MeasuredRun], workers: int) -> bool:
     """Whether workers can ask for more permits than there are; otherwise a wait means a busy machine."""
-    asked = workers * max((run.parts.calls_at_once for run in runs), default=1)
-    return bool(backend.throttle_dir) or backend.adapts_permits or asked > backend.first_permits
+    calls = max((run.parts.calls_at_once for run in runs), default=1)
+    asked, permits = workers * calls, backend.first_permits
+    is_shared = (
+        asked >= permits if calls > 1 else asked > permits
+    )  # calls are a mean: at times there are more
+    return bool(backend.throttle_dir) or backend.adapts_permits or is_shared
 
 
 def lengths(trial: Trialled, enough: Mapping[str, int]) -> list[Lengths]:

@@ -114,7 +114,7 @@ def _steps(found: Calibration) -> Iterator[Table | str]:
         )
         for s in found.steps
     ]
-    shares = (">sampling", ">scoring", ">training", ">permit wait")
+    shares = (">sampling", ">scoring", ">training", ">permit wait of all calls")
     yield table("breakdown of step time", ("condition", ">steps", ">median", ">mean", *shares), rows)
 
 

@@ -193,7 +193,7 @@ class EvalWatch:
 class PermitUse:
     """Waiting for and holding permits, summed over concurrent calls."""
 
-    wait_s: float = measured("s", "waiting for permits", key="permit_wait_s")
+    wait_s: float = measured("s", "waiting for permits, may exceed the step", key="permit_wait_s")
     held_s: float = measured("s", "holding permits, of calls that ended in this step", key="permit_held_s")
     permits: int | None = measured(
         "permits", 'how many there are; with `max_concurrent = "auto"`', is_optional=True

@@ -100,7 +100,9 @@ class RunRow:
     eval_falling: str = measured("", "each `[[eval]]` that fell although the reward rose", default="")
     step_time_s: float | None = measured("s", "median over the last 10 steps", default=None)
     batch_size: int | None = _of_last_step("prompts", "prompts in the last step", default=None)
-    permit_wait_s: float | None = _of_last_step("s", "wait for permits in the last step", default=None)
+    permit_wait_s: float | None = _of_last_step(
+        "s", "wait for permits in the last step, summed over calls", default=None
+    )
     bp_regime: str = _of_last_step("", 'regime of back pressure in the last step; "" without it', default="")
     bp_p_star: float | None = _of_last_step(
         "rollouts", "best concurrency; null: none, not determined, or no back pressure", default=None

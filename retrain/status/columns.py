@@ -65,7 +65,7 @@ WATCH_COLUMNS = (
     RunColumn("regime", lambda run: run.bp_regime, is_right=False),
     RunColumn("throttle", lambda run: run.throttle_level, is_right=False),
     STEP_TIME,
-    RunColumn("waited", lambda run: format_duration(run.permit_wait_s) if run.permit_wait_s else ""),
+    RunColumn("calls waited", lambda run: format_duration(run.permit_wait_s) if run.permit_wait_s else ""),
 )
 
 

@@ -45,7 +45,8 @@ class PermitQueue:
         """
         self._crowding = crowding
         self._permits = permits
-        self._asks = [min(cost.calls_at_once, permits) if cost.permit_s else 0 for cost in costs]
+        self._asks = [cost.calls_at_once if cost.permit_s else 0 for cost in costs]
+        self.can_wait = most_active * max(self._asks) > permits
         shares = [cost.permit_s / cost.seconds if cost.permit_s else 0.0 for cost in costs]
         self.knee = [
             self._excess(costs, [order[i % len(order)] for i in range(active)], ratios, rng)
@@ -121,6 +122,8 @@ def _load(costs: Sequence[StepCost], counts: Sequence[int], permits: int) -> flo
 
 
 def _interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
+    if not points:  # saturated by the first run already
+        return 0.0
     if x <= points[0][0]:
         return points[0][1] * max(0.0, x / points[0][0])
     for (x0, y0), (x1, y1) in itertools.pairwise(points):
@@ -145,7 +148,7 @@ class ClosedQueue:
         self._ratios = ratios
         self._rng = rng
         self._free = permits
-        self._at_once = [min(c.calls_at_once, permits) if c.permit_s else 0 for c in costs]
+        self._at_once = [c.calls_at_once if c.permit_s else 0 for c in costs]
         self._begun = [0.0] * len(costs)
         self._alone = [0.0] * len(costs)  # seconds of the current step without waits
         self._call = [0.0] * len(costs)  # seconds of each of its calls

@@ -120,7 +120,7 @@ class Simulation:
         order = [job.condition for job in jobs]
         most = min(how.workers, len(runs))
         queue = PermitQueue(costs, how.permits, order, most, ratios, self._rng, how.crowding)
-        return queue if queue.knee else None  # without one, no step ever waits
+        return queue if queue.can_wait else None
 
 
 def makespan_s(
