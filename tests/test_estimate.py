@@ -190,7 +190,7 @@ def test_conditions_measured_by_the_same_runs_are_off_together() -> None:
     workload = _campaign(times, 1, 100, workers=1)
     apart = Pilot({c: [1.0] * 200 for c in times}, runs=dict.fromkeys(times, 1), run_variance=0.01)
     together = replace(apart, same_runs=dict.fromkeys(times, "a"))
-    errors = [found.p90_s / found.p50_s - 1 for found in (estimate(workload, p) for p in (apart, together))]
+    errors = [found.p90_s / found.p50_s - 1 for found in (estimate_workload(workload, p) for p in (apart, together))]
     assert errors[1] > 1.7 * errors[0]  # that of the runs themselves stays: sqrt(9 / 2) at most
 
 

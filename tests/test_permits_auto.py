@@ -316,8 +316,21 @@ def test_the_output_of_a_run_says_that_its_permits_cannot_adapt(
     permits = RunPermits(config, RunFiles(tmp_path / "run"))
     with permits.permit():
         pass
-    permits.take_use()
-    assert "the backend reports no call to spec.observe_call; set a number" in caplog.text
+    why = "the backend reports no call to spec.observe_call; set a number"
+    assert permits.take_use().permits_fixed == why
+    assert why in caplog.text
     caplog.clear()
-    permits.take_use()
+    assert permits.take_use().permits_fixed == why, "every row says so"
     assert not caplog.text
+
+
+def test_a_row_does_not_say_that_permits_are_fixed_once_a_call_was_reported(
+    campaign_file: Path, tmp_path: Path
+) -> None:
+    config = load_config(campaign_file, ['backend.max_concurrent="auto"'])
+    permits = RunPermits(config, RunFiles(tmp_path / "run"))
+    with permits.permit():
+        pass
+    assert permits.observe_call is not None
+    permits.observe_call(CallFacts("call", 0.1))
+    assert permits.take_use().permits_fixed is None

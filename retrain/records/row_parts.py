@@ -198,6 +198,9 @@ class PermitUse:
     permits: int | None = measured(
         "permits", 'how many there are; with `max_concurrent = "auto"`', is_optional=True
     )
+    permits_fixed: str | None = measured(
+        "", "why their number cannot adapt, if it should and cannot", is_optional=True, default=None
+    )
 
 
 @row_part

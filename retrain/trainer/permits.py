@@ -21,6 +21,7 @@ from retrain.semaphore.adaptive import SharedPermits
 
 Raised: TypeAlias = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
 log = logging.getLogger(__name__)
+UNREPORTED = "the backend reports no call to spec.observe_call; set a number"
 
 
 class RunPermits:
@@ -43,7 +44,8 @@ class RunPermits:
         self._lock = threading.Lock()
         self._waited_s = 0.0
         self._held_s = 0.0
-        self._is_judged = not adapts  # whether the backend reports calls is known, or does not matter
+        self._reports = not adapts  # whether the backend has reported a call, or need not
+        self._unreported: str | None = None  # set once permits were held and no call was reported
 
     def permit(self) -> Permit:
         """Return one permit for use with `with` or `async with`; entering waits for it."""
@@ -69,19 +71,16 @@ class RunPermits:
         """Return the waits and holds since the last call, and the number of permits if it adapts."""
         permits = self.open().permits if self.observe_call is not None else None
         with self._lock:
-            use = PermitUse(wait_s=self._waited_s, held_s=self._held_s, permits=permits)
+            waited_s, held_s = self._waited_s, self._held_s
             self._waited_s = self._held_s = 0.0
-        if use.held_s and not self._is_judged:
-            self._is_judged = True
-            log.warning(
-                'backend.max_concurrent = "auto" stays at %s permits: the backend reports no call to '
-                "spec.observe_call; set a number",
-                permits,
-            )
-        return use
+        if held_s and not self._reports and not self._unreported:
+            self._unreported = UNREPORTED
+            log.warning('backend.max_concurrent = "auto" stays at %s permits: %s', permits, UNREPORTED)
+        fixed = None if self._reports else self._unreported
+        return PermitUse(wait_s=waited_s, held_s=held_s, permits=permits, permits_fixed=fixed)
 
     def _observe(self, call: CallFacts) -> None:
-        self._is_judged = True
+        self._reports = True
         try:
             SharedPermits(self._directory, self.open(), self.label).observe(call)
         except RecordsError as error:  # must not cost the call its result
