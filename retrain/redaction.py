@@ -10,57 +10,94 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, TextIO, cast
+from urllib.parse import quote
 
 HIDDEN = "***"
 SHORTEST_SECRET = 8  # characters of a variable's value; a shorter one would hide ordinary words
 LONGEST_ERROR_BYTES = 4096  # of an error in a record
 REST = " [... the rest is in output.log]"
 
-_SECRET_NAME = r"(?:^|_)(?:API)?(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(?:_|$)"
-_USER = r"//[^/?#\s]*@"
-_KEY = (
-    r"(?:api|access|secret|private|auth|id|refresh|session|security|client|app|x-amz|x-goog)?[-_]?"
-    r"(?:key|keyid|key-id|token|secret|password|passwd|pwd|signature|sig|credentials?)"
+_SECRET_VARIABLE = (  # `OPENAI_API_KEYS`, `PGPASSWORD`, `HF_TOKEN`, `DB_PASS`; not `TOKENIZERS_PARALLELISM`
+    r"(?:^|_)(?:KEY|TOKEN|CREDENTIAL|PASS|PAT|AUTH)S?(?:_(?!FILE|PATH|DIR|SOCK)|$)|._PWD$"
+    r"|SECRET|PASSWORD|PASSWD|PASSPHRASE|APIKEY"
 )
+_USER = r"//[^/?#\s\"<>\\]*@"
+_WORD = r"(?<![\w-])[\w-]{0,64}?"  # what stands before the part of a name that says what it holds
+_QUERY_KEY = r"(?:key|token|secret|passw(?:or)?d|pwd|pass|signature|sig|credentials?|auth)"
+_KEY = (  # of names that are certain: `my_api_key`, `x-goog-api-key`, `CLIENT_SECRET`, not `pad_token`
+    rf"{_WORD}(?:(?:api|access|private|subscription|signing)[-_]?key(?:[-_]?id)?|secret(?:[-_]?access)?(?:[-_]?key)?"
+    r"|passw(?:or)?d|passphrase|(?:api|access|secret|auth|id|refresh|session|security|bearer|app)[-_]?token"
+    r"|credentials?|signature)"
+)
+_SHORT_KEY = r"\b(?:key|token|keyid|key-id|pwd|sig)"
+_VARIABLE = r"\b(?-i:[A-Z][A-Z0-9_]{0,64}_(?:KEY|TOKEN|SECRET|PASSWORD))"
+_QUOTE = r"\\*[\"']"  # also within JSON that a text quotes
 _SECRETS = (  # what stands before a secret, and the secret
-    rf"([?&;]{_KEY}=)[^&#\s\"'<>]+",
-    r"\b((?:proxy-)?authorization[\"']?\s*[:=]\s*[\"']?(?:(?:basic|bearer|token|digest)\s+)?)[^\s\"',}]+",
+    rf"((?:[?&;]|%3F|%26)[\w.-]{{0,64}}?{_QUERY_KEY}(?:=|%3D))(?:(?!%26)[^&#\s\"'<>])+",
+    rf"\b((?:proxy-)?authorization(?:{_QUOTE})?\s*[:=,]\s*b?(?:{_QUOTE})?(?:[a-z][\w-]*\s+)?)[^\s\"'\\,}})]+",
+    rf"\b((?:set-)?cookie(?:{_QUOTE})?\s*[:,]\s*b?(?:{_QUOTE})?)[^\r\n\"'\\]+",
     r"\b(bearer(?:\s+|%20))[\w.~+/=-]{6,}",
     # `api_key=abc`, `"x-api-key": "abc"`; not `api_key: unknown key`, which is about the key's name
-    rf"\b({_KEY}(?:=|[\"']\s*[:=]\s*)[\"']?)[^\s\"',&}})]{{6,}}",
+    rf"((?:{_KEY}|{_SHORT_KEY}|{_VARIABLE})(?:=|%3D|{_QUOTE}\s*[:=]\s*)(?:b?{_QUOTE})?)[^\s\"'\\,&}})]{{6,}}",
+    rf"({_KEY}{_QUOTE},\s*b?{_QUOTE})[^\s\"'\\]+",  # a header as a pair
+    rf"({_KEY}:[ \t]+)(?=[^\s\d]*\d)[^\s\"'\\,;/][^\s\"'\\,;]{{7,}}",  # as a line, `X-Api-Key: abc123def`
+    rf"((?<![\w-])--[\w-]{{0,64}}?{_QUERY_KEY}(?:[= ]|{_QUOTE},\s*{_QUOTE}))[^\s\"'\\,]{{6,}}",  # option
+    r"\b((?-i:sk-|hf_|gh[opsu]_|github_pat_|AKIA|tml-|xox[abp]-))(?-i:[\w-]{16,})",  # as services make them
 )
+# one of them, in small letters, is in whatever a pattern finds
+_HINTS = "key token secret pass pwd sig cred auth cookie bearer sk- hf_ gh akia tml- xox".split()
 
 
 def redacted(text: str) -> str:
     """Return a text without secrets.
 
-    Removed are users and passwords in addresses, keys in their queries, bearer tokens and values of
+    Removed are users and passwords in addresses, keys in their queries, bearer tokens, cookies and values of
     authorization headers, `api_key=...` and the like, and the values of environment variables that are named
     like keys (`..._API_KEY`, `HF_TOKEN`).
     """
-    for value in _values(len(os.environ)):
+    for value in _values():
         if value in text:
             text = text.replace(value, HIDDEN)
     if "//" in text:
         text = without_user(text)
-    for pattern in _SECRETS:  # compiled when first needed: most processes print no error
-        text = re.sub(pattern, rf"\1{HIDDEN}", text, flags=re.IGNORECASE)
+    lower = text.lower()
+    if any(hint in lower for hint in _HINTS):
+        for pattern in _SECRETS:  # compiled when first needed: most processes print no error
+            text = re.sub(pattern, rf"\1{HIDDEN}", text, flags=re.IGNORECASE)
     return text
 
 
-@cache  # reading the environment takes 50 us, more than all the rest; a plugin that loads a file adds to it
-def _values(variables: int) -> tuple[str, ...]:
-    """Return the values of variables named like keys, longest first; paths to files of keys are none."""
-    secrets = {
-        value
-        for name, value in os.environ.items()
-        if len(value) >= SHORTEST_SECRET
-        and not value.startswith("/")
-        and re.search(_SECRET_NAME, name, re.IGNORECASE)
-    }
-    return tuple(sorted(secrets, key=len, reverse=True))
+def _values() -> list[str]:
+    """Return the values of variables named like keys, longest first; those of removed variables too."""
+    new = {os.environ[name] for name in os.environ if _is_secret(name)} - _known
+    if new:  # a program may take a key out of its environment, and use it
+        _known.update(new)
+        _forms.extend({form for value in new for form in _forms_of(value)})
+        _forms.sort(key=len, reverse=True)
+    return _forms
+
+
+_known: set[str] = set()
+_forms: list[str] = []  # of the known values
+
+
+def _forms_of(value: str) -> Iterator[str]:
+    """Iterate over how a value may be quoted: whole, line by line, key by key, and encoded for an address."""
+    if value.startswith("/") and os.path.exists(value):  # noqa: PTH110 - a path to a file of keys is none
+        return
+    for part in {value, *re.split(r"[\s,;]+", value)}:
+        for form in {part, quote(part, safe=""), repr(part)[1:-1]}:
+            if len(form) >= SHORTEST_SECRET:
+                yield form
+
+
+@cache
+def _is_secret(name: str) -> bool:
+    return re.search(_SECRET_VARIABLE, name, re.IGNORECASE) is not None
 
 
 def without_user(address: str) -> str:
@@ -80,18 +117,30 @@ def recorded_error(text: str) -> str:
 
 
 class _Redacting:
-    """A text stream whose writes pass through `redacted`."""
+    """A text stream whose lines pass through `redacted`: `print` writes the parts of a line one by one."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._begun = ""  # a line without its end
+        self._lock = threading.RLock()
 
     def write(self, text: str) -> int:
-        self._stream.write(redacted(text))
+        with self._lock:
+            lines, end, self._begun = (self._begun + text).rpartition("\n")
+            if end:
+                self._stream.write(redacted(lines + end))
         return len(text)
 
-    def writelines(self, lines: Any) -> None:
+    def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
             self.write(line)
+
+    def flush(self) -> None:
+        with self._lock:
+            begun, self._begun = self._begun, ""
+            if begun:
+                self._stream.write(redacted(begun))
+            self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -26,7 +27,8 @@ def unreachable(completion: str, prompt: Prompt) -> float:
 
 def quoting(completion: str, prompt: Prompt) -> float:
     key = os.environ["PASSWORD"]
-    print(f"asking with Bearer {key}")
+    print("asking with Bearer", key)
+    print("asking with", key, file=sys.stderr)
     raise RuntimeError(
         f"401 for https://judge/v1?api_key={key}&n=1, headers {{'Authorization': 'Bearer {key}'}}"
     )

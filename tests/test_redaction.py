@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import io
 import json
+import math
+import re
 import sys
 from pathlib import Path
+from urllib.parse import quote
 
+import numpy as np
 import pytest
 
+from retrain.campaign import Observer
+from retrain.campaign.endings import log_tail
+from retrain.campaign.rollup import RecordingObserver
+from retrain.records.campaign_state import NoticeBook
+from retrain.records.layout import RunFiles
 from retrain.records.metrics import MetricsWriter
+from retrain.records.run_row import last_output
 from retrain.records.run_state import end_attempt
 from retrain.redaction import LONGEST_ERROR_BYTES, cover_output, recorded_error, redacted
+from retrain.rewards import Outcome, Score
+from retrain.status.one_run import follow
+from retrain.trainer.batch import ScoredBatch
+from retrain.trainer.scoring import UnscoredCount
 
 SECRET = "s3cr3t-9f8a7b6c5d"
 
@@ -34,6 +48,22 @@ SECRET = "s3cr3t-9f8a7b6c5d"
         f"Client(api_key='{SECRET}', timeout=3)",
         f"login(token={SECRET})",
         f"password={SECRET}",
+        f"https://host/?my_api_key={SECRET}",
+        f"https://host/?subscription-key={SECRET}",
+        f"https://host/?next=https%3A%2F%2Fother%3Fapi_key%3D{SECRET}%26page%3D1",
+        '{"error": "{\\"api_key\\": \\"' + SECRET + '\\"}"}',
+        f"X-Api-Key: {SECRET}",
+        f"Ocp-Apim-Subscription-Key: {SECRET}",
+        f"[(b'x-api-key', b'{SECRET}')]",
+        f"[('Authorization', 'Basic {SECRET}')]",
+        f"Authorization: ApiKey {SECRET}",
+        f"Set-Cookie: session={SECRET}; Path=/",
+        f"{{'OTHER_API_KEY': '{SECRET}', 'OTHER_TOKEN': '{SECRET}'}}",
+        f"OTHER_TOKEN={SECRET}",
+        f"Command '['curl', '--api-key', '{SECRET}', '--token={SECRET}']' failed",
+        f"curl --access-token {SECRET} failed",
+        f"Incorrect API key provided: sk-{SECRET}",
+        f"client_secret='{SECRET}'",
     ],
 )
 def test_a_secret_is_removed(text: str) -> None:
@@ -41,7 +71,21 @@ def test_a_secret_is_removed(text: str) -> None:
     assert redacted(redacted(text)) == redacted(text)
 
 
-@pytest.mark.parametrize("name", ["HF_TOKEN", "MY_API_KEY", "apikey", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "HF_TOKEN",
+        "MY_API_KEY",
+        "apikey",
+        "AWS_SECRET_ACCESS_KEY",
+        "DB_PASSWORD",
+        "PGPASSWORD",
+        "DB_PASS",
+        "GITHUB_PAT",
+        "MYSQL_PWD",
+        "OPENAI_API_KEYS",
+    ],
+)
 def test_the_value_of_a_variable_named_like_a_key_is_removed(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,6 +102,11 @@ def test_the_value_of_a_variable_named_like_a_key_is_removed(
         "https://host/v1?model=a&page=3",
         "KeyError: 'answer'; the bearer is unknown",
         "a@b.c // see docs",
+        "Tokenizer(eos_token='<|im_end|>', pad_token='<|endoftext|>')",
+        "logs/secret: no such file; signature: wrong; api_key: must be a string",
+        '{"url":"http://a","mail":"x@y"}',
+        "unknown columns 'key', 'value_column'",
+        "the author of monkey-patched author_key",
     ],
 )
 def test_a_text_without_a_secret_stays(text: str) -> None:
@@ -70,6 +119,37 @@ def test_ordinary_words_in_the_environment_stay(
 ) -> None:
     monkeypatch.setenv(name, value)
     assert redacted(f"{value} words stay") == f"{value} words stay"
+
+
+def test_a_key_is_removed_that_was_replaced_or_taken_out_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MY_API_KEY", SECRET)
+    assert redacted(SECRET) == "***"
+    monkeypatch.setenv("MY_API_KEY", SECRET[::-1])
+    assert redacted(SECRET[::-1]) == "***"
+    monkeypatch.delenv("MY_API_KEY")
+    assert redacted(f"{SECRET} {SECRET[::-1]}") == "*** ***"
+
+
+@pytest.mark.parametrize(
+    "value", ["/ab+cd/efgh12==", "first-key-1234,second-key-1234", "line-one-1\nline-two-2"]
+)
+def test_a_key_is_removed_in_all_forms_that_errors_quote(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_API_KEYS", value)
+    for part in (value, quote(value, safe=""), *re.split("[,\n]", value)):
+        assert redacted(f"it said {part}!") == "it said ***!"
+
+
+def test_a_path_to_a_file_of_keys_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_text("{}")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(keys))
+    monkeypatch.setenv("SSL_KEY_FILE", "/missing/key.pem")
+    assert (
+        redacted(f"{keys}: no such file, nor /missing/key.pem")
+        == f"{keys}: no such file, nor /missing/key.pem"
+    )
 
 
 def test_a_recorded_error_is_bounded_in_bytes_and_says_where_the_rest_is() -> None:
@@ -101,4 +181,37 @@ def test_what_a_covered_process_prints_is_redacted(monkeypatch: pytest.MonkeyPat
     cover_output()
     print(f"Bearer {SECRET}")
     print(f"Bearer {SECRET}", file=sys.stderr)
-    assert (out.getvalue(), errors.getvalue()) == ("Bearer ***\n", "Bearer ***\n")
+    print("Bearer", SECRET)  # in three parts
+    sys.stderr.write("Bearer ")
+    sys.stderr.write(SECRET)
+    sys.stderr.flush()
+    assert (out.getvalue(), errors.getvalue()) == ("Bearer ***\n" * 2, "Bearer ***\nBearer ***")
+
+
+def test_the_reason_that_a_checkpoint_keeps_holds_no_secret() -> None:
+    count = UnscoredCount()
+    score = Score(None, Outcome.ERROR, "x" * 190 + f" Bearer {SECRET}")  # cut to 200 characters afterwards
+    count.add(ScoredBatch((), np.array([[math.nan]]), errors=1, unscored={0: score}))
+    assert SECRET[:4] not in count.reason
+    assert SECRET[:4] not in count.last_outage
+
+
+def test_lines_that_no_python_wrote_are_redacted_when_they_are_shown(tmp_path: Path) -> None:
+    files = RunFiles(tmp_path)
+    files.output_log.write_text(f"curl: Bearer {SECRET}\n")
+    assert last_output(files, 1) == ["curl: Bearer ***"]
+    assert list(follow(files.output_log, 10, lambda: True)) == ["curl: Bearer ***"]
+    assert log_tail(files) == ["curl: Bearer ***"]
+
+
+def test_no_notice_holds_a_secret(tmp_path: Path) -> None:
+    texts: list[str] = []
+
+    class Heard(Observer):
+        def notice(self, text: str) -> None:
+            texts.append(text)
+
+    observer = RecordingObserver(Heard(), None, NoticeBook(tmp_path / "notices.jsonl"))  # type: ignore[arg-type]
+    observer.notice(f"sbatch: https://host/?api_key={SECRET}")
+    assert texts == ["sbatch: https://host/?api_key=***"]
+    assert SECRET not in (tmp_path / "notices.jsonl").read_text()

@@ -43,6 +43,7 @@ from retrain.records.metrics import require_sealed
 from retrain.records.run_state import UNREADABLE, RunState, end_as_done, read_attempts, read_done
 from retrain.records.rungs import Searched
 from retrain.records.text import count_of
+from retrain.redaction import redacted
 from retrain.system import cpu_capacity
 
 EVERY_S = 2.0  # at least between two writes
@@ -199,6 +200,7 @@ class RecordingObserver(Observer):
         self._notices = notices
 
     def notice(self, text: str) -> None:
+        text = redacted(text)
         self._observer.notice(text)
         with contextlib.suppress(RecordsError):  # a full disk is reported by what needs it
             self._notices.write(text)

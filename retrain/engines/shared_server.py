@@ -32,6 +32,7 @@ from retrain.locks.held import hold, is_held
 from retrain.records.files import opened, read_json, record_of, write_json
 from retrain.records.layout import own_temporary_folder
 from retrain.records.lines import read_end
+from retrain.redaction import redacted
 
 STARTING, READY, RESTARTING, FAILED, ENDED = "starting", "ready", "restarting", "failed", "ended"
 LOOK_S = 0.1
@@ -93,7 +94,7 @@ class ServerFiles:
     def last_lines(self) -> str:
         """Return the end of the server's log."""
         with contextlib.suppress(FileNotFoundError, RecordsError), opened(self.log) as log:
-            tail = read_end(log, LOG_TAIL_BYTES, LOG_TAIL_BYTES)[1].decode(errors="replace")
+            tail = redacted(read_end(log, LOG_TAIL_BYTES, LOG_TAIL_BYTES)[1].decode(errors="replace"))
             lines = [line for line in tail.splitlines() if line.strip()][-KEPT_LINES:]
             return "\n".join(line[:LINE_LIMIT] for line in lines)
         return ""

@@ -15,17 +15,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from retrain.clock import posix_s
+from retrain.redaction import HIDDEN, redacted
 from retrain.registry import PluginSpec
 
 SPEC = PluginSpec("logger", "open_logger", ("run",), members=("id", "rows", "flush", "close"))
 
 Row = Mapping[str, Any]
-HIDDEN = "***"
 _SECRET_KEY = re.compile(
     r"(?i)(^|_|-)(keys?|apikeys?|token|secrets?|passwords?|passwd|credentials?|auth|authorization)$"
 )
-_USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
-_SECRET_IN_URL = re.compile(r"(?i)([?&][^=&]*(?:key|token|secret|password|sig)[^=&]*=)[^&\s]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,7 @@ def written_at_s(row: Row) -> float:
 
 
 def without_secrets(value: Any, key: str = "") -> Any:
-    """Return a copy of a configuration without secrets, recognised by key or within a URL."""
+    """Return a copy of a configuration without secrets, recognised by key or within a text."""
     if isinstance(value, Mapping):
         return {str(k): without_secrets(v, str(k)) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -84,4 +82,4 @@ def without_secrets(value: Any, key: str = "") -> Any:
         return value
     if value and _SECRET_KEY.search(key):
         return HIDDEN
-    return _SECRET_IN_URL.sub(rf"\1{HIDDEN}", _USER_IN_URL.sub(f"{HIDDEN}@", value))
+    return redacted(value)

@@ -35,6 +35,7 @@ from retrain.records.run_state import (
 )
 from retrain.records.spending import Spending, columns_of, read_spending
 from retrain.records.text import first_of, plain, without_score
+from retrain.redaction import redacted
 
 TAIL_ROWS = FEWEST_STEPS  # as `compare` averages over; more rows would cost time for every run
 NAME_LIMIT = 200  # characters of an id, a condition (as many as its key allows), a phase or a regime
@@ -324,10 +325,10 @@ def _is_untouched(directory: Path) -> bool:
 
 
 def last_output(files: RunFiles, count: int) -> list[str]:
-    """Return the last lines of a run's output, as they are; none without a file."""
+    """Return the last lines of a run's output, as they are but for secrets; none without a file."""
     try:
         with opened(files.output_log) as fd:
-            return [line.decode(errors="replace") for line in read_tail(fd, count)]
+            return [redacted(line.decode(errors="replace")) for line in read_tail(fd, count)]
     except FileNotFoundError:
         return []
 

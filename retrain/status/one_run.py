@@ -19,6 +19,7 @@ from retrain.records.layout import CampaignFiles, RunFiles, instead_of, is_campa
 from retrain.records.lines import read_end
 from retrain.records.samples import KeptSample, samples_of
 from retrain.records.text import first_of, plain, plain_lines
+from retrain.redaction import redacted
 
 LOOK_S = 0.2
 _LONGEST_LINE = 2000
@@ -142,7 +143,7 @@ def _read_from(path: Path, at: int) -> tuple[bytes, int]:
 
 def _printable(line: bytes) -> str:
     """Return a line with its blanks, which tables and tracebacks need, and nothing that a terminal obeys."""
-    text = line[: 16 * _LONGEST_LINE].decode("utf-8", "replace")  # megabytes of escapes cost nothing
+    text = redacted(line[: 16 * _LONGEST_LINE].decode("utf-8", "replace"))  # megabytes cost nothing
     whole = " ".join(plain_lines(text))
     return whole if len(whole) <= _LONGEST_LINE else f"{whole[: _LONGEST_LINE - 1]}…"
 

@@ -30,6 +30,7 @@ from retrain.records.layout import RunFiles
 from retrain.records.lines import is_count, parse_line
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import RunState
+from retrain.redaction import redacted
 
 T = TypeVar("T")
 
@@ -273,7 +274,7 @@ class _LoggerThread:
                 return act()
             except (Exception, SystemExit) as error:  # noqa: BLE001 - a logger must not end the training
                 whole = registry.fault_of(error) or f"{type(error).__name__}: {error}"
-                short = str(without_secrets(whole.splitlines()[0]))[:LONGEST_REASON]
+                short = redacted(whole.splitlines()[0])[:LONGEST_REASON]
                 if (what := f"cannot {doing} ({short})") != said:
                     self._say(said := what)
                 time.sleep(PAUSE_S * (number < TRIES))

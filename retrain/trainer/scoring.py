@@ -20,6 +20,7 @@ from retrain.errors import RunFailedError, UnscoredStepError
 from retrain.event_loop import EventLoopThread
 from retrain.records.step_row import Unscored
 from retrain.records.text import plain
+from retrain.redaction import redacted
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, TrainerState
 from retrain.rewards.opening import open_reward, range_of
 from retrain.rollouts import Group, Rollout
@@ -48,8 +49,9 @@ class UnscoredCount:
         self.outages += outages
         self.outage_steps = self.outage_steps + 1 if outages > self.max_unscored * size else 0
         for score in batch.unscored.values():
-            self.reason = self.reason or plain(score.message)
-            self.last_outage = plain(score.message) if score.is_outage else self.last_outage
+            message = plain(redacted(score.message))
+            self.reason = self.reason or message
+            self.last_outage = message if score.is_outage else self.last_outage
         if not self.unscored:
             return None
         return Unscored(

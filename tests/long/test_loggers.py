@@ -276,9 +276,9 @@ def test_what_may_be_secret_is_hidden():
         "max_tokens": 5,
     }
     assert without_secrets(settings) == {
-        "base_url": "https://***@host/v1?api_key=***&x=1",
+        "base_url": "https://host/v1?api_key=***&x=1",
         "api_key": "***",
         "judge": {"token": "***", "tokens": "3", "key": "", "api_keys": ["***"], "auth": "***"},
-        "list": ["redis://***@host/0"],
+        "list": ["redis://host/0"],
         "max_tokens": 5,
     }
