@@ -46,8 +46,10 @@ def answer_of(
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/other"])
-def test_nothing_is_told_without_a_key(endpoint: Endpoint, path: str) -> None:
-    status, body = answer_of(endpoint, "GET", path, {"Authorization": "Bearer other"})
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_nothing_is_told_without_a_key(endpoint: Endpoint, path: str, method: str) -> None:
+    headers = {"Authorization": "Bearer other", "Content-Length": "0"}
+    status, body = answer_of(endpoint, method, path, headers)
     assert status == 401
     assert "data" not in body
 
@@ -86,3 +88,18 @@ def test_who_sends_no_key_is_sent_away_and_keeps_nobody_out(
         assert sum("process_request" in thread.name for thread in threading.enumerate()) <= MOST_STRANGERS
         assert answer_of(endpoint, "GET", "/v1/models", {})[0] == 401  # once there is room
         assert all(one.recv(1) == b"" for one in silent)
+
+
+def test_a_client_with_a_key_may_take_its_time(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STRANGER_S", 0.5)
+    endpoint._server.served["key"] = SimpleNamespace(refused=""), None  # type: ignore[assignment]
+    head = b"POST /v1/x HTTP/1.1\r\nAuthorization: Bearer key\r\nContent-Length: 1\r\n\r\n"
+    with ExitStack() as stack:
+        slow, silent = (
+            stack.enter_context(closing(socket.create_connection(address_of(endpoint), PATIENCE_S)))
+            for _ in range(2)
+        )
+        slow.sendall(head)
+        assert silent.recv(1) == b""  # sent away, later than the other would have been
+        slow.sendall(b"x")
+        assert slow.recv(12) == b"HTTP/1.1 404"

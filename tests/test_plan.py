@@ -94,6 +94,12 @@ def test_conditions_with_the_same_label_are_refused() -> None:
         ("MAX", "\u039cax"),  # a Greek M
         ("a\u200bb", "ab"),  # an invisible one
         ("\u0430a", "a\u0430"),
+        ("a-b", "a\u2010b"),  # a hyphen that is not the keyboard's
+        ("a-b", "a\u2212b"),  # a minus
+        ("ab", "a\ufe0fb"),  # a variation selector
+        ("ab", "a\u3164b"),  # a letter that is not drawn
+        ("log", "l\u0585\u0261"),  # an Armenian o, a phonetic g
+        ("it", "\u0131t"),  # an i without its dot
     ],
 )
 def test_conditions_that_look_alike_are_refused(names: tuple[str, str]) -> None:

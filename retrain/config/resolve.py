@@ -157,8 +157,11 @@ def _plain(value: Any) -> Any:
 
 
 _DRAWN_ALIKE = str.maketrans(
-    "АВЕЅІЈКМНОРСТУХԚԜаеіјорсухѕһԁԛԝӏΑΒΕΖΗΙΚΜΝΟΡΤΥΧονρικαυγ",
-    "ABESIJKMHOPCTYXQWaeijopcyxshdqwlABEZHIKMNOPTYXovpikauy",
+    "АВЕЅІЈКМНОРСТУХԚԜаеіјорсухѕһԁԛԝӏΑΒΕΖΗΙΚΜΝΟΡΤΥΧονρικαυγօսոհցıɑɡ‐‒–—−",
+    "ABESIJKMHOPCTYXQWaeijopcyxshdqwlABEZHIKMNOPTYXovpikauyounhgiag-----",
+)
+_UNSEEN = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\U000e0100-\U000e01ef]"
 )
 
 
@@ -175,10 +178,15 @@ def label_of(name: str, room: int = 40) -> str:
 def look_of(name: str) -> str:
     """Return what a reader sees of a name: equal for two that look alike, in any case.
 
-    Compatibility forms (NFKC) are one, invisible characters are left out, and Cyrillic and Greek letters
-    count as the Latin ones that they are drawn like (Unicode TR39, the letters that fonts draw alike).
+    Compatibility forms (NFKC) are one, invisible characters are left out, and Cyrillic, Greek and
+    other letters count as the Latin ones that they are drawn like (Unicode TR39), dashes as hyphens.
     """
-    folded = unicodedata.normalize("NFKC", name).translate(_DRAWN_ALIKE).casefold().translate(_DRAWN_ALIKE)
+    folded = (
+        unicodedata.normalize("NFKC", _UNSEEN.sub("", name))
+        .translate(_DRAWN_ALIKE)
+        .casefold()
+        .translate(_DRAWN_ALIKE)
+    )
     return "".join(character for character in folded if character.isprintable())
 
 

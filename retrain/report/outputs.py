@@ -31,7 +31,19 @@ from retrain.report.gather import CampaignRecord, RunHistory
 from retrain.report.page import MARK, page
 from retrain.report.sides import Moment, check_metrics, final_value, known_metrics
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a cell begins with that a spreadsheet computes
+FORMULA = (
+    "=",
+    "+",
+    "-",
+    "@",
+    "\t",
+    "\r",
+    "\n",
+    "＝",
+    "＋",
+    "－",
+    "＠",
+)  # what a cell begins with that a spreadsheet computes
 FORMATS = ("html", "png", "svg", "csv", "parquet")
 AGAIN = "try again"  # what to do once the cause of an error is gone
 READ_BYTES = 65536  # at either end of a file

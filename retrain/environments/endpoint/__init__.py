@@ -146,11 +146,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         try:
-            body = self._body()
+            if self._known():
+                self.server.admit(self.connection)  # however long its body takes
+            body = self._body()  # also of a stranger: else it may read no answer
+            session, loop = self._served()
             if self.path not in POSTED:
                 raise _unknown(self.path)
             form, sample, write = POSTED[self.path]
-            (session, loop), request = self._served(), read_request(form, body)
+            request = read_request(form, body)
             turn = self._turn(sample(session, request, self._has_left), loop)
         except Refusal as refusal:
             self._send_refusal(refusal)
