@@ -67,7 +67,7 @@ def test_a_run_whose_completions_all_fail_is_named_with_what_to_do(tmp_path: Pat
     assert {row["updates"] for row in rows} == {0}
     row = read_row(PlannedRun("r", "a", 0, STEPS), files)
     assert row.no_signal.startswith(TOLD.format(step=STEPS))
-    assert [str(line) for line in warnings([row])] == [f"a_s0: {row.no_signal}"]
+    assert [str(line) for line in warnings([row])] == [f"r: {row.no_signal}"]
     assert gather(files.directory).problems == (f"{rows[0]['run']}: {row.no_signal}",)
 
 
@@ -124,7 +124,14 @@ def test_a_signal_ends_the_count_and_counts_only_if_something_was_trained_on() -
 def test_runs_of_a_condition_without_a_signal_are_told_once():
     why = "no learning signal in steps 1 to {}, with a mean reward of 0: no completion has a reward of 1"
     rows = [
-        RunRow(run_id=name, condition=name, seed=seed, state="done", max_steps=99, no_signal=why.format(seed))
+        RunRow(
+            run_id=f"{name}_s{seed}",
+            condition=name,
+            seed=seed,
+            state="done",
+            max_steps=99,
+            no_signal=why.format(seed),
+        )
         for seed in range(12)
         for name in ("a", "b")
     ]

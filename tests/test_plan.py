@@ -14,6 +14,7 @@ from retrain.errors import ConfigError
 from retrain.plan.explain import explain_plan
 from retrain.plan.matrix import plan_runs
 from retrain.plan.preflight import preflight
+from retrain.records.run_row import row_of
 from retrain.records.text import plain
 
 TWO_BY_TWO = {
@@ -40,8 +41,13 @@ def test_a_condition_keeps_its_own_name_beside_its_runs_safe_ids() -> None:
     assert [run.condition for run in runs] == names
     assert [run.config.run.condition for run in runs] == names
     assert all(run.run_id == f"{label_of(run.condition)}_s7" for run in runs)
-    assert runs[0].title == f"{runs[0].run_id} (Контроль, seed 7)"
-    assert runs[2].title == "grpo-baseline_s7"
+    assert [run.title for run in runs] == ["Контроль_s7", "强化学习 max_s7", "grpo-baseline_s7"]
+
+
+@pytest.mark.parametrize("name", ["grpo lr=0.001", "Grpo", "Контроль"])
+def test_messages_and_tables_call_a_run_the_same(name: str) -> None:
+    (run,) = plan_runs(parse({"campaign": {"seeds": [7], "conditions": [{"name": name}]}}, "c")).runs
+    assert row_of(run.planned, {"state": "done"}).name == run.title
 
 
 @given(st.lists(st.text(max_size=90), min_size=1, max_size=6))

@@ -20,7 +20,7 @@ from retrain.config.schema import Backend, Config
 from retrain.config.versions import CURRENT
 from retrain.errors import ConfigError
 from retrain.plan.launching import runs_side_by_side
-from retrain.records.text import plain
+from retrain.records.text import name_of_run, plain
 
 if TYPE_CHECKING:
     from retrain.records.manifest import RunEntry
@@ -42,9 +42,8 @@ class RunPlan:
 
     @property
     def title(self) -> str:
-        """The run id, with the condition's own name if the id does not show it."""
-        is_told = self.condition.isascii()
-        return self.run_id if is_told else f"{self.run_id} ({self.condition}, seed {self.seed})"
+        """What it is called wherever it is shown."""
+        return name_of_run(self.run_id, self.condition, self.seed)
 
     @property
     def max_steps(self) -> int:

@@ -34,7 +34,7 @@ from retrain.records.run_state import (
     rung_of,
 )
 from retrain.records.spending import Spending, columns_of, read_spending
-from retrain.records.text import first_of, plain, without_score
+from retrain.records.text import first_of, name_of_run, plain, without_score
 from retrain.redaction import redacted
 
 TAIL_ROWS = FEWEST_STEPS  # as `compare` averages over; more rows would cost time for every run
@@ -156,8 +156,8 @@ class RunRow:
 
     @property
     def name(self) -> str:
-        """Its name by its condition's own name, which commands accept as well as its id."""
-        return self.run_id if self.seed is None else f"{self.condition}_s{self.seed}"
+        """What it is called wherever it is shown."""
+        return name_of_run(self.run_id, self.condition, self.seed)
 
     @property
     def steps_left(self) -> int:

@@ -53,6 +53,14 @@ def as_typed(path: Path) -> str:
     return shlex.quote(str(path))
 
 
+def name_of_run(run_id: str, condition: str, seed: int | None) -> str:
+    """Return what a run is called wherever it is shown: its id, unless the id cannot spell its condition.
+
+    Commands accept both.
+    """
+    return run_id if seed is None or condition.isascii() else f"{condition}_s{seed}"
+
+
 def count_of(number: int, noun: str) -> str:
     """Return `1 run`, `2 runs`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

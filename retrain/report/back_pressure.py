@@ -48,7 +48,7 @@ class Scalability:
 class Stretch:
     """Consecutive steps of a run in one regime."""
 
-    run_id: str
+    run: str  # its name
     regime: str
     first: int
     last: int
@@ -82,7 +82,7 @@ def stretches(runs: Sequence[RunHistory]) -> tuple[Stretch, ...]:
         for (regime, _), group in groupby(rows, key=lambda row: (row[1][1], row[1][0] - row[0])):
             steps = [step for _, (step, _) in group]
             if regime:
-                found.append(Stretch(run.run_id, regime, steps[0], steps[-1]))
+                found.append(Stretch(run.name, regime, steps[0], steps[-1]))
     return tuple(found)
 
 
@@ -142,12 +142,12 @@ def usl_chart(found: Sequence[Scalability], conditions: Sequence[str]) -> Chart:
 
 def regime_chart(stretches: Sequence[Stretch], last_step: int) -> Chart:
     """Draw the regime of each run at each step."""
-    runs = list(dict.fromkeys(stretch.run_id for stretch in stretches))
+    runs = list(dict.fromkeys(stretch.run for stretch in stretches))
     shown = runs[:MOST_RUNS]
     rows = [
-        {"r": one.run_id, "g": _words(one.regime), "a": one.first - 1, "b": one.last}
+        {"r": one.run, "g": _words(one.regime), "a": one.first - 1, "b": one.last}
         for one in stretches
-        if one.run_id in shown
+        if one.run in shown
     ]
     found = {one.regime for one in stretches}
     colours = {name: colour for name, colour in REGIMES.items() if name in found}

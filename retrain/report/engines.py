@@ -37,7 +37,7 @@ class ServerRow(NamedTuple):
     """What a row of metrics.jsonl tells of its server."""
 
     at_s: float  # when it was written, in Unix seconds
-    run_id: str
+    run: str  # its name
     crash: str  # how the server ended and the last lines of its log, if it was started again; else empty
     values: Sequence[float]  # of `KEYS`; NaN if unknown
 
@@ -68,7 +68,7 @@ def servers(runs: Sequence[RunHistory]) -> tuple[ServerLoad, ...]:
         texts = columns.text("engine_server"), columns.text("engine_crash")
         for at_s, values, name, crash in zip(columns.ends_s.tolist(), numbers, *texts, strict=True):
             if math.isfinite(at_s) and math.isfinite(values[0]):
-                found.setdefault(name, []).append(ServerRow(at_s, run.run_id, crash, values))
+                found.setdefault(name, []).append(ServerRow(at_s, run.name, crash, values))
     rows_of = {name: sorted(rows, key=attrgetter("at_s")) for name, rows in found.items()}
     ordered = sorted(rows_of.items(), key=lambda one: one[1][0].at_s)
     return tuple(ServerLoad(f"server {n}", name, rows) for n, (name, rows) in enumerate(ordered, 1))
@@ -138,7 +138,7 @@ def _row(one: ServerLoad) -> tuple[str, ...]:
     running, waiting, cache, speed, restarts = (
         values[np.isfinite(values)] for values in map(one.values, KEYS)
     )
-    runs = list(dict.fromkeys(row.run_id for row in one.rows))
+    runs = list(dict.fromkeys(row.run for row in one.rows))
     return (
         one.label,
         *(f"{values.max():.0f}" if len(values) else MISSING for values in (running, waiting)),

@@ -106,9 +106,9 @@ def _of_side(side: Side) -> Iterator[tuple[str, KeptSample]]:
         read = partial(choose_samples, step=None, which="", count=MOST_KEPT)
         samples = readable(read, RunFiles(run.directory)) or []
         if episodes := [one for one in samples if one.turns or one.error]:
-            yield run.run_id, episodes[0]
+            yield run.name, episodes[0]
             if len(episodes) > 1:
-                yield run.run_id, episodes[-1]
+                yield run.name, episodes[-1]
             return
 
 

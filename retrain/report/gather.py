@@ -134,7 +134,7 @@ def gather_all(directory: Path, *, with_rows: bool = True) -> tuple[CampaignReco
 
 def left_out(runs: Iterable[RunRow]) -> list[str]:
     """List the runs with damaged records and the reason: they are excluded from all results."""
-    return [f"{run.run_id} is left out: {run.message}" for run in runs if run.state == UNREADABLE]
+    return [f"{run.name} is left out: {run.message}" for run in runs if run.state == UNREADABLE]
 
 
 def _read(directory: Path, *, with_rows: bool = True) -> CampaignRecord:
@@ -146,7 +146,7 @@ def _read(directory: Path, *, with_rows: bool = True) -> CampaignRecord:
     runs = [_run(files_of, entry, searched, with_rows=with_rows) for files_of, entry in planned]
     for i, run in enumerate(runs):
         if is_edited(run.config):
-            problems.append(f"{run.run_id}: run.toml was changed after it was planned, and is left out")
+            problems.append(f"{run.name}: run.toml was changed after it was planned, and is left out")
             runs[i] = replace(run, config={})
     problems += _problems_of(runs)
     given = RunFiles(directory).run_toml if is_single_run(directory) else files.campaign_toml
@@ -163,14 +163,14 @@ def _read(directory: Path, *, with_rows: bool = True) -> CampaignRecord:
 
 def _problems_of(runs: Sequence[RunHistory]) -> Iterator[str]:
     yield from left_out(runs)
-    yield from (f"{run.run_id}: {run.unscored}" for run in runs if run.unscored)
-    yield from (f"{run.run_id}: {run.mismatch_rise}" for run in runs if run.mismatch_rise)
-    idle = without_signal((run.run_id, run.condition, run.no_signal) for run in runs)
+    yield from (f"{run.name}: {run.unscored}" for run in runs if run.unscored)
+    yield from (f"{run.name}: {run.mismatch_rise}" for run in runs if run.mismatch_rise)
+    idle = without_signal((run.name, run.condition, run.no_signal) for run in runs)
     yield from (f"{names}: {said}" for names, said in idle.items())
     for run in runs:
         if skipped := run.columns.skipped_lines:
             what = "lines of metrics.jsonl could not be read and are left out"
-            yield f"{run.run_id}: {skipped} {what}"
+            yield f"{run.name}: {skipped} {what}"
 
 
 def _run(files: RunFiles, entry: RunEntry, searched: Searched | None, *, with_rows: bool) -> RunHistory:

@@ -137,7 +137,7 @@ def side_of(campaign: CampaignRecord, name: str, tag: str = "") -> Side:
     """Return the runs of a condition, or the run of that id, or of that name as `status` shows it."""
     runs = campaign.runs
     found = [run for run in runs if run.condition == name] or [
-        run for run in runs if name in (run.run_id, run.name)
+        run for run in runs if name in (run.run_id, f"{run.condition}_s{run.seed}")
     ]
     if tag:
         name = tag if tag.startswith(name) else f"{name} ({tag})"  # a run's directory names both

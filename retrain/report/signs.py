@@ -76,11 +76,11 @@ def signs_of_cheating(sides: Sequence[Side]) -> Iterator[str]:
             metric = run.columns.metric
             if jump := find_jump(run.columns.steps.tolist(), metric("mean_reward"), metric("eval_reward")):
                 yield (
-                    f"{plain(run.run_id)}: the reward jumps by {jump.rise:.2g} at step {jump.step}, the "
+                    f"{plain(run.name)}: the reward jumps by {jump.rise:.2g} at step {jump.step}, the "
                     f"held-out reward changes by {jump.held_out_rise:.2g}; read the samples of that step."
                 )
             if run.eval_falling:
-                name = plain(run.run_id)
+                name = plain(run.name)
                 yield f"{name}: the reward rises, but {run.eval_falling}; read its best samples."
 
 

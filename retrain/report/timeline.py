@@ -206,7 +206,7 @@ def timeline_chart(found: Timeline, conditions: Sequence[str]) -> Chart:
 def _row(bar: Bar, since: TimeAxis) -> Spec:
     return _times(bar, since) | {
         "w": bar.lane, "z": bar.lane - HALF,
-        "c": bar.run.condition, "run": bar.run.run_id, "n": bar.attempt.number, "e": bar.ending,
+        "c": bar.run.condition, "run": bar.run.name, "n": bar.attempt.number, "e": bar.ending,
         "d": format_duration(bar.end_s - bar.start_s),
         "p": format_duration(float(bar.waits()[1].sum())),
     }  # fmt: skip
