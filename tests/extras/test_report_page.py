@@ -52,6 +52,16 @@ const right = (selector) => Math.max(...[...document.querySelectorAll(`[data-cha
   .map((one) => one.getBoundingClientRect().right));
 return right("svg") - right(".mark-text text");
 """
+# pixels between neighbouring tick labels of every axis below a chart
+TICK_GAPS = """
+return [...document.querySelectorAll(".chart .role-axis-label")].flatMap((labels) => {
+  const isShown = (label) => label.getAttribute("opacity") !== "0" && label.textContent;
+  const boxes = [...labels.children].filter(isShown)
+    .map((label) => label.getBoundingClientRect());
+  const isRow = boxes.length > 1 && Math.abs(boxes[0].top - boxes[1].top) < 2;
+  return isRow ? boxes.slice(1).map((box, i) => box.left - boxes[i].right) : [];
+});
+"""
 BEYOND = """
 const shown = [...document.querySelectorAll(".mark-text.role-legend-label text, .talk li")];
 return shown.filter((one) => one.getBoundingClientRect().right > innerWidth).map((one) => one.textContent);
@@ -264,6 +274,21 @@ def test_long_names_are_whole_and_told_apart_in_every_chart(browser, tmp_path, w
         assert browser.run(BEYOND) == []
         shown = browser.run(AXIS)
         assert len(set(shown)) == len(shown) == conditions
+
+
+@pytest.mark.parametrize("scale", [1, 1e-4])
+def test_a_phone_shows_tick_labels_apart(browser, tmp_path, scale):
+    names = ("grpo learning_rate=0.001", "maxrl learning_rate=0.005")
+    runs = {
+        (name, seed): flat(scale * (0.123 * seed + 0.1 * i), 5)
+        for i, name in enumerate(names)
+        for seed in range(3)
+    }
+    with browser.width(390):
+        browser.open(report(write_campaign(tmp_path, runs, steps=5), tmp_path / "report.html"))
+        gaps = browser.run(TICK_GAPS)
+        assert len(gaps) > 1
+        assert min(gaps) >= 6
 
 
 def test_names_in_any_script_keep_a_report_small(tmp_path):
