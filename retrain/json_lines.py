@@ -8,6 +8,7 @@ be a list of messages, and its completion then a list of one message of the assi
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,9 @@ from retrain.errors import ConfigError, is_passing, records_error
 from retrain.rollouts import Messages, Prompt, as_prompt
 
 MOST_NUMBERS = 5  # of lines with the same problem
+VALUE = re.compile(
+    r"(?<= is ).*(?=; needs)|\d[\d.]*", re.DOTALL
+)  # of a problem: differs by line
 MAX_PROBLEMS = 20  # shown per source; the rest are probably the same mistake
 ROLES = ("system", "user", "assistant", "tool")
 MESSAGE = '{"role": ..., "content": ...}'
@@ -43,13 +47,14 @@ def read_rows(
     `read` raises a ValueError for a wrong row; errors name its place by `source`, `unit` and number.
     """
     found: list[T] = []
-    wrong: dict[str, list[int]] = {}
+    wrong: dict[str, tuple[str, list[int]]] = {}  # by problem: as it is first met, and where it is
     for number, row in rows:
         try:
             found += read(number, row)
         except ValueError as error:
-            wrong.setdefault(str(error), []).append(number)
-    problems = [f"{source}{unit}{at[0]}: {what}{_also(at[1:])}" for what, at in wrong.items()]
+            alike = VALUE.sub("", str(error))
+            wrong.setdefault(alike, (str(error), []))[1].append(number)
+    problems = [f"{source}{unit}{at[0]}: {what}{_also(at[1:])}" for what, at in wrong.values()]
     if len(problems) > MAX_PROBLEMS:
         problems[MAX_PROBLEMS:] = [f"{source}: {len(problems) - MAX_PROBLEMS} more problems"]
     if not found and not problems:

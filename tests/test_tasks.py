@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from retrain.errors import ConfigError
+from retrain.json_lines import read_rows
 from tests.built_tasks import build, problem_of
 
 GENERATED = ["sort", "copy", "reverse", "addition", "successor"]
@@ -175,14 +177,25 @@ def test_jsonl_names_file_and_line_of_a_bad_row(rows, line, said):
 
 def test_jsonl_tells_all_bad_rows_but_not_without_end(rows):
     assert len(problem_of("jsonl", path=rows("1", "[]", "null")).splitlines()) == 3
-    various = [{"prompt": "x", "answer": n + 0.5} for n in range(100)]
-    assert problem_of("jsonl", path=rows(*various)).endswith("80 more problems")
+
+    def refuse(number: int, row: str) -> list[str]:
+        raise ValueError(f"{row} is unknown")
+
+    with pytest.raises(ConfigError) as error:
+        read_rows(enumerate("x" * n for n in range(100)), refuse, "rows.jsonl", needs="rows")
+    assert str(error.value).endswith("80 more problems")
 
 
 def test_the_same_problem_on_many_lines_is_one_message(rows):
     (told,) = problem_of("jsonl", path=rows(*["1"] * 20)).splitlines()
     assert "rows.jsonl:1: " in told
     assert told.endswith("(the same on 19 others: 2, 3, 4, 5, 6, ...)")
+
+
+def test_so_is_one_with_another_value_on_each_line(rows):
+    wrong = [{"prompt": "x", "answer": n + 0.5} for n in range(20)]
+    (told,) = problem_of("jsonl", path=rows(*wrong)).splitlines()
+    assert "rows.jsonl:1: 'answer' is 0.5; needs a text or a whole number (the same on 19 others:" in told
 
 
 def test_a_whole_number_is_an_answer_as_in_parquet(rows):

@@ -177,9 +177,8 @@ def _syntax(problem: str, data: bytes) -> str:
     found = re.search(r"line (\d+), column (\d+)", problem)
     number, column = (int(found[1]), int(found[2])) if found else (len(lines), 1)
     line = lines[number - 1] if 0 < number <= len(lines) else ""
-    if word := re.match(r"(True|False|None)\b", line[column - 1 :]):
-        right = "leave the key out" if word[1] == "None" else f"write {word[1].lower()}, in lower case"
-        return f"{word[1]} is no value of TOML: {right} (at line {number}, column {column})"
+    if problem.startswith("Invalid value") and (why := _no_value(line[column - 1 :])):
+        return f"{why} (at line {number}, column {column})"
     header, first = "", dict[str, int]()
     for at, text in enumerate(lines[:number], start=1):
         name = re.match(r"\s*(\[\[?[^\]]*\]\]?|[^#=\[\s][^#=]*?(?=\s*=))", text)
@@ -192,6 +191,24 @@ def _syntax(problem: str, data: bytes) -> str:
             return f"{name[1]} is given twice, at line {first[spelled]} and line {at}; keep one"
         first.setdefault(spelled, at)
     return problem
+
+
+def _no_value(text: str) -> str:
+    """Return why no value begins with this text, and what to write; "" if that is not known."""
+    if text[:1] in "\u201c\u201d\u2018\u2019\u00ab":
+        return f"{text[:1]} is no quote of TOML: write straight ones"
+    word = re.match(r"[A-Za-z_][\w./-]{0,40}", text)
+    if word is None:
+        return ""
+    if (lower := word[0].lower()) in ("true", "false"):
+        right = f"write {lower}, in lower case"
+    elif lower in ("none", "null", "nil"):
+        right = "leave the key out"
+    elif lower in ("yes", "no", "on", "off"):
+        right = "write true or false"
+    else:
+        right = f'text stands in quotes: write "{word[0]}"'
+    return f"{word[0]} is no value of TOML: {right}"
 
 
 def _unreadable(path: Path, error: OSError | ValueError) -> ConfigError:
