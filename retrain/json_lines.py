@@ -19,9 +19,7 @@ from retrain.errors import ConfigError, is_passing, records_error
 from retrain.rollouts import Messages, Prompt, as_prompt
 
 MOST_NUMBERS = 5  # of lines with the same problem
-VALUE = re.compile(
-    r"(?<= is ).*(?=; needs)|\d[\d.]*", re.DOTALL
-)  # of a problem: differs by line
+VALUE = re.compile(r"(?<= is ).*(?=; needs)|\d[\d.]*", re.DOTALL)  # of a problem: differs by line
 MAX_PROBLEMS = 20  # shown per source; the rest are probably the same mistake
 ROLES = ("system", "user", "assistant", "tool")
 MESSAGE = '{"role": ..., "content": ...}'

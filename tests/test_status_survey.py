@@ -5,8 +5,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from retrain.campaign.endings import conclude
 from retrain.controllers.permits import CallFacts
-from retrain.errors import RecordsError
+from retrain.errors import EXIT_CONFIG, RecordsError
 from retrain.locks.held import hold
 from retrain.records.files import write_json
 from retrain.records.layout import CampaignFiles, RunFiles
@@ -184,6 +185,16 @@ def test_the_last_output_of_a_run_that_was_killed_is_not_called_the_cause(campai
     assert run_in(_only(campaign), "grpo", 1).message == (
         "ended without a message (killed?); last output: all good, accuracy 100% \N{REPLACEMENT CHARACTER}"
     )
+
+
+@pytest.mark.parametrize(("code", "is_cause"), [(0, False), (3, False), (EXIT_CONFIG, True)])
+def test_the_last_output_is_the_cause_only_where_a_worker_exits_with_a_code_of_its_own(
+    campaign, code, is_cause
+):
+    run = campaign.run("grpo_s1")
+    run.output_log.write_text("all good, accuracy 100%\n")
+    told = "" if is_cause else f"the worker exited with code {code} and no message; last output: "
+    assert conclude(run, "abc", code, None).message == told + "all good, accuracy 100%"
 
 
 def test_back_pressure_and_permit_waits_are_those_of_the_last_step(campaign):

@@ -16,7 +16,16 @@ from functools import partial
 from pathlib import Path
 
 from retrain.config.campaign import Campaign
-from retrain.errors import EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED, RecordsError, RetrainError, may_pass
+from retrain.errors import (
+    EXIT_CONFIG,
+    EXIT_INFRASTRUCTURE,
+    EXIT_INTERRUPTED,
+    EXIT_RECORDS,
+    EXIT_RUN_FAILED,
+    RecordsError,
+    RetrainError,
+    may_pass,
+)
 from retrain.locks.held import holder, is_held
 from retrain.plan.matrix import RunPlan
 from retrain.records.files import readable
@@ -121,11 +130,16 @@ def _unrecorded(files: RunFiles, exit_code: int | None, cancelled: RunState | No
     no_message = f"the worker exited with code {exit_code} and no message"
     if exit_code == EXIT_INFRASTRUCTURE:
         no_message += "; is the disk full?"  # else its log would say what was missing
-    message = said or no_message
+    if exit_code in OWN_CODES:
+        message = said or no_message
+    else:  # what was printed last need not be why
+        message = f"{no_message}; last output: {said}" if said else no_message
     known = {EXIT_INFRASTRUCTURE: RunState.INFRASTRUCTURE, EXIT_INTERRUPTED: RunState.INTERRUPTED}
     return Ending(known.get(exit_code, RunState.FAILED), message)
 
 
+# of a worker that printed why
+OWN_CODES = (EXIT_CONFIG, EXIT_RUN_FAILED, EXIT_RECORDS, EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED)
 SCORING = "reward"  # the phase
 TAKEN = re.compile(r"(?:^|, )\d+ s$")  # what a worker adds to its progress every second
 GRACE_S = 30.0  # to save a checkpoint after a timeout, before the worker is killed
