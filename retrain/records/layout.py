@@ -16,6 +16,7 @@ import time
 import unicodedata
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from retrain.config.keys import Table, Tables
@@ -123,7 +124,8 @@ def open_campaign(directory: Path) -> CampaignFiles:
 def _require_own(files: CampaignFiles) -> None:
     """Raise RecordsError if a directory of a campaign is a link: what it leads to is not ours to change."""
     runs = () if is_single_run(files.directory) else files_of_runs(files).values()
-    for made in (files.permits, files.runs, *(run.directory for run in runs)):
+    within = chain.from_iterable((run.directory, run.checkpoints) for run in runs)
+    for made in chain((files.permits, files.runs), within):
         if made.is_symlink():
             raise RecordsError(
                 f"{made}: is a symbolic link, which records never follow; replace it by the directory "

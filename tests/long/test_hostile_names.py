@@ -199,12 +199,13 @@ def test_a_link_planted_where_the_orchestrator_writes_is_not_followed(
     assert (here / "target").read_text() == "precious"
 
 
-@pytest.mark.parametrize("name", ["runs", "runs/grpo_s0", "permits"])
+@pytest.mark.parametrize("name", ["runs", "runs/grpo_s0", "runs/grpo_s0/checkpoints", "permits"])
 def test_a_linked_directory_of_a_campaign_is_neither_resumed_nor_stopped(
     name: str, campaign_file: Path, here: Path
 ) -> None:
     campaign = start(campaign_file, ["campaign.launcher=inline", "backend.max_concurrent=2"])
-    (campaign.directory / "permits").mkdir(exist_ok=True)
+    for made in ("permits", "runs/grpo_s0/checkpoints"):
+        (campaign.directory / made).mkdir(exist_ok=True)
     (campaign.directory / name).rename(here / "elsewhere")
     (campaign.directory / name).symlink_to(here / "elsewhere")
     before = sorted(here.joinpath("elsewhere").rglob("*"))
