@@ -33,7 +33,7 @@ _KEY = (  # of names that are certain: `my_api_key`, `x-goog-api-key`, `CLIENT_S
     r"|passw(?:or)?d|passphrase|(?:api|access|secret|auth|id|refresh|session|security|bearer|app)[-_]?token"
     r"|credentials?|signature)"
 )
-_SHORT_KEY = r"\b(?:key|token|keyid|key-id|pwd|sig)"
+_SHORT_KEY = r"(?<![\w.-])(?:key|token|keyid|key-id|pwd|sig)"
 _VARIABLE = r"\b(?-i:[A-Z][A-Z0-9_]{0,64}_(?:KEY|TOKEN|SECRET|PASSWORD))"
 _QUOTE = r"\\*[\"']"  # also within JSON that a text quotes
 _SECRETS = (  # what stands before a secret, and the secret

@@ -88,7 +88,7 @@ def _needs(row: PluginRow) -> str:
 
 
 def _table_of(name: str, overrides: Sequence[str]) -> dict[str, object]:
-    """Return the table that `--set key=value` describes for a plugin."""
+    """Return the table that `--set name=value` describes for a plugin."""
     from retrain.config.load import value_of
 
     if not name:
