@@ -53,6 +53,11 @@ def test_the_change_that_helps_most_is_named_with_what_it_saves() -> None:
     assert (best.makespan_s, best.saves_s) == (2 * 31 * 60.0, 31 * 60.0)
 
 
+def test_a_second_worker_halves_the_waves() -> None:
+    texts = [change.text for change in estimate_makespan([60.0] * 8, workers=1).changes]
+    assert any("8 runs on 1 worker take 8 waves; 2 workers would take 4 waves" in text for text in texts)
+
+
 def test_stagger_delays_each_launch() -> None:
     assert estimate_makespan([10.0] * 3, workers=3, stagger_s=2.0).p50_s == 14.0
 

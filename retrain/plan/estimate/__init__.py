@@ -178,7 +178,7 @@ def _options(workload: Workload) -> Iterator[Option]:
         more = math.ceil(count / (waves - 1))
         text = (
             f"{count} runs on {count_of(workers, 'worker')} take {waves} waves; "
-            f"{count_of(more, 'worker')} would take {count_of(waves - 1, 'wave')}"
+            f"{count_of(more, 'worker')} would take {count_of(math.ceil(count / more), 'wave')}"
         )
         yield "workers", f"campaign.max_workers = {more}", text, _with(workload, workers=more)
     yield from _more_permits(workload)
