@@ -121,6 +121,10 @@ class _Redacting:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._begin()
+        os.register_at_fork(after_in_child=self._begin)  # another thread may have been printing
+
+    def _begin(self) -> None:
         self._begun = ""  # a line without its end
         self._lock = threading.RLock()
 

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import re
+import subprocess
 import sys
 from pathlib import Path
 from urllib.parse import quote
@@ -237,3 +238,23 @@ def literal_of(node: ast.Constant | ast.JoinedStr) -> str:
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else ""
     return "".join(part.value if isinstance(part, ast.Constant) else "x1" for part in node.values)
+
+
+FORKING = """
+import os, sys, threading
+from retrain.redaction import cover_output
+cover_output()
+printing = threading.Thread(target=sys.stdout._lock.acquire)
+printing.start()
+printing.join()  # it holds the lock for good
+if not os.fork():
+    print("from the child", flush=True)
+    os._exit(0)
+os.wait()
+os._exit(0)
+"""
+
+
+def test_a_forked_child_prints_while_another_thread_did() -> None:
+    forked = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=60)
+    assert forked.stdout == "from the child\n"
