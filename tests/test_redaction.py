@@ -237,7 +237,7 @@ def literal_of(node: ast.Constant | ast.JoinedStr) -> str:
     """Return a text in the source, with a word for each of its values."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else ""
-    return "".join(part.value if isinstance(part, ast.Constant) else "x1" for part in node.values)
+    return "".join(str(part.value) if isinstance(part, ast.Constant) else "x1" for part in node.values)
 
 
 FORKING = """
