@@ -6,11 +6,14 @@ Raise the most specific class, with a message that says where, what and how to f
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 EXIT_DONE = 0
 EXIT_BUG = 1
@@ -20,6 +23,56 @@ EXIT_RUN_FAILED = 4
 EXIT_RECORDS = 5
 EXIT_INFRASTRUCTURE = 75  # EX_TEMPFAIL in sysexits.h: a retry may help
 EXIT_INTERRUPTED = 130
+
+
+Location: TypeAlias = tuple[str | int, ...]  # keys and positions in lists, such as ("training", "lr")
+BARE = re.compile(r"[A-Za-z0-9_-]+")  # keys that TOML reads without quotes
+LISTS: dict[Location, str] = {
+    ("campaign", "conditions"): "[[campaign.conditions]]",
+    ("eval", "tables"): "[[eval]]",
+}
+
+
+def as_key(name: str) -> str:
+    """Return a key as TOML writes it, in quotes if it needs them."""
+    return name if BARE.fullmatch(name) else json.dumps(name, ensure_ascii=False)
+
+
+def place(location: Location) -> str:
+    """Write a location as TOML shows it: `[training].lr`, `[algorithm.loss_params].clip_low`."""
+    listed = LISTS.get(location[:2], "")
+    if listed and location[:3] != ("campaign", "conditions"):
+        shown = (f"#{one + 1}" if isinstance(one, int) else f'"{one}"' for one in location[2:3])
+        here, inside = " ".join([listed, *shown]), location[3:]
+        return here + (f" {place(inside)}" if len(inside) > 1 else "".join(f".{key}" for key in inside))
+    if isinstance(location[-1], int):
+        return f"{place(location[:-1])} #{location[-1] + 1}"
+    *tables, key = [as_key(str(part)) for part in location]
+    return f"[{'.'.join(tables)}].{key}" if tables else f"[{key}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong in a file, and where: its text is `[table].key: what`."""
+
+    where: Location  # in the file, or in a plugin's own table; empty if not known
+    what: str  # the value, and how to fix it
+
+    def __str__(self) -> str:
+        return f"{place(self.where)}: {self.what}" if self.where else self.what
+
+    @property
+    def in_table(self) -> str:
+        """Its text if it is a problem of a plugin's own table: `key: what`."""
+        return f"{'.'.join(map(str, self.where))}: {self.what}" if self.where else self.what
+
+    def below(self, *tables: str | int) -> Problem:
+        """Return a problem of a table with the place of that table."""
+        return Problem((*tables, *self.where), self.what)
+
+    def within(self, table: Location, owner: Location) -> Problem:
+        """Return a problem of a plugin's table with that table's place; without a key, with its owner's."""
+        return self.below(*(table if self.where else owner))
 
 
 class RetrainError(Exception):

@@ -12,7 +12,7 @@ from retrain.tasks import Task
 def build(name: str, seed: int = 0, **options: object) -> Task:
     """Build a task from a table as a file's is checked and built."""
     if wrong := problems_with_params("tasks", name, options):
-        raise ConfigError([f"{key}: {what}" for key, what in wrong])
+        raise ConfigError([problem.in_table for problem in wrong])
     return find("tasks", name)(seed=seed, **options)
 
 

@@ -811,6 +811,13 @@ class Strange(Once):
         return ("\u00e9", 0.0, False) if number_of["strange"] % 3 == 0 else ("", 1.0, True)
 
 
+class Shut:
+    def __init__(self, *, level2: str = ""):
+        from retrain.errors import ConfigError
+
+        raise ConfigError(f"level2: got {level2!r}; needs a level" if level2 else "closed on Mondays")
+
+
 class Mute:
     def start(self, prompt):
         return "?"
@@ -1067,6 +1074,8 @@ def test_a_message_with_unknown_characters_costs_its_episode(own: str, tmp_path:
         ("gess", {}, "did you mean 'guess'?"),
         ("Once", {"options": {"nois": "!"}}, "did you mean 'noise'?"),
         ("guess", {"discount": 0.5}, "[environment].discount: would not be read; set turn_reward"),
+        ("Shut", {}, "c.toml [environment].environment: closed on Mondays"),
+        ("Shut", {"options": {"level2": "x"}}, "c.toml [environment.options].level2: got 'x'; needs"),
         ("Mute", {}, "[environment].environment: 'OWN.Mute' returned a Mute without step; see"),
         ("Forgetful", {}, "step is (), and is called with (completion)"),
         (
@@ -1078,7 +1087,7 @@ def test_a_message_with_unknown_characters_costs_its_episode(own: str, tmp_path:
         ("tools", {"time_limit_s": 10.0}, "[environment.options].call_limit_s: got 10; needs less than"),
         ("tools", {"options": PROGRAMS}, "options].sandbox: 'none' is not a known sandbox"),
         ("tools", {"options": {"sandbox_options": 3}}, "sandbox_options: got 3; needs a table"),
-        ("tools", {"options": {"sandbox_options": {"a": 1}}}, "sandbox_options.a: unknown parameter"),
+        ("tools", {"options": {"sandbox_options": {"a": 1}}}, "options.sandbox_options].a: unknown"),
         ("harness", {"options": {"run": "OWN.gone"}}, "options].run: 'OWN.gone' cannot be loaded as a"),
         ("harness", {"processes": 1, **solving(size=2)}, "[environment].processes: got 1; 'harness' plays"),
         ("harness", solving(size=2, bord=1), "options].config: 'OWN.solve' has no key 'bord'; did you mean"),

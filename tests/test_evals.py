@@ -163,7 +163,7 @@ def test_an_environment_that_an_evaluation_names_is_checked_with_the_run() -> No
     tools = {"name": "b", "environment": "tools", "environment_options": {"tools": ["tests.plugins.doubled"]}}
     with pytest.raises(ConfigError) as caught:
         preflight(plan_runs(parse(with_evals(tools), "c.toml")), "c.toml")
-    assert '[[eval]] "b" [environment]: has functions, which a policy sees only if' in str(caught.value)
+    assert '[[eval]] "b".environment: has functions, which a policy sees only if' in str(caught.value)
 
 
 def test_a_step_that_is_repeated_replaces_its_outcomes(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from retrain import extras, registry
 from retrain.cli import app
 from retrain.config.load import parse
 from retrain.conformance import check_plugin, kinds_of
-from retrain.errors import ConfigError
+from retrain.errors import ConfigError, Problem
 from retrain.plan.matrix import plan_runs
 from retrain.plan.preflight import preflight, sandboxes_of
 from retrain.registry.code import defines
@@ -115,8 +115,8 @@ def test_every_built_in_plugin_keeps_the_contract_that_its_kind_declares(kind: s
 def test_a_value_that_is_no_table_or_list_is_told_by_its_key(
     kind: str, name: str, key: str, value: object, wanted: str
 ) -> None:
-    told = dict(registry.problems_with_params(kind, name, {key: value}))
-    assert told[key] == f"got {value!r}; needs {wanted}"
+    told = registry.problems_with_params(kind, name, {key: value})
+    assert Problem((key,), f"got {value!r}; needs {wanted}") in told
 
 
 @pytest.mark.parametrize("is_text", [True, False])
@@ -130,7 +130,10 @@ def test_annotations_of_a_users_own_are_read_however_they_are_written(
     path = own("typed", code) + ".score"
     assert registry.problems_with_params("rewards", path, {"one": {}, "many": ["a"]}) == []
     told = registry.problems_with_params("rewards", path, {"one": 1, "many": "a"})
-    assert told == [("one", "got 1; needs a table"), ("many", "got 'a'; needs a list of strings")]
+    assert [problem.in_table for problem in told] == [
+        "one: got 1; needs a table",
+        "many: got 'a'; needs a list of strings",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +151,30 @@ def test_a_choice_that_may_be_left_out_is_read(
     code += f"def score(completion, prompt, *, kind: {annotation} = None): return 0.0\n"
     path = own(f"chosen{len(annotation)}", code) + ".score"
     assert registry.problems_with_params("rewards", path, {"kind": "soft"}) == []
-    assert [what for _, what in registry.problems_with_params("rewards", path, {"kind": 3})] == told
+    found = registry.problems_with_params("rewards", path, {"kind": 3})
+    assert [problem.what for problem in found] == told
+
+
+@pytest.mark.parametrize("key", ["beta1", "topK", "_2nd"])
+def test_a_hook_may_name_a_key_with_digits_and_capitals(key: str, own: Callable[[str, str], str]) -> None:
+    code = BACKEND.replace("width", key)
+    table = {"backend": f"{own('keyed', code)}.connect", "options": {key: 3}}
+    assert problems({"backend": table}) == [f"c.toml [backend.options].{key}: needs an even number"]
+
+
+def test_a_hook_may_return_problems_with_keys_of_inner_tables(own: Callable[[str, str], str]) -> None:
+    code = """
+from retrain.errors import Problem
+from retrain.launchers.inline import InlineLauncher
+
+def open_launcher(assignment, *, limits: dict = {}): return InlineLauncher(assignment)
+def check_options(options): return [Problem(("limits", "a b"), "needs a limit"), "no cluster: ask for one"]
+"""
+    path = f"{own('inner', code)}.open_launcher"
+    assert problems({"campaign": {"launcher": path, path: {"limits": {"a b": 0}}}}) == [
+        f'c.toml [campaign."{path}".limits]."a b": needs a limit',
+        "c.toml [campaign].launcher: no cluster: ask for one",
+    ]
 
 
 def test_a_launchers_own_hooks_are_asked(retrain: Retrain, campaign_file: Path) -> None:

@@ -45,7 +45,7 @@ def test_a_wrong_price_is_refused(prices: dict, said: str) -> None:
 def test_prices_under_a_name_that_no_run_has_are_named(campaign_file: Path) -> None:
     misspelt = CAMPAIGN.replace("numpy", "numpi")
     campaign_file.write_text(campaign_file.read_text() + misspelt)
-    said = "tiny.toml [budget.prices.numpi]: no run has a model of this name; did you mean 'numpy'?"
+    said = "tiny.toml [budget.prices].numpi: no run has a model of this name; did you mean 'numpy'?"
     with pytest.raises(ConfigError) as raised:
         start(campaign_file, ["budget.usd=3"])
     assert said in str(raised.value)

@@ -207,12 +207,12 @@ NO_SUCH = "'proces' is not a known sandbox; did you mean 'process'?"
         (
             "weighted",
             {"parts": {"tests": {**PARTS["tests"], "params": {"sandbox": "proces"}}}},
-            f"[reward].reward: parts.tests.params.sandbox: {NO_SUCH}",
+            f"[reward.params.parts.tests.params].sandbox: {NO_SUCH}",
         ),
         (
             "python",
             {**OWN_SANDBOX, "sandbox_options": {"warm": False}},
-            "[reward].reward: sandbox_options.warm: unknown parameter of 'process'; it takes nothing",
+            "[reward.params.sandbox_options].warm: unknown parameter of 'process'; it takes nothing",
         ),
         (
             "python",
@@ -236,7 +236,7 @@ def test_a_wrong_sandbox_of_a_rewards_own_is_told_with_the_file(
 
 def test_options_of_its_own_are_checked_with_the_sandbox_that_it_shares() -> None:
     table = {"reward": "python", "sandbox": "process", "params": {"sandbox_options": {"warm": False}}}
-    with pytest.raises(ConfigError, match=r"sandbox_options\.warm: unknown parameter of 'process'"):
+    with pytest.raises(ConfigError, match=r"params\.sandbox_options\]\.warm: unknown parameter of 'process'"):
         preflight(plan_runs(parse({"reward": table}, "c.toml")), "c.toml")
 
 
@@ -251,7 +251,7 @@ def test_options_of_an_evaluations_reward_are_told_with_the_evaluation() -> None
     with pytest.raises(ConfigError) as caught:
         preflight(plan_runs(parse(raw, "c.toml")), "c.toml")
     (problem,) = caught.value.problems
-    assert problem.startswith('c.toml [[eval]] "hard" [params].sandbox_options.warm: unknown parameter')
+    assert problem.startswith('c.toml [[eval]] "hard" [params.sandbox_options].warm: unknown parameter')
 
 
 @pytest.mark.parametrize(
@@ -335,7 +335,8 @@ def test_tests_that_python_cannot_read_leave_a_completion_unscored(tests: str, f
 
 
 def test_parameters_out_of_range_are_told() -> None:
-    assert registry.problems_with_table("rewards", "python", {"tests": "unit", "memory_mb": 1}) == [
+    found = registry.problems_with_table("rewards", "python", {"tests": "unit", "memory_mb": 1})
+    assert [problem.in_table for problem in found] == [
         "tests: got 'unit'; needs one of 'asserts', 'stdio'",
         "memory_mb: got 1; needs a whole number from 64 to 1048576",
     ]

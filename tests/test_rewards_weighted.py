@@ -63,7 +63,7 @@ def test_a_part_that_cannot_tell_leaves_the_sum_unknown() -> None:
     ],
 )
 def test_what_is_wrong_with_a_part_is_told_with_its_place(parts: dict, said: str) -> None:
-    assert said in "\n".join(weighted.check_params({"parts": parts}))
+    assert said in "\n".join(problem.in_table for problem in weighted.check_params({"parts": parts}))
     with pytest.raises(ConfigError):
         weighted.open_scorer(parts=parts)
 

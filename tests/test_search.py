@@ -294,7 +294,6 @@ def test_a_search_is_settled_when_its_winner_is_decided_about(tmp_path: Path) ->
             "campaign.search.metric=eval_reward",
             '.metric: no row of maxrl lr=0.0001 at step 10 will have "eval_reward"; evaluate there',
         ),
-        ("campaign.sweep.training.lr=[1e-4]", ": chooses among conditions, and there is one; add some"),
         ("campaign.search.rungs=[]", ".rungs: is missing; give the steps at which the worse conditions are"),
         ("campaign.search.trials=5", ".trials: got 5; has no effect without a sampler, such as optuna:tpe"),
         ("campaign.search.sampler=tpe", ".sampler: no sampler is named \"tpe\"; did you mean 'optuna:tpe'?"),
@@ -410,6 +409,11 @@ def test_wrong_keys_are_told(tmp_path: Path) -> None:
 def test_evaluations_at_the_rungs_may_rank(tmp_path: Path) -> None:
     plan = planned(tmp_path, FILE, "campaign.search.metric=eval_reward", "training.eval_every=5")
     assert plan.campaign.search is not None
+
+
+def test_a_search_needs_conditions_to_choose_among(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"c\.toml \[campaign\]\.search: chooses among"):
+        planned(tmp_path, FILE.partition("[decision]")[0], "campaign.sweep.training.lr=[1e-4]")
 
 
 def test_seeds_are_not_added_by_hand(tmp_path: Path) -> None:

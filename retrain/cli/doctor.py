@@ -27,7 +27,7 @@ from retrain.config.load import load_config
 from retrain.config.resolve import PLUGINS
 from retrain.config.schema import Config, Logging
 from retrain.distribution import requirements
-from retrain.errors import EXIT_CONFIG, ConfigError, InfrastructureError
+from retrain.errors import EXIT_CONFIG, ConfigError, InfrastructureError, place
 from retrain.extras import Needs, needs
 from retrain.plan.matrix import plan_runs
 from retrain.plan.preflight import memory_of, sandboxes_of, servers_of
@@ -296,10 +296,10 @@ def _lock_check(directory: str) -> Check:
 def _backend_checks(configs: Sequence[Config]) -> Iterator[Check]:
     """Check that the backends of runs accept them, and that their memory is free."""
     for config in configs:
-        problems = list(registry.ask("backends", config.backend.backend, "check_run", config) or ())
+        problems = registry.problems_of("backends", config.backend.backend, "check_run", config)
         for problem in problems:
-            key, _, found = problem.partition(": ")
-            yield Check(key, Health.MISSING, *found.rsplit("; ", 1))
+            named = place(problem.where) if problem.where else f"backend {config.backend.backend}"
+            yield Check(named, Health.MISSING, *problem.what.rsplit("; ", 1))
         if not problems and (needed := memory_of(config)) is not None:
             yield _memory_check(needed)
 

@@ -5,22 +5,20 @@ Each check takes typed sections (`Draft`) and skips keys that are wrong by thems
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from retrain import extras, registry
 from retrain.config.campaign import Campaign
-from retrain.config.drafts import Draft, Location, Problem
+from retrain.config.drafts import Draft
 from retrain.config.flow import flow_problems
 from retrain.config.keys import Tables, keys_of, table_at
 from retrain.config.resolve import PLUGINS, SHORTHANDS, label_of, label_of_modes, look_of
-from retrain.errors import ConfigError
+from retrain.errors import ConfigError, Location, Problem
 
 KEYS = keys_of(Campaign)
 OPTIONS = KEYS["launcher"].params
-NAMED = re.compile(r"(?P<key>[a-z_]+): (?P<what>.+)", re.DOTALL)  # `length: got 0; needs at least 1`
 
 
 def check_run(draft: Draft) -> Iterator[Problem]:
@@ -54,7 +52,7 @@ def check_campaign(draft: Draft) -> Iterator[Problem]:
     if repeated := [str(seed) for seed, times in Counter(campaign.seeds).items() if times > 1]:
         listed = f"seed{'s' * (len(repeated) > 1)} {', '.join(repeated)}"
         what = f"{listed} listed more than once, which would repeat the same run; list each seed once"
-        yield ("campaign", "seeds"), what
+        yield Problem(("campaign", "seeds"), what)
     yield from _condition_problems(campaign)
     if draft.is_sound("campaign.launcher"):
         name, at = campaign.launcher, ("campaign", "launcher")
@@ -74,13 +72,13 @@ def check_logging(draft: Draft) -> Iterator[Problem]:
         params = own if isinstance(own, dict) else None
         yield from plugin_problems(draft, "loggers", name, params, at, ("logging", "logger_params", name))
         if times > 1:
-            yield at, f"{name!r} is named twice; once is enough"
+            yield Problem(at, f"{name!r} is named twice; once is enough")
     for name, own in table.logger_params.items():
         where = ("logging", "logger_params", name)
         if name not in table.loggers:
-            yield where, "is not in logging.loggers; add it there"
+            yield Problem(where, "is not in logging.loggers; add it there")
         elif not isinstance(own, dict):
-            yield where, f"got {own!r}; needs a table"
+            yield Problem(where, f"got {own!r}; needs a table")
 
 
 def check_environment_is_named(file: Draft, conditions: Sequence[Tables]) -> Iterator[Problem]:
@@ -96,7 +94,7 @@ def check_environment_is_named(file: Draft, conditions: Sequence[Tables]) -> Ite
     for at, table in (((), given), *unread) if len(unread) == len(own) else unread:
         for key in table:
             what = 'would not be read; set environment, "single_turn" for one completion'
-            yield (*at, "environment", key), what
+            yield Problem((*at, "environment", key), what)
 
 
 def check_matrix(runs: Sequence[tuple[str, Draft]], *, is_swept: bool = False) -> Iterator[Problem]:
@@ -109,7 +107,7 @@ def check_matrix(runs: Sequence[tuple[str, Draft]], *, is_swept: bool = False) -
             differ = "differ in more than case and punctuation"
             fix = f"let {'values' if is_swept else 'names'} {differ}"
             where = ("campaign", "sweep" if is_swept else "conditions")
-            yield where, f"{label!r} is the label of {times} conditions; {fix}"
+            yield Problem(where, f"{label!r} is the label of {times} conditions; {fix}")
     alike: dict[str, set[str]] = {}
     for name in dict.fromkeys(name for name, _ in runs if not name.isascii()):
         alike.setdefault(look_of(name), set()).add(name)
@@ -119,7 +117,7 @@ def check_matrix(runs: Sequence[tuple[str, Draft]], *, is_swept: bool = False) -
         if len(names) > 1:
             where = ("campaign", "sweep" if is_swept else "conditions")
             shown = " and ".join(ascii(name) for name in sorted(names))
-            yield where, f"the names {shown} look alike; let them differ in what is seen"
+            yield Problem(where, f"the names {shown} look alike; let them differ in what is seen")
     wanted: dict[str, set[str]] = {}
     for _, draft in runs:
         if draft.is_sound("backend.max_concurrent", "backend.throttle_dir"):
@@ -131,7 +129,7 @@ def check_matrix(runs: Sequence[tuple[str, Draft]], *, is_swept: bool = False) -
                 f"conditions ask for {' and '.join(sorted(counts))} permits of one semaphore; "
                 "use one number, or give each its own throttle_dir"
             )
-            yield ("backend", "max_concurrent"), what
+            yield Problem(("backend", "max_concurrent"), what)
 
 
 def with_launcher_options(raw: Tables) -> Tables:
@@ -158,10 +156,11 @@ def check_launcher_tables(raw: Tables) -> Iterator[Problem]:
         key for key, table in campaign.items() if "." in key and isinstance(table, dict) and key != named
     ]
     for key in others if "launcher" not in campaign or "." in named else ():
-        yield ("campaign", key), f"is not read; {registry.hint(key, [named], f'launcher is {named!r}')}"
+        hint = registry.hint(key, [named], f"launcher is {named!r}")
+        yield Problem(("campaign", key), f"is not read; {hint}")
     table = campaign.get(named)
     if campaign.get(OPTIONS) and (named in KEYS or isinstance(table, dict)):
-        yield ("campaign", OPTIONS), f"is not read beside [campaign.{named}]; move its keys there"
+        yield Problem(("campaign", OPTIONS), f"is not read beside [campaign.{named}]; move its keys there")
 
 
 def plugin_problems(
@@ -169,7 +168,7 @@ def plugin_problems(
 ) -> Iterator[Problem]:
     """Check a plugin that a key names, and its parameters; None if those are wrong by themselves."""
     if what := registry.problem_with_name(kind, name):
-        yield at, what
+        yield Problem(at, what)
         return
     if params is None or not (params or registry.may_lack_keys(kind, name)):
         return
@@ -177,29 +176,26 @@ def plugin_problems(
     if not wrong and draft.trials is not None:
         asked = repr((kind, name, params, draft.config.data.seed))
         if asked not in draft.trials:  # conditions have most of their plugins in common
-            draft.trials[asked] = list(_trial_problems(kind, name, params, draft.config.data.seed))
+            draft.trials[asked] = _trial_problems(kind, name, params, draft.config.data.seed)
         wrong = draft.trials[asked]
-    yield from (((*params_at, key) if key else at, what) for key, what in wrong)
+    yield from (problem.within(params_at, at) for problem in wrong)
 
 
-def _trial_problems(kind: str, name: str, params: Tables, seed: int) -> Iterator[tuple[str, str]]:
-    """Iterate over what only a plugin can check, before anything is created: key ("" for none) and problem.
+def _trial_problems(kind: str, name: str, params: Tables, seed: int) -> list[Problem]:
+    """Return what only a plugin can find wrong with its table, before anything is created.
 
     Built-in tasks are built, and plugins are asked to check their tables. A task of the user's own, which may
     take long, is built once for all runs that share it, by the preflight of the plan.
     """
     if missing := extras.missing_problem(kind, name):
-        yield "", missing
-        return
+        return [Problem((), missing)]
     problems = registry.judged(kind, name, params)
     if kind == "tasks" and registry.is_built_in(kind, name):
         try:
             registry.find("tasks", name)(seed=seed, **params)
         except ConfigError as error:
-            problems += error.problems
-    for problem in problems:
-        named = NAMED.fullmatch(problem)
-        yield (named["key"], named["what"]) if named else ("", problem)
+            problems += (registry.read_problem(problem) for problem in error.problems)
+    return problems
 
 
 def _condition_problems(campaign: Campaign) -> Iterator[Problem]:
@@ -210,10 +206,11 @@ def _condition_problems(campaign: Campaign) -> Iterator[Problem]:
             section, _, key = dotted.partition(".")
             given, spelled = getattr(condition, short), getattr(condition, section).get(key)
             if given is not None and spelled is not None and spelled != given:
-                yield (*at, short), f"got {given!r}, but its {dotted} is {spelled!r}; keep one of them"
+                what = f"got {given!r}, but its {dotted} is {spelled!r}; keep one of them"
+                yield Problem((*at, short), what)
         if "seed" in condition.training:
             what = "a condition runs with every seed of the campaign; list it in campaign.seeds"
-            yield (*at, "training", "seed"), what
+            yield Problem((*at, "training", "seed"), what)
 
 
 def _label(name: str, draft: Draft) -> str:
@@ -225,7 +222,7 @@ def _check_minibatches(draft: Draft) -> Iterator[Problem]:
     parts, batch = draft.config.training.minibatches, draft.config.training.batch_size
     if draft.is_sound("training.minibatches", "training.batch_size") and parts > batch:
         what = f"got {parts}; needs at most batch_size = {batch}, because a minibatch has whole groups"
-        yield ("training", "minibatches"), what
+        yield Problem(("training", "minibatches"), what)
 
 
 def _check_ratio_cap(draft: Draft) -> Iterator[Problem]:
@@ -234,10 +231,10 @@ def _check_ratio_cap(draft: Draft) -> Iterator[Problem]:
         return
     if 0 < table.ratio_cap < 1:
         what = f"got {table.ratio_cap:g}; needs 0 (no limit) or at least 1, the ratio of equal policies"
-        yield ("algorithm", "ratio_cap"), what
+        yield Problem(("algorithm", "ratio_cap"), what)
     if table.ratio_cap and table.loss_mode == "gspo" and table.ratio_cap_scope == "token":
         what = 'got "token"; "gspo" has one ratio per rollout, needs "sequence"'
-        yield ("algorithm", "ratio_cap_scope"), what
+        yield Problem(("algorithm", "ratio_cap_scope"), what)
 
 
 def _check_back_pressure(draft: Draft) -> Iterator[Problem]:
@@ -247,10 +244,10 @@ def _check_back_pressure(draft: Draft) -> Iterator[Problem]:
         return
     at = ("backpressure", "max_batch_size")
     if largest < smallest:
-        yield at, f"got {largest}, below min_batch_size = {smallest}; raise one or lower the other"
+        yield Problem(at, f"got {largest}, below min_batch_size = {smallest}; raise one or lower the other")
     elif table.enabled and not smallest <= batch <= largest and draft.is_sound("training.batch_size"):
         bounds = f"min_batch_size = {smallest} to max_batch_size = {largest}"
-        yield at, f"training.batch_size = {batch} is outside {bounds}; widen them"
+        yield Problem(at, f"training.batch_size = {batch} is outside {bounds}; widen them")
 
 
 def _check_throttle(draft: Draft) -> Iterator[Problem]:
@@ -258,7 +255,7 @@ def _check_throttle(draft: Draft) -> Iterator[Problem]:
         try:
             registry.find_function("throttle.load_fn", path)
         except ConfigError as error:
-            yield ("throttle", "load_fn"), str(error)
+            yield Problem(("throttle", "load_fn"), str(error))
 
 
 def _check_warm_up(draft: Draft) -> Iterator[Problem]:
@@ -266,15 +263,16 @@ def _check_warm_up(draft: Draft) -> Iterator[Problem]:
 
     `steps = 0` written down is a decision (a condition may leave the warm-up out); forgotten is a mistake.
     """
-    table = draft.config.warmup
+    table, at = draft.config.warmup, ("warmup", "path")
     if not draft.is_sound("warmup.steps", "warmup.path") or not (table.steps or table.path):
         return
     if not table.path:
-        yield ("warmup", "path"), f"steps = {table.steps} needs a JSONL file of completions"
+        yield Problem(at, f"steps = {table.steps} needs a JSONL file of completions")
     elif not draft.gives("warmup", "steps"):
-        yield ("warmup", "steps"), "is not given, so path would not be read; set it, 0 for no updates"
+        what = "is not given, so path would not be read; set it, 0 for no updates"
+        yield Problem(("warmup", "steps"), what)
     elif table.steps and draft.trials is not None and draft.is_sound("backend"):
-        yield from ((("warmup", "path"), what) for what in _file_problems(draft))
+        yield from (Problem(at, what) for what in _file_problems(draft))
 
 
 def _check_environment(draft: Draft) -> Iterator[Problem]:
@@ -283,9 +281,10 @@ def _check_environment(draft: Draft) -> Iterator[Problem]:
     if not isinstance(given, Mapping) or not draft.is_sound("environment"):
         return
     if "discount" in given and "turn_reward" not in given:
-        yield ("environment", "discount"), 'would not be read; set turn_reward, "sum" to discount rewards'
+        what = 'would not be read; set turn_reward, "sum" to discount rewards'
+        yield Problem(("environment", "discount"), what)
     elif draft.config.environment.threads and draft.config.environment.processes:
-        yield ("environment", "threads"), "would not be read; with processes, functions run there"
+        yield Problem(("environment", "threads"), "would not be read; with processes, functions run there")
 
 
 def _file_problems(draft: Draft) -> Iterator[str]:
@@ -295,7 +294,7 @@ def _file_problems(draft: Draft) -> Iterator[str]:
     try:
         rows = read_demonstrations(path)
     except ConfigError as error:
-        yield from (problem.removeprefix("path: ") for problem in error.problems)
+        yield from (registry.read_problem(problem).what for problem in error.problems)
         return
     built_in = registry.is_built_in("backends", backend.backend)
     has_template = backend.options.get("chat_template") is True

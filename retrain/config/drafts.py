@@ -17,14 +17,13 @@ from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_sch
 from retrain import registry
 from retrain.config.campaign import Condition
 from retrain.config.flow import overlapping
-from retrain.config.keys import Key, Tables, as_key, keys_of, quote, table_at
+from retrain.config.keys import Key, Tables, keys_of, quote, table_at
 from retrain.config.resolve import PLUGINS, RUN_SECTIONS, SECTIONS, hints_of, sections_of
 from retrain.config.schema import Config
+from retrain.errors import LISTS, Location, Problem
 from retrain.registry import hint
 
-Location: TypeAlias = tuple[str | int, ...]
-Problem: TypeAlias = tuple[Location, str]
-Trials: TypeAlias = dict[str, list[tuple[str, str]]]  # by plugin and table: keys and problems
+Trials: TypeAlias = dict[str, list[Problem]]  # of plugins' own tables, by plugin and table
 OnError: TypeAlias = Literal["raise", "default"]
 NEEDS = {
     "int_type": "a whole number",
@@ -48,10 +47,6 @@ BOUNDS = {
 GONE: dict[Location, str] = {
     ("campaign", "ray", "share_seconds"): "the driver submits each run as a task of its own",
 }
-LISTS: dict[Location, str] = {
-    ("campaign", "conditions"): "[[campaign.conditions]]",
-    ("eval", "tables"): "[[eval]]",
-}
 SIMPLE: Mapping[Any, Callable[..., CoreSchema]] = {
     int: partial(core_schema.int_schema, strict=True),
     float: partial(core_schema.float_schema, strict=True),
@@ -72,7 +67,7 @@ class Draft:
 
     def is_sound(self, *keys: str) -> bool:
         """Whether keys have no problems by themselves; a table's name stands for all of its keys."""
-        wrong = [".".join(map(str, location)) + "." for location, _ in self.mistakes]
+        wrong = [".".join(map(str, mistake.where)) + "." for mistake in self.mistakes]
         return not any(
             one.startswith(f"{key}.") or f"{key}.".startswith(one) for one in wrong for key in keys
         )
@@ -88,7 +83,7 @@ def draft_of(tables: Tables, trials: Trials | None = None) -> Draft:
     try:
         return Draft(_validator("raise").validate_python(tables), tables, trials)
     except ValidationError as error:
-        found = [(one["loc"], _explain(one)) for one in error.errors(include_url=False)]
+        found = [Problem(one["loc"], _explain(one)) for one in error.errors(include_url=False)]
     return Draft(_validator("default").validate_python(tables), tables, trials, tuple(found))
 
 
@@ -150,18 +145,6 @@ def _list_schema(item: Any, key: Key, on_error: OnError) -> CoreSchema:
     if isinstance(item, type) and is_dataclass(item):  # a wrong table counts as empty
         schema = _with_default(schema, item(), on_error)
     return core_schema.list_schema(schema, strict=True, min_length=int(key.bounds.get("min_length", 0)))
-
-
-def place(location: Location) -> str:
-    """Write a location as TOML shows it: `[training].lr`, `[algorithm.loss_params].clip_low`."""
-    listed = LISTS.get(location[:2], "")
-    if listed and location[:3] != ("campaign", "conditions"):
-        here, inside = listed + "".join(f" #{int(number) + 1}" for number in location[2:3]), location[3:]
-        return here + (f" {place(inside)}" if len(inside) > 1 else "".join(f".{key}" for key in inside))
-    if isinstance(location[-1], int):
-        return f"{place(location[:-1])} #{location[-1] + 1}"
-    *tables, key = [as_key(str(part)) for part in location]
-    return f"[{'.'.join(tables)}].{key}" if tables else f"[{key}]"
 
 
 def _explain(error: Mapping[str, Any]) -> str:

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from retrain.config.campaign import COLDEST, Eval
 from retrain.config.checks import plugin_problems
-from retrain.config.drafts import Draft, Location, Problem
+from retrain.config.drafts import Draft
 from retrain.config.keys import Tables, keys_of
+from retrain.errors import Location, Problem
 
 TABLES: Location = ("eval", "tables")
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")  # of a file and a field on every system
@@ -33,7 +34,7 @@ def check_eval_tables(draft: Draft) -> Iterator[Problem]:
         at = (*TABLES, number)
         if not draft.is_sound(".".join(map(str, at))):
             continue
-        yield from (((*at, key), what) for key, what in _problems(table, names))
+        yield from (Problem((*at, key), what) for key, what in _problems(table, names))
         for key in keys_of(Eval).values():
             if key.plugin and (name := getattr(table, key.name)):
                 params, where = getattr(table, key.params), (*at, key.params)
@@ -47,10 +48,8 @@ def check_eval_tokens(file: Draft, runs: Sequence[Draft]) -> Iterator[Problem]:
         at, most = (*TABLES, number), min(limits)
         if file.is_sound(".".join(map(str, at))) and table.max_tokens and table.max_tokens > most:
             least = ", the least of the conditions" if len(set(limits)) > 1 else ""
-            yield (
-                (*at, "max_tokens"),
-                f"got {table.max_tokens}; needs at most training.max_tokens = {most}{least}",
-            )
+            what = f"got {table.max_tokens}; needs at most training.max_tokens = {most}{least}"
+            yield Problem((*at, "max_tokens"), what)
 
 
 def _problems(table: Eval, names: Mapping[str, int]) -> Iterator[tuple[str, str]]:

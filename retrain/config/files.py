@@ -18,7 +18,7 @@ from retrain.config.adapters import weights_of
 from retrain.config.keys import Tables, keys_of, quote
 from retrain.config.resolve import RUN_SECTIONS, SECTIONS, as_tables, build, values_of
 from retrain.config.schema import Config
-from retrain.errors import ConfigError
+from retrain.errors import ConfigError, Problem
 
 LARGEST_WHOLE = 256 * 2**20  # bytes; of a larger file (weights) only samples are read, to start quickly
 SAMPLES = 256
@@ -38,8 +38,8 @@ def located(tables: Tables, beside: Path) -> Tables:
     return _with_inputs(tables, found)
 
 
-def input_problems(tables: Tables, beside: Path) -> Iterator[tuple[str, str]]:
-    """Iterate over inputs that the working directory has, and `beside` should: dotted key, problem."""
+def input_problems(tables: Tables, beside: Path) -> Iterator[Problem]:
+    """Iterate over inputs that the working directory has, and `beside` should."""
     here = Path.cwd()
     named: list[tuple[str, str]] = []
 
@@ -60,7 +60,8 @@ def input_problems(tables: Tables, beside: Path) -> Iterator[tuple[str, str]]:
             fix = "rename one of them, or write the absolute path"
         else:
             continue
-        yield key, f"got {quote(value)}, {what}; {fix}"
+        location = (int(part) if part.isdigit() else part for part in key.split("."))
+        yield Problem(tuple(location), f"got {quote(value)}, {what}; {fix}")
 
 
 def absolute_inputs(value: Any, key: str) -> Any:

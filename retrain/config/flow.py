@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from retrain.config.keys import Table, Tables
+from retrain.errors import Problem
 
 if TYPE_CHECKING:
     from retrain.config.schema import Config
@@ -154,8 +155,8 @@ def flow_settings(config: Config) -> FlowSettings | None:
     )
 
 
-def flow_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Iterate over the problems of a run's flow: the key, and why."""
+def flow_problems(config: Config) -> Iterator[Problem]:
+    """Iterate over the problems of a run's flow."""
     settings, pressure = flow_settings(config), config.backpressure
     if settings is None:
         return
@@ -164,11 +165,11 @@ def flow_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
             'got "microbatch", which has no effect on asynchronous sampling, whose units [rate_limiter] '
             'sizes; use "batch", or rate_limiter.max_staleness = 0'
         )
-        yield ("backpressure", "control"), what
+        yield Problem(("backpressure", "control"), what)
     for key, what in settings.conflicts():
         if key == "samples_per_batch":
             what = _speed_problem(config, settings, what)
-        yield KEYS.get(key, ("rate_limiter", key)), what
+        yield Problem(KEYS.get(key, ("rate_limiter", key)), what)
 
 
 def _speed_problem(config: Config, settings: FlowSettings, what: str) -> str:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, ClassVar, Literal, TypeAlias
 
+from retrain.errors import as_key
+
 LARGEST_COUNT = 10**9  # far above any sane count; products of two still fit an int64
 LARGEST_PERMITS = 512
 LONGEST_QUOTE = 60  # characters of a wrong value that a message repeats
 UNCHANGED: Any = object()
-BARE = re.compile(r"[A-Za-z0-9_-]+")  # keys that TOML reads without quotes
 
 Table = dict[str, Any]
 Tables: TypeAlias = Mapping[str, Any]  # of a TOML file; what is in them is as it was written
@@ -131,11 +131,6 @@ def put(table: Table, keys: Sequence[str], value: Any, *, replaces: bool = False
         return False
     table[last] = value
     return True
-
-
-def as_key(name: str) -> str:
-    """Return a key as TOML writes it, in quotes if it needs them."""
-    return name if BARE.fullmatch(name) else json.dumps(name, ensure_ascii=False)
 
 
 def as_toml(value: object) -> str:

@@ -22,7 +22,7 @@ from retrain.config.checks import (
     check_run,
     with_launcher_options,
 )
-from retrain.config.drafts import Draft, Location, Problem, Trials, draft_of, place
+from retrain.config.drafts import Draft, Trials, draft_of
 from retrain.config.eval_checks import check_eval_tables, check_eval_tokens, with_eval_tables
 from retrain.config.files import absolute_inputs, found_below, input_problems, located
 from retrain.config.keys import Table, Tables, put, quote, table_at
@@ -49,7 +49,7 @@ from retrain.config.sweep import (
 )
 from retrain.config.sweep_checks import check_sweep, ends_of
 from retrain.config.versions import BESIDE_THE_FILE, CURRENT, as_meant
-from retrain.errors import ConfigError, records_error
+from retrain.errors import ConfigError, Location, Problem, place, records_error
 
 LARGEST_FILE_BYTES = 1_000_000  # a campaign file is a page or two; this limits the parser's input
 
@@ -106,7 +106,7 @@ def load_types(path: Path, overrides: Sequence[str] = (), proposed: Sequence[Pro
     drafts += [draft for _, draft in _drafts(raw, draft_of, proposed)] if drafts else []
     wrong += chain.from_iterable(draft.mistakes for draft in drafts)
     if wrong:
-        raise ConfigError([f"{path} {place(location)}: {what}" for location, what in wrong])
+        raise ConfigError([f"{path} {problem}" for problem in wrong])
     return drafts[0].config
 
 
@@ -127,7 +127,9 @@ def fixed_keys(path: Path, overrides: Sequence[str], keys: Sequence[str]) -> fro
     """Return those of the keys, as `section.key`, that `--set` cannot change, because other keys decide."""
     raw = load_tables(path, overrides)
     locations: dict[Location, str] = {tuple(key.split(".")): key for key in keys}
-    return frozenset(locations[at] for at, _ in _without_effect(raw, variants(raw), frozenset(locations)))
+    return frozenset(
+        locations[problem.where] for problem in _without_effect(raw, variants(raw), frozenset(locations))
+    )
 
 
 def read_file(path: Path) -> bytes:
@@ -233,9 +235,10 @@ def parse(
     Paths are relative to the directory `beside`; None: to the working directory.
     """
 
-    def where(location: Location) -> str:
-        is_set = location in overridden or _is_made_up(given, location, overridden)
-        return f"--set {'.'.join(map(str, location))}" if is_set else f"{source} {place(location)}"
+    def shown(problem: Problem) -> str:
+        at = problem.where
+        is_set = at in overridden or _is_made_up(given, at, overridden)
+        return f"--set {'.'.join(map(str, at))}: {problem.what}" if is_set else f"{source} {problem}"
 
     given, launcher = raw, list(check_launcher_tables(raw))
     raw = with_eval_tables(with_launcher_options(with_plain_keys(raw)))
@@ -253,19 +256,15 @@ def parse(
     found += check_plugins(file, by_name=True) if drafts else check_run(file)
     found += _without_effect(raw, [variant for variant, _ in drafts], overridden)
     if beside:
-        found += [(_location(key), what) for key, what in input_problems(raw, beside)]
-    lines = [f"{where(location)}: {what}" for location, what in found]
-    lines += chain.from_iterable(_problems_of(variant, draft, source, where) for variant, draft in drafts)
-    lines += [f"{where(location)}: {what}" for location, what in _across(file, drafts)]
+        found += input_problems(raw, beside)
+    lines = [*map(shown, found)]
+    lines += chain.from_iterable(_problems_of(variant, draft, source, shown) for variant, draft in drafts)
+    lines += map(shown, _across(file, drafts))
     if lines:
         raise ConfigError(list(dict.fromkeys(lines)))
     if not table_of(raw):
         return file.config
     return _with_conditions(file.config, draft(expanded(raw, proposed)).config)
-
-
-def _location(dotted: str) -> Location:
-    return tuple(int(part) if part.isdigit() else part for part in dotted.split("."))
 
 
 def _drafts(
@@ -289,14 +288,15 @@ def _across(file: Draft, drafts: Sequence[tuple[Variant, Draft]]) -> Iterator[Pr
 
 
 def _problems_of(
-    variant: Variant, draft: Draft, source: str, where: Callable[[Location], str]
+    variant: Variant, draft: Draft, source: str, shown: Callable[[Problem], str]
 ) -> Iterator[str]:
     """Iterate over what is wrong with a condition at one point of the sweep, and where that is written."""
     start = f"{source} [[campaign.conditions]] {_called(variant.own, variant.number)}"
-    for location, what in (*draft.mistakes, *check_run(draft)):
-        is_own = stands_in(overrides_of(variant.own), location)
-        at = f"{start} {place(location)}" if is_own else where(variant.swept(location) or location)
-        yield f"{at}: {what}"
+    for problem in (*draft.mistakes, *check_run(draft)):
+        if stands_in(overrides_of(variant.own), problem.where):
+            yield f"{start} {problem}"
+        else:
+            yield shown(Problem(variant.swept(problem.where) or problem.where, problem.what))
 
 
 def _with_conditions(file: Config, whole: Config) -> Config:
@@ -315,15 +315,16 @@ def _without_effect(
         key = DECIDED_BY_CAMPAIGN.get(".".join(map(str, location)), "")
         if key and campaign.get(key):
             rule = f"campaign.{key} = {quote(campaign[key])}"
-            yield location, f"has no effect, because {rule} decides; set that"
+            yield Problem(location, f"has no effect, because {rule} decides; set that")
             continue
         if ".".join(map(str, location)) in swept_keys(table_of(raw)):
             what = f"[campaign.sweep] gives its values; set campaign.sweep.{'.'.join(map(str, location))}"
-            yield location, f"has no effect, because {what}"
+            yield Problem(location, f"has no effect, because {what}")
             continue
         inside = ("training", "max_steps") if location == ("campaign", "max_steps") else location
         if own and all(stands_in(overrides_of(one), inside) for one in own):
-            yield location, f"has no effect, because every condition gives its own {place(inside)}"
+            what = f"has no effect, because every condition gives its own {place(inside)}"
+            yield Problem(location, what)
 
 
 def _is_made_up(raw: Tables, location: Location, overridden: frozenset[Location]) -> bool:

@@ -11,11 +11,12 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from retrain import registry
-from retrain.config.keys import as_key, quote
+from retrain.config.keys import quote
 from retrain.config.schema import Config
+from retrain.errors import Problem, as_key
 
 if TYPE_CHECKING:  # workers, which read prices, do without pydantic
-    from retrain.config.drafts import Draft, Problem
+    from retrain.config.drafts import Draft
 
 STALE_DAYS = 90  # of a table: Tinker's prices changed more than once in 2026
 GIVEN = "[budget.prices]"
@@ -63,21 +64,21 @@ def age_notice(price: Price, today: date) -> str:
     )
 
 
-def missing_price(config: Config) -> str:
-    """Return that a run's budget cannot be kept, as its price is not known; "" if it can."""
+def missing_price(config: Config) -> Problem | None:
+    """Return that a run's budget cannot be kept, as its price is not known; None if it can."""
     if config.budget.usd is None or price_of(config) is not None:
-        return ""
-    return f"[budget].usd: {unpriced(priced_as(config))}"
+        return None
+    return Problem(("budget", "usd"), unpriced(priced_as(config)))
 
 
-def misnamed_prices(configs: Collection[Config]) -> Iterator[str]:
+def misnamed_prices(configs: Collection[Config]) -> Iterator[Problem]:
     """Iterate over tables of `[budget.prices]` that no run uses, while the price of some run is not known."""
     unknown = {priced_as(config) for config in configs if price_of(config) is None}
     tables = {name for config in configs for name in config.budget.prices}
     for name in sorted(tables - set(map(priced_as, configs))) if unknown else ():
         lacking = f"the price of {' and '.join(map(quote, sorted(unknown)))} is not known"
         advice = registry.hint(name, unknown, lacking)
-        yield f"[budget.prices.{as_key(name)}]: no run has a model of this name; {advice}"
+        yield Problem(("budget", "prices", name), f"no run has a model of this name; {advice}")
 
 
 def unpriced(name: str) -> str:
@@ -98,10 +99,12 @@ def check_prices(draft: Draft) -> Iterator[Problem]:
 def _problems(at: tuple[str, ...], given: Any) -> Iterator[Problem]:
     known = ", ".join(KINDS)
     if not isinstance(given, Mapping) or not given:
-        yield at, f"got {quote(given)}; needs a table with some of {known}, in dollars per million tokens"
+        what = f"needs a table with some of {known}, in dollars per million tokens"
+        yield Problem(at, f"got {quote(given)}; {what}")
         return
     for kind, cost in given.items():
         if kind not in KINDS:
-            yield (*at, kind), f"unknown key; {registry.hint(kind, KINDS, f'known: {known}')}"
+            yield Problem((*at, kind), f"unknown key; {registry.hint(kind, KINDS, f'known: {known}')}")
         elif isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 <= cost <= HIGHEST:
-            yield (*at, kind), f"got {quote(cost)}; needs dollars per million tokens, from 0 to {HIGHEST:,}"
+            what = f"needs dollars per million tokens, from 0 to {HIGHEST:,}"
+            yield Problem((*at, kind), f"got {quote(cost)}; {what}")

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from operator import eq
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from retrain.config.keys import Table, Tables, keys_of, put, table_at
 from retrain.config.points import Point, Proposal, sobol
@@ -23,9 +23,7 @@ from retrain.config.resolve import (
     overrides_of,
     with_default_plugins,
 )
-
-if TYPE_CHECKING:
-    from retrain.config.drafts import Location
+from retrain.errors import Location
 
 AT: Location = ("campaign", "sweep")
 SCALES = ("uniform", "log_uniform")

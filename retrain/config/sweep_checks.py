@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from retrain.config.campaign import Decide
-from retrain.config.drafts import Problem
 from retrain.config.keys import Tables, quote
 from retrain.config.points import MOST_DIMENSIONS, Proposal
 from retrain.config.resolve import RUN_SECTIONS, SECTIONS, overrides_of
@@ -27,6 +26,7 @@ from retrain.config.sweep import (
     table_of,
     text_of,
 )
+from retrain.errors import Problem
 from retrain.registry import LARGEST, hint
 
 MOST_RUNS = 10_000  # `explain` takes 16 s of CPU and 106 MB for them, as of 5,000 conditions with 2 seeds
@@ -40,7 +40,7 @@ def check_sweep(raw: Tables) -> Iterator[Problem]:
         return
     seed = table_of(raw).get(SEED, 0)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        yield (*AT, SEED), f"got {quote(seed)}; needs a whole number from 0 on"
+        yield Problem((*AT, SEED), f"got {quote(seed)}; needs a whole number from 0 on")
         return
     wrong = list(_problems_by_key(raw))
     yield from wrong
@@ -54,16 +54,16 @@ def _too_many(runs: int, raw: Tables) -> Problem:
     """Return that there are too many runs, where what makes them so many is given."""
     refused = f"would be {runs:,} runs; at most {MOST_RUNS:,} can be planned"
     if has_sampler(raw):
-        return ("campaign", "search", "trials"), f"{refused}: ask for fewer points or seeds"
+        return Problem(("campaign", "search", "trials"), f"{refused}: ask for fewer points or seeds")
     if swept_keys(table_of(raw)):
-        return AT, f"{refused}: sweep fewer keys or values"
+        return Problem(AT, f"{refused}: sweep fewer keys or values")
     most = ", or a smaller decision.max_seeds" if "decision" in raw else ""
-    return AT[:1], f"{refused}: use fewer conditions or seeds{most}"
+    return Problem(AT[:1], f"{refused}: use fewer conditions or seeds{most}")
 
 
 def _problems_by_key(raw: Tables) -> Iterator[Problem]:
     for key, value in swept_keys(table_of(raw)).items():
-        yield from (((*AT, key), what) for what in (*_key_problems(key, raw), *_value_problems(value)))
+        yield from (Problem((*AT, key), what) for what in (*_key_problems(key, raw), *_value_problems(value)))
 
 
 def _key_problems(key: str, raw: Tables) -> Iterator[str]:
@@ -142,22 +142,23 @@ def _range_problems(raw: Tables) -> Iterator[Problem]:
     counts = [table["samples"] for table in ranges.values() if "samples" in table]
     last = next(reversed(ranges))
     if len(set(counts)) > 1:
-        what = " and ".join(map(str, dict.fromkeys(counts)))
-        yield (*AT, last), f"ranges are drawn together, but samples are {what}; give all the same number"
+        listed = " and ".join(map(str, dict.fromkeys(counts)))
+        what = f"ranges are drawn together, but samples are {listed}; give all the same number"
+        yield Problem((*AT, last), what)
     elif not counts:
-        yield (*AT, last), "needs samples, how many points are drawn"
+        yield Problem((*AT, last), "needs samples, how many points are drawn")
     elif len(ranges) > MOST_DIMENSIONS:
-        yield AT, f"draws {len(ranges)} ranges together; at most {MOST_DIMENSIONS} are spread evenly"
+        yield Problem(AT, f"draws {len(ranges)} ranges together; at most {MOST_DIMENSIONS} are spread evenly")
     elif repeated := sum(times - 1 for times in Counter(drawn(raw)).values()):
         what = f"of {counts[0]} samples {repeated} would repeat others; draw fewer, or list the values"
-        yield (*AT, last), what
+        yield Problem((*AT, last), what)
 
 
 def _sampled_ranges(raw: Tables) -> Iterator[Problem]:
     for key, table in ranges_of(raw).items():
         if "samples" in table:
             what = "campaign.search.sampler proposes campaign.search.trials points; leave samples out"
-            yield (*AT, key), f"samples: got {table['samples']}; {what}"
+            yield Problem((*AT, key), f"samples: got {table['samples']}; {what}")
 
 
 def _count(raw: Tables) -> int:

@@ -14,6 +14,7 @@ from retrain.config.keys import quote
 from retrain.config.prices import price_of, priced_as, unpriced
 from retrain.config.resolve import label_of
 from retrain.config.schema import Config
+from retrain.errors import Problem
 from retrain.plan.matrix import Plan
 from retrain.records.decision import HELD_OUT, ConditionDecision
 from retrain.records.row_parts import Evaluation, NamedEvaluation, keys_of
@@ -28,31 +29,33 @@ FOUND = ("better", "worse")
 UNDECIDING = ("_se", "prompts", "batch_size", "group_size", "lr", "updates")  # settings, and errors of others
 
 
-def decision_problems(table: Decide, plan: Plan, seeds: int) -> Iterator[str]:
-    """Iterate over the problems of `[decision]`, `.key: what` each, in a file with so many seeds."""
+def decision_problems(table: Decide, plan: Plan, seeds: int) -> Iterator[Problem]:
+    """Iterate over the problems of `[decision]`, in a file with so many seeds."""
     configs = {name: run.config for name, run in plan.first_runs().items()}
     given = None if plan.search_seeds else seeds  # those of a search decide nothing, and it checks conditions
     if len(configs) < 2 and given is not None:
-        yield ": compares conditions, and there is one; add a [[campaign.conditions]], or remove the table"
+        what = "compares conditions, and there is one; add a [[campaign.conditions]], or remove the table"
+        yield Problem((), what)
     if table.reference and table.reference not in {*configs, *map(label_of, configs)}:
         others = hint(table.reference, list(configs), f"there are {', '.join(configs)}")
-        yield f".reference: no condition is named {quote(table.reference)}; {others}"
+        yield Problem(("reference",), f"no condition is named {quote(table.reference)}; {others}")
     if given is not None and given > table.max_seeds:
-        yield f".max_seeds: got {table.max_seeds}, but campaign.seeds has {given}; raise it, or list fewer"
+        what = f"got {table.max_seeds}, but campaign.seeds has {given}; raise it, or list fewer"
+        yield Problem(("max_seeds",), what)
     if problem := unmeasured(table.metric, configs):
-        yield f".metric: {problem}"
+        yield Problem(("metric",), problem)
     yield from _budget_problems(table, configs.values())
 
 
-def _budget_problems(table: Decide, configs: Collection[Config]) -> Iterator[str]:
+def _budget_problems(table: Decide, configs: Collection[Config]) -> Iterator[Problem]:
     if table.budget:
         try:
             parse_duration(table.budget)
         except ValueError as error:
-            yield f".budget: {error}; without it there is no limit"
+            yield Problem(("budget",), f"{error}; without it there is no limit")
     if table.budget_usd is not None:
         unknown = {priced_as(config) for config in configs if price_of(config) is None}
-        yield from (f".budget_usd: {unpriced(name)}" for name in sorted(unknown))
+        yield from (Problem(("budget_usd",), unpriced(name)) for name in sorted(unknown))
 
 
 def unmeasured(metric: str, configs: Mapping[str, Config]) -> str:

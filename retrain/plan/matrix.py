@@ -18,7 +18,7 @@ from retrain.config.files import contents_of, with_absolute_paths
 from retrain.config.resolve import label_of, label_of_modes, resolve
 from retrain.config.schema import Backend, Config
 from retrain.config.versions import CURRENT
-from retrain.errors import ConfigError
+from retrain.errors import ConfigError, Problem
 from retrain.plan.launching import runs_side_by_side
 from retrain.records.text import name_of_run, plain
 
@@ -203,15 +203,15 @@ def plan_runs(
 
 def _require_sound(plan: Plan, seeds: int, file_name: str) -> None:
     """Raise ConfigError with every problem of `[campaign.search]`, or of `[decision]`."""
-    search, problems = plan.campaign.search, list[str]()
+    search, problems = plan.campaign.search, list[Problem]()
     if search is not None:
         from retrain.plan.search import search_problems  # not at the top: few files have the table
 
-        problems = [f"[campaign.search]{what}" for what in search_problems(plan, search)]
+        problems = [one.below("campaign", "search") for one in search_problems(plan, search)]
     if plan.decision is not None and not problems:
         from retrain.plan.decidable import decision_problems  # nor this
 
-        problems = [f"[decision]{what}" for what in decision_problems(plan.decision, plan, seeds)]
+        problems = [one.below("decision") for one in decision_problems(plan.decision, plan, seeds)]
     if problems:
         raise ConfigError([f"{file_name} {problem}" for problem in problems])
 

@@ -13,13 +13,15 @@ from retrain.config.adapters import adapter_problem
 from retrain.config.campaign import Eval
 from retrain.config.keys import Tables
 from retrain.config.schema import Config, Environment
-from retrain.errors import ConfigError
+from retrain.errors import ConfigError, Location, Problem
 from retrain.event_loop import LeftBehindError, result_within
 from retrain.extras import MissingPackageError
 from retrain.rollouts import Prompt
 
 if TYPE_CHECKING:
     from retrain.tasks import Task
+
+NAMED = ("environment", "environment")  # the key that names an environment
 
 
 class Tasks:
@@ -74,38 +76,41 @@ def _are_messages(found: object) -> bool:
     )
 
 
-def environment_problems(config: Config) -> Iterator[str]:
+def environment_problems(config: Config) -> Iterator[Problem]:
     """Iterate over what a run's environment lacks, or cannot do with the backend; an episode is opened."""
-    yield from registry.ask("environments", config.environment.environment, "check_run", config) or ()
+    yield from registry.problems_of("environments", config.environment.environment, "check_run", config)
     yield from list(_opening_problems(config.environment)) or _tool_problems(config)
 
 
-def _opening_problems(table: Environment) -> Iterator[str]:
+def _opening_problems(table: Environment) -> Iterator[Problem]:
     """Iterate over why an episode cannot be opened, or is none; it is closed."""
     name, options = table.environment, table.options
     try:
         made = result_within(table.time_limit_s, registry.bound("environments", name, options))
     except LeftBehindError:
-        yield (
-            f"[environment].environment: opening an episode of {name!r} took longer than "
-            f"{table.time_limit_s:g} s; raise [environment].time_limit_s if it needs longer"
+        what = (
+            f"opening an episode of {name!r} took longer than {table.time_limit_s:g} s; "
+            "raise [environment].time_limit_s if it needs longer"
         )
+        yield Problem(NAMED, what)
         return
     except MissingPackageError as error:
-        yield f"[environment].environment: {error}"
+        yield Problem(NAMED, str(error))
         return
     except ConfigError as error:
-        yield from (f"[environment.options].{problem}" for problem in error.problems)
+        told = map(registry.read_problem, error.problems)
+        yield from (problem.within(("environment", "options"), NAMED) for problem in told)
         return
     try:
         registry.check_made("environments", name, made)
         if table.processes and _plays_programs(made):
-            yield (
-                f"[environment].processes: got {table.processes}; {name!r} plays programs, which run in the "
-                "worker; leave it at 0, and let the program start the processes that it needs"
+            what = (
+                f"got {table.processes}; {name!r} plays programs, which run in the worker; leave it at 0, "
+                "and let the program start the processes that it needs"
             )
+            yield Problem(("environment", "processes"), what)
     except ConfigError as error:
-        yield from (f"[environment].environment: {problem}" for problem in error.problems)
+        yield from (Problem(NAMED, problem) for problem in error.problems)
     if close := getattr(made, "close", None):
         with suppress(Exception):  # ignored, as in a run
             result_within(table.time_limit_s, close)
@@ -117,14 +122,16 @@ def _plays_programs(environment: Any) -> bool:
     return program is not None and hasattr(environment, program.name)
 
 
-def _tool_problems(config: Config) -> Iterator[str]:
+def _tool_problems(config: Config) -> Iterator[Problem]:
     """Iterate over why a backend cannot show an environment's functions to the policy."""
     table, backend = config.environment, config.backend.backend
     if schemas := registry.ask("environments", table.environment, "tools", table.options):
-        yield from registry.ask("backends", backend, "check_tools", config, schemas) or ()
+        yield from registry.problems_of("backends", backend, "check_tools", config, schemas)
 
 
-def reward_problems(reward: str, given: Tables, prompts: Sequence[Prompt], where: str) -> Iterator[str]:
+def reward_problems(
+    reward: str, given: Tables, prompts: Sequence[Prompt], where: Location
+) -> Iterator[Problem]:
     """Iterate over what rewards need that the prompts have not."""
     spec = registry.spec_of("rewards")
     for name, params in rewards_of(reward, given):
@@ -132,43 +139,44 @@ def reward_problems(reward: str, given: Tables, prompts: Sequence[Prompt], where
         if prompts and registry.takes(found.found, spec.by_name):
             shared = set(prompts[0].row).intersection(*(prompt.row for prompt in prompts))
             if wrong := registry.lacking_problem(found.found, {*spec.by_name_given, *params, *shared}):
-                yield f"{where}: {name!r} {wrong}"
+                yield Problem(where, f"{name!r} {wrong}")
 
 
-def backend_problems(config: Config, task: Task, prompts: Sequence[Prompt], where: str) -> list[str]:
+def backend_problems(config: Config, task: Task, prompts: Sequence[Prompt]) -> list[Problem]:
     """Return the backend's problems with a run; prompts are only checked if there are no others."""
     name = config.backend.backend
-    if problems := list(registry.ask("backends", name, "check_run", config) or ()):
+    if problems := registry.problems_of("backends", name, "check_run", config):
         return problems
     talks = next((prompt.id for prompt in prompts if prompt.messages), None)
     if talks is not None and config.backend.options.get("chat_template") is not True:
-        return [
-            f"{where}: prompt {talks} is a conversation, which needs a chat template: "
+        what = (
+            f"prompt {talks} is a conversation, which needs a chat template: "
             "backend local or tinker, and [backend.options].chat_template = true"
-        ]
+        )
+        return [Problem(("data",), what)]
     if problems := adapter_problems(config, task.alphabet):
         return problems
     return [
-        *(registry.ask("backends", name, "check_prompts", config, prompts) or ()),
-        *(registry.ask("backends", name, "check_alphabet", config, prompts, task.alphabet) or ()),
+        *registry.problems_of("backends", name, "check_prompts", config, prompts),
+        *registry.problems_of("backends", name, "check_alphabet", config, prompts, task.alphabet),
     ]
 
 
-def adapter_problems(config: Config, alphabet: str) -> list[str]:
+def adapter_problems(config: Config, alphabet: str) -> list[Problem]:
     """Return why a run cannot start from the adapter that it names; `alphabet` is its task's."""
     adapter, name = config.model.adapter, config.backend.backend
     if not adapter:
         return []
-    check = registry.hook("backends", name, "check_adapter")
-    if check is None:
+    if registry.hook("backends", name, "check_adapter") is None:
         known = registry.built_in_names("backends")
         able = ", ".join(one for one in known if registry.hook("backends", one, "check_adapter"))
         what = f"backend {name!r} cannot start from an adapter"
-        wrong = [f"{what}; remove it, or use a backend that can: {able}"]
+        wrong = [Problem((), f"{what}; remove it, or use a backend that can: {able}")]
+    elif missing := adapter_problem(adapter):
+        wrong = [Problem((), missing)]
     else:
-        missing = adapter_problem(adapter)
-        wrong = [missing] if missing else list(check(config, alphabet))
-    return [f"[model].adapter: {what}" for what in wrong]
+        wrong = registry.problems_of("backends", name, "check_adapter", config, alphabet)
+    return [problem if problem.where else problem.below("model", "adapter") for problem in wrong]
 
 
 def rewards_of(name: str, params: Tables) -> Iterator[tuple[str, Tables]]:

@@ -14,7 +14,7 @@ from retrain.config.keys import Tables
 from retrain.config.prices import age_notice, misnamed_prices, missing_price, price_of
 from retrain.config.resolve import as_played
 from retrain.config.schema import Config
-from retrain.errors import ConfigError, LaunchError
+from retrain.errors import ConfigError, LaunchError, Location, Problem, place
 from retrain.plan.launching import runs_here
 from retrain.plan.matrix import Plan
 from retrain.plan.most_cost import Reading, reading_of
@@ -87,17 +87,17 @@ def _warnings_of(config: Config, tasks: Tasks) -> Iterator[str]:
         yield old
 
 
-def _run_problems(plan: Plan, config: Config, tasks: Tasks) -> Iterator[str]:
+def _run_problems(plan: Plan, config: Config, tasks: Tasks) -> Iterator[Problem]:
     task = tasks.of(config)
     prompts = [*task.train, *task.held_out]
     if not len(task.train):
-        yield f"[data].task: {config.data.task!r} has no prompt to train on"
+        yield Problem(("data", "task"), f"{config.data.task!r} has no prompt to train on")
     yield from environment_problems(config)
-    yield from reward_problems(config.reward.reward, config.reward.params, prompts, "[reward].reward")
+    yield from reward_problems(config.reward.reward, config.reward.params, prompts, ("reward", "reward"))
     for name, options, where in _sandboxes_named(config):  # which may be of different tables
         wrong = registry.problems_with_table("sandbox", name, options)
-        yield from (f"{where}.sandbox_options.{problem}" for problem in wrong)
-    yield from backend_problems(config, task, prompts, "[data]")
+        yield from (problem.below(*where, "sandbox_options") for problem in wrong)
+    yield from backend_problems(config, task, prompts)
     yield from _eval_problems(config, tasks)
     yield from _decision_problems(plan, config, task)
 
@@ -112,35 +112,38 @@ def _trained_on(config: Config, tasks: Tasks) -> Iterator[str]:
             yield f'[[eval]] "{table.name}": {of} are trained on; hold them out of training'
 
 
-def _eval_problems(config: Config, tasks: Tasks) -> Iterator[str]:
+def _eval_problems(config: Config, tasks: Tasks) -> Iterator[Problem]:
     """Iterate over what every `[[eval]]` lacks, and what the backend cannot do with its prompts."""
     for table in config.eval.tables:
-        prompts, where = tasks.asked(table, config), f'[[eval]] "{table.name}"'
+        prompts, at = tasks.asked(table, config), ("eval", "tables", table.name)
         if not prompts:
             named = table.task or config.data.task
-            yield f"{where}.task: {named!r} holds out no prompts; give it some, or name another task"
+            what = f"{named!r} holds out no prompts; give it some, or name another task"
+            yield Problem((*at, "task"), what)
             continue
         reward = table if table.reward else config.reward
-        yield from reward_problems(reward.reward, reward.params, prompts, f"{where}.reward")
+        yield from reward_problems(reward.reward, reward.params, prompts, (*at, "reward"))
         played = as_played(config, table)
-        found = backend_problems(played, tasks.of(config), prompts, where)
-        yield from (problem.replace("[data]", where, 1) for problem in found)
+        for problem in backend_problems(played, tasks.of(config), prompts):
+            section, *inside = problem.where or ("",)
+            yield Problem((*at, *inside), problem.what) if section == "data" else problem
         if table.environment:
             wrong = (*environment_problems(played), *_other_functions(config, played))
-            yield from (problem.replace("[environment", f"{where} [environment", 1) for problem in wrong)
+            yield from (one.below(*at) if one.where[:1] == ("environment",) else one for one in wrong)
 
 
-def _other_functions(config: Config, played: Config) -> Iterator[str]:
+def _other_functions(config: Config, played: Config) -> Iterator[Problem]:
     """Return that an evaluation's environment has functions that the run's does not show to the policy."""
     shown, needed = (
         registry.ask("environments", table.environment, "tools", table.options) or ()
         for table in (config.environment, played.environment)
     )
     if needed and list(needed) != list(shown):
-        yield "[environment]: has functions, which a policy sees only if [environment] has the same"
+        what = "has functions, which a policy sees only if [environment] has the same"
+        yield Problem(("environment",), what)
 
 
-def _decision_problems(plan: Plan, config: Config, task: Task) -> Iterator[str]:
+def _decision_problems(plan: Plan, config: Config, task: Task) -> Iterator[Problem]:
     """Iterate over why no run will have the metric that decides."""
     if plan.decision is None:
         return
@@ -149,10 +152,11 @@ def _decision_problems(plan: Plan, config: Config, task: Task) -> Iterator[str]:
     metric = plan.decision.metric
     is_named = any(metric.startswith(f"{HELD_OUT}{table.name}_") for table in config.eval.tables)
     if metric.startswith(HELD_OUT) and not is_named and not task.held_out:
-        yield (
-            f"[decision].metric: {metric} is measured on held-out prompts, and {config.data.task!r} holds "
-            "out none; give it some, or decide by another metric, such as mean_reward"
+        what = (
+            f"{metric} is measured on held-out prompts, and {config.data.task!r} holds out none; "
+            "give it some, or decide by another metric, such as mean_reward"
         )
+        yield Problem(("decision", "metric"), what)
 
 
 def memory_of(config: Config, prompts: Sequence[Prompt] = ()) -> MemoryEstimate | None:
@@ -197,15 +201,15 @@ def _servers_named(config: Config) -> dict[str, str]:
     named = dict[str, str](registry.ask("backends", config.backend.backend, "servers", config) or {})
     for one in (config, *(as_played(config, table) for table in config.eval.tables)):
         table = one.environment
-        named |= _servers_of("environments", table.environment, table.options, "[environment.options]")
+        named |= _servers_of("environments", table.environment, table.options, ("environment", "options"))
     for reward, params, where in _scoring(config):
         named |= _servers_of("rewards", reward, params, where)
     return named
 
 
-def _servers_of(kind: str, plugin: str, params: Tables, where: str) -> dict[str, str]:
+def _servers_of(kind: str, plugin: str, params: Tables, where: Location) -> dict[str, str]:
     found = registry.ask(kind, plugin, "servers", params) or {}
-    return {address: f"{where}.{key}" for address, key in found.items()}
+    return {address: place((*where, *key.split("."))) for address, key in found.items()}
 
 
 def check_servers(configs: Iterable[Config], source: str) -> None:
@@ -239,12 +243,12 @@ def sandbox_warnings(configs: Sequence[Config], sandboxes: Mapping[str, str]) ->
     yield from dict.fromkeys(chain.from_iterable(advice))
 
 
-def _scoring(config: Config) -> Iterator[tuple[str, Tables, str]]:
+def _scoring(config: Config) -> Iterator[tuple[str, Tables, Location]]:
     """Iterate over the rewards of a run and of its evaluations, their parameters, and where these are set."""
-    yield config.reward.reward, config.reward.params, "[reward.params]"
+    yield config.reward.reward, config.reward.params, ("reward", "params")
     for table in config.eval.tables:
         if table.reward:
-            yield table.reward, table.params, f'[[eval]] "{table.name}" [params]'
+            yield table.reward, table.params, ("eval", "tables", table.name, "params")
 
 
 def _parts(config: Config) -> Iterator[tuple[str, Tables]]:
@@ -258,7 +262,7 @@ def runs_programs(config: Config) -> bool:
     return any(_sandboxes_named(config))
 
 
-def _sandboxes_named(config: Config) -> Iterator[tuple[str, Tables, str]]:
+def _sandboxes_named(config: Config) -> Iterator[tuple[str, Tables, Location]]:
     """Iterate over the sandboxes of rewards, `[reward]`'s or their own: name, options, the reward's table."""
     shared = {"sandbox": config.reward.sandbox, "sandbox_options": config.reward.sandbox_options}
     for reward, given, where in _scoring(config):

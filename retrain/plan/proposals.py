@@ -17,6 +17,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any
 
 from retrain.config.campaign import Search
@@ -24,6 +25,7 @@ from retrain.config.keys import Tables, quote
 from retrain.config.points import Point, Proposal
 from retrain.config.resolve import as_tables, flatten
 from retrain.config.sweep import SEED, as_told, bounds_of, scale_of, swept_keys
+from retrain.errors import Problem
 from retrain.extras import Needs, load
 from retrain.plan.matrix import Plan
 from retrain.records.decision import is_higher_better
@@ -215,53 +217,54 @@ def _sampler(optuna: Any, table: Search, seed: int) -> Any:
     return getattr(optuna.samplers, SAMPLERS[table.sampler].name)(seed=seed, **table.sampler_options)
 
 
-def sampler_problems(table: Search, sweep: Tables, conditions: int) -> Iterator[str]:
-    """Iterate over the problems of a search's sampler, `.key: what`, as far as one does not hide the next."""
+def sampler_problems(table: Search, sweep: Tables, conditions: int) -> Iterator[Problem]:
+    """Iterate over the problems of a search's sampler, as far as one does not hide the next."""
     if not table.sampler:
         for key in ("sampler_options", "trials", "trials_per_round"):
             if value := getattr(table, key):
-                yield f".{key}: got {quote(value)}; has no effect without a sampler, such as optuna:tpe"
+                what = f"got {quote(value)}; has no effect without a sampler, such as optuna:tpe"
+                yield Problem((key,), what)
         return
-    found = swept_keys(sweep)
+    found, at = swept_keys(sweep), ("sampler",)
     if table.sampler not in SAMPLERS:
         meant, known = table.sampler.rpartition(":")[2].lower(), f"there are {', '.join(SAMPLERS)}"
         others = hint(f"optuna:{meant}", list(SAMPLERS), known) if meant else known
-        yield f".sampler: no sampler is named {quote(table.sampler)}; {others}"
+        yield Problem(at, f"no sampler is named {quote(table.sampler)}; {others}")
     elif not found:
-        yield ".sampler: proposes points of [campaign.sweep], and there is none"
+        yield Problem(at, "proposes points of [campaign.sweep], and there is none")
     elif table.trials is None:
-        yield ".trials: is missing; give the number of points that the sampler proposes"
-    elif (
-        problem := _misfit(table, table.trials, found, conditions) or _missing(table) or _wrong_option(table)
-    ):
-        yield problem
+        yield Problem(("trials",), "is missing; give the number of points that the sampler proposes")
+    else:
+        misfits = _misfits(table, table.trials, found, conditions)
+        yield from islice(chain(misfits, _missing(table), _wrong_options(table)), 1)
 
 
-def _misfit(table: Search, trials: int, found: Tables, conditions: int) -> str:
-    """Return why the sampler does not suit the sweep; "" if it does."""
+def _misfits(table: Search, trials: int, found: Tables, conditions: int) -> Iterator[Problem]:
+    """Iterate over why the sampler does not suit the sweep."""
     lists = [value for value in found.values() if isinstance(value, list)]
     least, is_mixed = SAMPLERS[table.sampler].ranges, bool(lists) or conditions > 1
     if least and (is_mixed or len(found) < least):
         others = "lists and conditions" if is_mixed else "fewer"
         needed = "one range or more" if least == 1 else f"{least} ranges or more"
-        return f".sampler: {table.sampler} needs {needed}; {others} it would draw at random: use optuna:tpe"
+        what = f"{table.sampler} needs {needed}; {others} it would draw at random: use optuna:tpe"
+        yield Problem(("sampler",), what)
     points = math.prod(map(len, lists)) * conditions
     if len(lists) == len(found) and trials >= points:
-        return (
-            f".trials: got {table.trials}, and the lists have {points} combinations in all: give fewer, or "
+        what = (
+            f"got {table.trials}, and the lists have {points} combinations in all: give fewer, or "
             "remove the sampler, and all are run"
         )
-    return ""
+        yield Problem(("trials",), what)
 
 
-def _missing(table: Search) -> str:
-    needed = OPTUNA, SAMPLERS[table.sampler].needs
-    problem = next(filter(None, (one.problem(table.sampler) for one in needed)), "")
-    return f".sampler: {problem}" if problem else ""
+def _missing(table: Search) -> Iterator[Problem]:
+    for needed in (OPTUNA, SAMPLERS[table.sampler].needs):
+        if what := needed.problem(table.sampler):
+            yield Problem(("sampler",), what)
 
 
-def _wrong_option(table: Search) -> str:
-    """Return which of the sampler's options is wrong; "" for none, as far as Optuna tells."""
+def _wrong_options(table: Search) -> Iterator[Problem]:
+    """Iterate over which of the sampler's options are wrong, as far as Optuna tells."""
     optuna = _library()
     known = inspect.signature(getattr(optuna.samplers, SAMPLERS[table.sampler].name)).parameters
     for key in table.sampler_options:
@@ -270,12 +273,11 @@ def _wrong_option(table: Search) -> str:
             others = (
                 "the seed is campaign.sweep.seed" if key == "seed" else hint(key, names, ", ".join(names))
             )
-            return f".sampler_options.{key}: {table.sampler} has no such option; {others}"
+            yield Problem(("sampler_options", key), f"{table.sampler} has no such option; {others}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             study = optuna.create_study(sampler=_sampler(optuna, table, 0))
             study.ask({"one": optuna.distributions.FloatDistribution(0, 1)})
     except (TypeError, ValueError) as error:
-        return f".sampler_options: {table.sampler} refuses them: {error}"
-    return ""
+        yield Problem(("sampler_options",), f"{table.sampler} refuses them: {error}")

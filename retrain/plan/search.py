@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 from retrain.config.campaign import Search
 from retrain.config.keys import quote
+from retrain.errors import Problem
 from retrain.plan.decidable import unmeasured
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.proposals import sampler_problems
@@ -216,40 +217,43 @@ def _until(run: RunPlan, step: int) -> RunPlan:
     return replace(run, config=replace(run.config, training=training))
 
 
-def search_problems(plan: Plan, table: Search) -> Iterator[str]:
-    """Iterate over the problems of `[campaign.search]`, `.key: what` each."""
+def search_problems(plan: Plan, table: Search) -> Iterator[Problem]:
+    """Iterate over the problems of `[campaign.search]`, each with its place in it."""
     if len(plan.conditions) < 2 and not table.sampler:
-        yield ": chooses among conditions, and there is one; add some, or sweep a key in [campaign.sweep]"
+        what = "chooses among conditions, and there is one; add some, or sweep a key in [campaign.sweep]"
+        yield Problem((), what)
     if plan.added_seeds:
-        yield ": adds fresh seeds by itself; instead of adding seeds, raise decision.max_seeds"
+        yield Problem((), "adds fresh seeds by itself; instead of adding seeds, raise decision.max_seeds")
     runs = plan.first_runs()
     yield from _rung_problems(table, runs)
     if problem := unmeasured(table.metric, {name: run.config for name, run in runs.items()}):
-        yield f".metric: {problem}"
+        yield Problem(("metric",), problem)
     else:
         yield from islice(_late(table, runs), 1)
     if not plan.proposed or plan.proposed < (table.trials or 0):  # else it is not asked again, and not needed
         yield from sampler_problems(table, plan.campaign.sweep, len(plan.own_conditions))
 
 
-def _rung_problems(table: Search, runs: Mapping[str, RunPlan]) -> Iterator[str]:
+def _rung_problems(table: Search, runs: Mapping[str, RunPlan]) -> Iterator[Problem]:
+    at = ("rungs",)
     if sorted(set(table.rungs)) != list(table.rungs):
-        yield f".rungs: got {quote(table.rungs)}; needs steps in ascending order, each once"
+        yield Problem(at, f"got {quote(table.rungs)}; needs steps in ascending order, each once")
     if not table.rungs and not table.sampler:
-        yield ".rungs: is missing; give the steps at which the worse conditions are dropped"
+        yield Problem(at, "is missing; give the steps at which the worse conditions are dropped")
     for name, run in runs.items():
         if table.rungs and table.rungs[-1] >= run.max_steps:
-            yield f".rungs: got {table.rungs[-1]}; needs steps below max_steps = {run.max_steps} of {name}"
+            what = f"got {table.rungs[-1]}; needs steps below max_steps = {run.max_steps} of {name}"
+            yield Problem(at, what)
             break
 
 
-def _late(table: Search, runs: Mapping[str, RunPlan]) -> Iterator[str]:
+def _late(table: Search, runs: Mapping[str, RunPlan]) -> Iterator[Problem]:
     """Iterate over the rungs at which a condition does not evaluate what decides."""
     for name, run in runs.items():
         for step in table.rungs:
             if not _is_known(run, table.metric, step):
                 what = f"no row of {name} at step {step} will have {quote(table.metric)}"
-                yield f".metric: {what}; evaluate there"
+                yield Problem(("metric",), f"{what}; evaluate there")
 
 
 def _is_known(run: RunPlan, metric: str, step: int) -> bool:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from retrain.errors import ConfigError
+from retrain.errors import ConfigError, Problem
 from retrain.registry.code import PACKAGE, defines, import_module, is_in_own_code, located, remember
 from retrain.registry.code import Plugin as Plugin
 from retrain.registry.code import fault_of as fault_of
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
+KEYED = re.compile(r"(?P<where>[a-z_]\w*): (?P<what>.+)", re.DOTALL)  # `length: got 0`
+PLACED = re.compile(r"\[(?P<where>[\w.-]+\](\.[\w-]+)*): (?P<what>.+)", re.DOTALL)  # `[model].model: got ""`
 
 
 def plugin(kind: str, name: str) -> Plugin:
@@ -178,28 +181,41 @@ def problem_with_name(kind: str, name: str) -> str | None:
     return None
 
 
-def problems_with_params(kind: str, name: str, params: Mapping[str, object]) -> list[tuple[str, str]]:
-    """Check a plugin's table against its entry function's keyword-only parameters: (key, problem) pairs."""
+def problems_with_params(kind: str, name: str, params: Mapping[str, object]) -> list[Problem]:
+    """Check a plugin's table against its entry function's keyword-only parameters."""
     found = plugin(kind, name)
     known = found.parameters()
     if known is None or (not known and found.spec.judge and found.hook(found.spec.judge)):
         return []
-    missing = [(p.name, f"is needed by {name!r}") for p in known if p.required and p.name not in params]
+    missing = [p.name for p in known if p.required and p.name not in params]
     judged = ((key, problem_with(name, known, key, value)) for key, value in params.items())
-    return missing + [(key, problem) for key, problem in judged if problem]
+    wrong = [*((key, f"is needed by {name!r}") for key in missing), *judged]
+    return [Problem((key,), what) for key, what in wrong if what]
 
 
-def problems_with_table(kind: str, name: str, table: Mapping[str, Any]) -> list[str]:
-    """Check a plugin's table: keys and types, then by the plugin's own hook; `key: problem` each."""
-    if wrong := problems_with_params(kind, name, table):
-        return [f"{key}: {what}" for key, what in wrong]
-    return judged(kind, name, table)
+def problems_with_table(kind: str, name: str, table: Mapping[str, Any]) -> list[Problem]:
+    """Check a plugin's table: keys and types, then by the plugin's own hook."""
+    return problems_with_params(kind, name, table) or judged(kind, name, table)
 
 
-def judged(kind: str, name: str, table: Mapping[str, Any]) -> list[str]:
-    """Return what a plugin's own hook finds wrong with its table: `key: problem` each."""
+def judged(kind: str, name: str, table: Mapping[str, Any]) -> list[Problem]:
+    """Return what a plugin's own hook finds wrong with its table: `key: what` each, or a Problem."""
     judge = spec_of(kind).judge
-    return list(ask(kind, name, judge, table) or ()) if judge else []
+    return [read_problem(one) for one in ask(kind, name, judge, table) or ()] if judge else []
+
+
+def problems_of(kind: str, name: str, wanted: str, *arguments: Any) -> list[Problem]:
+    """Return what a plugin's hook finds wrong with a run: `[section].key: what` each, or a Problem."""
+    return [read_problem(one, PLACED) for one in ask(kind, name, wanted, *arguments) or ()]
+
+
+def read_problem(text: str | Problem, form: re.Pattern[str] = KEYED) -> Problem:
+    """Return the problem that a plugin's code wrote in a form; without a place if in another."""
+    if isinstance(text, Problem):
+        return text
+    read = form.fullmatch(text)
+    keys = read["where"].replace("]", "").split(".") if read else ()
+    return Problem(tuple(keys), read["what"] if read else text)
 
 
 @cache  # reading the metadata of everything that is installed takes 30 ms

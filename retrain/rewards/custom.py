@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from retrain import registry
+from retrain.errors import Problem
 from retrain.registry import Positive, Workers
 from retrain.rewards import BatchScorer, score_with
 from retrain.rewards.pool import FunctionScorer
@@ -51,14 +52,16 @@ def made_of(params: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     return [(params["path"], with_sandbox(params.get("params", {}), params))]
 
 
-def check_params(params: Mapping[str, Any]) -> Iterator[str]:
+def check_params(params: Mapping[str, Any]) -> Iterator[Problem]:
     """Return the problems of the parameters; imports the function to check that it exists."""
     path, arguments = params["path"], params.get("params", {})
     if "." not in path:
-        yield f"path: got {path!r}; needs the dotted path of a function, such as 'my_rewards.score'"
+        what = f"got {path!r}; needs the dotted path of a function, such as 'my_rewards.score'"
+        yield Problem(("path",), what)
         return
     if problem := registry.problem_with_name("rewards", path):
-        yield f"path: {problem}"
+        yield Problem(("path",), problem)
         return
-    yield from (f"params.{what}" for what in registry.problems_with_table("rewards", path, arguments))
+    wrong = registry.problems_with_table("rewards", path, arguments)
+    yield from (problem.below("params") for problem in wrong)
     yield from choice_problems(params)

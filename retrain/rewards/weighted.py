@@ -29,7 +29,7 @@ from functools import partial
 from typing import Any
 
 from retrain import extras, registry
-from retrain.errors import ConfigError
+from retrain.errors import ConfigError, Problem
 from retrain.event_loop import begun
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, is_number, score_with
 from retrain.rewards.opening import CallingScorer, RewardRange, close_unawaited, open_reward, range_of
@@ -76,7 +76,7 @@ def open_scorer(
         ConfigError: a part is wrong.
     """
     if problems := list(check_params({"parts": parts})):
-        raise ConfigError(problems)
+        raise ConfigError([problem.in_table for problem in problems])
     where = {"sandbox": sandbox, "sandbox_options": sandbox_options}
     opened: list[OpenPart] = []
     with ExitStack() as stack:
@@ -90,16 +90,17 @@ def open_scorer(
 score = score_with(open_scorer)
 
 
-def check_params(params: Mapping[str, Any]) -> Iterator[str]:
+def check_params(params: Mapping[str, Any]) -> Iterator[Problem]:
     """Return the problems of the parts and of their parameters."""
     parts = params.get("parts")
     if not isinstance(parts, Mapping) or not parts:
-        yield f"parts: got {parts!r}; needs a table of rewards with their weights, such as {{ match = 1.0 }}"
+        what = f"got {parts!r}; needs a table of rewards with their weights, such as {{ match = 1.0 }}"
+        yield Problem(("parts",), what)
         return
     for label, table in parts.items():
-        yield from (f"parts.{label}{problem}" for problem in _form_problems(table))
+        yield from (problem.below("parts", label) for problem in _form_problems(table))
     for part in _parts_of(parts):
-        yield from (f"parts.{part.label}{problem}" for problem in _part_problems(part))
+        yield from (problem.below("parts", part.label) for problem in _part_problems(part))
     yield from choice_problems(params)
 
 
@@ -190,28 +191,27 @@ def _sum(weights: Sequence[float], scores: Sequence[Score]) -> Score:
     return Score(total, gravest.outcome, gravest.message, is_over_limit)
 
 
-def _form_problems(table: object) -> Iterator[str]:
+def _form_problems(table: object) -> Iterator[Problem]:
     if is_number(table):
         return
     if not isinstance(table, Mapping):
-        yield f": got {table!r}; needs a weight, or a table of {', '.join(PART_KEYS)}"
+        yield Problem((), f"got {table!r}; needs a weight, or a table of {', '.join(PART_KEYS)}")
         return
     for key in table.keys() - {*PART_KEYS}:
-        yield f".{key}: unknown key; it takes {', '.join(PART_KEYS)}"
+        yield Problem((key,), f"unknown key; it takes {', '.join(PART_KEYS)}")
     if not is_number(table.get("weight")):
-        yield f".weight: got {table.get('weight')!r}; needs a number"
+        yield Problem(("weight",), f"got {table.get('weight')!r}; needs a number")
     if not isinstance(table.get("reward", ""), str):
-        yield f".reward: got {table['reward']!r}; needs the name of a reward"
+        yield Problem(("reward",), f"got {table['reward']!r}; needs the name of a reward")
     if not isinstance(table.get("params", {}), Mapping):
-        yield f".params: got {table['params']!r}; needs a table of the reward's parameters"
+        yield Problem(("params",), f"got {table['params']!r}; needs a table of the reward's parameters")
 
 
-def _part_problems(part: Term) -> Iterator[str]:
+def _part_problems(part: Term) -> Iterator[Problem]:
     if problem := registry.problem_with_name("rewards", part.reward):
-        yield f": {problem}"
+        yield Problem((), problem)
         return
     if problem := extras.missing_problem("rewards", part.reward):
-        yield f": {problem}"
-    yield from (
-        f".params.{what}" for what in registry.problems_with_table("rewards", part.reward, part.params)
-    )
+        yield Problem((), problem)
+    wrong = registry.problems_with_table("rewards", part.reward, part.params)
+    yield from (problem.below("params") for problem in wrong)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from retrain import registry
+from retrain.errors import Problem
 from retrain.registry import Hook, PluginSpec
 
 SPEC = PluginSpec(
@@ -66,15 +67,15 @@ class SandboxEndedError(SandboxError):
     """The sandbox has ended while a program ran, perhaps because of it."""
 
 
-def choice_problems(table: Mapping[str, Any]) -> Iterator[str]:
+def choice_problems(table: Mapping[str, Any]) -> Iterator[Problem]:
     """Iterate over what is wrong with a sandbox that a plugin's table names, and with its options."""
     if (name := table.get("sandbox")) is None:
         return
     if problem := registry.problem_with_name("sandbox", name):
-        yield f"sandbox: {problem}"
+        yield Problem(("sandbox",), problem)
         return
     problems = registry.problems_with_table("sandbox", name, table.get("sandbox_options") or {})
-    yield from (f"sandbox_options.{problem}" for problem in problems)
+    yield from (problem.below("sandbox_options") for problem in problems)
 
 
 def with_sandbox(params: Mapping[str, Any], shared: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ def test_doctor_asks_the_servers_that_a_file_names(retrain: Call, here: Path) ->
     silent = retrain("doctor", "judged.toml", "--json", env={**NO_KEYS, "JUDGE_KEY": "key"})
     found = checks(silent)["server http://127.0.0.1:9/v1"]
     assert (silent.returncode, found["verdict"]) == (2, "missing")
-    assert "[reward.params].parts.judge.params.base_url" in found["fix"]
+    assert "[reward.params.parts.judge.params].base_url" in found["fix"]
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:  # answers 501
         Thread(target=server.serve_forever, daemon=True).start()
         port = server.server_address[1]
@@ -32,7 +32,7 @@ def test_runs_whose_server_is_silent_are_not_launched(retrain: Call, here: Path)
     (here / "judged.toml").write_text(JUDGE)
     answer = retrain("run", "judged.toml", env={**NO_KEYS, "JUDGE_KEY": "key"})
     assert answer.returncode == 3
-    assert "judged.toml [reward.params].parts.judge.params.base_url: no answer from" in answer.stderr
+    assert "judged.toml [reward.params.parts.judge.params].base_url: no answer from" in answer.stderr
     assert not (here / "logs").exists()
 
 

@@ -188,7 +188,7 @@ def test_what_an_action_is_must_be_known(action: Any, options: dict[str, str], s
 )
 def test_what_can_be_known_before_a_run_is(options: dict[str, Any], said: str) -> None:
     (problem,) = registry.problems_with_table("environments", "openenv", options)
-    assert said in problem
+    assert said in problem.in_table
 
 
 def test_a_server_must_answer_before_a_run(server: Server) -> None:

@@ -171,16 +171,20 @@ def test_what_was_proposed_stands_if_optuna_proposes_otherwise_now(tmp_path: Pat
 @pytest.mark.parametrize(
     ("override", "problem"),
     [
-        ("{ n_startup = 4 }", ".n_startup: optuna:tpe has no such option; did you mean 'n_startup_trials'?"),
-        ("{ seed = 4 }", ".seed: optuna:tpe has no such option; the seed is campaign.sweep.seed"),
-        ('{ n_startup_trials = "4" }', ": optuna:tpe refuses them: '<' not supported between instances of"),
+        ("{ n_startup = 4 }", "_options].n_startup: optuna:tpe has no such option; did you mean 'n_startup_"),
+        ("{ seed = 4 }", "_options].seed: optuna:tpe has no such option; the seed is campaign.sweep.seed"),
+        (
+            '{ n_startup_trials = "4" }',
+            "].sampler_options: optuna:tpe refuses them: '<' not supported",
+        ),
     ],
 )
 def test_wrong_options_are_refused(override: str, problem: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         planned(tmp_path, f"search.sampler_options={override}")
     (found,) = caught.value.problems
-    assert found.startswith(f"c.toml [campaign.search].sampler_options{problem}")
+    assert found.startswith("c.toml [campaign.search")
+    assert problem in found
 
 
 def test_explain_suggests_a_pilot_of_a_search_without_rungs(tmp_path: Path) -> None:

@@ -275,8 +275,9 @@ def test_the_key_comes_from_the_environment_and_is_never_shown(
 def test_parameters_are_checked_without_asking_anybody() -> None:
     table = {"base_url": "localhost", "model": "", "template": "grade", "key_env": ""}
     problems = registry.problems_with_table("rewards", "judge", table)
-    assert [p.split(":")[0] for p in problems] == ["base_url", "model", "template"]
-    assert registry.problems_with_table("rewards", "judge", {"base_url": "http://x", "retries": -1}) == [
+    assert [problem.where for problem in problems] == [("base_url",), ("model",), ("template",)]
+    problems = registry.problems_with_table("rewards", "judge", {"base_url": "http://x", "retries": -1})
+    assert [problem.in_table for problem in problems] == [
         "model: is needed by 'judge'",
         "retries: got -1; needs a whole number of 0 or more",
     ]

@@ -183,12 +183,13 @@ def test_a_single_score_raises_what_a_batch_counts() -> None:
 
 
 def test_a_function_that_is_not_there_is_a_mistake_in_the_file() -> None:
-    assert "cannot be loaded" in "".join(custom.check_params({"path": f"{FUNCTIONS}.nothing"}))
-    assert list(custom.check_params({"path": f"{FUNCTIONS}.length", "params": {"longest": 5}})) == []
-    assert "is called with (completion, prompt)" in "".join(custom.check_params({"path": "json.dumps"}))
-    assert "unknown parameter" in "".join(
-        custom.check_params({"path": f"{FUNCTIONS}.length", "params": {"shortest": 5}})
-    )
+    def problems(path: str, **params: object) -> list[str]:
+        return [problem.in_table for problem in custom.check_params({"path": path, "params": params})]
+
+    assert "cannot be loaded" in "".join(problems(f"{FUNCTIONS}.nothing"))
+    assert problems(f"{FUNCTIONS}.length", longest=5) == []
+    assert "is called with (completion, prompt)" in "".join(problems("json.dumps"))
+    assert "params.shortest: unknown parameter" in "".join(problems(f"{FUNCTIONS}.length", shortest=5))
     with pytest.raises(ConfigError, match="cannot be loaded"):
         custom.score("a", PROMPT, path=f"{FUNCTIONS}.nothing")
 
@@ -196,9 +197,9 @@ def test_a_function_that_is_not_there_is_a_mistake_in_the_file() -> None:
 def test_limits_out_of_range_are_told_together() -> None:
     table = {"path": "nowhere", "timeout_s": 0, "workers": -1}
     problems = registry.problems_with_table("rewards", "custom", table)
-    assert [p.split(":")[0] for p in problems] == ["timeout_s", "workers"]
+    assert [problem.where for problem in problems] == [("timeout_s",), ("workers",)]
     (problem,) = registry.problems_with_table("rewards", "custom", {"path": "nowhere"})
-    assert problem.startswith("path: got 'nowhere'; needs the dotted path of a function")
+    assert problem.in_table.startswith("path: got 'nowhere'; needs the dotted path of a function")
 
 
 def test_nothing_stays_behind_when_the_run_is_killed(tmp_path: Path) -> None:

@@ -154,10 +154,11 @@ def test_another_policy_is_refused(here, source, tables, said):
 
 def test_a_backend_that_starts_from_no_adapter_is_named_with_those_that_do() -> None:
     raw = {"backend": {"backend": "tests.small_memory.connect"}, "model": {"adapter": "a/run"}}
-    assert adapter_problems(parse(raw, "c.toml"), "") == [
+    (problem,) = adapter_problems(parse(raw, "c.toml"), "")
+    assert str(problem) == (
         "[model].adapter: backend 'tests.small_memory.connect' cannot start from an adapter; "
         "remove it, or use a backend that can: local, numpy, tinker"
-    ]
+    )
 
 
 def test_without_a_kl_term_no_reference_is_kept_and_none_is_asked_for_later(here, source) -> None:
@@ -173,7 +174,7 @@ def test_without_a_kl_term_no_reference_is_kept_and_none_is_asked_for_later(here
 
 def test_a_name_too_long_for_a_file_does_not_exist() -> None:
     (problem,) = adapter_problems(parse({"model": {"adapter": "a" * 300}}, "c.toml"), "")
-    assert "does not exist; name a finished run" in problem
+    assert "does not exist; name a finished run" in problem.what
 
 
 def test_each_condition_has_a_start_of_its_own(here, source, retrain) -> None:

@@ -92,7 +92,7 @@ def check_adapter(config: Config, alphabet: str) -> Iterator[str]:
     try:
         NumpyBackend(BackendSpec(seed=0, alphabet=alphabet), options).start_from(adapter, is_reference=False)
     except ConfigError as error:
-        yield from (problem.removeprefix("[model].adapter: ") for problem in error.problems)
+        yield from error.problems
 
 
 def check_tools(config: Config, schemas: Schemas) -> list[str]:

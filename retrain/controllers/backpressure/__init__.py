@@ -102,7 +102,7 @@ class BackPressure:
 
         draft = draft_of({"backpressure": keys})
         if draft.mistakes:
-            raise ValueError("; ".join(f"{location[-1]}: {what}" for location, what in draft.mistakes))
+            raise ValueError("; ".join(f"{one.where[-1]}: {one.what}" for one in draft.mistakes))
         self.settings = draft.config.backpressure
         lowest, highest = self.settings.min_batch_size, self.settings.max_batch_size
         require("max_batch_size", highest, highest >= lowest, "at least min_batch_size")

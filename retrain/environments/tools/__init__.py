@@ -20,7 +20,7 @@ from retrain.environments.episode import awaited, outcome
 from retrain.environments.single_turn import spoken
 from retrain.environments.tools.calls import ToolCall, calls_in
 from retrain.environments.tools.functions import PythonTool, Tool, ToolError, tool_of
-from retrain.errors import ConfigError
+from retrain.errors import ConfigError, Problem
 from retrain.event_loop import in_thread
 from retrain.registry import Megabytes, Positive
 from retrain.rollouts import CallForm, Prompt
@@ -92,7 +92,7 @@ def prepare(options: Mapping[str, Any], form: CallForm | None) -> ToolBox:
     return box
 
 
-def check_options(options: Mapping[str, Any]) -> Iterator[str]:
+def check_options(options: Mapping[str, Any]) -> Iterator[str | Problem]:
     """Iterate over the problems of a table, one line each, starting with the key."""
     if not options.get("tools", [PYTHON]):
         yield f'tools: got []; needs a list of dotted paths, such as ["my_tools.add"], or "{PYTHON}"'
@@ -100,7 +100,7 @@ def check_options(options: Mapping[str, Any]) -> Iterator[str]:
     try:
         ToolBox(options, None)
     except ConfigError as error:
-        yield from str(error).splitlines()
+        yield from error.problems
     yield from choice_problems({"sandbox": "auto", **options})
 
 

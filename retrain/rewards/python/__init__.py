@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+from retrain.errors import Problem
 from retrain.registry import Megabytes, Positive, Workers
 from retrain.rewards import BatchScorer, score_with
 from retrain.rewards.python.scorer import ProgramRunner, ProgramScorer
@@ -53,7 +54,7 @@ def open_scorer(
 score = score_with(open_scorer)
 
 
-def check_params(params: Mapping[str, Any]) -> Iterator[str]:
+def check_params(params: Mapping[str, Any]) -> Iterator[Problem]:
     """Return the problems of a sandbox that the parameters name."""
     yield from choice_problems(params)
 
