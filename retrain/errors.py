@@ -70,10 +70,6 @@ class Problem:
         """Return a problem of a table with the place of that table."""
         return Problem((*tables, *self.where), self.what)
 
-    def within(self, table: Location, owner: Location) -> Problem:
-        """Return a problem of a plugin's table with that table's place; without a key, with its owner's."""
-        return self.below(*(table if self.where else owner))
-
 
 class RetrainError(Exception):
     """Anything that retrain reports without a traceback."""

@@ -107,7 +107,7 @@ def read_run(files: RunFiles) -> Config:
         raise ConfigError(f"{files.run_toml}: was changed since it was planned; `{resume}` writes it again")
     if changed:
         what = f"restore it; `{resume}` finds the files of a moved project, and says how to accept a change"
-        raise ConfigError([f"{files.run_toml} {line}; {what}" for line in changed])
+        raise ConfigError([f"{files.run_toml} {problem.in_table}; {what}" for problem in changed])
     return config
 
 

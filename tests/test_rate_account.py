@@ -149,7 +149,7 @@ def test_an_account_goes_on_from_its_state_in_json(moves):
     ],
 )
 def test_settings_that_can_go_on_for_ever_are_accepted(accepted):
-    assert accepted.problems() == []
+    assert list(accepted.conflicts()) == []
 
 
 @pytest.mark.parametrize(
@@ -170,9 +170,9 @@ def test_settings_that_can_go_on_for_ever_are_accepted(accepted):
     ],
 )
 def test_settings_that_would_deadlock_or_lose_their_pace_are_rejected_with_the_reason(rejected, reason):
-    (problem,) = rejected.problems()
-    assert reason in problem
+    ((_, what),) = rejected.conflicts()
+    assert reason in what
 
 
 def test_all_problems_are_listed_at_once():
-    assert len(settings(watermark=99, samples_per_batch=9).problems()) == 2
+    assert len(list(settings(watermark=99, samples_per_batch=9).conflicts())) == 2

@@ -230,7 +230,7 @@ def _differences(before: Tables, run: RunPlan) -> Iterator[str]:
         for key in sorted(old.keys() | new.keys())
         if old.get(key) != new.get(key) and key not in is_moved
     ]
-    changed += changed_files(run.config, known)
+    changed += (problem.in_table for problem in changed_files(run.config, known))
     yield from changed or ["its configuration differs"]
 
 

@@ -178,7 +178,7 @@ def plugin_problems(
         if asked not in draft.trials:  # conditions have most of their plugins in common
             draft.trials[asked] = _trial_problems(kind, name, params, draft.config.data.seed)
         wrong = draft.trials[asked]
-    yield from (problem.within(params_at, at) for problem in wrong)
+    yield from (problem.below(*(params_at if problem.where else at)) for problem in wrong)
 
 
 def _trial_problems(kind: str, name: str, params: Tables, seed: int) -> list[Problem]:

@@ -130,12 +130,12 @@ def contents_of(config: Config) -> dict[str, str]:
     return {key: fingerprint(path) for key, path in _files(config).items()}
 
 
-def changed_files(config: Config, before: Mapping[str, str]) -> list[str]:
-    """Return which files have changed, one line each; OSError if one cannot be read, perhaps only now."""
+def changed_files(config: Config, before: Mapping[str, str]) -> list[Problem]:
+    """Return which files have changed; OSError if one cannot be read, perhaps only now."""
     now = _files(config)
     changed = " has changed since the run was planned"
     return [
-        f"{key}: " + (f"{now[key]}{changed}" if key in now else "the file is missing")
+        Problem(tuple(key.split(".")), f"{now[key]}{changed}" if key in now else "the file is missing")
         for key, known in before.items()
         if key not in now or _of_path(now[key]) != known
     ]

@@ -59,10 +59,6 @@ class FlowSettings:
     unit_size: int = 1  # samples that one production unit is expected to yield
     steps: int | None = None  # batches of the whole run, after which none is taken; None: no end
 
-    def problems(self) -> list[str]:
-        """List settings that deadlock or cannot keep the pace: key, value, reason."""
-        return [f"{key}: {what}" for key, what in self.conflicts()]
-
     def conflicts(self) -> Iterator[tuple[str, str]]:
         """Iterate over keys whose settings deadlock or cannot keep the pace, each with the reason."""
         if self.threshold and self.buffer != "firo":

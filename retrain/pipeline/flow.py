@@ -47,7 +47,7 @@ class Flow(Generic[Item]):
 
     def __init__(self, settings: FlowSettings, seed: int = 0) -> None:
         """Open an empty buffer; `seed` is for its random reads."""
-        if problems := settings.problems():
+        if problems := [f"{key}: {what}" for key, what in settings.conflicts()]:
             raise ValueError("\n".join(problems))
         self.settings = settings
         self.buffer: Buffer[Item] = Buffer(settings, seed)

@@ -98,8 +98,8 @@ def _opening_problems(table: Environment) -> Iterator[Problem]:
         yield Problem(NAMED, str(error))
         return
     except ConfigError as error:
-        told = map(registry.read_problem, error.problems)
-        yield from (problem.within(("environment", "options"), NAMED) for problem in told)
+        for problem in map(registry.read_problem, error.problems):
+            yield problem.below(*(("environment", "options") if problem.where else NAMED))
         return
     try:
         registry.check_made("environments", name, made)

@@ -187,10 +187,9 @@ def problems_with_params(kind: str, name: str, params: Mapping[str, object]) -> 
     known = found.parameters()
     if known is None or (not known and found.spec.judge and found.hook(found.spec.judge)):
         return []
-    missing = [p.name for p in known if p.required and p.name not in params]
+    missing = [(p.name, f"is needed by {name!r}") for p in known if p.required and p.name not in params]
     judged = ((key, problem_with(name, known, key, value)) for key, value in params.items())
-    wrong = [*((key, f"is needed by {name!r}") for key in missing), *judged]
-    return [Problem((key,), what) for key, what in wrong if what]
+    return [Problem((key,), what) for key, what in (*missing, *judged) if what]
 
 
 def problems_with_table(kind: str, name: str, table: Mapping[str, Any]) -> list[Problem]:

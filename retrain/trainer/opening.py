@@ -209,8 +209,8 @@ def _of_data() -> Iterator[None]:
     try:
         yield
     except PromptError as error:
-        told = str(error)
-        raise ConfigError(told if told.startswith("[") else f"[data]: {told}") from error
+        problem = registry.read_problem(str(error), registry.PLACED)
+        raise ConfigError(str(problem if problem.where else problem.below("data"))) from error
 
 
 def _offered(config: Config, backend: Backend, calls: EventLoopThread) -> CallForm | None:
@@ -254,7 +254,7 @@ def start_anew(config: Config, trainer: Trainer) -> None:
         return
     known = {key: text for key, text in config.run.files.items() if key == KEY} if config.run else {}
     if changed := changed_files(config, known):
-        raise ConfigError([f"[model].adapter{line.removeprefix(KEY)}; restore it" for line in changed])
+        raise ConfigError([f"{problem}; restore it" for problem in changed])
     backend: Any = trainer.backend  # the method is optional in the protocol
     is_reference = config.algorithm.kl_coef > 0 and config.algorithm.kl_reference == "start"
     trainer.calls.wait_for(backend.start_from(adapter, is_reference=is_reference))
