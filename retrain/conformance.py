@@ -80,7 +80,8 @@ def check_plugin(
     `begins` is called with what each long check tests, before it.
     """
     yield Finding(kind, "its functions can be called as declared", _tried(lambda: _form(kind, name)))
-    yield Finding(kind, "its table is valid", _tried(lambda: _table(kind, name, table)))
+    wrong = _tried(lambda: "; ".join(p.in_table for p in registry.problems_with_table(kind, name, table)))
+    yield Finding(kind, "its table is valid", wrong)
     for check in CHECKS[kind]:
         begins(str(check.__doc__))
         yield Finding(kind, str(check.__doc__), _tried(lambda check=check: check(name, table)))  # type: ignore[misc]
@@ -93,10 +94,6 @@ def _tried(check: Callable[[], str]) -> str:
         return str(error)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - what a plugin raises is the finding
         return registry.fault_of(error) or f"{type(error).__name__}: {error}"
-
-
-def _table(kind: str, name: str, table: Table) -> str:
-    return "; ".join(problem.in_table for problem in registry.problems_with_table(kind, name, table))
 
 
 def _form(kind: str, name: str) -> str:

@@ -127,9 +127,8 @@ def fixed_keys(path: Path, overrides: Sequence[str], keys: Sequence[str]) -> fro
     """Return those of the keys, as `section.key`, that `--set` cannot change, because other keys decide."""
     raw = load_tables(path, overrides)
     locations: dict[Location, str] = {tuple(key.split(".")): key for key in keys}
-    return frozenset(
-        locations[problem.where] for problem in _without_effect(raw, variants(raw), frozenset(locations))
-    )
+    wrong = _without_effect(raw, variants(raw), frozenset(locations))
+    return frozenset(locations[problem.where] for problem in wrong)
 
 
 def read_file(path: Path) -> bytes:

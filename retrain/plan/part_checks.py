@@ -84,15 +84,12 @@ def environment_problems(config: Config) -> Iterator[Problem]:
 
 def _opening_problems(table: Environment) -> Iterator[Problem]:
     """Iterate over why an episode cannot be opened, or is none; it is closed."""
-    name, options = table.environment, table.options
+    name, options, limit_s = table.environment, table.options, table.time_limit_s
     try:
-        made = result_within(table.time_limit_s, registry.bound("environments", name, options))
+        made = result_within(limit_s, registry.bound("environments", name, options))
     except LeftBehindError:
-        what = (
-            f"opening an episode of {name!r} took longer than {table.time_limit_s:g} s; "
-            "raise [environment].time_limit_s if it needs longer"
-        )
-        yield Problem(NAMED, what)
+        fix = "raise [environment].time_limit_s if it needs longer"
+        yield Problem(NAMED, f"opening an episode of {name!r} took longer than {limit_s:g} s; {fix}")
         return
     except MissingPackageError as error:
         yield Problem(NAMED, str(error))
@@ -104,16 +101,14 @@ def _opening_problems(table: Environment) -> Iterator[Problem]:
     try:
         registry.check_made("environments", name, made)
         if table.processes and _plays_programs(made):
-            what = (
-                f"got {table.processes}; {name!r} plays programs, which run in the worker; leave it at 0, "
-                "and let the program start the processes that it needs"
-            )
+            fix = "leave it at 0, and let the program start the processes that it needs"
+            what = f"got {table.processes}; {name!r} plays programs, which run in the worker; {fix}"
             yield Problem(("environment", "processes"), what)
     except ConfigError as error:
         yield from (Problem(NAMED, problem) for problem in error.problems)
     if close := getattr(made, "close", None):
         with suppress(Exception):  # ignored, as in a run
-            result_within(table.time_limit_s, close)
+            result_within(limit_s, close)
 
 
 def _plays_programs(environment: Any) -> bool:
@@ -129,17 +124,15 @@ def _tool_problems(config: Config) -> Iterator[Problem]:
         yield from registry.problems_of("backends", backend, "check_tools", config, schemas)
 
 
-def reward_problems(
-    reward: str, given: Tables, prompts: Sequence[Prompt], where: Location
-) -> Iterator[Problem]:
+def reward_problems(name: str, given: Tables, prompts: Sequence[Prompt], at: Location) -> Iterator[Problem]:
     """Iterate over what rewards need that the prompts have not."""
     spec = registry.spec_of("rewards")
-    for name, params in rewards_of(reward, given):
-        found = registry.plugin("rewards", name)
+    for part, params in rewards_of(name, given):
+        found = registry.plugin("rewards", part)
         if prompts and registry.takes(found.found, spec.by_name):
             shared = set(prompts[0].row).intersection(*(prompt.row for prompt in prompts))
             if wrong := registry.lacking_problem(found.found, {*spec.by_name_given, *params, *shared}):
-                yield Problem(where, f"{name!r} {wrong}")
+                yield Problem(at, f"{part!r} {wrong}")
 
 
 def backend_problems(config: Config, task: Task, prompts: Sequence[Prompt]) -> list[Problem]:
@@ -149,10 +142,8 @@ def backend_problems(config: Config, task: Task, prompts: Sequence[Prompt]) -> l
         return problems
     talks = next((prompt.id for prompt in prompts if prompt.messages), None)
     if talks is not None and config.backend.options.get("chat_template") is not True:
-        what = (
-            f"prompt {talks} is a conversation, which needs a chat template: "
-            "backend local or tinker, and [backend.options].chat_template = true"
-        )
+        fix = "backend local or tinker, and [backend.options].chat_template = true"
+        what = f"prompt {talks} is a conversation, which needs a chat template: {fix}"
         return [Problem(("data",), what)]
     if problems := adapter_problems(config, task.alphabet):
         return problems

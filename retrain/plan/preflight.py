@@ -152,10 +152,8 @@ def _decision_problems(plan: Plan, config: Config, task: Task) -> Iterator[Probl
     metric = plan.decision.metric
     is_named = any(metric.startswith(f"{HELD_OUT}{table.name}_") for table in config.eval.tables)
     if metric.startswith(HELD_OUT) and not is_named and not task.held_out:
-        what = (
-            f"{metric} is measured on held-out prompts, and {config.data.task!r} holds out none; "
-            "give it some, or decide by another metric, such as mean_reward"
-        )
+        fix = "give it some, or decide by another metric, such as mean_reward"
+        what = f"{metric} is measured on held-out prompts, and {config.data.task!r} holds out none; {fix}"
         yield Problem(("decision", "metric"), what)
 
 

@@ -250,10 +250,8 @@ def _misfits(table: Search, trials: int, found: Tables, conditions: int) -> Iter
         yield Problem(("sampler",), what)
     points = math.prod(map(len, lists)) * conditions
     if len(lists) == len(found) and trials >= points:
-        what = (
-            f"got {table.trials}, and the lists have {points} combinations in all: give fewer, or "
-            "remove the sampler, and all are run"
-        )
+        fix = "give fewer, or remove the sampler, and all are run"
+        what = f"got {table.trials}, and the lists have {points} combinations in all: {fix}"
         yield Problem(("trials",), what)
 
 
