@@ -7,6 +7,7 @@ import json
 import threading
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -164,6 +165,23 @@ def test_an_environment_that_an_evaluation_names_is_checked_with_the_run() -> No
     with pytest.raises(ConfigError) as caught:
         preflight(plan_runs(parse(with_evals(tools), "c.toml")), "c.toml")
     assert '[[eval]] "b".environment: has functions, which a policy sees only if' in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("environment", "options", "said"),
+    [
+        ("tools", {"calls": "python", "call_limit_s": 1e6}, " [environment_options].call_limit_s: got 1e+06"),
+        ("harness", {"run": "json.dumps"}, " [environment_options].run: 'json.dumps' is ("),
+        ("types.SimpleNamespace", {}, ".environment: 'types.SimpleNamespace' returned a SimpleNamespace"),
+    ],
+)
+def test_what_is_wrong_with_an_evaluation_s_environment_is_told_at_its_own_key(
+    environment: str, options: dict[str, Any], said: str
+) -> None:
+    own = {"name": "b", "environment": environment, "environment_options": options}
+    with pytest.raises(ConfigError) as caught:
+        preflight(plan_runs(parse(with_evals(own), "c.toml")), "c.toml")
+    assert str(caught.value).startswith(f'c.toml [[eval]] "b"{said}')
 
 
 def test_a_step_that_is_repeated_replaces_its_outcomes(tmp_path: Path) -> None:

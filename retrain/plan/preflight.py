@@ -129,7 +129,19 @@ def _eval_problems(config: Config, tasks: Tasks) -> Iterator[Problem]:
             yield Problem((*at, *inside), problem.what) if section == "data" else problem
         if table.environment:
             wrong = (*environment_problems(played), *_other_functions(config, played))
-            yield from (one.below(*at) if one.where[:1] == ("environment",) else one for one in wrong)
+            yield from (_of_own_environment(problem, at) for problem in wrong)
+
+
+def _of_own_environment(problem: Problem, at: Location) -> Problem:
+    """Return a problem with an environment where an evaluation names its own."""
+    match problem.where:
+        case ("environment", "environment"):
+            return Problem((*at, "environment"), problem.what)
+        case ("environment", "options", *inside):
+            return Problem((*at, "environment_options", *inside), problem.what)
+        case ("environment", *_):
+            return problem.below(*at)
+    return problem
 
 
 def _other_functions(config: Config, played: Config) -> Iterator[Problem]:
@@ -197,9 +209,12 @@ def servers_of(configs: Iterable[Config]) -> Iterator[UsedServer]:
 def _servers_named(config: Config) -> dict[str, str]:
     """Return the addresses that a configuration names, each with the key that sets it."""
     named = dict[str, str](registry.ask("backends", config.backend.backend, "servers", config) or {})
-    for one in (config, *(as_played(config, table) for table in config.eval.tables)):
-        table = one.environment
-        named |= _servers_of("environments", table.environment, table.options, ("environment", "options"))
+    own = config.environment
+    named |= _servers_of("environments", own.environment, own.options, ("environment", "options"))
+    for table in config.eval.tables:
+        if table.environment:
+            at = ("eval", "tables", table.name, "environment_options")
+            named |= _servers_of("environments", table.environment, table.environment_options, at)
     for reward, params, where in _scoring(config):
         named |= _servers_of("rewards", reward, params, where)
     return named

@@ -200,6 +200,12 @@ def test_a_server_must_answer_before_a_run(server: Server) -> None:
     assert (found.address, found.key, found.silence) == (server.url, "[environment.options].url", "")
 
 
+def test_a_server_of_an_evaluation_is_named_by_the_key_that_the_evaluation_has(server: Server) -> None:
+    own = {"name": "hard", "environment": "openenv", "environment_options": {"url": server.url}}
+    (found,) = servers_of([parse({"eval": [own]}, "c")])
+    assert found.key == '[[eval]] "hard" [environment_options].url'
+
+
 def test_a_run_plays_and_trains(server: Server, tmp_path: Path) -> None:
     table = {"environment": "openenv", "options": {"url": server.url, "observation": "told"}, "max_turns": 3}
     size = {**SMALL["training"], "max_steps": 2, "max_tokens": 6}
