@@ -130,6 +130,12 @@ def contents_of(config: Config) -> dict[str, str]:
     return {key: fingerprint(path) for key, path in _files(config).items()}
 
 
+def data_files(config: Config) -> dict[str, str]:
+    """Return the paths of the files that hold prompts and answers, by dotted key."""
+    files = _files(config).items()
+    return {key: path for key, path in files if not key.startswith(("model.", "backend.", "algorithm."))}
+
+
 def changed_files(config: Config, before: Mapping[str, str]) -> list[Problem]:
     """Return which files have changed; OSError if one cannot be read, perhaps only now."""
     now = _files(config)

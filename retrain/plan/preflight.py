@@ -7,9 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retrain import registry
+from retrain.config.files import data_files
 from retrain.config.keys import Tables
 from retrain.config.prices import age_notice, misnamed_prices, missing_price, price_of
 from retrain.config.resolve import as_played
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from retrain.backends import MemoryEstimate
     from retrain.tasks import Task
 
+SANDBOX_KEYS = ("sandbox", "sandbox_options")  # of a reward or an environment that runs programs
+PROGRAMS = "python"  # the tool that does
 MOST_REPEATS = 10  # of a prompt in a step without a warning: more is a slip of the hand
 
 
@@ -97,9 +101,42 @@ def _run_problems(plan: Plan, config: Config, tasks: Tasks) -> Iterator[Problem]
     for name, options, where in _sandboxes_named(config):  # which may be of different tables
         wrong = registry.problems_with_table("sandbox", name, options)
         yield from (problem.below(*where, "sandbox_options") for problem in wrong)
+    yield from _readable_problems(config)
     yield from backend_problems(config, task, prompts)
     yield from _eval_problems(config, tasks)
     yield from _decision_problems(plan, config, task)
+
+
+def _readable_problems(config: Config) -> Iterator[Problem]:
+    """Iterate over what programs of the policy could read in their sandbox: answers, keys and records."""
+    sandboxes = {name for name, _, _ in chain(_sandboxes_named(config), _sandbox_of_tools(config))}
+    readable = chain.from_iterable(
+        registry.ask("sandbox", name, "readable_paths") or () for name in sandboxes
+    )
+    folders = {Path(path).resolve(): path for path in readable}
+    held = {
+        "the working directory": Path.cwd(),
+        "[logging].log_dir": Path(config.logging.log_dir),
+        **{key: Path(path) for key, path in data_files(config).items()},
+    }
+    for what, place in held.items():
+        whole = place.resolve()
+        for folder in (whole, *whole.parents):
+            if folder in folders:
+                yield Problem(
+                    ("reward", "sandbox"),
+                    f"{what} ({place}) lies in {folders[folder]}, which programs of a policy can read with the "
+                    "interpreter; move it elsewhere, or install retrain elsewhere",
+                )
+                break
+
+
+def _sandbox_of_tools(config: Config) -> Iterator[tuple[str, Tables, Location]]:
+    """Return the sandbox of an environment whose policy may run programs."""
+    name, options = config.environment.environment, config.environment.options
+    taken = {known.name for known in registry.plugin("environments", name).parameters() or ()}
+    if taken.issuperset(SANDBOX_KEYS) and PROGRAMS in options.get("tools", [PROGRAMS]):
+        yield options.get("sandbox", "auto"), options.get("sandbox_options") or {}, ("environment", "options")
 
 
 def _trained_on(config: Config, tasks: Tasks) -> Iterator[str]:

@@ -21,7 +21,10 @@ SPEC = PluginSpec(
     "sandbox",
     "open_sandbox",
     members=("name", "command", "mounts", "folder", "single_use", "readable", "weakness"),
-    hooks=(Hook("check_options", ("options",), "problems of [reward.sandbox_options]"),),
+    hooks=(
+        Hook("check_options", ("options",), "problems of [reward.sandbox_options]"),
+        Hook("readable_paths", (), "what programs can read of this machine; no campaign may lie in it"),
+    ),
     judge="check_options",
 )
 

