@@ -153,6 +153,19 @@ def test_a_saved_model_without_a_chat_template_is_told_where_one_is_asked_for(tm
     assert check_run(run_of(model=inside, chat_template=True)) == []
 
 
+def test_a_file_with_a_chat_template_stands_in_for_a_missing_one(tmp_path: Path) -> None:
+    model = saved_model(tmp_path / "m", eos_token="<eos>")
+    place = str(tmp_path / "own.jinja")
+    (problem,) = local.check_options({"chat_template": place})
+    needed = "needs true (the tokenizer's), false, or a file with a template"
+    assert problem == f"chat_template: got {place!r}; {needed}"
+    Path(place).write_text("{{ messages }}")
+    assert check_run(run_of(model=model, chat_template=place)) == []
+    assert len(check_tools(run_of(model=model, chat_template=place), [])) == 1
+    Path(place).write_text("{{ messages }}{{ tools }}")
+    assert check_tools(run_of(model=model, chat_template=place), []) == []
+
+
 def test_a_model_of_the_hub_must_be_in_the_cache_if_the_hub_is_not_asked(
     tmp_path: Path,
 ) -> None:

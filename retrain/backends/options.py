@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, fields
+from pathlib import Path
 from typing import Any, TypeVar
 
 from retrain.errors import ConfigError
@@ -65,10 +66,34 @@ def table() -> Any:
     return field(default_factory=dict, metadata={"rule": rule})
 
 
+def chat_template() -> Any:
+    """Declare whether prompts are shown in a chat template: the tokenizer's, or that of a file."""
+    wanted = "true (the tokenizer's), false, or a file with a template"
+    return option(False, lambda value: isinstance(value, bool) or _is_file(value), wanted)
+
+
+def _is_file(value: object) -> bool:
+    return isinstance(value, str) and "\0" not in value and Path(value).is_file()
+
+
+def template_in(chosen: bool | str) -> str:
+    """Return the template of the file that `chat_template` names; "" if it names none.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    if not isinstance(chosen, str):
+        return ""
+    try:
+        return Path(chosen).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"[backend.options].chat_template: {chosen} cannot be read: {error}") from error
+
+
 def template_problems(options: Mapping[str, object]) -> list[str]:
     """Return the problems of options that only a chat template uses, without one."""
     unused = ("system_prompt", "chat_template_kwargs") if not options.get("chat_template") else ()
-    return [f"{key}: needs chat_template = true" for key in unused if options.get(key)]
+    return [f"{key}: needs chat_template" for key in unused if options.get(key)]
 
 
 def problems_of(kind: type, options: Mapping[str, object]) -> list[str]:

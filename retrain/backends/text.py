@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from retrain.backends.options import template_in
 from retrain.engines import Drawn, Ids
 from retrain.errors import ConfigError, NonFiniteError, PromptError
 from retrain.json_lines import Demonstration
@@ -99,7 +100,7 @@ class Text:
         tokenizer: Any,
         model: str,
         *,
-        chat: bool,
+        chat: bool | str,
         system: str,
         template_kwargs: Mapping[str, Any] | None = None,
         ends: Collection[int | None] = (),
@@ -112,14 +113,17 @@ class Text:
 
         Args:
             model, key: name of the model and the key that gives it, for errors.
-            chat, system: apply the tokenizer's chat template, with this system prompt; "" for none.
+            chat: apply the tokenizer's chat template, or that of a file.
+            system: the system prompt in it; "" for none.
             template_kwargs: variables of the template, such as enable_thinking.
             ends: further token ids that end a completion; chat models often have two.
             hidden: further token ids without text.
             stop: strings that end a completion.
             known: number of tokens that the model has an embedding for.
         """
-        self._tokenizer, self.chat, self._system, self.stop = tokenizer, chat, system, stop
+        self._tokenizer, self.chat, self._system, self.stop = tokenizer, bool(chat), system, stop
+        if own := template_in(chat):
+            tokenizer.chat_template = own
         self._template_kwargs = {**(template_kwargs or {}), "add_generation_prompt": True, "tokenize": False}
         self._named = f"{key}: the tokenizer of {model!r}"
         self._known = known
@@ -131,7 +135,8 @@ class Text:
             )
         if chat and not tokenizer.chat_template:
             raise ConfigError(
-                f"[backend.options].chat_template: the tokenizer of {model!r} has none; set it to false"
+                f"[backend.options].chat_template: the tokenizer of {model!r} has none; set it to false, or "
+                "name a file with a template"
             )
         self._special = {*tokenizer.all_special_ids, *self.end_ids, *hidden}
         self._pieces: dict[int, str] = {}

@@ -21,7 +21,7 @@ THOUGHT = "<think>\n5\n</think>\n\n"
 KEY = "[backend.options].chat_template"
 NAME, ARGUMENTS = "f58217", {"x58218": 58219}  # a call that no template writes by itself
 SHOWS_NONE = "does not show functions to the policy"
-NEEDS_TEMPLATE = f"{KEY}: functions are shown in the model's chat template; set it to true"
+NEEDS_TEMPLATE = f"{KEY}: functions are shown in the model's chat template; set it to true, or name a file"
 
 
 def tokens_given(text: Text, turn: NextTurn) -> Given:
@@ -106,8 +106,8 @@ def _after(text: Text, before: Messages, said: Messages) -> str:
 def _refused(what: str) -> PromptError:
     return PromptError(
         f"{KEY}: the tokenizer's template {what}, so turns cannot be appended token by token; "
-        "set [environment].separate_turns = true, which trains each turn as a sample of its own, or use "
-        "another template"
+        "set [environment].separate_turns = true, which trains each turn as a sample of its own, or "
+        "name a file with another template"
     )
 
 
@@ -161,6 +161,6 @@ def _kind(given: Any) -> str:
 def form_refused(what: str) -> ConfigError:
     """Return the error of a template that cannot be used for calls."""
     return ConfigError(
-        f"[environment].environment: the tokenizer's chat template {what}; use another template, or set "
+        f"[environment].environment: the chat template {what}; name a file with another in {KEY}, or set "
         '[environment.options].calls = "python", with which a turn such as add(2, 3) is a call'
     )

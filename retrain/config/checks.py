@@ -297,7 +297,7 @@ def _file_problems(draft: Draft) -> Iterator[str]:
         yield from (registry.read_problem(problem).what for problem in error.problems)
         return
     built_in = registry.is_built_in("backends", backend.backend)
-    has_template = backend.options.get("chat_template") is True
+    has_template = bool(backend.options.get("chat_template"))
     talks = next((row.prompt.id for row in rows if row.prompt.messages), None)
     if talks is not None and built_in and not has_template:
         yield (

@@ -141,7 +141,7 @@ def backend_problems(config: Config, task: Task, prompts: Sequence[Prompt]) -> l
     if problems := registry.problems_of("backends", name, "check_run", config):
         return problems
     talks = next((prompt.id for prompt in prompts if prompt.messages), None)
-    if talks is not None and config.backend.options.get("chat_template") is not True:
+    if talks is not None and not config.backend.options.get("chat_template"):
         fix = "backend local or tinker, and [backend.options].chat_template = true"
         what = f"prompt {talks} is a conversation, which needs a chat template: {fix}"
         return [Problem(("data",), what)]

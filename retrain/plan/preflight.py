@@ -125,8 +125,8 @@ def _readable_problems(config: Config) -> Iterator[Problem]:
             if folder in folders:
                 yield Problem(
                     ("reward", "sandbox"),
-                    f"{what} ({place}) lies in {folders[folder]}, which programs of a policy can read with the "
-                    "interpreter; move it elsewhere, or install retrain elsewhere",
+                    f"{what} ({place}) lies in {folders[folder]}, which programs of a policy can read; move it, "
+                    "or install retrain elsewhere",
                 )
                 break
 

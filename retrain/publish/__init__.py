@@ -163,12 +163,15 @@ def _shaped(
     choice: Choice, exported: Exported, wishes: Wishes, made: Path, say: Callable[[str], object]
 ) -> Merged | None:
     """Complete the weights in a directory as they are wished; return the check of merged ones."""
+    chosen = choice.config.backend.options.get("chat_template", False)
     if exported.is_whole:
         if wishes.merge:
             raise ConfigError("--merge: the run trained every parameter, so it is a whole model already")
-        loaded_tokenizer(exported).save_pretrained(str(made))
+        loaded_tokenizer(exported, chosen).save_pretrained(str(made))
         return None
     if not wishes.merge:
+        if isinstance(chosen, str):  # the base model's tokenizer lacks this template
+            loaded_tokenizer(exported, chosen).save_pretrained(str(made))
         base = wishes.base_model or exported.base
         if wishes.repository and is_local(base):
             raise ConfigError(NEEDS_NAME.format(wishes.repository))

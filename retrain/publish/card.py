@@ -143,7 +143,8 @@ def _example(subject: Subject) -> Iterator[str]:
         is_base = exported.tokenizer == exported.base or (
             is_local(exported.tokenizer) and not is_local(subject.base)  # others have only the base model's
         )
-        tokenizer = base if is_base else quoted(exported.tokenizer)
+        has_own = isinstance(subject.choice.config.backend.options.get("chat_template"), str)
+        tokenizer = "name" if has_own else base if is_base else quoted(exported.tokenizer)
         yield f"model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({base}{dtype}), name)"
         yield f"tokenizer = AutoTokenizer.from_pretrained({tokenizer})"
     else:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain import extras
+from retrain.backends.options import template_in
 from retrain.backends.saved import Exported
 from retrain.backends.text import Text
 from retrain.errors import ConfigError, PromptError, RunFailedError, first_line
@@ -93,16 +94,19 @@ def merge(
     return found
 
 
-def loaded_tokenizer(exported: Exported) -> Any:
-    """Load the run's tokenizer with transformers."""
+def loaded_tokenizer(exported: Exported, chosen: bool | str = False) -> Any:
+    """Load the run's tokenizer with transformers; `chosen` is the run's chat template, perhaps a file's."""
     transformers = extras.load("transformers", "local", WHO)
     revision = exported.revision if exported.tokenizer == exported.base else ""
     try:
-        return transformers.AutoTokenizer.from_pretrained(
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
             exported.tokenizer, revision=revision or None, trust_remote_code=False
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise _unusable(f"the tokenizer {exported.tokenizer!r}", error) from error
+    if own := template_in(chosen):
+        tokenizer.chat_template = own
+    return tokenizer
 
 
 def _adapted(exported: Exported, adapter: Path, load: Any) -> Model:
@@ -149,7 +153,7 @@ def probes_of(choice: Choice, tokenizer: Any) -> list[Probe]:
     text = Text(
         tokenizer,
         choice.config.model.model,
-        chat=bool(options.get("chat_template")),
+        chat=options.get("chat_template", False),
         system=str(options.get("system_prompt", "")),
         template_kwargs=options.get("chat_template_kwargs"),
     )

@@ -158,7 +158,7 @@ def sampler_of(
     table = config.environment
     if table.is_single_turn:
         return partial(_single_turns, backend, calls)
-    has_template = config.backend.options.get("chat_template") is True
+    has_template = bool(config.backend.options.get("chat_template"))
     if not (table.separate_turns or hasattr(backend, "extend")):
         raise ConfigError(
             f"[environment].environment: backend {config.backend.backend!r} cannot append to a turn; set "

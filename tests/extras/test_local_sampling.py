@@ -139,6 +139,14 @@ def test_a_chat_template_frames_prompts(tmp_path: Path):
     assert framed.text.encode(Prompt(0, "39=", "")) == wanted
 
 
+def test_a_file_s_chat_template_replaces_the_tokenizer_s(tmp_path: Path):
+    path = save_tiny_model(tmp_path / "chat", hidden=32)
+    (tmp_path / "chat" / "chat_template.jinja").write_text("{{ raise_exception('not this one') }}")
+    (tmp_path / "own.jinja").write_text("{{ messages[0]['content'] }} a=")
+    framed = open_backend(path, chat_template=str(tmp_path / "own.jinja"))
+    assert framed.text.encode(Prompt(0, "39=", "")) == open_backend(path).text.encode(Prompt(0, "39= a=", ""))
+
+
 def test_variables_of_a_chat_template_are_set(tmp_path: Path):
     path = save_tiny_model(tmp_path / "chat", hidden=32)
     (tmp_path / "chat" / "chat_template.jinja").write_text(

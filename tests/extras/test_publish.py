@@ -13,7 +13,7 @@ import tomli_w
 import torch
 import yaml
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from retrain.backends.saved import Exported
 from retrain.campaign.run import start
@@ -142,6 +142,18 @@ def test_a_card_of_a_chat_model_encodes_as_the_run_did(tmp_path, model):
     shown = re.search(r'"role": "user", "content": "(.*?)"', lines_of(tmp_path / "out"))[1]
     ids = prompt.tokens_of(f"answer {shown}=")
     assert names["prompt"]["input_ids"][0].tolist() == list(ids)
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_the_chat_template_of_a_file_is_published(tmp_path, model, merge):
+    place = tmp_path / "own.jinja"
+    place.write_text(TEMPLATE)
+    choice = choose(trained(tmp_path, model, chat_template=str(place)), "")
+    published(choice, tmp_path / "out", merge=merge)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer.chat_template == TEMPLATE
+    assert str(place) not in (tmp_path / "out" / "README.md").read_text()
+    assert "tokenizer = AutoTokenizer.from_pretrained(name)" in lines_of(tmp_path / "out")
 
 
 def test_a_merge_that_rounds_away_what_was_learned_is_refused(model, tmp_path):

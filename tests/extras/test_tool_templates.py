@@ -104,7 +104,7 @@ def test_reasoning_is_kept_between_a_call_and_its_result() -> None:
 @pytest.mark.parametrize(
     ("template", "said"),
     [
-        (SMOLLM2, "chat template does not show functions to the policy; use another template, or set"),
+        (SMOLLM2, "chat template does not show functions to the policy; name a file with another in"),
         (UNCALLED, "does not write calls of functions as JSON"),
         (TAGGED, "does not write calls of functions as JSON with a name and arguments"),
         (ALONE, "the tokenizer's template fails on a conversation"),

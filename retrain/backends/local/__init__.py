@@ -23,6 +23,7 @@ from retrain.backends.local.model_checks import (
     template_problem,
 )
 from retrain.backends.options import (
+    chat_template,
     is_number,
     number,
     one_of,
@@ -30,6 +31,7 @@ from retrain.backends.options import (
     parsed,
     problems_of,
     table,
+    template_in,
     template_problems,
     words,
 )
@@ -101,7 +103,7 @@ class LocalOptions:
     top_p: float = number(1.0, 1e-6, 1)  # draw from the most likely tokens of this total probability
     top_k: int = number(0, 0, MOST_TOKENS)  # draw from so many most likely tokens; 0: from all
     min_p: float = number(0.0, 0, 1)  # draw from tokens this fraction as likely as the most likely one
-    chat_template: bool = False  # apply the tokenizer's chat template to prompts
+    chat_template: bool | str = chat_template()  # true: prompts in the tokenizer's, or in that of a file
     system_prompt: str = ""  # with chat_template
     chat_template_kwargs: Mapping[str, Any] = table()  # variables of the template, such as enable_thinking
     engine: str = one_of(
@@ -215,7 +217,7 @@ def _model_problem(config: Config, options: LocalOptions) -> tuple[str, str]:
     model, offline = config.model.model, options.local_files_only
     if wrong := model_problem(model, local_files_only=offline):
         return "[model].model", wrong
-    if options.chat_template and (wrong := template_problem(model)):
+    if options.chat_template is True and (wrong := template_problem(model)):
         return "[backend.options].chat_template", wrong
     asks_hub = runs_here(config.campaign) and not is_offline(offline)
     return "[model].model", hub_problem(model, options.revision) if asks_hub else ""
@@ -249,9 +251,12 @@ def check_tools(config: Config, schemas: Schemas) -> list[str]:
     """Return why functions certainly cannot be shown, judged by the options and the model's files."""
     from retrain.backends.turns import NEEDS_TEMPLATE, SHOWS_NONE, form_refused  # imports numpy
 
-    if not config.backend.options.get("chat_template"):
+    chosen = config.backend.options.get("chat_template", False)
+    if not chosen:
         return [NEEDS_TEMPLATE]
-    return [str(form_refused(SHOWS_NONE))] if shows_no_tools(config.model.model) else []
+    own = template_in(chosen)
+    shows_none = "tools" not in own if own else shows_no_tools(config.model.model)
+    return [str(form_refused(SHOWS_NONE))] if shows_none else []
 
 
 def check_adapter(config: Config, alphabet: str) -> list[str]:

@@ -139,7 +139,7 @@ def template_problem(model: str) -> str:
     config = path / "tokenizer_config.json"
     if not config.is_file() or read_json(config).get("chat_template") or any(path.glob("*chat_template*")):
         return ""
-    return f"the tokenizer of {model!r} has none; set it to false"
+    return f"the tokenizer of {model!r} has none; set it to false, or name a file with a template"
 
 
 def shows_no_tools(model: str) -> bool:

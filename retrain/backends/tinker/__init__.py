@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from retrain import extras
 from retrain.backends import BackendSpec
-from retrain.backends.options import number, parsed, problems_of, table, template_problems
+from retrain.backends.options import chat_template, number, parsed, problems_of, table, template_problems
 from retrain.config.prices import Price
 from retrain.errors import ConfigError
 
@@ -46,7 +46,7 @@ class TinkerOptions:
     """Tokenizer, optimizer, timeouts and retries of the API."""
 
     tokenizer: str = ""  # local directory or hub id; empty: as the API names it for the model
-    chat_template: bool = False  # apply the tokenizer's chat template to prompts
+    chat_template: bool | str = chat_template()  # true: prompts in the tokenizer's, or in that of a file
     system_prompt: str = ""  # with chat_template
     chat_template_kwargs: Mapping[str, Any] = table()  # variables of the template, such as enable_thinking
     beta1: float = number(0.9, 0, 0.9999)  # of Adam; the API's defaults
