@@ -44,6 +44,11 @@ SPEC = PluginSpec(
         Hook("takes_permits", ("options",), "whether calls hold permits; without this hook, yes"),
         Hook("wants_gpu", ("options",), "whether a run uses the GPU that it is assigned"),
         Hook("computes_here", ("options",), "whether steps keep CPU cores busy; without this hook, no"),
+        Hook(
+            "samples_as_it_trains",
+            ("options",),
+            "whether a token has the same probability in sampling and training, but for float32's rounding",
+        ),
         Hook("check_run", ("config",), "problems of a run's configuration, as `[section].key: what`"),
         Hook("check_prompts", ("config", "prompts"), "problems of a task's prompts"),
         Hook("check_alphabet", ("config", "prompts", "alphabet"), "problems of a task's characters"),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from retrain import registry
 from retrain.config.campaign import Campaign
 from retrain.config.schema import RateLimiter
+from retrain.plan.alike import alike
 from retrain.plan.launching import unused_keys
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.layout import TRIALS
@@ -251,6 +252,7 @@ def warnings_of(plan: Plan, longest_answers: Mapping[str, int]) -> Iterator[str]
     """Iterate over the warnings, one line each."""
     yield from _room_to_ramble(plan, longest_answers)
     yield from _without_effect(plan)
+    yield from alike(plan)
     yield from _undecided(plan)
     if any(map(_never_trains, plan.runs)):
         yield ('throttle.min_level = "paused" never trains, even on an idle machine; use "minimal" or less')

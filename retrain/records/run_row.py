@@ -125,6 +125,9 @@ class RunRow:
     unscored_reason: str = _of_last_step("", "why the first of them has none", default="")
     mismatch_rise: str = _of_last_step("", 'last steady rise of `mismatch_kl`; "" without any', default="")
     no_signal: str = _of_last_step("", 'how long and why steps had no signal; "" if they had', default="")
+    first_steps: str = _of_last_step(
+        "", 'digest of the results of its first 10 steps with updates; "" before', default=""
+    )
     sandbox: str = _of_last_step("", 'where programs of the policy ran; "" without any', default="")
     cost_usd: float | None = measured(
         "$", "what all of its attempts cost; null where the price is not known", default=None
@@ -210,6 +213,26 @@ def without_signal(runs: Iterable[tuple[str, str, str]]) -> dict[str, str]:
         if said:
             alike.setdefault((condition, said.partition(": ")[2]), []).append((name, said))
     return {first_of([name for name, _ in same], NAMED_RUNS): same[0][1] for same in alike.values()}
+
+
+def identical_runs(runs: Iterable[tuple[str, int | None, str]]) -> dict[str, str]:
+    """Return what is to be known of conditions whose runs agree to the last digit, by these conditions.
+
+    Each run is its condition, its seed, and the digest of its first steps; "" is not known.
+    """
+    alike: dict[tuple[int | None, str], dict[str, None]] = {}
+    for condition, seed, digest in runs:
+        if digest:
+            alike.setdefault((seed, digest), {})[condition] = None
+    seeds: dict[str, list[int | None]] = {}
+    for (seed, _), conditions in alike.items():
+        if len(conditions) > 1:
+            seeds.setdefault(first_of(list(conditions), NAMED_RUNS), []).append(seed)
+    said = "10 steps of {} agree to the last digit: what sets these conditions apart has no effect"
+    return {
+        names: said.format(f"seed {first_of(list(map(str, known)), NAMED_RUNS)}")
+        for names, known in seeds.items()
+    }
 
 
 def row_of(planned: PlannedRun, found: Mapping[str, Any]) -> RunRow:

@@ -157,6 +157,13 @@ class ControlSummary:
     no_signal: str | None = measured(
         "", "how long no group has had a signal, and why; from 10 steps on", is_optional=True, default=None
     )
+    first_steps: str | None = measured(
+        "",
+        "digest of the results of the first 10 steps from the first update on, once they are taken; runs in "
+        "which it is the same did the same, to the last digit",
+        is_optional=True,
+        default=None,
+    )
 
 
 @row_part

@@ -12,7 +12,7 @@ from rich.text import Text
 from retrain.clock import utc_now
 from retrain.records.decision import lines_of
 from retrain.records.manifest import Expectation
-from retrain.records.run_row import RunRow, without_signal
+from retrain.records.run_row import RunRow, identical_runs, without_signal
 from retrain.records.rungs import lines_of_search
 from retrain.records.text import about, count_of, dollars, first_of, format_duration, plain
 from retrain.render.tables import BAD, fitted, spread, state, table, width_of
@@ -156,7 +156,8 @@ def warnings(runs: Sequence[RunRow], most: int = MOST_MESSAGES) -> Iterator[Text
     """Iterate over what is wrong with runs that go on, a line each, at most so many of a kind.
 
     An evaluation falls while the reward rises; completions have no score, in most of the first runs; the
-    trainer moves steadily away from its sampler; no step has a learning signal any more; nothing happens.
+    trainer moves steadily away from its sampler; no step has a learning signal any more; nothing happens;
+    runs of two conditions are identical.
     """
     worst = sorted(runs, key=lambda run: -(run.unscored_fraction or 0.0))
     falling = {run.name: f"the reward rises, but {run.eval_falling}" for run in runs if run.eval_falling}
@@ -164,7 +165,8 @@ def warnings(runs: Sequence[RunRow], most: int = MOST_MESSAGES) -> Iterator[Text
     drifting = {run.name: run.mismatch_rise for run in runs if run.mismatch_rise}
     idle, now = without_signal([(run.name, run.condition, run.no_signal) for run in runs]), utc_now()
     silent = {run.name: _silence(run, seconds) for run in runs if (seconds := run.silent_s(now)) is not None}
-    for found in (silent, falling, unscored, drifting, idle):
+    same = identical_runs((run.condition, run.seed, run.first_steps) for run in runs)
+    for found in (silent, falling, unscored, drifting, idle, same):
         yield from (Text(f"{name}: {said}", style="yellow") for name, said in islice(found.items(), most))
         if len(found) > most:
             yield Text(f"and {len(found) - most} other runs: --json has them all", style="dim")

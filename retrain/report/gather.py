@@ -38,7 +38,7 @@ from retrain.records.lines import Row, is_count, parse_line, read_lines
 from retrain.records.manifest import Manifest, RunEntry, read_manifest
 from retrain.records.provenance import known_origin
 from retrain.records.row_parts import Columns
-from retrain.records.run_row import RunRow, row_of_inspected, unreadable_row, without_signal
+from retrain.records.run_row import RunRow, identical_runs, row_of_inspected, unreadable_row, without_signal
 from retrain.records.run_state import UNREADABLE, Attempt, Inspection, RunState, inspect_run, rung_of
 from retrain.records.rungs import Searched, as_decided
 from retrain.records.text import plain
@@ -166,7 +166,8 @@ def _problems_of(runs: Sequence[RunHistory]) -> Iterator[str]:
     yield from (f"{run.name}: {run.unscored}" for run in runs if run.unscored)
     yield from (f"{run.name}: {run.mismatch_rise}" for run in runs if run.mismatch_rise)
     idle = without_signal((run.name, run.condition, run.no_signal) for run in runs)
-    yield from (f"{names}: {said}" for names, said in idle.items())
+    alike = identical_runs((run.condition, run.seed, run.first_steps) for run in runs)
+    yield from (f"{names}: {said}" for names, said in (*idle.items(), *alike.items()))
     for run in runs:
         if skipped := run.columns.skipped_lines:
             what = "lines of metrics.jsonl could not be read and are left out"

@@ -8,12 +8,14 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from retrain.backends import UpdateStats
 from retrain.config.schema import Config
 from retrain.controllers import StateDict
 from retrain.controllers.backpressure import BackPressure, BackPressureDecision, StepObservation
+from retrain.controllers.first_steps import FirstSteps
 from retrain.controllers.mismatch import MismatchTrend
 from retrain.controllers.no_signal import NOTABLE, SignalWatch
 from retrain.controllers.scaling.rules import (
@@ -97,6 +99,7 @@ class Control:
         self._scaling = _scaling(config, data_size)
         self._mismatch = MismatchTrend()
         self._signal = SignalWatch()
+        self._first_steps = FirstSteps()
         self._too_large: list[int] = []  # sizes that did not fit since the last finished step
         self._largest = (
             config.training.batch_size if self._keeps_batch else config.backpressure.max_batch_size
@@ -142,6 +145,10 @@ class Control:
             out_of_memory_at=min(self._too_large, default=None),
             mismatch_rise=self._mismatch.rise or None,
             no_signal=no_signal or None,
+            first_steps=self._first_steps.observe(
+                self._results(size, facts), trained=facts.trained_groups > 0
+            )
+            or None,
         )
         self._too_large.clear()
         self._scaling.count_groups(facts.trained_groups, size.batch_size)
@@ -166,6 +173,18 @@ class Control:
             log.warning("%s", said)
         return said
 
+    def _results(self, size: StepSize, facts: StepFacts) -> Iterator[float | None]:
+        """Iterate over a step's results that no clock decides."""
+        rollouts, stats = facts.rollouts, facts.stats
+        yield from (size.batch_size, self._config.training.lr * size.lr_factor)
+        yield from (
+            rollouts.mean_reward,
+            rollouts.reward_std,
+            rollouts.correct_rate,
+            rollouts.tokens_per_step,
+        )
+        yield from (stats.loss, stats.grad_norm, stats.entropy, stats.clip_fraction, stats.approx_kl)
+
     def out_of_memory(self, size: StepSize) -> bool:
         """Record that a step did not fit in memory; return whether the next one is smaller."""
         self._too_large.append(size.at_a_time)
@@ -185,6 +204,7 @@ class Control:
             "largest": self._largest,
             "mismatch": self._mismatch.state_dict(),
             "signal": self._signal.state_dict(),
+            "first_steps": self._first_steps.state_dict(),
         }
 
     def load_state_dict(self, state: StateDict) -> None:
@@ -196,6 +216,8 @@ class Control:
             self._mismatch.load_state_dict(state["mismatch"])
         if "signal" in state:
             self._signal.load_state_dict(state["signal"])
+        if "first_steps" in state:
+            self._first_steps.load_state_dict(state["first_steps"])
 
     def _learn_noise(self, size: StepSize, facts: StepFacts) -> bool:
         moments = facts.stats.moments

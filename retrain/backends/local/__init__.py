@@ -247,6 +247,14 @@ def check_prompts(config: Config, prompts: Sequence[Prompt]) -> list[str]:
     return [f"[data]: {wrong}"] if wrong else []
 
 
+def samples_as_it_trains(options: Mapping[str, object]) -> bool:
+    """Whether a token has the same probability in sampling and training, but for rounding."""
+    known = parsed(LocalOptions, options, [])
+    is_precise = known.dtype == "float32" or (known.dtype == "auto" and known.device == "cpu")
+    cuts = known.top_p < 1 or known.top_k > 0 or known.min_p > 0
+    return known.engine == "torch" and is_precise and not cuts and not known.lora_dropout
+
+
 def check_tools(config: Config, schemas: Schemas) -> list[str]:
     """Return why functions certainly cannot be shown, judged by the options and the model's files."""
     from retrain.backends.turns import NEEDS_TEMPLATE, SHOWS_NONE, form_refused  # imports numpy

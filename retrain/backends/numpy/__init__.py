@@ -95,6 +95,11 @@ def check_adapter(config: Config, alphabet: str) -> Iterator[str]:
         yield from error.problems
 
 
+def samples_as_it_trains(options: Mapping[str, object]) -> bool:
+    """Whether a token has the same probability in sampling and training: always."""
+    return True
+
+
 def check_tools(config: Config, schemas: Schemas) -> list[str]:
     """Return that functions need another way: the policy has no chat template."""
     return [shows_no_functions("numpy")]
