@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
+from retrain import runaways
+
 if TYPE_CHECKING:
     import asyncio  # takes 20 ms to import, which synchronous code does not need
     from concurrent.futures import Future
@@ -55,6 +57,11 @@ class EventLoopThread:
         import asyncio
 
         return None if self._loop is None else asyncio.current_task(self._loop)
+
+    def give_up(self, what: str) -> None:
+        """End what computes in the loop, if anything does."""
+        if self._thread is not None:
+            runaways.give_up(self._thread, what)
 
     def close(self) -> None:
         """Cancel running tasks and end the loop and its thread; safe to call twice."""
@@ -116,13 +123,19 @@ def _run_once_more(loop: asyncio.AbstractEventLoop) -> None:
         loop.run_forever()
 
 
-def in_new_thread(work: Callable[[], None]) -> None:
+def in_new_thread(work: Callable[[], None]) -> threading.Thread:
     """Begin to work in a daemon thread, which neither a thread pool nor the interpreter's end waits for."""
-    threading.Thread(target=work, name="blocking-call", daemon=True).start()
+    thread = threading.Thread(target=work, name="blocking-call", daemon=True)
+    thread.start()
+    return thread
 
 
 def begun(function: Callable[[], T]) -> Future[T]:
     """Call a function in a daemon thread; return its result to come, which cannot be cancelled."""
+    return _begun(function)[0]
+
+
+def _begun(function: Callable[[], T]) -> tuple[Future[T], threading.Thread]:
     from concurrent.futures import Future
 
     result: Future[T] = Future()
@@ -134,23 +147,27 @@ def begun(function: Callable[[], T]) -> Future[T]:
         except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
             result.set_exception(error)
 
-    in_new_thread(work)
-    return result
+    return result, in_new_thread(work)
 
 
 def in_thread(
-    function: Callable[[], T], unwanted: Callable[[T], object] = lambda _: None
+    function: Callable[[], T], unwanted: Callable[[T], object] = lambda _: None, runaway: str = ""
 ) -> asyncio.Future[T]:
-    """Run a blocking function in a thread; `unwanted` takes a result that nobody waits for."""
+    """Run a blocking function in a thread; `unwanted` takes a result that nobody waits for.
+
+    A function that is named by `runaway` is ended if it computes when nobody waits for it any more.
+    """
     import asyncio
 
-    result, once = begun(function), threading.Lock()
+    (result, thread), once = _begun(function), threading.Lock()
     future = asyncio.wrap_future(result)
 
     def take_back(_: object) -> None:
         is_lost = future.cancelled() or future.get_loop().is_closed()
         if is_lost and result.done() and result.exception() is None and once.acquire(blocking=False):
             unwanted(result.result())
+        if runaway and future.cancelled() and not result.done():
+            runaways.give_up(thread, runaway)
 
     result.add_done_callback(take_back)  # in its thread, since the event loop may be busy
     future.add_done_callback(take_back)  # a wait that is cancelled after the function has ended

@@ -107,6 +107,7 @@ class Episode:
     environment_s: float = 0.0  # part of it that was spent in the environment
     idle_s: float = 0.0  # its share of the time in which all episodes waited, and nothing was sampled
     others: tuple[Rollout, ...] = ()  # further conversations of a program, trained on with its advantage
+    runaway: str = ""  # what computed on after its time, so that a process played this one; "" if nothing
     tool_calls: int = 0
     tool_errors: int = 0  # calls that failed
     cut_turns: tuple[int, ...] = ()  # numbers, from 0, of the turns that were cut at `max_turn_tokens`

@@ -144,6 +144,7 @@ class CoroutineLoop:
             else:
                 call.failure = EpisodeLostError(BLOCKED)
             call.answer.cancel()
+        left.give_up("a coroutine")
         threading.Thread(target=left.close, name="left-loop", daemon=True).start()
 
 

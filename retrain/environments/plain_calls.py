@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from retrain import runaways
 from retrain.event_loop import LeftBehindError
 
 SLOW_S = 0.05
@@ -44,10 +45,12 @@ class _Batch:
     lock: threading.Lock = field(default_factory=threading.Lock)  # guards the others
     results: list[Any] = field(default_factory=list)
     began_s: float = field(default_factory=time.monotonic)  # of the call that runs
+    thread: threading.Thread | None = None  # that works
     is_left: bool = False  # with the call that runs, because it is slow
 
     def work(self) -> bool:
         """Make the calls; False if this thread was left with one of them."""
+        self.thread = threading.current_thread()
         for call in self.calls:
             result = call.function()
             with self.lock:
@@ -137,7 +140,7 @@ class InTurn:
         if not batch.is_left:
             self._timer = loop.call_later(max(self._slow_s - took_s, SLOW_ONCE_S), self._look, batch)
             return
-        loop.call_later(self._limit_s - took_s, _give_up, batch.calls[done])
+        loop.call_later(self._limit_s - took_s, _give_up, batch, batch.calls[done])
         self._slow_s = self._slow_once_s
         self._running, self._batches = None, None
         self._deliver(batch)
@@ -145,9 +148,11 @@ class InTurn:
         self._pass_on()
 
 
-def _give_up(call: _Call) -> None:
+def _give_up(batch: _Batch, call: _Call) -> None:
     if not call.answer.done():
         call.answer.set_exception(LeftBehindError())
+        if batch.thread is not None:
+            runaways.give_up(batch.thread, "a function of the environment")
 
 
 def _work(batches: Batches) -> None:

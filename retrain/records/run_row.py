@@ -125,6 +125,9 @@ class RunRow:
     unscored_reason: str = _of_last_step("", "why the first of them has none", default="")
     mismatch_rise: str = _of_last_step("", 'last steady rise of `mismatch_kl`; "" without any', default="")
     no_signal: str = _of_last_step("", 'how long and why steps had no signal; "" if they had', default="")
+    runaway: str = _of_last_step(
+        "", 'what computed on, so that processes play episodes; "" if nothing did', default=""
+    )
     first_steps: str = _of_last_step(
         "", 'digest of the results of its first 10 steps with updates; "" before', default=""
     )

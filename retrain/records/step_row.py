@@ -102,6 +102,12 @@ class EpisodeSummary:
     environment_wait_s: float = measured(
         "s", "sampling stood still: every episode waited for its environment"
     )
+    runaway: str | None = measured(
+        "",
+        "what computed on after its time was over, so that processes play the episodes",
+        is_optional=True,
+        default=None,
+    )
 
 
 @row_part

@@ -157,7 +157,7 @@ def warnings(runs: Sequence[RunRow], most: int = MOST_MESSAGES) -> Iterator[Text
 
     An evaluation falls while the reward rises; completions have no score, in most of the first runs; the
     trainer moves steadily away from its sampler; no step has a learning signal any more; nothing happens;
-    runs of two conditions are identical.
+    runs of two conditions are identical; a thread did not end.
     """
     worst = sorted(runs, key=lambda run: -(run.unscored_fraction or 0.0))
     falling = {run.name: f"the reward rises, but {run.eval_falling}" for run in runs if run.eval_falling}
@@ -166,10 +166,14 @@ def warnings(runs: Sequence[RunRow], most: int = MOST_MESSAGES) -> Iterator[Text
     idle, now = without_signal([(run.name, run.condition, run.no_signal) for run in runs]), utc_now()
     silent = {run.name: _silence(run, seconds) for run in runs if (seconds := run.silent_s(now)) is not None}
     same = identical_runs((run.condition, run.seed, run.first_steps) for run in runs)
-    for found in (silent, falling, unscored, drifting, idle, same):
+    moved = {run.name: f"{run.runaway} {RUNAWAY}" for run in runs if run.runaway}
+    for found in (moved, silent, falling, unscored, drifting, idle, same):
         yield from (Text(f"{name}: {said}", style="yellow") for name, said in islice(found.items(), most))
         if len(found) > most:
             yield Text(f"and {len(found) - most} other runs: --json has them all", style="dim")
+
+
+RUNAWAY = "computed on after its time was over: processes play the episodes now, which costs time"
 
 
 def _silence(run: RunRow, seconds: float) -> str:

@@ -6,6 +6,7 @@ It waits for plain functions, so a seed gives the same episodes; other environme
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from retrain import runaways
 from retrain.backends import EpisodeProgress, Sampling, ignore_progress, never
 from retrain.config.schema import Environment
 from retrain.environments.coroutine_loop import CoroutineLoop
@@ -40,6 +42,10 @@ if TYPE_CHECKING:
     from retrain.trainer.programs import Programs
 
 
+log = logging.getLogger(__name__)
+
+PROCESSES = 4  # that play episodes after a thread did not end
+MOVED = "%s computed on after its time was over; processes play the episodes now"
 SampleLive: TypeAlias = Callable[[PlayTurnFeed, Sampling], object]
 SampleGroups: TypeAlias = Callable[[Sequence[Prompt], Sampling], list[Group]]
 
@@ -90,6 +96,7 @@ class Episodes:
         self._own_loop = CoroutineLoop(table.time_limit_s)
         self._hosts = Hosts(table, self.form) if table.processes else None
         self._is_free = bool(self.programs or table.processes or table.threads)
+        self._runaways, self._runaway = runaways.count(), ""
 
     def play(self, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
         """Play `how.group_size` episodes of each prompt; callable from several threads."""
@@ -182,18 +189,29 @@ class Episodes:
             tool_errors=errors,
             others=tuple(played.others),
             cut_turns=tuple(played.cut_turns),
+            runaway=self._runaway,
         )
         return replace(played.rollout, truncated=not (is_whole or error), episode=episode)
 
     def _opened(self, queue: TurnQueue, loop: CoroutineLoop) -> LiveEpisode:
         limit_s = self.table.time_limit_s
+        if self._hosts is None and runaways.count() > self._runaways:
+            self._move_to_processes()
         if self._hosts is not None:  # a process counts the time of each of its calls
+            queue.is_free = True
             return LiveEpisode(partial(self._hosts.open, is_alone=loop.is_alone), None, at_once, within)
         call_async = partial(queue.free, loop.of_episode())
         if self.table.threads:
             thread = InTurn(limit_s, is_own=True)
             return LiveEpisode(self.open_episode, limit_s, thread.call, call_async, thread.close)
         return LiveEpisode(self.open_episode, limit_s, partial(queue.held, self._in_turn.call), call_async)
+
+    def _move_to_processes(self) -> None:
+        """Play further episodes in processes, which can be killed: a thread of this one slows down all."""
+        self._runaway = runaways.last()
+        self._is_free = True
+        self._hosts = Hosts(replace(self.table, processes=PROCESSES), self.form)
+        log.warning(MOVED, self._runaway)
 
     async def _take_turns(self, ask: Ask, talk: LiveEpisode, played: Played, how: Sampling) -> None:
         """Take turns until the environment, `max_turns` or a number of tokens ends the episode."""
@@ -275,4 +293,5 @@ def summary_of(rollouts: Sequence[Rollout]) -> EpisodeSummary | None:
         episode_time_s=float(np.mean(each("time_s"))),
         environment_time_s=float(np.mean(each("environment_s"))),
         environment_wait_s=sum(each("idle_s")),
+        runaway=next(filter(None, each("runaway")), None),
     )

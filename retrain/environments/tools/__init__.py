@@ -148,7 +148,7 @@ class ToolBox:
                 found = await (
                     asyncio.ensure_future(awaited(function, failure))
                     if tool.is_async
-                    else in_thread(partial(outcome, function, failure))
+                    else in_thread(partial(outcome, function, failure), runaway=f"the tool {tool.name}")
                 )
         except TimeoutError as error:
             raise ToolError(f"{tool.name} took longer than {self._limit_s:g} s") from error
