@@ -36,6 +36,8 @@ def semaphore(rows: list[dict[str, Any]]) -> Iterator[Line]:
     limits: dict[str, tuple[str, str, dict[str, float]]] = {
         "jain_busy": ("fairness (Jain), busy", "", {"at_least": 0.99}),
         "jain_thinking": ("fairness (Jain), thinking", "", {"at_least": 0.99}),
+        "jain_of_256": ("fairness (Jain), 256 waiters, 40 entries each", "", {"at_least": 0.99}),
+        "overtakes_of_64_percent": ("entries that overtook an earlier one of 64", "%", {"at_most": 1.0}),
         "waste_percent": ("idle permit time during contention", "%", {"at_most": 1.0}),
         "hand_off_ms_p50": ("hand-off, median", "ms", {}),
         "idle_cpu_percent": ("23 waiters, share of a core", "%", {"at_most": 1.0}),

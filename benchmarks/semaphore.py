@@ -106,6 +106,9 @@ class Log:
         rows = [line.split() for line in self._path.read_text().splitlines()]
         return sorted((Event(float(t), kind, int(pid)) for t, kind, pid in rows), key=lambda e: e.time_s)
 
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
     def wait_for(self, kind: str, pid: int) -> float:
         while True:
             times_s = [e.time_s for e in self.events() if (e.kind, e.pid) == (kind, pid)]
@@ -164,11 +167,51 @@ def fairness_and_waste(design: str, think_s: float, seconds: float) -> tuple[flo
         for pid in workers:
             b.kill(pid)
     start_s = events[0].time_s + 0.5  # all workers have started
-    counts = Counter(e.pid for e in events if e.kind == "enter" and e.time_s >= start_s)
-    shares = [counts[pid] for pid in workers]
-    jain = sum(shares) ** 2 / (len(shares) * sum(n * n for n in shares))
+    jain = jain_index([e.pid for e in events if e.kind == "enter" and e.time_s >= start_s], workers)
     all_s = b.permits * (events[-1].time_s - start_s)
     return jain, 100 * wasted_s(events, b.permits, start_s) / all_s
+
+
+def jain_index(entries: list[int], workers: list[int]) -> float:
+    """Return Jain's index of the entries per worker: 1 if all have as many."""
+    counts = Counter(entries)
+    shares = [counts[pid] for pid in workers]
+    return sum(shares) ** 2 / (len(shares) * sum(n * n for n in shares))
+
+
+def crowd(design: str, workers: int, entries_each: int) -> tuple[float, float]:
+    """Jain's index, and how many entries (%) overtook a worker that had asked before.
+
+    One permit, so that entries are logged in the order of admission; calls of 0 to 2 ms, without pauses.
+    Counted from when all workers wait, for so many entries of each on average; overtakes from the second
+    entry of each, because processes that start all at once ask long before they queue.
+    """
+    with bench(design, 1) as b:
+        holder = b.semaphore()
+        holder.acquire()
+        pids = [b.fork_worker((0, 0.002), (0, 0)) for _ in range(workers)]
+        while sum(event.kind == "ask" for event in b.log.events()) < workers:
+            time.sleep(0.05)
+        time.sleep(0.5)  # the last ones have asked, and get to their places
+        holder.release()
+        while b.log.size() < 3 * 30 * workers * entries_each:  # a line has fewer bytes
+            time.sleep(0.05)
+        for pid in pids:
+            b.kill(pid)
+        events = b.log.events()
+    entered: list[int] = []
+    asked: dict[int, None] = {}  # in order, as dicts are
+    overtakes = 0
+    for event in events:
+        if event.kind == "kill" or len(entered) == workers * entries_each:
+            break
+        if event.kind == "ask":
+            asked[event.pid] = None
+        elif event.kind == "enter":
+            overtakes += len(entered) >= workers and event.pid != next(iter(asked))
+            del asked[event.pid]
+            entered.append(event.pid)
+    return jain_index(entered, pids), 100 * overtakes / (len(entered) - workers)
 
 
 def wasted_s(events: list[Event], permits: int, start_s: float) -> float:
@@ -273,6 +316,8 @@ class Row:
     design: str
     jain_busy: float
     jain_thinking: float
+    jain_of_256: float
+    overtakes_of_64_percent: float
     waste_percent: float
     hand_off_ms_p50: float
     hand_off_ms_p99: float
@@ -287,12 +332,15 @@ class Row:
 def measure(design: str, scale: float) -> Row:
     jain_busy, _ = fairness_and_waste(design, 0, 3 * scale)
     jain_thinking, waste = fairness_and_waste(design, 0.06, 4 * scale)
+    jain_of_256, _ = crowd(design, 256, 40)
+    _, overtakes = crowd(design, 64, int(40 * scale))
     hand_offs = sorted(hand_off_ms(design, 2 * scale))
     idle = idle_cpu_percent(design, 2 * scale)
     kills = kill_to_free_ms(design, int(8 * scale))
     p99 = hand_offs[int(0.99 * (len(hand_offs) - 1))]
     times = (statistics.median(hand_offs), p99, idle, statistics.median(kills), max(kills))
-    return Row(design, jain_busy, jain_thinking, waste, *times, *over_admissions(design, 3 * scale))
+    fairness = (jain_busy, jain_thinking, jain_of_256, overtakes)
+    return Row(design, *fairness, waste, *times, *over_admissions(design, 3 * scale))
 
 
 def main() -> None:

@@ -188,10 +188,8 @@ class FileSemaphore:
     inspect = staticmethod(inspect_semaphore)
 
     def _taken(self, deadline: Deadline, *, may_wait: bool = True) -> LockFile | None:
-        description = describe_holder(self._label)
         try:
-            slot = self._take_at_once(description)
-            return self._wait(deadline, description) if slot is None and may_wait else slot
+            return self._take(deadline, may_wait=may_wait)
         except OSError as error:
             raise records_error(self._directory, "take a permit", error) from error
 
@@ -214,21 +212,24 @@ class FileSemaphore:
         slot.close()
         wake(self._wakeup_address)
 
-    def _take_at_once(self, description: str) -> LockFile | None:
-        inside = self._wait_queue.try_enter()
-        if inside is None:
+    def _take(self, deadline: Deadline, *, may_wait: bool) -> LockFile | None:
+        place = self._wait_queue.arrive(may_wait=may_wait)
+        if place is None:
             return None
-        with closing(inside), closing(Slots(self._directory)) as slots:
-            return self._signed(slots.take(), description)
-
-    def _wait(self, deadline: Deadline, description: str) -> LockFile | None:
-        with closing(take_seat(self._directory)), closing(Slots(self._directory)) as slots:
-            slots.prepare()
-            inside = self._wait_queue.enter(deadline)
-            if inside is None:
-                return None
-            with closing(inside):  # left before the slots are closed: other waiters need it
-                return self._signed(self._watch(slots, deadline), description)
+        description = describe_holder(self._label)
+        with closing(place), closing(Slots(self._directory)) as slots:
+            if place.is_first:
+                slot = slots.take()
+                if slot is not None or not may_wait:
+                    return self._signed(slot, description)
+                place.draw()  # newcomers queue behind it from now on
+            with closing(take_seat(self._directory)):
+                slots.prepare()
+                inside = self._wait_queue.enter(place, deadline)
+                if inside is None:
+                    return None
+                with closing(inside):  # left before the slots are closed: other waiters need it
+                    return self._signed(self._watch(slots, deadline), description)
 
     def _signed(self, slot: LockFile | None, description: str) -> LockFile | None:
         """Write the holder into a slot while first in the queue: the next waiter reads it."""

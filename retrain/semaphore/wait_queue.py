@@ -1,8 +1,11 @@
 """Admits one waiter at a time, in order of arrival, and wakes the one that watches the slots.
 
-The others sleep in the kernel. `flock` has no timeout, so a waiter with a timeout queues in a thread. After
-a timeout the thread stays parked in the queue: the next wait of this process takes over its place; without
-one, the thread leaves the queue as soon as it is first.
+The others sleep in the kernel. A lock that is released goes to whoever asks next, even a newcomer, so on Linux
+each waiter also locks a byte of the queue's file, its ticket, and waits for the bytes before it; a newcomer
+queues if any byte is locked. Other systems cannot lock bytes of an open file, and a newcomer may overtake.
+No lock has a timeout, so a waiter with a timeout queues in a thread. After a timeout the thread stays parked
+in the queue: the next wait of this process takes over its place; without one, the thread leaves the queue as
+soon as it is first.
 
 The watcher is woken as soon as a permit is released. This is only a hint: without it, a watcher polls every
 few milliseconds. It is a datagram socket, because a named pipe in the directory would block programs that
@@ -13,19 +16,26 @@ nothing; the kernel then tells the watcher that the process ended (pidfd).
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
 import os
 import select
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
 from collections.abc import Iterable
+from copy import copy
 from functools import cache
 from pathlib import Path
 
-from retrain.locks import GUARD, Descriptor, LockFile
+from retrain.locks import GUARD, OPEN, Descriptor, LockFile
+
+_BYTES = struct.Struct("hhqqi4x")  # C's struct flock: type, whence, start, length (0: to the end), process
+GATE = 0  # the byte that is locked while a ticket is drawn
+FIRST_TICKET = 2  # byte 1 is nobody's, so that the bytes before a ticket are never none
 
 
 class Deadline:
@@ -58,6 +68,62 @@ class Deadline:
         self.wake.wait(None if math.isinf(left_s) else max(0.0, left_s))
 
 
+class Place(LockFile):
+    """A waiter's open file of the queue; admitted when it is locked."""
+
+    is_first = False  # admitted on arrival
+    _ticket = 0
+
+    def try_first(self) -> bool:
+        """Enter if nobody waits and nobody is inside."""
+        self.is_first = not self._last_byte(FIRST_TICKET) and self.try_lock()
+        return self.is_first
+
+    def draw(self) -> None:
+        """Take the next ticket."""
+        if sys.platform != "linux":
+            return
+        self._set_bytes(fcntl.F_WRLCK, GATE)
+        last, stride = FIRST_TICKET - 1, 1
+        while stride:  # strides grow while tickets are found, then shrink
+            if found := self._last_byte(last + stride):
+                last, stride = found, 2 * stride
+            else:
+                stride //= 2
+        self._ticket = last + 1
+        self._set_bytes(fcntl.F_WRLCK, self._ticket)
+        self._set_bytes(fcntl.F_UNLCK, GATE)
+
+    def wait(self) -> None:
+        """Wait until all that came before have left, then enter."""
+        if self._ticket:
+            self._set_bytes(fcntl.F_RDLCK, self._ticket - 1)  # the last that came before: wakes once
+            self._set_bytes(fcntl.F_RDLCK, 1, self._ticket - 1)  # if that one gave up, those before it
+        self.lock()
+
+    def moved(self) -> Place:
+        """Return the same place as another object; closing this one does nothing then."""
+        with GUARD:
+            other = copy(self)
+            OPEN.add(other)
+            self._fd = -1
+        return other
+
+    def _last_byte(self, start: int) -> int:
+        """Return the last byte of some lock of others from `start` on; 0 without one."""
+        if sys.platform != "linux":
+            return 0
+        asked = _BYTES.pack(fcntl.F_WRLCK, os.SEEK_SET, start, 0, 0)
+        kind, _, begin, length, _ = _BYTES.unpack(fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, asked))
+        return 0 if kind == fcntl.F_UNLCK else begin + length - 1
+
+    def _set_bytes(self, kind: int, start: int, length: int = 1) -> None:
+        """Lock or unlock bytes for this open file; waits for others' locks."""
+        if sys.platform == "linux":
+            wanted = _BYTES.pack(kind, os.SEEK_SET, start, length, 0)
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLKW, wanted)
+
+
 class WaitQueue:
     """A first-come-first-served lock on a file, with timeouts."""
 
@@ -65,21 +131,26 @@ class WaitQueue:
         self._path = path
         self._parked: list[_Ticket] = []  # guarded by GUARD
 
-    def try_enter(self) -> LockFile | None:
-        """Enter without waiting if it is free, else return None; close the file to leave."""
-        file = LockFile(self._path)
-        return file if file.try_lock() else None
+    def arrive(self, *, may_wait: bool) -> Place | None:
+        """Enter at once if nobody waits, else take a place to `enter` from; None if it may not wait."""
+        place = Place(self._path)
+        if not place.try_first():
+            if not may_wait:
+                return None
+            place.draw()
+        return place
 
-    def enter(self, deadline: Deadline) -> LockFile | None:
-        """Enter, or return None when the wait ends first; close the file to leave."""
+    def enter(self, place: Place, deadline: Deadline) -> Place | None:
+        """Enter, or return None when the wait ends first; close what is returned, and the place, to leave."""
+        if place.is_first:
+            return place
         if not deadline.is_endless:
-            return self._enter_in_time(deadline)
-        file = LockFile(self._path)
-        file.lock()
-        return file
+            return self._enter_in_time(place, deadline)
+        place.wait()
+        return place
 
-    def _enter_in_time(self, deadline: Deadline) -> LockFile | None:
-        ticket = self._take_over(deadline) or _Ticket(LockFile(self._path), self._parked, deadline)
+    def _enter_in_time(self, place: Place, deadline: Deadline) -> Place | None:
+        ticket = self._take_over(deadline) or _Ticket(place.moved(), self._parked, deadline)
         try:
             deadline.wait()
         except BaseException:
@@ -106,7 +177,7 @@ class WaitQueue:
 class _Ticket:
     """A place in the queue, held by a thread."""
 
-    def __init__(self, file: LockFile, parked: list[_Ticket], deadline: Deadline) -> None:
+    def __init__(self, file: Place, parked: list[_Ticket], deadline: Deadline) -> None:
         self.file = file
         self.deadline = deadline  # of the waiter
         self.error: OSError | None = None  # the end of the wait instead of the lock
@@ -122,10 +193,10 @@ class _Ticket:
             return not self._is_granted
 
     def _queue(self) -> None:
-        # Signals belong to the main thread; one that interrupts flock costs the place in the queue.
+        # Signals belong to the main thread; elsewhere than on Linux, one costs the place in the queue.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
-            self.file.lock()
+            self.file.wait()
         except OSError as error:  # a file server that is away
             self.error = error
         with GUARD:

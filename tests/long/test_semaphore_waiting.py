@@ -2,6 +2,7 @@ import gc
 import math
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -88,6 +89,29 @@ def test_a_newcomer_does_not_overtake_a_waiter(tmp_path):
 
         waiter.send(signal.SIGCONT)
         assert [waiter.line(), waiter.line()] == ["ready", "holding"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a newcomer may overtake")
+def test_a_newcomer_does_not_overtake_one_that_is_about_to_watch(tmp_path):
+    semaphore = FileSemaphore(tmp_path, 1)
+    semaphore.acquire()
+    with running(HOLD, tmp_path) as watcher:
+        wait_until(lambda: is_locked(tmp_path / "turnstile.lock"))
+        with running(HOLD, tmp_path) as next_one:
+            wait_until(lambda: FileSemaphore.inspect(tmp_path).waiting == 2)
+            next_one.send(signal.SIGSTOP)
+            os.waitpid(next_one.process.pid, os.WUNTRACED)
+            watcher.kill()  # nobody watches now
+            semaphore.release()
+
+            assert not semaphore.acquire(timeout_s=0)
+            assert not semaphore.acquire(timeout_s=0.01)
+
+            next_one.send(signal.SIGCONT)
+            assert [next_one.line(), next_one.line()] == ["ready", "holding"]
+            next_one.tell()
+            assert semaphore.acquire(timeout_s=60)
+            semaphore.release()
 
 
 def test_a_waiter_in_the_wait_queue_is_admitted_before_its_time_is_over(tmp_path):
