@@ -52,11 +52,11 @@ def command(
     Examples: retrain compare logs/study; retrain compare logs/study grpo maxrl;
     retrain compare logs/monday grpo logs/tuesday grpo
     """
-    from retrain.report.compare import compare
+    from retrain.report.compare import compare, needed_metrics
     from retrain.report.gather import left_out
     from retrain.report.sides import Moment, check_metrics, choose, known_metrics
 
-    matches = choose(what)
+    matches = choose(what, needed_metrics(metrics or ()))
     runs = {run.directory: run for match in matches for side in match.sides for run in side.runs}.values()
     for line in left_out(runs):
         typer.echo(line, err=True)

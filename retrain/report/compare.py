@@ -12,7 +12,7 @@ from typing import Any
 from retrain.config.digest import BESIDE_RESULTS
 from retrain.config.keys import Tables, as_toml
 from retrain.config.resolve import flatten
-from retrain.records.decision import HELD_OUT, Decision, is_higher_better, unscored_key
+from retrain.records.decision import HELD_OUT, UNSCORED, Decision, is_higher_better, unscored_key
 from retrain.records.rungs import Searched
 from retrain.records.text import dollars, plain, without_score
 from retrain.report.gather import RunHistory
@@ -164,10 +164,19 @@ def compare(
     )
 
 
+USUAL = ("eval_reward", "mean_reward", SPEED)
+
+
+def needed_metrics(metrics: Sequence[str]) -> set[str]:
+    """Return the metrics of rows that a comparison of these metrics, or of the usual ones, reads."""
+    asked = metrics or USUAL
+    return {*asked, UNSCORED, *map(unscored_key, asked)}
+
+
 def usual_metrics(runs: Sequence[RunHistory]) -> tuple[str, ...]:
     """Return the default metrics: held-out reward, training reward and step time, if known."""
     known = known_metrics(runs)
-    return tuple(name for name in ("eval_reward", "mean_reward", SPEED) if name in known)
+    return tuple(name for name in USUAL if name in known)
 
 
 def _metric(

@@ -11,8 +11,9 @@ import math
 import sys
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, MutableSequence, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableSequence, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ class StepColumns:
     metrics: dict[str, Floats]  # name -> values, shape (rows,); NaN where a row lacks it
     texts: dict[str, tuple[str, ...]]  # of `TEXTS` that have any -> of each row; "" if none
     skipped_lines: int  # torn, or not rows
+    names: tuple[str, ...] = ()  # all metrics of the rows, where only some were read
 
     def metric(self, name: str) -> Floats:
         """Return a metric's values, all NaN if no row has it."""
@@ -119,12 +121,15 @@ class CampaignRecord:
         return tuple(dict.fromkeys(run.condition for run in self.runs))
 
 
-def gather(directory: Path) -> CampaignRecord:
-    """Read a campaign or run, given its directory or one that contains no other."""
+def gather(directory: Path, metrics: Collection[str] | None = None) -> CampaignRecord:
+    """Read a campaign or run, given its directory or one that contains no other.
+
+    With `metrics`, rows are read for these alone: without times and texts.
+    """
     found = find_campaigns(directory)
     if len(found) != 1:
         raise ConfigError(f"{directory}: {instead_of(directory)}")
-    return _read(found[0])
+    return _read(found[0], metrics=metrics)
 
 
 def gather_all(directory: Path, *, with_rows: bool = True) -> tuple[CampaignRecord, ...]:
@@ -137,13 +142,16 @@ def left_out(runs: Iterable[RunRow]) -> list[str]:
     return [f"{run.name} is left out: {run.message}" for run in runs if run.state == UNREADABLE]
 
 
-def _read(directory: Path, *, with_rows: bool = True) -> CampaignRecord:
+def _read(
+    directory: Path, *, with_rows: bool = True, metrics: Collection[str] | None = None
+) -> CampaignRecord:
     files = CampaignFiles(directory)
     problems: list[str] = []
     manifest = readable(read_manifest, campaign_of(directory.resolve()).manifest, problems.append)
     planned = runs_of(files, manifest, problems)
     searched = manifest.searched if manifest else None
-    runs = [_run(files_of, entry, searched, with_rows=with_rows) for files_of, entry in planned]
+    read = partial(read_columns, metrics=metrics) if with_rows else None
+    runs = [_run(files_of, entry, searched, read) for files_of, entry in planned]
     for i, run in enumerate(runs):
         if is_edited(run.config):
             problems.append(f"{run.name}: run.toml was changed after it was planned, and is left out")
@@ -174,12 +182,17 @@ def _problems_of(runs: Sequence[RunHistory]) -> Iterator[str]:
             yield f"{run.name}: {skipped} {what}"
 
 
-def _run(files: RunFiles, entry: RunEntry, searched: Searched | None, *, with_rows: bool) -> RunHistory:
+def _run(
+    files: RunFiles,
+    entry: RunEntry,
+    searched: Searched | None,
+    read: Callable[[Path], StepColumns] | None,
+) -> RunHistory:
     seen, columns = Inspection(RunState.PENDING, (), None), NO_ROWS
     try:
         seen = inspect_run(files, entry.config_hash)
         row = as_decided(row_of_inspected(entry, files, seen), searched)
-        columns = read_columns(files.metrics) if with_rows else NO_ROWS
+        columns = read(files.metrics) if read else NO_ROWS
     except RecordsError as error:
         row = unreadable_row(entry, error)
     return RunHistory(
@@ -192,9 +205,12 @@ def _run(files: RunFiles, entry: RunEntry, searched: Searched | None, *, with_ro
     )
 
 
-def read_columns(path: Path) -> StepColumns:
-    """Read a file of rows, such as metrics.jsonl or warmup.jsonl; without rows, there are no columns."""
-    reading, skipped_lines = _Reading(), 0
+def read_columns(path: Path, metrics: Collection[str] | None = None) -> StepColumns:
+    """Read a file of rows, such as metrics.jsonl or warmup.jsonl; without rows, there are no columns.
+
+    With `metrics`, only these are read: without times and texts.
+    """
+    reading, skipped_lines = _Reading(metrics), 0
     for line in read_lines(path):
         row = parse_line(line)
         if row is not None and is_count(step := row.get("step")):
@@ -207,6 +223,7 @@ def read_columns(path: Path) -> StepColumns:
         dict(reading.take_metrics()),
         {name: tuple(texts) for name, texts in reading.texts.items() if any(texts)},
         skipped_lines,
+        tuple(name for name in reading.names if name not in NOT_METRICS),
     )
 
 
@@ -214,6 +231,8 @@ def read_columns(path: Path) -> StepColumns:
 class _Reading:
     """Rows read so far: as dictionaries they would need ten times the memory."""
 
+    wanted: Collection[str] | None  # metrics; None: all, with times and texts
+    names: dict[str, None] = field(default_factory=dict)  # all metrics, where only some are wanted
     steps: array[int] = field(default_factory=lambda: array("q"))
     ends_s: array[float] = field(default_factory=lambda: array("d"))
     texts: dict[str, list[str]] = field(default_factory=lambda: {name: [] for name in TEXTS})
@@ -227,6 +246,13 @@ class _Reading:
             for column in (*columns, *self.metrics.values()):
                 del column[since:]
         self.steps.append(step)
+        if self.wanted is not None:
+            further = [name for name in row if name not in self.names]
+            self.names |= dict.fromkeys(name for name in further if not math.isnan(number(row[name])))
+            self.ends_s.append(math.nan)
+            for name in self.wanted:
+                self._add_value(name, number(row.get(name)), since)
+            return
         self.ends_s.append(unix_seconds(row.get("timestamp")))
         for name, texts in self.texts.items():
             texts.append(sys.intern(str(row.get(name) or "")))

@@ -8,7 +8,7 @@ steps: one step is too noisy, and the whole history shows how fast it learned ra
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,14 +38,14 @@ class Match:
     campaign: CampaignRecord | None = None  # whose conditions these all are
 
 
-def choose(arguments: Sequence[str]) -> tuple[Match, ...]:
+def choose(arguments: Sequence[str], metrics: Collection[str] | None = None) -> tuple[Match, ...]:
     """Return what to compare; a ConfigError lists the candidates for a name that is unknown or ambiguous.
 
     `CAMPAIGN` compares its conditions with the first of them; `CAMPAIGN a b` those two;
     `CAMPAIGN1 CAMPAIGN2` their common conditions, pair by pair; `CAMPAIGN1 a CAMPAIGN2 b`
-    a condition of one with a condition of the other; `RUN1 RUN2` two runs.
+    a condition of one with a condition of the other; `RUN1 RUN2` two runs. Of rows, only `metrics` are read.
     """
-    named = _read(arguments)
+    named = _read(arguments, metrics)
     first = named[0][0]
     if not any(names for _, names in named):
         return (_own_conditions(first),) if len(named) == 1 else _common_conditions([one for one, _ in named])
@@ -73,7 +73,9 @@ def deciding(campaign: CampaignRecord) -> tuple[Side, ...]:
     )
 
 
-def _read(arguments: Sequence[str]) -> list[tuple[CampaignRecord, list[str]]]:
+def _read(
+    arguments: Sequence[str], metrics: Collection[str] | None
+) -> list[tuple[CampaignRecord, list[str]]]:
     """Return each directory's campaign, and the conditions or runs selected from it."""
     named: list[tuple[CampaignRecord, list[str]]] = []
     for argument in arguments:
@@ -86,7 +88,7 @@ def _read(arguments: Sequence[str]) -> list[tuple[CampaignRecord, list[str]]]:
                 f"{last.directory}, which has {_offer(last)}"
             )
         else:
-            named.append((gather(Path(argument)), []))
+            named.append((gather(Path(argument), metrics), []))
     return named
 
 
@@ -208,7 +210,7 @@ def known_metrics(runs: Iterable[RunHistory]) -> tuple[str, ...]:
     """List the metrics of all runs, in the order of their rows."""
     names: dict[str, None] = {}
     for run in runs:
-        names |= dict.fromkeys(run.columns.metrics)
+        names |= dict.fromkeys(run.columns.names or run.columns.metrics)
         names |= dict.fromkeys(
             key
             for key, value in run.result.items()

@@ -1,11 +1,11 @@
 """Admits one waiter at a time, in order of arrival, and wakes the one that watches the slots.
 
-The others sleep in the kernel. A lock that is released goes to whoever asks next, even a newcomer, so on Linux
-each waiter also locks a byte of the queue's file, its ticket, and waits for the bytes before it; a newcomer
-queues if any byte is locked. Other systems cannot lock bytes of an open file, and a newcomer may overtake.
-No lock has a timeout, so a waiter with a timeout queues in a thread. After a timeout the thread stays parked
-in the queue: the next wait of this process takes over its place; without one, the thread leaves the queue as
-soon as it is first.
+The others sleep in the kernel. A lock that is released goes to whoever asks next, even a newcomer. On Linux
+each waiter therefore locks a byte of the queue's file, its ticket, and waits for the bytes before it; a
+newcomer queues if any byte is locked. Other systems cannot lock bytes of an open file, and a newcomer may
+overtake. No lock has a timeout, so a waiter with a timeout queues in a thread. After a timeout the thread
+stays parked in the queue: the next wait of this process takes over its place; without one, the thread leaves
+the queue as soon as it is first.
 
 The watcher is woken as soon as a permit is released. This is only a hint: without it, a watcher polls every
 few milliseconds. It is a datagram socket, because a named pipe in the directory would block programs that
