@@ -112,6 +112,7 @@ class RollUp:
         self._places = {run.run_id: i for i, run in enumerate(manifest.runs)}
         self._changed = set(self._places)
         self._written_at = float("-inf")
+        self._on_disk: Manifest | None = None  # as written last
         self.shown: Collection[str] = self._places  # further runs may never be needed
 
     def changed(self, run_id: str) -> None:
@@ -181,7 +182,11 @@ class RollUp:
         """Write now; after a RecordsError, the manifest on disk is an older one."""
         shown = tuple(run for run in self.entries() if run.run_id in self.shown)
         self.manifest = replace(self.manifest, ended_at=_end_of(shown) if ended else "")
-        write_manifest(self.files.manifest, replace(self.manifest, runs=shown))
+        wanted = replace(self.manifest, runs=shown)
+        if wanted == self._on_disk:
+            return
+        write_manifest(self.files.manifest, wanted)
+        self._on_disk = wanted
         self._written_at = time.monotonic()
 
 

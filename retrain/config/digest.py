@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +37,30 @@ def digest(config: Config, contents: Mapping[str, str] | None = None) -> str:
         config: of a run.
         contents: fingerprints of the files that it names, by dotted key; None reads the files.
     """
-    known = contents_of(config) if contents is None else contents
+    return VERSION + _hash(_deciding(config, contents_of(config) if contents is None else contents))
 
+
+def digest_by_seed(config: Config, contents: Mapping[str, str]) -> Callable[[int], str]:
+    """Return a function from a seed to the digest of this configuration with it.
+
+    Runs of a condition differ in nothing else, and a campaign may have thousands.
+    """
+    deciding = _deciding(config, contents)
+    return lambda seed: VERSION + _hash({**deciding, "training.seed": seed})
+
+
+def _deciding(config: Config, known: Mapping[str, str]) -> Tables:
     def normal(value: Any, key: str, _: str) -> Any:
         """Return a value's canonical form: 1 for 1.0, and a file's content for its path."""
         if key in known:
             return {"file": known[key]}
         return int(value) if isinstance(value, float) and value.is_integer() else value
 
-    decides = {
+    return {
         f"{section}.{key.name}": mapped(value, f"{section}.{key.name}", key.path, normal)
         for section, key, value in values_of(config)
         if key.affects == "result" and value != key.first_default
     }
-    return VERSION + _hash(decides)
 
 
 def decides(section: str, key: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from retrain import registry
 from retrain.config.campaign import LARGEST_SEED, Campaign, Condition, Decide, Run
-from retrain.config.digest import digest
+from retrain.config.digest import digest_by_seed
 from retrain.config.files import contents_of, with_absolute_paths
 from retrain.config.resolve import label_of, label_of_modes, resolve
 from retrain.config.schema import Backend, Config
@@ -182,8 +182,12 @@ def plan_runs(
     campaign, given = config.campaign or Campaign(), _seeds(config, drawn_seed)
     seeds = _with_further(config, given, added_seeds)
     bases = [(name, with_absolute_paths(base)) for name, base in _conditions(config)]
-    known = [(name, base, contents_of(base)) for name, base in bases]
-    runs = [_run(name, base, contents, seed) for seed in seeds for name, base, contents in known]
+    contents = [contents_of(base) for _, base in bases]
+    known = [
+        (name, base, files, digest_by_seed(base, files))
+        for (name, base), files in zip(bases, contents, strict=True)
+    ]
+    runs = [_run(*condition, seed) for seed in seeds for condition in known]
     plan = Plan(
         name=campaign.name or Path(file_name).stem or "campaign",
         campaign=campaign,
@@ -286,9 +290,11 @@ def shown_name(name: str) -> str:
     return name if name == plain(name, LONGEST_NAME) != "" else label_of(name)
 
 
-def _run(condition: str, base: Config, contents: dict[str, str], seed: int) -> RunPlan:
+def _run(
+    condition: str, base: Config, contents: dict[str, str], digest_of: Callable[[int], str], seed: int
+) -> RunPlan:
     run_id = _run_id(condition, seed)
     resolved = dataclasses.replace(base, training=dataclasses.replace(base.training, seed=seed))
-    config_hash = digest(resolved, contents)
+    config_hash = digest_of(seed)
     identity = Run(run_id, "", condition, config_hash, contents, version=CURRENT)
     return RunPlan(run_id, condition, seed, dataclasses.replace(resolved, run=identity), config_hash)

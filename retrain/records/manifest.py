@@ -16,7 +16,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ SCHEMA_VERSION = 2  # 1 had no `settled`
 
 Marks = tuple[tuple[int, int] | None, ...]  # of NAMES: bytes, time of the last change in ns; None: not there
 NAMES = ("done.json", "attempts.jsonl", "metrics.jsonl")
+PACE = tuple(column.name for column in fields(Pace))
 _COMMIT = re.compile(r"^# branch\.oid ([0-9a-f]+)$", re.MULTILINE)
 GIT_TIMEOUT_S = 5.0  # a huge or remote work tree must not hold up a campaign
 
@@ -192,7 +193,8 @@ def _settled(summary: Summary) -> dict[str, Any]:
     row = vars(summary.row)
     found = {name: row[name] for name in row if name != "pace" and row[name] not in (None, "")}
     if summary.row.pace is not None:
-        found["pace"] = astuple(summary.row.pace)
+        pace = summary.row.pace
+        found["pace"] = [getattr(pace, name) for name in PACE]
     return {"marks": summary.marks, "summary": found, "digest": _digest(summary.marks, found)}
 
 
