@@ -359,6 +359,9 @@ UNUSED = {
     "nothing": "assert 1 + 1 == 2",
     "an import": "from solution import f\ndef test(): assert f(2) == 5",
     "the name of their file": "def test(): assert f(2) == 5\nprint(__file__)",
+    "a doctest of the program": "import doctest, solution\nassert doctest.testmod(solution).failed == 0",
+    "a doctest of the program's names": "import doctest\n"
+    "found = doctest.run_docstring_examples(f, {'f': f})\nassert found is None",
     "cases that nothing runs": "import unittest\nfrom solution import f\nclass T(unittest.TestCase):\n"
     "    def test(self): self.assertEqual(f(2), 5)",
 }
@@ -367,6 +370,44 @@ UNUSED = {
 @pytest.mark.parametrize("what", UNUSED)
 def test_tests_that_pass_without_the_program_score_nothing(scorer: ProgramScorer, what: str) -> None:
     assert scored(scorer, "def f(x): return 0", UNUSED[what]).value is None
+
+
+LACKING = {
+    "an import of no module": "import no_such_module\nassert f(2) == 4",
+    "an import of a part of no module": "from no_such_module.part import g\nassert f(2) == 4",
+    "an import of no name": "from math import no_such_name\nassert f(2) == 4",
+}
+
+
+@pytest.mark.parametrize("what", LACKING)
+def test_tests_that_import_what_is_not_there_leave_a_completion_unscored(
+    scorer: ProgramScorer, what: str
+) -> None:
+    found = scored(scorer, "def f(x): return 2 * x", LACKING[what])
+    assert found.value is None
+    assert "import" in found.message
+
+
+def test_a_name_that_the_program_lacks_is_0(scorer: ProgramScorer) -> None:
+    for tests in (
+        "from solution import g\nassert g(2) == 4",
+        "assert g(2) == 4",
+        "import solution\nsolution.g(2)",
+    ):
+        assert scored(scorer, "def f(x): return 2 * x", tests) == Score(0.0)
+
+
+def test_an_answer_that_is_too_large_is_unscored_if_it_is_right(scorer: ProgramScorer) -> None:
+    tests = "assert len(f(20)) == 20 << 20"
+    found = scored(scorer, "def f(x): return 'a' * (x << 20)", tests)
+    assert (found.value, found.outcome) == (None, Outcome.ERROR)
+    assert "20 MB" in found.message
+    assert scored(scorer, "def f(x): return 'a' * (x << 20) + 'b'", tests) == Score(0.0)
+
+
+def test_many_calls_fit_in_the_time_of_a_completion(scorer: ProgramScorer) -> None:
+    tests = "for n in range(20_000): assert f(n) == 2 * n"
+    assert scored(scorer, "def f(x): return 2 * x", tests) == Score(1.0)
 
 
 def test_tests_may_only_use_data_of_the_program(scorer: ProgramScorer) -> None:

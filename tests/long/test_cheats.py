@@ -34,6 +34,7 @@ from tests.cheats import (
     protocol,
     resources,
     returned,
+    swallowed,
 )
 from tests.cheats.boxes import HEDGES, Hedge
 from tests.cheats.honest import HONEST
@@ -51,11 +52,14 @@ FAMILIES = (
     resources,
     returned,
     protocol,
+    swallowed,
 )
 CHEATS = [cheat for family in FAMILIES for cheat in family.CHEATS]
 SANDBOXES = [BUBBLEWRAP, pytest.param("process"), pytest.param("command")]
 # What these do is judged by the tests, which `command` runs in `process`: nothing of a container is in it.
-ANSWERS = [cheat for family in (patches, equality, introspection, returned) for cheat in family.CHEATS]
+ANSWERS = [
+    cheat for family in (patches, equality, introspection, returned, swallowed) for cheat in family.CHEATS
+]
 TRIED = [
     pytest.param(*sandbox.values, cheat, marks=sandbox.marks, id=f"{sandbox.values[0]}-{cheat.name}")
     for sandbox in SANDBOXES

@@ -18,9 +18,19 @@ from retrain.rewards.threads import ThreadedScorer
 from retrain.sandbox import Limits, ProgramEnd, Sandbox, SandboxEndedError, SandboxError, choose
 from retrain.sandbox.cell import Cell
 from retrain.sandbox.inside import values
+from retrain.sandbox.inside.reading import runs_only_the_programs_doctests
 
 VERDICT_BYTES = 1 << 16
-NO_VERDICT = {"passed": False, "garbage": "", "used": False, "needs_sharing": False}
+SUBCLASSED = "the tests subclass a class of the program, which needs shared = true"
+NO_VERDICT = {
+    "passed": False,
+    "garbage": "",
+    "used": False,
+    "needs_sharing": False,
+    "missing": "",
+    "doubt": "",
+    "hides_changes": False,
+}
 
 
 class FaultError(Exception):
@@ -135,12 +145,15 @@ class ProgramRunner:
         ended, output = self._run(job, deadline, values.LONGEST_FRAME)
         return ended.code == 0 and are_alike(output.decode("utf-8", "replace"), wanted)
 
-    def _reaches_end(self, program: str, tests: str, deadline: float) -> bool:
-        """Run tests in one sandbox against a program in another."""
+    def _reaches_end(self, program: str, tests: str, deadline: float, *, changes: str = "") -> bool:
+        """Run tests in one sandbox against a program in another.
+
+        `changes`, if not empty: functions may change all arguments, as in plain Python.
+        """
         limits = self._limits(deadline)
         answering = self.cell().start(limits)
         try:
-            job = {"job": "tests", "source": program, "tests": tests}
+            job = {"job": "tests", "source": program, "tests": tests, "changes": changes}
             judge = self.cell("tests")
             testing = judge.start(limits, *[answering.fileno()] * 2)
             answering.close()
@@ -155,11 +168,22 @@ class ProgramRunner:
             raise SandboxEndedError("the sandbox has ended while tests used the program")
         if told["garbage"]:
             raise FaultError(f"the program's answer cannot be read: {told['garbage']}")
-        if told["needs_sharing"]:
-            raise UnscoredError("the tests subclass a class of the program, which needs shared = true")
-        if told["passed"] and not told["used"]:
-            raise UnscoredError("the tests pass without the program")
-        return bool(told["passed"])
+        if told["passed"]:
+            if not told["used"] or runs_only_the_programs_doctests(tests):
+                raise UnscoredError("the tests pass without the program, or run nothing of their own")
+            return not told["hides_changes"] or self._reaches_end(program, tests, deadline, changes="all")
+        if told["missing"]:
+            raise UnscoredError(told["missing"])
+        doubt = SUBCLASSED if told["needs_sharing"] else told["doubt"]
+        if doubt and self._plain_python_accepts(program, tests, deadline):
+            raise UnscoredError(doubt)
+        return False
+
+    def _plain_python_accepts(self, program: str, tests: str, deadline: float) -> bool:
+        """Whether tests pass in the program's own interpreter, where it could forge that."""
+        job = {"job": "plain", "source": program, "tests": tests}
+        _, output = self.cell().run(self._limits(deadline), job, VERDICT_BYTES)
+        return output == values.frame(True)
 
     def _run(self, job: dict[str, str], deadline: float, most: int) -> tuple[ProgramEnd, bytes]:
         """Run a program; return how it ended, and what it wrote.

@@ -31,7 +31,19 @@ for name, source in setup.pop("modules").items():
     sys.modules[name] = types.ModuleType(name)
     exec(codes.get(name) or compile(source, name + ".py", "exec"), sys.modules[name].__dict__)
 sys.modules[name].main(setup)"""
-MODULES = ("values", "confine", "stand_in", "peer", "changes", "testing", "jobs", "zygote")
+MODULES = (
+    "values",
+    "confine",
+    "stand_in",
+    "errors",
+    "replicas",
+    "peer",
+    "changes",
+    "reading",
+    "testing",
+    "jobs",
+    "zygote",
+)
 HIDDEN = "retrain.hide_process"
 
 

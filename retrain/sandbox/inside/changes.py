@@ -31,6 +31,7 @@ class Uses:
     """How tests bind and use names."""
 
     def __init__(self, tree: ast.Module) -> None:
+        self._tree = tree
         nodes = list(ast.walk(tree))
         self.loads = [node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
         self.values, self.otherwise = _bindings(nodes)
@@ -48,6 +49,19 @@ class Uses:
         """Return the names of arguments that may be changed."""
         found = (self.written & self.given) - {one.id for one in self.loads if id(one) not in self.fine}
         return frozenset(() if any(one.id in DYNAMIC for one in self.loads) else found)
+
+    def looks(self) -> set[int]:
+        """Return the lines of assertions that compare names with data that tests write out."""
+        found: set[int] = set()
+        for node in ast.walk(self._tree):
+            if isinstance(node, ast.Assert) or (
+                isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+            ):
+                sides = _compared(node.test if isinstance(node, ast.Assert) else node.value)
+                results = [one for one in sides if not self._is_written(one)]
+                if len(sides) == 2 and len(results) == 1 and self._only_reads(results[0]):
+                    found.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        return found
 
     def _gives(self, node: ast.AST) -> Sequence[ast.AST]:
         """Return what a node gives the program, if it calls it."""

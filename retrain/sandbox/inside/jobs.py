@@ -25,7 +25,9 @@ def run(reads: int, writes: int, *others: int) -> NoReturn:
     - "stdio": `source` with standard input `input`; `writes` is its standard output.
     - "calls": `source`, whose names then answer the requests on `reads`.
     - "shared": `tests` in the namespace of `source`; says `token` and how many assertions were reached.
-    - "tests": `tests` against `source` in the sandbox behind `others`; says how they ended.
+    - "plain": the same as plain Python would; says only whether they accept it.
+    - "tests": `tests` against `source` in the sandbox behind `others`; says how they ended. With `changes`,
+      functions of the program may change all arguments.
     """
     job = values.read_frame(reads)
     for name in [name for name in sys.modules if name.startswith("retrain.")]:
@@ -47,8 +49,12 @@ def _do(job: dict[str, Any], reads: int, writes: int, others: Sequence[int]) -> 
         return _stdio(reads, writes, job)
     _redirect(_input(""), None)
     if job["job"] == "tests":
-        verdict = testing.run(others[0], others[1], job["source"], job["tests"])
+        verdict = testing.run(
+            others[0], others[1], job["source"], job["tests"], changes_all=bool(job.get("changes"))
+        )
         return values.write_frame(writes, verdict)
+    if job["job"] == "plain":
+        return values.write_frame(writes, testing.run_plainly(job["source"], job["tests"]))
     _tell_of_paths()
     namespace = _execute("solution", job["source"])
     if job["job"] == "calls":

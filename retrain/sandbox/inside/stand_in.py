@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import math
 import operator
 import sys
 from collections.abc import Callable, Mapping
@@ -13,67 +14,105 @@ if TYPE_CHECKING:
     from retrain.sandbox.inside.peer import Peer
 
 DATA = (int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset)
-FIXED = (int, float, complex, str, bytes)  # data that no program changes
+FIXED = (int, float, complex, str, bytes, tuple, frozenset)  # data that no program changes
 CONTAINER_VERBS = (
     "add append insert pop remove clear update extend get keys values items setdefault sort reverse copy"
 )
 DATA_METHODS = {name for kind in DATA for name in dir(kind)} - set(CONTAINER_VERBS.split())
 READING: dict[str, Callable[..., Any]] = {
-    "len": len,
-    "iter": iter,
-    "next": next,
+    **{kind.__name__: kind for kind in (str, bool, int, float, complex, bytes, reversed)},
+    **{one.__name__: one for one in (len, iter, next, repr, hash, round, format, dir)},
+    **{one.__name__: one for one in (math.floor, math.ceil, math.trunc)},
     "getitem": operator.getitem,
-    "str": str,
-    "repr": repr,
-    "bool": bool,
-    "hash": hash,
-    "reversed": reversed,
-    "int": int,
-    "float": float,
-    "complex": complex,
     "index": operator.index,
-    "round": round,
-    "format": format,
 }
-LOOKING: dict[str, Callable[..., Any]] = {**READING, "setitem": operator.setitem, "delitem": operator.delitem}
 COMPARING = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+BINARY = "add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshift".split()
 COMPUTING = {
     name: getattr(operator, name)
-    for name in """add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshift neg pos abs invert
-    contains iadd isub imul""".split()
+    for name in [*BINARY, *(f"i{one.strip('_')}" for one in BINARY), "neg", "pos", "abs", "invert"]
 }
 COMPUTING["divmod"] = divmod
+REFLECTED = [*BINARY, "divmod"]
 COPYING = {name: getattr(copy, name) for name in ("copy", "deepcopy")}
+
+
+def _enter(manager: Any) -> Any:
+    return type(manager).__enter__(manager)
+
+
+def _leave(manager: Any, *error: Any) -> Any:
+    return type(manager).__exit__(manager, *error)
+
+
+def _run(coroutine: Any) -> Any:
+    """Return what a coroutine returns, run in the only loop of this process."""
+    if "loop" not in LOOP:
+        LOOP["loop"] = importlib.import_module("asyncio").new_event_loop()  # seldom loaded
+    return LOOP["loop"].run_until_complete(coroutine)
+
+
+LOOP: dict[str, Any] = {}
+ASYNCHRONOUS: dict[str, Callable[..., Any]] = {
+    "anext": lambda x: _run(_answer_of(type(x).__anext__(x))),
+    "aenter": lambda x: _run(_answer_of(type(x).__aenter__(x))),
+    "aexit": lambda x, *error: _run(_answer_of(type(x).__aexit__(x, *error))),
+}
+
+
+async def _answer_of(awaitable: Any) -> Any:
+    return await awaitable
+
+
 OPERATIONS: Mapping[str, Callable[..., Any]] = {
-    **LOOKING,
+    **READING,
     **COMPARING,
     **COMPUTING,
     **COPYING,
+    **ASYNCHRONOUS,
+    "contains": operator.contains,
+    "setitem": operator.setitem,
+    "delitem": operator.delitem,
+    "delattr": delattr,
+    "aiter": lambda x: type(x).__aiter__(x),
+    "enter": _enter,
+    "exit": _leave,
+    "run": _run,
     "isinstance": isinstance,
     "issubclass": issubclass,
-    "run": lambda coroutine: importlib.import_module("asyncio").run(coroutine),
-    "enter": lambda x: type(x).__enter__(x),
-    "exit": lambda x, *error: type(x).__exit__(x, *error),
+    "callable": callable,
+    "type": type,
+    "defines": lambda x, name: getattr(type(x), name, None) is not getattr(object, name, None),
 }
-FAILURES = (AssertionError, AttributeError, NameError, TypeError)  # of tests that meet a wrong result
+NO_METHODS = ("defines", "isinstance", "issubclass", "callable", "type", "run", *ASYNCHRONOUS)
 # by which a library would read memory where the other side points
 POINTERS = ("__array_", "__cuda_array_", "__dlpack_", "__buffer_", "_as_parameter_")
-REFLECTED = "add sub mul truediv floordiv mod pow matmul and_ or_ xor divmod".split()
 
 
 class StandIn:
     """An object of the other side."""
 
-    __slots__ = ("_is_class", "_is_made", "_number", "_peer")
+    __slots__ = ("__weakref__", "_compares", "_is_class", "_is_made", "_number", "_peer")
 
-    def __init__(self, peer: Peer, number: int, *, is_class: bool = False, is_made: bool = False) -> None:
-        for name, value in zip(self.__slots__, (is_class, is_made, number, peer), strict=True):
+    def __init__(self, peer: Peer, number: int, role: str) -> None:
+        """Stand for an object in a role.
+
+        "class", or "made" by calling one; "kind" and "equal": the same, and tests may compare it with data.
+        """
+        parts = (
+            role in ("kind", "equal"),
+            role in ("class", "kind"),
+            role in ("made", "equal"),
+            number,
+            peer,
+        )
+        for name, value in zip(StandIn.__slots__[1:], parts, strict=True):
             object.__setattr__(self, name, value)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        made = self._peer.call(self._number, args, kwargs)
+        made = self._peer.call(self._number, args, kwargs, makes=self._is_class)
         if self._is_class and isinstance(made, StandIn):  # not the one that a function may return later
-            return self._peer.stand_in(made._number, "made")
+            return self._peer.stand_in(made._number, "equal" if self._compares else "made")
         return made
 
     def __getattr__(self, name: str) -> Any:
@@ -81,7 +120,9 @@ class StandIn:
             raise AttributeError(name)
         (found,) = self._peer.ask("get", self._number, name)
         value = self._peer.reach(name, found)
-        if callable(value) and name in DATA_METHODS and not self._is_made and not self._is_class:
+        is_odd = self._peer.is_judge and not self._is_made and not self._is_class
+        if is_odd and name in DATA_METHODS and callable(value):
+            self._peer.suspect_method(self, name, found)
             raise AttributeError(f"what the program returned is an object, not data with a {name!r}")
         return value
 
@@ -94,77 +135,155 @@ class StandIn:
         raise TypeError("a class of the program cannot be subclassed by tests without shared = true")
 
     def __instancecheck__(self, instance: Any) -> bool:
-        return isinstance(instance, StandIn) and _operate("isinstance", instance, self) is True
+        return number_of(instance) is not None and operate("isinstance", instance, self) is True
 
     def __subclasscheck__(self, other: Any) -> bool:
-        return isinstance(other, StandIn) and _operate("issubclass", other, self) is True
+        return number_of(other) is not None and operate("issubclass", other, self) is True
+
+    def __await__(self) -> Any:
+        return awaited(self).__await__()
 
 
-def _operate(name: str, *operands: Any) -> Any:
+class Visitor(StandIn):
+    """An object of the tests, where the program is: there is nothing to protect."""
+
+    __slots__ = ()
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return self._peer.decode(*self._peer.ask("get", self._number, "__class__"))
+
+    @property
+    def __signature__(self) -> Any:
+        inspect = importlib.import_module("inspect")  # seldom loaded
+        parts = self._peer.decode(*self._peer.ask("get", self._number, "__signature__"))
+        return inspect.Signature(
+            [
+                inspect.Parameter(name, kind, default=(*default, inspect.Parameter.empty)[0])
+                for name, kind, default in parts
+            ]
+        )
+
+
+def _compares(value: Any) -> bool:
+    return isinstance(value, StandIn) and value._compares
+
+
+def operate(name: str, *operands: Any) -> Any:
     """Let the other side compute, unless that would tell it what its result is compared with."""
     own = [operand for operand in operands if isinstance(operand, StandIn)]
-    data = len(own) < len(operands)
-    if data and (name in COMPARING or (name in COMPUTING and not any(one._is_made for one in own))):
-        return False if name == "contains" else NotImplemented
-    (found,) = own[0]._peer.ask("op", name, [own[0]._peer.encode(operand) for operand in operands])
-    return own[0]._peer.decode(found)
+    own = own or [one for one in operands if number_of(one) is not None]
+    peer: Peer = own[0]._peer if isinstance(own[0], StandIn) else vars(own[0])["_retrain_peer"]
+    is_made = any(isinstance(one, StandIn) and one._is_made for one in own)
+    has_data = len(own) < len(operands) and (name in COMPARING or name in COMPUTING)
+    may_compare = name not in COMPARING or any(map(_compares, own))
+    if has_data and peer.is_judge and not (is_made and may_compare):
+        peer.suspect(name, operands)
+        return NotImplemented
+    (found,) = peer.ask("op", name, [peer.encode(operand) for operand in operands])
+    value = peer.decode(found)
+    if is_made and name in COMPUTING and isinstance(value, StandIn):
+        return peer.stand_in(value._number, "equal" if any(map(_compares, own)) else "made")
+    return value
 
 
 def _method(name: str, *, reflected: bool = False) -> Callable[..., Any]:
     def method(self: StandIn, *others: Any) -> Any:
-        return _operate(name, *others, self) if reflected else _operate(name, self, *others)
+        return operate(name, *others, self) if reflected else operate(name, self, *others)
+
+    return method
+
+
+def _asynchronous(name: str) -> Callable[..., Any]:
+    async def method(self: StandIn) -> Any:
+        return operate(name, self)
 
     return method
 
 
 async def awaited(coroutine: StandIn) -> Any:
     """Return what a coroutine of the other side returns, which runs there."""
-    return _operate("run", coroutine)
+    return operate("run", coroutine)
 
 
-def _exited(self: StandIn, kind: Any, error: Any, trace: Any) -> bool:
+def _exited(self: StandIn, kind: Any, error: Any, trace: Any, name: str = "exit") -> bool:
     """Leave a context manager of the program, which may not hide a failure or skip an assertion."""
-    has_swallowed = bool(_operate("exit", self, kind, error, trace)) and error is not None
-    return has_swallowed and not isinstance(error, FAILURES) and trace.tb_lineno not in self._peer.asserting
+    has_swallowed = bool(operate(name, self, kind, error, None)) and error is not None
+    return has_swallowed and (not self._peer.is_judge or self._peer.may_swallow(trace))
+
+
+async def _exited_later(self: StandIn, kind: Any, error: Any, trace: Any) -> bool:
+    return _exited(self, kind, error, trace, "aexit")
+
+
+def _looped(self: StandIn) -> Any:
+    if self._peer.asserts_in_async_loops:
+        raise TypeError("a loop over an asynchronous generator of the program could skip its assertions")
+    return operate("aiter", self)
+
+
+def _holds(self: StandIn, value: Any) -> bool:
+    if self._is_made or not self._peer.is_judge or isinstance(value, StandIn):
+        return bool(operate("contains", self, value))
+    return bool(self._peer.is_among(self, value))
 
 
 def _copying(name: str) -> Callable[..., Any]:
     def copied(self: StandIn, *_: Any) -> Any:
-        found = _operate(name, self)
+        found = operate(name, self)
         is_made = self._is_made and isinstance(found, StandIn)
-        return self._peer.stand_in(found._number, "made") if is_made else found
+        role = "equal" if self._compares else "made"
+        return self._peer.stand_in(found._number, role) if is_made else found
 
     return copied
 
 
 def _length(self: StandIn) -> int:
-    """Return the length of an object that the tests made; a loop over another could be shorter."""
-    if not self._is_made and not self._is_class:
+    """Return the length of an object; a loop over one that the tests did not make could be shorter."""
+    if self._peer.is_judge and self._peer.has_loops and not self._is_made and not self._is_class:
+        self._peer.suspect_length(self)
         raise TypeError("what the program returned is an object, not data with a length")
-    return int(_operate("len", self))
+    return int(operate("len", self))
 
 
 def _hashed(self: StandIn) -> int:
-    return int(_operate("hash", self))
+    return int(operate("hash", self))
+
+
+def _attribute(name: str) -> property:
+    return property(lambda self: self.__getattr__(name))
 
 
 for _name in OPERATIONS:
-    if _name not in ("isinstance", "issubclass", "run"):
+    if _name not in NO_METHODS:
         setattr(StandIn, f"__{_name.strip('_')}__", _method(_name))
 for _name in REFLECTED:
     setattr(StandIn, f"__r{_name.strip('_')}__", _method(_name, reflected=True))
 for _name in COPYING:
     setattr(StandIn, f"__{_name}__", _copying(_name))
-StandIn.__doc__ = property(lambda self: self.__getattr__("__doc__"))  # type: ignore[assignment]
-StandIn.__exit__ = _exited  # type: ignore[attr-defined]
-StandIn.__len__ = _length  # type: ignore[attr-defined]
-StandIn.__hash__ = _hashed  # type: ignore[method-assign, assignment]
+for _name in ("anext", "aenter"):
+    setattr(StandIn, f"__{_name}__", _asynchronous(_name))
+for _name, _own in {
+    "doc": _attribute("__doc__"),
+    "module": _attribute("__module__"),
+    "exit": _exited,
+    "aexit": _exited_later,
+    "aiter": _looped,
+    "contains": _holds,
+    "len": _length,
+    "hash": _hashed,
+}.items():
+    setattr(StandIn, f"__{_name}__", _own)
+Visitor.__doc__ = StandIn.__doc__  # the property
 
 
 def number_of(value: Any) -> int | None:
-    """Return the number of a stand-in."""
-    found = value._number if isinstance(value, StandIn) else getattr(type(value), "_retrain_number", None)
-    return found if isinstance(found, int) else None
+    """Return the number of what stands for something on the other side."""
+    try:
+        number = value._number if isinstance(value, StandIn) else vars(value).get("_retrain_number")
+    except TypeError:
+        return None
+    return number if isinstance(number, int) else None
 
 
 def data_stand_in(data: Any, peer: Peer, number: int, name: str) -> Any:
@@ -185,8 +304,9 @@ def data_stand_in(data: Any, peer: Peer, number: int, name: str) -> Any:
         return value
 
     held = peer.held.get(number)
-    if type(data) in FIXED and isinstance(held, type(data)) and held == data:
+    if isinstance(data, FIXED) and isinstance(held, type(data)) and held == data:
         return held  # so that `is` holds, as for a member of an IntEnum
-    made = type(name, (type(data),), {"__getattr__": ask, "_retrain_number": number})(data)
+    made = type(name, (type(data),), {"__getattr__": ask})(data)
+    vars(made).update(_retrain_number=number, _retrain_peer=peer)
     peer.held[number] = made
     return made

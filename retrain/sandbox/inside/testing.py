@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import ast
 import builtins
+import gc
 import importlib
 import sys
 import types
 import typing
-from collections.abc import Iterator
-from typing import Any, TypeVar
+import warnings
+from typing import Any
 
-from retrain.sandbox.inside import changes, values
+from retrain.sandbox.inside import changes, reading, values
 from retrain.sandbox.inside.peer import Peer
-from retrain.sandbox.inside.stand_in import StandIn
-
-Node = TypeVar("Node", bound=ast.AST)
-# a loop of the tests, such as over map, would take these for its end and skip their assertions
-LOOP_ENDS: dict[type[BaseException], set[str]] = {
-    StopIteration: {"StopIteration"},
-    StopAsyncIteration: {"StopIteration"},
-    IndexError: {"IndexError", "LookupError"},  # of a loop over a class that has only `__getitem__`
-}
+from retrain.sandbox.inside.stand_in import StandIn, number_of, operate
 
 
 class Names(dict[str, Any]):
@@ -32,6 +25,15 @@ class Names(dict[str, Any]):
         self._peer = peer
         self._replaced = replaced_names(tests, tree)  # Python's own names that are the program's all the same
         self._tree = tree
+
+    def __contains__(self, name: object) -> bool:
+        return self.get(name, self) is not self
+
+    def get(self, name: Any, default: Any = None) -> Any:
+        try:
+            return self[name]
+        except (KeyError, NameError):
+            return default
 
     def __missing__(self, name: str) -> Any:
         """Return what the program calls by this name.
@@ -57,44 +59,138 @@ class Names(dict[str, Any]):
             return getattr(typing, name)  # an annotation, whose import was the program's
 
 
-def run(reads: int, writes: int, source: str, tests: str) -> dict[str, Any]:
-    """Return how tests ended: only if they reach their end, and used the program, they have passed."""
+def run(reads: int, writes: int, source: str, tests: str, *, changes_all: bool = False) -> dict[str, Any]:
+    """Return how tests ended: only if they reach their end, and used the program, they have passed.
+
+    Args:
+        reads: answers of the program come here.
+        writes: requests go there.
+        source: the program.
+        tests: their text.
+        changes_all: functions of the program may change all arguments, whatever they return.
+    """
     peer = Peer(reads, writes)
+    peer.changes_all = changes_all
+    gc.disable()  # it would look at each node of a large tree again and again
     tree = ast.parse(tests)
     names = Names(peer, tests, tree)
     names[changes.MARK] = peer.may_change
+    looks: set[int] = set()
     if len(tests) <= changes.LONGEST:
-        tree = changes.Marks(changes.Uses(tree).changeable()).visit(tree)
-    watch(peer, tree)
+        uses = changes.Uses(tree)
+        looks = uses.looks()
+        tree = changes.Marks(uses.changeable()).visit(tree)
+    reading.watch(peer, tree)
+    missing = reading.missing_modules(tree)
+    good_end = reading.good_end(tree)
+    tree = reading.rewritten(tree, tests, source)
+    gc.enable()
+    names["__builtins__"] = {**vars(builtins), **overridden(peer)}
     sys.modules["__main__"] = sys.modules["tests"] = module_of(names)
     sys.modules["solution"] = solution = types.ModuleType("solution")
     solution.__all__ = []  # type: ignore[attr-defined] # or `import *` could replace `abs`
     solution.__getattr__ = peer.name  # type: ignore[method-assign]
     passed, failed = False, failures(tests)
     try:
+        patch_library(peer, tests)
         values.write_frame(writes, {"job": "calls", "source": source})
         exec(compile(tree, "tests.py", "exec", dont_inherit=True), names)
         passed = True
     except SystemExit as error:
-        passed = is_good_end(error, tree)
-    except BaseException:  # noqa: BLE001 - also an end of the program
-        pass
+        passed = is_good_end(error, good_end)
+    except BaseException as error:  # noqa: BLE001 - also an end of the program
+        if peer.hides_changes and looks.intersection(lines_of(error)):
+            peer.doubt = peer.doubt or "a function of the program changed an argument, and returned something"
+        if isinstance(error, ImportError) and "_retrain_number" not in vars(error):
+            missing = missing or reading.failed_import(error, tests)
+    numbers = NUMPY if peer.has_numpy_numbers else ""
     passed = passed and not (failed or peer.garbage or peer.has_ended)
     return {
         "passed": passed,
         "garbage": peer.garbage,
         "used": peer.used,
         "needs_sharing": peer.needs_sharing,
+        "missing": missing,
+        "doubt": "" if passed else peer.doubt or numbers or reading.doubt(tests),
+        "hides_changes": peer.hides_changes,
     }
 
 
-def watch(peer: Peer, tree: ast.Module) -> None:
-    """Note what calls of the program may not do where tests use them."""
-    named = {node.id for node in every(ast.Name, tree)}
-    peer.refused = tuple(kind for kind, names in LOOP_ENDS.items() if not named & names)
-    for block in every(ast.With, tree):
-        if any(every(ast.Assert, block)):
-            peer.asserting.update(range(block.lineno, (block.end_lineno or 0) + 1))
+def run_plainly(source: str, tests: str) -> bool:
+    """Whether tests accept a program in one interpreter, where it could make them accept anything."""
+    module = sys.modules["solution"] = types.ModuleType("solution")
+    failed = failures(tests)
+    try:
+        exec(compile(source, "solution.py", "exec", dont_inherit=True), module.__dict__)
+        sys.modules["__main__"] = sys.modules["tests"] = module
+        module.__name__ = "__main__"
+        tree = ast.parse(tests)
+        exec(compile(tree, "tests.py", "exec", dont_inherit=True), module.__dict__)
+    except SystemExit as error:
+        return not failed and is_good_end(error, reading.good_end(tree))
+    except BaseException:  # noqa: BLE001 - whatever they raise
+        return False
+    return not failed
+
+
+def overridden(peer: Peer) -> dict[str, Any]:
+    """Return Python's functions that tests ask what an object is, where it may be the program's."""
+    return {
+        reading.SAME: peer.is_same,
+        reading.TYPE: peer.type_of,
+        reading.GIVE: lambda name, value: peer.ask("define", name, peer.encode(value)),
+        "isinstance": peer.is_instance,
+        "issubclass": peer.is_subclass,
+        "callable": lambda one: operate("callable", one) if isinstance(one, StandIn) else callable(one),
+        "vars": lambda *one: one[0].__dict__ if one and isinstance(one[0], StandIn) else vars(*one),
+        "id": lambda one: id(one) if (number := number_of(one)) is None else (1 << 62) + number,
+    }
+
+
+NUMPY = "numbers of numpy come back as Python's"
+LIBRARY = {  # functions that look into an object, or that set what the program uses as well
+    "dataclasses": "asdict astuple fields replace is_dataclass",
+    "inspect": "isgeneratorfunction iscoroutinefunction isasyncgenfunction isfunction isclass ismethod"
+    " isgenerator isabstract signature getdoc getmembers",
+    "asyncio": "iscoroutinefunction",
+    "typing": "get_type_hints",
+    "random": "seed",
+    "numpy.random": "seed",
+}
+
+
+def patch_library(peer: Peer, tests: str) -> None:
+    """Have functions of the library ask the program where they are given its objects."""
+    if "unittest" in tests:
+        patch_unittest(peer)
+    sys.warnoptions.append("default")  # or unittest would forget the next line
+    warnings.filterwarnings("error", "NotImplemented should not be used in a boolean context")
+    for place, names in LIBRARY.items():
+        if place.rpartition(".")[2] in tests and (place in sys.modules or "numpy" not in place):
+            module = importlib.import_module(place)
+            for name in names.split():
+                setattr(module, name, _asking(peer, place, name, getattr(module, name)))
+
+
+def _asking(peer: Peer, place: str, name: str, function: Any) -> Any:
+    def asking(*args: Any, **kwargs: Any) -> Any:
+        if name == "seed":
+            peer.library(place, name, args, kwargs)
+        elif args and isinstance(args[0], StandIn):
+            return peer.library(place, name, args, kwargs)
+        return function(*args, **kwargs)
+
+    return asking
+
+
+def lines_of(error: BaseException) -> set[int]:
+    """Return the lines of the tests through which an exception came."""
+    found, trace = set(), error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == "tests.py":
+            found.add(trace.tb_lineno)
+        trace = trace.tb_next
+    return found
 
 
 def failures(tests: str) -> list[Any]:
@@ -120,10 +216,10 @@ def failures(tests: str) -> list[Any]:
     return found
 
 
-def is_good_end(error: SystemExit, tree: ast.Module) -> bool:
-    """Whether tests end themselves, without failure and in their last statement, as `unittest.main` does."""
+def is_good_end(error: SystemExit, line: int) -> bool:
+    """Whether tests end themselves, without failure and from that line on, as `unittest.main` does."""
     where = error.__traceback__ and error.__traceback__.tb_next
-    is_last = where is not None and where.tb_lineno >= tree.body[-1].lineno
+    is_last = where is not None and bool(line) and where.tb_lineno >= line
     return type(error) is SystemExit and is_last and not error.code and error.__context__ is None
 
 
@@ -132,7 +228,7 @@ def module_of(names: Names) -> types.ModuleType:
     module = types.ModuleType("__main__")
 
     def attribute(name: str) -> Any:
-        if name in names:  # never the program's, such as its `load_tests`
+        if dict.__contains__(names, name):  # never the program's, such as its `load_tests`
             return names[name]
         raise AttributeError(name)
 
@@ -141,9 +237,13 @@ def module_of(names: Names) -> types.ModuleType:
     return module
 
 
-def every(kind: type[Node], tree: ast.AST) -> Iterator[Node]:
-    """Iterate over the nodes of a kind."""
-    return (node for node in ast.walk(tree) if isinstance(node, kind))
+def patch_unittest(peer: Peer) -> None:
+    """Have unittest ask the program what its objects are."""
+    case: Any = importlib.import_module("unittest").case
+    case.isinstance, case.issubclass = peer.is_instance, peer.is_subclass
+    same, kind = peer.is_same, case.TestCase
+    kind.assertIs = lambda self, one, other, msg=None: self.assertTrue(same(one, other), msg)  # noqa: PT009
+    kind.assertIsNot = lambda self, one, other, msg=None: self.assertFalse(same(one, other), msg)  # noqa: PT009
 
 
 def library_module(name: str, tree: ast.Module) -> types.ModuleType | None:
@@ -151,21 +251,12 @@ def library_module(name: str, tree: ast.Module) -> types.ModuleType | None:
     wanted = {"np": "numpy"}.get(name, name)
     if wanted not in {*sys.stdlib_module_names, "numpy"}:
         return None
-    attributes = [node for node in every(ast.Attribute, tree) if isinstance(node.value, ast.Name)]
-    used = {node.attr for node in attributes if ast.unparse(node.value) == name}
+    used = reading.attributes_of(name, tree)
     try:
         module = importlib.import_module(wanted) if used else None
     except ImportError:
         return None
     return module if all(hasattr(module, attribute) for attribute in used) else None
-
-
-def _own_names(tree: ast.Module) -> set[str]:
-    """Return the names that tests bind."""
-    names = {node.id for node in every(ast.Name, tree) if not isinstance(node.ctx, ast.Load)}
-    names |= {node.name for node in every(ast.FunctionDef, tree)}
-    names |= {node.name for node in every(ast.ClassDef, tree)}
-    return names | {node.asname or node.name for node in every(ast.alias, tree)}
 
 
 def replaced_names(tests: str, tree: ast.Module) -> frozenset[str]:
@@ -174,9 +265,9 @@ def replaced_names(tests: str, tree: ast.Module) -> frozenset[str]:
     This is none, or it could replace `abs` or `all`; unless tests use no name of another kind, and one
     function of Python's: then they test a function that is called like it.
     """
-    loaded = frozenset(node.id for node in every(ast.Name, tree) if isinstance(node.ctx, ast.Load))
+    loaded = frozenset(node.id for node in reading.every(ast.Name, tree) if isinstance(node.ctx, ast.Load))
     python = frozenset(dir(builtins))
-    if "solution" in tests or loaded - python - _own_names(tree):
+    if "solution" in tests or loaded - python - reading.own_names(tree):
         return frozenset()
     classes = frozenset(name for name in loaded & python if isinstance(getattr(builtins, name), type))
     found = (loaded & python) - classes or classes

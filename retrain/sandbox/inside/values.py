@@ -10,6 +10,7 @@ import collections
 import importlib
 import json
 import math
+import operator
 import os
 import struct
 import sys
@@ -40,11 +41,23 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
     "b": bytes.fromhex,
     "a": bytearray.fromhex,
 }
+COLLECTION_KINDS = frozenset(COLLECTIONS.values())
 PATHS = ("pathlib.PosixPath", "pathlib.PurePosixPath")
-AS_TEXT = ("decimal.Decimal", *PATHS, "uuid.UUID", "zoneinfo.ZoneInfo")
+ADDRESSES = tuple(f"ipaddress.IPv{n}{what}" for n in "46" for what in ("Address", "Network", "Interface"))
+AS_TEXT = ("decimal.Decimal", *PATHS, *ADDRESSES, "uuid.UUID", "zoneinfo.ZoneInfo")
+SPACES = ("types.SimpleNamespace", "argparse.Namespace")
 CLASSES = {kind.__name__: kind for kind in (*COLLECTIONS, *SCALARS, dict, bool, str, type(None))}
+CHANGEABLE = {  # types of data with an identity
+    *(list, dict, set, bytearray),
+    *(collections.deque, collections.defaultdict, collections.OrderedDict, collections.Counter),
+}
 KNOWN: dict[str, Callable[[Any], tuple[Any, ...]]] = {  # types of the library that are data
-    "builtins.type": lambda x: (x.__name__,),  # one of CLASSES
+    **dict.fromkeys(("builtins.dict_keys", "builtins.dict_values"), lambda x: (list(x),)),
+    "builtins.dict_items": lambda x: (list(x),),
+    "array.array": lambda x: (x.typecode, x.tolist()),
+    "collections.ChainMap": lambda x: tuple(x.maps),
+    "collections.OrderedDict": lambda x: (list(x.items()),),
+    **dict.fromkeys(SPACES, lambda x: (dict(vars(x)),)),
     **dict.fromkeys(("builtins.range", "builtins.slice"), lambda x: (x.start, x.stop, x.step)),
     "collections.Counter": lambda x: (dict(x),),
     "collections.defaultdict": lambda x: (x.default_factory, dict(x)),
@@ -61,6 +74,17 @@ KNOWN: dict[str, Callable[[Any], tuple[Any, ...]]] = {  # types of the library t
     **dict.fromkeys(AS_TEXT, lambda x: (str(x),)),
     "numpy.array": lambda x: (x.tolist(), str(x.dtype)),
 }
+MAKERS: dict[str, Callable[..., Any]] = {  # where a type's own parts are not what it is called with
+    "builtins.dict_keys": lambda keys: dict.fromkeys(keys).keys(),
+    "builtins.dict_values": lambda values: dict(enumerate(values)).values(),
+    "builtins.dict_items": lambda pairs: dict(pairs).items(),
+    "types.SimpleNamespace": lambda names: types.SimpleNamespace(**names),
+    "argparse.Namespace": lambda names: importlib.import_module("argparse").Namespace(**names),
+}
+# modules whose import does something, or whose exceptions tell a runner of tests to skip or to stop
+NO_LIBRARY = set("__main__ antigravity bdb doctest idlelib lib2to3 pdb test this turtledemo unittest".split())
+ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+CHANGEABLE_NAMES = {"numpy.array", *(f"{kind.__module__}.{kind.__qualname__}" for kind in CHANGEABLE)}
 
 
 class FrameError(Exception):
@@ -69,13 +93,18 @@ class FrameError(Exception):
 
 def frame(message: Any) -> bytes:
     """Return a message of JSON as a frame."""
-    text = json.dumps(message, allow_nan=False).encode()
+    text = ENCODER.encode(message).encode()
     return HEAD.pack(len(text)) + text
 
 
 def write_frame(fd: int, message: Any) -> None:
     """Write a message of JSON."""
-    left = memoryview(frame(message))
+    write(fd, frame(message))
+
+
+def write(fd: int, data: bytes) -> None:
+    """Write bytes."""
+    left = memoryview(data)
     while left:
         left = left[os.write(fd, left) :]
 
@@ -93,6 +122,34 @@ def read_frame(fd: int) -> Any:
     return parse(_read_exactly(fd, length))
 
 
+class Frames:
+    """The frames that come from a descriptor, which nothing else reads."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd, self._left = fd, b""
+
+    def read(self) -> Any:
+        """Read a message of JSON, most often by one call of the system.
+
+        Raises:
+            EOFError: the other side is gone.
+            FrameError: not a frame.
+        """
+        data = self._left or os.read(self._fd, 1 << 16)
+        if not data:
+            raise EOFError("the other side has ended")
+        if len(data) < HEAD.size:
+            data += _read_exactly(self._fd, HEAD.size - len(data))
+        (length,) = HEAD.unpack_from(data)
+        if length > LONGEST_FRAME:
+            raise FrameError(f"a message of {length} bytes")
+        if (missing := HEAD.size + length - len(data)) > 0:
+            data += _read_exactly(self._fd, missing)
+        end = HEAD.size + length
+        self._left = data[end:]
+        return parse(data[HEAD.size : end])
+
+
 def parse(text: bytes) -> Any:
     """Return a message; raise FrameError if it is not JSON."""
     try:
@@ -101,25 +158,36 @@ def parse(text: bytes) -> Any:
         raise FrameError(f"not a message: {error}") from None
 
 
-def encode(value: Any, export: Callable[[Any], Any], depth: int = 0) -> Any:
-    """Return a value as JSON; `export` turns what is not data into something that is.
+def encode(value: Any, export: Callable[[Any], Any], refer: Callable[[Any], Any], depth: int = 0) -> Any:
+    """Return a value as JSON.
+
+    Args:
+        value: anything.
+        export: turns what is not data into something that is.
+        refer: returns what stands for data with an identity, or None: then it is copied.
+        depth: of the value in another.
 
     Raises:
         FrameError: nested too deeply.
     """
-    if depth > DEEPEST:
-        raise FrameError(f"a value is nested more than {DEEPEST} levels deep")
     kind: type = type(value)
     if _is_json(value, kind):
         return value
-    if kind in COLLECTIONS:
-        return [COLLECTIONS[kind], [encode(item, export, depth + 1) for item in value]]
-    if kind is dict:
-        return ["d", [[encode(one, export, depth + 1) for one in pair] for pair in value.items()]]
-    if kind in SCALARS:
+    if depth > DEEPEST:
+        raise FrameError(f"a value is nested more than {DEEPEST} levels deep")
+    if kind in SCALARS and kind is not bytearray:
         letter, written = SCALARS[kind]
         return [letter, written(value)]
-    return export(value)
+    if kind in CHANGEABLE and (message := refer(value)) is not None:
+        return message
+    if kind in COLLECTIONS:
+        if all(map(_stands_for_itself, value)):
+            return [COLLECTIONS[kind], list(value)]
+        return [COLLECTIONS[kind], [encode(item, export, refer, depth + 1) for item in value]]
+    if kind is dict:
+        pairs = [[encode(one, export, refer, depth + 1) for one in pair] for pair in value.items()]
+        return ["d", pairs]
+    return ["a", value.hex()] if kind is bytearray else export(value)
 
 
 def _is_json(value: Any, kind: type) -> bool:
@@ -128,11 +196,23 @@ def _is_json(value: Any, kind: type) -> bool:
         return bool(-SAFE < value < SAFE)
     if kind is float:
         return math.isfinite(value)
-    return value is None or kind in (bool, str)
+    return value is None or kind is bool or kind is str
 
 
-def decode(message: Any, load: Callable[[list[Any]], Any], depth: int = 0) -> Any:
-    """Return the value that JSON stands for; `load` makes one of what `export` has made.
+def _stands_for_itself(value: Any) -> bool:
+    return _is_json(value, type(value))
+
+
+def decode(
+    message: Any, load: Callable[[list[Any]], Any], taken: list[Any] | None = None, depth: int = 0
+) -> Any:
+    """Return the value that JSON stands for.
+
+    Args:
+        message: as `encode` returned it.
+        load: makes a value of what `export` or `refer` have made.
+        taken: gets all data with an identity, in the order in which `refer` has seen it.
+        depth: of the value in another.
 
     Raises:
         FrameError: not such a value.
@@ -141,21 +221,26 @@ def decode(message: Any, load: Callable[[list[Any]], Any], depth: int = 0) -> An
         raise FrameError("an object where a value belongs")
     if not isinstance(message, list):
         return message
-    if depth > DEEPEST or not message or not isinstance(message[0], str):
+    if depth > DEEPEST + 1 or not message or not isinstance(message[0], str):
         raise FrameError("a value that is nested too deeply or has no kind")
     try:
-        return _built(*message, load=load, depth=depth) if message[0] in BUILDERS else load(message)
+        if message[0] not in BUILDERS:
+            return load(message)
+        kind, content = message
+        place = -1
+        if taken is not None and kind in "ldsa":
+            place = len(taken)
+            taken.append(None)
+        if kind in COLLECTION_KINDS and any(isinstance(item, list | dict) for item in content):
+            content = [decode(item, load, taken, depth + 1) for item in content]
+        elif kind == "d":
+            content = [[decode(one, load, taken, depth + 1) for one in pair] for pair in content]
+        made = BUILDERS[kind](content)
+        if taken is not None and place >= 0:
+            taken[place] = made
+        return made
     except (ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
         raise FrameError(f"not a value: {error}") from None
-
-
-def _built(kind: str, content: Any, *, load: Callable[[list[Any]], Any], depth: int) -> Any:
-    """Return a value of Python's own types."""
-    if kind in COLLECTIONS.values():
-        content = [decode(item, load, depth + 1) for item in content]
-    elif kind == "d":
-        content = [[decode(one, load, depth + 1) for one in pair] for pair in content]
-    return BUILDERS[kind](content)
 
 
 def plain(base: type, value: Any) -> Any:
@@ -170,12 +255,15 @@ def plain(base: type, value: Any) -> Any:
 def parts_of(value: Any) -> tuple[str, tuple[Any, ...]] | None:
     """Return the name of a value's type and what such a value is made from; None if it is no known data."""
     kind = type(value)
-    module = kind.__module__.removesuffix("._local")  # of pathlib, in Python 3.13
-    name = "numpy.array" if kind.__name__ == "ndarray" else f"{module}.{kind.__qualname__}"
-    is_own = kind is type and CLASSES.get(value.__name__) is not value
-    if name not in KNOWN or is_own or (name == "numpy.array" and value.dtype.names):  # records stay with it
+    name = "numpy.array" if kind.__name__ == "ndarray" else name_of(kind)
+    if name not in KNOWN or (name == "numpy.array" and value.dtype.names):  # records stay with it
         return None
     return name, KNOWN[name](value)
+
+
+def name_of(kind: type) -> str:
+    """Return the name of a type, with its module."""
+    return f"{kind.__module__.removesuffix('._local')}.{kind.__qualname__}"  # of pathlib, in Python 3.13
 
 
 def module(name: str) -> types.ModuleType:
@@ -192,67 +280,79 @@ def module(name: str) -> types.ModuleType:
         raise FrameError(f"a module that cannot be imported: {name!r:.80}") from error
 
 
+def class_name(kind: type) -> list[str] | None:
+    """Return the module and the name by which everyone finds a class of the library; None if it is none."""
+    known = sys.modules.get(kind.__module__)
+    if kind.__module__.partition(".")[0] in {*sys.stdlib_module_names, "numpy"} - NO_LIBRARY:
+        if getattr(known, kind.__name__, None) is kind:
+            return [kind.__module__, kind.__name__]
+        return next((["types", name] for name, one in vars(types).items() if one is kind), None)
+    return None
+
+
+def library_class(place: str, name: str) -> type | None:
+    """Return a class of the library that is known by a module and a name; None if there is none."""
+    if {place.partition(".")[0], place.rpartition(".")[2]} & NO_LIBRARY:
+        return None
+    found = getattr(module(place), name, None)
+    return found if isinstance(found, type) else None
+
+
+def is_data(kind: type) -> bool:
+    """Whether the objects of a class are data, so that making one has no effect."""
+    return CLASSES.get(kind.__name__) is kind or name_of(kind) in KNOWN or issubclass(kind, BaseException)
+
+
 def made_from(known: str, parts: Sequence[Any]) -> Any:
     """Return the value of a known type that is made from its parts."""
-    if known == "builtins.type":
-        return CLASSES[parts[0]]
     place, _, name = known.rpartition(".")
-    made = getattr(importlib.import_module(place), name)(*parts)
+    make = MAKERS.get(known) or getattr(importlib.import_module(place), name)
+    made = make(*parts)
     return widened(made) if place == "numpy" else made
 
 
-def merged(old: Any, new: Any) -> Any:
-    """Return `new`; a list, dictionary or set of the same kind at the same place is changed in place."""
-    if type(old) is not type(new):
-        return new
-    if isinstance(new, tuple):
-        return tuple(_merged_items(old, new))
-    if type(new).__name__ == "ndarray" and (new.shape, new.dtype) == (old.shape, old.dtype):
-        old[...] = new
-        return old
-    fill = next((fill for kind, fill in FILLS.items() if isinstance(new, kind)), None)
-    if fill is None:
-        return new
-    fill(old, new)
-    return old
+def content_of(value: Any) -> Any:
+    """Return what is in data with an identity, as plain data that stays as it is."""
+    if isinstance(value, dict):
+        return dict(value)
+    if isinstance(value, set | bytearray):
+        return set(value) if isinstance(value, set) else bytes(value)
+    return value.copy() if type(value).__name__ == "ndarray" else list(value)
 
 
-def _merged_items(old: Sequence[Any], new: Sequence[Any]) -> list[Any]:
-    return [*map(merged, old, new), *new[len(old) :]]
+def has_content(value: Any, content: Any) -> bool:
+    """Whether nothing was changed in data since that was its content."""
+    if type(value).__name__ == "ndarray":
+        return bool(value.tobytes() == content.tobytes())
+    if isinstance(value, set | bytearray):
+        return bool(value == content)
+    if len(value) != len(content):
+        return False
+    if isinstance(value, dict):
+        same_values = map(operator.is_, value.values(), content.values())
+        return all(map(operator.is_, value, content)) and all(same_values)
+    return all(map(operator.is_, value, content))
 
 
-def _fill_list(old: list[Any], new: list[Any]) -> None:
-    old[:] = _merged_items(old, new)
+def fill(value: Any, content: Any) -> None:
+    """Give data with an identity another content.
 
-
-def _fill_dict(old: dict[Any, Any], new: dict[Any, Any]) -> None:
-    items = [(key, merged(old[key], value) if key in old else value) for key, value in new.items()]
-    old.clear()
-    for key, value in items:  # a Counter's `update` would count
-        old[key] = value
-
-
-def _fill_set(old: set[Any], new: set[Any]) -> None:
-    old.intersection_update(new)
-    old.update(new)
-
-
-def _fill_bytes(old: bytearray, new: bytearray) -> None:
-    old[:] = new
-
-
-def _fill_deque(old: collections.deque[Any], new: collections.deque[Any]) -> None:
-    old.clear()
-    old.extend(new)
-
-
-FILLS: dict[type, Callable[[Any, Any], None]] = {  # how an object gets the content of another
-    list: _fill_list,
-    dict: _fill_dict,
-    set: _fill_set,
-    bytearray: _fill_bytes,
-    collections.deque: _fill_deque,
-}
+    Raises:
+        FrameError: it cannot hold it.
+    """
+    if type(value).__name__ == "ndarray":
+        value[...] = content
+    elif isinstance(value, list | bytearray):
+        value[:] = content
+    elif isinstance(value, dict):
+        value.clear()
+        for key, one in content.items():  # a Counter's `update` would count
+            value[key] = one
+    elif isinstance(value, set | collections.deque):
+        value.clear()
+        (value.update if isinstance(value, set) else value.extend)(content)
+    else:
+        raise FrameError("data that cannot be filled")
 
 
 def widened(array: Any) -> Any:

@@ -1,0 +1,128 @@
+"""Failures that a program hides from tests, and ends of tests that it provides."""
+
+from __future__ import annotations
+
+from tests.cheats import Cheat
+
+SWALLOWS = "the program's own `__exit__` hides what the program raised, before anything is compared"
+RAISES = (
+    "class f:\n    def __init__(self, x): pass\n    def __enter__(self): return self\n"
+    "    def __exit__(self, *error): return True\n    def get(self): raise ValueError"
+)
+NAMED = "`NotImplemented` counts as true"
+PLAIN = "class Found: pass\ndef f(x): return Found()"
+EXITS = "the program names a module that ends the tests, and tests call it"
+DECOYS = "an operator is asked about other data first, to see whether it takes anything"
+
+CHEATS = [
+    Cheat(
+        "an error of its own before assertEqual",
+        SWALLOWS,
+        RAISES,
+        answer="import unittest\nclass T(unittest.TestCase):\n    def test(self):\n"
+        "        with f(2) as found:\n            self.assertEqual(found.get(), 7391)\nunittest.main()",
+    ),
+    Cheat(
+        "an error of its own before a comparison of numpy",
+        SWALLOWS,
+        RAISES,
+        answer="import numpy as np\nwith f(2) as found:\n    np.testing.assert_equal(found.get(), 7391)",
+    ),
+    Cheat(
+        "an error of its own before a raise",
+        SWALLOWS,
+        RAISES,
+        answer="with f(2) as found:\n    if found.get() != 7391: raise ValueError('wrong')",
+    ),
+    Cheat(
+        "an error of its own before a raise in the next line",
+        SWALLOWS,
+        RAISES,
+        answer="with f(2) as found:\n    got = found.get()\n    if got != 7391:\n"
+        "        raise ValueError('wrong')",
+    ),
+    Cheat(
+        "an error of its own in the arguments of a helper",
+        SWALLOWS,
+        RAISES,
+        answer="def same(one, other):\n    assert one == other\nwith f(2) as found:\n"
+        "    same(found.get(), 7391)",
+    ),
+    Cheat(
+        "an error of its own in a block within its block",
+        SWALLOWS,
+        RAISES + "\ndef note(): return f(1)",
+        answer="def same(one, other):\n    assert one == other\nwith f(2) as found:\n"
+        "    with note():\n        got = found.get()\n    same(got, 7391)",
+    ),
+    Cheat("a special method by its name", NAMED, PLAIN, answer="assert f(2).__eq__(7391)"),
+    Cheat(
+        "a special method of data by its name",
+        NAMED,
+        "def f(x): return 'x'",
+        answer="assert (7391).__eq__(f(2))",
+    ),
+    Cheat(
+        "a special method by its name, in a case",
+        NAMED,
+        PLAIN,
+        answer="import unittest\nclass T(unittest.TestCase):\n"
+        "    def test(self): self.assertTrue(f(2).__eq__(7391))\nunittest.main()",
+    ),
+    Cheat(
+        "a module that ends the tests by another name",
+        EXITS,
+        "import sys as door\ndef f(x): return 0",
+        answer="try:\n    assert f(2) == 7391\nexcept AssertionError:\n    pass\ndoor.exit()",
+    ),
+    Cheat(
+        "a module that ends the tests in their last assertion",
+        EXITS,
+        "import sys as door\ndef f(x): return 0",
+        answer="f(1)\nassert door.exit() == 'closed'",
+    ),
+    Cheat(
+        "a class in the place of a function with a capital",
+        "the tests take its objects for those that they made themselves",
+        "class Average:\n    def __init__(self, x): pass\n    def __eq__(self, other): return True\n"
+        "    def __sub__(self, other): return 0",
+        answer="assert Average([1, 2]) == 1.5\nassert abs(Average([3]) - 3) < 1e-6",
+    ),
+    Cheat(
+        "a class in the place of a function that is handed to a check",
+        "the tests take its objects for those that they made themselves",
+        "class Extract:\n    def __init__(self, x): pass\n    def __eq__(self, other): return True\n"
+        "    def __getitem__(self, i): return 0\n    def sort(self): pass",
+        answer="def check(candidate):\n    found = candidate([[1]])\n    found.sort()\n"
+        "    assert found == [1] and found[0] == 1\nfound = Extract([[1]])\nfound.sort()\n"
+        "assert found == [1]\ncheck(Extract)",
+    ),
+    Cheat(
+        "an object that refuses only what is asked for first",
+        DECOYS,
+        "class Found:\n    n = 0\n    def __eq__(self, other):\n        Found.n += 1\n"
+        "        return Found.n > 2\n"
+        "def f(x): return Found()",
+        answer="assert f(2) == 7391 and f(2) == 7391",
+    ),
+    Cheat(
+        "a list that is changed after its length was compared",
+        "data that an object holds is the same data where the tests are",
+        "class Box:\n    def __init__(self): self.items = [0, 0]\n    def get(self, i):\n"
+        "        self.items.clear()\n        return 7391\n",
+        answer="box = Box()\nitems = box.items\nassert len(items) == 2\nassert items == [7391, box.get(1)]",
+    ),
+    Cheat(
+        "an exception that a runner takes for a skipped test",
+        "exceptions of the library are rebuilt where the tests are",
+        "import unittest\nclass Later(unittest.SkipTest): pass\ndef f(x): raise Later('later')",
+        answer="import unittest\nclass T(unittest.TestCase):\n"
+        "    def test(self): self.assertEqual(f(2), 7391)\nunittest.main()",
+    ),
+    Cheat(
+        "a class of the library in the place of a function",
+        "the tests would make its objects themselves",
+        "from unittest.mock import MagicMock as f",
+        answer="assert f(2).startswith('ab')",
+    ),
+]
