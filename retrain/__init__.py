@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from retrain.errors import InterruptedRunError as InterruptedRunError
     from retrain.errors import LaunchError as LaunchError
     from retrain.errors import NonFiniteError as NonFiniteError
+    from retrain.errors import Problem as Problem
     from retrain.errors import PromptError as PromptError
     from retrain.errors import RecordsError as RecordsError
     from retrain.errors import RetrainError as RetrainError
@@ -134,7 +135,7 @@ _HOME = {
         "controllers.usl": "UslFit fit_usl",
         "errors": (
             "BackendMemoryError ClusterDownError ConfigError FullContextError InfrastructureError "
-            "InterruptedRunError LaunchError NonFiniteError PromptError RecordsError RetrainError "
+            "InterruptedRunError LaunchError NonFiniteError Problem PromptError RecordsError RetrainError "
             "RunFailedError"
         ),
         "json_lines": "Demonstration",

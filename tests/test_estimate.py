@@ -126,7 +126,7 @@ def test_overlapping_calls_of_one_step_share_the_permits() -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_calls_of_one_step_wait_for_each_other(workers: int) -> None:
     costs = {"a": StepCost(1.0, permit_s=16.0, calls_at_once=16)}  # 16 s of calls on 4 permits take 4 s
-    found = estimate(Workload((RunWork("a", 100),) * workers, costs, Launching(workers, permits=4)))
+    found = estimate_workload(Workload((RunWork("a", 100),) * workers, costs, Launching(workers, permits=4)))
     assert found.p50_s == pytest.approx(100 * 4.0 * workers, rel=0.02)
     assert found.permit_wait_fraction == pytest.approx(1 - 1 / (4 * workers), rel=0.02)
 
@@ -195,7 +195,8 @@ def test_conditions_measured_by_the_same_runs_are_off_together() -> None:
     workload = _campaign(times, 1, 100, workers=1)
     apart = Pilot({c: [1.0] * 200 for c in times}, runs=dict.fromkeys(times, 1), run_variance=0.01)
     together = replace(apart, same_runs=dict.fromkeys(times, "a"))
-    errors = [found.p90_s / found.p50_s - 1 for found in (estimate_workload(workload, p) for p in (apart, together))]
+    estimates = [estimate_workload(workload, pilot) for pilot in (apart, together)]
+    errors = [estimate.p90_s / estimate.p50_s - 1 for estimate in estimates]
     assert errors[1] > 1.7 * errors[0]  # that of the runs themselves stays: sqrt(9 / 2) at most
 
 

@@ -149,5 +149,5 @@ def test_status_and_report_go_on_telling_the_last_steady_rise_of_a_run(
     last = max(row["step"] for row in rows if "mismatch_kl" in row)
     row = read_row(PlannedRun("r", "a", 0, len(rows)), files)
     assert row.mismatch_rise.endswith(f"up to step {last}")
-    assert [str(line) for line in warnings([row])] == [f"a_s0: {row.mismatch_rise}"]
+    assert [str(line) for line in warnings([row])] == [f"r: {row.mismatch_rise}"]
     assert gather(files.directory).problems == (f"{rows[0]['run']}: {row.mismatch_rise}",)

@@ -174,7 +174,7 @@ def test_status_and_report_name_the_share_without_a_score_and_the_first_reason(t
     assert row.unscored_reason.endswith(f"test_unscored.py:{line}: UnscoredError: no answer")
     why = ": the reward cannot judge them"
     told = f"{100 * share:.3g} % of completions have no score{why}; the first: {row.unscored_reason}"
-    assert [str(line) for line in warnings([row])] == [f"a_s0: {told}"]
+    assert [str(line) for line in warnings([row])] == [f"r: {told}"]
     assert gather(files.directory).problems == (f"maxrl_s5: {told}",)
 
 

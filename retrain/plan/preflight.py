@@ -119,14 +119,14 @@ def _readable_problems(config: Config) -> Iterator[Problem]:
         "[logging].log_dir": Path(config.logging.log_dir),
         **{key: Path(path) for key, path in data_files(config).items()},
     }
-    for what, place in held.items():
-        whole = place.resolve()
+    for what, held_at in held.items():
+        whole = held_at.resolve()
         for folder in (whole, *whole.parents):
             if folder in folders:
                 yield Problem(
                     ("reward", "sandbox"),
-                    f"{what} ({place}) lies in {folders[folder]}, which programs of a policy can read; move it, "
-                    "or install retrain elsewhere",
+                    f"{what} ({held_at}) lies in {folders[folder]}, which programs of a policy can read; "
+                    "move it, or install retrain elsewhere",
                 )
                 break
 

@@ -58,7 +58,7 @@ class Policy:
     def run_cached(self, cache: Any, input_ids: torch.Tensor, **others: Any) -> Any:
         """Run tokens behind those in transformers' cache, which grows by them; return the body's output."""
         return self.body(
-            input_ids=input_ids, use_cache=True, **{_cache_key(type(self.body)): cache}, **others
+            input_ids=input_ids, use_cache=True, **{_cache_key(type(self.body).forward): cache}, **others
         )
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -103,9 +103,9 @@ class Policy:
 
 
 @functools.cache
-def _cache_key(kind: type[torch.nn.Module]) -> str:
+def _cache_key(forward: Callable[..., Any]) -> str:
     """Return what a model calls its cache: `past_key_values` in transformers before 5.24."""
-    return "cache" if "cache" in inspect.signature(kind.forward).parameters else "past_key_values"
+    return "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
 
 
 @contextmanager
