@@ -116,7 +116,7 @@ class _Conversion:
             if kind not in NUMBERS or _lies_within(found, *bounds.values()):
                 return found
         given = " and ".join(f"{words} {limit:g}" for words, limit in bounds.items() if limit is not None)
-        needs = f"needs {NUMBERS[kind]}{' of ' * bool(given)}{given}"
+        needs = f"needs {NUMBERS[kind]}{f' of {given}' if given else ''}"
         raise typer.BadParameter(f"got {value!r}; {needs}", ctx=ctx, param=param)
 
 

@@ -199,11 +199,11 @@ def _needs_of_all() -> dict[tuple[str, str], Needs]:
 def _packages_check(extra: str, known: Sequence[Needs], used: Sequence[Used]) -> Check:
     wanted = [one for one in known if one.extra == extra and one.packages]
     users = ", ".join(dict.fromkeys(one.name for one in used if one.needs in wanted))
-    what = (f"extra {extra}" if extra else "packages") + f" for {users}" * bool(users)
+    what = (f"extra {extra}" if extra else "packages") + (f" for {users}" if users else "")
     packages = ", ".join(dict.fromkeys(chain.from_iterable(one.packages for one in wanted)))
     missing = ", ".join(dict.fromkeys(chain.from_iterable(map(Needs.missing, wanted))))
     fix = wanted[0].command or "install them in retrain's environment"
-    return _present(what, packages, f"{missing} not found" * bool(missing), fix, is_needed=bool(users))
+    return _present(what, packages, f"{missing} not found" if missing else "", fix, is_needed=bool(users))
 
 
 def _key_check(names: tuple[str, ...], user: str) -> Check:

@@ -217,7 +217,9 @@ def _cost(cost: CostForecast | None, at_most: str) -> Iterator[tuple[str, str]]:
 
 def _expected_seeds(expected: ExpectedSeeds, explanation: Explanation) -> str:
     off = f"off by {number(expected.difference)} {expected.unit}" if expected.difference else "equal"
-    steps = f", {expected.steps:.0f} of {explanation.total_campaign_steps} steps" * bool(explanation.search)
+    steps = (
+        f", {expected.steps:.0f} of {explanation.total_campaign_steps} steps" if explanation.search else ""
+    )
     took = "" if expected.time_s is None else f", about {about(expected.time_s)}"
     took += "" if expected.cost_usd is None else f", {dollars(expected.cost_usd)}"
     return (

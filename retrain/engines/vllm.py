@@ -97,7 +97,7 @@ def vllm_server(
     line = [
         _executable(command[0]) or command[0], *command[1:], "serve", model,
         "--host", "127.0.0.1", "--port", "{port}",
-        *("--revision", revision) * bool(revision),
+        *(("--revision", revision) if revision else ()),
         "--dtype", dtype,
         "--enable-lora", "--max-lora-rank", str(rank), "--max-loras", str(ADAPTERS),
         "--max-cpu-loras", str(4 * ADAPTERS),

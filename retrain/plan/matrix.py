@@ -267,8 +267,9 @@ def _seeds(config: Config, drawn_seed: int | None) -> Sequence[int]:
 def _with_further(config: Config, given: Sequence[int], added: int) -> list[int]:
     """Return the seeds that are given, those that `[decision]` may add, and those that the user added."""
     table, is_search = _decide(config), bool(config.campaign and config.campaign.search)
-    most = len(given) * is_search + table.max_seeds if table else len(given)
-    most = max(len(given), most)
+    most = len(given)
+    if table is not None:
+        most = max(most, len(given) + table.max_seeds if is_search else table.max_seeds)
     further = (s for s in chain(range(max(given) + 1, LARGEST_SEED + 1), range(max(given))) if s not in given)
     return [*given, *islice(further, most - len(given) + added)]
 

@@ -113,7 +113,7 @@ def _front_matter(subject: Subject) -> Iterator[str]:
         "library_name": "peft" if is_adapter else "transformers",
         "license": subject.wishes.license or "unknown",
         "pipeline_tag": "text-generation",
-        "tags": ["retrain", "reinforcement-learning", mode, *["lora"] * is_adapter],
+        "tags": ["retrain", "reinforcement-learning", mode, *(["lora"] if is_adapter else [])],
     }
     yield "---"
     yield from (f"{key}: {json.dumps(value)}" for key, value in facts.items())  # JSON is YAML
@@ -132,8 +132,8 @@ def _summary(subject: Subject) -> Iterator[str]:
 
 def _example(subject: Subject) -> Iterator[str]:
     exported = subject.exported
-    base = quoted(subject.base) + f", revision={quoted(exported.revision)}" * bool(exported.revision)
-    dtype = f", dtype={quoted(exported.dtype)}" * bool(exported.dtype)
+    base = quoted(subject.base) + (f", revision={quoted(exported.revision)}" if exported.revision else "")
+    dtype = f", dtype={quoted(exported.dtype)}" if exported.dtype else ""
     yield "## Load it\n\n```python"
     if subject.found.kind == "adapter":
         yield "from peft import PeftModel"
@@ -159,7 +159,7 @@ def _tokenized(choice: Choice, system_prompt: str) -> str:
     options, text = choice.config.backend.options, _prompt(choice)
     if not options.get("chat_template"):
         return f'tokenizer({quoted(text)}, return_tensors="pt")'
-    system = [{"role": "system", "content": system_prompt}] * bool(system_prompt)
+    system = [{"role": "system", "content": system_prompt}] if system_prompt else []
     chat = quoted([*system, {"role": "user", "content": text}])
     variables = "".join(
         f", {key}={value!r}" for key, value in options.get("chat_template_kwargs", {}).items()

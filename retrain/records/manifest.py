@@ -87,7 +87,7 @@ class GitState:
     is_dirty: bool  # whether tracked files differ from it
 
     def __str__(self) -> str:
-        return self.commit + " (with uncommitted changes)" * self.is_dirty
+        return f"{self.commit} (with uncommitted changes)" if self.is_dirty else self.commit
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ def lines_of_search(found: Searched | None) -> Iterator[str]:
     if found is None:
         return
     if found.proposed:
-        more = f", {found.to_come} more follow" * bool(found.to_come)
+        more = f", {found.to_come} more follow" if found.to_come else ""
         yield f"search: {found.sampler} proposed {count_of(found.proposed, 'condition')}{more}"
     order = "the file's order"
     for one in found.rungs:

@@ -81,10 +81,14 @@ class KeptSample:
     @property
     def extent(self) -> list[str]:
         """How many turns and calls an episode had, in words; empty of a single turn."""
-        parts = [count_of(len(self.turns), "turn")] * bool(self.turns)
-        failed = f", {self.tool_errors} failed" if self.tool_errors else ""
-        parts += [count_of(self.tool_calls, "tool call") + failed] * bool(self.tool_calls)
-        parts += [count_of(self.other_conversations, "other conversation")] * bool(self.other_conversations)
+        parts = []
+        if self.turns:
+            parts.append(count_of(len(self.turns), "turn"))
+        if self.tool_calls:
+            failed = f", {self.tool_errors} failed" if self.tool_errors else ""
+            parts.append(count_of(self.tool_calls, "tool call") + failed)
+        if self.other_conversations:
+            parts.append(count_of(self.other_conversations, "other conversation"))
         return parts
 
 

@@ -167,7 +167,7 @@ class RunBudget:
         for holds in self._ways():
             next_usd = self._cost_of(due, is_step=is_step, holds=holds)
             what, more = "step" if is_step else "evaluation", " with the evaluations after it"
-            if not (why := self._lacking(limit_usd, next_usd, what, more * bool(is_step and due))):
+            if not (why := self._lacking(limit_usd, next_usd, what, more if is_step and due else "")):
                 if self.ahead is not None:
                     self.ahead.hold(holds)
                 return ""
@@ -215,7 +215,7 @@ class RunBudget:
         promised_usd = math.fsum(one.set_aside_usd for one in others)
         if spent_usd < limit_usd and spent_usd + promised_usd + next_usd <= limit_usd:
             return ""
-        under_way = f", {dollars(promised_usd)} are set aside by other runs" * bool(promised_usd)
+        under_way = f", {dollars(promised_usd)} are set aside by other runs" if promised_usd else ""
         return (
             f"the budget of {dollars(limit_usd)} has no room for another {what}: {dollars(spent_usd)} "
             f"are spent{under_way}, and the next {what}{more} costs up to {dollars(next_usd)}"

@@ -155,7 +155,7 @@ def estimate(config: Config, options: LocalOptions, prompts: Sequence[Prompt]) -
         width={"float32": FLOAT, "bfloat16": FLOAT // 2}[options.dtype.replace("auto", automatic)],
         rank=config.model.lora_rank * options.lora,
         drawn=training.max_tokens,
-        length=prompt + TEMPLATE_TOKENS * bool(options.chat_template) + training.max_tokens + observed,
+        length=prompt + (TEMPLATE_TOKENS if options.chat_template else 0) + training.max_tokens + observed,
     )
     rows = training.batch_size * training.group_size
     least = max(step.sampling(1), step.training(1))

@@ -194,7 +194,8 @@ class _Launches:
     def take(self, now: float) -> tuple[int, int]:
         """Launch a run; return its number and that of its attempt."""
         run, attempt = heapq.heappop(self._retries)[1:] if self._due_s <= now else (self._waiting, 0)
-        self._waiting += attempt == 0
+        if attempt == 0:
+            self._waiting += 1
         self._busy += 1
         self._next_s = now + self._how.stagger_s
         return run, attempt
