@@ -4,8 +4,8 @@ The others sleep in the kernel. A lock that is released goes to whoever asks nex
 each waiter therefore locks a byte of the queue's file, its ticket, and waits for the bytes before it; a
 newcomer queues if any byte is locked. Other systems cannot lock bytes of an open file, and a newcomer may
 overtake. No lock has a timeout, so a waiter with a timeout queues in a thread. After a timeout the thread
-stays parked in the queue: the next wait of this process takes over its place; without one, the thread leaves
-the queue as soon as it is first.
+stays parked in the queue: the next wait of this process takes over its place and leaves its own; without one,
+the thread leaves the queue as soon as it is first.
 
 The watcher is woken as soon as a permit is released. This is only a hint: without it, a watcher polls every
 few milliseconds. It is a datagram socket, because a named pipe in the directory would block programs that
@@ -134,11 +134,17 @@ class WaitQueue:
     def arrive(self, *, may_wait: bool) -> Place | None:
         """Enter at once if nobody waits, else take a place to `enter` from; None if it may not wait."""
         place = Place(self._path)
-        if not place.try_first():
-            if not may_wait:
-                return None
-            place.draw()
-        return place
+        try:
+            if place.try_first():
+                return place
+            if may_wait:
+                place.draw()
+                return place
+        except BaseException:
+            place.close()  # a traceback that is kept must not keep bytes locked
+            raise
+        place.close()
+        return None
 
     def enter(self, place: Place, deadline: Deadline) -> Place | None:
         """Enter, or return None when the wait ends first; close what is returned, and the place, to leave."""
@@ -150,7 +156,11 @@ class WaitQueue:
         return place
 
     def _enter_in_time(self, place: Place, deadline: Deadline) -> Place | None:
-        ticket = self._take_over(deadline) or _Ticket(place.moved(), self._parked, deadline)
+        ticket = self._take_over(deadline)
+        if ticket is None:
+            ticket = _Ticket(place.moved(), self._parked, deadline)
+        else:
+            place.close()  # never two places: the parked one may be the later, and wait for this one
         try:
             deadline.wait()
         except BaseException:

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from retrain.semaphore import FileSemaphore
+from retrain.semaphore.wait_queue import Deadline, WaitQueue
 from tests.semaphore_processes import HOLD, interrupt, is_locked, open_descriptors, running, wait_until
 
 WAIT = """
@@ -146,6 +147,18 @@ def test_timeouts_in_a_row_cost_one_thread_and_leave_nothing(tmp_path):
     assert open_descriptors() <= descriptors
     assert semaphore.acquire(timeout_s=0)
     semaphore.release()
+
+
+def test_a_waiter_that_takes_over_a_later_place_does_not_wait_for_itself(tmp_path):
+    queue = WaitQueue(str(tmp_path / "queue"))
+    first, earlier, later = (queue.arrive(may_wait=True) for _ in range(3))
+    assert queue.enter(later, Deadline(0)) is None  # parked, behind the earlier place
+    threading.Timer(0, first.close).start()
+
+    inside = queue.enter(earlier, Deadline(10))
+
+    assert inside is not None
+    inside.close()
 
 
 def test_an_infinite_timeout_waits_for_ever(tmp_path):
