@@ -101,6 +101,14 @@ class Place(LockFile):
             self._set_bytes(fcntl.F_RDLCK, 1, self._ticket - 1)  # if that one gave up, those before it
         self.lock()
 
+    def close(self) -> None:
+        """Leave, also for a copy that a child inherited: it would keep the bytes locked."""
+        with GUARD:
+            if self.is_open:
+                with contextlib.suppress(OSError):  # closing unlocks as well
+                    self._set_bytes(fcntl.F_UNLCK, 0, 0)
+            super().close()
+
     def moved(self) -> Place:
         """Return the same place as another object; closing this one does nothing then."""
         with GUARD:

@@ -161,6 +161,19 @@ def test_a_waiter_that_takes_over_a_later_place_does_not_wait_for_itself(tmp_pat
     inside.close()
 
 
+def test_a_copy_of_a_place_that_c_code_forked_keeps_nobody_out(tmp_path):
+    queue = WaitQueue(str(tmp_path / "queue"))
+    first, second = queue.arrive(may_wait=True), queue.arrive(may_wait=True)
+    copy = os.dup(second.fileno())  # shares the open file, as the child does
+    second.close()
+    first.close()
+
+    newcomer = queue.arrive(may_wait=False)
+
+    os.close(copy)
+    assert newcomer is not None
+
+
 def test_an_infinite_timeout_waits_for_ever(tmp_path):
     semaphore = FileSemaphore(tmp_path, 1)
 
