@@ -52,6 +52,7 @@ class Sweep:
             fcntl.flock(self._fd, fcntl.LOCK_EX)
 
     def release(self) -> None:
+        fcntl.flock(self._fd, fcntl.LOCK_UN)  # closing would not unlock a forked worker's copy
         os.close(self._fd)
 
     def _try_in_order(self, paths: list[Path]) -> bool:
