@@ -3,6 +3,8 @@
 Nothing in Python ends a thread, and one that computes holds the interpreter's lock for most of the time,
 which slows down every other thread. So an exit is raised in it, which ends all but code that catches every
 exception or computes in C; a thread that waits is left alone. That there was one is remembered.
+
+Time is the processor's: on a busy machine, or as one of many, a thread that computes has little of it.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ from __future__ import annotations
 import threading
 import time
 
-LOOK_S, LOOKS = 0.2, 10  # between looks at a thread's processor time, and so many of them
-BUSY = 0.1  # share of the time that a thread computes
+LOOK_S, EXITS = 0.2, 10  # between looks at a thread; exits that are raised in it
+COMPUTED_S = 0.1  # processor time of a thread that computes; one that polls each 10 ms takes 65 s for it
+WATCHED_S = 10.0  # processor time of the process after which a thread that has not used so much waits
+LONGEST_S = 60.0  # wall time after which it waits
 _NAMES: list[str] = []  # what each runaway thread was for, in the order found
 
 
@@ -33,22 +37,25 @@ def give_up(thread: threading.Thread, what: str) -> None:
 def _end(thread: threading.Thread, what: str) -> None:
     import ctypes  # here: few processes need it, and many import this module
 
-    is_noted = False
-    for _ in range(LOOKS):
-        if not _computes(thread):
-            return
-        if not is_noted:
-            _NAMES.append(what)
-            is_noted = True
+    if not _computes(thread):
+        return
+    _NAMES.append(what)
+    for _ in range(EXITS):
         number = ctypes.c_ulong(thread.ident or 0)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(number, ctypes.py_object(SystemExit))
+        if not _computes(thread):
+            return
 
 
 def _computes(thread: threading.Thread) -> bool:
-    before_s, began_s = _processor_s(thread), time.monotonic()
-    thread.join(LOOK_S)
-    after_s = _processor_s(thread)
-    return after_s - before_s > BUSY * (time.monotonic() - began_s)
+    """Watch a thread until it has computed, or the process has without it, or it has ended."""
+    used_s = _processor_s(thread)
+    last_s, last_used_s = time.monotonic() + LONGEST_S, time.process_time() + WATCHED_S
+    while thread.is_alive() and time.monotonic() < last_s and time.process_time() < last_used_s:
+        thread.join(LOOK_S)
+        if _processor_s(thread) - used_s > COMPUTED_S:
+            return True
+    return False
 
 
 def _processor_s(thread: threading.Thread) -> float:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import chain, count
 from traceback import walk_stack
 
@@ -24,10 +26,7 @@ from tests.test_environments import HOW, write
 
 def spin() -> int:
     """Count for ever."""
-    last = 0
-    for number in count():
-        last = number
-    return last
+    return sum(0 for _ in count())
 
 
 class Game:
@@ -40,6 +39,15 @@ class Game:
     def step(self, completion: str) -> tuple[str, float, bool]:
         if self.spins:
             spin()
+        return "", float(os.getpid()), True
+
+
+class CompiledGame(Game):
+    """Computes for seconds without Python's lock in a function of C, which no exit interrupts."""
+
+    def step(self, completion: str) -> tuple[str, float, bool]:
+        if self.spins:
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 10_000_000)
         return "", float(os.getpid()), True
 
 
@@ -56,7 +64,7 @@ def has_stopped() -> bool:
     return all(frame.f_code is not spin.__code__ for frame, _ in frames)
 
 
-@pytest.mark.parametrize("game", [Game, CoroutineGame])
+@pytest.mark.parametrize("game", [Game, CompiledGame, CoroutineGame])
 def test_further_episodes_are_played_in_processes(game: Callable[[], Game]) -> None:
     known, name = runaways.count(), f"{__name__}.{game.__name__}"  # type: ignore[attr-defined]
     episodes = Episodes(Environment(environment=name, time_limit_s=0.3), game, write("x"))
@@ -87,7 +95,23 @@ def test_a_tool_that_computes_on_is_ended() -> None:
     assert runaways.last() == "the tool spin"
 
 
-def test_a_thread_that_waits_is_left_alone() -> None:
+def test_each_of_many_threads_that_share_a_processor_is_ended() -> None:
+    def exit_from_spin() -> None:
+        with suppress(SystemExit):
+            spin()
+
+    known = runaways.count()
+    spinning = [threading.Thread(target=exit_from_spin, daemon=True) for _ in range(16)]
+    for thread in spinning:
+        thread.start()
+    for thread in spinning:
+        runaways.give_up(thread, "one of many")
+    wait_until(has_stopped)
+    assert runaways.count() == known + len(spinning)
+
+
+def test_a_thread_that_waits_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runaways, "WATCHED_S", 0.5)
     over, known, ended = threading.Event(), runaways.count(), threading.Event()
 
     def wait() -> None:
@@ -97,7 +121,8 @@ def test_a_thread_that_waits_is_left_alone() -> None:
     waiting = threading.Thread(target=wait, daemon=True)
     waiting.start()
     runaways.give_up(waiting, "a wait")
-    wait_until(lambda: not [one for one in threading.enumerate() if one.name == "runaway"])
+    while any(thread.name == "runaway" for thread in threading.enumerate()):
+        pass  # this thread computes
     over.set()
     assert ended.wait(60)
     assert runaways.count() == known
