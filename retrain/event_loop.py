@@ -8,8 +8,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from retrain import runaways
-
 if TYPE_CHECKING:
     import asyncio  # takes 20 ms to import, which synchronous code does not need
     from concurrent.futures import Future
@@ -60,6 +58,8 @@ class EventLoopThread:
 
     def give_up(self, what: str) -> None:
         """End what computes in the loop, if anything does."""
+        from retrain import runaways  # not at the top: few processes need it, and explain is to start fast
+
         if self._thread is not None:
             runaways.give_up(self._thread, what)
 
@@ -167,6 +167,8 @@ def in_thread(
         if is_lost and result.done() and result.exception() is None and once.acquire(blocking=False):
             unwanted(result.result())
         if runaway and future.cancelled() and not result.done():
+            from retrain import runaways
+
             runaways.give_up(thread, runaway)
 
     result.add_done_callback(take_back)  # in its thread, since the event loop may be busy

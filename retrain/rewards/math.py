@@ -32,16 +32,18 @@ NUMBER = re.compile(r"\s*[-+]?(?:\d+\.?\d*|\.\d+)\s*")
 # a whole number in groups of three digits with spaces between them, which math-verify adds up
 SPACED = re.compile(r"(?<![\d.,^_])\d{1,3}(?:(?:\\[,;: ]|~|\s)\d{3})+(?![\d/])")
 
-POWER = re.compile(r"\*\*\s*(?:\((-?\d+)\)|(-?\d+))|\*\*")
-EXPONENT = re.compile(r"(?<![\w.\\])(\d+\.?\d*|\.\d+)[eE]([+-]?\d{1,2})(?![\w.])")  # as `str` writes floats
-REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d*)\\(?:overline|bar)\{(\d+)\}")
+POWER = re.compile(r"\*\*\s*(?:\((-?\d+(?:\.\d+)?)\)|(-?\d+(?:\.\d+)?))|\*\*")
+EXPONENT = re.compile(r"(?<![\w.\\])(\d+\.?\d*|\.\d+)[eE]([+-]?\d{1,3})(?![\w.])")  # as `str` writes floats
+REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d*)\\(?:overline|bar|dot)\{(\d+)\}")
 MIXED = re.compile(r"(?<![\w.,/^_)}])(\d+) +(\d+)/(\d+)(?![\w.])")
 PI = re.compile(r"(?<![\\a-zA-Z])pi(?![a-zA-Z])")
 LIST = re.compile(r"\s*([a-zA-Z])\s*=([^=,]+(?:(?:,|\bor\b|\band\b)\s*\1\s*=[^=,]+)+)")
 BETWEEN = r"(?:,|\bor\b|\band\b)\s*{}\s*="
-TUPLE = re.compile(r"\(.+,.+\)")
+TUPLE = re.compile(r"(?:\\left)?\(.+,.+\)")
 INTERVAL = re.compile(r"[\[(][^,]+,[^,]+[\])]")
-BOUND = re.compile(r"[a-zA-Z]\s*(\\geq?|\\leq?|\\[gl]t|[<>]=?|[≤≥])(?![a-zA-Z])\s*([^<>=≤≥]+)")
+SET = re.compile(r"(?:\\left)?\\\{.+,.+\}")
+VARIABLE = re.compile("[a-zA-Z]")
+SIGN = re.compile(r"\s*(\\[gl]eq?(?:slant)?(?![a-zA-Z])|\\[gl]t(?![a-zA-Z])|[<>]=?|[≤≥])\s*")
 
 
 def open_scorer(
@@ -123,15 +125,30 @@ def open_check() -> Callable[[str, Prompt], float]:
                 wanted = parse(f"${_interval(reference)}$")
             given = parse(f"\\boxed{{{_joined(boxed)}}}")
         for one, other in ((boxed or "", reference), (reference, boxed or "")):
-            if LIST.fullmatch(one) and TUPLE.fullmatch(other.strip()):
-                return 0.0  # values of one variable are no point
+            if (LIST.fullmatch(one) or SET.fullmatch(one.strip())) and TUPLE.fullmatch(other.strip()):
+                return 0.0  # values of one variable, or a set of them, are no point
         # its own text of 0.5 is \frac{1}{2}, so a box is read as it stands
         texts = [_joined(reference), _joined(boxed) if boxed is not None else str(given[-1] if given else "")]
-        if all(map(NUMBER.fullmatch, texts)):
-            return float(Decimal(texts[0]) == Decimal(texts[1]))  # math-verify rounds to six digits
+        numbers = [_exact(*pair) for pair in zip(texts, (wanted, given), strict=True)]
+        if None not in numbers and any(map(NUMBER.fullmatch, texts)):
+            return float(numbers[0] == numbers[1])  # math-verify rounds to six digits
         return float(library.verify(wanted, given, timeout_seconds=None, raise_on_error=True))
 
     return check
+
+
+def _exact(text: str, found: Sequence[Any]) -> Fraction | None:
+    """Return the value of an answer that some decimal is equal to; None of any other, such as 1/3."""
+    if NUMBER.fullmatch(text):
+        return Fraction(text.strip())
+    if not found or type(found[0]).__name__ not in ("Half", "Rational"):
+        return None
+    value = Fraction(int(found[0].p), int(found[0].q))
+    rest = value.denominator
+    for factor in (2, 5):
+        while rest % factor == 0:
+            rest //= factor
+    return value if rest == 1 else None
 
 
 def _is_readable(answer: str, found: Sequence[Any]) -> bool:
@@ -160,22 +177,32 @@ def _bare(answer: str) -> str:
 
 
 def _interval(text: str) -> str:
-    r"""Return a bound of one variable, such as `x \ge 0`, as the interval that it is."""
-    found = BOUND.fullmatch(text.strip())
-    if not found:
+    r"""Return bounds of one variable, such as `x \ge 0` or `1 < x < 3`, as the interval that they are."""
+    parts = SIGN.split(text.strip())
+    values, signs = parts[::2], parts[1::2]
+    are_less = [sign.lstrip("\\")[0] in "l<≤" for sign in signs]
+    if len(values) not in (2, 3) or len(set(are_less)) > 1:
         return text
-    sign, value = found[1].lstrip("\\"), found[2].strip()
-    is_closed = "=" in sign or "e" in sign or sign in "≤≥"
-    if sign[0] in "g>≥":
-        return f"{'[' if is_closed else '('}{value},\\infty)"
-    return f"(-\\infty,{value}{']' if is_closed else ')'}"
+    variable = 1 if len(values) == 3 or VARIABLE.fullmatch(values[1]) else 0  # its place
+    if not VARIABLE.fullmatch(values[variable]):
+        return text
+    low, high = "(-\\infty", "\\infty)"
+    for place, (sign, is_less) in enumerate(zip(signs, are_less, strict=True)):
+        is_closed = any(mark in sign for mark in "e=≤≥")
+        is_before = place < variable
+        value = values[place if is_before else place + 1]
+        if is_less == is_before:
+            low = f"{'[' if is_closed else '('}{value}"
+        else:
+            high = f"{value}{']' if is_closed else ')'}"
+    return f"{low},{high}"
 
 
 def _joined(text: str) -> str:
     r"""Return an answer such as `10\,080`, `1e-05`, `2**3` or `x=1,x=2` as math-verify reads it."""
     text = SPACED.sub(lambda found: re.sub(r"\D", "", found[0]), text)
     text = EXPONENT.sub(_decimal, text)
-    text = POWER.sub(lambda found: f"^{{{found[1] or found[2]}}}" if found[1] or found[2] else "^", text)
+    text = POWER.sub(_power, text)
     text = REPEATING.sub(_fraction, text)
     text = MIXED.sub(r"(\1+\\frac{\2}{\3})", text)
     text = PI.sub(r"\\pi", text).replace(r"\varnothing", r"\emptyset")
@@ -189,6 +216,11 @@ def _decimal(found: re.Match[str]) -> str:
     if abs(int(found[2])) > LONGEST_EXPONENT:
         return f"{found[1]}\\times10^{{{int(found[2])}}}"
     return f"{Decimal(found[0]):f}"
+
+
+def _power(found: re.Match[str]) -> str:
+    exponent = found[1] or found[2]
+    return f"^{{{Fraction(exponent)}}}" if exponent else "^"
 
 
 def _fraction(found: re.Match[str]) -> str:
