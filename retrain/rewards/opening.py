@@ -37,6 +37,7 @@ from retrain.sandbox import with_sandbox
 
 MOST_AT_ONCE = 64  # coroutines in flight; common HTTP clients and servers only queue beyond that
 LIMIT_S = 600.0  # limit of one call; no useful call takes longer
+LONGER = 1.01  # of a timer than the limit, so that it serves calls that begin soon after
 TOO_LONG = 'took over {:g} s; reward = "custom" has a timeout_s of its own'
 ROUNDING = 1e-9
 
@@ -226,7 +227,8 @@ def unscored(error: UnscoredError | TimeoutError) -> Score:
 class CallLimit:
     """Raises TimeoutError in a call that takes longer than a limit, even while it is blocked.
 
-    A batch of calls shares one handler, and each call sets the timer. It needs SIGALRM, which only the main
+    A batch of calls shares one timer, which a call sets again where it would end before the call's limit: an
+    alarm then would make what the call waits for in C return at once. It needs SIGALRM, which only the main
     thread receives: in other threads, and while another timer runs, there is no limit. C code that does not
     check for signals is not interrupted.
     """
@@ -234,6 +236,7 @@ class CallLimit:
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._ends_s: float | None = None  # of the call that runs
+        self._timer_ends_s = 0.0
         self._is_set = False
         self._handler_before: Any = None
 
@@ -257,10 +260,13 @@ class CallLimit:
         """Limit one call of the batch."""
         if self._is_set:
             self._ends_s = time.monotonic() + self._limit_s
-            if not signal.getitimer(signal.ITIMER_REAL)[0]:  # the first call, or it had a timer of its own
+            is_running = signal.getitimer(signal.ITIMER_REAL)[0] > 0
+            if not is_running:  # the first call, or it had a timer of its own
                 signal.signal(signal.SIGALRM, self._on_alarm)
-            # for each call: an alarm before its end would make what it waits for in C return at once
-            signal.setitimer(signal.ITIMER_REAL, self._limit_s)
+            if not is_running or self._ends_s > self._timer_ends_s:
+                timer_s = self._limit_s * LONGER
+                self._timer_ends_s = time.monotonic() + timer_s
+                signal.setitimer(signal.ITIMER_REAL, timer_s)
         try:
             yield
         finally:
