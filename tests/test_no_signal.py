@@ -121,8 +121,16 @@ def test_a_signal_ends_the_count_and_counts_only_if_something_was_trained_on() -
         assert bool(told) == (10 <= step < 15 or step >= 25), step
 
 
-def test_runs_of_a_condition_without_a_signal_are_told_once():
-    why = "no learning signal in steps 1 to {}, with a mean reward of 0: no completion has a reward of 1"
+@pytest.mark.parametrize(
+    "why",
+    [
+        "no completion has a reward of 1",
+        "{}% of completions were cut off; raise [training].max_tokens",
+        "completions hardly differ (entropy 1.{}e-05 nats per token)",
+    ],
+)
+def test_runs_of_a_condition_without_a_signal_are_told_once(why: str) -> None:
+    said = "no learning signal in steps 1 to {0}, with a mean reward of 0.{0}: " + why.replace("{}", "{0}")
     rows = [
         RunRow(
             run_id=f"{name}_s{seed}",
@@ -130,7 +138,7 @@ def test_runs_of_a_condition_without_a_signal_are_told_once():
             seed=seed,
             state="done",
             max_steps=99,
-            no_signal=why.format(seed),
+            no_signal=said.format(80 + seed),
         )
         for seed in range(12)
         for name in ("a", "b")

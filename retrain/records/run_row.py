@@ -7,6 +7,7 @@ and the ends of its metrics.jsonl, never from its whole history.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -64,6 +65,7 @@ def _of_last_step(unit: str, meaning: str, **default: Any) -> Any:
 
 
 NAMED_RUNS = 3  # of those that have no signal for the same reason; the others are counted
+FIGURE = re.compile(r"\d[\d.]*(?:e[+-]?\d+)?")
 LONG_SILENCE, LEAST_SILENCE_S = 10.0, 60.0  # usual steps; and more than clocks of two machines differ
 
 
@@ -209,12 +211,14 @@ _TEXTS = [c.name for c in fields(RunRow) if c.type == "str" and c.name != "messa
 def without_signal(runs: Iterable[tuple[str, str, str]]) -> dict[str, str]:
     """Return why runs have no learning signal, once for each condition and reason, by the runs' names.
 
-    Each run is its name, its condition, and what its last row says; "" has a signal.
+    Each run is its name, its condition, and what its last row says; "" has a signal. A reason is the same
+    with other figures: those shown are the first run's.
     """
     alike: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for name, condition, said in runs:
         if said:
-            alike.setdefault((condition, said.partition(": ")[2]), []).append((name, said))
+            reason = FIGURE.sub("", said.partition(": ")[2])
+            alike.setdefault((condition, reason), []).append((name, said))
     return {first_of([name for name, _ in same], NAMED_RUNS): same[0][1] for same in alike.values()}
 
 
