@@ -7,7 +7,7 @@ import hashlib
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import chain, count
 from traceback import walk_stack
@@ -29,6 +29,11 @@ def spin() -> int:
     return sum(0 for _ in count())
 
 
+def compute_in_c() -> None:
+    """Compute for seconds without Python's lock, in a function of C, which no exit interrupts."""
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 10_000_000)
+
+
 class Game:
     """Spins for prompt 0; else its reward is the process that plays it."""
 
@@ -43,11 +48,11 @@ class Game:
 
 
 class CompiledGame(Game):
-    """Computes for seconds without Python's lock in a function of C, which no exit interrupts."""
+    """The same, but computes in C."""
 
     def step(self, completion: str) -> tuple[str, float, bool]:
         if self.spins:
-            hashlib.pbkdf2_hmac("sha256", b"", b"", 10_000_000)
+            compute_in_c()
         return "", float(os.getpid()), True
 
 
@@ -56,6 +61,19 @@ class CoroutineGame(Game):
 
     async def step(self, completion: str) -> tuple[str, float, bool]:  # type: ignore[override]
         return super().step(completion)
+
+
+def has_watched() -> bool:
+    """Whether no thread is watched any more."""
+    return all(thread.name != "runaway" for thread in threading.enumerate())
+
+
+@pytest.fixture(autouse=True)
+def usual_interval() -> Iterator[None]:
+    usual_s = sys.getswitchinterval()
+    yield
+    wait_until(has_watched)
+    sys.setswitchinterval(usual_s)
 
 
 def has_stopped() -> bool:
@@ -110,6 +128,19 @@ def test_each_of_many_threads_that_share_a_processor_is_ended() -> None:
     assert runaways.count() == known + len(spinning)
 
 
+def test_threads_pass_the_lock_on_more_often_once_one_cannot_be_ended() -> None:
+    def compute() -> None:
+        with suppress(SystemExit):
+            compute_in_c()
+
+    usual_s, computing = sys.getswitchinterval(), threading.Thread(target=compute, daemon=True)
+    computing.start()
+    runaways.give_up(computing, "a function of C")
+    wait_until(has_watched)
+    assert sys.getswitchinterval() < usual_s / 10
+    computing.join()
+
+
 def test_a_thread_that_waits_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runaways, "WATCHED_S", 0.5)
     over, known, ended = threading.Event(), runaways.count(), threading.Event()
@@ -121,7 +152,7 @@ def test_a_thread_that_waits_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> N
     waiting = threading.Thread(target=wait, daemon=True)
     waiting.start()
     runaways.give_up(waiting, "a wait")
-    while any(thread.name == "runaway" for thread in threading.enumerate()):
+    while not has_watched():
         pass  # this thread computes
     over.set()
     assert ended.wait(60)
