@@ -10,6 +10,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Self
 
@@ -86,7 +87,8 @@ class RecordsFollower(EventLines):
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
-        self._watcher: Watcher | None = None
+        self._directory: Path | None = None
+        self.watcher: Watcher | None = None  # None until something runs
         self._notices: SimpleQueue[str | None] = SimpleQueue()  # the end is None
         self._thread = threading.Thread(target=self._follow, name="follower", daemon=True)
 
@@ -100,7 +102,17 @@ class RecordsFollower(EventLines):
 
     def begun(self, files: CampaignFiles, runs: Sequence[RunPlan], workers: int) -> None:
         super().begun(files, runs, workers)
-        self._watcher = Watcher(files.directory)
+        self._directory = files.directory
+        self._follow_if_any(runs)
+
+    def asked(self, runs: Sequence[RunPlan]) -> None:
+        super().asked(runs)
+        self._follow_if_any(runs)
+
+    def _follow_if_any(self, runs: Sequence[RunPlan]) -> None:
+        """Read the records from now on, unless nothing runs: that takes 1 s per 1,000 finished runs."""
+        if runs and self.watcher is None and self._directory is not None:
+            self.watcher = Watcher(self._directory)
 
     def notice_soon(self, text: str) -> None:
         """Have a message printed by the thread: a signal handler must not wait for a lock."""
@@ -115,7 +127,7 @@ class RecordsFollower(EventLines):
                 self.notice(text)
                 continue
             with suppress(ConfigError, RecordsError):  # it may be there at the next look
-                for campaign in self._watcher.look().campaigns if self._watcher else ():
+                for campaign in self.watcher.look().campaigns if self.watcher else ():
                     self.show(campaign)
 
     @abstractmethod
