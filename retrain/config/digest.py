@@ -91,6 +91,14 @@ def is_as_written(tables: Tables) -> bool:
     return digest_of_0_1(tables) == known
 
 
+def recorded_digest_by_seed(tables: Tables) -> Callable[[int], str]:
+    """Return a function from a seed to the digest of a run.toml with it; "" if it is no configuration."""
+    try:
+        return digest_by_seed(build(Config, as_meant(tables)), table_at(tables, "run").get("files", {}))
+    except (TypeError, AttributeError):
+        return lambda seed: ""
+
+
 def is_edited(tables: Tables) -> bool:
     """Whether a run.toml has a digest that differs from its configuration's."""
     try:

@@ -308,11 +308,23 @@ def cost_lines(comparison: Comparison) -> Iterator[str]:
 
 def _differences(sides: Sequence[Side]) -> tuple[KeyDifference, ...]:
     """List the keys that differ between runs of any side, without seeds and paths."""
-    flat = [[dict(deciding_keys(run.config)) for run in side.runs if run.config] for side in sides]
+    flat = [[dict(deciding_keys(tables)) for tables in _distinct(side.runs)] for side in sides]
     keys = sorted({key for tables in chain(*flat) for key in tables} - {SEED})
     found = {key: [_values(key, side) for side in flat] for key in keys}
     differing = {key: by_side for key, by_side in found.items() if len({*chain(*by_side)}) > 1}
     return tuple(KeyDifference(key, _shown(by_side)) for key, by_side in differing.items())
+
+
+def _distinct(runs: Sequence[RunHistory]) -> Iterator[Tables]:
+    """Iterate over the configurations of runs, without one that equals the last but for its seed."""
+    last: Tables = {}
+    for run in runs:
+        tables = {name: table for name, table in run.config.items() if name not in BESIDE_RESULTS}
+        if isinstance(training := tables.get("training"), dict):
+            tables["training"] = {key: value for key, value in training.items() if key != "seed"}
+        if tables and tables != last:
+            last = tables
+            yield tables
 
 
 def _values(key: str, side: Sequence[Tables]) -> list[str]:

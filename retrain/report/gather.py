@@ -12,7 +12,7 @@ import sys
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, MutableSequence, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
 from pathlib import Path
@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrain.clock import posix_s
-from retrain.config.digest import is_edited
 from retrain.config.keys import Tables
 from retrain.errors import ConfigError, RecordsError
 from retrain.records.files import read_small, readable
@@ -33,7 +32,6 @@ from retrain.records.layout import (
     find_campaigns,
     instead_of,
     is_single_run,
-    recorded_tables,
 )
 from retrain.records.lines import Row, is_count, parse_line, read_lines
 from retrain.records.manifest import Manifest, RunEntry, read_manifest
@@ -43,6 +41,7 @@ from retrain.records.run_row import RunRow, identical_runs, row_of_inspected, un
 from retrain.records.run_state import UNREADABLE, Attempt, Inspection, RunState, inspect_run, rung_of
 from retrain.records.rungs import Searched, as_decided
 from retrain.records.text import plain
+from retrain.report.run_tables import RunTables
 from retrain.rollouts import Floats
 from retrain.status import runs_of
 
@@ -151,11 +150,13 @@ def _read(
     planned = runs_of(files, manifest, problems)
     searched = manifest.searched if manifest else None
     read = partial(read_columns, metrics=metrics) if with_rows else None
-    runs = [_run(files_of, entry, searched, read) for files_of, entry in planned]
-    for i, run in enumerate(runs):
-        if is_edited(run.config):
+    tables, runs = RunTables(), list[RunHistory]()
+    for files_of, entry in planned:
+        config, is_edited = tables.of(files_of)
+        run = _run(files_of, entry, searched, read, {} if is_edited else config)
+        if is_edited:
             problems.append(f"{run.name}: run.toml was changed after it was planned, and is left out")
-            runs[i] = replace(run, config={})
+        runs.append(run)
     problems += _problems_of(runs)
     given = RunFiles(directory).run_toml if is_single_run(directory) else files.campaign_toml
     return CampaignRecord(
@@ -187,6 +188,7 @@ def _run(
     entry: RunEntry,
     searched: Searched | None,
     read: Callable[[Path], StepColumns] | None,
+    config: Tables,
 ) -> RunHistory:
     seen, columns = Inspection(RunState.PENDING, (), None), NO_ROWS
     try:
@@ -200,7 +202,7 @@ def _run(
         attempts=seen.attempts,
         columns=columns,
         result=seen.done.result if seen.done else {},
-        config=recorded_tables(files),
+        config=config,
         directory=files.directory,
     )
 
@@ -247,11 +249,14 @@ class _Reading:
                 del column[since:]
         self.steps.append(step)
         if self.wanted is not None:
-            further = [name for name in row if name not in self.names]
-            self.names |= dict.fromkeys(name for name in further if not math.isnan(number(row[name])))
+            further = row.keys() - self.names.keys()
+            if any(not math.isnan(number(row[name])) for name in further):
+                metrics = (name for name in row if not math.isnan(number(row[name])))
+                self.names |= dict.fromkeys(map(sys.intern, metrics))
             self.ends_s.append(math.nan)
             for name in self.wanted:
-                self._add_value(name, number(row.get(name)), since)
+                if name in row:
+                    self._add_value(name, number(row[name]), since)
             return
         self.ends_s.append(unix_seconds(row.get("timestamp")))
         for name, texts in self.texts.items():
