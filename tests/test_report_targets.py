@@ -18,8 +18,9 @@ from typer.testing import CliRunner
 
 from retrain.cli import app
 from retrain.errors import ConfigError
+from retrain.records.lines import Row
 from retrain.report.gather import gather_all
-from retrain.report.outputs import marked, prepare, rows_of, write_csv
+from retrain.report.outputs import FIRST, marked, prepare, rows_of, write_csv
 from tests.simulated import flat, write_campaign
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
@@ -43,6 +44,25 @@ def test_no_name_in_a_csv_is_a_formula_of_a_spreadsheet(here: Path) -> None:
 
 def never(what: str) -> bool:
     raise AssertionError(f"asked about {what}")
+
+
+def test_rows_of_a_csv_have_all_columns_whenever_a_column_first_appeared() -> None:
+    """Rows are read once, so the columns are known after the last of them only."""
+    rows: list[Row] = [
+        {"step": 1, "note": 'two\r\nlines, "quoted"', "mean_reward": 0.1},
+        {"step": 2, "note": "", "rewards": [0.25] * 50_000},  # longer than the csv module reads by default
+        {"step": 3, "note": "é\ud800", "is_last": True, "loss": 1e-05},
+        {"step": 4, "note": None},
+    ]
+    out = BytesIO()
+    write_csv(iter(rows), out)
+    columns = [*FIRST, "note", "mean_reward", "rewards", "is_last", "loss"]
+    expected = StringIO(newline="")
+    writer = csv.DictWriter(expected, columns, lineterminator="\n")
+    writer.writeheader()
+    texts = {"rewards": str([0.25] * 50_000)}
+    writer.writerows(row | (texts if "rewards" in row else {}) for row in rows)
+    assert out.getvalue() == expected.getvalue().encode(errors="replace")
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])

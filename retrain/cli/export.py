@@ -42,7 +42,7 @@ def command(
     campaigns = gather_all(directory, with_rows=runs)
     for line in left_out(run for campaign in campaigns for run in campaign.runs):
         typer.echo(line, err=True)
-    table = ends_of(campaigns) if runs else rows_of(campaigns, of_warm_ups=warmup)
-    write_table(table, chosen, output)
+    rows = ends_of(campaigns) if runs else rows_of(campaigns, of_warm_ups=warmup)
+    write_table(rows, chosen, output)
     if output is not None:
         typer.echo(f"{output}  {output.stat().st_size / 1000:,.0f} kB", err=True)

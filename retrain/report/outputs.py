@@ -6,14 +6,16 @@ import contextlib
 import csv
 import io
 import json
+import marshal
 import os
+import shutil
 import stat
 import struct
 import sys
+import tempfile
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -50,6 +52,7 @@ READ_BYTES = 65536  # at either end of a file
 PNG_START = 33  # bytes of the signature and the first chunk, which precede any other
 SCALE = 3.0  # pixels per point of a PNG: 300 dpi at the width of a page
 FIRST = ("campaign", "run", "condition", "seed", "state", "step")
+_PLAIN = frozenset({int, float, bool, type(None)})  # types whose values CSV writes as they are
 PART_ROWS = 1000  # in memory as dictionaries at a time
 GROUP_PARTS = 8  # per Parquet row group; small groups are slow to read
 
@@ -170,59 +173,79 @@ def _is_ours(path: Path) -> bool:
     return is_table or is_json or MARK.encode() in start[:1000] or MARK.encode() in end[-100:]
 
 
-@dataclass(frozen=True)
-class Table:
-    """Columns and rows; a row omits columns without a value."""
-
-    kinds: Mapping[str, set[type]]  # column -> kinds of its values
-    read: Callable[[], Iterator[Row]]  # reads again at each call, because all rows may not fit in memory
-
-
-def rows_of(campaigns: Sequence[CampaignRecord], *, of_warm_ups: bool = False) -> Table:
-    """Return every step of every run once: its row, and which run it belongs to.
+def rows_of(campaigns: Sequence[CampaignRecord], *, of_warm_ups: bool = False) -> Iterator[Row]:
+    """Iterate over every step of every run once: its row, and which run it belongs to.
 
     Runs with damaged records are left out. `of_warm_ups` returns the supervised updates before the first step
     instead, which `step` then counts.
     """
 
-    def read() -> Iterator[Row]:
-        runs = ((campaign, run) for campaign in campaigns for run in campaign.runs)
-        for campaign, run in runs:
-            files, known = RunFiles(run.directory), _identity(campaign, run)
-            if run.state != UNREADABLE:
-                with contextlib.suppress(RecordsError):
-                    rows = stream_rows(files.warmup if of_warm_ups else files.metrics)
-                    yield from (row | known for row in rows)
-
-    return _table(read)
+    runs = [(campaign, run) for campaign in campaigns for run in campaign.runs]
+    for campaign, run in runs:
+        files, known = RunFiles(run.directory), _identity(campaign, run)
+        if run.state != UNREADABLE:
+            with contextlib.suppress(RecordsError):
+                rows = stream_rows(files.warmup if of_warm_ups else files.metrics)
+                yield from (row | known for row in rows)
 
 
-def ends_of(campaigns: Sequence[CampaignRecord]) -> Table:
-    """Return one row per run: its state, the final value of every metric, and its configuration."""
-    return _table(lambda: (_end(campaign, run) for campaign in campaigns for run in campaign.runs))
+def ends_of(campaigns: Sequence[CampaignRecord]) -> Iterator[Row]:
+    """Iterate over runs, a row each: its state, the final value of every metric, its configuration."""
+    return (_end(campaign, run) for campaign in campaigns for run in campaign.runs)
 
 
-def write_table(table: Table, form: str, target: Path | None) -> None:
-    """Write a table to a file, or to standard output, row by row."""
+def write_table(rows: Iterator[Row], form: str, target: Path | None) -> None:
+    """Write a table to a file, or to standard output, row by row; a row omits columns without a value."""
     if target is None:
-        TABLES[form](table, sys.stdout.buffer)
+        TABLES[form](rows, sys.stdout.buffer)
         return
     try:
         with target.open("wb") as out:
-            TABLES[form](table, out)
+            TABLES[form](rows, out)
     except OSError as error:
         raise records_error(target, "write", error, AGAIN) from error
 
 
-def write_csv(table: Table, out: BinaryIO) -> None:
-    """Write CSV; values other than numbers and text are JSON."""
+def write_csv(rows: Iterator[Row], out: BinaryIO) -> None:
+    """Write CSV; values other than numbers and text are JSON.
+
+    All columns are known after the last row only, so rows wait in a temporary file, and those that precede a
+    further column are completed from there.
+    """
+    columns: dict[str, None] = dict.fromkeys(FIRST)
+    fewer: list[
+        tuple[int, int]
+    ] = []  # numbers of columns, and of rows that have them, before a further column
+    count, complete_from = 0, 0  # rows with the present columns, and where they begin
+    with tempfile.TemporaryFile() as waiting:
+        text = io.TextIOWrapper(waiting, encoding="utf-8", errors="replace", newline="", write_through=True)
+        writer = csv.writer(text, lineterminator="\n")
+        for row in rows:
+            if not row.keys() <= columns.keys():
+                fewer.append((len(columns), count))
+                count, complete_from = 0, waiting.tell()
+                columns |= dict.fromkeys(row)
+            values = map(row.get, columns)
+            writer.writerow([x if type(x) in _PLAIN else _cell(_text(x)) for x in values])
+            count += 1
+        text.seek(0)
+        _write_completed(csv.reader(text), fewer, list(columns), out)
+        text.detach()
+        waiting.seek(complete_from)
+        shutil.copyfileobj(waiting, out)
+
+
+def _write_completed(
+    rows: Iterator[list[str]], fewer: Sequence[tuple[int, int]], columns: Sequence[str], out: BinaryIO
+) -> None:
+    """Write a header, and the rows that have fewer columns."""
+    csv.field_size_limit(sys.maxsize)  # a row's list may be long
     text = io.TextIOWrapper(out, encoding="utf-8", errors="replace", newline="", write_through=True)
     writer = csv.writer(text, lineterminator="\n")
     try:
-        writer.writerow(map(_cell, table.kinds))
-        for row in table.read():
-            values = (row.get(name) for name in table.kinds)
-            writer.writerow([x if isinstance(x, int | float | None) else _cell(_text(x)) for x in values])
+        writer.writerow(map(_cell, columns))
+        for known, count in fewer:
+            writer.writerows([*row, *[""] * (len(columns) - known)] for row in islice(rows, count))
     finally:
         text.detach()  # the caller closes the file
 
@@ -232,42 +255,52 @@ def _cell(text: str) -> str:
     return f"'{text}" if text[:1] in FORMULA and len(text) > 1 else text
 
 
-def write_jsonl(table: Table, out: BinaryIO) -> None:
+def write_jsonl(rows: Iterator[Row], out: BinaryIO) -> None:
     """Write one JSON object per line."""
-    for row in table.read():
+    for row in rows:
         out.write(json.dumps(row).encode() + b"\n")
 
 
-def write_parquet(table: Table, out: BinaryIO) -> None:
-    """Write Parquet: numbers as doubles or integers, everything else as text."""
+def write_parquet(rows: Iterator[Row], out: BinaryIO) -> None:
+    """Write Parquet: numbers as doubles or integers, everything else as text.
+
+    The types of all columns are known after the last row only, so rows wait in a temporary file.
+    """
     arrow = extras.load("pyarrow", "parquet", "parquet files")
     parquet = extras.load("pyarrow.parquet", "parquet", "parquet files")
     types = {bool: arrow.bool_(), str: arrow.string(), int: arrow.int64(), float: arrow.float64()}
-    kinds, rows = {name: _one_kind(found) for name, found in table.kinds.items()}, table.read()
-    schema = arrow.schema([(name, types[kind] if kind else arrow.null()) for name, kind in kinds.items()])
-
-    def parts() -> Iterator[Any]:
+    found: defaultdict[str, set[type]] = defaultdict(set, {name: set() for name in FIRST})
+    parts = 0
+    with tempfile.TemporaryFile() as waiting:
         while part := list(islice(rows, PART_ROWS)):
-            columns = [_column([row.get(name) for row in part], kind) for name, kind in kinds.items()]
-            yield arrow.table(columns, schema=schema)
+            for row in part:
+                _add_kinds(row, found)
+            marshal.dump(part, waiting)
+            parts += 1
+        kinds = {name: _one_kind(of_column) for name, of_column in found.items()}
+        schema = arrow.schema([(name, types[kind] if kind else arrow.null()) for name, kind in kinds.items()])
 
-    made = parts()
-    with parquet.ParquetWriter(out, schema) as writer:
-        while group := list(islice(made, GROUP_PARTS)):
-            writer.write_table(arrow.concat_tables(group))
+        def tables() -> Iterator[Any]:
+            waiting.seek(0)
+            for part in (marshal.load(waiting) for _ in range(parts)):
+                columns = [_column([row.get(name) for row in part], kind) for name, kind in kinds.items()]
+                yield arrow.table(columns, schema=schema)
+
+        made = tables()
+        with parquet.ParquetWriter(out, schema) as writer:
+            while group := list(islice(made, GROUP_PARTS)):
+                writer.write_table(arrow.concat_tables(group))
 
 
 TABLES = {"csv": write_csv, "jsonl": write_jsonl, "parquet": write_parquet}
 
 
-def _table(read: Callable[[], Iterator[Row]]) -> Table:
-    kinds: dict[str, set[type]] = defaultdict(set, {name: set() for name in FIRST})
-    for row in read():
-        for name, value in row.items():
-            found = kinds[name]  # also of a column without values
-            if value is not None:
-                found.add(float if type(value) is int and abs(value) >= 2**63 else type(value))
-    return Table(kinds, read)
+def _add_kinds(row: Row, kinds: defaultdict[str, set[type]]) -> None:
+    """Add the types of a row's values to those of the columns."""
+    for name, value in row.items():
+        found = kinds[name]  # also of a column without values
+        if value is not None:
+            found.add(float if type(value) is int and abs(value) >= 2**63 else type(value))
 
 
 def _end(campaign: CampaignRecord, run: RunHistory) -> Row:

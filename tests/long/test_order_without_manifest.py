@@ -33,5 +33,5 @@ def views(directory: Path) -> tuple[list[str], ...]:
     """The order in which status, report, compare and export name runs and conditions."""
     (seen,), found = survey(directory), gather(directory)
     sides = [side.label for side in conditions(found)]
-    exported = dict.fromkeys(row["run"] for row in ends_of([found]).read())
+    exported = dict.fromkeys(row["run"] for row in ends_of([found]))
     return [run.run_id for run in seen.runs], list(found.conditions), sides, list(exported)
