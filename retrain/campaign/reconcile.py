@@ -255,10 +255,11 @@ def write_what_differs(campaign: CampaignRun, origin: Provenance) -> None:
         remove_leftovers(files.directory, files.run_toml.name)  # of an orchestrator that was killed
         write_atomic(files.run_toml, text)
 
+    render = RunTexts(campaign.directory.name, origin)
     with ThreadPoolExecutor(WRITERS) as writers:
         writing = []
         for run in campaign.plan.runs:
-            files, text = campaign.files_of(run.run_id), _text(run, campaign.directory.name, origin)
+            files, text = campaign.files_of(run.run_id), render.of(run)
             old = read_small(files.run_toml) or b""
             if old == text.encode():
                 continue
@@ -269,10 +270,43 @@ def write_what_differs(campaign: CampaignRun, origin: Provenance) -> None:
             one.result()
 
 
-def _text(run: RunPlan, campaign: str, origin: Provenance) -> str:
-    """Return a run's resolved configuration, from which alone it can be repeated."""
-    tables = as_tables(run.config)
-    # copied and shared, so without the launcher's options
-    known = {key: value for key, value in vars(origin).items() if value is not None and key != "options"}
-    tables["run"] = {**tables["run"], "campaign": campaign, "origin": known}
-    return tomli_w.dumps(tables)
+class RunTexts:
+    """Renders the run.toml of each run; of those that differ in their seed only, one as a whole."""
+
+    def __init__(self, campaign: str, origin: Provenance) -> None:
+        # copied and shared, so without the launcher's options
+        known = {key: value for key, value in vars(origin).items() if value is not None and key != "options"}
+        self._run = {"campaign": campaign, "origin": known}
+        self._rendered: dict[str, tuple[RunPlan, tuple[str, ...]]] = {}  # by condition: around three values
+
+    def of(self, run: RunPlan) -> str:
+        """Return a run's resolved configuration, from which alone it can be repeated."""
+        first, around = self._rendered.get(run.condition, (None, ()))
+        if first is None or not _differ_by_seed(first, run):
+            around = self._around(run)
+            self._rendered[run.condition] = run, around
+        seed, run_id, config_hash = _lines(run)
+        return f"{around[0]}{seed}{around[1]}{run_id}{around[2]}{config_hash}{around[3]}"
+
+    def _around(self, run: RunPlan) -> tuple[str, ...]:
+        """Return the text before, between and after the lines in which runs of a condition differ."""
+        tables = as_tables(run.config)
+        tables["run"] = {**tables["run"], **self._run}
+        rest, around = tomli_w.dumps(tables), list[str]()
+        for table, line in zip(("[training]\n", "[run]\n", ""), _lines(run), strict=True):
+            before, _, rest = rest.partition(f"\n{table}{line}")
+            around.append(f"{before}\n{table}")
+        return (*around, rest)
+
+
+def _lines(run: RunPlan) -> tuple[str, str, str]:
+    """Return the lines of a run.toml in which runs of a condition differ."""
+    run_id, config_hash = (tomli_w.dumps({key: getattr(run, key)}) for key in ("run_id", "config_hash"))
+    return f"seed = {run.seed}\n", run_id, config_hash
+
+
+def _differ_by_seed(first: RunPlan, run: RunPlan) -> bool:
+    """Whether the configurations of two runs are equal but for the seed, and what follows from it."""
+    training = replace(run.config.training, seed=first.seed)
+    identity = run.config.run and replace(run.config.run, run_id=first.run_id, config_hash=first.config_hash)
+    return replace(run.config, training=training, run=identity) == first.config
