@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,7 +63,9 @@ def plain_script(program: str, tests: str) -> str:
 def plain_python_accepts(program: str, tests: str) -> bool:
     """Whether an interpreter of its own runs tests to their end."""
     command = [sys.executable, "-c", plain_script(program, tests)]
-    return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
+    with tempfile.TemporaryDirectory() as folder:  # some write files
+        ended = subprocess.run(command, capture_output=True, timeout=60, check=False, cwd=folder)
+    return ended.returncode == 0
 
 
 def plain_python_prints(program: str, cases: str) -> bool:

@@ -32,6 +32,7 @@ from tests.cheats import (
     patches,
     processes,
     protocol,
+    reached,
     resources,
     returned,
     swallowed,
@@ -53,12 +54,15 @@ FAMILIES = (
     returned,
     protocol,
     swallowed,
+    reached,
 )
 CHEATS = [cheat for family in FAMILIES for cheat in family.CHEATS]
 SANDBOXES = [BUBBLEWRAP, pytest.param("process"), pytest.param("command")]
 # What these do is judged by the tests, which `command` runs in `process`: nothing of a container is in it.
 ANSWERS = [
-    cheat for family in (patches, equality, introspection, returned, swallowed) for cheat in family.CHEATS
+    cheat
+    for family in (patches, equality, introspection, returned, swallowed, reached)
+    for cheat in family.CHEATS
 ]
 TRIED = [
     pytest.param(*sandbox.values, cheat, marks=sandbox.marks, id=f"{sandbox.values[0]}-{cheat.name}")

@@ -111,7 +111,7 @@ class Peer:
         Raises:
             BrokenError: there is no answer.
         """
-        self.used |= request[0] != "name"
+        self.used |= request[0] not in ("name", "define", "library")
         try:
             with self._turn:
                 kind, rest = self._exchanged(*request)
@@ -222,6 +222,10 @@ class Peer:
         take part in `abs(f(2) - wanted) < 1e-6`.
         """
         found = self.decode(message)
+        if self.is_judge and not name.startswith("_") and (kinds := _hiding(found)):
+            if AssertionError not in kinds:  # where a program names `Exception` anew
+                self.doubt = self.doubt or f"{name} of the program is a class that catches failed assertions"
+            return type(name, (Exception,), {})
         if isinstance(found, StandIn) and name[:1].isupper() and message[2:] == ["class"]:
             return self.stand_in(found._number, "kind" if name in self.classes else "class")
         return found
@@ -385,9 +389,7 @@ class Peer:
         except TypeError:
             self.suspect("contains", (container, value))
             return False
-        if self.is_same(items, container):  # a generator may have no end
-            return False
-        found = list(itertools.islice(items, MOST_ITEMS + 1))
+        found = list(itertools.islice(items, MOST_ITEMS + 1))  # a generator may have no end
         return len(found) <= MOST_ITEMS and value in found
 
     def may_swallow(self, trace: Any) -> bool:
@@ -459,6 +461,8 @@ class Peer:
         )
         if self.is_judge and name not in READING and not is_identity and not any(map(_is_of_tests, given)):
             raise TypeError(f"not supported on an object of the tests: {name}")
+        if name == "delattr":
+            self._check_change(*given)
         result = OPERATIONS[name](*given)
         return (self.lend(result) if name in ("getitem", "enter", "aenter") else self.encode(result),)
 
@@ -475,17 +479,21 @@ class Peer:
 
     def _set(self, number: int, name: str, value: Any) -> tuple[Any, ...]:
         target = self._opened(number, name)
-        if self.is_judge and (not _is_of_tests(target) or callable(getattr(type(target), name, None))):
-            raise AttributeError(f"a method of the tests cannot be replaced: {name}")
+        self._check_change(target, name)
         setattr(target, name, self.decode(value))
         return (None,)
+
+    def _check_change(self, target: Any, name: str) -> None:
+        """Raise AttributeError if that attribute of an object is a method of the tests."""
+        if self.is_judge and (not _is_of_tests(target) or callable(getattr(_class_of(target), name, None))):
+            raise AttributeError(f"a method of the tests cannot be replaced: {name}")
 
     def _opened(self, number: int, name: str) -> Any:
         """Return an object whose attribute the other side may reach."""
         target = self._exported[number]
         if not self.is_judge:
             return target
-        is_open = _is_of_tests(target) or type(target).__module__ == "unittest.mock"
+        is_open = _is_of_tests(target) or _is_open(target, name)
         is_named = name in OPEN_NAMES and (
             _is_of_tests(target) or isinstance(target, types.FunctionType | type)
         )
@@ -678,9 +686,21 @@ REQUESTS: dict[str, Callable[..., tuple[Any, ...]]] = {  # what the other side m
 _random = random.Random(os.urandom(8))
 
 
+def _class_of(value: Any) -> type:
+    """Return a class, or that of any other value."""
+    return value if isinstance(value, type) else type(value)
+
+
 def _is_of_tests(value: Any) -> bool:
-    kind = value if isinstance(value, type) else type(value)
-    return kind.__module__ == "__main__"
+    return _class_of(value).__module__ == "__main__"
+
+
+def _is_open(value: Any, name: str) -> bool:
+    """Whether a program may reach an attribute of an object of the library, which cannot change a verdict."""
+    if isinstance(value, io.StringIO | io.BytesIO):
+        return True
+    kind = type(value)  # a mock, whose own methods check it, or set its attributes
+    return kind.__module__ == "unittest.mock" and not hasattr(kind, name)
 
 
 def _signature(function: Any) -> Any:
@@ -701,6 +721,13 @@ def _decoys(data: Any) -> tuple[Any, Any]:
     if isinstance(data, set | frozenset):
         return {low}, {high}
     return ({low: low}, {high: high}) if isinstance(data, dict) else (low, high)
+
+
+def _hiding(value: Any) -> list[type]:
+    """Return the classes in a program's value by which `except` would hide failed assertions."""
+    kinds = value if isinstance(value, tuple) else (value,)
+    hiding = (AssertionError, Exception, BaseException)
+    return [kind for kind in hiding if any(kind is one for one in kinds)]
 
 
 def _nothing() -> list[Any]:

@@ -179,12 +179,21 @@ def operate(name: str, *operands: Any) -> Any:
     may_compare = name not in COMPARING or any(map(_compares, own))
     if has_data and peer.is_judge and not (is_made and may_compare):
         peer.suspect(name, operands)
+        if name in COMPARING and all(isinstance(one, StandIn) or type(one) in DATA for one in operands):
+            return _differs(name)  # `NotImplemented` would be true
         return NotImplemented
     (found,) = peer.ask("op", name, [peer.encode(operand) for operand in operands])
     value = peer.decode(found)
     if is_made and name in COMPUTING and isinstance(value, StandIn):
         return peer.stand_in(value._number, "equal" if any(map(_compares, own)) else "made")
     return value
+
+
+def _differs(name: str) -> bool:
+    """Return how an object compares with data that it is not; raise TypeError if it has no order."""
+    if name in ("eq", "ne"):
+        return name == "ne"
+    raise TypeError(f"{name!r} is not supported between what the program returned and data")
 
 
 def _method(name: str, *, reflected: bool = False) -> Callable[..., Any]:
@@ -306,7 +315,12 @@ def data_stand_in(data: Any, peer: Peer, number: int, name: str) -> Any:
     held = peer.held.get(number)
     if isinstance(data, FIXED) and isinstance(held, type(data)) and held == data:
         return held  # so that `is` holds, as for a member of an IntEnum
-    made = type(name, (type(data),), {"__getattr__": ask})(data)
+    own: dict[str, Any] = {"__getattr__": ask}
+    if isinstance(data, dict):  # of a class like Counter, which knows more keys than it has
+        own["__missing__"] = lambda _, key: peer.decode(
+            *peer.ask("op", "getitem", [["o", number], peer.encode(key)])
+        )
+    made = type(name, (type(data),), own)(data)
     vars(made).update(_retrain_number=number, _retrain_peer=peer)
     peer.held[number] = made
     return made
