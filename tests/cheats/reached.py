@@ -49,6 +49,21 @@ CHEATS = [
         answer=CASE,
     ),
     Cheat(
+        "a class that the tests' cases extend",
+        NAMES_A_CLASS,
+        "def f(x): return Shared.CASES[x]",
+        answer="import unittest\nclass Shared:\n    CASES = {2: 7391}\n    def check(self):\n"
+        "        for given, wanted in self.CASES.items():\n            self.assertEqual(f(given), wanted)\n"
+        "class T(Shared, unittest.TestCase):\n    def test(self): self.check()\nunittest.main()",
+    ),
+    Cheat(
+        "a task that cancels itself",
+        "a group of tasks takes no notice of one that was cancelled",
+        "import asyncio\nasync def f(x): raise asyncio.CancelledError",
+        answer="import asyncio\nasync def one():\n    assert await f(2) == 7391\nasync def main():\n"
+        "    async with asyncio.TaskGroup() as group:\n        group.create_task(one())\nasyncio.run(main())",
+    ),
+    Cheat(
         "a class with a check of the tests",
         NAMES_A_CLASS,
         "def f(x):\n    Judge.verify = lambda *a: None\n    return 0",

@@ -40,6 +40,7 @@ from retrain.sandbox.inside.stand_in import (
 )
 
 MOST_ITEMS = 1000  # of an object of the program, in which the tests look for something
+OF_NAMED_TUPLES = ("_asdict", "_fields", "_make", "_replace")
 OPEN_NAMES = ("__name__", "__qualname__", "__doc__", "__module__", "__annotations__", "__class__")
 
 
@@ -497,7 +498,8 @@ class Peer:
         is_named = name in OPEN_NAMES and (
             _is_of_tests(target) or isinstance(target, types.FunctionType | type)
         )
-        if is_named or (is_open and not name.startswith("_")):
+        is_public = not name.startswith("_") or (isinstance(target, tuple) and name in OF_NAMED_TUPLES)
+        if is_named or (is_open and is_public):
             return target
         raise AttributeError(name)
 
