@@ -60,6 +60,7 @@ def status_at_scale(found: dict[str, Any]) -> Iterator[Line]:
 def memory_at_scale(found: dict[str, Any]) -> Iterator[Line]:
     by_name = {row["what"]: row["peak_rss_mb"] for row in found["measured"]}
     libraries = by_name.pop("libraries alone")
+    by_name.pop("plain json and csv loop")
     for what, peak_mb in by_name.items():
         yield Line(what, peak_mb, "MB", libraries, "libraries alone", at_most=200)
 

@@ -1,10 +1,12 @@
-"""How much memory do `compare`, `report` and `export` take on a large campaign?
+"""How much memory and CPU time do `compare`, `report`, `export` and `resume` take on a large campaign?
 
-Writes a campaign of 400 runs x 500 rows (177 MB, removed afterwards) with rows as retrain writes them, then
-asks the kernel for the peak resident memory of each command, beside that of an interpreter with the libraries
-that any of them needs. `--runs 1 --rows 200000` has all rows in one file.
+Writes a finished campaign of 400 runs x 500 rows (177 MB, removed afterwards) with rows as retrain writes
+them, then asks the kernel for the peak resident memory of each command, beside that of an interpreter with
+the libraries that any of them needs, and of a plain loop of json and csv. `--runs 1 --rows 200000` has all
+rows in one file. `resume` has nothing to run.
 
     python -m benchmarks.memory_at_scale
+    python -m benchmarks.memory_at_scale --runs 4000 --rows 50 --only compare resume plain "export (csv)"
     python -m benchmarks.memory_at_scale --runs 1 --rows 200000
 """
 
@@ -20,7 +22,8 @@ from pathlib import Path
 
 from benchmarks.status_at_scale import Measured, measure
 from benchmarks.suite import script_parser
-from retrain.records.layout import CampaignFiles, RunFiles, create_directory
+from retrain.campaign.run import start
+from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import new_manifest, refresh, write_manifest
 from retrain.records.metrics import MetricsWriter, seal_of
 from retrain.records.run_row import PlannedRun
@@ -33,53 +36,83 @@ MEASURED = (
     "tokens_per_second entropy lr_factor bp_p_star bp_sigma bp_kappa bp_utilization"
 ).split()
 LIBRARIES = "import numpy, scipy.stats, pydantic, typer, rich"
+PLAIN = """
+import csv, json, sys
+from pathlib import Path
+paths = sorted(Path(sys.argv[1]).glob("*/runs/*/metrics.jsonl"))
+columns = list(json.loads(paths[0].open().readline()))
+with open("/dev/null", "w", newline="") as out:
+    writer = csv.writer(out)
+    for path in paths:
+        for line in path.open():
+            row = json.loads(line)
+            writer.writerow([row.get(name) for name in columns])
+"""
 COMMANDS = {
     "libraries alone": LIBRARIES,
+    "resume": "resume",
     "compare": "compare",
+    "plain json and csv loop": PLAIN,
     "report (html)": "report -o {out}/report.html",
     "export (csv)": "export -o {out}/rows.csv",
     "export (jsonl)": "export -o {out}/rows.jsonl",
     "export (parquet)": "export -o {out}/rows.parquet",
     "export --runs (csv)": "export --runs -o {out}/runs.csv",
 }
+TOML = """
+[training]
+batch_size = 2
+group_size = 4
+max_tokens = 4
+[data]
+task = "successor"
+[logging]
+log_dir = "{log_dir}"
+[campaign]
+seeds = {seeds}
+max_steps = {rows}
+parallel = true
+max_workers = 2
+"""
 CALL = "import sys; from retrain.__main__ import main; sys.argv = ['retrain', *{arguments!r}]; main()"
 
 
 def make_campaign(log_dir: Path, runs: int, rows: int) -> int:
     """Write a finished campaign with our own writers; gives the bytes of its rows."""
-    campaign = CampaignFiles(create_directory(log_dir, "scale"))
-    campaign.campaign_toml.write_text("")
-    campaign.runs.mkdir()
-    planned = [
-        PlannedRun(f"c{i % CONDITIONS}_s{i // CONDITIONS}", f"c{i % CONDITIONS}", i // CONDITIONS, rows)
-        for i in range(runs)
-    ]
-    for run in planned:
-        _make_run(campaign.run(run.run_id), run)
-    write_manifest(campaign.manifest, refresh(new_manifest("scale", "0", planned, log_dir), campaign))
-    return sum(path.stat().st_size for path in campaign.directory.rglob("metrics.jsonl"))
+    path = log_dir.parent / "scale.toml"
+    conditions = min(runs, CONDITIONS)
+    named = (f'[[campaign.conditions]]\nname = "c{i}"\ntraining.lr = 0.0{i + 1}\n' for i in range(conditions))
+    seeds = list(range(runs // conditions))
+    path.write_text(TOML.format(seeds=seeds, rows=rows, log_dir=log_dir) + "".join(named))
+    campaign = start(path)
+    for run in campaign.plan.runs:
+        _make_run(campaign.files_of(run.run_id), run.planned)
+    files = CampaignFiles(campaign.directory)
+    planned = [run.planned for run in campaign.plan.runs]
+    write_manifest(
+        files.manifest, refresh(new_manifest("scale", campaign.plan.config_hash, planned, log_dir), files)
+    )
+    return sum(path.stat().st_size for path in files.directory.rglob("metrics.jsonl"))
 
 
 def _make_run(files: RunFiles, run: PlannedRun) -> None:
-    files.directory.mkdir()
-    files.run_toml.write_text(f'[run]\nrun_id = "{run.run_id}"\ncondition = "{run.condition}"\n')
     begin_attempt(files.attempts)
     rng = random.Random(run.run_id)
-    base = {"run": run.run_id, "condition": run.condition, "seed": run.seed}
+    base: dict[str, object] = {"run": run.run_id, "condition": run.condition, "seed": run.seed}
     base |= {"batch_size": 8, "group_size": 16, "lr": 4e-5}
     with MetricsWriter(files.metrics, attempt=1) as metrics:
         for step in range(1, run.max_steps + 1):
             minutes, seconds = divmod(step % 86400, 60)
             when = f"2025-01-31T{minutes // 60 % 24:02d}:{minutes % 60:02d}:{seconds:02d}.000Z"
             figures = {name: rng.random() for name in MEASURED}
-            metrics.append(base | {"step": step, "timestamp": when, "bp_regime": "optimal"} | figures)
+            metrics.append({"step": step} | base | {"timestamp": when, "bp_regime": "optimal"} | figures)
     end_attempt(files.attempts, 1, RunState.DONE, exit_code=0, duration_s=500.0)
-    write_done(files.done, "", {"eval_reward": rng.random()}, seal_of(files.metrics))
+    write_done(files.done, run.config_hash, {"eval_reward": rng.random()}, seal_of(files.metrics))
 
 
 def program(command: str, log_dir: Path, out: Path) -> str:
     """Return what an interpreter is to run."""
-    if command == LIBRARIES:
+    if command in (LIBRARIES, PLAIN):
         return command
     name, *rest = command.format(out=out).split()
     (campaign,) = log_dir.iterdir()
@@ -90,6 +123,7 @@ def main() -> None:
     parser = script_parser(__doc__)
     parser.add_argument("--runs", type=int, default=400)
     parser.add_argument("--rows", type=int, default=500)
+    parser.add_argument("--only", nargs="*", default=[], help="beginnings of the rows to measure")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="retrain-memory-") as name:
@@ -104,7 +138,9 @@ def main() -> None:
             file=sys.stderr,
         )
         measured: list[Measured] = [
-            measure(what, program(command, log_dir, out), log_dir, 1) for what, command in COMMANDS.items()
+            measure(what, program(command, log_dir, out), log_dir, 1)
+            for what, command in COMMANDS.items()
+            if not options.only or what.startswith(tuple(options.only))
         ]
     if options.json:
         print(json.dumps({"bytes": size, "measured": [asdict(m) for m in measured]}))
