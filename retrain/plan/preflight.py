@@ -57,9 +57,11 @@ def preflight(plan: Plan, source: str) -> Checked:
     readings: dict[str, Reading] = {}
     tasks = Tasks()
     first_runs = plan.first_runs().values()  # a seed changes nothing here
+    # without all other conditions, which the checks of each would walk
+    campaign = replace(plan.campaign, conditions=None, sweep={})
     misnamed = [*misnamed_prices([run.config for run in first_runs])]
     for run in first_runs:
-        config = replace(run.config, campaign=plan.campaign)
+        config = replace(run.config, campaign=campaign)
         task = tasks.of(config)
         longest_answers[run.condition] = task.longest_answer
         found = list(_run_problems(plan, config, tasks))

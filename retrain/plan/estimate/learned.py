@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache, cached_property
 from itertools import chain
 from typing import Literal
 
@@ -95,26 +96,35 @@ class Learned:
     permits_borne: int | None  # that the API sustained, if permits adapt; None if never at its limit
     crowding: Crowding  # slowdown of all of this by concurrent runs
 
-    @property
+    @cached_property
     def pilot(self) -> Pilot:
-        """Step times by condition; a condition matched with another condition's runs has none of its own."""
-        times = {c: list(chain.from_iterable(m.run_times_s)) for c, m in self.conditions.items()}
-        own = {c: times[c] for c, m in self.conditions.items() if m.match != "other condition"}
-        runs = {c: m.runs for c, m in self.conditions.items()}
-        firsts: dict[tuple[int, ...], str] = {}
-        for condition in (*own, *self.conditions):
-            firsts.setdefault(self._runs_of(condition), condition)
-        same_runs = {c: firsts[self._runs_of(c)] for c in self.conditions}
-        variance = RUN_TIMES_DIFFER**2 if self.run_variance is None else self.run_variance
-        return Pilot(own or times, runs=runs, same_runs=same_runs, run_variance=variance)
+        """Step times by condition; of conditions that are measured by the same runs, only the first has any.
 
-    @property
+        So has none that is matched with another condition's runs, if others have their own.
+        """
+        own = [c for c, m in self.conditions.items() if m.match != "other condition"]
+        times = {
+            c: list(chain.from_iterable(self.conditions[c].run_times_s))
+            for c in own or self.conditions
+            if self._same_runs[c] == c
+        }
+        runs = {c: m.runs for c, m in self.conditions.items()}
+        variance = RUN_TIMES_DIFFER**2 if self.run_variance is None else self.run_variance
+        return Pilot(times, runs=runs, same_runs=self._same_runs, run_variance=variance)
+
+    @cached_property
     def run_variance(self) -> float | None:
         """How much runs of a condition differ beyond their steps; None while no condition has two."""
-        return run_variance(m.run_times_s for m in self.conditions.values())
+        return run_variance(m.run_times_s for c, m in self.conditions.items() if self._same_runs[c] == c)
 
-    def _runs_of(self, condition: str) -> tuple[int, ...]:
-        return tuple(map(id, self.conditions[condition].sources))
+    @cached_property
+    def _same_runs(self) -> dict[str, str]:
+        """Each condition's first one with the same runs, by its own where there is one."""
+        sources = {c: tuple(map(id, m.sources)) for c, m in self.conditions.items()}
+        firsts: dict[tuple[int, ...], str] = {}
+        for condition in sorted(sources, key=lambda c: self.conditions[c].match == "other condition"):
+            firsts.setdefault(sources[condition], condition)
+        return {c: firsts[runs] for c, runs in sources.items()}
 
 
 def crowding_of(plan: Plan, cores: float) -> Crowding:
@@ -137,7 +147,14 @@ def learned_for(
         return None
     crowding = crowding or history.crowding or crowding_of(plan, cores)
     history = history.alone(crowding)
-    conditions = {label: _measured(run, history.runs) for label, run in plan.first_runs().items()}
+    measured = {label_of(run.condition) for run in history.runs}
+    alike: dict[object, Measured] = {}  # a sweep has thousands of conditions that no earlier run tells apart
+    conditions = {}
+    for condition, run in plan.first_runs().items():
+        kind = _kind_of(run, measured)
+        if kind not in alike:
+            alike[kind] = _measured(run, history.runs)
+        conditions[condition] = replace(alike[kind], condition=condition)
     backend = plan.runs[0].config.backend.backend
     same = (run for run in history.runs if run.tables.get("backend", {}).get("backend") == backend)
     borne = median(run.permits_borne for run in same)
@@ -159,6 +176,18 @@ def workload_of(plan: Plan, learned: Learned) -> Workload:
     )
     costs = {label: measured.cost for label, measured in learned.conditions.items()}
     return Workload(tuple(RunWork(r.condition, r.max_steps) for r in plan.runs), costs, launching)
+
+
+def _kind_of(run: RunPlan, measured: Collection[str]) -> object:
+    """Return what decides how a condition is measured; `measured` has the labels of earlier runs."""
+    config, label = run.config, label_of(run.condition)
+    training, tables = config.training, [vars(getattr(config, section)) for section in DECIDES]
+    deciding = [
+        table if not keys else [table[key] for key in keys]
+        for table, keys in zip(tables, DECIDES.values(), strict=True)
+    ]
+    periods = training.max_steps, training.save_every, tuple(_evals_every(run).items())
+    return repr(deciding), periods, label if label in measured else ""
 
 
 def _measured(run: RunPlan, runs: Sequence[MeasuredRun]) -> Measured:
@@ -220,7 +249,10 @@ def _most_alike(condition: str, runs: Sequence[Compared]) -> tuple[MatchedBy, Se
 
 def _is_named(run: MeasuredRun, condition: str) -> bool:
     """Whether a run belongs to a condition; older records name the condition by its label."""
-    return label_of(run.condition) == label_of(condition)
+    return _label(run.condition) == _label(condition)
+
+
+_label = cache(label_of)  # each condition of a sweep is compared with each run
 
 
 def _share(every: int, steps: int) -> float:
@@ -229,9 +261,14 @@ def _share(every: int, steps: int) -> float:
 
 
 def _differences(ours: Tables, theirs: Tables) -> Iterator[str]:
-    defaults = as_tables(Config())  # of keys that the version of `theirs` did not have
+    defaults = _defaults()  # of keys that the version of `theirs` did not have
     for section, keys in DECIDES.items():
         mine, other = ours.get(section, {}), defaults[section] | theirs.get(section, {})
         for key in keys or sorted(mine):
             if mine.get(key) != other.get(key):
                 yield f"{section}.{key} = {quote(other.get(key))}, not {quote(mine.get(key))}"
+
+
+@cache
+def _defaults() -> Tables:
+    return as_tables(Config())
