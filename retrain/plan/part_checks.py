@@ -25,10 +25,11 @@ NAMED = ("environment", "environment")  # the key that names an environment
 
 
 class Tasks:
-    """The tasks of a plan, each built once for all that share it."""
+    """The tasks and environments of a plan, each built once for all that share it."""
 
     def __init__(self) -> None:
         self._built: dict[str, Task] = {}
+        self._opened: dict[str, list[Problem]] = {}
 
     def of(self, config: Config) -> Task:
         """Return the task that a run is trained on."""
@@ -38,6 +39,12 @@ class Tasks:
         """Return an evaluation's prompts; by default they are those that the run's task holds out."""
         task = self._named(table.task, table.options, config) if table.task else self.of(config)
         return list(task.held_out[: table.prompts])
+
+    def opening_problems(self, table: Environment) -> list[Problem]:
+        """Return why an episode of an environment cannot be opened, or is none."""
+        if (key := repr(table)) not in self._opened:
+            self._opened[key] = list(_opening_problems(table))
+        return self._opened[key]
 
     def _named(self, name: str, options: Tables, config: Config) -> Task:
         """Build a task, with a run's seed for its data; raise a ConfigError if its prompts are no prompts."""
@@ -76,10 +83,10 @@ def _are_messages(found: object) -> bool:
     )
 
 
-def environment_problems(config: Config) -> Iterator[Problem]:
+def environment_problems(config: Config, tasks: Tasks) -> Iterator[Problem]:
     """Iterate over what a run's environment lacks, or cannot do with the backend; an episode is opened."""
     yield from registry.problems_of("environments", config.environment.environment, "check_run", config)
-    yield from list(_opening_problems(config.environment)) or _tool_problems(config)
+    yield from tasks.opening_problems(config.environment) or _tool_problems(config)
 
 
 def _opening_problems(table: Environment) -> Iterator[Problem]:

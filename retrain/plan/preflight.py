@@ -98,7 +98,7 @@ def _run_problems(plan: Plan, config: Config, tasks: Tasks) -> Iterator[Problem]
     prompts = [*task.train, *task.held_out]
     if not len(task.train):
         yield Problem(("data", "task"), f"{config.data.task!r} has no prompt to train on")
-    yield from environment_problems(config)
+    yield from environment_problems(config, tasks)
     yield from reward_problems(config.reward.reward, config.reward.params, prompts, ("reward", "reward"))
     for name, options, where in _sandboxes_named(config):  # which may be of different tables
         wrong = registry.problems_with_table("sandbox", name, options)
@@ -167,7 +167,7 @@ def _eval_problems(config: Config, tasks: Tasks) -> Iterator[Problem]:
             section, *inside = problem.where or ("",)
             yield Problem((*at, *inside), problem.what) if section == "data" else problem
         if table.environment:
-            wrong = (*environment_problems(played), *_other_functions(config, played))
+            wrong = (*environment_problems(played, tasks), *_other_functions(config, played))
             yield from (_of_own_environment(problem, at) for problem in wrong)
 
 
