@@ -338,3 +338,10 @@ def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -> 
     path.symlink_to("/proc/self/mem")  # which begins with an input/output error
     with pytest.raises(ConfigError, match=r"c.toml: cannot read \(Input/output error\); the disk reports"):
         load_config(path)
+
+
+def test_a_problem_that_many_conditions_share_is_told_once(tmp_path: Path) -> None:
+    conditions = "".join(f'[[campaign.conditions]]\nname = "c{number}"\nlrr = 1\n' for number in range(9))
+    (problem,) = problems(f"[campaign]\nmax_steps = 3\nseeds = [0]\n{conditions}", tmp_path)
+    assert "[[campaign.conditions]] #1.lrr: unknown key" in problem
+    assert problem.endswith("; the same in 8 more conditions")

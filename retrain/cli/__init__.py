@@ -49,6 +49,7 @@ CONVERSIONS: Mapping[Any, Callable[[Any], Any]] = {
     list[Path]: lambda values: tuple(map(Path, values)),
 }
 NUMBERS: Mapping[Any, str] = {int: "a whole number", float: "a number"}
+MOST_CONDITIONS = 30  # in tables and lists; --json has all
 HELP = {"help_option_names": ["-h", "--help"]}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import typer
@@ -11,9 +11,10 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
-from retrain.cli import AsJson
+from retrain.cli import MOST_CONDITIONS, AsJson
 from retrain.records.decision import lines_of
 from retrain.records.rungs import lines_of_search
+from retrain.records.text import count_of
 from retrain.render.tables import BAD, console, fitted, print_result, table, width_of
 
 if TYPE_CHECKING:
@@ -100,7 +101,13 @@ def _comparison(comparison: Comparison, width: int) -> Iterator[str | Text | Tab
 def _part(title: str, lines: Iterable[str]) -> Iterator[str | Text]:
     if shown := [f"  {line}" for line in lines]:
         yield Text(title, style="bold")
-        yield from [*shown, ""]
+        yield from [*shown[:MOST_CONDITIONS], *_left_out(shown, "line"), ""]
+
+
+def _left_out(rows: Sequence[object], name: str = "condition") -> Iterator[str]:
+    """Return how many of some rows are not shown, if any."""
+    if (more := len(rows) - MOST_CONDITIONS) > 0:
+        yield f"  ... and {count_of(more, f'more {name}')}; --json lists all"
 
 
 def _metric(metric: MetricComparison, width: int) -> Iterator[str | Text | Table]:
@@ -110,16 +117,20 @@ def _metric(metric: MetricComparison, width: int) -> Iterator[str | Text | Table
     yield Text.assemble((metric.metric, "bold"), (f"  {heading(metric)}", "dim"))
     columns, rows = results(metric)
     failed = columns.index(">failed")
-    styled: list[list[str | Text]] = [list(row[:-1]) for row in rows]  # verdicts follow
+    # verdicts follow
+    styled: list[list[str | Text]] = [list(row[:-1]) for row in islice(rows, MOST_CONDITIONS)]
     for row in styled:
         row[failed] = Text(str(row[failed]), style=BAD if row[failed] != "0" else "")
     yield fitted("", ["", *columns[1:-1]], styled, width)
+    yield from _left_out(rows)
     yield from (f"  {line}" for line in excluded(metric.sides))
-    for ground in grounds(metric):
+    reasons = grounds(metric)
+    for ground in reasons[:MOST_CONDITIONS]:
         verdict = Text(ground.judgement, style=STYLES.get(ground.verdict, "bold"))
         against = f"  {ground.names} against {metric.sides[0].label}: "
         yield Text.assemble(against, verdict, f" ({ground.because})")
-    yield from (f"  {line}" for line in metric.by_question())
+    yield from _left_out(reasons, "verdict")
+    yield from (f"  {line}" for line in islice(metric.by_question(), MOST_CONDITIONS))
     yield ""
 
 
@@ -135,5 +146,7 @@ def _config(comparison: Comparison, width: int) -> Iterator[str | Text | Table]:
     else:
         yield Text("configuration", style="bold")
         for key, *values in rows:
-            pairs = (f"{label} {value}" for label, value in zip(labels, values, strict=True))
-            yield f"  {key}: {'; '.join(pairs)}"
+            pairs = [f"{label} {value}" for label, value in zip(labels, values, strict=True)]
+            more = len(pairs) - MOST_CONDITIONS
+            rest = f"; and {count_of(more, 'more condition')}: see --json" if more > 0 else ""
+            yield f"  {key}: {'; '.join(pairs[:MOST_CONDITIONS])}{rest}"

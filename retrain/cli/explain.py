@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 from typer import Option
 
-from retrain.cli import AsJson, ConfigFile, Overrides, duration
+from retrain.cli import MOST_CONDITIONS, AsJson, ConfigFile, Overrides, duration
 from retrain.errors import EXIT_CONFIG
 from retrain.records.text import about, count_of, dollars, format_duration, gib, number, plain, plain_lines
 from retrain.render.tables import console, fitted, print_result
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from retrain.plan.explain import Explanation, MemoryUse
 
 MOST_SEEDS = 8  # more are abbreviated
-MOST_CONDITIONS = 30  # in tables and lists
 MOST_WARNINGS = 20
 CHECK_STYLES = {"pass": "green", "warn": "yellow", "unknown": "cyan"}
 UNRELIABLE = {"short": " (a short pilot: see below)", "heavy": " (unreliable: see below)"}

@@ -51,6 +51,8 @@ from retrain.config.sweep_checks import check_sweep, ends_of
 from retrain.config.versions import BESIDE_THE_FILE, CURRENT, as_meant
 from retrain.errors import ConfigError, Location, Problem, place, records_error
 
+MOST_ALIKE = 3  # problems of conditions that are listed one by one
+CONDITION_NAMED = re.compile(r'(?<=\[\[campaign\.conditions\]\] )(#\d+|"(?:[^"\\]|\\.)*")')
 LARGEST_FILE_BYTES = 1_000_000  # a campaign file is a page or two; this limits the parser's input
 
 
@@ -260,10 +262,24 @@ def parse(
     lines += chain.from_iterable(_problems_of(variant, draft, source, shown) for variant, draft in drafts)
     lines += map(shown, _across(file, drafts))
     if lines:
-        raise ConfigError(list(dict.fromkeys(lines)))
+        raise ConfigError(list(_merged(lines)))
     if not table_of(raw):
         return file.config
     return _with_conditions(file.config, draft(expanded(raw, proposed)).config)
+
+
+def _merged(lines: Sequence[str]) -> Iterator[str]:
+    """Iterate over lines, each once; of those that many conditions share, over the first and their number."""
+    alike: dict[str, list[str]] = {}  # by what they say of any condition
+    for line in dict.fromkeys(lines):
+        alike.setdefault(CONDITION_NAMED.sub("", line, count=1), []).append(line)
+    first = {same[0]: same for same in alike.values() if len(same) > MOST_ALIKE}
+    merged = {line for same in first.values() for line in same}
+    for line in dict.fromkeys(lines):
+        if line in first:
+            yield f"{line}; the same in {len(first[line]) - 1} more conditions"
+        elif line not in merged:
+            yield line
 
 
 def _drafts(

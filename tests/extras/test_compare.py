@@ -428,3 +428,14 @@ def test_no_step_is_advised_where_a_side_has_no_rows(tmp_path):
     (line,) = excluded(compared(directory).metrics[0].sides)
     assert "maxrl 0" in line
     assert "--step" not in line
+
+
+def test_of_many_conditions_the_first_are_shown_and_the_others_counted(tmp_path, retrain: Call):
+    runs = {(f"c{number}", 0): flat(number / 100) for number in range(40)}
+    directory = str(write_campaign(tmp_path, runs))
+    shown = retrain("compare", directory).stdout
+    assert " c29 " in shown
+    assert " c30 " not in shown
+    assert "... and 10 more conditions; --json lists all" in shown
+    metric = json.loads(retrain("compare", directory, "--json").stdout)["comparisons"][0]["metrics"][0]
+    assert len(metric["sides"]) == 40
