@@ -107,7 +107,7 @@ def with_absolute_paths(config: Config) -> Config:
     """Return a configuration with absolute paths, so that its run can resume from any directory."""
     tables = as_tables(config)
     for section, key, value in values_of(config):
-        if value is not None:
+        if value is not None and (key.path or isinstance(value, dict | list)):
             tables[section][key.name] = mapped(value, key.name, key.path, _absolute)
     return build(Config, tables)
 
@@ -195,7 +195,7 @@ def _files(config: Config) -> dict[str, str]:
             found[key] = str(path)
 
     for section, key, value in values_of(config):
-        if key.affects == "result":
+        if key.affects == "result" and (key.path or isinstance(value, dict | list)):
             mapped(value, f"{section}.{key.name}", key.path, note)
     return found
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain, pairwise
@@ -125,13 +126,12 @@ class CostForecast:
 def cost_forecast(plan: Plan, learned: Learned) -> CostForecast | None:
     """Return what a plan will cost; None if a price, or the tokens of a condition's steps, are not known."""
     found, variances = [], []
-    differ = _runs_differ(plan, learned)
+    differ, runs = _runs_differ(plan, learned), Counter(one.condition for one in plan.runs)
     for condition, run in plan.first_runs().items():
         measured, price = learned.conditions[condition], price_of(run.config)
         if price is None or not measured.billed:
             return None
-        runs = sum(one.condition == condition for one in plan.runs)
-        cost, variance = _of_condition(measured, price, runs, run.max_steps, differ)
+        cost, variance = _of_condition(measured, price, runs[condition], run.max_steps, differ)
         found.append(cost)
         variances.append(variance)
     total = math.fsum(one.p50_usd for one in found)
