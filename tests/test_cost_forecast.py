@@ -108,3 +108,11 @@ def test_a_run_whose_price_is_not_known_any_more_tells_no_dollars(killed: RunFil
     spent = read_spending(killed)
     assert spent is not None
     assert (spent.usd, spent.unsure_usd, spent.tokens.sample) == (None, None, 3_000_000)
+
+
+def test_conditions_measured_by_the_same_runs_count_once(piloted: tuple[Plan, Learned]) -> None:
+    plan, learned = piloted
+    others = [replace(run, condition=f"new {number}") for number in range(50) for run in plan.runs[:1]]
+    more = learned_for(replace(plan, runs=(*plan.runs, *others)), learned.history, 1.0)
+    assert more is not None
+    assert (more.pilot.steps, len(more.conditions)) == (learned.pilot.steps, len(learned.conditions) + 50)

@@ -222,7 +222,10 @@ def _slowest_first(workload: Workload) -> Iterator[Option]:
 def _by_seed(workload: Workload, conditions: list[str]) -> Iterator[RunWork]:
     """Order runs by seed, and within a seed by this order of conditions, as a file would."""
     yield from (run for run in workload.runs if run.is_started)
-    left = {c: [r for r in workload.runs if r.condition == c and not r.is_started] for c in conditions}
+    left: dict[str, list[RunWork]] = {condition: [] for condition in conditions}
+    for run in workload.runs:
+        if not run.is_started:
+            left[run.condition].append(run)
     for seed in range(max(map(len, left.values()))):
         yield from (left[c][seed] for c in conditions if seed < len(left[c]))
 
