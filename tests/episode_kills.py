@@ -132,7 +132,10 @@ def _differences(files: RunFiles, expected: RunFiles, equal: Callable[[Any, Any]
 def near(ours: Any, theirs: Any) -> bool:
     """Whether two records differ by rounding only."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
-        return ours.keys() == theirs.keys() and all(near(value, theirs[key]) for key, value in ours.items())
+        pairs = [
+            (ours[key], theirs.get(key)) for key in ours if key != "first_steps"
+        ]  # a digest of all digits
+        return ours.keys() == theirs.keys() and all(near(value, other) for value, other in pairs)
     if isinstance(ours, list) and isinstance(theirs, list):
         return len(ours) == len(theirs) and all(map(near, ours, theirs))
     if isinstance(ours, float) and isinstance(theirs, float):

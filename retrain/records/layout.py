@@ -126,7 +126,11 @@ def _require_own(files: CampaignFiles) -> None:
     runs = () if is_single_run(files.directory) else files_of_runs(files).values()
     within = chain.from_iterable((run.directory, run.checkpoints) for run in runs)
     for made in chain((files.permits, files.runs), within):
-        if made.is_symlink():
+        try:
+            is_link = made.is_symlink()
+        except OSError:  # which is told, where it matters, by what reads the directory
+            continue
+        if is_link:
             raise RecordsError(
                 f"{made}: is a symbolic link, which records never follow; replace it by the directory "
                 "that it leads to (to keep records on another disk, set logging.log_dir)"

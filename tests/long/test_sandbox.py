@@ -23,6 +23,7 @@ from retrain.rewards.python.scorer import ProgramRunner, ProgramScorer
 from retrain.rollouts import Prompt
 from retrain.sandbox import Sandbox, SandboxError, auto, choose, inside
 from retrain.sandbox.cell import Cell, holes
+from retrain.sandbox.inside import boot_text
 from tests.conftest import temporary_files_in
 from tests.namespaces import BUBBLEWRAP
 from tests.semaphore_processes import wait_until
@@ -278,7 +279,12 @@ def test_a_command_that_runs_no_program_and_says_nothing_is_told_as_that() -> No
     assert (found.value, found.message) == (None, "silent has ended without a program: without a message")
 
 
-SAYS_NO_LAST_WORDS = ["exit 1", "head -c 59000 > /dev/null; yes", "echo '{1}' >&2; echo '{\"level\": 1}' >&2"]
+READS = len(boot_text(Sandbox("any", [], single_use=True)))  # of what a container is sent, but for the limits
+SAYS_NO_LAST_WORDS = [
+    "exit 1",
+    f"head -c {READS} > /dev/null; yes",
+    "echo '{1}' >&2; echo '{\"level\": 1}' >&2",
+]
 
 
 @pytest.mark.parametrize("ending", SAYS_NO_LAST_WORDS)
