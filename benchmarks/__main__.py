@@ -25,7 +25,7 @@ from rich.table import Table
 
 from benchmarks.areas import AREAS
 from benchmarks.suite import Area, Line, Measured, measure, script_parser
-from retrain import distribution
+from retrain.base import distribution
 
 COLUMNS = ("what", "ours", "reference", "", "ratio", "limit", "")
 

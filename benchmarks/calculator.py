@@ -49,7 +49,7 @@ SUMS = '''\
 
 import random
 
-from retrain.rollouts import Prompt
+from retrain.base.rollouts import Prompt
 from retrain.tasks import Task
 
 

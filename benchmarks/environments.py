@@ -25,10 +25,10 @@ from typing import Any
 from benchmarks.simulated_samplers import ROWS, WRITTEN, InProcess, Instant, Sampler
 from benchmarks.suite import script_parser
 from retrain.backends import Sampling
+from retrain.base.event_loop import EventLoopThread
+from retrain.base.rollouts import NextTurn, Prompt
 from retrain.config.schema import Environment
 from retrain.environments.single_turn import open_episode as open_question
-from retrain.event_loop import EventLoopThread
-from retrain.rollouts import NextTurn, Prompt
 from retrain.trainer.episodes import Episodes
 from retrain.trainer.turn_sampling import TurnSampler
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from retrain.backends import BackendSpec, MemoryEstimate, local
+from retrain.base.rollouts import Prompt
 from retrain.config.schema import Backend, Config, Model, Training
-from retrain.rollouts import Prompt
 
 if TYPE_CHECKING:
     from retrain.backends.local.policy import LocalBackend

@@ -23,11 +23,11 @@ import torch
 from benchmarks.gpu_model import SIZES, Setup, Size, save_model
 from benchmarks.gpu_runs import Campaign, measured_campaign
 from benchmarks.suite import Line, script_parser
-from retrain import registry
 from retrain.backends import Optimization, Sampling, Work
+from retrain.base import registry
+from retrain.base.rollouts import Loss, Prompt, TrainingSample
 from retrain.config.schema import BackPressure
 from retrain.controllers.throttle import LEVELS, ThrottlePolicy, decide
-from retrain.rollouts import Loss, Prompt, TrainingSample
 from retrain.system.load import LoadMeter, Scope
 from retrain.system.nvidia import gpus, taken_by_others
 from retrain.trainer.step_meter import classify

@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.suite import script_parser
-from retrain.clock import utc_now
+from retrain.base.clock import utc_now
+from retrain.base.rollouts import Group, Prompt, Rollout
 from retrain.records.files import make_directory
 from retrain.records.layout import RunFiles
 from retrain.records.row_parts import PermitUse
@@ -30,7 +31,6 @@ from retrain.records.step_row import (
     Timing,
     UpdateSummary,
 )
-from retrain.rollouts import Group, Prompt, Rollout
 from retrain.trainer import checkpoint
 from retrain.trainer.batch import ScoredBatch
 from retrain.trainer.journal import Journal, choose

@@ -22,9 +22,9 @@ from retrain.advantages import grpo, maxrl
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.numpy import connect
 from retrain.backends.numpy.policy import NumpyBackend
+from retrain.base.rollouts import Group, Loss, Prompt, TrainingSample
 from retrain.losses import ppo
 from retrain.rewards import partial
-from retrain.rollouts import Group, Loss, Prompt, TrainingSample
 from retrain.tasks import sort
 
 BATCH, GROUP, MAX_TOKENS = 16, 16, 8

@@ -135,7 +135,7 @@ def live(seconds: float) -> Row:
     """Sample through the SDK from a server that refuses; permits as a campaign's workers share them."""
     from retrain.backends import BackendSpec, Sampling
     from retrain.backends.tinker import connect
-    from retrain.rollouts import Prompt
+    from retrain.base.rollouts import Prompt
     from retrain.semaphore import FileSemaphore
     from retrain.semaphore.adaptive import SharedPermits
     from tests.tinker_api.running import KEY, MODEL, RunningServer, write_tokenizer

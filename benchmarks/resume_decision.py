@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.suite import script_parser
+from retrain.base.errors import EXIT_LAUNCH
+from retrain.base.locks.held import is_held
 from retrain.campaign import Observer
 from retrain.campaign.run import reopen, start
-from retrain.errors import EXIT_LAUNCH
-from retrain.locks.held import is_held
 from retrain.records.metrics import MetricsWriter
 from retrain.records.run_state import begin_attempt, end_attempt, write_done
 

@@ -22,8 +22,8 @@ from typing import Any
 import psutil
 
 from benchmarks.suite import script_parser
+from retrain.base.rollouts import Prompt
 from retrain.rewards import Answer, BatchScorer, python
-from retrain.rollouts import Prompt
 from retrain.system import cpu_capacity
 
 NOTHING = Answer("print(input())", Prompt(0, "?", '[{"input": "1", "output": "1"}]'))

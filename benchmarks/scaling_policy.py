@@ -21,11 +21,11 @@ from retrain.advantages import grpo
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.numpy import connect
 from retrain.backends.numpy.policy import NumpyBackend
+from retrain.base.errors import NonFiniteError
+from retrain.base.rollouts import Group, Loss, Prompt, TrainingSample
 from retrain.controllers.scaling.rules import RULES, LearningRateScaling, ScalingDecision, ScalingRule
-from retrain.errors import NonFiniteError
 from retrain.losses import ppo
 from retrain.rewards import partial as partial_credit
-from retrain.rollouts import Group, Loss, Prompt, TrainingSample
 from retrain.tasks import Task, sort
 
 PARTS = 4  # micro-batches of whole prompt groups, whose gradients tell noise from signal

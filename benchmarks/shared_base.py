@@ -22,10 +22,10 @@ RUN = """
 import sys
 from functools import partial
 import numpy as np
-from retrain import registry
+from retrain.base import registry
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.local import connect
-from retrain.rollouts import Loss, Prompt, TrainingSample
+from retrain.base.rollouts import Loss, Prompt, TrainingSample
 
 shares = sys.argv[2] == "shared"
 options = {"device": "cpu", "local_files_only": True, "threads": 1, "share_weights": shares}

@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from benchmarks.suite import script_parser
+from retrain.base.rollouts import Floats
 from retrain.controllers.mismatch import MismatchTrend
 from retrain.report.signs import find_jump
-from retrain.rollouts import Floats
 from retrain.trainer.eval_schedule import Falling
 
 STEPS = 500

@@ -13,7 +13,7 @@ import numpy as np
 
 from retrain.backends import Sampling
 from retrain.backends.rows import LiveTurn, Taken, TurnFeed
-from retrain.rollouts import FirstTurn, Given, Group, NextTurn, Prompt, Rollout
+from retrain.base.rollouts import FirstTurn, Given, Group, NextTurn, Prompt, Rollout
 
 ROWS = 32
 TOKEN_S, TOKENS = 0.004, (10, 70)

@@ -27,8 +27,8 @@ import psutil
 
 from benchmarks.many_runs import campaign_of, status_cost
 from benchmarks.suite import script_parser
+from retrain.base.locks.held import is_held
 from retrain.launchers.slurm import COMMANDS
-from retrain.locks.held import is_held
 from tests.cluster.slurm_cluster import Cluster
 
 ROOT = Path(__file__).parent.parent

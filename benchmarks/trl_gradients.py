@@ -105,7 +105,7 @@ def of_minibatches(trainer: Any, model: str, normalization: str) -> Result:
 
 def drawn(backend: Any, tied: int, drift: float) -> Any:
     """Sample a batch and give it rewards; the last groups tie."""
-    from retrain.rollouts import Prompt
+    from retrain.base.rollouts import Prompt
     from retrain.trainer.batch import ScoredBatch
     from tests.extras.local_policies import draw
 

@@ -29,6 +29,36 @@ if TYPE_CHECKING:
     from retrain.backends.rows import LiveTurn as LiveTurn
     from retrain.backends.rows import TurnFeed as TurnFeed
     from retrain.backends.saved import Exported as Exported
+    from retrain.base.errors import BackendMemoryError as BackendMemoryError
+    from retrain.base.errors import ClusterDownError as ClusterDownError
+    from retrain.base.errors import ConfigError as ConfigError
+    from retrain.base.errors import FullContextError as FullContextError
+    from retrain.base.errors import InfrastructureError as InfrastructureError
+    from retrain.base.errors import InterruptedRunError as InterruptedRunError
+    from retrain.base.errors import LaunchError as LaunchError
+    from retrain.base.errors import NonFiniteError as NonFiniteError
+    from retrain.base.errors import Problem as Problem
+    from retrain.base.errors import PromptError as PromptError
+    from retrain.base.errors import RecordsError as RecordsError
+    from retrain.base.errors import RetrainError as RetrainError
+    from retrain.base.errors import RunFailedError as RunFailedError
+    from retrain.base.json_lines import Demonstration as Demonstration
+    from retrain.base.registry import Count as Count
+    from retrain.base.registry import Fraction as Fraction
+    from retrain.base.registry import Natural as Natural
+    from retrain.base.registry import NotNegative as NotNegative
+    from retrain.base.registry import Positive as Positive
+    from retrain.base.registry import find_plugin as find_plugin
+    from retrain.base.rollouts import CallForm as CallForm
+    from retrain.base.rollouts import FirstTurn as FirstTurn
+    from retrain.base.rollouts import Given as Given
+    from retrain.base.rollouts import Group as Group
+    from retrain.base.rollouts import Loss as Loss
+    from retrain.base.rollouts import LossTerms as LossTerms
+    from retrain.base.rollouts import NextTurn as NextTurn
+    from retrain.base.rollouts import Prompt as Prompt
+    from retrain.base.rollouts import Rollout as Rollout
+    from retrain.base.rollouts import TrainingSample as TrainingSample
     from retrain.campaign.run import run_campaign as run_campaign
     from retrain.config.load import load_config as load_config
     from retrain.config.prices import Price as Price
@@ -43,20 +73,6 @@ if TYPE_CHECKING:
     from retrain.controllers.sequential import SequentialComparison as SequentialComparison
     from retrain.controllers.usl import UslFit as UslFit
     from retrain.controllers.usl import fit_usl as fit_usl
-    from retrain.errors import BackendMemoryError as BackendMemoryError
-    from retrain.errors import ClusterDownError as ClusterDownError
-    from retrain.errors import ConfigError as ConfigError
-    from retrain.errors import FullContextError as FullContextError
-    from retrain.errors import InfrastructureError as InfrastructureError
-    from retrain.errors import InterruptedRunError as InterruptedRunError
-    from retrain.errors import LaunchError as LaunchError
-    from retrain.errors import NonFiniteError as NonFiniteError
-    from retrain.errors import Problem as Problem
-    from retrain.errors import PromptError as PromptError
-    from retrain.errors import RecordsError as RecordsError
-    from retrain.errors import RetrainError as RetrainError
-    from retrain.errors import RunFailedError as RunFailedError
-    from retrain.json_lines import Demonstration as Demonstration
     from retrain.launchers import Assignment as Assignment
     from retrain.launchers import Begun as Begun
     from retrain.launchers import Ended as Ended
@@ -75,12 +91,6 @@ if TYPE_CHECKING:
     from retrain.plan.estimate.workload import Workload as Workload
     from retrain.records.metrics import read_metrics as read_metrics
     from retrain.records.step_row import Mismatch as Mismatch
-    from retrain.registry import Count as Count
-    from retrain.registry import Fraction as Fraction
-    from retrain.registry import Natural as Natural
-    from retrain.registry import NotNegative as NotNegative
-    from retrain.registry import Positive as Positive
-    from retrain.registry import find_plugin as find_plugin
     from retrain.rewards import Answer as Answer
     from retrain.rewards import BatchScorer as BatchScorer
     from retrain.rewards import Outcome as Outcome
@@ -88,16 +98,6 @@ if TYPE_CHECKING:
     from retrain.rewards import TrainerState as TrainerState
     from retrain.rewards import UnscoredError as UnscoredError
     from retrain.rewards import score_with as score_with
-    from retrain.rollouts import CallForm as CallForm
-    from retrain.rollouts import FirstTurn as FirstTurn
-    from retrain.rollouts import Given as Given
-    from retrain.rollouts import Group as Group
-    from retrain.rollouts import Loss as Loss
-    from retrain.rollouts import LossTerms as LossTerms
-    from retrain.rollouts import NextTurn as NextTurn
-    from retrain.rollouts import Prompt as Prompt
-    from retrain.rollouts import Rollout as Rollout
-    from retrain.rollouts import TrainingSample as TrainingSample
     from retrain.sandbox import Sandbox as Sandbox
     from retrain.semaphore import FileSemaphore as FileSemaphore
     from retrain.system.throttle import ThrottleLevel as ThrottleLevel
@@ -133,12 +133,12 @@ _HOME = {
         "controllers.scaling.noise_scale": "GradientNoiseScale",
         "controllers.sequential": "SequentialComparison",
         "controllers.usl": "UslFit fit_usl",
-        "errors": (
+        "base.errors": (
             "BackendMemoryError ClusterDownError ConfigError FullContextError InfrastructureError "
             "InterruptedRunError LaunchError NonFiniteError Problem PromptError RecordsError RetrainError "
             "RunFailedError"
         ),
-        "json_lines": "Demonstration",
+        "base.json_lines": "Demonstration",
         "launchers": "Assignment Begun Ended Launcher",
         "loggers": "LoggedRun Logger",
         "pipeline": "RateLimiter",
@@ -146,9 +146,11 @@ _HOME = {
         "plan.estimate.workload": "Failures Launching Pilot RunWork StepCost Workload",
         "records.metrics": "read_metrics",
         "records.step_row": "Mismatch",
-        "registry": "Count Fraction Natural NotNegative Positive find_plugin",
+        "base.registry": "Count Fraction Natural NotNegative Positive find_plugin",
         "rewards": "Answer BatchScorer Outcome Score TrainerState UnscoredError score_with",
-        "rollouts": "CallForm FirstTurn Given Group Loss LossTerms NextTurn Prompt Rollout TrainingSample",
+        "base.rollouts": (
+            "CallForm FirstTurn Given Group Loss LossTerms NextTurn Prompt Rollout TrainingSample"
+        ),
         "sandbox": "Sandbox",
         "semaphore": "FileSemaphore",
         "system.throttle": "ThrottleLevel ThrottleState TrainingThrottle",

@@ -8,9 +8,9 @@ import os
 import sys
 from pathlib import Path
 
-from retrain.errors import EXIT_BUG, EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_RECORDS, RetrainError
-from retrain.hide_process import hide
-from retrain.streams import fill_closed, leave, write_in_any_encoding
+from retrain.base.errors import EXIT_BUG, EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_RECORDS, RetrainError
+from retrain.base.hide_process import hide
+from retrain.base.streams import fill_closed, leave, write_in_any_encoding
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # errors of a full disk
 
@@ -18,7 +18,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # errors of a full disk
 def main() -> None:
     """Run the command line."""
     hide()  # keys in its environment
-    from retrain.redaction import cover_output  # after that, as whatever it imports
+    from retrain.base.redaction import cover_output  # after that, as whatever it imports
 
     fill_closed()
     write_in_any_encoding()
@@ -75,7 +75,7 @@ def _run(arguments: list[str]) -> int:
 
 def _fault_of(error: BaseException) -> str:
     """Return where a user's own code raised an error; "" if it did not."""
-    found = sys.modules.get("retrain.registry")  # without it, no plugin was looked for
+    found = sys.modules.get("retrain.base.registry")  # without it, no plugin was looked for
     return f"{found.fault_of(error)}; --debug shows all" if found and found.fault_of(error) else ""
 
 

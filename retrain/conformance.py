@@ -18,21 +18,21 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from retrain import registry
 from retrain.backends import BackendSpec, Optimization, Sampling
+from retrain.base import registry
+from retrain.base.errors import ConfigError, RetrainError
+from retrain.base.event_loop import EventLoopThread
+from retrain.base.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
 from retrain.campaign.orchestrate import CampaignRun
 from retrain.campaign.run import start
 from retrain.controllers.permits import CallFacts
 from retrain.environments import brings_loop
-from retrain.errors import ConfigError, RetrainError
-from retrain.event_loop import EventLoopThread
 from retrain.loggers import LoggedRun
 from retrain.records.campaign_state import ask_to_stop
 from retrain.records.layout import CampaignFiles
 from retrain.records.run_state import RunState
 from retrain.rewards import Answer
 from retrain.rewards.opening import open_reward, range_of
-from retrain.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
 from retrain.sandbox import choose
 from retrain.sandbox.cell import holes
 from retrain.trainer.trial import check_form, try_out

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from retrain import extras
-from retrain.errors import ConfigError, os_errors
+from retrain.base import extras
+from retrain.base.errors import ConfigError, os_errors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # peft's prefix of module names

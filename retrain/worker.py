@@ -8,7 +8,7 @@ holds, that has finished, or whose campaign was stopped.
 from __future__ import annotations
 
 if __name__ == "__main__":  # first of all
-    from retrain.hide_process import hide
+    from retrain.base.hide_process import hide
 
     hide()
 
@@ -25,14 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from retrain import registry
-from retrain.config.adapters import KEY as ADAPTER
-from retrain.config.digest import is_as_written
-from retrain.config.files import changed_files
-from retrain.config.resolve import build
-from retrain.config.schema import Config
-from retrain.config.versions import as_meant
-from retrain.errors import (
+from retrain.base import registry
+from retrain.base.errors import (
     EXIT_CONFIG,
     EXIT_DONE,
     EXIT_INFRASTRUCTURE,
@@ -45,7 +39,16 @@ from retrain.errors import (
     is_passing,
     records_error,
 )
-from retrain.locks.held import hold, present_holder
+from retrain.base.locks.held import hold, present_holder
+from retrain.base.redaction import cover_output, recorded_error
+from retrain.base.streams import fill_closed, leave
+from retrain.base.threads import use_one_thread
+from retrain.config.adapters import KEY as ADAPTER
+from retrain.config.digest import is_as_written
+from retrain.config.files import changed_files
+from retrain.config.resolve import build
+from retrain.config.schema import Config
+from retrain.config.versions import as_meant
 from retrain.records.campaign_state import asked_to_stop
 from retrain.records.files import read_small, remove_leftovers
 from retrain.records.layout import CampaignFiles, RunFiles, campaign_of
@@ -53,9 +56,6 @@ from retrain.records.metrics import Seal, require_steps, seal_of
 from retrain.records.row_parts import Value
 from retrain.records.run_state import RunState, begin_attempt, end_attempt, read_done, write_done
 from retrain.records.text import as_typed
-from retrain.redaction import cover_output, recorded_error
-from retrain.streams import fill_closed, leave
-from retrain.threads import use_one_thread
 
 if TYPE_CHECKING:
     from retrain.trainer.checkpoint import Checkpoint

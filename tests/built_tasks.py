@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from retrain.errors import ConfigError
-from retrain.registry import find, problems_with_params
+from retrain.base.errors import ConfigError
+from retrain.base.registry import find, problems_with_params
 from retrain.tasks import Task
 
 

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from retrain.errors import RecordsError
-from retrain.locks.held import holder, is_held
+from retrain.base.errors import RecordsError
+from retrain.base.locks.held import holder, is_held
 from retrain.records.layout import RunFiles
 from retrain.records.manifest import read_manifest
 from retrain.records.run_state import read_attempts

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from retrain import locks
+from retrain.base import locks
 
 WRITERS = (
     "open",

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from retrain.base.errors import RecordsError
+from retrain.base.locks import held as locks
 from retrain.campaign.endings import conclude, ended_attempts
-from retrain.errors import RecordsError
-from retrain.locks import held as locks
 from retrain.records import files as on_disk
 from retrain.records import metrics, run_state, samples
 from retrain.records.files import FILE_MODE, make_directory, write_all

@@ -11,8 +11,8 @@ import os
 import signal
 from typing import Any
 
+from retrain.base.rollouts import Prompt
 from retrain.environments.guess import Game
-from retrain.rollouts import Prompt
 from tests.asking import complete, spoken, user
 
 CALLS, WORKER = "RETRAIN_TEST_CALLS", "RETRAIN_TEST_WORKER"  # variables: until the kill, and whose

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from retrain.backends.rows import LiveTurn, Taken
-from retrain.rollouts import FirstTurn, NextTurn, Rollout
+from retrain.base.rollouts import FirstTurn, NextTurn, Rollout
 
 
 class Script:

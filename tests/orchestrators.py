@@ -8,14 +8,14 @@ from pathlib import Path
 
 from retrain.campaign.run import start
 
-DEAD_BEFORE = "import sys, pathlib; from retrain.locks import held; held.hold(pathlib.Path(sys.argv[1]))"
+DEAD_BEFORE = "import sys, pathlib; from retrain.base.locks import held; held.hold(pathlib.Path(sys.argv[1]))"
 # Forked from one process, which has imported everything: they come closer together than by starting anew.
 STARTER = """
 import os, sys
 from pathlib import Path
 from retrain.campaign import Observer
 from retrain.campaign.run import reopen
-from retrain.errors import LaunchError
+from retrain.base.errors import LaunchError
 directory, count = Path(sys.argv[1]), int(sys.argv[2])
 said, ready, gate, end = (os.pipe() for _ in range(4))
 class Winner(Observer):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from retrain.backends import BackendSpec, Sampling
 from retrain.backends.numpy import connect as connect_policy
 from retrain.backends.numpy.policy import NumpyBackend
-from retrain.errors import BackendMemoryError
-from retrain.rollouts import Group, Prompt
+from retrain.base.errors import BackendMemoryError
+from retrain.base.rollouts import Group, Prompt
 
 ROOM = 5  # prompts
 

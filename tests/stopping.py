@@ -13,9 +13,9 @@ from pathlib import Path
 
 import psutil
 
+from retrain.base.locks import start_mark
 from retrain.campaign.orchestrate import CampaignOutcome
 from retrain.campaign.run import reopen
-from retrain.locks import start_mark
 from retrain.records.layout import CampaignFiles, RunFiles, find_campaigns
 from retrain.records.metrics import read_metrics
 

@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 from retrain.backends import BackendSpec, Sampling
 from retrain.backends.numpy import connect as connect_policy
 from retrain.backends.numpy.policy import NumpyBackend
-from retrain.errors import RunFailedError
-from retrain.rollouts import Group, Prompt
+from retrain.base.errors import RunFailedError
+from retrain.base.rollouts import Group, Prompt
 
 AFTER_SAVING: list[str] = []  # threads that sampled once a checkpoint was written
 

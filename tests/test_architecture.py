@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from retrain import registry
-from retrain.registry import KINDS
+from retrain.base import registry
+from retrain.base.registry import KINDS
 
 ROOT = Path(__file__).parent.parent
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

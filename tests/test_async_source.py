@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from retrain.base.errors import BackendMemoryError
+from retrain.base.rollouts import Group, Prompt, Rollout
 from retrain.config.flow import FlowSettings
-from retrain.errors import BackendMemoryError
-from retrain.rollouts import Group, Prompt, Rollout
 from retrain.trainer.prompt_stream import PromptStream
 from retrain.trainer.source import AsyncSource
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from retrain import worker
+from retrain.base.errors import ConfigError, RecordsError
+from retrain.base.locks.held import hold
 from retrain.campaign.orchestrate import CampaignOutcome
 from retrain.campaign.run import reopen, start
 from retrain.config.load import load_config, parse
 from retrain.config.prices import Price
-from retrain.errors import ConfigError, RecordsError
-from retrain.locks.held import hold
 from retrain.plan.estimate.history import learn
 from retrain.plan.explain import explain_plan
 from retrain.plan.matrix import plan_runs

@@ -9,8 +9,8 @@ from functools import partial
 
 import pytest
 
+from retrain.base.errors import InfrastructureError
 from retrain.calibrate import trials
-from retrain.errors import InfrastructureError
 from retrain.system import nvidia
 from retrain.system.nvidia import Gpu
 from retrain.system.processes import process_tree

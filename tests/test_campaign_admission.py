@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from retrain.base.errors import ConfigError
 from retrain.campaign import Observer
 from retrain.campaign.admission import Places, as_planned, by_memory
 from retrain.campaign.run import reopen, start
-from retrain.errors import ConfigError
 from retrain.records.layout import CampaignFiles
 from retrain.records.run_state import RunState
 from retrain.system import memory_limit_bytes

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from retrain.base.errors import ClusterDownError, LaunchError, RecordsError
+from retrain.base.locks.held import LockHolder, hold, holder
 from retrain.campaign import Observer
 from retrain.campaign.admission import as_planned
 from retrain.campaign.endings import Ending
@@ -16,9 +18,7 @@ from retrain.campaign.run import start
 from retrain.campaign.stop import stop_campaign
 from retrain.campaign.supervise import Supervisor
 from retrain.config.campaign import Campaign
-from retrain.errors import ClusterDownError, LaunchError, RecordsError
 from retrain.launchers import Assignment, Begun, Ended
-from retrain.locks.held import LockHolder, hold, holder
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.run_state import (

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from retrain.base.errors import EXIT_DONE, EXIT_INTERRUPTED
 from retrain.campaign.run import start
-from retrain.errors import EXIT_DONE, EXIT_INTERRUPTED
 from retrain.records.metrics import read_metrics
 from retrain.worker import run as run_worker
 

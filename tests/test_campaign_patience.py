@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from retrain.base.locks.held import hold
 from retrain.campaign.endings import LOOKS, Patience
 from retrain.config.campaign import Campaign
-from retrain.locks.held import hold
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import Progress, RunState, begin_attempt, write_progress
 

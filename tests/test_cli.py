@@ -17,9 +17,9 @@ import pytest
 from typer.testing import CliRunner
 
 from retrain import cli
+from retrain.base.errors import ConfigError, RecordsError
 from retrain.campaign.run import reopen, start
 from retrain.cli import COMMANDS, app
-from retrain.errors import ConfigError, RecordsError
 from retrain.records.metrics import read_metrics
 from tests.conftest import ONE_RUN, TINY
 from tests.full_disk import files_of_at_most
@@ -286,17 +286,18 @@ def test_help_imports_no_command(here: Path) -> None:
     assert of_retrain(imported(["--help"], here)) == {
         "retrain.__main__",
         "retrain.cli",
-        "retrain.errors",
-        "retrain.hide_process",
-        "retrain.redaction",
-        "retrain.streams",
+        "retrain.base",
+        "retrain.base.errors",
+        "retrain.base.hide_process",
+        "retrain.base.redaction",
+        "retrain.base.streams",
     }
 
 
 def test_status_imports_only_what_it_uses(ran: Ran) -> None:
     found = imported(["status"], ran[0])
-    assert not found & (HEAVY | {"pydantic_core", "retrain.config.schema", "retrain.registry"})
-    assert len(of_retrain(found)) <= 55
+    assert not found & (HEAVY | {"pydantic_core", "retrain.config.schema", "retrain.base.registry"})
+    assert len(of_retrain(found)) <= 60
 
 
 def test_numbers_are_read_without_pydantic(ran: Ran) -> None:
@@ -326,7 +327,7 @@ def test_explain_imports_only_what_it_uses(campaign_file: Path) -> None:
     clusters = {f"retrain.launchers.{name}" for name in ("cluster", "slurm", "ray")}
     others = {"retrain.semaphore", "retrain.config.reference", "retrain.sandbox.cell", "retrain.status"}
     assert not found & (HEAVY | records | clusters | others)
-    assert len(of_retrain(found)) <= 80
+    assert len(of_retrain(found)) <= 86  # with the packages of rooms
 
 
 def of_retrain(modules: set[str]) -> set[str]:

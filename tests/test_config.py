@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retrain.base.errors import ConfigError
 from retrain.config.digest import digest
 from retrain.config.keys import as_toml
 from retrain.config.load import load_config, load_types, parse
 from retrain.config.reference import json_schema
 from retrain.config.resolve import as_tables, build, resolve
 from retrain.config.schema import Config
-from retrain.errors import ConfigError
 
 
 def problems(text: str, here: Path, *overrides: str) -> list[str]:

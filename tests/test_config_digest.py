@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import tomli_w
 
+from retrain.base.errors import EXIT_INFRASTRUCTURE, ConfigError, exit_code_of
 from retrain.config import reference
 from retrain.config.digest import digest, is_as_written
 from retrain.config.files import LARGEST_WHOLE, changed_files, fingerprint
 from retrain.config.keys import keys_of
 from retrain.config.load import parse
 from retrain.config.resolve import RUN_SECTIONS, SECTIONS, as_tables
-from retrain.errors import EXIT_INFRASTRUCTURE, ConfigError, exit_code_of
 from retrain.plan.matrix import plan_runs
 
 OLD = Path(__file__).parent / "data" / "logs-0.1.0"

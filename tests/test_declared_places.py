@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from retrain import registry
+from retrain.base import registry
+from retrain.base.errors import ConfigError
 from retrain.campaign.launcher_setup import as_launched
 from retrain.campaign.run import start
 from retrain.config.load import parse
 from retrain.conformance import check_plugin
-from retrain.errors import ConfigError
 from retrain.plan.checklist import Decisions, warnings_of
 from retrain.plan.launching import runs_here
 from retrain.plan.matrix import Plan, plan_runs

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from retrain import distribution
-from retrain.distribution import NAME, TREE, command_for
+from retrain.base import distribution
+from retrain.base.distribution import NAME, TREE, command_for
 
 WHEEL = {"archive_info": {}}
 GIT = {"vcs_info": {"vcs": "git", "commit_id": "4f30980", "requested_revision": "main"}}

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from retrain import extras, registry
-from retrain.distribution import install_command
+from retrain.base import extras, registry
+from retrain.base.distribution import install_command
 from tests.slurm_pieces import command
 
 Call = Callable[..., subprocess.CompletedProcess[str]]

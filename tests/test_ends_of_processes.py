@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from retrain.base.line_process import how_ended
 from retrain.engines.shared_server import ServerFiles
-from retrain.line_process import how_ended
 
 
 @pytest.mark.parametrize(

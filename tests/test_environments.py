@@ -21,22 +21,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrain import registry, worker
+from retrain import worker
 from retrain.backends import BackendSpec, Sampling
 from retrain.backends.numpy import CONTEXT
+from retrain.base import registry
+from retrain.base.errors import ConfigError, InterruptedRunError, PromptError
+from retrain.base.event_loop import EventLoopThread
+from retrain.base.rollouts import Given, Group, NextTurn, Prompt, Rollout
 from retrain.config.load import parse
 from retrain.config.schema import Config, Environment
 from retrain.conformance import check_plugin
 from retrain.environments import plain_calls
 from retrain.environments.guess import Game
 from retrain.environments.plain_calls import InTurn
-from retrain.errors import ConfigError, InterruptedRunError, PromptError
-from retrain.event_loop import EventLoopThread
 from retrain.plan.matrix import plan_runs
 from retrain.plan.preflight import preflight
 from retrain.records.metrics import read_metrics
 from retrain.records.samples import read_samples
-from retrain.rollouts import Given, Group, NextTurn, Prompt, Rollout
 from retrain.trainer.episodes import Episodes, summary_of
 from retrain.trainer.opening import sampler_of
 from retrain.trainer.turn_sampling import SampleTurns, TurnSampler
@@ -813,7 +814,7 @@ class Strange(Once):
 
 class Shut:
     def __init__(self, *, level2: str = ""):
-        from retrain.errors import ConfigError
+        from retrain.base.errors import ConfigError
 
         raise ConfigError(f"level2: got {level2!r}; needs a level" if level2 else "closed on Mondays")
 

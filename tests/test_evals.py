@@ -15,10 +15,10 @@ import tomli_w
 
 from benchmarks import signs
 from retrain import worker
+from retrain.base.errors import ConfigError
 from retrain.config.load import parse
 from retrain.config.resolve import as_tables, build
 from retrain.config.schema import Config
-from retrain.errors import ConfigError
 from retrain.plan.matrix import plan_runs
 from retrain.plan.preflight import preflight
 from retrain.records.files import record_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from retrain.event_loop import EventLoopThread, in_thread
+from retrain.base.event_loop import EventLoopThread, in_thread
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from retrain.base.errors import ConfigError
 from retrain.config.load import parse
 from retrain.config.versions import OVERLAPPING, as_meant
-from retrain.errors import ConfigError
 from retrain.plan.matrix import plan_runs
 
 Call = Callable[..., subprocess.CompletedProcess[str]]

@@ -19,9 +19,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrain import registry, worker
+from retrain import worker
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.numpy import CONTEXT
+from retrain.base import registry
+from retrain.base.errors import ConfigError
+from retrain.base.event_loop import EventLoopThread
+from retrain.base.rollouts import CallForm, FirstTurn, Given, Group, Loss, Prompt, Rollout, TrainingSample
 from retrain.config.load import parse
 from retrain.config.schema import Environment
 from retrain.conformance import check_plugin
@@ -29,11 +33,8 @@ from retrain.environments.endpoint.calling import Calling
 from retrain.environments.endpoint.chat import Called, Message, Refusal
 from retrain.environments.endpoint.session import Rendering
 from retrain.environments.harness import Program
-from retrain.errors import ConfigError
-from retrain.event_loop import EventLoopThread
 from retrain.records.metrics import read_metrics
 from retrain.records.samples import read_samples
-from retrain.rollouts import CallForm, FirstTurn, Given, Group, Loss, Prompt, Rollout, TrainingSample
 from retrain.trainer.batch import BoundAlgorithm, ScoredBatch
 from retrain.trainer.episodes import Episodes, summary_of
 from retrain.trainer.journal import choose

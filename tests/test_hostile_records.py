@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from retrain.base.errors import RetrainError
+from retrain.base.locks import LockFile
+from retrain.base.locks.held import hold, holder, is_held
 from retrain.campaign.endings import conclude
 from retrain.controllers.permits import CallFacts
-from retrain.errors import RetrainError
-from retrain.locks import LockFile
-from retrain.locks.held import hold, holder, is_held
 from retrain.publish import FACTS, Published, read_published
 from retrain.records.decision import Round, begin_design, read_looks
 from retrain.records.files import write_json

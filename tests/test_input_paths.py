@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from retrain import registry
+from retrain.base import registry
+from retrain.base.errors import ConfigError
 from retrain.campaign.run import reopen, start
 from retrain.config.keys import Tables
 from retrain.config.load import load_config
 from retrain.config.resolve import as_tables
 from retrain.config.schema import Config
-from retrain.errors import ConfigError
 from retrain.plan.matrix import plan_runs
 
 ROWS = "".join(json.dumps({"prompt": f"{n}+1", "answer": str(n + 1)}) + "\n" for n in range(10))

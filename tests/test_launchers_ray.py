@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from retrain.config.campaign import Ray
-from retrain.errors import (
+from retrain.base.errors import (
     ClusterDownError,
     LaunchError,
     RecordsError,
 )
+from retrain.base.locks.held import hold
+from retrain.config.campaign import Ray
 from retrain.launchers import Begun, Ended
 from retrain.launchers.ray import driver, task
 from retrain.launchers.ray.client import BY_COMMAND, NO_ROOM, LocalJobs, why_silent
 from retrain.launchers.ray.home import Home, TaskEvent
 from retrain.launchers.ray.launcher import RayLauncher
-from retrain.locks.held import hold
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import write_done
 from tests.ray_pieces import Jobs, Threads, assignment, drive, look, order

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from retrain.base.distribution import install_command
+from retrain.base.errors import EXIT_CONFIG, EXIT_LAUNCH
 from retrain.config.campaign import Ray
-from retrain.distribution import install_command
-from retrain.errors import EXIT_CONFIG, EXIT_LAUNCH
 from retrain.launchers import ray as plugin
 from retrain.launchers.ray import job_options, render, task_options
 from retrain.launchers.ray.driver import config_of_tasks

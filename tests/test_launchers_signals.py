@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from retrain.base.locks import start_mark
+from retrain.base.locks.held import signal_holder
 from retrain.launchers import Assignment
 from retrain.launchers.local import open_launcher
-from retrain.locks import start_mark
-from retrain.locks.held import signal_holder
 
 HOLDER = """
 import sys
 from pathlib import Path
-from retrain.locks.held import hold
+from retrain.base.locks.held import hold
 lock = hold(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retrain.base.errors import EXIT_CONFIG, EXIT_LAUNCH
+from retrain.base.locks.held import hold
 from retrain.campaign.run import start
 from retrain.config.campaign import Slurm
-from retrain.errors import EXIT_CONFIG, EXIT_LAUNCH
 from retrain.launchers import Assignment, Begun, Ended
 from retrain.launchers import slurm as plugin
 from retrain.launchers.cluster import SubmittedRun
@@ -21,7 +22,6 @@ from retrain.launchers.shared_permits import workers_at_a_time
 from retrain.launchers.slurm import news_of
 from retrain.launchers.slurm.commands import SlurmTask, array_of, held_back, parse
 from retrain.launchers.slurm.script import ArrayNames, is_script, read_queue, render
-from retrain.locks.held import hold
 from retrain.records.campaign_state import asked_to_stop
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.run_state import write_done

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retrain.base.errors import EXIT_LAUNCH, ClusterDownError, LaunchError
 from retrain.config.campaign import Slurm
-from retrain.errors import EXIT_LAUNCH, ClusterDownError, LaunchError
 from retrain.launchers import slurm as plugin
 from retrain.launchers.slurm import commands
 from retrain.launchers.slurm.commands import QueueFullError, list_tasks, parse, submit

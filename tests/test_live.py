@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from retrain.base.locks.held import hold
 from retrain.campaign.endings import Ending
 from retrain.cli.run import interruptible
 from retrain.config.load import load_config
-from retrain.locks.held import hold
 from retrain.plan.matrix import RunPlan, plan_runs
 from retrain.records.layout import CampaignFiles
 from retrain.records.run_state import Progress, RunState, begin_attempt, write_progress

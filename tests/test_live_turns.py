@@ -19,13 +19,13 @@ from retrain.backends.metering import Meter
 from retrain.backends.numpy import CONTEXT, connect
 from retrain.backends.numpy.policy import NumpyBackend
 from retrain.backends.rows import LiveTurn, RowAdmission, Taken, TurnFeed, unsampled
+from retrain.base.errors import BackendMemoryError, ConfigError, InterruptedRunError, PromptError
+from retrain.base.event_loop import EventLoopThread, begun
+from retrain.base.rollouts import FirstTurn, Loss, NextTurn, Prompt, Rollout, TrainingSample
 from retrain.config.load import parse
 from retrain.config.schema import Environment
-from retrain.errors import BackendMemoryError, ConfigError, InterruptedRunError, PromptError
-from retrain.event_loop import EventLoopThread, begun
 from retrain.losses import ppo
 from retrain.records.spending import Tokens
-from retrain.rollouts import FirstTurn, Loss, NextTurn, Prompt, Rollout, TrainingSample
 from retrain.trainer.episodes import Episodes, summary_of
 from retrain.trainer.metered import MeteredBackend
 from retrain.trainer.opening import sampler_of

@@ -18,10 +18,10 @@ import pytest
 from retrain.backends import MemoryEstimate, Trainers, local
 from retrain.backends.local import advise_run, check_prompts, check_run, check_tools, memory, wants_gpu
 from retrain.backends.local.sizes import Sizes, micro_batch
+from retrain.base.errors import EXIT_INFRASTRUCTURE, exit_code_of
+from retrain.base.rollouts import Prompt
 from retrain.config.campaign import Campaign
 from retrain.config.schema import Algorithm, Backend, Config, Environment, Model, RateLimiter, Training
-from retrain.errors import EXIT_INFRASTRUCTURE, exit_code_of
-from retrain.rollouts import Prompt
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from retrain.base.errors import ConfigError
+from retrain.base.locks.held import hold
 from retrain.campaign.run import start
 from retrain.config.resolve import label_of
-from retrain.errors import ConfigError
-from retrain.locks.held import hold
 from retrain.records.layout import CampaignFiles
 from retrain.status.one_run import find_log, find_run, follow
 from tests.simulated import flat, write_campaign

@@ -12,13 +12,13 @@ from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.numpy import connect
 from retrain.backends.numpy.training import loss_gradient
 from retrain.backends.objective import split_by_group
+from retrain.base.errors import ConfigError, RunFailedError
+from retrain.base.rollouts import LossTerms, Prompt, TrainingSample
 from retrain.campaign.run import reopen
 from retrain.config.load import load_config, parse
 from retrain.config.versions import CURRENT
-from retrain.errors import ConfigError, RunFailedError
 from retrain.plan.matrix import plan_runs
 from retrain.records.metrics import read_metrics
-from retrain.rollouts import LossTerms, Prompt, TrainingSample
 from retrain.trainer.batch import BoundAlgorithm, ScoredBatch
 from tests.long.test_numpy_backend_learning import perturbed_weights
 from tests.test_trainer import make_run, train, with_

@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import signs
-from retrain import registry
 from retrain.backends import Optimization
 from retrain.backends.objective import RatioCap, TokenData, Totals
+from retrain.base import registry
+from retrain.base.errors import ConfigError
+from retrain.base.rollouts import Loss
 from retrain.config.load import load_config
 from retrain.controllers import mismatch
 from retrain.controllers.mismatch import MismatchTrend
-from retrain.errors import ConfigError
 from retrain.records.metrics import read_metrics
 from retrain.records.run_row import PlannedRun, read_row
 from retrain.render.status import warnings
 from retrain.report.gather import gather
-from retrain.rollouts import Loss
 from tests.test_trainer import SMALL, train
 
 SAMPLED = np.log([0.5, 0.4, 0.2, 0.1])

@@ -13,9 +13,9 @@ import pytest
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.numpy import check_options, connect
 from retrain.backends.numpy.policy import NumpyBackend
-from retrain.errors import BackendMemoryError, ConfigError, RecordsError
+from retrain.base.errors import BackendMemoryError, ConfigError, RecordsError
+from retrain.base.rollouts import Group, Loss, Prompt, TrainingSample
 from retrain.losses import ppo
-from retrain.rollouts import Group, Loss, Prompt, TrainingSample
 
 ALPHABET = "0123456789="
 PROMPTS = [Prompt(0, "12=", "12"), Prompt(1, "", ""), Prompt(2, "98765=", "5")]

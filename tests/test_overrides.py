@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from retrain.base.errors import ConfigError
 from retrain.config.load import load_config
-from retrain.errors import ConfigError
 
 TWO = """
 [campaign]

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retrain.base.errors import RecordsError
+from retrain.base.locks import LockFile, locked
 from retrain.campaign.run import start
 from retrain.config.load import load_config
 from retrain.conformance import check_plugin
 from retrain.controllers.permits import HIGHEST, AdaptivePermits, CallFacts
-from retrain.errors import RecordsError
-from retrain.locks import LockFile, locked
 from retrain.records.files import record_of
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.semaphore import FileSemaphore

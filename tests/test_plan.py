@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retrain.base.errors import ConfigError
 from retrain.config.load import parse
 from retrain.config.resolve import label_of
-from retrain.errors import ConfigError
 from retrain.plan.explain import explain_plan
 from retrain.plan.matrix import plan_runs
 from retrain.plan.preflight import preflight

@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from retrain import extras, registry
+from retrain.base import extras, registry
+from retrain.base.errors import ConfigError, Problem
+from retrain.base.registry.code import defines
+from retrain.base.registry.contract import call_problem
+from retrain.base.rollouts import Prompt
 from retrain.cli import app
 from retrain.config.load import parse
 from retrain.conformance import check_plugin, kinds_of
-from retrain.errors import ConfigError, Problem
 from retrain.plan.matrix import plan_runs
 from retrain.plan.preflight import preflight, sandboxes_of
-from retrain.registry.code import defines
-from retrain.registry.contract import call_problem
 from retrain.rewards import Answer, Score, match, python
 from retrain.rewards.opening import open_reward
-from retrain.rollouts import Prompt
 
 Retrain = Callable[..., subprocess.CompletedProcess[str]]
 LAUNCHER = """
@@ -164,7 +164,7 @@ def test_a_hook_may_name_a_key_with_digits_and_capitals(key: str, own: Callable[
 
 def test_a_hook_may_return_problems_with_keys_of_inner_tables(own: Callable[[str, str], str]) -> None:
     code = """
-from retrain.errors import Problem
+from retrain.base.errors import Problem
 from retrain.launchers.inline import InlineLauncher
 
 def open_launcher(assignment, *, limits: dict = {}): return InlineLauncher(assignment)
@@ -389,7 +389,7 @@ def test_an_openers_parameters_are_those_of_the_function_for_one_completion() ->
 def test_bounds_and_choices_hold_however_annotations_are_evaluated(
     imports: str, own: Callable[[str, str], str]
 ) -> None:
-    code = f"{imports}from typing import Literal\nfrom retrain.registry import Fraction\n"
+    code = f"{imports}from typing import Literal\nfrom retrain.base.registry import Fraction\n"
     code += "def score(c, p, *, share: Fraction = 0.5, mode: Literal['a', 'b'] = 'a'): ...\n"
     name = own(f"bounds{len(imports)}", code) + ".score"
     found = problems({"reward": {"reward": name, "params": {"share": 2.0, "mode": "c"}}})

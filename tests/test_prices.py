@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from retrain.base.errors import ConfigError
 from retrain.campaign import Observer
 from retrain.campaign.run import start
 from retrain.config.load import parse
 from retrain.config.prices import Price, age_notice, price_of
-from retrain.errors import ConfigError
 from retrain.plan.matrix import plan_runs
 from retrain.records.text import dollars
 from tests.test_budget import CAMPAIGN

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import retrain
-from retrain.registry import KINDS
+from retrain.base.registry import KINDS
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(

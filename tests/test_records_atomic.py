@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from retrain.errors import RecordsError
+from retrain.base.errors import RecordsError
 from retrain.records.files import read_json, remove_leftovers, write_atomic, write_json
 
 

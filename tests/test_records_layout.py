@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.errors import ConfigError, RecordsError
+from retrain.base.errors import ConfigError, RecordsError
 from retrain.records.files import make_directory
 from retrain.records.layout import (
     CampaignFiles,

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from retrain.base.errors import EXIT_DONE, EXIT_INFRASTRUCTURE
+from retrain.base.locks import held as locks
+from retrain.base.locks import start_mark
+from retrain.base.locks.held import hold, holder, is_held
 from retrain.campaign.run import start
-from retrain.errors import EXIT_DONE, EXIT_INFRASTRUCTURE
 from retrain.launchers import Assignment, Ended, local
-from retrain.locks import held as locks
-from retrain.locks import start_mark
-from retrain.locks.held import hold, holder, is_held
 from retrain.records.layout import RunFiles
 from retrain.worker import run as run_worker
 from tests.semaphore_processes import wait_until

@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import pytest
 
-from retrain.errors import RecordsError
+from retrain.base.errors import RecordsError
 from retrain.records.decision import ConditionDecision, Decision, Looks
 from retrain.records.files import record_of
 from retrain.records.layout import CampaignFiles

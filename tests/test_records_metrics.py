@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.errors import RecordsError
+from retrain.base.errors import RecordsError
 from retrain.records.metrics import (
     MetricsWriter,
     read_ends,
@@ -147,7 +147,7 @@ def test_a_planted_symlink_is_not_written_through(tmp_path):
 
 FILL_UP = """
 import sys, pathlib
-from retrain.errors import RecordsError
+from retrain.base.errors import RecordsError
 from retrain.records.metrics import MetricsWriter
 writer = MetricsWriter(pathlib.Path(sys.argv[1]), attempt=1)
 for step in range(1000):

@@ -2,8 +2,8 @@ import os
 
 import pytest
 
-from retrain.errors import RecordsError
-from retrain.locks.held import hold
+from retrain.base.errors import RecordsError
+from retrain.base.locks.held import hold
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import (
     Progress,

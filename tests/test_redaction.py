@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import retrain
+from retrain.base.redaction import LONGEST_ERROR_BYTES, cover_output, recorded_error, redacted
 from retrain.campaign import Observer
 from retrain.campaign.endings import log_tail
 from retrain.campaign.rollup import RecordingObserver
@@ -24,7 +25,6 @@ from retrain.records.layout import RunFiles
 from retrain.records.metrics import MetricsWriter
 from retrain.records.run_row import last_output
 from retrain.records.run_state import end_attempt
-from retrain.redaction import LONGEST_ERROR_BYTES, cover_output, recorded_error, redacted
 from retrain.rewards import Outcome, Score
 from retrain.status.one_run import follow
 from retrain.trainer.batch import ScoredBatch
@@ -242,7 +242,7 @@ def literal_of(node: ast.Constant | ast.JoinedStr) -> str:
 
 FORKING = """
 import os, sys, threading
-from retrain.redaction import cover_output
+from retrain.base.redaction import cover_output
 cover_output()
 printing = threading.Thread(target=sys.stdout._lock.acquire)
 printing.start()

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from retrain.base.errors import RecordsError
+from retrain.base.locks.held import hold
 from retrain.campaign.forecast import Forecaster, union_s
 from retrain.campaign.run import reopen, run_campaign
 from retrain.config.load import parse
-from retrain.errors import RecordsError
-from retrain.locks.held import hold
 from retrain.plan.estimate.remaining import remaining
 from retrain.plan.estimate.workload import ALONE, Crowding, on_cores
 from retrain.plan.matrix import Plan, plan_runs

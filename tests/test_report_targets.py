@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from retrain.base.errors import ConfigError
 from retrain.cli import app
-from retrain.errors import ConfigError
 from retrain.records.lines import Row
 from retrain.report.gather import gather_all
 from retrain.report.outputs import FIRST, marked, prepare, rows_of, write_csv

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.registry import find
+from retrain.base.registry import find
+from retrain.base.rollouts import Prompt
 from retrain.rewards import match, partial
-from retrain.rollouts import Prompt
 
 TEXTS = st.text("0123456789 =", max_size=6)
 

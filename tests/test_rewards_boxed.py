@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retrain.base.rollouts import Prompt
 from retrain.rewards import match
 from retrain.rewards.match import last_boxed
-from retrain.rollouts import Prompt
 
 
 @pytest.mark.parametrize(

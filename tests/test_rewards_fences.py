@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retrain.base.rollouts import Prompt
 from retrain.rewards import Answer, Score, python
 from retrain.rewards.python import fences
 from retrain.rewards.python.fences import Block, _string_after, blocks_of, program_of
-from retrain.rollouts import Prompt
 
 ADD = "def add(a, b):\n    return a + b\n"
 WRONG = "def add(a, b):\n    return a - b\n"

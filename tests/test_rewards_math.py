@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from retrain.base.rollouts import Prompt
 from retrain.rewards import Answer, Outcome
 from retrain.rewards.math import MathScorer
-from retrain.rollouts import Prompt
 
 HANGS_ONCE = """
 import pathlib, time

@@ -12,16 +12,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from retrain import registry
+from retrain.base import registry
+from retrain.base.errors import ConfigError
+from retrain.base.event_loop import result_of
+from retrain.base.rollouts import Prompt
 from retrain.config.load import parse
-from retrain.errors import ConfigError
-from retrain.event_loop import result_of
 from retrain.plan.matrix import plan_runs
 from retrain.plan.preflight import preflight, sandboxes_of
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError, python
 from retrain.rewards.opening import open_reward
 from retrain.rewards.python.scorer import are_alike
-from retrain.rollouts import Prompt
 
 ASSERTS = "assert add(2, 3) == 5\nassert add(-1, 1) == 0"
 CASES = json.dumps([{"input": "2 3\n", "output": "5\n"}, {"input": "10 20", "output": "30"}])

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from retrain.base.rollouts import Prompt
 from retrain.rewards import Answer, Score
 from retrain.rewards.threads import ThreadedScorer
-from retrain.rollouts import Prompt
 
 ANSWERS = [Answer(str(number), Prompt(number, "?", "")) for number in range(6)]
 

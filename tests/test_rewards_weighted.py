@@ -10,11 +10,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from retrain.errors import ConfigError
+from retrain.base.errors import ConfigError
+from retrain.base.rollouts import Prompt
 from retrain.rewards import Answer, Outcome, Score, UnscoredError, weighted
 from retrain.rewards.opening import RewardRange
 from retrain.rewards.weighted import OpenPart, WeightedScorer
-from retrain.rollouts import Prompt
 
 PROMPT = Prompt(0, "372=", "237")
 FUNCTIONS = "tests.reward_functions"

@@ -14,11 +14,11 @@ from traceback import walk_stack
 
 import pytest
 
-from retrain import runaways
+from retrain.base import runaways
+from retrain.base.rollouts import Prompt
 from retrain.config.schema import Environment
 from retrain.environments.tools import ToolBox
 from retrain.environments.tools.calls import ToolCall
-from retrain.rollouts import Prompt
 from retrain.trainer.episodes import Episodes, summary_of
 from tests.semaphore_processes import wait_until
 from tests.test_environments import HOW, write

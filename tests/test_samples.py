@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from retrain import worker
+from retrain.base.errors import ConfigError, RecordsError
+from retrain.base.rollouts import Episode, Group, Prompt, Rollout
 from retrain.cli import app
-from retrain.errors import ConfigError, RecordsError
 from retrain.records.layout import RunFiles
 from retrain.records.samples import (
     BETWEEN,
@@ -25,7 +26,6 @@ from retrain.records.samples import (
     shortened,
 )
 from retrain.records.text import plain_lines
-from retrain.rollouts import Episode, Group, Prompt, Rollout
 from retrain.status.one_run import choose_samples
 from retrain.trainer.batch import ScoredBatch
 from retrain.trainer.journal import choose as choose_shown

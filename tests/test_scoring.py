@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrain import registry
-from retrain.errors import ConfigError, InfrastructureError, RunFailedError
+from retrain.base import registry
+from retrain.base.errors import ConfigError, InfrastructureError, RunFailedError
+from retrain.base.rollouts import Episode, Group, Prompt, Rollout
 from retrain.rewards.opening import range_of
-from retrain.rollouts import Episode, Group, Prompt, Rollout
 from retrain.trainer.batch import ScoredBatch
 from retrain.trainer.scoring import Scorer
 from tests.semaphore_processes import wait_until
@@ -348,7 +348,7 @@ def test_calls_of_a_batch_share_one_timer_and_each_has_the_whole_limit() -> None
     script = """
 import ctypes, signal, time
 from retrain.rewards import Answer, opening
-from retrain.rollouts import Prompt
+from retrain.base.rollouts import Prompt
 
 sets, set_handler, set_timer = [], signal.signal, signal.setitimer
 signal.signal = lambda *arguments: sets.append("handler") or set_handler(*arguments)

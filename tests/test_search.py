@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from retrain.base.errors import ConfigError
 from retrain.calibrate import Calibrator
 from retrain.calibrate.trials import Effort
 from retrain.config.campaign import Search
 from retrain.config.load import load_config, parse
 from retrain.config.points import Proposal
-from retrain.errors import ConfigError
 from retrain.plan.matrix import Plan, RunPlan, plan_runs
 from retrain.plan.search import WON, Climb, climb, fresh_plan, most_runs, stages_of
 from retrain.records.layout import RunFiles

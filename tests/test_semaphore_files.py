@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from retrain.errors import LaunchError, RecordsError, may_pass
-from retrain.locks import locked
+from retrain.base.errors import LaunchError, RecordsError, may_pass
+from retrain.base.locks import locked
 from retrain.semaphore import FileSemaphore, lock_sharing_problem
 from retrain.semaphore.wait_queue import WakeupListener, wake, wakeup_address
 from tests.semaphore_processes import HOLD, running, wait_until

@@ -5,10 +5,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from retrain.base.errors import EXIT_CONFIG, RecordsError
+from retrain.base.locks.held import hold
 from retrain.campaign.endings import conclude
 from retrain.controllers.permits import CallFacts
-from retrain.errors import EXIT_CONFIG, RecordsError
-from retrain.locks.held import hold
 from retrain.records.files import write_json
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import new_manifest, write_manifest

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from retrain import worker
+from retrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED, LaunchError
 from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
 from retrain.campaign.run import start
 from retrain.campaign.stop import SHOWN_RUNS, _whom_it_stops, stop_campaign
-from retrain.errors import EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED, LaunchError
 from retrain.plan.matrix import RunPlan
 from retrain.records.campaign_state import ask_to_stop, asked_to_stop
 from retrain.records.layout import CampaignFiles, RunFiles

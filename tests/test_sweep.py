@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from retrain.base.errors import ConfigError
 from retrain.config.load import load_config
 from retrain.config.resolve import label_of
-from retrain.errors import ConfigError
 from retrain.plan.matrix import Plan, plan_runs
 from tests.explained import explained
 

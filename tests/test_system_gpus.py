@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from retrain.errors import InfrastructureError
+from retrain.base.errors import InfrastructureError
 from retrain.system.nvidia import Gpu, gpu_uuids, gpus, read_gpus, scarcest, taken, taken_by_others, visible
 
 GIB = 2**30

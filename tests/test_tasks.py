@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.errors import ConfigError
-from retrain.json_lines import read_rows
+from retrain.base.errors import ConfigError
+from retrain.base.json_lines import read_rows
 from tests.built_tasks import build, problem_of
 
 GENERATED = ["sort", "copy", "reverse", "addition", "successor"]

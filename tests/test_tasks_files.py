@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from retrain import extras
+from retrain.base import extras
+from retrain.base.distribution import install_command
+from retrain.base.errors import EXIT_INFRASTRUCTURE, ConfigError, RecordsError, exit_code_of
+from retrain.base.json_lines import read_demonstrations
 from retrain.config.load import parse
-from retrain.distribution import install_command
-from retrain.errors import EXIT_INFRASTRUCTURE, ConfigError, RecordsError, exit_code_of
-from retrain.json_lines import read_demonstrations
 from retrain.plan.matrix import plan_runs
 from retrain.plan.preflight import preflight
 from tests.built_tasks import build

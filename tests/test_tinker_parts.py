@@ -15,12 +15,12 @@ from retrain.backends.numpy.training import loss_gradient
 from retrain.backends.objective import RatioCap
 from retrain.backends.tinker import advise_run, check_options, check_run, connect
 from retrain.backends.tinker.wire import ApiLoss, Linear, api_loss, loss_inputs
+from retrain.base.distribution import install_command
+from retrain.base.errors import ConfigError, NonFiniteError, RunFailedError
+from retrain.base.event_loop import in_thread
+from retrain.base.rollouts import Loss, LossTerms, Prompt, Rollout, TrainingSample
 from retrain.config.schema import Config, Model, Training
-from retrain.distribution import install_command
-from retrain.errors import ConfigError, NonFiniteError, RunFailedError
-from retrain.event_loop import in_thread
 from retrain.losses import cispo, gspo, importance_sampling, ppo
-from retrain.rollouts import Loss, LossTerms, Prompt, Rollout, TrainingSample
 
 GSPO = ApiLoss("gspo", {})
 

@@ -16,14 +16,14 @@ import pytest
 import tomli_w
 
 from retrain import worker
+from retrain.base.errors import RecordsError, RunFailedError, exit_code_of
+from retrain.base.rollouts import Prompt
 from retrain.config.load import parse
 from retrain.config.resolve import as_tables
-from retrain.errors import RecordsError, RunFailedError, exit_code_of
 from retrain.plan.matrix import plan_runs
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_attempts, read_done
-from retrain.rollouts import Prompt
 from retrain.trainer import checkpoint
 from retrain.trainer.prompt_stream import PromptStream
 from tests.stopping import StopAfterStep

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain import registry
-from retrain.rollouts import Given, Prompt, Rollout
+from retrain.base import registry
+from retrain.base.rollouts import Given, Prompt, Rollout
 from retrain.transforms import gtpo, gtpo_hicra, gtpo_sepa, none
 from retrain.transforms.gtpo_hicra import PHRASES, planning_mask
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from retrain.backends import EpisodeProgress, Sampling
+from retrain.base.rollouts import NextTurn, Prompt, Rollout
 from retrain.config.schema import Environment
-from retrain.rollouts import NextTurn, Prompt, Rollout
 from retrain.trainer.episodes import Episodes, summary_of
 from tests.test_environments import HOW, Count, write
 

@@ -12,14 +12,14 @@ from hypothesis.extra.numpy import arrays
 
 from retrain import worker
 from retrain.advantages import grpo, maxrl, over_batch, rloo
+from retrain.base.errors import EXIT_INFRASTRUCTURE, RunFailedError, UnscoredStepError
+from retrain.base.rollouts import Group, Prompt, Rollout
 from retrain.config.load import parse
-from retrain.errors import EXIT_INFRASTRUCTURE, RunFailedError, UnscoredStepError
 from retrain.records.metrics import read_metrics
 from retrain.records.run_row import PlannedRun, read_row
 from retrain.render.status import warnings
 from retrain.report.gather import gather
 from retrain.rewards import Outcome, Score
-from retrain.rollouts import Group, Prompt, Rollout
 from retrain.trainer.batch import BoundAlgorithm, ScoredBatch, open_advantage
 from retrain.trainer.scoring import UnscoredCount
 from tests.stopping import StopAfterStep

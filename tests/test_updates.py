@@ -14,14 +14,14 @@ from retrain import worker
 from retrain.backends import BackendSpec, Optimization, Sampling, UpdateStats, Work
 from retrain.backends.numpy import NumpyOptions
 from retrain.backends.numpy.policy import NumpyBackend
+from retrain.base.errors import BackendMemoryError, ConfigError, InfrastructureError
+from retrain.base.rollouts import Group, Loss, Prompt, TrainingSample
 from retrain.config.load import parse
 from retrain.config.schema import Config, Training
-from retrain.errors import BackendMemoryError, ConfigError, InfrastructureError
 from retrain.losses import ppo
 from retrain.plan.estimate.history import learn
 from retrain.plan.estimate.learned import learned_for
 from retrain.records.metrics import read_metrics
-from retrain.rollouts import Group, Loss, Prompt, TrainingSample
 from retrain.trainer.batch import BoundAlgorithm, ScoredBatch
 from retrain.trainer.control import Control, StepSize
 from retrain.trainer.updates import Updates, combined, minibatches_of

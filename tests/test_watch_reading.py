@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.locks.held import hold
+from retrain.base.locks.held import hold
 from retrain.records.campaign_state import NoticeBook
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.lines import LONGEST_LINE_BYTES, WHOLE_BYTES, GrowingFile

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from retrain.registry import PluginSpec
+from retrain.base.registry import PluginSpec
 
 OVER_BATCH = "over_batch"
 F = TypeVar("F", bound=Callable[..., Any])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from retrain.rollouts import Floats
+from retrain.base.rollouts import Floats
 
 ROUNDING = 1e-12  # relative; 0.1 + 0.2 is not 0.3, and such a deviation would become a divisor
 

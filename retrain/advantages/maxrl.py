@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from retrain.advantages.grpo import centred, checked
-from retrain.registry import Positive
-from retrain.rollouts import Floats
+from retrain.base.registry import Positive
+from retrain.base.rollouts import Floats
 
 
 def estimate(rewards: Floats, *, eps: Positive = 1e-6) -> Floats:

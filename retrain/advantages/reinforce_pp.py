@@ -8,7 +8,7 @@ import numpy as np
 
 from retrain.advantages import over_batch
 from retrain.advantages.grpo import centred, checked
-from retrain.rollouts import Floats
+from retrain.base.rollouts import Floats
 
 
 @over_batch

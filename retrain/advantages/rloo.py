@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from retrain.advantages.grpo import centred, checked
-from retrain.rollouts import Floats
+from retrain.base.rollouts import Floats
 
 
 def estimate(rewards: Floats) -> Floats:

@@ -26,9 +26,9 @@ from retrain.backends.progress import SamplingProgress as SamplingProgress
 from retrain.backends.progress import StartProgress as StartProgress
 from retrain.backends.progress import TrainingProgress as TrainingProgress
 from retrain.backends.progress import ignore_progress as ignore_progress
+from retrain.base.registry import Hook, PluginSpec
+from retrain.base.rollouts import Floats, Group, Loss, Prompt, TrainingSample
 from retrain.records.text import gib
-from retrain.registry import Hook, PluginSpec
-from retrain.rollouts import Floats, Group, Loss, Prompt, TrainingSample
 
 if TYPE_CHECKING:
     from retrain.controllers.permits import CallFacts

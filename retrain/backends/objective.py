@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrain.backends import GradientMoments, Optimization, UpdateStats
+from retrain.base.rollouts import Evaluate, Floats, Loss, LossTerms, TrainingSample
 from retrain.records.step_row import Mismatch
-from retrain.rollouts import Evaluate, Floats, Loss, LossTerms, TrainingSample
 
 
 @dataclass(frozen=True, slots=True)

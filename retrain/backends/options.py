@@ -10,8 +10,8 @@ from dataclasses import field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from retrain.errors import ConfigError
-from retrain.registry import hint
+from retrain.base.errors import ConfigError
+from retrain.base.registry import hint
 
 Options = TypeVar("Options")
 Rule = tuple[Callable[[Any], bool], str]  # whether a value is valid, and what is needed instead

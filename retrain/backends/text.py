@@ -12,10 +12,10 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from retrain.backends.options import template_in
+from retrain.base.errors import ConfigError, NonFiniteError, PromptError
+from retrain.base.json_lines import Demonstration
+from retrain.base.rollouts import Group, Messages, Prompt, Rollout
 from retrain.engines import Drawn, Ids
-from retrain.errors import ConfigError, NonFiniteError, PromptError
-from retrain.json_lines import Demonstration
-from retrain.rollouts import Group, Messages, Prompt, Rollout
 
 Schemas: TypeAlias = Sequence[Mapping[str, Any]]  # of functions, as chat templates read them: JSON
 FIRST_MARK = 58213  # in the place of a completion: a number, because every tokenizer has digits

@@ -13,8 +13,8 @@ from itertools import count, islice, takewhile
 from typing import Any
 
 from retrain.backends.text import FIRST_MARK, Schemas, Text, messages_of
-from retrain.errors import ConfigError, PromptError
-from retrain.rollouts import CallForm, Given, Messages, NextTurn, Rollout
+from retrain.base.errors import ConfigError, PromptError
+from retrain.base.rollouts import CallForm, Given, Messages, NextTurn, Rollout
 
 MARKS = 100  # that are tried
 THOUGHT = "<think>\n5\n</think>\n\n"

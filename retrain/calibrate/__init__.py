@@ -17,6 +17,7 @@ from pathlib import Path
 
 import tomli_w
 
+from retrain.base.errors import ConfigError, LaunchError, RecordsError, first_line
 from retrain.calibrate import facts, trials
 from retrain.calibrate.advice import Advice, calibrated, changes_of
 from retrain.calibrate.conclude import Calibration, Evidence
@@ -31,7 +32,6 @@ from retrain.config.load import load_config, load_tables, parse, write_file
 from retrain.config.reference import DIRECTIVE
 from retrain.config.resolve import merge
 from retrain.config.sweep import expanded
-from retrain.errors import ConfigError, LaunchError, RecordsError, first_line
 from retrain.plan.estimate.history import write_crowding
 from retrain.plan.estimate.measured import MeasuredRun
 from retrain.plan.launching import runs_side_by_side

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from retrain.base.errors import ConfigError
 from retrain.calibrate import advice, facts, trials
 from retrain.calibrate.advice import Advice, Memory
 from retrain.calibrate.facts import BatchFound, Lengths, StepSplit, WorkersMeasured
 from retrain.calibrate.trials import Trialled
 from retrain.config.keys import Tables
-from retrain.errors import ConfigError
 from retrain.plan.estimate.history import History, of_runs
 from retrain.plan.estimate.learned import learned_for
 from retrain.plan.estimate.measured import MeasuredRun

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from retrain.backends import MemoryEstimate
-from retrain.errors import ConfigError
+from retrain.base.errors import ConfigError
 from retrain.plan.matrix import Plan
 from retrain.records.text import gib
 from retrain.system import memory_available_bytes, memory_limit_bytes

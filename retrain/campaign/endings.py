@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from retrain.config.campaign import Campaign
-from retrain.errors import (
+from retrain.base.errors import (
     EXIT_CONFIG,
     EXIT_INFRASTRUCTURE,
     EXIT_INTERRUPTED,
@@ -26,7 +25,8 @@ from retrain.errors import (
     RetrainError,
     may_pass,
 )
-from retrain.locks.held import holder, is_held
+from retrain.base.locks.held import holder, is_held
+from retrain.config.campaign import Campaign
 from retrain.plan.matrix import RunPlan
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles

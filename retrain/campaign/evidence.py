@@ -12,11 +12,11 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from retrain.base.errors import RecordsError, may_pass
+from retrain.base.locks.held import hold
 from retrain.campaign.forecast import busy_s
 from retrain.campaign.rollup import RollUp
 from retrain.config.campaign import Decide, Search
-from retrain.errors import RecordsError, may_pass
-from retrain.locks.held import hold
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.decision import (
     ADDED,

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from retrain.clock import seconds_between
-from retrain.errors import RecordsError
+from retrain.base.clock import seconds_between
+from retrain.base.errors import RecordsError
 from retrain.plan.estimate.history import learn_from
 from retrain.plan.estimate.learned import crowding_of, learned_for
 from retrain.plan.estimate.remaining import remaining

@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrain import registry
+from retrain.base import registry
+from retrain.base.errors import ConfigError, LaunchError
 from retrain.config.campaign import Campaign
 from retrain.config.keys import Tables
 from retrain.config.schema import FIRST_PERMITS, Config
-from retrain.errors import ConfigError, LaunchError
 from retrain.launchers import Assignment, Launcher
 from retrain.plan.launching import options_of, unused_keys
 from retrain.plan.matrix import Plan, plan_runs

@@ -8,6 +8,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from retrain.base.errors import (
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_RUN_FAILED,
+    ConfigError,
+    LaunchError,
+    RecordsError,
+)
+from retrain.base.hide_process import hide
+from retrain.base.locks.held import HeldLock, hold, present_holder
 from retrain.campaign import Observer
 from retrain.campaign.admission import admission_of, as_planned
 from retrain.campaign.endings import Ending
@@ -22,17 +32,7 @@ from retrain.campaign.launcher_setup import (
 )
 from retrain.campaign.rollup import RecordingObserver, RollUp, deliver_missing, manifest_of
 from retrain.campaign.supervise import Supervisor
-from retrain.errors import (
-    EXIT_DONE,
-    EXIT_INTERRUPTED,
-    EXIT_RUN_FAILED,
-    ConfigError,
-    LaunchError,
-    RecordsError,
-)
-from retrain.hide_process import hide
 from retrain.launchers import Launcher
-from retrain.locks.held import HeldLock, hold, present_holder
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.preflight import runs_programs
 from retrain.records.campaign_state import NoticeBook, ask_to_stop, asked_to_stop

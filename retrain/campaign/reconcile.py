@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import tomli_w
 
+from retrain.base.errors import ConfigError, DamagedRecordError
+from retrain.base.locks.held import is_held
 from retrain.config.adapters import KEY as ADAPTER
 from retrain.config.campaign import Run
 from retrain.config.digest import decides, digest, is_as_written, is_current, laid_over
@@ -23,8 +25,6 @@ from retrain.config.files import changed_files
 from retrain.config.keys import Tables
 from retrain.config.resolve import as_tables, flatten
 from retrain.config.versions import as_meant
-from retrain.errors import ConfigError, DamagedRecordError
-from retrain.locks.held import is_held
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.decision import ADDED, known_looks
 from retrain.records.files import make_directory, read_small, remove_leftovers, write_atomic

@@ -17,13 +17,14 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from retrain.base.clock import utc_now
+from retrain.base.errors import DamagedRecordError, RecordsError
+from retrain.base.locks.held import hold
+from retrain.base.redaction import redacted
 from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
-from retrain.clock import utc_now
 from retrain.config.adapters import KEY, state_of
 from retrain.config.schema import Config
-from retrain.errors import DamagedRecordError, RecordsError
-from retrain.locks.held import hold
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.campaign_state import NoticeBook
 from retrain.records.decision import Decision, dropped
@@ -43,7 +44,6 @@ from retrain.records.metrics import require_sealed
 from retrain.records.run_state import UNREADABLE, RunState, end_as_done, read_attempts, read_done
 from retrain.records.rungs import Searched
 from retrain.records.text import count_of
-from retrain.redaction import redacted
 from retrain.system import cpu_capacity
 
 EVERY_S = 2.0  # at least between two writes

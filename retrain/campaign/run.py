@@ -16,6 +16,9 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
+from retrain.base.errors import EXIT_DONE, EXIT_LAUNCH, ConfigError, LaunchError, RecordsError, records_error
+from retrain.base.locks.held import holder, is_held
+from retrain.base.threads import use_one_thread
 from retrain.campaign import Observer
 from retrain.campaign.admission import check_memory
 from retrain.campaign.launcher_setup import as_launched, ask_launcher, checked_plan, uses_cluster
@@ -23,8 +26,6 @@ from retrain.campaign.orchestrate import CampaignOutcome, CampaignRun, supervise
 from retrain.campaign.reconcile import reconcile, write_what_differs
 from retrain.config.load import load_config, read_file
 from retrain.config.prices import missing_price
-from retrain.errors import EXIT_DONE, EXIT_LAUNCH, ConfigError, LaunchError, RecordsError, records_error
-from retrain.locks.held import holder, is_held
 from retrain.plan.checklist import notes_of
 from retrain.plan.launching import options_of
 from retrain.plan.matrix import Plan, plan_runs
@@ -41,7 +42,6 @@ from retrain.records.provenance import (
 )
 from retrain.records.run_state import rename_done
 from retrain.records.rungs import all_of, read_proposals
-from retrain.threads import use_one_thread
 
 PAUSE_S = 0.02
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from retrain import registry
+from retrain.base import registry
+from retrain.base.errors import ConfigError, LaunchError
+from retrain.base.locks.held import hold, is_held
 from retrain.config.schema import Config
-from retrain.errors import ConfigError, LaunchError
-from retrain.locks.held import hold, is_held
 from retrain.records.files import read_small
 from retrain.records.layout import RunFiles, files_of_runs, open_campaign, recorded_hash
 from retrain.records.run_state import RunState, inspect_run

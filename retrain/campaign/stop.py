@@ -17,11 +17,12 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
+from retrain.base.errors import LaunchError, RecordsError
+from retrain.base.locks.held import HeldLock, hold, holder, is_held, present_holder, signal_holder
+from retrain.base.registry import names
 from retrain.campaign.endings import Ending, conclude, ended_attempts
 from retrain.campaign.launcher_setup import assignment_for_stopping, open_launcher
-from retrain.errors import LaunchError, RecordsError
 from retrain.launchers import Ended, Launcher
-from retrain.locks.held import HeldLock, hold, holder, is_held, present_holder, signal_holder
 from retrain.records.campaign_state import ask_to_stop
 from retrain.records.files import readable
 from retrain.records.layout import CampaignFiles, RunFiles, files_of_runs, open_campaign, recorded_hash
@@ -29,7 +30,6 @@ from retrain.records.manifest import read_manifest, refresh, write_manifest
 from retrain.records.provenance import known_origin
 from retrain.records.run_state import RunState
 from retrain.records.text import as_typed, plain
-from retrain.registry import names
 
 PAUSE_S = 0.1
 SHOWN_RUNS = 5  # named one by one

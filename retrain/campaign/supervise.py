@@ -8,6 +8,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from retrain.base.errors import ClusterDownError, LaunchError, RecordsError, may_pass
+from retrain.base.locks.held import is_held
+from retrain.base.registry import names_place
 from retrain.campaign import Observer
 from retrain.campaign.admission import Admits
 from retrain.campaign.endings import (
@@ -22,15 +25,12 @@ from retrain.campaign.endings import (
 )
 from retrain.campaign.retry import SUBMIT_AGAIN_S, LaunchBreaker, RetryPolicy
 from retrain.config.campaign import Campaign
-from retrain.errors import ClusterDownError, LaunchError, RecordsError, may_pass
 from retrain.launchers import Begun, Ended, Launcher
-from retrain.locks.held import is_held
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import API_PAUSED, RunState
 from retrain.records.rungs import is_waiting
 from retrain.records.text import count_of
-from retrain.registry import names_place
 
 FIGURES = re.compile(r"\d[\d.]*")  # in a reason; they differ from one look to the next
 LOOK_S = 1.0  # between looks at stop.json, timeouts, retries and admission; a worker's end wakes the loop

@@ -140,7 +140,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from retrain.distribution import version
+        from retrain.base.distribution import version
 
         typer.echo(f"retrain {version()}")
         raise typer.Exit

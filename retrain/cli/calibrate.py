@@ -11,10 +11,10 @@ import typer
 from rich.table import Table
 from typer import Option
 
+from retrain.base.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED
 from retrain.cli import AsJson, ConfigFile, Overrides, duration
 from retrain.cli.run import interruptible, say_at_once
 from retrain.config.keys import as_toml
-from retrain.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED
 from retrain.records.text import about, dollars, format_duration, gib, plain
 from retrain.render.tables import console, messages, print_result, table
 

@@ -17,8 +17,11 @@ from pathlib import Path
 import typer
 from typer import Argument
 
-from retrain import registry
 from retrain.backends import MemoryEstimate
+from retrain.base import registry
+from retrain.base.distribution import requirements
+from retrain.base.errors import EXIT_CONFIG, ConfigError, InfrastructureError, place
+from retrain.base.extras import Needs, needs
 from retrain.campaign.admission import free_memory
 from retrain.campaign.launcher_setup import checked_plan
 from retrain.cli import AsJson
@@ -26,9 +29,6 @@ from retrain.config.keys import Tables
 from retrain.config.load import load_config
 from retrain.config.resolve import PLUGINS
 from retrain.config.schema import Config, Logging
-from retrain.distribution import requirements
-from retrain.errors import EXIT_CONFIG, ConfigError, InfrastructureError, place
-from retrain.extras import Needs, needs
 from retrain.plan.matrix import plan_runs
 from retrain.plan.preflight import memory_of, sandboxes_of, servers_of
 from retrain.records.text import gib, plain

@@ -11,8 +11,8 @@ import typer
 from rich.text import Text
 from typer import Option
 
+from retrain.base.errors import EXIT_CONFIG
 from retrain.cli import MOST_CONDITIONS, AsJson, ConfigFile, Overrides, duration
-from retrain.errors import EXIT_CONFIG
 from retrain.records.text import about, count_of, dollars, format_duration, gib, number, plain, plain_lines
 from retrain.render.tables import console, fitted, print_result
 

@@ -30,7 +30,7 @@ def command(
 
     Example: retrain export logs/study-20260101T120000Z-1a2b -o rows.parquet
     """
-    from retrain.errors import ConfigError
+    from retrain.base.errors import ConfigError
     from retrain.report.gather import gather_all, left_out
     from retrain.report.outputs import TABLES, chosen_format, ends_of, prepare, rows_of, write_table
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 from typer import Argument, Option
 
-from retrain.errors import ConfigError
+from retrain.base.errors import ConfigError
 
 
 def command(
@@ -59,7 +59,7 @@ def command(
 
 
 def _template(name: str) -> Path:
-    from retrain.registry import hint
+    from retrain.base.registry import hint
 
     known = templates()
     if name not in known:

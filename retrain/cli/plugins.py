@@ -11,10 +11,10 @@ from threading import Timer
 import typer
 from typer import Argument, Option
 
-from retrain import registry
+from retrain.base import registry
+from retrain.base.errors import EXIT_CONFIG, ConfigError
+from retrain.base.extras import needs, summary
 from retrain.cli import AsJson
-from retrain.errors import EXIT_CONFIG, ConfigError
-from retrain.extras import needs, summary
 
 SILENT_S = 3.0  # of a check, before it is named
 

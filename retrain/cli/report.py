@@ -9,8 +9,8 @@ from pathlib import Path
 import typer
 from typer import Argument, Option
 
+from retrain.base.errors import ConfigError
 from retrain.cli import Force, permission
-from retrain.errors import ConfigError
 
 
 def command(

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from retrain.base.errors import LaunchError
 from retrain.cli import AsJson, BudgetUsd, ConfigFile, Detach, Overrides
-from retrain.errors import LaunchError
 
 if TYPE_CHECKING:
     from retrain.campaign.orchestrate import CampaignOutcome, CampaignRun

@@ -50,7 +50,7 @@ def command(
 
     Example: retrain squeeze logs/RUN/runs/grpo_s0 -o adapter-r8
     """
-    from retrain.errors import ConfigError
+    from retrain.base.errors import ConfigError
     from retrain.render.tables import print_result
     from retrain.squeeze import analyse, output_error, read_adapter, squeezed, write_adapter
 

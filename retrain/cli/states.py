@@ -25,8 +25,8 @@ def command(
 
     Example: retrain states logs/campaign-20260101T120000Z-1a2b --delete
     """
+    from retrain.base.errors import EXIT_RUN_FAILED
     from retrain.campaign.states import delete_states, states_of
-    from retrain.errors import EXIT_RUN_FAILED
     from retrain.records.text import count_of, first_of
     from retrain.render.tables import console, print_result, table
 

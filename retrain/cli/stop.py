@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 from typer import Argument, Option
 
-from retrain.errors import RecordsError
+from retrain.base.errors import RecordsError
 
 
 def command(

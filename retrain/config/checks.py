@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from retrain import extras, registry
+from retrain.base import extras, registry
+from retrain.base.errors import ConfigError, Location, Problem
 from retrain.config.campaign import Campaign
 from retrain.config.drafts import Draft
 from retrain.config.flow import flow_problems
 from retrain.config.keys import Tables, keys_of, table_at
 from retrain.config.resolve import PLUGINS, SHORTHANDS, label_of, label_of_modes, look_of
-from retrain.errors import ConfigError, Location, Problem
 
 KEYS = keys_of(Campaign)
 OPTIONS = KEYS["launcher"].params
@@ -288,7 +288,7 @@ def _check_environment(draft: Draft) -> Iterator[Problem]:
 
 
 def _file_problems(draft: Draft) -> Iterator[str]:
-    from retrain.json_lines import read_demonstrations  # not at the top: few files have a warm-up
+    from retrain.base.json_lines import read_demonstrations  # not at the top: few files have a warm-up
 
     path, backend = draft.config.warmup.path, draft.config.backend
     try:

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from retrain.base.errors import ConfigError
 from retrain.config.files import contents_of, mapped
 from retrain.config.keys import Table, Tables, keys_of, table_at
 from retrain.config.resolve import SECTIONS, as_tables, build, values_of
 from retrain.config.schema import Config
 from retrain.config.versions import as_meant
-from retrain.errors import ConfigError
 
 VERSION = "v2:"
 BESIDE_RESULTS = tuple(name for name, kind in SECTIONS.items() if kind.__affects__ != "result")

@@ -14,14 +14,14 @@ from typing import Any, Literal, TypeAlias, get_args, get_origin
 
 from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_schema
 
-from retrain import registry
+from retrain.base import registry
+from retrain.base.errors import LISTS, Location, Problem
+from retrain.base.registry import hint
 from retrain.config.campaign import Condition
 from retrain.config.flow import overlapping
 from retrain.config.keys import Key, Tables, keys_of, quote, table_at
 from retrain.config.resolve import PLUGINS, RUN_SECTIONS, SECTIONS, hints_of, sections_of
 from retrain.config.schema import Config
-from retrain.errors import LISTS, Location, Problem
-from retrain.registry import hint
 
 Trials: TypeAlias = dict[str, list[Problem]]  # of plugins' own tables, by plugin and table
 OnError: TypeAlias = Literal["raise", "default"]

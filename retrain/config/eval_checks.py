@@ -9,11 +9,11 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from retrain.base.errors import Location, Problem
 from retrain.config.campaign import COLDEST, Eval
 from retrain.config.checks import plugin_problems
 from retrain.config.drafts import Draft
 from retrain.config.keys import Tables, keys_of
-from retrain.errors import Location, Problem
 
 TABLES: Location = ("eval", "tables")
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")  # of a file and a field on every system

@@ -14,11 +14,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from retrain.base.errors import ConfigError, Problem
 from retrain.config.adapters import weights_of
 from retrain.config.keys import Tables, keys_of, quote
 from retrain.config.resolve import RUN_SECTIONS, SECTIONS, as_tables, build, values_of
 from retrain.config.schema import Config
-from retrain.errors import ConfigError, Problem
 
 LARGEST_WHOLE = 256 * 2**20  # bytes; of a larger file (weights) only samples are read, to start quickly
 SAMPLES = 256

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from retrain.base.errors import Problem
 from retrain.config.keys import Table, Tables
-from retrain.errors import Problem
 
 if TYPE_CHECKING:
     from retrain.config.schema import Config

@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from retrain.errors import as_key
+from retrain.base.errors import as_key
 
 LARGEST_COUNT = 10**9  # far above any sane count; products of two still fit an int64
 LARGEST_PERMITS = 512

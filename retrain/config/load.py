@@ -11,7 +11,8 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-from retrain import registry
+from retrain.base import registry
+from retrain.base.errors import ConfigError, Location, Problem, place, records_error
 from retrain.config.checks import (
     check_campaign,
     check_environment_is_named,
@@ -49,7 +50,6 @@ from retrain.config.sweep import (
 )
 from retrain.config.sweep_checks import check_sweep, ends_of
 from retrain.config.versions import BESIDE_THE_FILE, CURRENT, as_meant
-from retrain.errors import ConfigError, Location, Problem, place, records_error
 
 MOST_ALIKE = 3  # problems of conditions that are listed one by one
 CONDITION_NAMED = re.compile(r'(?<=\[\[campaign\.conditions\]\] )(#\d+|"(?:[^"\\]|\\.)*")')

@@ -10,10 +10,10 @@ from dataclasses import dataclass, fields
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
-from retrain import registry
+from retrain.base import registry
+from retrain.base.errors import Problem, as_key
 from retrain.config.keys import quote
 from retrain.config.schema import Config
-from retrain.errors import Problem, as_key
 
 if TYPE_CHECKING:  # workers, which read prices, do without pydantic
     from retrain.config.drafts import Draft

@@ -15,12 +15,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from retrain import registry
+from retrain.base import registry
+from retrain.base.registry.contract import ACCEPTS, choices_of
 from retrain.config.campaign import Campaign, Condition, Eval
 from retrain.config.keys import LARGEST_COUNT, Normalization, as_toml, keys_of
 from retrain.config.resolve import PLUGINS, RUN_SECTIONS, SECTIONS, sections_of
 from retrain.config.schema import Config
-from retrain.registry.contract import ACCEPTS, choices_of
 
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 PREFACE = """\

@@ -14,6 +14,7 @@ from itertools import product
 from operator import eq
 from typing import Any
 
+from retrain.base.errors import Location
 from retrain.config.keys import Table, Tables, keys_of, put, table_at
 from retrain.config.points import Point, Proposal, sobol
 from retrain.config.resolve import (
@@ -23,7 +24,6 @@ from retrain.config.resolve import (
     overrides_of,
     with_default_plugins,
 )
-from retrain.errors import Location
 
 AT: Location = ("campaign", "sweep")
 SCALES = ("uniform", "log_uniform")

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from retrain.base.errors import Problem
+from retrain.base.registry import LARGEST, hint
 from retrain.config.campaign import Decide
 from retrain.config.keys import Tables, quote
 from retrain.config.points import MOST_DIMENSIONS, Proposal
@@ -26,8 +28,6 @@ from retrain.config.sweep import (
     table_of,
     text_of,
 )
-from retrain.errors import Problem
-from retrain.registry import LARGEST, hint
 
 MOST_RUNS = 10_000  # `explain` takes 16 s of CPU and 106 MB for them, as of 5,000 conditions with 2 seeds
 MOST_SAMPLES = 100_000

@@ -10,7 +10,7 @@ import math
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from retrain.rollouts import Floats
+from retrain.base.rollouts import Floats
 
 MOST_PERSISTENT = 0.97  # autocorrelation; noise above it cannot be told from a trend in some hundred values
 ROUNDING = 1e-12  # squared residual of a value on a straight line

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from retrain.errors import ConfigError
+from retrain.base.errors import ConfigError
 
 if TYPE_CHECKING:  # planning imports this module
     import numpy as np

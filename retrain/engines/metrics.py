@@ -8,10 +8,10 @@ import time
 import weakref
 from collections.abc import Callable
 
+from retrain.base.redaction import without_user
 from retrain.engines.openai import Engine
 from retrain.engines.shared_server import ServerFiles, ServerState
 from retrain.records.row_parts import EngineUse
-from retrain.redaction import without_user
 
 LOOK_S = 0.2  # between checks for a stop
 METRICS_EVERY_S = 2.0

@@ -26,13 +26,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from retrain.errors import ConfigError, InfrastructureError, RecordsError
-from retrain.locks import LockFile
-from retrain.locks.held import hold, is_held
+from retrain.base.errors import ConfigError, InfrastructureError, RecordsError
+from retrain.base.locks import LockFile
+from retrain.base.locks.held import hold, is_held
+from retrain.base.redaction import redacted
 from retrain.records.files import opened, read_json, record_of, write_json
 from retrain.records.layout import own_temporary_folder
 from retrain.records.lines import read_end
-from retrain.redaction import redacted
 
 STARTING, READY, RESTARTING, FAILED, ENDED = "starting", "ready", "restarting", "failed", "ended"
 LOOK_S = 0.1
@@ -190,7 +190,7 @@ class SharedServer:
                 return False
             left = self.files.read_state()
             write_json(self.files.state, {"state": STARTING, "pid": left.pid, "started": left.started})
-            module = ["-m", "retrain.hide_process", "retrain.engines.daemon"]
+            module = ["-m", "retrain.base.hide_process", "retrain.engines.daemon"]
             command = [sys.executable, *module, str(self.files.directory)]
             plan = json.dumps(self._plan).encode()
             # returns once the daemon, which leaves this process's tree, holds its lock

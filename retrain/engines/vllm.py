@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from retrain.distribution import install_command
-from retrain.errors import ConfigError
+from retrain.base.distribution import install_command
+from retrain.base.errors import ConfigError
 from retrain.system import memory_limit_bytes
 from retrain.system.nvidia import gpus
 

@@ -23,9 +23,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from retrain import registry
-from retrain.registry import Hook, PluginSpec
-from retrain.rollouts import CallForm
+from retrain.base import registry
+from retrain.base.registry import Hook, PluginSpec
+from retrain.base.rollouts import CallForm
 
 SPEC = PluginSpec(
     "environment",

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from retrain.base.event_loop import EventLoopThread, LeftBehindError
 from retrain.environments.episode import (
     CallAsync,
     EpisodeError,
@@ -27,7 +28,6 @@ from retrain.environments.episode import (
     is_ours,
     within,
 )
-from retrain.event_loop import EventLoopThread, LeftBehindError
 
 GRACE_S = 2.0  # for a busy machine
 BLOCKED = "something blocked the event loop of its coroutines"

@@ -6,7 +6,7 @@ another form ends the episode with reward 0.
 
 from __future__ import annotations
 
-from retrain.rollouts import Prompt
+from retrain.base.rollouts import Prompt
 
 IN_FORM, PER_SHARE = 0.1, 0.4
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from retrain import registry
-from retrain.errors import ConfigError
-from retrain.registry.contract import call_problem
-from retrain.rollouts import Prompt
+from retrain.base import registry
+from retrain.base.errors import ConfigError
+from retrain.base.registry.contract import call_problem
+from retrain.base.rollouts import Prompt
 
 BRINGS_LOOP = True
 GIVEN = ("prompt", "base_url", "api_key")

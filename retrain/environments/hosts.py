@@ -15,6 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from retrain.base.errors import ConfigError
+from retrain.base.line_process import command_of, how_ended, kill_group, lines_of, private_pipes, variables
+from retrain.base.registry.code import located
+from retrain.base.rollouts import CallForm, Prompt, prompt_of
 from retrain.environments import opened
 from retrain.environments.episode import (
     EpisodeError,
@@ -23,10 +27,6 @@ from retrain.environments.episode import (
     copies_ended,
     counts_of,
 )
-from retrain.errors import ConfigError
-from retrain.line_process import command_of, how_ended, kill_group, lines_of, private_pipes, variables
-from retrain.registry.code import located
-from retrain.rollouts import CallForm, Prompt, prompt_of
 
 if TYPE_CHECKING:  # a process needs no schema
     from retrain.config.schema import Environment

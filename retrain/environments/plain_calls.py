@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from retrain import runaways
-from retrain.event_loop import LeftBehindError
+from retrain.base import runaways
+from retrain.base.event_loop import LeftBehindError
 
 SLOW_S = 0.05
 SLOW_ONCE_S = 0.001  # the same after a slow call, because the next ones probably are

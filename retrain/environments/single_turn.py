@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from retrain.rollouts import Messages, Prompt
+from retrain.base.rollouts import Messages, Prompt
 
 
 def open_episode() -> Question:

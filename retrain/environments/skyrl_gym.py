@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from retrain import registry
+from retrain.base import registry
+from retrain.base.errors import ConfigError
+from retrain.base.extras import load
+from retrain.base.rollouts import Prompt
 from retrain.environments.single_turn import spoken
-from retrain.errors import ConfigError
-from retrain.extras import load
-from retrain.rollouts import Prompt
 
 EXTRA = "skyrl-gym"
 PACKAGES = ("skyrl_gym", "omegaconf")

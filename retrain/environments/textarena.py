@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from retrain import registry
-from retrain.errors import ConfigError
-from retrain.extras import load
-from retrain.rollouts import Prompt
+from retrain.base import registry
+from retrain.base.errors import ConfigError
+from retrain.base.extras import load
+from retrain.base.rollouts import Prompt
 
 EXTRA = "textarena"
 PACKAGES = ("textarena",)

@@ -17,10 +17,10 @@ from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any
 
+from retrain.base.errors import ConfigError
+from retrain.base.extras import load
+from retrain.base.rollouts import Prompt
 from retrain.environments.episode import EpisodeError
-from retrain.errors import ConfigError
-from retrain.extras import load
-from retrain.rollouts import Prompt
 
 EXTRA = "verifiers"
 PACKAGES = ("verifiers",)

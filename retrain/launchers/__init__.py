@@ -30,8 +30,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from retrain.base.registry import Hook, PluginSpec
 from retrain.config.keys import Tables
-from retrain.registry import Hook, PluginSpec
 
 SPEC = PluginSpec(
     "launcher",

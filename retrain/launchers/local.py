@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from retrain.base.errors import ConfigError, LaunchError, RecordsError
+from retrain.base.line_process import kill_group
+from retrain.base.locks import Descriptor, LockFile
+from retrain.base.locks.held import LockHolder, holder, is_held, proven_holder, signal_holder, signal_process
 from retrain.config.keys import Tables
-from retrain.errors import ConfigError, LaunchError, RecordsError
 from retrain.launchers import Assignment, Ended
-from retrain.line_process import kill_group
-from retrain.locks import Descriptor, LockFile
-from retrain.locks.held import LockHolder, holder, is_held, proven_holder, signal_holder, signal_process
 from retrain.records.files import open_log, readable
 from retrain.records.layout import RunFiles, own_temporary_folder
 from retrain.system.nvidia import gpu_count, gpu_uuids, visible

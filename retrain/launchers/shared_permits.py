@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
+from retrain.base.errors import EXIT_DONE, EXIT_LAUNCH, LaunchError, RecordsError
+from retrain.base.locks import LockFile, locked
 from retrain.config.campaign import Ray, Slurm
-from retrain.errors import EXIT_DONE, EXIT_LAUNCH, LaunchError, RecordsError
 from retrain.launchers import Assignment
-from retrain.locks import LockFile, locked
 from retrain.records.campaign_state import asked_to_stop
 from retrain.records.files import make_directory, read_json, remove_file, write_json
 from retrain.records.layout import CampaignFiles

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from retrain.clock import posix_s
-from retrain.redaction import HIDDEN, redacted
-from retrain.registry import PluginSpec
+from retrain.base.clock import posix_s
+from retrain.base.redaction import HIDDEN, redacted
+from retrain.base.registry import PluginSpec
 
 SPEC = PluginSpec("logger", "open_logger", ("run",), members=("id", "rows", "flush", "close"))
 

@@ -23,9 +23,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from retrain import extras
+from retrain.base import extras
+from retrain.base.line_process import LineProcess, lines_of, private_pipes
 from retrain.config.resolve import flatten
-from retrain.line_process import LineProcess, lines_of, private_pipes
 from retrain.loggers import LoggedRun, Logger, Row, numbers, written_at_s
 from retrain.records.layout import campaign_of
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from retrain import extras
+from retrain.base import extras
 from retrain.loggers import LoggedRun, Logger, Row, numbers, written_at_s
 
 EXTRA = "tensorboard"

@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from retrain import extras
+from retrain.base import extras
 from retrain.loggers import LoggedRun, Logger, Row, numbers
 
 EXTRA = "wandb"

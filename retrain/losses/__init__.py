@@ -11,7 +11,7 @@ This is the exact gradient, written once for autograd and for hand-written gradi
 
 from __future__ import annotations
 
-from retrain.registry import PluginSpec
+from retrain.base.registry import PluginSpec
 
 SPEC = PluginSpec(
     "loss", "evaluate", ("logprobs", "sampler_logprobs", "advantages", "sequence"), has_defaults=True

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from retrain.base.registry import Fraction, NotNegative
+from retrain.base.rollouts import Floats, LossTerms
 from retrain.losses.ppo import log_ratios, ratio_bounds
-from retrain.registry import Fraction, NotNegative
-from retrain.rollouts import Floats, LossTerms
 
 
 def evaluate(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from retrain.base.rollouts import Floats, LossTerms
 from retrain.losses.ppo import log_ratios
-from retrain.rollouts import Floats, LossTerms
 
 
 def evaluate(

@@ -7,8 +7,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from retrain.registry import Fraction, NotNegative
-from retrain.rollouts import Floats, LossTerms
+from retrain.base.registry import Fraction, NotNegative
+from retrain.base.rollouts import Floats, LossTerms
 
 
 def evaluate(

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
 
+from retrain.base.errors import RetrainError
 from retrain.config.flow import is_count
 from retrain.controllers import StateDict
 from retrain.controllers.rate import RateAccount
-from retrain.errors import RetrainError
 
 
 class ClosedError(RetrainError):

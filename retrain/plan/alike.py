@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from retrain import registry
+from retrain.base import registry
 from retrain.config.digest import digest
 from retrain.config.schema import Config
 from retrain.plan.matrix import Plan, RunPlan

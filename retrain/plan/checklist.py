@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal
 
-from retrain import registry
+from retrain.base import registry
 from retrain.config.campaign import Campaign
 from retrain.config.schema import RateLimiter
 from retrain.plan.alike import alike

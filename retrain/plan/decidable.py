@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
+from retrain.base.errors import Problem
+from retrain.base.registry import hint
 from retrain.config.campaign import Decide
 from retrain.config.keys import quote
 from retrain.config.prices import price_of, priced_as, unpriced
 from retrain.config.resolve import label_of
 from retrain.config.schema import Config
-from retrain.errors import Problem
 from retrain.plan.matrix import Plan
 from retrain.records.decision import HELD_OUT, ConditionDecision
 from retrain.records.row_parts import Evaluation, NamedEvaluation, keys_of
 from retrain.records.step_row import EpisodeSummary, RolloutSummary, Timing, UpdateSummary
 from retrain.records.text import count_of, parse_duration
-from retrain.registry import hint
 
 if TYPE_CHECKING:
     from retrain.controllers.sequential import Look, SequentialComparison

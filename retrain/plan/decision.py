@@ -16,13 +16,13 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from retrain.base.rollouts import Floats
 from retrain.config.campaign import Decide
 from retrain.controllers.sequential import SequentialComparison
 from retrain.controllers.sequential.allocation import found_per_cost, rising_errors, weights_of_error
 from retrain.plan.decidable import FOUND, Found, comparison_of
 from retrain.plan.matrix import Plan
 from retrain.records.decision import OPEN, ConditionDecision, Decision, Looks, Round, is_higher_better
-from retrain.rollouts import Floats
 
 BUDGET, FAILED = "budget", "failed"
 FEWEST_PAIRS = 2  # of values that are compared

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
+from retrain.base.errors import ConfigError, RecordsError
+from retrain.base.rollouts import Floats
 from retrain.config.campaign import Decide
-from retrain.errors import ConfigError, RecordsError
 from retrain.plan.decidable import FOUND
 from retrain.plan.decision import Walk
 from retrain.plan.matrix import Plan
@@ -27,7 +28,6 @@ from retrain.records.layout import CampaignFiles, find_campaigns
 from retrain.records.manifest import RunEntry, read_manifest
 from retrain.records.run_state import RunState
 from retrain.records.text import parse_duration
-from retrain.rollouts import Floats
 
 SIMULATED = 60  # comparisons per difference: half a seed of error, in a second
 CROWDED = 4  # conditions from which on there are fewer: the time of a campaign grows with their square

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from retrain import registry
+from retrain.base import registry
 from retrain.config.keys import quote
 from retrain.config.prices import Price, price_of, priced_as, unpriced
 from retrain.config.resolve import RUN_SECTIONS

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
 
-from retrain import registry
+from retrain.base import registry
+from retrain.base.errors import ConfigError
 from retrain.config.campaign import Campaign
 from retrain.config.keys import Tables
-from retrain.errors import ConfigError
 
 
 def options_of(campaign: Campaign) -> Tables:

@@ -11,14 +11,14 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from retrain import registry
+from retrain.base import registry
+from retrain.base.errors import ConfigError, Problem
 from retrain.config.campaign import LARGEST_SEED, Campaign, Condition, Decide, Run
 from retrain.config.digest import digest_by_seed
 from retrain.config.files import contents_of, with_absolute_paths
 from retrain.config.resolve import label_of, label_of_modes, resolve
 from retrain.config.schema import Backend, Config
 from retrain.config.versions import CURRENT
-from retrain.errors import ConfigError, Problem
 from retrain.plan.launching import runs_side_by_side
 from retrain.records.text import name_of_run, plain
 

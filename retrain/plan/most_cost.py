@@ -13,14 +13,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from retrain import registry
+from retrain.base import registry
+from retrain.base.rollouts import Prompt
 from retrain.config.campaign import Eval
 from retrain.config.prices import Price, price_of, priced_as
 from retrain.config.resolve import as_played
 from retrain.config.schema import Config
 from retrain.plan.matrix import Plan
 from retrain.records.spending import Tokens
-from retrain.rollouts import Prompt
 
 # whose gradient an API computes; of others it first tells the log-probabilities, which is billed as reading
 COMMON_LOSSES = ("importance_sampling", "ppo", "cispo")

@@ -8,15 +8,15 @@ from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from retrain import registry
+from retrain.base import registry
+from retrain.base.errors import ConfigError, Location, Problem
+from retrain.base.event_loop import LeftBehindError, result_within
+from retrain.base.extras import MissingPackageError
+from retrain.base.rollouts import Prompt
 from retrain.config.adapters import adapter_problem
 from retrain.config.campaign import Eval
 from retrain.config.keys import Tables
 from retrain.config.schema import Config, Environment
-from retrain.errors import ConfigError, Location, Problem
-from retrain.event_loop import LeftBehindError, result_within
-from retrain.extras import MissingPackageError
-from retrain.rollouts import Prompt
 
 if TYPE_CHECKING:
     from retrain.tasks import Task

@@ -10,13 +10,14 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from retrain import registry
+from retrain.base import registry
+from retrain.base.errors import ConfigError, LaunchError, Location, Problem, place
+from retrain.base.rollouts import Prompt
 from retrain.config.files import data_files
 from retrain.config.keys import Tables
 from retrain.config.prices import age_notice, misnamed_prices, missing_price, price_of
 from retrain.config.resolve import as_played
 from retrain.config.schema import Config
-from retrain.errors import ConfigError, LaunchError, Location, Problem, place
 from retrain.plan.launching import runs_here
 from retrain.plan.matrix import Plan
 from retrain.plan.most_cost import Reading, reading_of
@@ -27,7 +28,6 @@ from retrain.plan.part_checks import (
     reward_problems,
     rewards_of,
 )
-from retrain.rollouts import Prompt
 
 if TYPE_CHECKING:
     from retrain.backends import MemoryEstimate
@@ -237,8 +237,8 @@ def servers_of(configs: Iterable[Config]) -> Iterator[UsedServer]:
         named |= _servers_named(config)
     for address, key in named.items():
         # not at the top: few runs have servers; it takes 20 ms
-        from retrain.http_client import answer_of
-        from retrain.redaction import without_user
+        from retrain.base.http_client import answer_of
+        from retrain.base.redaction import without_user
 
         if not re.match(r"https?://", address):  # reported elsewhere
             continue

@@ -20,17 +20,17 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
+from retrain.base.errors import Problem
+from retrain.base.extras import Needs, load
+from retrain.base.registry import hint
 from retrain.config.campaign import Search
 from retrain.config.keys import Tables, quote
 from retrain.config.points import Point, Proposal
 from retrain.config.resolve import as_tables, flatten
 from retrain.config.sweep import SEED, as_told, bounds_of, scale_of, swept_keys
-from retrain.errors import Problem
-from retrain.extras import Needs, load
 from retrain.plan.matrix import Plan
 from retrain.records.decision import is_higher_better
 from retrain.records.rungs import Proposed, all_of
-from retrain.registry import hint
 
 EXTRA = "optuna"
 PER_ROUND = 4  # trials, unless the file says otherwise: as many as a machine often runs side by side

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TypeAlias
 
+from retrain.base.errors import Problem
 from retrain.config.campaign import Search
 from retrain.config.keys import quote
-from retrain.errors import Problem
 from retrain.plan.decidable import unmeasured
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.proposals import sampler_problems

@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from retrain import registry
 from retrain.backends.saved import Exported
-from retrain.distribution import version
-from retrain.errors import ConfigError, RecordsError, records_error
+from retrain.base import registry
+from retrain.base.distribution import version
+from retrain.base.errors import ConfigError, RecordsError, records_error
 from retrain.publish.card import Subject, card, is_local, renamed, system_prompt
 from retrain.publish.choice import Choice
 from retrain.publish.directory import AGAIN, FACTS, made_beside

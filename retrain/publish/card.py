@@ -15,14 +15,14 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrain import registry
 from retrain.backends.saved import Exported
+from retrain.base import registry
+from retrain.base.distribution import version
 from retrain.config.adapters import KEY as ADAPTER
 from retrain.config.files import mapped
 from retrain.config.keys import as_toml
 from retrain.config.resolve import values_of
 from retrain.config.schema import Config
-from retrain.distribution import version
 from retrain.loggers import without_secrets
 from retrain.publish.choice import Choice
 from retrain.publish.results import cost, result, table

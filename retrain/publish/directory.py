@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from retrain.errors import ConfigError, RecordsError, os_errors, records_error
-from retrain.locks.held import HeldLock, hold, present_holder
+from retrain.base.errors import ConfigError, RecordsError, os_errors, records_error
+from retrain.base.locks.held import HeldLock, hold, present_holder
 
 FACTS = "retrain.json"  # marks a directory as published
 AGAIN = "publish again"

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from retrain import extras
-from retrain.errors import ConfigError, LaunchError, RetrainError, first_line, records_error
+from retrain.base import extras
+from retrain.base.errors import ConfigError, LaunchError, RetrainError, first_line, records_error
+from retrain.base.redaction import without_user
 from retrain.records.text import as_typed, plain
-from retrain.redaction import without_user
 
 EXTRA, WHO = "hub", "publish --push"
 # of what was pushed there before: transformers prefers adapters to a whole model beside them

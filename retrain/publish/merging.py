@@ -14,15 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from retrain import extras
 from retrain.backends.options import template_in
 from retrain.backends.saved import Exported
 from retrain.backends.text import Text
-from retrain.errors import ConfigError, PromptError, RunFailedError, first_line
+from retrain.base import extras
+from retrain.base.errors import ConfigError, PromptError, RunFailedError, first_line
+from retrain.base.rollouts import Prompt
 from retrain.publish.choice import Choice
 from retrain.records.layout import RunFiles
 from retrain.records.samples import samples_of
-from retrain.rollouts import Prompt
 
 WHO = "publish --merge"
 MOST_PROBES, MOST_TOKENS = 16, 256

@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from retrain.clock import utc_now
-from retrain.errors import RecordsError
+from retrain.base.clock import utc_now
+from retrain.base.errors import RecordsError
 from retrain.records.files import read_json, readable, record_of, write_json
 from retrain.records.layout import CampaignFiles
 from retrain.records.lines import append_line, parse_line

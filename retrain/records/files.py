@@ -26,8 +26,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from retrain import locks
-from retrain.errors import DamagedRecordError, RecordsError, records_error
+from retrain.base import locks
+from retrain.base.errors import DamagedRecordError, RecordsError, records_error
 
 T = TypeVar("T")
 Source = TypeVar("Source")

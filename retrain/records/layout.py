@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from retrain.base.errors import ConfigError, RecordsError, may_pass, records_error
 from retrain.config.keys import Table, Tables
-from retrain.errors import ConfigError, RecordsError, may_pass, records_error
 from retrain.records.files import make_directory, make_new_directory, read_small, readable
 from retrain.records.lines import mark_of
 from retrain.records.text import plain

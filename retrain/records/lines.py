@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeGuard, TypeVar
 
-from retrain import locks
-from retrain.errors import RecordsError, records_error
+from retrain.base import locks
+from retrain.base.errors import RecordsError, records_error
 from retrain.records.files import opened, record_of, sync_directory, write_all
 
 _BLOCK = 2**16

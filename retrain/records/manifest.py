@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from retrain.clock import utc_now
-from retrain.distribution import version
-from retrain.errors import DamagedRecordError, RecordsError, may_pass
+from retrain.base.clock import utc_now
+from retrain.base.distribution import version
+from retrain.base.errors import DamagedRecordError, RecordsError, may_pass
 from retrain.records.decision import Decision
 from retrain.records.files import read_json, record_of, write_atomic
 from retrain.records.layout import CampaignFiles, RunFiles

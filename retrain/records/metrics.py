@@ -21,7 +21,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from retrain.errors import DamagedRecordError, RecordsError
+from retrain.base.errors import DamagedRecordError, RecordsError
+from retrain.base.redaction import recorded_error
 from retrain.records.files import opened
 from retrain.records.layout import RunFiles, campaign_of
 from retrain.records.lines import (
@@ -34,7 +35,6 @@ from retrain.records.lines import (
     read_tail,
 )
 from retrain.records.text import as_typed
-from retrain.redaction import recorded_error
 
 _STEP = re.compile(rb'\{"step": (\d{1,15})[,}]')  # the start of a row
 _HEAD_BYTES = 2**15  # more than one row; a longer first row is ignored

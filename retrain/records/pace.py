@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from retrain.clock import posix_s, seconds_between
+from retrain.base.clock import posix_s, seconds_between
 from retrain.records.lines import Row, number_in
 from retrain.records.metrics import MetricsEnds
 from retrain.records.run_state import Attempt

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from retrain.clock import seconds_between
-from retrain.errors import RecordsError
+from retrain.base.clock import seconds_between
+from retrain.base.errors import RecordsError
+from retrain.base.redaction import redacted
 from retrain.records.decision import FEWEST_STEPS
 from retrain.records.files import opened
 from retrain.records.layout import RunFiles
@@ -36,7 +37,6 @@ from retrain.records.run_state import (
 )
 from retrain.records.spending import Spending, columns_of, read_spending
 from retrain.records.text import first_of, name_of_run, plain, without_score
-from retrain.redaction import redacted
 
 TAIL_ROWS = FEWEST_STEPS  # as `compare` averages over; more rows would cost time for every run
 NAME_LIMIT = 200  # characters of an id, a condition (as many as its key allows), a phase or a regime

@@ -18,15 +18,15 @@ from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
-from retrain.clock import utc_now
-from retrain.errors import DamagedRecordError, RecordsError
-from retrain.locks.held import holder, is_held
+from retrain.base.clock import utc_now
+from retrain.base.errors import DamagedRecordError, RecordsError
+from retrain.base.locks.held import holder, is_held
+from retrain.base.redaction import recorded_error
 from retrain.records.files import read_json, read_small, record_of, write_json
 from retrain.records.layout import RunFiles
 from retrain.records.lines import LineAppender, append_line, dump_line, parse_line
 from retrain.records.metrics import Seal, require_sealed
 from retrain.records.row_parts import Columns
-from retrain.redaction import recorded_error
 
 PACKAGES = ("numpy", "torch", "transformers", "peft", "tinker")  # results may depend on their versions
 _UNKNOWN = {"pid": 0, "host": "", "started_at": "", "resumed_from_step": 0}  # of a line that lacks it

@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from retrain.base.redaction import recorded_error
 from retrain.records.files import make_directory, record_of, write_atomic
 from retrain.records.lines import LineAppender, Row, dump_line, finite, is_count, parse_line, read_lines
 from retrain.records.text import count_of
-from retrain.redaction import recorded_error
 
 FIRST, LAST, BETWEEN = 8, 16, 64  # steps kept: at most this many of each
 REWRITE_EVERY = 512  # steps; a rewrite waits for the disk. The file holds up to this many extra steps

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from retrain.clock import utc_now
+from retrain.base.clock import utc_now
+from retrain.base.errors import DamagedRecordError
 from retrain.config.keys import quote
-from retrain.errors import DamagedRecordError
 from retrain.records.files import read_json, record_of, write_json
 from retrain.records.layout import RunFiles
 from retrain.records.lines import append_line, is_count, parse_line, read_lines

@@ -17,7 +17,7 @@ from operator import attrgetter
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from retrain.clock import posix_s
+from retrain.base.clock import posix_s
 from retrain.records.run_row import RunRow
 from retrain.records.text import MISSING, counts_of, without_middle
 from retrain.render.status import detailed, permit_line, resume_lines, time_left, warnings

@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from retrain.base.errors import ConfigError, RecordsError
 from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
-from retrain.errors import ConfigError, RecordsError
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import CampaignFiles
 from retrain.records.run_row import RunRow

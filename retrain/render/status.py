@@ -9,7 +9,7 @@ from itertools import chain, islice
 from rich.console import Console
 from rich.text import Text
 
-from retrain.clock import utc_now
+from retrain.base.clock import utc_now
 from retrain.records.decision import lines_of
 from retrain.records.manifest import Expectation
 from retrain.records.run_row import RunRow, identical_runs, without_signal

@@ -26,7 +26,7 @@ from rich.live import Live
 from rich.segment import Segment
 from rich.text import Text
 
-from retrain.errors import EXIT_DONE, EXIT_INTERRUPTED
+from retrain.base.errors import EXIT_DONE, EXIT_INTERRUPTED
 from retrain.render.frame import ASCII, FULL, Glyphs, event_line, frame
 from retrain.render.status import show_all, time_left
 from retrain.render.tables import JSON_VERSION, plain_value

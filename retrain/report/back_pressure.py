@@ -9,6 +9,7 @@ from itertools import chain, groupby
 
 import numpy as np
 
+from retrain.base.rollouts import Floats
 from retrain.controllers.usl import UslFit, fit_usl
 from retrain.report import charts as vl
 from retrain.report.charts import Chart, Spec
@@ -16,7 +17,6 @@ from retrain.report.gather import RunHistory
 from retrain.report.series import Bins, Curve, counted
 from retrain.report.sides import Side
 from retrain.report.tables import Table, significant
-from retrain.rollouts import Floats
 
 MOST_POINTS = 400  # of a condition
 REGIMES = {

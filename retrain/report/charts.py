@@ -17,7 +17,7 @@ from importlib import resources
 from operator import itemgetter
 from typing import Any
 
-from retrain import extras
+from retrain.base import extras
 from retrain.records.text import short_labels
 from retrain.report.compare import MetricComparison, SideResult
 from retrain.report.series import range_of

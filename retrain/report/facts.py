@@ -8,9 +8,9 @@ from itertools import chain, islice
 
 import tomli_w
 
-from retrain.clock import utc_now
+from retrain.base.clock import utc_now
+from retrain.base.distribution import version
 from retrain.config.digest import BESIDE_RESULTS
-from retrain.distribution import version
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles
 from retrain.records.run_row import last_output

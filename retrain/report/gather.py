@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from retrain.clock import posix_s
+from retrain.base.clock import posix_s
+from retrain.base.errors import ConfigError, RecordsError
+from retrain.base.rollouts import Floats
 from retrain.config.keys import Tables
-from retrain.errors import ConfigError, RecordsError
 from retrain.records.files import read_small, readable
 from retrain.records.layout import (
     CampaignFiles,
@@ -42,7 +43,6 @@ from retrain.records.run_state import UNREADABLE, Attempt, Inspection, RunState,
 from retrain.records.rungs import Searched, as_decided
 from retrain.records.text import plain
 from retrain.report.run_tables import RunTables
-from retrain.rollouts import Floats
 from retrain.status import runs_of
 
 MOST_METRICS = 200  # our rows have at most sixty; a damaged file must not make millions of columns

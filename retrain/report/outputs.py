@@ -20,8 +20,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from retrain import extras
-from retrain.errors import ConfigError, RecordsError, records_error
+from retrain.base import extras
+from retrain.base.errors import ConfigError, RecordsError, records_error
 from retrain.records.layout import RunFiles
 from retrain.records.lines import Row
 from retrain.records.metrics import stream_rows

@@ -17,7 +17,7 @@ from importlib import resources
 from importlib.util import find_spec
 from typing import Any
 
-from retrain import extras
+from retrain.base import extras
 from retrain.records.rungs import lines_of_search
 from retrain.report import facts, tables
 from retrain.report.charts import STYLE, VEGA_LITE, Spec, axis_title, converter

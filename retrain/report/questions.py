@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from retrain.base.rollouts import CORRECT, Floats
 from retrain.records.decision import HELD_OUT, MEASURE
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles
@@ -26,7 +27,6 @@ from retrain.records.samples import Rewards, read_outcomes
 from retrain.report.gather import RunHistory
 from retrain.report.sides import Moment, Side
 from retrain.report.statistics import LEVEL, scipy_stats
-from retrain.rollouts import CORRECT, Floats
 
 FEWEST = 2  # seeds and questions: one has no spread
 MOST = 10**6  # seeds or questions; more are as good as never

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from retrain.errors import ConfigError
+from retrain.base.errors import ConfigError
+from retrain.base.registry import hint
 from retrain.records.decision import FEWEST_STEPS, HELD_OUT, UNSCORED, steps_averaged, unscored_key
 from retrain.records.text import plain
-from retrain.registry import hint
 from retrain.report.gather import CampaignRecord, RunHistory, gather, number
 
 

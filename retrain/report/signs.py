@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from retrain.base.rollouts import Floats
 from retrain.controllers.persistent_noise import deviation, window_rises
 from retrain.records.text import count_of, plain
 from retrain.report.gather import RunHistory
 from retrain.report.sides import Side
-from retrain.rollouts import Floats
 
 WINDOW = 5  # steps before and after a jump: enough to tell it from one lucky batch
 LEAST_RISE = 0.1  # in the reward's unit; most rewards lie in [0, 1]

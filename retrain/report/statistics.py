@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from retrain import extras
+from retrain.base import extras
+from retrain.base.rollouts import Floats
 from retrain.controllers.sequential import ROUNDING
-from retrain.rollouts import Floats
 
 LEVEL = 0.95
 POWER = 0.8  # the customary probability of detecting a true difference

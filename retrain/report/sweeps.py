@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from retrain.base.errors import ConfigError, RecordsError
+from retrain.base.rollouts import Floats
 from retrain.config.keys import Tables, as_toml
 from retrain.config.sweep import Variant, swept_keys, table_of, variants
-from retrain.errors import ConfigError, RecordsError
 from retrain.plan.matrix import shown_name
 from retrain.records.layout import CampaignFiles
 from retrain.records.provenance import known_origin
@@ -28,7 +29,6 @@ from retrain.report.charts import Chart, Spec
 from retrain.report.compare import MetricComparison
 from retrain.report.gather import CampaignRecord
 from retrain.report.tables import Table, significant
-from retrain.rollouts import Floats
 
 MOST_PAIRS = 6
 NAME = 60  # characters of a condition

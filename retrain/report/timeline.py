@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from retrain.base.rollouts import Floats
 from retrain.records.run_state import Attempt
 from retrain.records.text import format_duration
 from retrain.report import charts as vl
@@ -21,7 +22,6 @@ from retrain.report.charts import Chart, Spec
 from retrain.report.gather import RunHistory, unix_seconds
 from retrain.report.series import counted
 from retrain.report.sides import Side
-from retrain.rollouts import Floats
 
 SLACK_S = 0.02  # an attempt's end is written a moment before the next one's start
 PIECES = 3000  # of waiting, in all bars together

@@ -29,10 +29,10 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Concatenate, ParamSpec, Protocol
 
-from retrain.errors import ConfigError
-from retrain.event_loop import result_of
-from retrain.registry import LARGEST, Hook, PluginSpec, lacking_problem
-from retrain.rollouts import Prompt
+from retrain.base.errors import ConfigError
+from retrain.base.event_loop import result_of
+from retrain.base.registry import LARGEST, Hook, PluginSpec, lacking_problem
+from retrain.base.rollouts import Prompt
 
 SPEC = PluginSpec(
     "reward",

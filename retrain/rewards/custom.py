@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from retrain import registry
-from retrain.errors import Problem
-from retrain.registry import Positive, Workers
+from retrain.base import registry
+from retrain.base.errors import Problem
+from retrain.base.registry import Positive, Workers
 from retrain.rewards import BatchScorer, score_with
 from retrain.rewards.pool import FunctionScorer
 from retrain.sandbox import choice_problems, with_sandbox

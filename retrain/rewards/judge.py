@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from retrain.errors import ConfigError, RunFailedError
-from retrain.http_client import CallError, HttpClient, is_address, key_of
-from retrain.registry import Count, Natural, Positive
+from retrain.base.errors import ConfigError, RunFailedError
+from retrain.base.http_client import CallError, HttpClient, is_address, key_of
+from retrain.base.registry import Count, Natural, Positive
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError, score_with
 from retrain.rewards.threads import ThreadedScorer
 

@@ -2,7 +2,7 @@ r"""All or nothing: 1 for the answer, alone or in the last `\boxed{...}`, 0 for 
 
 from __future__ import annotations
 
-from retrain.rollouts import Prompt
+from retrain.base.rollouts import Prompt
 
 RANGE = (0.0, 1.0)
 BOXED = r"\boxed{"

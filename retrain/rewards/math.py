@@ -16,12 +16,12 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from retrain.extras import load
-from retrain.registry import Megabytes, Positive, Workers
+from retrain.base.extras import load
+from retrain.base.registry import Megabytes, Positive, Workers
+from retrain.base.rollouts import Prompt
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError, score_with
 from retrain.rewards.match import last_boxed
 from retrain.rewards.pool import VerifierScorer
-from retrain.rollouts import Prompt
 
 EXTRA = "math"
 PACKAGES = ("math_verify",)

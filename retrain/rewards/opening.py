@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from retrain import registry
-from retrain.errors import ConfigError, RunFailedError
-from retrain.registry.code import told_by
+from retrain.base import registry
+from retrain.base.errors import ConfigError, RunFailedError
+from retrain.base.registry.code import told_by
 from retrain.rewards import (
     SPEC,
     Answer,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from retrain.registry import Positive
-from retrain.rollouts import Prompt
+from retrain.base.registry import Positive
+from retrain.base.rollouts import Prompt
 
 RANGE = (0.0, 1.0)
 

@@ -26,11 +26,12 @@ from dataclasses import astuple, dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from retrain.errors import ConfigError, InfrastructureError, RunFailedError
-from retrain.event_loop import result_of
-from retrain.line_process import LineProcess, lines_of, private_pipes
-from retrain.registry import fault_of, find_function, takes
-from retrain.registry.code import told_by
+from retrain.base.errors import ConfigError, InfrastructureError, RunFailedError
+from retrain.base.event_loop import result_of
+from retrain.base.line_process import LineProcess, lines_of, private_pipes
+from retrain.base.registry import fault_of, find_function, takes
+from retrain.base.registry.code import told_by
+from retrain.base.rollouts import prompt_of
 from retrain.rewards import (
     SPEC,
     Answer,
@@ -44,7 +45,6 @@ from retrain.rewards import (
     one_each,
 )
 from retrain.rewards.threads import ThreadedScorer
-from retrain.rollouts import prompt_of
 from retrain.sandbox import with_sandbox
 
 STARTUP_S = 120.0  # imports on a cold network disk; only a broken machine takes longer

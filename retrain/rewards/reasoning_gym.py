@@ -12,12 +12,12 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from retrain.extras import load
-from retrain.registry import Positive, Workers
+from retrain.base.extras import load
+from retrain.base.registry import Positive, Workers
+from retrain.base.rollouts import Prompt
 from retrain.rewards import BatchScorer, UnscoredError, score_with
 from retrain.rewards.match import last_boxed
 from retrain.rewards.pool import VerifierScorer
-from retrain.rollouts import Prompt
 
 EXTRA = "reasoning-gym"
 PACKAGES = ("reasoning_gym",)

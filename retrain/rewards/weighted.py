@@ -28,9 +28,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from retrain import extras, registry
-from retrain.errors import ConfigError, Problem
-from retrain.event_loop import begun
+from retrain.base import extras, registry
+from retrain.base.errors import ConfigError, Problem
+from retrain.base.event_loop import begun
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, is_number, score_with
 from retrain.rewards.opening import CallingScorer, RewardRange, close_unawaited, open_reward, range_of
 from retrain.sandbox import choice_problems, with_sandbox

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from retrain import registry
-from retrain.errors import Problem
-from retrain.registry import Hook, PluginSpec
+from retrain.base import registry
+from retrain.base.errors import Problem
+from retrain.base.registry import Hook, PluginSpec
 
 SPEC = PluginSpec(
     "sandbox",
@@ -97,7 +97,9 @@ def choose(name: str, options: Mapping[str, Any]) -> Sandbox:
     made = registry.find("sandbox", name)(**options)
     found: Sandbox = registry.check_made("sandbox", name, made)
     if not found.mounts:
-        from retrain.hide_process import hide  # here: it loads ctypes, and every plan imports this module
+        from retrain.base.hide_process import (
+            hide,  # here: it loads ctypes, and every plan imports this module
+        )
 
         hide()  # answers, and keys in its environment
     return found

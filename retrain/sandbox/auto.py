@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from retrain.errors import ConfigError
+from retrain.base.errors import ConfigError
 from retrain.sandbox import Sandbox, SandboxError
 from retrain.sandbox.process import readable_paths as readable_paths  # of both that it chooses from
 

@@ -12,8 +12,8 @@ import sys
 from importlib import util
 from pathlib import Path
 
-from retrain.distribution import install_command
-from retrain.errors import ConfigError
+from retrain.base.distribution import install_command
+from retrain.base.errors import ConfigError
 from retrain.sandbox import Sandbox
 from retrain.sandbox.command import WEAKNESS
 from retrain.sandbox.inside.confine import DISK_BYTES

@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from retrain import threads
-from retrain.line_process import kill_group
+from retrain.base import threads
+from retrain.base.line_process import kill_group
 from retrain.sandbox import Limits, ProgramEnd, Sandbox, SandboxEndedError, SandboxError
 from retrain.sandbox.inside import BOOT, boot_text, values
 from retrain.sandbox.inside.zygote import STARTED, STOP

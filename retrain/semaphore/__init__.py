@@ -29,9 +29,9 @@ import threading
 from contextlib import closing
 from pathlib import Path
 
-from retrain.errors import LaunchError, records_error
-from retrain.event_loop import in_thread
-from retrain.locks import GUARD, LockFile
+from retrain.base.errors import LaunchError, records_error
+from retrain.base.event_loop import in_thread
+from retrain.base.locks import GUARD, LockFile
 from retrain.semaphore.slots import (
     WAIT_QUEUE,
     Holder,

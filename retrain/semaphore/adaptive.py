@@ -14,10 +14,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from retrain.clock import utc_now
+from retrain.base.clock import utc_now
+from retrain.base.errors import RecordsError, records_error
+from retrain.base.locks import locked
 from retrain.controllers.permits import AdaptivePermits, CallFacts
-from retrain.errors import RecordsError, records_error
-from retrain.locks import locked
 from retrain.records.files import read_json, record_of, remove_leftovers, write_json
 from retrain.records.lines import append_line, read_records
 from retrain.semaphore import FileSemaphore

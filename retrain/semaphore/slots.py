@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 
-from retrain.errors import DamagedRecordError, RecordsError
-from retrain.locks import GUARD, Descriptor, LockFile, boot_id, locked, open_regular
+from retrain.base.errors import DamagedRecordError, RecordsError
+from retrain.base.locks import GUARD, Descriptor, LockFile, boot_id, locked, open_regular
 from retrain.records.files import remove_leftovers, write_atomic
 from retrain.semaphore.wait_queue import wake, wakeup_address
 

@@ -31,7 +31,7 @@ from copy import copy
 from functools import cache
 from pathlib import Path
 
-from retrain.locks import GUARD, OPEN, Descriptor, LockFile
+from retrain.base.locks import GUARD, OPEN, Descriptor, LockFile
 
 _BYTES = struct.Struct("hhqqi4x")  # C's struct flock: type, whence, start, length (0: to the end), process
 GATE = 0  # the byte that is locked while a ticket is drawn

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from retrain.base.errors import ConfigError, RecordsError
+from retrain.base.locks.held import is_held
+from retrain.base.redaction import redacted
 from retrain.config.resolve import label_of
-from retrain.errors import ConfigError, RecordsError
-from retrain.locks.held import is_held
 from retrain.records.files import opened
 from retrain.records.layout import CampaignFiles, RunFiles, instead_of, is_campaign, is_single_run
 from retrain.records.lines import read_end
 from retrain.records.samples import KeptSample, samples_of
 from retrain.records.text import first_of, plain, plain_lines
-from retrain.redaction import redacted
 
 LOOK_S = 0.2
 _LONGEST_LINE = 2000
@@ -46,7 +46,7 @@ def find_run(directory: Path, run_id: str = "") -> RunFiles:
             files = campaign.run(name)
             if files.run_toml.is_file():
                 return files
-    from retrain.registry import hint  # not at the top: only an error needs it
+    from retrain.base.registry import hint  # not at the top: only an error needs it
 
     runs = _runs(campaign)
     fix = hint(run_id, runs if len(runs) > SHOWN_RUNS else (), f"it has {_listed(runs)}")

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from retrain.errors import RecordsError
-from retrain.locks.held import is_held
+from retrain.base.errors import RecordsError
+from retrain.base.locks.held import is_held
 from retrain.records.layout import RunFiles
 from retrain.records.lines import GrowingFile, Row, is_count, mark_of, number_in, parse_line
 from retrain.records.manifest import RunEntry

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from retrain import system
+from retrain.base.errors import InfrastructureError
 from retrain.controllers.throttle import Load
-from retrain.errors import InfrastructureError
 from retrain.system import Pool, nvidia
 from retrain.system.processes import Processes, descendants, own_cpu_seconds, own_memory_bytes, read_processes
 

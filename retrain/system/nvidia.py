@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retrain.distribution import install_command
-from retrain.errors import InfrastructureError
+from retrain.base.distribution import install_command
+from retrain.base.errors import InfrastructureError
 
 UTILIZATION_WINDOW_US = 10_000_000  # processes are sampled at least a few times per second
 _UUID = re.compile(r"^GPU UUID:\s+(GPU-[0-9a-f-]+)$", re.MULTILINE)  # until it is known: "?"

@@ -16,12 +16,12 @@ from collections.abc import Callable
 from numbers import Real
 from typing import TYPE_CHECKING
 
-from retrain import registry
+from retrain.base import registry
+from retrain.base.errors import ConfigError
+from retrain.base.event_loop import begun
 from retrain.config.schema import Throttle
 from retrain.controllers import StateDict
 from retrain.controllers.throttle import Held, Load, ThrottleLevel, ThrottlePolicy, ThrottleState, decide
-from retrain.errors import ConfigError
-from retrain.event_loop import begun
 from retrain.system.load import LoadMeter, Pids, Scope
 
 if TYPE_CHECKING:

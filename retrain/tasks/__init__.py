@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from retrain.registry import PluginSpec
-from retrain.rollouts import Prompt
+from retrain.base.registry import PluginSpec
+from retrain.base.rollouts import Prompt
 
 SPEC = PluginSpec(
     "task", "build", given=("seed",), members=("train", "held_out", "alphabet", "longest_answer")

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from retrain.errors import ConfigError
-from retrain.extras import load
-from retrain.json_lines import how_to_correct
-from retrain.rollouts import Prompt
+from retrain.base.errors import ConfigError
+from retrain.base.extras import load
+from retrain.base.json_lines import how_to_correct
+from retrain.base.rollouts import Prompt
 from retrain.tasks import Task
 from retrain.tasks.generated import check
 from retrain.tasks.rows import (

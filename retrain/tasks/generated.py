@@ -10,8 +10,8 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 
-from retrain.errors import ConfigError
-from retrain.rollouts import Prompt
+from retrain.base.errors import ConfigError
+from retrain.base.rollouts import Prompt
 from retrain.tasks import Task
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"  # up to base 36

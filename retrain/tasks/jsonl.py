@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from retrain.json_lines import numbered_lines
-from retrain.rollouts import Prompt
+from retrain.base.json_lines import numbered_lines
+from retrain.base.rollouts import Prompt
 from retrain.tasks.rows import Fields, read_prompts, task_of_files
 
 

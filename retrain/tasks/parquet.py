@@ -9,10 +9,10 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from retrain.errors import ConfigError
-from retrain.extras import load
-from retrain.json_lines import how_to_correct
-from retrain.rollouts import Prompt
+from retrain.base.errors import ConfigError
+from retrain.base.extras import load
+from retrain.base.json_lines import how_to_correct
+from retrain.base.rollouts import Prompt
 from retrain.tasks.rows import (
     Fields,
     check_columns,

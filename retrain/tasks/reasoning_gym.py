@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from retrain.errors import ConfigError
-from retrain.extras import load
-from retrain.registry import hint
-from retrain.rollouts import Prompt
+from retrain.base.errors import ConfigError
+from retrain.base.extras import load
+from retrain.base.registry import hint
+from retrain.base.rollouts import Prompt
 from retrain.tasks import Task
 from retrain.tasks.generated import MAX_COUNT, check, range_problem
 from retrain.tasks.rows import PLACEHOLDER, Fields, option_problems, read_prompts, split_by_fraction

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from retrain.errors import ConfigError
-from retrain.json_lines import conversation, object_of, read_rows
-from retrain.rollouts import Prompt, as_prompt
+from retrain.base.errors import ConfigError
+from retrain.base.json_lines import conversation, object_of, read_rows
+from retrain.base.rollouts import Prompt, as_prompt
 from retrain.tasks import Task
 from retrain.tasks.generated import check, held_out_count, held_out_problem
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from retrain.base.rollouts import Floats
 from retrain.controllers import StateDict
 from retrain.controllers.scaling.noise_scale import GradientNoiseScale
 from retrain.controllers.scaling.rules import (
@@ -38,7 +39,6 @@ from retrain.controllers.scaling.rules import (
     ScalingRule,
     SqrtRule,
 )
-from retrain.rollouts import Floats
 from retrain.torch_scaling.gradients import Gradients
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from retrain.base.rollouts import Floats
 from retrain.controllers.scaling.noise_scale import FIRST_SETTLED_STEP
-from retrain.rollouts import Floats
 
 if TYPE_CHECKING:
     import torch

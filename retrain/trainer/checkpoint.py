@@ -17,8 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from retrain.base.errors import RecordsError, is_passing, os_errors, records_error
 from retrain.controllers import StateDict
-from retrain.errors import RecordsError, is_passing, os_errors, records_error
 from retrain.records.files import (
     DIRECTORY_MODE,
     make_directory,

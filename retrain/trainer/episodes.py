@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from retrain import runaways
 from retrain.backends import EpisodeProgress, Sampling, ignore_progress, never
+from retrain.base import runaways
+from retrain.base.event_loop import EventLoopThread, in_new_thread
+from retrain.base.rollouts import CallForm, Episode, FirstTurn, Group, NextTurn, Prompt, Rollout, next_prompt
 from retrain.config.schema import Environment
 from retrain.environments.coroutine_loop import CoroutineLoop
 from retrain.environments.episode import (
@@ -32,9 +34,7 @@ from retrain.environments.episode import (
 )
 from retrain.environments.hosts import Hosts, at_once
 from retrain.environments.plain_calls import InTurn
-from retrain.event_loop import EventLoopThread, in_new_thread
 from retrain.records.step_row import EpisodeSummary
-from retrain.rollouts import CallForm, Episode, FirstTurn, Group, NextTurn, Prompt, Rollout, next_prompt
 from retrain.trainer.turn_queue import Ask, Asked, PlayMeter, TurnQueue
 from retrain.trainer.turn_sampling import PlayTurnFeed, SampleTurns, TurnCalls, of_its_own
 

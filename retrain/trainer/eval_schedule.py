@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from retrain.backends import Sampling
 from retrain.backends.metering import tally
+from retrain.base.rollouts import CORRECT, Floats, Group, Prompt
 from retrain.config.campaign import Eval
 from retrain.config.resolve import as_played
 from retrain.config.schema import Config
@@ -25,7 +26,6 @@ from retrain.controllers.persistent_noise import deviation, window_rises
 from retrain.records.files import record_of
 from retrain.records.row_parts import Evaluation, EvalWatch, NamedEvaluation, Value, columns
 from retrain.records.spending import Tokens
-from retrain.rollouts import CORRECT, Floats, Group, Prompt
 from retrain.trainer.batch import ScoredBatch
 from retrain.trainer.budget import RunBudget
 from retrain.trainer.episodes import SampleGroups

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from retrain.backends import Sampling
 from retrain.backends.metering import tally
+from retrain.base.errors import BackendMemoryError
+from retrain.base.rollouts import CORRECT, Floats, Group, Prompt
 from retrain.config.prices import Price
 from retrain.config.schema import Config, Environment
 from retrain.controllers import StateDict
-from retrain.errors import BackendMemoryError
 from retrain.records.row_parts import Evaluation, NamedEvaluation
 from retrain.records.spending import Tokens
-from retrain.rollouts import CORRECT, Floats, Group, Prompt
 from retrain.trainer.batch import ScoredBatch
 
 EVALUATION_BATCH = 256  # prompts sampled at a time

@@ -19,7 +19,8 @@ from retrain.backends import (
     SamplingProgress,
     StartProgress,
 )
-from retrain.errors import NonFiniteError, RecordsError
+from retrain.base.errors import NonFiniteError, RecordsError
+from retrain.base.rollouts import Episode, Floats, Rollout
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import MetricsWriter, read_metrics
 from retrain.records.row_parts import EngineUse, Value
@@ -28,7 +29,6 @@ from retrain.records.samples import KeptSample, OutcomesWriter, Rewards, Samples
 from retrain.records.step_row import StepRow
 from retrain.records.text import about
 from retrain.rewards import Score
-from retrain.rollouts import Episode, Floats, Rollout
 from retrain.trainer.batch import ScoredBatch
 from retrain.trainer.logger_threads import NO_LOGGERS, LoggerThreads
 

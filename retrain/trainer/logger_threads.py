@@ -20,17 +20,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from retrain import registry
+from retrain.base import registry
+from retrain.base.errors import RecordsError
+from retrain.base.redaction import redacted
 from retrain.config.resolve import as_tables
 from retrain.config.schema import Config
-from retrain.errors import RecordsError
 from retrain.loggers import LoggedRun, Logger, Row, without_secrets
 from retrain.records.files import make_directory, read_json, write_json
 from retrain.records.layout import RunFiles
 from retrain.records.lines import is_count, parse_line
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import RunState
-from retrain.redaction import redacted
 
 T = TypeVar("T")
 

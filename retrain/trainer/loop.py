@@ -9,19 +9,19 @@ from functools import partial
 from typing import NoReturn
 
 from retrain.backends import Backend, Sampling
-from retrain.clock import utc_now
+from retrain.base.clock import utc_now
+from retrain.base.errors import BackendMemoryError, InterruptedRunError, UnscoredStepError
+from retrain.base.event_loop import EventLoopThread
+from retrain.base.rollouts import Group, Prompt
 from retrain.config.schema import Config
 from retrain.controllers import Stateful
 from retrain.controllers.throttle import ThrottleState
-from retrain.errors import BackendMemoryError, InterruptedRunError, UnscoredStepError
-from retrain.event_loop import EventLoopThread
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import MetricsWriter
 from retrain.records.row_parts import Value, columns
 from retrain.records.rungs import read_wait, why_to_wait
 from retrain.records.samples import KeptSample
 from retrain.records.step_row import Identity, StepRow
-from retrain.rollouts import Group, Prompt
 from retrain.tasks import Task
 from retrain.trainer import checkpoint
 from retrain.trainer.batch import BoundAlgorithm, entropy_of

@@ -10,9 +10,9 @@ from typing import Any
 from retrain.backends import Backend, Optimization, Sampling, UpdateStats
 from retrain.backends.metering import BilledCall, Meter
 from retrain.backends.rows import LiveTurn, Taken, TurnFeed, unsampled
-from retrain.errors import BackendMemoryError, ConfigError, PromptError
+from retrain.base.errors import BackendMemoryError, ConfigError, PromptError
+from retrain.base.rollouts import FirstTurn, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
 from retrain.records.spending import Tokens
-from retrain.rollouts import FirstTurn, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
 
 
 class MeteredBackend:

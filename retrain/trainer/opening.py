@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
 from typing import Any
 
-from retrain import registry
 from retrain.backends import (
     Backend,
     BackendProgress,
@@ -24,6 +23,10 @@ from retrain.backends import (
     shows_no_functions,
 )
 from retrain.backends.rows import live_sampler
+from retrain.base import registry
+from retrain.base.errors import ConfigError, PromptError, RecordsError
+from retrain.base.event_loop import EventLoopThread
+from retrain.base.rollouts import CallForm, Group, Prompt
 from retrain.config.adapters import KEY
 from retrain.config.campaign import Eval
 from retrain.config.files import changed_files
@@ -31,10 +34,7 @@ from retrain.config.resolve import as_played
 from retrain.config.schema import Config
 from retrain.environments import brings_loop
 from retrain.environments import opened as opened_environment
-from retrain.errors import ConfigError, PromptError, RecordsError
-from retrain.event_loop import EventLoopThread
 from retrain.records.layout import RunFiles, campaign_of
-from retrain.rollouts import CallForm, Group, Prompt
 from retrain.tasks import Task
 from retrain.trainer import checkpoint
 from retrain.trainer.batch import BoundAlgorithm

@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import TypeAlias
 
 from retrain.backends import Permit
+from retrain.base.errors import RecordsError
 from retrain.config.schema import Config
 from retrain.controllers.permits import CallFacts
-from retrain.errors import RecordsError
 from retrain.records.layout import RunFiles, campaign_of
 from retrain.records.row_parts import PermitUse
 from retrain.semaphore import FileSemaphore

@@ -12,6 +12,8 @@ from functools import partial
 from typing import Any
 
 from retrain.backends import Sampling
+from retrain.base.event_loop import LeftBehindError, in_thread
+from retrain.base.rollouts import Episode, Prompt, Rollout
 from retrain.config.schema import Environment
 from retrain.environments.coroutine_loop import CoroutineLoop, check_held_up
 from retrain.environments.endpoint import Endpoint
@@ -28,8 +30,6 @@ from retrain.environments.episode import (
     result_awaited,
     told,
 )
-from retrain.event_loop import LeftBehindError, in_thread
-from retrain.rollouts import Episode, Prompt, Rollout
 
 
 @dataclass(eq=False)

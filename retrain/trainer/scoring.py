@@ -14,16 +14,16 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from retrain.base.errors import RunFailedError, UnscoredStepError
+from retrain.base.event_loop import EventLoopThread
+from retrain.base.redaction import redacted
+from retrain.base.rollouts import Group, Rollout
 from retrain.controllers import StateDict
 from retrain.environments.episode import LARGEST_REWARD
-from retrain.errors import RunFailedError, UnscoredStepError
-from retrain.event_loop import EventLoopThread
 from retrain.records.step_row import Unscored
 from retrain.records.text import plain
-from retrain.redaction import redacted
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, TrainerState
 from retrain.rewards.opening import open_reward, range_of
-from retrain.rollouts import Group, Rollout
 from retrain.trainer.batch import ScoredBatch
 
 OUTAGE_STEPS = 10  # a judge that restarts is back by then; more would train on a minority for nothing

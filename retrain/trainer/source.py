@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
 from retrain.backends import BackendInfo
+from retrain.base.errors import BackendMemoryError, InterruptedRunError
+from retrain.base.rollouts import Group, Prompt
 from retrain.config.flow import FlowSettings, flow_settings
 from retrain.config.schema import Config
 from retrain.controllers import StateDict
-from retrain.errors import BackendMemoryError, InterruptedRunError
 from retrain.pipeline import ClosedError, Monitor
 from retrain.pipeline.flow import Flow
 from retrain.records.step_row import PipelineStats
-from retrain.rollouts import Group, Prompt
 from retrain.tasks import Task
 from retrain.trainer.prompt_stream import PromptStream
 

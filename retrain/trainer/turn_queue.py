@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 
 from retrain.backends import EpisodeProgress
 from retrain.backends.rows import Taken
+from retrain.base.errors import FullContextError, InterruptedRunError, PromptError
+from retrain.base.rollouts import FirstTurn, NextTurn, Prompt, Rollout
 from retrain.environments.episode import CallAsync, CallPlain, EpisodeError
-from retrain.errors import FullContextError, InterruptedRunError, PromptError
-from retrain.rollouts import FirstTurn, NextTurn, Prompt, Rollout
 
 Asked: TypeAlias = Prompt | FirstTurn | NextTurn
 Ask: TypeAlias = Callable[[Asked], Awaitable[Rollout | None]]

@@ -25,10 +25,10 @@ import numpy as np
 
 from retrain.backends import Backend, Sampling
 from retrain.backends.rows import LiveTurn, Taken, live_sampler
+from retrain.base.errors import PromptError
+from retrain.base.event_loop import EventLoopThread
+from retrain.base.rollouts import FirstTurn, NextTurn, Prompt
 from retrain.config.schema import Config
-from retrain.errors import PromptError
-from retrain.event_loop import EventLoopThread
-from retrain.rollouts import FirstTurn, NextTurn, Prompt
 from retrain.trainer.turn_queue import Asked, PlayMeter, Request, TurnQueue
 
 T = TypeVar("T")

@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 from retrain.backends import Backend, MaybeAwaitable, Optimization, UpdateStats
 from retrain.backends.metering import NOTHING, tally
 from retrain.backends.objective import split_by_group
-from retrain.clock import utc_now
+from retrain.base.clock import utc_now
+from retrain.base.errors import BackendMemoryError, ConfigError, InfrastructureError, NonFiniteError
+from retrain.base.json_lines import read_demonstrations
+from retrain.base.rollouts import SUPERVISED, Floats, Loss, LossTerms, Rollout, TrainingSample
 from retrain.config.schema import Config
-from retrain.errors import BackendMemoryError, ConfigError, InfrastructureError, NonFiniteError
-from retrain.json_lines import read_demonstrations
 from retrain.records.spending import Tokens
 from retrain.records.step_row import UpdateSummary
-from retrain.rollouts import SUPERVISED, Floats, Loss, LossTerms, Rollout, TrainingSample
 from retrain.trainer.control import StepSize
 from retrain.trainer.prompt_stream import PromptStream
 

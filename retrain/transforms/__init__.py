@@ -7,6 +7,6 @@ A parameter out of its range, or a log-probability that is not finite, is a Valu
 
 from __future__ import annotations
 
-from retrain.registry import PluginSpec
+from retrain.base.registry import PluginSpec
 
 SPEC = PluginSpec("token transform", "reweigh", ("rollout", "advantage", "progress"), has_defaults=True)

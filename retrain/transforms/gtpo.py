@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from retrain.registry import NotNegative
-from retrain.rollouts import Floats, Rollout
+from retrain.base.registry import NotNegative
+from retrain.base.rollouts import Floats, Rollout
 
 
 def reweigh(rollout: Rollout, advantage: float, progress: float, *, beta: NotNegative = 0.1) -> Floats:

@@ -13,8 +13,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from retrain.registry import NotNegative
-from retrain.rollouts import Floats, Rollout
+from retrain.base.registry import NotNegative
+from retrain.base.rollouts import Floats, Rollout
 from retrain.transforms import gtpo
 
 # Phrases that open a step of reasoning, change its direction or review it.

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from retrain.registry import Fraction, NotNegative
-from retrain.rollouts import Floats, Rollout
+from retrain.base.registry import Fraction, NotNegative
+from retrain.base.rollouts import Floats, Rollout
 from retrain.transforms.gtpo import surprisal, weights
 from retrain.transforms.gtpo_hicra import PHRASES, planning_mask
 

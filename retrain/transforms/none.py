@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from retrain.rollouts import Floats, Rollout
+from retrain.base.rollouts import Floats, Rollout
 
 
 def reweigh(rollout: Rollout, advantage: float, progress: float) -> Floats:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from retrain.errors import ClusterDownError
+from retrain.base.errors import ClusterDownError
 from retrain.launchers.ray.client import JobsClient
 from tests.cluster.ports import free_ports
 from tests.cluster.processes import environment_of, kill_together, running

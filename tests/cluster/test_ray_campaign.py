@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from retrain.errors import EXIT_INTERRUPTED
+from retrain.base.errors import EXIT_INTERRUPTED
 from retrain.launchers.ray.client import RayJob
 from tests.cluster.campaigns import (
     PRICED,

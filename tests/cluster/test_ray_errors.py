@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from retrain.base.errors import EXIT_RUN_FAILED, ClusterDownError, LaunchError
+from retrain.base.locks.held import is_held
 from retrain.campaign.run import start
-from retrain.errors import EXIT_RUN_FAILED, ClusterDownError, LaunchError
 from retrain.launchers.ray.client import JobsClient
-from retrain.locks.held import is_held
 from tests.cluster.campaigns import (
     Start,
     finish,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.errors import EXIT_LAUNCH, EXIT_RUN_FAILED
+from retrain.base.errors import EXIT_LAUNCH, EXIT_RUN_FAILED
 from retrain.launchers.ray.home import Home
 from retrain.semaphore import FileSemaphore
 from tests.cluster.campaigns import Start, attempts_of, counting_runs, finish, only_campaign

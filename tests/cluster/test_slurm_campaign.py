@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from retrain.errors import EXIT_RUN_FAILED
+from retrain.base.errors import EXIT_RUN_FAILED
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import read_attempts
 from tests.cluster.campaigns import (

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from retrain.base.errors import EXIT_INTERRUPTED, EXIT_LAUNCH, EXIT_RUN_FAILED, LaunchError
+from retrain.base.locks.held import holder, is_held
 from retrain.campaign.run import start
-from retrain.errors import EXIT_INTERRUPTED, EXIT_LAUNCH, EXIT_RUN_FAILED, LaunchError
-from retrain.locks.held import holder, is_held
 from tests.cluster.campaigns import Start, attempts_of, finish, most_at_once, only_campaign, results, until
 from tests.cluster.slurm_cluster import Cluster
 from tests.cluster.test_slurm_campaign import SLURM, SLURM_TOML

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from retrain.errors import EXIT_LAUNCH, EXIT_RUN_FAILED
+from retrain.base.errors import EXIT_LAUNCH, EXIT_RUN_FAILED
 from retrain.launchers.shared_permits import read_verdict
 from tests.cluster.campaigns import (
     STEPS,

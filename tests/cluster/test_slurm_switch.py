@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from retrain.errors import EXIT_LAUNCH
+from retrain.base.errors import EXIT_LAUNCH
 from tests.cluster.campaigns import STEPS, Start, counting_runs, finish, numbers, only_campaign, results
 from tests.cluster.slurm_cluster import Cluster
 from tests.cluster.test_slurm_campaign import SLURM_TOML

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from retrain import registry
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.local import connect
 from retrain.backends.local.policy import LocalBackend
-from retrain.rollouts import Group, Loss, Prompt, TrainingSample
+from retrain.base import registry
+from retrain.base.rollouts import Group, Loss, Prompt, TrainingSample
 
 UNEVEN = tuple(Prompt(i, text, "1") for i, text in enumerate(["7=", "12+30=", "9=", "abcdefghij=", "q="]))
 

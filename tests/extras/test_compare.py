@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from retrain.base.errors import ConfigError
 from retrain.config.resolve import label_of
-from retrain.errors import ConfigError
 from retrain.records.decision import ConditionDecision, Decision, is_higher_better
 from retrain.records.manifest import read_manifest, write_manifest
 from retrain.records.rungs import Rung, Searched

@@ -16,9 +16,9 @@ from retrain.backends import BackendProgress, BackendSpec, Sampling, SamplingPro
 from retrain.backends.local import connect
 from retrain.backends.local.policy import LocalBackend
 from retrain.backends.progress import CallsProgress
+from retrain.base.errors import InfrastructureError, InterruptedRunError
 from retrain.engines import openai as engine_module
 from retrain.engines.calls import StreamedCompletion
-from retrain.errors import InfrastructureError, InterruptedRunError
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from tests.extras.completions_server import CompletionsServer, serve

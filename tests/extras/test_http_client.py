@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from retrain.http_client import CallError, HttpClient, read_json
+from retrain.base.http_client import CallError, HttpClient, read_json
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ from transformers import (
 )
 
 from retrain.backends import Optimization
-from retrain.errors import ConfigError
+from retrain.base.errors import ConfigError
 from tests.extras.local_policies import (
     as_samples,
     chosen,

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import processors
 
-from retrain.errors import BackendMemoryError, ConfigError
-from retrain.json_lines import Demonstration
-from retrain.rollouts import Prompt
+from retrain.base.errors import BackendMemoryError, ConfigError
+from retrain.base.json_lines import Demonstration
+from retrain.base.rollouts import Prompt
 from tests.extras.local_policies import open_backend
 from tests.extras.tiny_models import character_tokenizer, save_tiny_model
 

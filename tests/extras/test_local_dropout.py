@@ -9,7 +9,7 @@ from peft.tuners.lora import Linear
 
 from retrain.backends import Optimization
 from retrain.backends.local import check_options, loading, training
-from retrain.rollouts import TrainingSample
+from retrain.base.rollouts import TrainingSample
 from tests.extras.local_policies import (
     as_samples,
     chosen,

@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM
 
 from retrain import worker
 from retrain.backends import Optimization
+from retrain.base.errors import RecordsError, may_pass
 from retrain.config.load import parse
 from retrain.config.resolve import as_tables
-from retrain.errors import RecordsError, may_pass
 from retrain.plan.matrix import plan_runs
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics

@@ -13,11 +13,11 @@ from transformers import AutoTokenizer
 
 from retrain.backends import Optimization, Sampling
 from retrain.backends.local.policy import LocalBackend
+from retrain.base.event_loop import EventLoopThread
+from retrain.base.rollouts import Prompt, Rollout, TrainingSample
 from retrain.config.schema import Environment
 from retrain.environments.endpoint.session import Rendering
 from retrain.environments.harness import Program
-from retrain.event_loop import EventLoopThread
-from retrain.rollouts import Prompt, Rollout, TrainingSample
 from retrain.trainer.episodes import Episodes
 from retrain.trainer.programs import Programs
 from retrain.trainer.turn_sampling import TurnSampler

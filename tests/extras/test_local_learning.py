@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from retrain.advantages import maxrl
 from retrain.backends import Optimization, Sampling
+from retrain.base.rollouts import TrainingSample
 from retrain.cli import app
 from retrain.records.metrics import read_metrics
-from retrain.rollouts import TrainingSample
 from retrain.tasks import successor
 from tests.extras.local_policies import loss_named, open_backend
 from tests.extras.tiny_models import save_tiny_model

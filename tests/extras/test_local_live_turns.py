@@ -13,7 +13,7 @@ import torch
 
 from retrain.backends import Optimization, Sampling
 from retrain.backends.local.policy import LocalBackend
-from retrain.rollouts import FirstTurn, NextTurn, Prompt, Rollout, TrainingSample
+from retrain.base.rollouts import FirstTurn, NextTurn, Prompt, Rollout, TrainingSample
 from tests.extras.local_policies import loss_named, open_backend, stir
 from tests.extras.tiny_models import save_tiny_model
 from tests.feeds import Script

@@ -12,8 +12,8 @@ import torch
 
 from retrain.backends import BackendSpec, Optimization
 from retrain.backends.local import check_options, connect
-from retrain.errors import ConfigError, RecordsError
-from retrain.rollouts import Prompt
+from retrain.base.errors import ConfigError, RecordsError
+from retrain.base.rollouts import Prompt
 from tests.extras.local_policies import UNEVEN, as_samples, draw, loss_named, open_backend, stir
 from tests.extras.tiny_models import save_tiny_model
 

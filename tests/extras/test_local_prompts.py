@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from retrain.backends.local.model_checks import prompts_problem
-from retrain.rollouts import Prompt
+from retrain.base.rollouts import Prompt
 from tests.extras.tiny_models import save_tiny_model
 
 pytestmark = pytest.mark.extras

@@ -10,8 +10,8 @@ import torch
 
 from retrain.backends import Sampling
 from retrain.backends.local.next_token import Cut
-from retrain.errors import ConfigError, NonFiniteError
-from retrain.rollouts import Prompt, TrainingSample
+from retrain.base.errors import ConfigError, NonFiniteError
+from retrain.base.rollouts import Prompt, TrainingSample
 from tests.extras.local_policies import UNEVEN, as_samples, chosen, draw, open_backend, plain_logprobs, stir
 from tests.extras.tiny_models import CHARACTERS, save_tiny_model
 

@@ -11,8 +11,8 @@ import torch
 
 from retrain.backends import Optimization, Sampling
 from retrain.backends.local import loading, training
-from retrain.errors import BackendMemoryError, NonFiniteError
-from retrain.rollouts import Given, Loss, LossTerms, Prompt, Rollout, TrainingSample
+from retrain.base.errors import BackendMemoryError, NonFiniteError
+from retrain.base.rollouts import Given, Loss, LossTerms, Prompt, Rollout, TrainingSample
 from tests.extras.local_policies import (
     UNEVEN,
     as_samples,

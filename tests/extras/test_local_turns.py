@@ -19,12 +19,12 @@ from retrain import worker
 from retrain.backends import Optimization, Sampling
 from retrain.backends.text import Text
 from retrain.backends.turns import check_turns, tokens_given
+from retrain.base.errors import ConfigError, PromptError
+from retrain.base.event_loop import EventLoopThread
+from retrain.base.rollouts import NextTurn, Prompt, Rollout, TrainingSample
 from retrain.config.schema import Environment
-from retrain.errors import ConfigError, PromptError
-from retrain.event_loop import EventLoopThread
 from retrain.records.metrics import read_metrics
 from retrain.records.samples import read_samples
-from retrain.rollouts import NextTurn, Prompt, Rollout, TrainingSample
 from retrain.trainer.episodes import Episodes
 from retrain.trainer.turn_sampling import TurnSampler
 from tests.extras.local_policies import loss_named, open_backend

@@ -15,11 +15,11 @@ import pytest
 from retrain.backends import Optimization
 from retrain.backends.local import check_options, check_run
 from retrain.backends.local.policy import LocalBackend
+from retrain.base.errors import ConfigError
+from retrain.base.locks.held import holder
 from retrain.config.load import parse
 from retrain.engines.shared_server import ServerFiles
 from retrain.engines.vllm import vllm_problem
-from retrain.errors import ConfigError
-from retrain.locks.held import holder
 from tests.conftest import temporary_files_in
 from tests.extras.completions_server import CompletionsServer, serve
 from tests.extras.local_policies import (

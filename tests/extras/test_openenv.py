@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
-from retrain import registry, worker
+from retrain import worker
 from retrain.backends import Sampling
+from retrain.base import registry
+from retrain.base.errors import ConfigError
+from retrain.base.rollouts import Prompt, Rollout
 from retrain.config.load import parse
 from retrain.config.schema import Environment
 from retrain.environments import opened, openenv
-from retrain.errors import ConfigError
 from retrain.plan.preflight import servers_of
 from retrain.records.metrics import read_metrics
-from retrain.rollouts import Prompt, Rollout
 from retrain.trainer.episodes import Episodes
 from tests.extras.openenv_server import NONSENSE, Server, serving
 from tests.test_environments import write

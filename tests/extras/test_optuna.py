@@ -12,11 +12,11 @@ from typing import Any
 import optuna
 import pytest
 
+from retrain.base.errors import EXIT_DONE, ConfigError
 from retrain.campaign import Observer
 from retrain.campaign.run import reopen, start
 from retrain.config.campaign import Search
 from retrain.config.load import load_config
-from retrain.errors import EXIT_DONE, ConfigError
 from retrain.plan.matrix import Plan, plan_runs
 from retrain.plan.proposals import DIFFERS, SAMPLERS, propose, to_come
 from retrain.records.layout import CampaignFiles

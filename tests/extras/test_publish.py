@@ -16,8 +16,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from retrain.backends.saved import Exported
+from retrain.base.errors import ConfigError, RecordsError, RunFailedError
 from retrain.campaign.run import start
-from retrain.errors import ConfigError, RecordsError, RunFailedError
 from retrain.publish import FACTS, Wishes, publish, push_published, read_published
 from retrain.publish.choice import Choice, choose
 from retrain.publish.merging import Probe, merge

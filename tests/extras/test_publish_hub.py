@@ -16,7 +16,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from retrain.errors import EXIT_CONFIG, EXIT_DONE, ConfigError, LaunchError, RecordsError, RetrainError
+from retrain.base.errors import EXIT_CONFIG, EXIT_DONE, ConfigError, LaunchError, RecordsError, RetrainError
 from retrain.publish import CARD, FACTS, Published, Wishes, publish, push_published, read_published
 from retrain.publish.choice import choose
 from retrain.publish.hub import check_name

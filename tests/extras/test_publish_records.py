@@ -10,7 +10,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from retrain.errors import EXIT_CONFIG, EXIT_RECORDS, ConfigError, RecordsError
+from retrain.base.errors import EXIT_CONFIG, EXIT_RECORDS, ConfigError, RecordsError
 from retrain.publish import FACTS, Wishes, publish, read_published
 from retrain.publish.choice import Choice, choose
 from retrain.report.compare import compare

@@ -15,10 +15,10 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from retrain.backends.tinker import saved_states
+from retrain.base.errors import ConfigError, LaunchError, RecordsError
 from retrain.campaign.run import start
 from retrain.config.adapters import TINKER, state_of
 from retrain.config.schema import Model
-from retrain.errors import ConfigError, LaunchError, RecordsError
 from retrain.publish import Wishes, publish
 from retrain.publish.choice import Choice, choose
 from retrain.squeeze import CONFIG, WEIGHTS

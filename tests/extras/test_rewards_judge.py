@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from retrain import registry
-from retrain.errors import ConfigError, RunFailedError
+from retrain.base import registry
+from retrain.base.errors import ConfigError, RunFailedError
+from retrain.base.rollouts import Prompt
 from retrain.rewards import Answer, Outcome, Score, UnscoredError, judge
 from retrain.rewards.judge import read_score
-from retrain.rollouts import Prompt
 from tests.cheats.judges import INJECTIONS, Injection
 from tests.semaphore_processes import wait_until
 

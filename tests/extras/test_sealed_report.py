@@ -2,8 +2,8 @@
 
 import pytest
 
+from retrain.base.errors import EXIT_DONE
 from retrain.campaign.run import start
-from retrain.errors import EXIT_DONE
 
 pytestmark = pytest.mark.extras
 

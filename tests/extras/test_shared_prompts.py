@@ -11,7 +11,7 @@ import torch
 from retrain.backends.local.micro_batches import MicroBatch, lay_out
 from retrain.backends.local.policy import LocalBackend
 from retrain.backends.local.training import evaluate
-from retrain.rollouts import Given, Prompt, Rollout, TrainingSample
+from retrain.base.rollouts import Given, Prompt, Rollout, TrainingSample
 from tests.extras.local_policies import open_backend, stir
 from tests.extras.test_local_architectures import CONFIGS, OWN_ATTENTION, save
 

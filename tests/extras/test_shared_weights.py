@@ -15,8 +15,8 @@ import torch
 from retrain.backends import Optimization
 from retrain.backends.local import policy as policy_module
 from retrain.backends.local.shared_weights import share
+from retrain.base.errors import ConfigError
 from retrain.engines.openai import LONGEST_WHOLE
-from retrain.errors import ConfigError
 from tests.extras.completions_server import CompletionsServer, serve
 from tests.extras.local_policies import as_samples, draw, loss_named, open_backend
 from tests.extras.test_engine_streams import run_on

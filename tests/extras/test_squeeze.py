@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
+from retrain.base.errors import ConfigError
 from retrain.cli import app
-from retrain.errors import ConfigError
 from retrain.squeeze import Adapter, Layer, analyse, output_error, read_adapter, squeezed, write_adapter
 from tests.extras.tiny_models import save_tiny_model
 

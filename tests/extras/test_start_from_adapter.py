@@ -13,8 +13,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from retrain.backends import Optimization
+from retrain.base.errors import ConfigError
 from retrain.campaign.run import reopen, start
-from retrain.errors import ConfigError
 from retrain.records.metrics import read_metrics
 from tests.extras.local_policies import as_samples, draw, loss_named, open_backend, stir
 from tests.extras.tiny_models import save_tiny_model

@@ -18,14 +18,14 @@ from retrain import worker
 from retrain.backends import BackendSpec, UpdateStats
 from retrain.backends.tinker import saved_states
 from retrain.backends.tinker.policy import TinkerBackend
+from retrain.base.errors import ConfigError, RecordsError
+from retrain.base.rollouts import TrainingSample
 from retrain.campaign.run import reopen, start
 from retrain.campaign.states import delete_states, states_of
 from retrain.config.schema import Config, Model
-from retrain.errors import ConfigError, RecordsError
 from retrain.records.layout import RunFiles
 from retrain.records.manifest import read_manifest
 from retrain.records.metrics import read_metrics
-from retrain.rollouts import TrainingSample
 from tests.extras.test_tinker_backend import ALPHABET, STEP, during, fixed_steps, loss_of, train, with_options
 from tests.extras.test_tinker_backend import place as place
 from tests.extras.test_tinker_backend import server as server

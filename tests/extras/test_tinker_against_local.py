@@ -13,7 +13,7 @@ from retrain.backends import Optimization
 from retrain.backends.local.policy import LocalBackend
 from retrain.backends.objective import RatioCap
 from retrain.backends.tinker.wire import LINEAR, Linear, loss_inputs
-from retrain.rollouts import TrainingSample
+from retrain.base.rollouts import TrainingSample
 from tests.extras.local_policies import (
     as_samples,
     chosen,

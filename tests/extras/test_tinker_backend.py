@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
 
-from retrain import registry
 from retrain.backends import BackendSpec, Optimization, Sampling, UpdateStats
 from retrain.backends.tinker import TinkerOptions, connect
 from retrain.backends.tinker.calls import ApiCalls
 from retrain.backends.tinker.policy import TinkerBackend
+from retrain.base import registry
+from retrain.base.errors import ConfigError, InfrastructureError, NonFiniteError, RecordsError, RunFailedError
+from retrain.base.rollouts import Group, Loss, Prompt, TrainingSample
 from retrain.controllers.permits import CallFacts
-from retrain.errors import ConfigError, InfrastructureError, NonFiniteError, RecordsError, RunFailedError
-from retrain.rollouts import Group, Loss, Prompt, TrainingSample
 from retrain.semaphore import FileSemaphore
 from retrain.semaphore.adaptive import SharedPermits
 from tests.tinker_api.running import KEY, MODEL, RunningServer, write_tokenizer

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from retrain.base.errors import EXIT_RUN_FAILED
+from retrain.base.rollouts import Prompt
 from retrain.campaign.run import reopen, run_campaign
-from retrain.errors import EXIT_RUN_FAILED
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_attempts
-from retrain.rollouts import Prompt
 from tests.asking import post
 from tests.tinker_api.running import KEY, MODEL, RunningServer, serve, write_tokenizer
 from tests.tinker_api.sdk import CALLS_SDK

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from retrain import registry
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.metering import Meter
 from retrain.backends.tinker import PRICES, connect, price
 from retrain.backends.tinker.policy import TinkerBackend
+from retrain.base import registry
+from retrain.base.errors import ConfigError, RunFailedError
+from retrain.base.rollouts import Loss, Prompt
 from retrain.config.schema import Config, Model
-from retrain.errors import ConfigError, RunFailedError
 from retrain.records.spending import Tokens
-from retrain.rollouts import Loss, Prompt
 from tests.extras.test_tinker_backend import samples_of
 from tests.tinker_api.running import KEY, MODEL, RunningServer, write_tokenizer
 from tests.tinker_api.sdk import CALLS_SDK

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from tinker.proto import tinker_public_pb2 as pb
 
-from retrain import registry
 from retrain.backends import BackendSpec, Optimization, UpdateStats
 from retrain.backends.numpy.training import loss_gradient
 from retrain.backends.objective import RatioCap
 from retrain.backends.tinker.policy import TinkerBackend
 from retrain.backends.tinker.wire import ApiLoss, Linear, loss_inputs
-from retrain.rollouts import Loss, TrainingSample
+from retrain.base import registry
+from retrain.base.rollouts import Loss, TrainingSample
 from tests.extras.test_tinker_backend import HOW, PROMPTS, STEP, during, loss_of, samples_of
 from tests.extras.test_tinker_backend import place as place
 from tests.extras.test_tinker_backend import server as server

@@ -19,8 +19,8 @@ from retrain.backends.tinker import TinkerOptions, connect
 from retrain.backends.tinker.calls import ApiCalls
 from retrain.backends.tinker.outages import Outages
 from retrain.backends.tinker.policy import TinkerBackend
+from retrain.base.rollouts import Prompt
 from retrain.controllers.permits import CallFacts
-from retrain.rollouts import Prompt
 from retrain.semaphore import FileSemaphore
 from tests.tinker_api.running import MODEL, RunningServer, serve, write_tokenizer
 from tests.tinker_api.sdk import CALLS_SDK

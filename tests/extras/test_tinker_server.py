@@ -17,11 +17,11 @@ from retrain.backends import BackendSpec, UpdateStats
 from retrain.backends.progress import StartProgress
 from retrain.backends.tinker import check_run
 from retrain.backends.tinker.policy import TinkerBackend
+from retrain.base.errors import ConfigError, InfrastructureError, RecordsError
+from retrain.base.locks.held import hold
+from retrain.base.rollouts import Group
 from retrain.config.schema import Config, Model
-from retrain.errors import ConfigError, InfrastructureError, RecordsError
-from retrain.locks.held import hold
 from retrain.records.layout import CampaignFiles
-from retrain.rollouts import Group
 from tests.extras.test_tinker_backend import (
     ALPHABET,
     HOW,

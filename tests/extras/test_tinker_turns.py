@@ -11,8 +11,8 @@ import pytest
 
 from retrain.backends import BackendSpec, Sampling
 from retrain.backends.tinker.policy import TinkerBackend
-from retrain.errors import ConfigError, FullContextError, PromptError
-from retrain.rollouts import CallForm, NextTurn, Prompt, TrainingSample
+from retrain.base.errors import ConfigError, FullContextError, PromptError
+from retrain.base.rollouts import CallForm, NextTurn, Prompt, TrainingSample
 from tests.extras.test_local_turns import NUMBERED, SMOLLM2
 from tests.extras.test_local_turns import tokenizer as chat_tokenizer
 from tests.extras.test_tinker_backend import STEP, during, loss_of, with_options

@@ -12,13 +12,13 @@ from transformers import AutoTokenizer
 
 from retrain.backends import Sampling, local
 from retrain.backends.turns import offer_functions
+from retrain.base.errors import ConfigError
+from retrain.base.event_loop import EventLoopThread
+from retrain.base.rollouts import CallForm, Prompt
 from retrain.config.load import parse
 from retrain.config.schema import Environment
 from retrain.environments import opened
 from retrain.environments.tools.calls import ToolCall, calls_in
-from retrain.errors import ConfigError
-from retrain.event_loop import EventLoopThread
-from retrain.rollouts import CallForm, Prompt
 from retrain.trainer.episodes import Episodes
 from retrain.trainer.turn_sampling import TurnSampler
 from tests.extras.local_policies import open_backend

@@ -14,10 +14,10 @@ import torch
 from retrain import worker
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.text import Text
-from retrain.errors import ConfigError
-from retrain.json_lines import Demonstration
+from retrain.base.errors import ConfigError
+from retrain.base.json_lines import Demonstration
+from retrain.base.rollouts import Prompt, TrainingSample
 from retrain.records.metrics import read_metrics
-from retrain.rollouts import Prompt, TrainingSample
 from retrain.semaphore import FileSemaphore
 from retrain.trainer.updates import WARM_UP_LOSS
 from tests.extras.local_policies import chosen, open_backend, plain_logprobs

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from retrain.rollouts import Prompt
+from retrain.base.rollouts import Prompt
 from tests import test_harness as programs
 from tests.test_environments import HOW, Count, play
 

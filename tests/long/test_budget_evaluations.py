@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from retrain import worker
+from retrain.base.errors import EXIT_INFRASTRUCTURE, InterruptedRunError
+from retrain.base.rollouts import Prompt
 from retrain.campaign.run import reopen, start
 from retrain.config.prices import Price
 from retrain.config.schema import Config, Environment
-from retrain.errors import EXIT_INFRASTRUCTURE, InterruptedRunError
 from retrain.records.campaign_state import asked_to_stop
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.metrics import read_metrics
@@ -21,7 +22,6 @@ from retrain.records.run_state import read_done
 from retrain.records.samples import read_outcomes
 from retrain.records.spending import Tokens, read_spending
 from retrain.render.status import left_undone
-from retrain.rollouts import Prompt
 from retrain.status import survey
 from retrain.trainer.budget import RunBudget
 from retrain.trainer.evaluation import Due

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from retrain.base.errors import EXIT_INTERRUPTED
+from retrain.base.locks.held import is_held, signal_holder
 from retrain.campaign.run import reopen
-from retrain.errors import EXIT_INTERRUPTED
-from retrain.locks.held import is_held, signal_holder
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.metrics import read_metrics
 from tests.budget_kills import (

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from retrain.base.errors import EXIT_DONE
 from retrain.campaign.run import run_campaign
-from retrain.errors import EXIT_DONE
 from retrain.records.metrics import read_metrics
 
 STEPS = 12

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from retrain.base.errors import ConfigError, LaunchError
+from retrain.base.locks.held import hold
 from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
 from retrain.campaign.run import CampaignOutcome, reopen, run_campaign
-from retrain.errors import ConfigError, LaunchError
-from retrain.locks.held import hold
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import RunFiles, create_directory
 from retrain.records.manifest import read_manifest

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from retrain.base.errors import EXIT_CONFIG, ConfigError
 from retrain.campaign.run import reopen, start
-from retrain.errors import EXIT_CONFIG, ConfigError
 from retrain.records.metrics import read_metrics
 from tests.conftest import ONE_RUN, TINY
 

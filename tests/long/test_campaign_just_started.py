@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from retrain.base.errors import EXIT_DONE, EXIT_INTERRUPTED
 from retrain.campaign.run import reopen, start
 from retrain.campaign.stop import stop_campaign
-from retrain.errors import EXIT_DONE, EXIT_INTERRUPTED
 from retrain.records.layout import CampaignFiles
 from retrain.records.run_state import RunState
 from tests.semaphore_processes import wait_until

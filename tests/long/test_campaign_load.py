@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from retrain.base.errors import ConfigError
 from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
 from retrain.campaign.run import run_campaign
-from retrain.errors import ConfigError
 from retrain.plan.matrix import RunPlan
 from retrain.records.metrics import read_metrics
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from retrain.base.errors import ConfigError, LaunchError
+from retrain.base.locks.held import hold
 from retrain.campaign import Observer
 from retrain.campaign.endings import Ending, conclude, ended_attempts
 from retrain.campaign.run import reopen, run_campaign, start
-from retrain.errors import ConfigError, LaunchError
-from retrain.locks.held import hold
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import RunFiles
 from retrain.records.manifest import read_manifest

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from retrain.base.errors import EXIT_RECORDS, records_error
+from retrain.base.locks.held import hold
 from retrain.campaign import Observer, supervise
 from retrain.campaign.admission import as_planned, by_memory
 from retrain.campaign.endings import Ending
 from retrain.campaign.run import run_campaign, start
 from retrain.campaign.supervise import Supervisor
 from retrain.config.campaign import Campaign
-from retrain.errors import EXIT_RECORDS, records_error
 from retrain.launchers import Ended
-from retrain.locks.held import hold
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import RunState, begin_attempt, read_attempts, write_done

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 import tests.cheats
+from retrain.base.rollouts import Prompt
 from retrain.rewards import Answer, BatchScorer, Score, match, python
-from retrain.rollouts import Prompt
 from retrain.sandbox import bubblewrap
 from retrain.sandbox.process import readable_paths
 from tests.cheats import (

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from retrain import worker
+from retrain.base.errors import ConfigError
 from retrain.config.flow import flow_settings
 from retrain.controllers.scaling.rules import schedule_factor
-from retrain.errors import ConfigError
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_progress

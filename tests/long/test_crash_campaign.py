@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from retrain.base.errors import ConfigError
 from retrain.campaign.run import reopen, start
 from retrain.campaign.stop import stop_campaign
 from retrain.config.load import load_config
-from retrain.errors import ConfigError
 from retrain.plan.matrix import plan_runs
 from retrain.records.layout import CampaignFiles, find_campaigns
 from retrain.records.manifest import read_manifest

@@ -16,11 +16,11 @@ import pytest
 import tomli_w
 
 from retrain import worker
+from retrain.base.errors import EXIT_CONFIG, ConfigError, RecordsError
 from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
 from retrain.campaign.run import reopen, start
 from retrain.config.digest import digest_of_0_1
-from retrain.errors import EXIT_CONFIG, ConfigError, RecordsError
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics

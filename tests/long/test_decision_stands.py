@@ -10,11 +10,11 @@ from subprocess import CompletedProcess
 
 import pytest
 
+from retrain.base.errors import EXIT_DONE, EXIT_RUN_FAILED, ConfigError, RecordsError
 from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
 from retrain.campaign.forecast import busy_s
 from retrain.campaign.run import reopen, start
-from retrain.errors import EXIT_DONE, EXIT_RUN_FAILED, ConfigError, RecordsError
 from retrain.plan.matrix import RunPlan
 from retrain.records.decision import ADDED, lines_of, read_looks
 from retrain.records.layout import CampaignFiles, RunFiles

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from retrain.base.errors import EXIT_INTERRUPTED
 from retrain.campaign import Observer
 from retrain.campaign.run import start
-from retrain.errors import EXIT_INTERRUPTED
 from tests.long.test_decision import DECISION, decision_of, verdicts
 
 PARALLEL = ("campaign.launcher=local", "campaign.parallel=true", "campaign.max_workers=6")

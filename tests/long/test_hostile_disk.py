@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from retrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_RUN_FAILED, RecordsError
 from retrain.campaign.run import reopen, start
-from retrain.errors import EXIT_INFRASTRUCTURE, EXIT_RUN_FAILED, RecordsError
 from retrain.records.files import make_directory, read_json, write_json
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import MetricsWriter, read_metrics
@@ -62,7 +62,7 @@ def limited(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 FILL = """
 import sys
 from pathlib import Path
-from retrain.errors import RecordsError
+from retrain.base.errors import RecordsError
 from retrain.records.metrics import MetricsWriter
 told = 0
 try:
@@ -153,7 +153,7 @@ def test_a_directory_that_may_not_be_written_is_refused_with_a_reason(reachable:
     locked.mkdir(mode=0o500)
     code = (
         "import os, sys; from pathlib import Path; from retrain.records.layout import create_directory\n"
-        "from retrain.errors import ConfigError\n"
+        "from retrain.base.errors import ConfigError\n"
         f"os.geteuid() or os.setuid({NOBODY})\n"
         "try: create_directory(Path(sys.argv[1]), 'c')\n"
         "except ConfigError as error: print(error)\n"
@@ -169,7 +169,7 @@ import os, sys
 from pathlib import Path
 from retrain.campaign.run import reopen, run_campaign
 from retrain.campaign.stop import stop_campaign
-from retrain.errors import RecordsError
+from retrain.base.errors import RecordsError
 directory = run_campaign(Path(sys.argv[1]), ["campaign.launcher=inline", "campaign.max_steps=1"]).directory
 for path in (directory, *directory.rglob("*")):
     os.geteuid() or os.chown(path, NOBODY, NOBODY)
@@ -208,7 +208,7 @@ def test_what_may_not_be_written_or_read_is_refused_with_a_reason_and_stops_what
 WRITE_ROWS = """
 import sys
 from pathlib import Path
-from retrain.errors import RecordsError
+from retrain.base.errors import RecordsError
 from retrain.records.metrics import MetricsWriter
 rows = MetricsWriter(Path(sys.argv[1]) / "metrics.jsonl", 1)
 try:

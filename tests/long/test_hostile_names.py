@@ -15,11 +15,11 @@ import tomli_w
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from retrain.base.errors import ConfigError, LaunchError, RecordsError, RetrainError
+from retrain.base.locks.held import hold
 from retrain.campaign.run import reopen, start
 from retrain.campaign.stop import stop_campaign
 from retrain.config.load import load_config
-from retrain.errors import ConfigError, LaunchError, RecordsError, RetrainError
-from retrain.locks.held import hold
 from retrain.plan.matrix import plan_runs
 from retrain.records.layout import CampaignFiles, RunFiles, create_directory
 from retrain.worker import run as run_worker

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import tomli_w
 
+from retrain.base.errors import LaunchError
 from retrain.campaign.launcher_setup import assignment_of
 from retrain.config.load import parse
 from retrain.config.resolve import as_tables
-from retrain.errors import LaunchError
 from retrain.launchers import Assignment
 from retrain.launchers.local import open_launcher, take_slot, visible_gpus
 from retrain.plan.matrix import plan_runs

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from retrain.base.errors import LaunchError
 from retrain.config.campaign import Ray
-from retrain.errors import LaunchError
 from retrain.launchers.ray.client import RayJob
 from retrain.launchers.ray.home import Home
 from retrain.launchers.ray.launcher import RayLauncher, RayLockTest

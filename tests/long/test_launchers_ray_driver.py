@@ -13,11 +13,11 @@ from typing import Any
 import psutil
 import pytest
 
+from retrain.base.locks.held import hold
 from retrain.config.campaign import Ray
 from retrain.launchers.ray import render, task
 from retrain.launchers.ray.driver import MOST_LIVES
 from retrain.launchers.ray.home import GIVEN, LOST, OVER, Home, TaskEvent
-from retrain.locks.held import hold
 from retrain.records.campaign_state import ask_to_stop
 from retrain.records.layout import CampaignFiles
 from tests.ray_pieces import Threads, assignment, drive, home_of, order

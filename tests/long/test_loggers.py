@@ -8,9 +8,9 @@ import threading
 import pytest
 
 from retrain import worker
+from retrain.base.errors import ConfigError
+from retrain.base.locks.held import is_held
 from retrain.campaign.run import reopen, run_campaign
-from retrain.errors import ConfigError
-from retrain.locks.held import is_held
 from retrain.loggers import without_secrets
 from retrain.records.layout import CampaignFiles
 from retrain.records.metrics import read_metrics

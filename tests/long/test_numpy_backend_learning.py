@@ -14,11 +14,11 @@ from retrain.backends.numpy.gru import Weights, initial_weights, pack
 from retrain.backends.numpy.policy import NumpyBackend
 from retrain.backends.numpy.training import Adam, clip_by_norm, loss_gradient
 from retrain.backends.objective import scale_to_step, split_by_group
+from retrain.base.errors import NonFiniteError
+from retrain.base.rollouts import Loss, LossTerms, Prompt, Rollout, TrainingSample
 from retrain.controllers.scaling.noise_scale import GradientNoiseScale
-from retrain.errors import NonFiniteError
 from retrain.losses import gspo, importance_sampling, ppo
 from retrain.rewards import partial
-from retrain.rollouts import Loss, LossTerms, Prompt, Rollout, TrainingSample
 from retrain.tasks import copy
 
 LOSSES = [Loss("ppo", ppo.evaluate), Loss("is", importance_sampling.evaluate), Loss("gspo", gspo.evaluate)]

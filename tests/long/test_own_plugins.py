@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from retrain import registry
+from retrain.base import registry
+from retrain.base.errors import ConfigError
 from retrain.config.load import load_config, parse
-from retrain.errors import ConfigError
 
 Retrain = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from retrain.base.errors import EXIT_RUN_FAILED, RecordsError
 from retrain.campaign import Observer
 from retrain.campaign.forecast import Forecaster
 from retrain.campaign.run import start
-from retrain.errors import EXIT_RUN_FAILED, RecordsError
 from retrain.plan.matrix import RunPlan
 from retrain.records.manifest import Expectation
 from retrain.records.metrics import MetricsWriter

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain import registry
-from retrain.errors import ConfigError, InfrastructureError, RunFailedError
+from retrain.base import registry
+from retrain.base.errors import ConfigError, InfrastructureError, RunFailedError
+from retrain.base.rollouts import Prompt
 from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError, custom
 from retrain.rewards.pool import Reply, ReplyKind, line_of, reply_in
-from retrain.rollouts import Prompt
 from tests.semaphore_processes import wait_until
 from tests.stopping import has_ended
 

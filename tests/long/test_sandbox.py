@@ -17,10 +17,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from retrain.errors import ConfigError
+from retrain.base.errors import ConfigError
+from retrain.base.rollouts import Prompt
 from retrain.rewards import Answer, Outcome, Score, python
 from retrain.rewards.python.scorer import ProgramRunner, ProgramScorer
-from retrain.rollouts import Prompt
 from retrain.sandbox import Sandbox, SandboxError, auto, choose, inside
 from retrain.sandbox.cell import Cell, holes
 from retrain.sandbox.inside import boot_text
@@ -342,7 +342,7 @@ def test_a_sandbox_ends_with_the_process_that_opened_it(name: str) -> None:
 READS = """
 import sys
 from pathlib import Path
-from retrain import registry
+from retrain.base import registry
 from retrain.sandbox.cell import LONGEST_OUTPUT, PROBE, PROBE_LIMITS, Cell
 cell = Cell(registry.find("sandbox", sys.argv[1])())
 for path in Path(sys.argv[2]).iterdir():

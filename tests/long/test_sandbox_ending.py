@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from retrain.base.rollouts import Prompt
 from retrain.rewards import Answer, Outcome, Score, python
-from retrain.rollouts import Prompt
 from retrain.sandbox import Sandbox, SandboxError, bubblewrap, cell
 from retrain.sandbox.inside import zygote
 

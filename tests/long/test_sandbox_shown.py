@@ -26,7 +26,7 @@ reward = "{reward}"
 sandbox = "process"
 """
 TASK = """
-from retrain.rollouts import Prompt
+from retrain.base.rollouts import Prompt
 from retrain.tasks import Task
 
 def build(*, seed):

@@ -25,7 +25,7 @@ exec setpriv --reuid 65534 --regid 65534 --clear-groups env -i -C / PATH=/usr/bi
 SCORES = """
 import os, sys
 from retrain.rewards import python
-from retrain.rollouts import Prompt
+from retrain.base.rollouts import Prompt
 assert os.getuid() != 0
 cases = '[{"input": "1", "output": "1"}]'
 print(python.score("print(input())", Prompt(0, "?", cases), tests="stdio", sandbox=sys.argv[1]))

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from retrain.base.errors import EXIT_DONE, EXIT_RUN_FAILED
 from retrain.campaign.run import reopen, start
-from retrain.errors import EXIT_DONE, EXIT_RUN_FAILED
 from retrain.records.manifest import look_at, read_manifest
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import UNREADABLE, RunState, inspect_run, read_done

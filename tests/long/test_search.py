@@ -11,10 +11,10 @@ from typing import Any, NoReturn
 
 import pytest
 
+from retrain.base.errors import EXIT_DONE, EXIT_RUN_FAILED, ConfigError, RecordsError, records_error
 from retrain.campaign import Observer, evidence
 from retrain.campaign.endings import Ending
 from retrain.campaign.run import reopen, start
-from retrain.errors import EXIT_DONE, EXIT_RUN_FAILED, ConfigError, RecordsError, records_error
 from retrain.plan.matrix import RunPlan
 from retrain.records.decision import Decision
 from retrain.records.layout import CampaignFiles, RunFiles, find_campaigns

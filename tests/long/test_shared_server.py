@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from retrain.base.errors import ConfigError
+from retrain.base.locks import start_mark
+from retrain.base.locks.held import holder
 from retrain.engines.shared_server import READY, STARTING, ServerFiles, ServerState, SharedServer
-from retrain.errors import ConfigError
-from retrain.locks import start_mark
-from retrain.locks.held import holder
 from tests.semaphore_processes import wait_until
 from tests.stopping import is_running
 

@@ -12,9 +12,9 @@ import pytest
 import tomli_w
 
 from retrain import worker
+from retrain.base.errors import ConfigError
 from retrain.campaign.run import reopen, run_campaign, start
 from retrain.config.load import parse
-from retrain.errors import ConfigError
 from retrain.plan.part_checks import adapter_problems
 from retrain.records.layout import RunFiles
 from retrain.records.manifest import read_manifest

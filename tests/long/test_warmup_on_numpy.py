@@ -12,13 +12,13 @@ import pytest
 from retrain import worker
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.numpy import connect
+from retrain.base.errors import ConfigError
+from retrain.base.json_lines import Demonstration, read_demonstrations
+from retrain.base.rollouts import Prompt, TrainingSample
 from retrain.config.load import parse
-from retrain.errors import ConfigError
-from retrain.json_lines import Demonstration, read_demonstrations
 from retrain.plan.matrix import plan_runs
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
-from retrain.rollouts import Prompt, TrainingSample
 from retrain.tasks import successor
 from retrain.trainer.updates import WARM_UP_LOSS
 from tests.test_trainer import SMALL, make_run, train, without_times

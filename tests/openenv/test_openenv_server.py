@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.http_client import answer_of
+from retrain.base.http_client import answer_of
 from tests.extras.openenv_server import Server
 from tests.extras.test_openenv import error_of, play
 from tests.semaphore_processes import wait_until

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from retrain import registry
 from retrain.backends import BackendSpec, Optimization, Sampling, local
+from retrain.base import registry
+from retrain.base.rollouts import Loss, Prompt, TrainingSample
 from retrain.config.schema import Backend, Config, Model, Training
-from retrain.rollouts import Loss, Prompt, TrainingSample
 
 PROMPTS, GROUP, TOKENS = 2, 4, 16
 OPTIONS = {"device": "cpu", "local_files_only": True, "chat_template": True}

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from retrain.rollouts import Prompt
+from retrain.base.rollouts import Prompt
 
 MEMMAP = np.memmap
 

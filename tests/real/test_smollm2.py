@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from retrain.base.errors import EXIT_DONE
 from retrain.campaign.run import reopen
-from retrain.errors import EXIT_DONE
 from retrain.records.metrics import read_metrics
 from tests.real.smollm2 import save_smollm2
 from tests.test_trainer import without_times

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrain import extras
 from retrain.backends import BackendSpec
 from retrain.backends.local.model_checks import (
     hub_problem,
@@ -35,8 +34,9 @@ from retrain.backends.options import (
     template_problems,
     words,
 )
+from retrain.base import extras
+from retrain.base.errors import ConfigError
 from retrain.engines.vllm import vllm_problem
-from retrain.errors import ConfigError
 from retrain.plan.launching import runs_here
 from retrain.system.nvidia import gpu_nodes
 
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from retrain.backends.local.policy import LocalBackend
     from retrain.backends.saved import Exported
     from retrain.backends.text import Schemas
+    from retrain.base.rollouts import Prompt
     from retrain.config.schema import Config
-    from retrain.rollouts import Prompt
 
 EXTRA = "local"
 PACKAGES = ("torch", "transformers", "peft", "safetensors")
@@ -61,7 +61,9 @@ TOKENS = f"a whole number of tokens from 1 to {MOST_TOKENS}"
 
 
 def _is_server(value: object) -> bool:
-    from retrain.http_client import is_address  # not at the top: it takes 20 ms, and few runs have a server
+    from retrain.base.http_client import (
+        is_address,  # not at the top: it takes 20 ms, and few runs have a server
+    )
 
     return isinstance(value, str) and is_address(value) and not value.rstrip("/").endswith("/v1")
 

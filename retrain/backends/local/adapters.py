@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from retrain.backends.local import DEFAULTS, LocalOptions
 from retrain.backends.saved import Exported
+from retrain.base.errors import ConfigError, RecordsError, first_line, records_error
 from retrain.config.adapters import PEFT, REMOTE, weights_of
 from retrain.config.files import fingerprint
 from retrain.config.schema import Config
-from retrain.errors import ConfigError, RecordsError, first_line, records_error
 
 if TYPE_CHECKING:
     from retrain.backends.local.loading import Policy

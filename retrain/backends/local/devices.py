@@ -9,7 +9,7 @@ import time
 import torch
 
 from retrain.backends import Trainers
-from retrain.errors import ConfigError
+from retrain.base.errors import ConfigError
 from retrain.system import memory_available_bytes, memory_limit_bytes
 from retrain.system.nvidia import gpu_count
 from retrain.system.processes import own_memory_bytes

@@ -26,13 +26,13 @@ from retrain.backends.local.logprob_check import reject_other_policy, reject_unk
 from retrain.backends.local.model_checks import directory_at
 from retrain.backends.local.next_token import Cut
 from retrain.backends.progress import CallsProgress, Tell
+from retrain.base.errors import ConfigError, InfrastructureError, InterruptedRunError, is_passing
 from retrain.engines import Drawn, Ids, LostAdaptersError
 from retrain.engines.calls import Wanted
 from retrain.engines.metrics import EngineWatch
 from retrain.engines.openai import Engine
 from retrain.engines.shared_server import RESTARTING, STARTING, ServerState, SharedServer, gpu_shared
 from retrain.engines.vllm import START_S, vllm_server
-from retrain.errors import ConfigError, InfrastructureError, InterruptedRunError, is_passing
 
 MOST_CALLS = 32  # at the same time, for one batch
 CRASHES = 3  # of a server of ours, that one call survives

@@ -18,14 +18,14 @@ from safetensors import SafetensorError
 from torch.nn.functional import linear
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
-from retrain import extras
 from retrain.backends import BackendSpec
 from retrain.backends.local import EXTRA_4BIT, LocalOptions
 from retrain.backends.local.devices import is_out_of_memory
 from retrain.backends.local.model_checks import CONTEXT, directory_at, model_problem
 from retrain.backends.local.next_token import Cut
-from retrain.errors import BackendMemoryError, ConfigError, InfrastructureError, first_line
-from retrain.extras import quiet_transformers
+from retrain.base import extras
+from retrain.base.errors import BackendMemoryError, ConfigError, InfrastructureError, first_line
+from retrain.base.extras import quiet_transformers
 from retrain.records.text import first_of
 
 LOGITS_AT_A_TIME = 2**24  # numbers: 64 MiB in float32; far fewer already keep a GPU busy

@@ -23,8 +23,8 @@ from retrain.backends.local.micro_batches import Layout, states_of
 from retrain.backends.local.next_token import Cut
 from retrain.backends.local.sampling import RowCache, cache_for
 from retrain.backends.rows import Row
+from retrain.base.errors import ConfigError, RunFailedError, first_line
 from retrain.engines import Drawn, Ids
-from retrain.errors import ConfigError, RunFailedError, first_line
 
 LOGITS_TOLERANCE = 1e-3  # relative to the largest; both computations run the same kernels
 # of the logits' standard deviation; a cache changes the order of summation, and bfloat16 has eight bits

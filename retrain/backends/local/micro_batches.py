@@ -21,8 +21,8 @@ from transformers import AttentionInterface
 from retrain.backends.local.kv_cache import attending
 from retrain.backends.local.loading import Policy
 from retrain.backends.objective import TokenData
+from retrain.base.rollouts import Prompt, TrainingSample
 from retrain.engines import Ids
-from retrain.rollouts import Prompt, TrainingSample
 
 WORTH = 0.8  # prompts are shared if this part of the tokens is left, because attention with a mask is slower
 ATTENTION = "retrain-shared-prompts"  # name of this module's attention in transformers

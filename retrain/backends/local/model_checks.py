@@ -15,9 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from retrain.base.errors import is_passing
+from retrain.base.rollouts import Prompt
 from retrain.config.adapters import PEFT
-from retrain.errors import is_passing
-from retrain.rollouts import Prompt
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -70,7 +70,9 @@ def hub_problem(model: str, revision: str) -> str:
         return ""
     hub = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
     address = f"{hub}/{model}/resolve/{revision or 'main'}/config.json"
-    from retrain.http_client import answer_of  # not at the top: planning rarely needs it, and it takes 20 ms
+    from retrain.base.http_client import (
+        answer_of,  # not at the top: planning rarely needs it, and it takes 20 ms
+    )
 
     code, silence = answer_of(address)
     if silence:

@@ -30,11 +30,11 @@ from retrain.backends.local.training import Dropout, Learner
 from retrain.backends.rows import AdmittedTurn, LiveRows, TurnFeed, unsampled, with_turns
 from retrain.backends.text import Schemas, Text, to_groups
 from retrain.backends.turns import check_turns, offer_functions, with_messages
+from retrain.base.errors import ConfigError, FullContextError
+from retrain.base.json_lines import Demonstration
+from retrain.base.rollouts import CallForm, FirstTurn, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
 from retrain.engines import Drawn, Ids
-from retrain.errors import ConfigError, FullContextError
-from retrain.json_lines import Demonstration
 from retrain.records.row_parts import EngineUse
-from retrain.rollouts import CallForm, FirstTurn, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
 
 TINY_PARAMETERS = 20_000_000  # below this size, waking a second thread costs more than it saves
 ADDED = ("lora_alpha", "quantization")  # to the options after the first checkpoints were written

@@ -26,8 +26,8 @@ from retrain.backends.progress import CallsProgress
 from retrain.backends.rows import GivenRows, Row, RowAdmission, RowSource, uniforms
 from retrain.backends.text import Text
 from retrain.backends.work import ModelCosts, WorkMeter
+from retrain.base.errors import BackendMemoryError
 from retrain.engines import Drawn, Ids
-from retrain.errors import BackendMemoryError
 
 GUESSED_SHARE = 8  # rows are admitted as if each took this part of its limit, until they outgrow the cache
 GPU_STEPS_PER_LOOK = 8  # where looking at what was drawn lets the queue of kernels run empty

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from filelock import FileLock
 
-from retrain.locks import LockFile
+from retrain.base.locks import LockFile
 from retrain.records.layout import own_temporary_folder
 
 ALIGNED = 64  # bytes, as PyTorch allocates: kernels may round differently at other addresses

@@ -18,8 +18,8 @@ from retrain.backends import MemoryEstimate
 from retrain.backends.local import LocalOptions
 from retrain.backends.local.model_checks import files_of, prompt_tokens, read_json
 from retrain.backends.work import ModelCosts
+from retrain.base.rollouts import Prompt
 from retrain.config.schema import Config
-from retrain.rollouts import Prompt
 from retrain.system.nvidia import gpu_nodes
 
 if TYPE_CHECKING:

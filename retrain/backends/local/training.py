@@ -24,9 +24,9 @@ from retrain.backends.local.next_token import entropy
 from retrain.backends.local.optimizer import Optimizer
 from retrain.backends.objective import Totals, split_by_group
 from retrain.backends.work import ModelCosts
+from retrain.base.errors import BackendMemoryError, NonFiniteError
+from retrain.base.rollouts import Floats, Loss, Prompt, TrainingSample
 from retrain.engines import Ids
-from retrain.errors import BackendMemoryError, NonFiniteError
-from retrain.rollouts import Floats, Loss, Prompt, TrainingSample
 
 
 @dataclass(slots=True, eq=False)

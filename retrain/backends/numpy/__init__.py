@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from retrain.backends import BackendSpec, shows_no_functions
 from retrain.backends.options import number, one_of, parsed, problems_of
+from retrain.base.errors import ConfigError
+from retrain.base.json_lines import MAX_PROBLEMS
+from retrain.base.rollouts import Prompt
 from retrain.config.adapters import NUMPY, REMOTE, weights_of
 from retrain.config.schema import Config
-from retrain.errors import ConfigError
-from retrain.json_lines import MAX_PROBLEMS
-from retrain.rollouts import Prompt
 
 if TYPE_CHECKING:
     from retrain.backends.numpy.policy import NumpyBackend
@@ -110,7 +110,7 @@ def check_alphabet(config: Config, prompts: Sequence[Prompt], alphabet: str) -> 
     texts = [(f"[data].task: prompt {prompt.id}", text_of(prompt)) for prompt in prompts]
     warmup = config.warmup
     if warmup.steps:
-        from retrain.json_lines import read_demonstrations  # not at the top: few files have a warm-up
+        from retrain.base.json_lines import read_demonstrations  # not at the top: few files have a warm-up
 
         try:
             rows = read_demonstrations(warmup.path)

@@ -12,7 +12,7 @@ import numpy as np
 from retrain.backends.numpy.gru import Array, Weights
 from retrain.backends.numpy.training import Sgd
 from retrain.backends.saved import reading, write_facts
-from retrain.errors import ConfigError, RecordsError
+from retrain.base.errors import ConfigError, RecordsError
 
 FORMAT = 2  # of both files; increment when old ones can no longer be read
 FACTS = "policy.json"

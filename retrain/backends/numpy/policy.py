@@ -43,12 +43,12 @@ from retrain.backends.objective import Totals, moments_of, split_by_group
 from retrain.backends.rows import AdmittedTurn, LiveRows, TurnFeed, unsampled, with_turns
 from retrain.backends.text import as_written, to_groups
 from retrain.backends.work import ModelCosts, WorkMeter
+from retrain.base.errors import BackendMemoryError, ConfigError, FullContextError, NonFiniteError, PromptError
+from retrain.base.json_lines import Demonstration
+from retrain.base.rollouts import FirstTurn, Given, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
 from retrain.config.adapters import weights_of
 from retrain.controllers.permits import WAITED_S, CallFacts
 from retrain.engines import Drawn, Ids
-from retrain.errors import BackendMemoryError, ConfigError, FullContextError, NonFiniteError, PromptError
-from retrain.json_lines import Demonstration
-from retrain.rollouts import FirstTurn, Given, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
 
 
 class NumpyBackend:

@@ -21,9 +21,9 @@ from retrain.backends.numpy.gru import (
 )
 from retrain.backends.rows import Row, RowAdmission, RowSource, uniforms
 from retrain.backends.work import ModelCosts
+from retrain.base.errors import ConfigError, PromptError
+from retrain.base.rollouts import Prompt
 from retrain.engines import Drawn, Ids
-from retrain.errors import ConfigError, PromptError
-from retrain.rollouts import Prompt
 
 
 class Characters:

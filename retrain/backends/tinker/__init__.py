@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrain import extras
 from retrain.backends import BackendSpec
 from retrain.backends.options import chat_template, number, parsed, problems_of, table, template_problems
+from retrain.base import extras
+from retrain.base.errors import ConfigError
 from retrain.config.prices import Price
-from retrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from retrain.backends.saved import Exported

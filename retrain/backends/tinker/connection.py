@@ -27,9 +27,9 @@ from retrain.backends import BackendSpec
 from retrain.backends.tinker.calls import ApiCalls, backoff_s
 from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe, is_unpaid, status_told
 from retrain.backends.tinker.outages import Outages
-from retrain.errors import ConfigError, InfrastructureError
-from retrain.event_loop import in_thread
-from retrain.locks.held import is_abandoned
+from retrain.base.errors import ConfigError, InfrastructureError
+from retrain.base.event_loop import in_thread
+from retrain.base.locks.held import is_abandoned
 from retrain.records.files import write_json
 from retrain.records.layout import campaign_of, files_of_runs
 

@@ -30,12 +30,12 @@ from retrain.backends.tinker.saved_states import read_state, write_state
 from retrain.backends.tinker.session import Session
 from retrain.backends.tinker.wire import LINEAR, ApiLoss, Auditor, Linear, api_loss, scored_by, to_datum
 from retrain.backends.turns import check_turns, offer_functions, with_messages
+from retrain.base.errors import ConfigError, FullContextError, NonFiniteError, RunFailedError
+from retrain.base.event_loop import in_thread
+from retrain.base.json_lines import Demonstration
+from retrain.base.rollouts import CallForm, Floats, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
 from retrain.config.adapters import state_of
 from retrain.engines import Drawn, Ids
-from retrain.errors import ConfigError, FullContextError, NonFiniteError, RunFailedError
-from retrain.event_loop import in_thread
-from retrain.json_lines import Demonstration
-from retrain.rollouts import CallForm, Floats, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
 
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that tokenizers are all without PyTorch
 T = TypeVar("T")

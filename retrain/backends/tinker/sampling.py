@@ -23,11 +23,11 @@ from retrain.backends.tinker.calls import ONCE, ApiCalls
 from retrain.backends.tinker.faults import FAULTS, describe, is_refusal, is_too_long
 from retrain.backends.tinker.saved_states import Sampler, ask
 from retrain.backends.tinker.session import Session
+from retrain.base.errors import FullContextError, RecordsError, RunFailedError
+from retrain.base.event_loop import in_thread
+from retrain.base.rollouts import Floats, Prompt, Rollout
 from retrain.engines import Drawn, Ids
-from retrain.errors import FullContextError, RecordsError, RunFailedError
-from retrain.event_loop import in_thread
 from retrain.records.spending import Tokens
-from retrain.rollouts import Floats, Prompt, Rollout
 
 PATIENCE = 2  # failures of one call before a new session is opened
 ANSWER_S = 30.0  # to a question

@@ -33,11 +33,11 @@ from retrain.backends.tinker.faults import (
     lacks_route,
     status_told,
 )
+from retrain.base.errors import ConfigError, LaunchError, RecordsError, RetrainError, records_error
+from retrain.base.event_loop import begun
 from retrain.config.adapters import TINKER as FILE
 from retrain.config.adapters import state_of
 from retrain.config.schema import Config, Model
-from retrain.errors import ConfigError, LaunchError, RecordsError, RetrainError, records_error
-from retrain.event_loop import begun
 from retrain.squeeze import CONFIG, WEIGHTS
 
 FORMAT = 1  # of a checkpoint's file; increment when old ones can no longer be read

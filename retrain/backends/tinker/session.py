@@ -24,8 +24,8 @@ from retrain.backends.tinker.calls import ONCE, ApiCalls
 from retrain.backends.tinker.connection import Connection
 from retrain.backends.tinker.faults import FAULTS, describe, is_full, is_refusal, lacks_route
 from retrain.backends.tinker.saved_states import Sampler, State, mismatch
-from retrain.errors import ConfigError, RecordsError, RetrainError
-from retrain.event_loop import in_thread
+from retrain.base.errors import ConfigError, RecordsError, RetrainError
+from retrain.base.event_loop import in_thread
 from retrain.records.layout import RunFiles
 from retrain.records.spending import note_saved
 

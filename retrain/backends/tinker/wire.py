@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 
 from retrain.backends import Optimization, UpdateStats
 from retrain.backends.objective import TokenData
+from retrain.base.errors import ConfigError, NonFiniteError, RunFailedError
+from retrain.base.rollouts import SUPERVISED, Floats, Loss, LossTerms, TrainingSample
 from retrain.engines import Ids
-from retrain.errors import ConfigError, NonFiniteError, RunFailedError
-from retrain.rollouts import SUPERVISED, Floats, Loss, LossTerms, TrainingSample
 
 if TYPE_CHECKING:
     from tinker.types import Datum, LossFnOutput

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from retrain.base.rollouts import Floats
 from retrain.controllers import StateDict, require
 from retrain.controllers.backpressure.explore import (
     Action,
@@ -53,7 +54,6 @@ from retrain.controllers.backpressure.posterior import (
     fit_curve,
 )
 from retrain.controllers.usl.online import StepTimeFitter
-from retrain.rollouts import Floats
 
 __all__ = ["BackPressure", "BackPressureDecision", "StepObservation"]
 

@@ -14,11 +14,11 @@ from typing import Literal
 
 import numpy as np
 
+from retrain.base.rollouts import Floats
 from retrain.config.schema import BackPressure as Settings
 from retrain.controllers import StateDict
 from retrain.controllers.backpressure.measurements import Measurements
 from retrain.controllers.backpressure.posterior import Posterior
-from retrain.rollouts import Floats
 
 Action = Literal["hold", "throttle", "increase"]
 Purpose = Literal["warmup", "probe", "operate"]  # why a batch size was chosen

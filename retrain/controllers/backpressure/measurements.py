@@ -12,8 +12,8 @@ from typing import Literal
 
 import numpy as np
 
+from retrain.base.rollouts import Floats
 from retrain.controllers import StateDict, require
-from retrain.rollouts import Floats
 
 WINDOW = 100.0  # largest count of a mean, so that it follows slow drift
 KEPT_PER_STEP = 0.993  # other sizes' observations lose half of their weight in 100 steps

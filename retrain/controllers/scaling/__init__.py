@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from retrain.rollouts import Floats
+from retrain.base.rollouts import Floats
 
 Numbers: TypeAlias = Floats | float  # arguments that broadcast
 

@@ -14,9 +14,9 @@ from typing import Literal
 
 import numpy as np
 
+from retrain.base.rollouts import Floats
 from retrain.controllers import StateDict, require
 from retrain.controllers.scaling.noise_scale import LEAST_VAR, GradientNoiseScale, InformativeGroups
-from retrain.rollouts import Floats
 
 
 class ScalingRule(ABC):

@@ -25,6 +25,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from retrain.base.rollouts import Floats
 from retrain.config.flow import is_count
 from retrain.controllers import StateDict, require
 from retrain.controllers.sequential.rejection import (
@@ -37,7 +38,6 @@ from retrain.controllers.sequential.rejection import (
     fewest_seeds,
     score,
 )
-from retrain.rollouts import Floats
 
 Verdict: TypeAlias = Literal["continue", "better", "worse", "no_difference", "undecided"]
 

@@ -12,7 +12,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from retrain.rollouts import Floats
+from retrain.base.rollouts import Floats
 
 FEWEST = 3  # seeds before a verdict
 INTERIM = 0.09  # nominal two-sided error of an early look, as a share of the whole

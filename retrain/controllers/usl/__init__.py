@@ -16,6 +16,7 @@ from typing import Literal, overload
 
 import numpy as np
 
+from retrain.base.rollouts import Floats
 from retrain.controllers import require
 from retrain.controllers.usl.nls import (
     UNBOUNDED,
@@ -26,7 +27,6 @@ from retrain.controllers.usl.nls import (
     standard_errors,
 )
 from retrain.controllers.usl.online import fit_robust
-from retrain.rollouts import Floats
 
 COEFFICIENTS = 3
 

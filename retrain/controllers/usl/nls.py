@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from retrain.base.rollouts import Floats
 from retrain.controllers.usl.online import StepTime
-from retrain.rollouts import Floats
 
 Bounds = tuple[Floats, Floats]
 

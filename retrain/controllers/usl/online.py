@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from retrain.rollouts import Floats
+from retrain.base.rollouts import Floats
 
 HUBER = 1.345  # 95 % efficient on normal noise (Huber and Ronchetti, Robust Statistics, 2009)
 ROUNDS = 20  # of re-weighting; the weights converge in about five

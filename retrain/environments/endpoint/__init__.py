@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeAlias, TypeVar
 
+from retrain.base.registry.code import located
 from retrain.environments.endpoint.chat import (
     ChatRequest,
     GenerateRequest,
@@ -29,7 +30,6 @@ from retrain.environments.endpoint.chat import (
     tokens_of,
 )
 from retrain.environments.endpoint.session import EpisodeSession
-from retrain.registry.code import located
 
 T = TypeVar("T")
 Served: TypeAlias = tuple[EpisodeSession, asyncio.AbstractEventLoop]  # an episode, and the loop that plays it

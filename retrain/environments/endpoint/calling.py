@@ -7,10 +7,10 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from retrain.base.errors import ConfigError
+from retrain.base.rollouts import CallForm
 from retrain.environments.endpoint.chat import Called, Message, Refusal
 from retrain.environments.tools.calls import calls_in
-from retrain.errors import ConfigError
-from retrain.rollouts import CallForm
 
 FormOf: TypeAlias = Callable[[str], CallForm]  # JSON schemas -> how the model's template writes calls
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 
-from retrain.rollouts import Floats
+from retrain.base.rollouts import Floats
 
 R = TypeVar("R", bound=BaseModel)
 END_OF_STREAM = b"data: [DONE]\n\n"

@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from retrain.base.errors import PromptError
+from retrain.base.rollouts import FirstTurn, Messages, NextTurn, Prompt, Rollout, next_prompt
 from retrain.environments.endpoint.calling import Calling, FormOf
 from retrain.environments.endpoint.chat import ChatRequest, GenerateRequest, Refusal, Turn
 from retrain.environments.episode import EpisodeError
-from retrain.errors import PromptError
-from retrain.rollouts import FirstTurn, Messages, NextTurn, Prompt, Rollout, next_prompt
 
 Ask: TypeAlias = Callable[[FirstTurn | NextTurn], Awaitable[Rollout | None]]
 Ids: TypeAlias = tuple[int, ...]

@@ -13,6 +13,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
+from retrain.base.errors import ConfigError
+from retrain.base.http_client import is_address, key_of
+from retrain.base.redaction import without_user
+from retrain.base.registry import Positive
+from retrain.base.rollouts import CallForm, Prompt
 from retrain.config.schema import Config
 from retrain.environments.episode import EpisodeError
 from retrain.environments.openenv.wire import (
@@ -23,11 +28,6 @@ from retrain.environments.openenv.wire import (
     WebSocketSession,
     fields_of_actions,
 )
-from retrain.errors import ConfigError
-from retrain.http_client import is_address, key_of
-from retrain.redaction import without_user
-from retrain.registry import Positive
-from retrain.rollouts import CallForm, Prompt
 
 EXTRA = "openenv"
 PACKAGES = ("websockets", "httpx")

@@ -14,11 +14,11 @@ from contextlib import closing, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+from retrain.base.errors import ConfigError
+from retrain.base.extras import load
+from retrain.base.http_client import CallError, HttpClient, read_json
+from retrain.base.redaction import without_user
 from retrain.environments.episode import EpisodeError, shown
-from retrain.errors import ConfigError
-from retrain.extras import load
-from retrain.http_client import CallError, HttpClient, read_json
-from retrain.redaction import without_user
 
 EXTRA = WHO = "openenv"
 TABLE = "[environment.options]"

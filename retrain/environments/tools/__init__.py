@@ -13,17 +13,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from retrain import registry
+from retrain.base import registry
+from retrain.base.errors import ConfigError, Problem
+from retrain.base.event_loop import in_thread
+from retrain.base.registry import Megabytes, Positive
+from retrain.base.rollouts import CallForm, Prompt
 from retrain.config.schema import Config
 from retrain.environments.coroutine_loop import check_held_up
 from retrain.environments.episode import awaited, outcome
 from retrain.environments.single_turn import spoken
 from retrain.environments.tools.calls import ToolCall, calls_in
 from retrain.environments.tools.functions import PythonTool, Tool, ToolError, tool_of
-from retrain.errors import ConfigError, Problem
-from retrain.event_loop import in_thread
-from retrain.registry import Megabytes, Positive
-from retrain.rollouts import CallForm, Prompt
 from retrain.sandbox import choice_problems
 
 PYTHON = "python"  # the name of the tool that runs programs

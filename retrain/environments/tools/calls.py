@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from retrain.rollouts import CallForm
+from retrain.base.rollouts import CallForm
 
 BETWEEN = " \t\r\n;,"  # what may separate the calls of a turn
 

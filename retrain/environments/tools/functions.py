@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import pydantic
 
-from retrain.errors import first_line
+from retrain.base.errors import first_line
 from retrain.sandbox import Limits, Sandbox, SandboxError, choose
 from retrain.sandbox.cell import Cell
 

@@ -36,11 +36,11 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from retrain.base.errors import LaunchError
+from retrain.base.extras import load, missing_problem
 from retrain.config.campaign import Ray
 from retrain.config.keys import LARGEST_COUNT
 from retrain.config.resolve import build
-from retrain.errors import LaunchError
-from retrain.extras import load, missing_problem
 from retrain.launchers import Assignment
 from retrain.launchers.ray.client import LOCAL, JobsClient
 from retrain.launchers.shared_permits import own_permits, table_problems, workers_at_a_time
@@ -216,6 +216,6 @@ def render(assignment: Assignment, table: Ray) -> str:
         f"export RETRAIN_JOB={shlex.quote(f'ray {assignment.campaign}')}",
         *own_permits(assignment, table.permits),
         *table.setup,
-        f'exec {shlex.quote(table.python or sys.executable)} -P -m retrain.hide_process "$@"',
+        f'exec {shlex.quote(table.python or sys.executable)} -P -m retrain.base.hide_process "$@"',
     ]
     return "\n".join(lines) + "\n"

@@ -20,10 +20,10 @@ from functools import reduce
 from operator import getitem
 from typing import Any
 
-from retrain.errors import ClusterDownError, LaunchError
-from retrain.extras import load
+from retrain.base.errors import ClusterDownError, LaunchError
+from retrain.base.extras import load
+from retrain.base.locks.held import is_held
 from retrain.launchers.ray.home import Home
-from retrain.locks.held import is_held
 from retrain.records.text import plain
 
 TIMEOUT_S = 60.0  # a busy head takes seconds; the library itself has no timeout

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from retrain.errors import (
+from retrain.base.errors import (
     EXIT_DONE,
     EXIT_INFRASTRUCTURE,
     ClusterDownError,
@@ -22,11 +22,11 @@ from retrain.errors import (
     RecordsError,
     may_pass,
 )
+from retrain.base.locks.held import hold, is_held
 from retrain.launchers.cluster import is_alive
 from retrain.launchers.ray import GRACE, what_lacks
 from retrain.launchers.ray.client import JOB_CONFIG, LOCAL
 from retrain.launchers.ray.home import GIVEN, LOST, OVER, Home, Orders, TaskEvent
-from retrain.locks.held import hold, is_held
 from retrain.records.campaign_state import asked_to_stop
 from retrain.records.files import readable, write_atomic
 from retrain.records.layout import CampaignFiles, files_of_runs

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from retrain.errors import RecordsError, records_error
+from retrain.base.errors import RecordsError, records_error
 from retrain.records.files import make_directory, read_json, write_json
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.lines import append_line, parse_line, read_lines

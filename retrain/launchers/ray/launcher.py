@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from retrain.base.errors import EXIT_DONE, LaunchError, RecordsError
 from retrain.config.campaign import Ray
-from retrain.errors import EXIT_DONE, LaunchError, RecordsError
 from retrain.launchers import Assignment, Ended
 from retrain.launchers.cluster import (
     FORGOTTEN,

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 
+from retrain.base.errors import ClusterDownError, LaunchError
 from retrain.config.campaign import Slurm
 from retrain.config.resolve import build
-from retrain.errors import ClusterDownError, LaunchError
 from retrain.launchers import Assignment, Ended
 from retrain.launchers.cluster import ClusterLauncher, News, SubmittedRun, names_in, where_to_look
 from retrain.launchers.shared_permits import SHARED, workers_at_a_time

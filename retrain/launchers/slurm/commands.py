@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import IO
 
-from retrain.errors import ClusterDownError, LaunchError
-from retrain.extras import needs
+from retrain.base.errors import ClusterDownError, LaunchError
+from retrain.base.extras import needs
 from retrain.records.text import plain
 
 FORMAT = "%i|%T|%j|%r|%o"  # task, state, job's name, reason, script: the last may contain anything

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from retrain.clock import posix_s
+from retrain.base.clock import posix_s
 from retrain.config.resolve import label_of
 from retrain.plan.estimate.measured import MeasuredRun, measure_run
 from retrain.plan.estimate.workload import Alive, Crowding

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from retrain.clock import posix_s, seconds_between
+from retrain.base.clock import posix_s, seconds_between
+from retrain.base.errors import DamagedRecordError, RecordsError
 from retrain.config.keys import Tables
-from retrain.errors import DamagedRecordError, RecordsError
 from retrain.plan.estimate.money import Billed, billed_of
 from retrain.plan.estimate.workload import AliveSpan, Crowding
 from retrain.records.decision import HELD_OUT

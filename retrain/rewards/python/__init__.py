@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from retrain.errors import Problem
-from retrain.registry import Megabytes, Positive, Workers
+from retrain.base.errors import Problem
+from retrain.base.registry import Megabytes, Positive, Workers
 from retrain.rewards import BatchScorer, score_with
 from retrain.rewards.python.scorer import ProgramRunner, ProgramScorer
 from retrain.sandbox import choice_problems, choose

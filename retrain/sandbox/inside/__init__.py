@@ -15,7 +15,7 @@ from importlib.machinery import SourceFileLoader
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 
-from retrain import hide_process
+from retrain.base import hide_process
 from retrain.sandbox import Limits, Sandbox
 
 BOOT = """\
@@ -44,7 +44,7 @@ MODULES = (
     "jobs",
     "zygote",
 )
-HIDDEN = "retrain.hide_process"
+HIDDEN = "retrain.base.hide_process"
 
 
 def boot_text(sandbox: Sandbox, limits: Limits | None = None) -> bytes:

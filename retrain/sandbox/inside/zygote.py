@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from retrain.hide_process import hide
+from retrain.base.hide_process import hide
 from retrain.sandbox.inside import confine, jobs
 
 MESSAGE_BYTES = 1 << 16

@@ -19,8 +19,8 @@ from functools import cache
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from retrain.errors import ConfigError
-from retrain.extras import load
+from retrain.base.errors import ConfigError
+from retrain.base.extras import load
 
 T = TypeVar("T")
 

@@ -1,7 +1,8 @@
 """Hides this process from others of the same user (Linux): its memory, environment and descriptors.
 
 Programs that a policy wrote run as the user of the run, so processes of ours that hold keys or answers
-hide before they import anything else: `python -m retrain.hide_process MODULE ...` runs a module like this.
+hide before they import anything else: `python -m retrain.base.hide_process MODULE ...` runs a module like
+this.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar
 
-from retrain.errors import ConfigError, is_passing, records_error
-from retrain.rollouts import Messages, Prompt, as_prompt
+from retrain.base.errors import ConfigError, is_passing, records_error
+from retrain.base.rollouts import Messages, Prompt, as_prompt
 
 MOST_NUMBERS = 5  # of lines with the same problem
 VALUE = re.compile(r"(?<= is ).*(?=; needs)|\d[\d.]*", re.DOTALL)  # of a problem: differs by line

@@ -58,7 +58,9 @@ class EventLoopThread:
 
     def give_up(self, what: str) -> None:
         """End what computes in the loop, if anything does."""
-        from retrain import runaways  # not at the top: few processes need it, and explain is to start fast
+        from retrain.base import (
+            runaways,  # not at the top: few processes need it, and explain is to start fast
+        )
 
         if self._thread is not None:
             runaways.give_up(self._thread, what)
@@ -167,7 +169,7 @@ def in_thread(
         if is_lost and result.done() and result.exception() is None and once.acquire(blocking=False):
             unwanted(result.result())
         if runaway and future.cancelled() and not result.done():
-            from retrain import runaways
+            from retrain.base import runaways
 
             runaways.give_up(thread, runaway)
 

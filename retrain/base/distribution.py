@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
 NAME = "retrain-campaigns"
-TREE = Path(__file__).parent.parent
+TREE = Path(__file__).parents[2]
 
 
 def version() -> str:

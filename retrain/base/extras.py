@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retrain import registry
-from retrain.distribution import install_command
-from retrain.errors import ConfigError
+from retrain.base import registry
+from retrain.base.distribution import install_command
+from retrain.base.errors import ConfigError
 
 
 class MissingPackageError(ConfigError):

@@ -26,9 +26,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from retrain.clock import utc_now
-from retrain.errors import records_error
-from retrain.locks import LockFile, is_in_place, is_of_this_boot, start_mark
+from retrain.base.clock import utc_now
+from retrain.base.errors import records_error
+from retrain.base.locks import LockFile, is_in_place, is_of_this_boot, start_mark
 
 if TYPE_CHECKING:
     import psutil

@@ -21,10 +21,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from retrain.errors import ConfigError
-from retrain.registry.contract import Parameter, PluginSpec, call_problem, from_function, takes
+from retrain.base.errors import ConfigError
+from retrain.base.registry.contract import Parameter, PluginSpec, call_problem, from_function, takes
 
-PACKAGE = Path(__file__).parent.parent
+PACKAGE = Path(__file__).parents[2]
 STANDARD = str(Path(os.__file__).parent)
 LOCATED = re.compile(r"[^:\n]+\.py:\d+: ")
 

@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from weakref import WeakSet
 
-from retrain.errors import RecordsError, records_error
+from retrain.base.errors import RecordsError, records_error
 
 LOOK_AGAIN_S, LONGEST_LOOK_S = 0.001, 0.05  # between looks at a lock; doubled each time, as many may wait
 _START_TIME = 19  # field 22 of /proc/PID/stat, counted after the name, which may contain blanks and brackets

@@ -15,19 +15,19 @@ import time
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from retrain.redaction import cover_output
+from retrain.base.redaction import cover_output
 
 LONGEST_LINE = 1 << 26  # bytes
 
 
 def command_of(module: str) -> list[str]:
     """Return the command that runs a module of retrain in a fresh interpreter, hidden from programs."""
-    return [sys.executable, "-P", "-m", "retrain.hide_process", module]
+    return [sys.executable, "-P", "-m", "retrain.base.hide_process", module]
 
 
 def variables() -> dict[str, str]:
     """Return its environment variables: it finds the modules that this process finds."""
-    from retrain import threads  # not at the top: `explain` imports this module and starts nothing
+    from retrain.base import threads  # not at the top: `explain` imports this module and starts nothing
 
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)  # noqa: PTH109 - as text
     return {threads.VARIABLE: "1", **os.environ, "PYTHONPATH": path}

@@ -15,29 +15,29 @@ from functools import cache, partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from retrain.errors import ConfigError, Problem
-from retrain.registry.code import PACKAGE, defines, import_module, is_in_own_code, located, remember
-from retrain.registry.code import Plugin as Plugin
-from retrain.registry.code import fault_of as fault_of
-from retrain.registry.code import look_beside as look_beside
-from retrain.registry.code import names_place as names_place
-from retrain.registry.contract import KINDS as KINDS
-from retrain.registry.contract import LARGEST as LARGEST
-from retrain.registry.contract import Count as Count
-from retrain.registry.contract import Fraction as Fraction
-from retrain.registry.contract import Hook as Hook
-from retrain.registry.contract import Megabytes as Megabytes
-from retrain.registry.contract import Natural as Natural
-from retrain.registry.contract import NotNegative as NotNegative
-from retrain.registry.contract import PluginSpec as PluginSpec
-from retrain.registry.contract import Positive as Positive
-from retrain.registry.contract import Workers as Workers
-from retrain.registry.contract import call_problem, problem_with
-from retrain.registry.contract import hint as hint
-from retrain.registry.contract import lacking_problem as lacking_problem
-from retrain.registry.contract import needed_by as needed_by
-from retrain.registry.contract import spec_of as spec_of
-from retrain.registry.contract import takes as takes
+from retrain.base.errors import ConfigError, Problem
+from retrain.base.registry.code import PACKAGE, defines, import_module, is_in_own_code, located, remember
+from retrain.base.registry.code import Plugin as Plugin
+from retrain.base.registry.code import fault_of as fault_of
+from retrain.base.registry.code import look_beside as look_beside
+from retrain.base.registry.code import names_place as names_place
+from retrain.base.registry.contract import KINDS as KINDS
+from retrain.base.registry.contract import LARGEST as LARGEST
+from retrain.base.registry.contract import Count as Count
+from retrain.base.registry.contract import Fraction as Fraction
+from retrain.base.registry.contract import Hook as Hook
+from retrain.base.registry.contract import Megabytes as Megabytes
+from retrain.base.registry.contract import Natural as Natural
+from retrain.base.registry.contract import NotNegative as NotNegative
+from retrain.base.registry.contract import PluginSpec as PluginSpec
+from retrain.base.registry.contract import Positive as Positive
+from retrain.base.registry.contract import Workers as Workers
+from retrain.base.registry.contract import call_problem, problem_with
+from retrain.base.registry.contract import hint as hint
+from retrain.base.registry.contract import lacking_problem as lacking_problem
+from retrain.base.registry.contract import needed_by as needed_by
+from retrain.base.registry.contract import spec_of as spec_of
+from retrain.base.registry.contract import takes as takes
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
