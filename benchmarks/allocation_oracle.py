@@ -33,8 +33,8 @@ from benchmarks.allocation import (
 )
 from benchmarks.suite import script_parser
 from retrain.config.campaign import Decide
-from retrain.controllers.sequential import FINAL
-from retrain.controllers.sequential.rejection import NORMAL, score
+from retrain.control.rules.sequential import FINAL
+from retrain.control.rules.sequential.rejection import NORMAL, score
 from retrain.plan.decidable import Found
 from retrain.plan.decision import Walk
 from retrain.plan.matrix import Plan

@@ -44,7 +44,7 @@ from benchmarks.backpressure_worlds import (
     random_worlds,
 )
 from benchmarks.suite import script_parser
-from retrain.controllers.backpressure import BackPressure, StepObservation
+from retrain.control.rules.backpressure import BackPressure, StepObservation
 
 HELD_OUT_SEED = 20_260_401  # never used while tuning, which used seed 1
 TOKENS_PER_ROLLOUT = 100.0

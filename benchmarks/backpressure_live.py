@@ -29,7 +29,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from benchmarks.suite import script_parser
 from retrain.backends import BackendSpec, Sampling
 from retrain.backends.numpy import connect
-from retrain.controllers.backpressure import BackPressure, StepObservation
+from retrain.control.rules.backpressure import BackPressure, StepObservation
 from retrain.tasks.sort import build
 
 GROUP = 4

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from benchmarks.suite import script_parser
-from retrain.controllers.backpressure import BackPressure, StepObservation
+from retrain.control.rules.backpressure import BackPressure, StepObservation
 
 STEPS, GROUP, FIRST, LARGEST = 300, 8, 8, 64
 MARGIN = 0.85

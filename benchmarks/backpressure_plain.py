@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from benchmarks.backpressure_rivals import FIRST, GROUP, HIGHEST, LOWEST
-from retrain.controllers.usl.online import StepTimeFitter
+from retrain.control.rules.usl.online import StepTimeFitter
 
 RATIO = 1.12
 MARGIN_GAIN = 0.01  # log gain that another doubling, or a change of size, must promise

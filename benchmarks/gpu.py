@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.__main__ import machine, plain, shown
 from benchmarks.suite import Area, Line, Measured, measure, script_parser
-from retrain.system.nvidia import gpu_count
+from retrain.control.machine.nvidia import gpu_count
 
 MODULE = "gpu_parts"
 

@@ -27,9 +27,9 @@ from retrain.backends import Optimization, Sampling, Work
 from retrain.base import registry
 from retrain.base.rollouts import Loss, Prompt, TrainingSample
 from retrain.config.schema import BackPressure
-from retrain.controllers.throttle import LEVELS, ThrottlePolicy, decide
-from retrain.system.load import LoadMeter, Scope
-from retrain.system.nvidia import gpus, taken_by_others
+from retrain.control.machine.load import LoadMeter, Scope
+from retrain.control.machine.nvidia import gpus, taken_by_others
+from retrain.control.rules.throttle import LEVELS, ThrottlePolicy, decide
 from retrain.trainer.step_meter import classify
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from retrain.control.machine.processes import descendants, own_memory_bytes, read_processes
 from retrain.records.metrics import read_metrics
-from retrain.system.processes import descendants, own_memory_bytes, read_processes
 
 ROOT = Path(__file__).parent.parent
 LOOK_S = 0.25

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.suite import script_parser
-from retrain.controllers.permits import WAITED_S, AdaptivePermits, CallFacts
+from retrain.control.rules.permits import WAITED_S, AdaptivePermits, CallFacts
 
 LIMIT, OTHER_LIMIT, CALLERS = 6, 10, 12
 CALL_S, FIRST_RETRY_S = 0.25, 1.0
@@ -136,8 +136,8 @@ def live(seconds: float) -> Row:
     from retrain.backends import BackendSpec, Sampling
     from retrain.backends.tinker import connect
     from retrain.base.rollouts import Prompt
-    from retrain.semaphore import FileSemaphore
-    from retrain.semaphore.adaptive import SharedPermits
+    from retrain.control.permits import FileSemaphore
+    from retrain.control.permits.adaptive import SharedPermits
     from tests.tinker_api.running import KEY, MODEL, RunningServer, write_tokenizer
 
     os.environ["TINKER_API_KEY"] = KEY

@@ -23,7 +23,7 @@ from retrain.backends.numpy import connect
 from retrain.backends.numpy.policy import NumpyBackend
 from retrain.base.errors import NonFiniteError
 from retrain.base.rollouts import Group, Loss, Prompt, TrainingSample
-from retrain.controllers.scaling.rules import RULES, LearningRateScaling, ScalingDecision, ScalingRule
+from retrain.control.rules.scaling.rules import RULES, LearningRateScaling, ScalingDecision, ScalingRule
 from retrain.losses import ppo
 from retrain.rewards import partial as partial_credit
 from retrain.tasks import Task, sort

@@ -31,9 +31,9 @@ from typing import Any
 import psutil
 
 from benchmarks.suite import script_parser
-from retrain import system
-from retrain.controllers.throttle import level_for
-from retrain.system.throttle import TrainingThrottle
+from retrain.control import machine as system
+from retrain.control.machine.throttle import TrainingThrottle
+from retrain.control.rules.throttle import level_for
 
 PEER = "training_throttle"
 NO_ROOM = 0.5  # from this idle load on, what a situation adds is cut off

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.suite import script_parser
-from retrain.controllers.usl import fit_usl
+from retrain.control.rules.usl import fit_usl
 
 Array = NDArray[np.floating]
 

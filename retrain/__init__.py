@@ -63,16 +63,20 @@ if TYPE_CHECKING:
     from retrain.config.load import load_config as load_config
     from retrain.config.prices import Price as Price
     from retrain.config.schema import Config as Config
-    from retrain.controllers.backpressure import BackPressure as BackPressure
-    from retrain.controllers.backpressure import StepObservation as StepObservation
-    from retrain.controllers.permits import CallFacts as CallFacts
-    from retrain.controllers.scaling import BatchSuggestion as BatchSuggestion
-    from retrain.controllers.scaling import Goodput as Goodput
-    from retrain.controllers.scaling import StepTimes as StepTimes
-    from retrain.controllers.scaling.noise_scale import GradientNoiseScale as GradientNoiseScale
-    from retrain.controllers.sequential import SequentialComparison as SequentialComparison
-    from retrain.controllers.usl import UslFit as UslFit
-    from retrain.controllers.usl import fit_usl as fit_usl
+    from retrain.control.machine.throttle import ThrottleLevel as ThrottleLevel
+    from retrain.control.machine.throttle import ThrottleState as ThrottleState
+    from retrain.control.machine.throttle import TrainingThrottle as TrainingThrottle
+    from retrain.control.permits import FileSemaphore as FileSemaphore
+    from retrain.control.rules.backpressure import BackPressure as BackPressure
+    from retrain.control.rules.backpressure import StepObservation as StepObservation
+    from retrain.control.rules.permits import CallFacts as CallFacts
+    from retrain.control.rules.scaling import BatchSuggestion as BatchSuggestion
+    from retrain.control.rules.scaling import Goodput as Goodput
+    from retrain.control.rules.scaling import StepTimes as StepTimes
+    from retrain.control.rules.scaling.noise_scale import GradientNoiseScale as GradientNoiseScale
+    from retrain.control.rules.sequential import SequentialComparison as SequentialComparison
+    from retrain.control.rules.usl import UslFit as UslFit
+    from retrain.control.rules.usl import fit_usl as fit_usl
     from retrain.launchers import Assignment as Assignment
     from retrain.launchers import Begun as Begun
     from retrain.launchers import Ended as Ended
@@ -99,10 +103,6 @@ if TYPE_CHECKING:
     from retrain.rewards import UnscoredError as UnscoredError
     from retrain.rewards import score_with as score_with
     from retrain.sandbox import Sandbox as Sandbox
-    from retrain.semaphore import FileSemaphore as FileSemaphore
-    from retrain.system.throttle import ThrottleLevel as ThrottleLevel
-    from retrain.system.throttle import ThrottleState as ThrottleState
-    from retrain.system.throttle import TrainingThrottle as TrainingThrottle
     from retrain.tasks import Task as Task
     from retrain.torch_scaling import AdamScale as AdamScale
     from retrain.torch_scaling import AdaScale as AdaScale
@@ -127,12 +127,12 @@ _HOME = {
         "config.load": "load_config",
         "config.prices": "Price",
         "config.schema": "Config",
-        "controllers.backpressure": "BackPressure StepObservation",
-        "controllers.permits": "CallFacts",
-        "controllers.scaling": "BatchSuggestion Goodput StepTimes",
-        "controllers.scaling.noise_scale": "GradientNoiseScale",
-        "controllers.sequential": "SequentialComparison",
-        "controllers.usl": "UslFit fit_usl",
+        "control.rules.backpressure": "BackPressure StepObservation",
+        "control.rules.permits": "CallFacts",
+        "control.rules.scaling": "BatchSuggestion Goodput StepTimes",
+        "control.rules.scaling.noise_scale": "GradientNoiseScale",
+        "control.rules.sequential": "SequentialComparison",
+        "control.rules.usl": "UslFit fit_usl",
         "base.errors": (
             "BackendMemoryError ClusterDownError ConfigError FullContextError InfrastructureError "
             "InterruptedRunError LaunchError NonFiniteError Problem PromptError RecordsError RetrainError "
@@ -152,8 +152,8 @@ _HOME = {
             "CallForm FirstTurn Given Group Loss LossTerms NextTurn Prompt Rollout TrainingSample"
         ),
         "sandbox": "Sandbox",
-        "semaphore": "FileSemaphore",
-        "system.throttle": "ThrottleLevel ThrottleState TrainingThrottle",
+        "control.permits": "FileSemaphore",
+        "control.machine.throttle": "ThrottleLevel ThrottleState TrainingThrottle",
         "tasks": "Task",
         "torch_scaling": "AdaScale AdamScale LEGWScale LinearScale ScalingRuleBase SqrtScale",
         "torch_scaling.data_parallel": "AdaptiveDataParallel",

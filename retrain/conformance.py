@@ -25,7 +25,7 @@ from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
 from retrain.campaign.orchestrate import CampaignRun
 from retrain.campaign.run import start
-from retrain.controllers.permits import CallFacts
+from retrain.control.rules.permits import CallFacts
 from retrain.environments import brings_loop
 from retrain.loggers import LoggedRun
 from retrain.records.campaign_state import ask_to_stop

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from retrain.controllers.backpressure import BackPressure, BackPressureDecision, StepObservation
-from retrain.controllers.backpressure.posterior import goodput_best
+from retrain.control.rules.backpressure import BackPressure, BackPressureDecision, StepObservation
+from retrain.control.rules.backpressure.posterior import goodput_best
 
 GROUP = 8
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.controllers.breaker import LONGEST_PAUSE_S, PAUSE_S, PROBATION_S, CircuitBreaker
+from retrain.control.rules.breaker import LONGEST_PAUSE_S, PAUSE_S, PROBATION_S, CircuitBreaker
 
 
 def opened() -> CircuitBreaker:

@@ -11,9 +11,9 @@ import pytest
 
 from retrain.base.errors import InfrastructureError
 from retrain.calibrate import trials
-from retrain.system import nvidia
-from retrain.system.nvidia import Gpu
-from retrain.system.processes import process_tree
+from retrain.control.machine import nvidia
+from retrain.control.machine.nvidia import Gpu
+from retrain.control.machine.processes import process_tree
 
 GIB = 1 << 30
 

@@ -10,9 +10,9 @@ from retrain.base.errors import ConfigError
 from retrain.campaign import Observer
 from retrain.campaign.admission import Places, as_planned, by_memory
 from retrain.campaign.run import reopen, start
+from retrain.control.machine import memory_limit_bytes
 from retrain.records.layout import CampaignFiles
 from retrain.records.run_state import RunState
-from retrain.system import memory_limit_bytes
 
 
 def test_no_worker_is_started_while_memory_is_short() -> None:

@@ -14,6 +14,7 @@ import pytest
 from retrain import conformance, publish
 from retrain.campaign.states import RunStates
 from retrain.cli import doctor, plugins
+from retrain.control.permits.slots import Holder
 from retrain.plan import checklist, expected_seeds, explain
 from retrain.plan.estimate import Change, learned, money, wall_time
 from retrain.publish import merging
@@ -21,7 +22,6 @@ from retrain.records import decision, rungs, samples
 from retrain.records.manifest import Expectation
 from retrain.records.pace import Pace
 from retrain.report import compare, questions, statistics
-from retrain.semaphore.slots import Holder
 from retrain.status import CampaignStatus, ConditionStatus, PermitStatus
 from tests.simulated import flat, write_campaign
 

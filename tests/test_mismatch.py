@@ -17,8 +17,8 @@ from retrain.base import registry
 from retrain.base.errors import ConfigError
 from retrain.base.rollouts import Loss
 from retrain.config.load import load_config
-from retrain.controllers import mismatch
-from retrain.controllers.mismatch import MismatchTrend
+from retrain.control.rules import mismatch
+from retrain.control.rules.mismatch import MismatchTrend
 from retrain.records.metrics import read_metrics
 from retrain.records.run_row import PlannedRun, read_row
 from retrain.render.status import warnings

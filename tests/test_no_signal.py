@@ -12,7 +12,7 @@ import pytest
 
 from retrain import worker
 from retrain.base.rollouts import Prompt
-from retrain.controllers.no_signal import SignalWatch
+from retrain.control.rules.no_signal import SignalWatch
 from retrain.records.metrics import read_metrics
 from retrain.records.run_row import NAME_LIMIT, PlannedRun, RunRow, read_row
 from retrain.records.step_row import RolloutSummary

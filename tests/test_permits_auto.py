@@ -20,11 +20,11 @@ from retrain.base.locks import LockFile, locked
 from retrain.campaign.run import start
 from retrain.config.load import load_config
 from retrain.conformance import check_plugin
-from retrain.controllers.permits import HIGHEST, AdaptivePermits, CallFacts
+from retrain.control.permits import FileSemaphore
+from retrain.control.permits.adaptive import SharedPermits
+from retrain.control.rules.permits import HIGHEST, AdaptivePermits, CallFacts
 from retrain.records.files import record_of
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.semaphore import FileSemaphore
-from retrain.semaphore.adaptive import SharedPermits
 from retrain.trainer.permits import RunPermits
 from tests.conftest import ONE_RUN
 from tests.semaphore_processes import running
@@ -220,9 +220,9 @@ import sys, time
 own = time.monotonic
 time.monotonic = lambda: own() + float(sys.argv[2])  # counts from another boot
 from pathlib import Path
-from retrain.controllers.permits import CallFacts
-from retrain.semaphore import FileSemaphore
-from retrain.semaphore.adaptive import SharedPermits
+from retrain.control.rules.permits import CallFacts
+from retrain.control.permits import FileSemaphore
+from retrain.control.permits.adaptive import SharedPermits
 from tests.semaphore_processes import running
 directory = Path(sys.argv[1])
 shared = SharedPermits(directory, FileSemaphore(directory, 32), sys.argv[2])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.config.flow import FlowSettings, samples_per_batch
-from retrain.controllers.rate import RateAccount
+from retrain.control.rules.rate import RateAccount
 
 PACES = st.floats(0.5, 20, allow_nan=False)
 

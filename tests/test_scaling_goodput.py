@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.controllers.scaling import Goodput, StepTimes, efficiency
+from retrain.control.rules.scaling import Goodput, StepTimes, efficiency
 
 PUBLISHED = json.loads((Path(__file__).parent / "data" / "scaling_rules.json").read_text())
 NO_NETWORK = StepTimes(0.1, 0.01, 1e-8, 1e-8, 1e-8, 1e-8, 1.0)

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrain.controllers.scaling.noise_scale import GradientNoiseScale, adam_preconditioner
-from retrain.controllers.scaling.rules import AdamScaleRule, AdaScaleRule
+from retrain.control.rules.scaling.noise_scale import GradientNoiseScale, adam_preconditioner
+from retrain.control.rules.scaling.rules import AdamScaleRule, AdaScaleRule
 
 PUBLISHED = json.loads((Path(__file__).parent / "data" / "scaling_rules.json").read_text())
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.controllers.scaling.noise_scale import InformativeGroups
-from retrain.controllers.scaling.rules import (
+from retrain.control.rules.scaling.noise_scale import InformativeGroups
+from retrain.control.rules.scaling.rules import (
     RULES,
     AdamScaleRule,
     AdaScaleRule,

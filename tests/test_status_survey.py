@@ -8,7 +8,9 @@ import pytest
 from retrain.base.errors import EXIT_CONFIG, RecordsError
 from retrain.base.locks.held import hold
 from retrain.campaign.endings import conclude
-from retrain.controllers.permits import CallFacts
+from retrain.control.permits import FileSemaphore
+from retrain.control.permits.adaptive import SharedPermits
+from retrain.control.rules.permits import CallFacts
 from retrain.records.files import write_json
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import new_manifest, write_manifest
@@ -17,8 +19,6 @@ from retrain.records.run_row import PlannedRun, row_of
 from retrain.records.run_state import Progress, begin_attempt, end_attempt, write_done, write_progress
 from retrain.records.rungs import Rung, Searched
 from retrain.render.status import time_left, warnings
-from retrain.semaphore import FileSemaphore
-from retrain.semaphore.adaptive import SharedPermits
 from retrain.status import survey
 
 PLANNED = [PlannedRun(f"{c}_s{s}", c, s, 10) for c in ("grpo", "maxrl") for s in (1, 2)]

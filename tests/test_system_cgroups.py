@@ -2,7 +2,7 @@
 
 import pytest
 
-from retrain.system import (
+from retrain.control.machine import (
     Pool,
     cpu_capacity,
     cpu_pools,

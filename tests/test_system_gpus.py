@@ -5,7 +5,16 @@ from types import SimpleNamespace
 import pytest
 
 from retrain.base.errors import InfrastructureError
-from retrain.system.nvidia import Gpu, gpu_uuids, gpus, read_gpus, scarcest, taken, taken_by_others, visible
+from retrain.control.machine.nvidia import (
+    Gpu,
+    gpu_uuids,
+    gpus,
+    read_gpus,
+    scarcest,
+    taken,
+    taken_by_others,
+    visible,
+)
 
 GIB = 2**30
 UUIDS = ["GPU-8932f937-d72c", "GPU-8fab0911-11aa", "GPU-15e5b3c2-0b1c"]

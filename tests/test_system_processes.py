@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from retrain.system.processes import (
+from retrain.control.machine.processes import (
     Process,
     descendants,
     own_cpu_seconds,

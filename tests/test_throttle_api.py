@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from retrain.system.throttle import ThrottleLevel, TrainingThrottle
+from retrain.control.machine.throttle import ThrottleLevel, TrainingThrottle
 from tests.semaphore_processes import wait_until
 
 
@@ -67,7 +67,7 @@ def test_a_load_function_that_raises_leaves_the_load_unknown_and_is_heard():
 
 
 def test_a_load_function_that_hangs_leaves_the_load_unknown_until_it_returns(monkeypatch):
-    monkeypatch.setattr("retrain.system.throttle.READING_LIMIT_S", 0.05)
+    monkeypatch.setattr("retrain.control.machine.throttle.READING_LIMIT_S", 0.05)
     returned, calls = threading.Event(), []
 
     def hangs() -> float:
@@ -186,7 +186,7 @@ def test_an_event_ends_the_wait_at_once():
 
 
 WAITER = """
-from retrain.system.throttle import TrainingThrottle
+from retrain.control.machine.throttle import TrainingThrottle
 try:
     throttle = TrainingThrottle(custom_load_fn=lambda: 0.9)
     throttle.wait_for_idle(poll=600, on_poll=lambda state: print("waiting", flush=True))
@@ -237,5 +237,5 @@ def test_a_resumed_level_is_raised_to_the_minimum():
 
 def test_importing_the_throttle_loads_nothing_heavy():
     heavy = "sorted({'numpy', 'psutil', 'pynvml', 'pydantic'} & set(sys.modules))"
-    code = f"import sys, retrain.system.throttle; print({heavy})"
+    code = f"import sys, retrain.control.machine.throttle; print({heavy})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"

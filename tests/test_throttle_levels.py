@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.controllers.throttle import (
+from retrain.control.rules.throttle import (
     LEVELS,
     Held,
     Load,

@@ -28,7 +28,7 @@ FIXED = ("PYTHON", "LANG", "LC_", "OPENBLAS", "OMP")  # variables that decide ho
 FREE = "PYTHONPATH"
 PACKAGES = """
 cli render campaign status plan config report records launchers loggers rewards tasks advantages losses
-transforms backends.numpy trainer sandbox semaphore
+transforms backends.numpy trainer sandbox control.permits
 """
 STATISTICS = ("compare", "report")  # commands that need a second to import scipy
 

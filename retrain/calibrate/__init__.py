@@ -32,6 +32,7 @@ from retrain.config.load import load_config, load_tables, parse, write_file
 from retrain.config.reference import DIRECTIVE
 from retrain.config.resolve import merge
 from retrain.config.sweep import expanded
+from retrain.control.machine import cpu_capacity, memory_available_bytes
 from retrain.plan.estimate.history import write_crowding
 from retrain.plan.estimate.measured import MeasuredRun
 from retrain.plan.launching import runs_side_by_side
@@ -40,7 +41,6 @@ from retrain.plan.preflight import preflight
 from retrain.records.files import write_atomic
 from retrain.records.layout import TRIALS, create_directory
 from retrain.records.text import dollars, plain
-from retrain.system import cpu_capacity, memory_available_bytes
 
 MOST_PROBE_STEPS = 2000
 MARK = "# Calibrated from "

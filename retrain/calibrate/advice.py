@@ -15,7 +15,7 @@ from retrain.calibrate.facts import OUT_OF_MEMORY, BatchFound, Lengths, StepSpli
 from retrain.calibrate.trials import POINTS_FOR_A_LAW
 from retrain.config.keys import Tables
 from retrain.config.schema import RateLimiter
-from retrain.controllers.usl import UslFit, fit_usl
+from retrain.control.rules.usl import UslFit, fit_usl
 from retrain.plan.matrix import Plan
 from retrain.records.text import about, format_duration
 

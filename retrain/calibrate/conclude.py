@@ -15,14 +15,14 @@ from retrain.calibrate.advice import Advice, Memory
 from retrain.calibrate.facts import BatchFound, Lengths, StepSplit, WorkersMeasured
 from retrain.calibrate.trials import Trialled
 from retrain.config.keys import Tables
+from retrain.control.machine import memory_available_bytes
+from retrain.control.machine.nvidia import known_gpus
 from retrain.plan.estimate.history import History, of_runs
 from retrain.plan.estimate.learned import learned_for
 from retrain.plan.estimate.measured import MeasuredRun
 from retrain.plan.estimate.wall_time import WallTime, wall_time
 from retrain.plan.estimate.workload import ALONE, Crowding
 from retrain.plan.matrix import Plan
-from retrain.system import memory_available_bytes
-from retrain.system.nvidia import known_gpus
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ from retrain.campaign.orchestrate import CampaignRun
 from retrain.config.keys import Tables
 from retrain.config.resolve import merge, overrides_of, with_default_plugins
 from retrain.config.schema import BackPressure, Training
+from retrain.control.machine.nvidia import Gpu, known_gpus
+from retrain.control.machine.processes import own_memory_bytes, process_tree
 from retrain.plan.estimate.measured import MeasuredRun, measure_run
 from retrain.plan.matrix import Plan
 from retrain.records.files import readable
@@ -26,8 +28,6 @@ from retrain.records.lines import Row
 from retrain.records.metrics import read_metrics
 from retrain.records.spending import Spending, read_spending
 from retrain.records.text import count_of
-from retrain.system.nvidia import Gpu, known_gpus
-from retrain.system.processes import own_memory_bytes, process_tree
 
 Rows = Sequence[Row]
 SERVICES = ("loggers", "logger_params")  # they are for the user's results, not for trials

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from retrain.backends import MemoryEstimate
 from retrain.base.errors import ConfigError
+from retrain.control.machine import memory_available_bytes, memory_limit_bytes
+from retrain.control.machine.nvidia import known_gpus
 from retrain.plan.matrix import Plan
 from retrain.records.text import gib
-from retrain.system import memory_available_bytes, memory_limit_bytes
-from retrain.system.nvidia import known_gpus
 
 if TYPE_CHECKING:
-    from retrain.system.throttle import TrainingThrottle
+    from retrain.control.machine.throttle import TrainingThrottle
 
 GIB = 2**30
 
@@ -72,8 +72,8 @@ def admission_of(plan: Plan, runs: Path) -> Admits:
     """Return the admission that a plan asks for; workers in `runs` do not count as other load."""
     table, admission = plan.runs[0].config.throttle, as_planned(plan.workers)
     if table.enabled:
+        from retrain.control.machine.throttle import throttle_of  # nor this
         from retrain.records.run_state import worker_pids  # not at the top: `explain` needs none
-        from retrain.system.throttle import throttle_of  # nor this
 
         admission = by_load(plan.workers, throttle_of(table, lambda: worker_pids(runs)))
     least_bytes = _least_bytes(plan)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from retrain.base.clock import seconds_between
 from retrain.base.errors import RecordsError
+from retrain.control.machine import cpu_capacity
 from retrain.plan.estimate.history import learn_from
 from retrain.plan.estimate.learned import crowding_of, learned_for
 from retrain.plan.estimate.remaining import remaining
@@ -21,7 +22,6 @@ from retrain.records.manifest import Expectation, Manifest
 from retrain.records.run_row import RunRow, read_row
 from retrain.records.run_state import RunState, read_attempts
 from retrain.records.text import about, count_of
-from retrain.system import cpu_capacity
 
 FIRST_LOOK_S = 1.0
 LOOK_EVERY = 1.5  # times the time of the look before, so that the cost stays small

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from retrain.base.locks.held import RENEW_S
 from retrain.campaign.admission import Admits, Places
 from retrain.campaign.endings import Ending
-from retrain.controllers.breaker import CircuitBreaker
+from retrain.control.rules.breaker import CircuitBreaker
 from retrain.plan.matrix import RunPlan
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles

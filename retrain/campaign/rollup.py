@@ -25,6 +25,7 @@ from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
 from retrain.config.adapters import KEY, state_of
 from retrain.config.schema import Config
+from retrain.control.machine import cpu_capacity
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.campaign_state import NoticeBook
 from retrain.records.decision import Decision, dropped
@@ -44,7 +45,6 @@ from retrain.records.metrics import require_sealed
 from retrain.records.run_state import UNREADABLE, RunState, end_as_done, read_attempts, read_done
 from retrain.records.rungs import Searched
 from retrain.records.text import count_of
-from retrain.system import cpu_capacity
 
 EVERY_S = 2.0  # at least between two writes
 SHARE = 0.05  # of the runs, to have changed: so a change costs the writing of some twenty entries

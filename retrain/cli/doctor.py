@@ -29,11 +29,11 @@ from retrain.config.keys import Tables
 from retrain.config.load import load_config
 from retrain.config.resolve import PLUGINS
 from retrain.config.schema import Config, Logging
+from retrain.control.machine.nvidia import gpus
+from retrain.control.permits import lock_sharing_problem
 from retrain.plan.matrix import plan_runs
 from retrain.plan.preflight import memory_of, sandboxes_of, servers_of
 from retrain.records.text import gib, plain
-from retrain.semaphore import lock_sharing_problem
-from retrain.system.nvidia import gpus
 
 ENOUGH_DISK_BYTES = 5 << 30  # a checkpoint of a small model with its optimizer, twice
 LITTLE_DISK_BYTES = 100 << 20  # records of a campaign without a model's checkpoints

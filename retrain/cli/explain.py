@@ -49,9 +49,9 @@ def command(
     from retrain.campaign.admission import free_memory
     from retrain.campaign.launcher_setup import ask_launcher, checked_plan
     from retrain.config.load import fixed_keys, load_config, sets_key
+    from retrain.control.machine import cpu_capacity
     from retrain.plan.checklist import SUGGESTED
     from retrain.plan.explain import explain_plan
-    from retrain.system import cpu_capacity
 
     budget_s = duration(budget, "--budget") if budget else None
     given = overrides or ()

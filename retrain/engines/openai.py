@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from retrain.base.errors import InfrastructureError, RunFailedError
 from retrain.base.event_loop import begun
 from retrain.base.http_client import CallError, key_in, read_json
-from retrain.controllers.permits import OVERLOAD, WAITED_S, CallFacts
+from retrain.control.rules.permits import OVERLOAD, WAITED_S, CallFacts
 from retrain.engines import Drawn, LostAdaptersError, RefusedError
 from retrain.engines.calls import ServerCalls, StreamedCompletion, Wanted
 

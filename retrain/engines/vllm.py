@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from retrain.base.distribution import install_command
 from retrain.base.errors import ConfigError
-from retrain.system import memory_limit_bytes
-from retrain.system.nvidia import gpus
+from retrain.control.machine import memory_limit_bytes
+from retrain.control.machine.nvidia import gpus
 
 if TYPE_CHECKING:
     from retrain.engines.shared_server import SharedServer

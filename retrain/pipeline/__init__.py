@@ -15,8 +15,8 @@ from numbers import Integral
 
 from retrain.base.errors import RetrainError
 from retrain.config.flow import is_count
-from retrain.controllers import StateDict
-from retrain.controllers.rate import RateAccount
+from retrain.control.rules import StateDict
+from retrain.control.rules.rate import RateAccount
 
 
 class ClosedError(RetrainError):

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from retrain.config.flow import FlowSettings
-from retrain.controllers import StateDict
+from retrain.control.rules import StateDict
 
 Item = TypeVar("Item")
 

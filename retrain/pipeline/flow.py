@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import Generic
 
 from retrain.config.flow import FlowSettings
-from retrain.controllers import StateDict
-from retrain.controllers.rate import RateAccount
+from retrain.control.rules import StateDict
+from retrain.control.rules.rate import RateAccount
 from retrain.pipeline.buffers import Buffer, Item, VersionedItem
 
 

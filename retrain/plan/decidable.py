@@ -23,7 +23,7 @@ from retrain.records.step_row import EpisodeSummary, RolloutSummary, Timing, Upd
 from retrain.records.text import count_of, parse_duration
 
 if TYPE_CHECKING:
-    from retrain.controllers.sequential import Look, SequentialComparison
+    from retrain.control.rules.sequential import Look, SequentialComparison
 
 FOUND = ("better", "worse")
 UNDECIDING = ("_se", "prompts", "batch_size", "group_size", "lr", "updates")  # settings, and errors of others
@@ -91,7 +91,7 @@ def _numbers_of(part: Any) -> tuple[str, ...]:
 
 def comparison_of(table: Decide, conditions: int) -> SequentialComparison:
     """Return the test that a table asks for, of so many conditions with the reference among them."""
-    from retrain.controllers.sequential import SequentialComparison  # not at the top: imports numpy
+    from retrain.control.rules.sequential import SequentialComparison  # not at the top: imports numpy
 
     is_early, smallest = table.allocate == "auto", table.smallest_difference
     return SequentialComparison(table.max_seeds, table.error, smallest, conditions - 1, is_early)
@@ -158,7 +158,7 @@ class Found:
 
     def _alone(self) -> tuple[float, float] | tuple[None, None]:
         """Return Student's interval of these seeds, as if they had been planned for this condition alone."""
-        from retrain.controllers.sequential.rejection import half_width  # not at the top: imports numpy
+        from retrain.control.rules.sequential.rejection import half_width  # not at the top: imports numpy
 
         differences = [a - b for a, b in self.pairs]
         middle, half = statistics.fmean(differences), half_width(differences, self.planned.error)

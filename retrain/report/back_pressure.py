@@ -10,7 +10,7 @@ from itertools import chain, groupby
 import numpy as np
 
 from retrain.base.rollouts import Floats
-from retrain.controllers.usl import UslFit, fit_usl
+from retrain.control.rules.usl import UslFit, fit_usl
 from retrain.report import charts as vl
 from retrain.report.charts import Chart, Spec
 from retrain.report.gather import RunHistory

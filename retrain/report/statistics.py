@@ -23,7 +23,7 @@ import numpy as np
 
 from retrain.base import extras
 from retrain.base.rollouts import Floats
-from retrain.controllers.sequential import ROUNDING
+from retrain.control.rules.sequential import ROUNDING
 
 LEVEL = 0.95
 POWER = 0.8  # the customary probability of detecting a true difference

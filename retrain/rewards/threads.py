@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from retrain.control.machine import cpu_capacity
 from retrain.rewards import Answer, Score
-from retrain.system import cpu_capacity
 
 
 class ThreadedScorer:

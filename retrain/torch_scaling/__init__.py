@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from retrain.base.rollouts import Floats
-from retrain.controllers import StateDict
-from retrain.controllers.scaling.noise_scale import GradientNoiseScale
-from retrain.controllers.scaling.rules import (
+from retrain.control.rules import StateDict
+from retrain.control.rules.scaling.noise_scale import GradientNoiseScale
+from retrain.control.rules.scaling.rules import (
     AdamScaleRule,
     AdaScaleRule,
     Facts,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from retrain.base.rollouts import Floats
-from retrain.controllers.scaling.noise_scale import FIRST_SETTLED_STEP
+from retrain.control.rules.scaling.noise_scale import FIRST_SETTLED_STEP
 
 if TYPE_CHECKING:
     import torch

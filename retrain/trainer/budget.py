@@ -24,7 +24,7 @@ from retrain.base.errors import InterruptedRunError
 from retrain.base.locks.held import is_held
 from retrain.config.prices import price_of
 from retrain.config.schema import Config
-from retrain.controllers import StateDict
+from retrain.control.rules import StateDict
 from retrain.records.campaign_state import ask_to_stop
 from retrain.records.layout import RunFiles, campaign_of, files_of_runs, recorded_table
 from retrain.records.row_parts import CostSummary

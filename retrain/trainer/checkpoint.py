@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retrain.base.errors import RecordsError, is_passing, os_errors, records_error
-from retrain.controllers import StateDict
+from retrain.control.rules import StateDict
 from retrain.records.files import (
     DIRECTORY_MODE,
     make_directory,

@@ -13,19 +13,19 @@ from dataclasses import dataclass
 
 from retrain.backends import UpdateStats
 from retrain.config.schema import Config
-from retrain.controllers import StateDict
-from retrain.controllers.backpressure import BackPressure, BackPressureDecision, StepObservation
-from retrain.controllers.first_steps import FirstSteps
-from retrain.controllers.mismatch import MismatchTrend
-from retrain.controllers.no_signal import NOTABLE, SignalWatch
-from retrain.controllers.scaling.rules import (
+from retrain.control.rules import StateDict
+from retrain.control.rules.backpressure import BackPressure, BackPressureDecision, StepObservation
+from retrain.control.rules.first_steps import FirstSteps
+from retrain.control.rules.mismatch import MismatchTrend
+from retrain.control.rules.no_signal import NOTABLE, SignalWatch
+from retrain.control.rules.scaling.rules import (
     RULES,
     LearningRateScaling,
     LEGWRule,
     ScalingDecision,
     schedule_factor,
 )
-from retrain.controllers.throttle import ThrottleState
+from retrain.control.rules.throttle import ThrottleState
 from retrain.records.row_parts import ApiPause
 from retrain.records.step_row import (
     BackPressureSummary,

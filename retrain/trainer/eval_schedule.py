@@ -21,8 +21,8 @@ from retrain.base.rollouts import CORRECT, Floats, Group, Prompt
 from retrain.config.campaign import Eval
 from retrain.config.resolve import as_played
 from retrain.config.schema import Config
-from retrain.controllers import StateDict
-from retrain.controllers.persistent_noise import deviation, window_rises
+from retrain.control.rules import StateDict
+from retrain.control.rules.persistent_noise import deviation, window_rises
 from retrain.records.files import record_of
 from retrain.records.row_parts import Evaluation, EvalWatch, NamedEvaluation, Value, columns
 from retrain.records.spending import Tokens
@@ -265,7 +265,10 @@ def _noise(rewards: Floats) -> float:
 
 def _is_worse(now: Seen, best: Seen, looks: int) -> bool:
     """Whether the questions that both had cannot differ so by chance in any of so many looks."""
-    from retrain.controllers.sequential.rejection import NORMAL, score  # not at the top: 15 ms of each worker
+    from retrain.control.rules.sequential.rejection import (  # not at the top: 15 ms of each worker
+        NORMAL,
+        score,
+    )
 
     gains = np.array([value - best.scores[q] for q, value in now.scores.items() if q in best.scores])
     limit = max(CERTAIN, -NORMAL.inv_cdf(ERROR / math.comb(max(looks, 2), 2)))

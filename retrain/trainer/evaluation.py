@@ -16,7 +16,7 @@ from retrain.base.errors import BackendMemoryError
 from retrain.base.rollouts import CORRECT, Floats, Group, Prompt
 from retrain.config.prices import Price
 from retrain.config.schema import Config, Environment
-from retrain.controllers import StateDict
+from retrain.control.rules import StateDict
 from retrain.records.row_parts import Evaluation, NamedEvaluation
 from retrain.records.spending import Tokens
 from retrain.trainer.batch import ScoredBatch

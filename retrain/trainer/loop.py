@@ -14,8 +14,8 @@ from retrain.base.errors import BackendMemoryError, InterruptedRunError, Unscore
 from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import Group, Prompt
 from retrain.config.schema import Config
-from retrain.controllers import Stateful
-from retrain.controllers.throttle import ThrottleState
+from retrain.control.rules import Stateful
+from retrain.control.rules.throttle import ThrottleState
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import MetricsWriter
 from retrain.records.row_parts import Value, columns

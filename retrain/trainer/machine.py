@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retrain.config.schema import Config
-from retrain.controllers.throttle import ThrottleState
+from retrain.control.rules.throttle import ThrottleState
 from retrain.records.layout import campaign_of
 from retrain.records.run_state import worker_pids
 from retrain.trainer.journal import Journal
 
 if TYPE_CHECKING:
-    from retrain.system.throttle import TrainingThrottle
+    from retrain.control.machine.throttle import TrainingThrottle
 
 
 def open_throttle(config: Config, run_dir: Path) -> TrainingThrottle | None:
@@ -21,7 +21,7 @@ def open_throttle(config: Config, run_dir: Path) -> TrainingThrottle | None:
     table = config.throttle
     if not table.enabled:
         return None
-    from retrain.system.throttle import throttle_of  # here: few runs watch the load
+    from retrain.control.machine.throttle import throttle_of  # here: few runs watch the load
 
     return throttle_of(table, lambda: worker_pids(campaign_of(run_dir).runs))
 

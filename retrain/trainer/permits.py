@@ -13,11 +13,11 @@ from typing import TypeAlias
 from retrain.backends import Permit
 from retrain.base.errors import RecordsError
 from retrain.config.schema import Config
-from retrain.controllers.permits import CallFacts
+from retrain.control.permits import FileSemaphore
+from retrain.control.permits.adaptive import SharedPermits
+from retrain.control.rules.permits import CallFacts
 from retrain.records.layout import RunFiles, campaign_of
 from retrain.records.row_parts import PermitUse
-from retrain.semaphore import FileSemaphore
-from retrain.semaphore.adaptive import SharedPermits
 
 Raised: TypeAlias = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from retrain.controllers import StateDict
+from retrain.control.rules import StateDict
 
 T = TypeVar("T")
 

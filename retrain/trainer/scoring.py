@@ -18,7 +18,7 @@ from retrain.base.errors import RunFailedError, UnscoredStepError
 from retrain.base.event_loop import EventLoopThread
 from retrain.base.redaction import redacted
 from retrain.base.rollouts import Group, Rollout
-from retrain.controllers import StateDict
+from retrain.control.rules import StateDict
 from retrain.environments.episode import LARGEST_REWARD
 from retrain.records.step_row import Unscored
 from retrain.records.text import plain

@@ -14,7 +14,7 @@ from retrain.base.errors import BackendMemoryError, InterruptedRunError
 from retrain.base.rollouts import Group, Prompt
 from retrain.config.flow import FlowSettings, flow_settings
 from retrain.config.schema import Config
-from retrain.controllers import StateDict
+from retrain.control.rules import StateDict
 from retrain.pipeline import ClosedError, Monitor
 from retrain.pipeline.flow import Flow
 from retrain.records.step_row import PipelineStats

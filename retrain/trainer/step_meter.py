@@ -11,7 +11,7 @@ from typing import Any
 
 from retrain.backends import Backend, SamplingWork, Work
 from retrain.config.schema import BackPressure
-from retrain.controllers import require
+from retrain.control.rules import require
 from retrain.records.row_parts import ApiPause, EngineUse
 from retrain.records.step_row import RooflineSummary, Timing
 from retrain.trainer.journal import Journal

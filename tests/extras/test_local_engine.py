@@ -24,9 +24,9 @@ from retrain.base.errors import ConfigError, InfrastructureError, RunFailedError
 from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import Prompt
 from retrain.config.schema import Environment
+from retrain.control.permits import FileSemaphore
 from retrain.engines import openai as engine_module
 from retrain.records.metrics import read_metrics
-from retrain.semaphore import FileSemaphore
 from retrain.trainer.episodes import Episodes
 from retrain.trainer.turn_sampling import TurnSampler
 from tests.extras.completions_server import CompletionsServer, serve

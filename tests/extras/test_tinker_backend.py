@@ -22,9 +22,9 @@ from retrain.backends.tinker.policy import TinkerBackend
 from retrain.base import registry
 from retrain.base.errors import ConfigError, InfrastructureError, NonFiniteError, RecordsError, RunFailedError
 from retrain.base.rollouts import Group, Loss, Prompt, TrainingSample
-from retrain.controllers.permits import CallFacts
-from retrain.semaphore import FileSemaphore
-from retrain.semaphore.adaptive import SharedPermits
+from retrain.control.permits import FileSemaphore
+from retrain.control.permits.adaptive import SharedPermits
+from retrain.control.rules.permits import CallFacts
 from tests.tinker_api.running import KEY, MODEL, RunningServer, write_tokenizer
 from tests.tinker_api.sdk import CALLS_SDK
 

@@ -17,8 +17,8 @@ from retrain.backends.text import Text
 from retrain.base.errors import ConfigError
 from retrain.base.json_lines import Demonstration
 from retrain.base.rollouts import Prompt, TrainingSample
+from retrain.control.permits import FileSemaphore
 from retrain.records.metrics import read_metrics
-from retrain.semaphore import FileSemaphore
 from retrain.trainer.updates import WARM_UP_LOSS
 from tests.extras.local_policies import chosen, open_backend, plain_logprobs
 from tests.extras.test_tinker_backend import during

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.controllers.backpressure import BackPressure, StepObservation
+from retrain.control.rules.backpressure import BackPressure, StepObservation
 
 STEPS = st.lists(
     st.tuples(

@@ -16,11 +16,11 @@ from retrain.base.locks.held import is_held
 from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
 from retrain.campaign.run import reopen, run_campaign, start
+from retrain.control.permits import FileSemaphore
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import RunState
-from retrain.semaphore import FileSemaphore
 from tests.conftest import ONE_RUN
 from tests.long.test_campaign import INLINE, ONE_SEED, ROOT, runs_of
 from tests.semaphore_processes import wait_until

@@ -12,7 +12,7 @@ import pytest
 from retrain import worker
 from retrain.base.errors import ConfigError
 from retrain.config.flow import flow_settings
-from retrain.controllers.scaling.rules import schedule_factor
+from retrain.control.rules.scaling.rules import schedule_factor
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_progress

@@ -16,7 +16,7 @@ from retrain.backends.numpy.training import Adam, clip_by_norm, loss_gradient
 from retrain.backends.objective import scale_to_step, split_by_group
 from retrain.base.errors import NonFiniteError
 from retrain.base.rollouts import Loss, LossTerms, Prompt, Rollout, TrainingSample
-from retrain.controllers.scaling.noise_scale import GradientNoiseScale
+from retrain.control.rules.scaling.noise_scale import GradientNoiseScale
 from retrain.losses import gspo, importance_sampling, ppo
 from retrain.rewards import partial
 from retrain.tasks import copy

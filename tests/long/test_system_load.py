@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain import system
-from retrain.system import Pool
-from retrain.system.load import LoadMeter, taken_fraction
-from retrain.system.processes import process_tree
+from retrain.control import machine as system
+from retrain.control.machine import Pool
+from retrain.control.machine.load import LoadMeter, taken_fraction
+from retrain.control.machine.processes import process_tree
 
 # waits for a line, burns that many core-seconds, says so, and ends with its standard input
 BURNER = """

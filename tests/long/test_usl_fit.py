@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.controllers.usl import ABOVE, BELOW, MIDDLE, UslFit, fit_usl
+from retrain.control.rules.usl import ABOVE, BELOW, MIDDLE, UslFit, fit_usl
 
 DATASETS: list[dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "data" / "usl_datasets.json").read_text()

@@ -36,9 +36,9 @@ from retrain.backends.options import (
 )
 from retrain.base import extras
 from retrain.base.errors import ConfigError
+from retrain.control.machine.nvidia import gpu_nodes
 from retrain.engines.vllm import vllm_problem
 from retrain.plan.launching import runs_here
-from retrain.system.nvidia import gpu_nodes
 
 if TYPE_CHECKING:
     from retrain.backends import MemoryEstimate

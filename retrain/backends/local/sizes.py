@@ -20,7 +20,7 @@ from retrain.backends.local.model_checks import files_of, prompt_tokens, read_js
 from retrain.backends.work import ModelCosts
 from retrain.base.rollouts import Prompt
 from retrain.config.schema import Config
-from retrain.system.nvidia import gpu_nodes
+from retrain.control.machine.nvidia import gpu_nodes
 
 if TYPE_CHECKING:
     import torch

@@ -47,7 +47,7 @@ from retrain.base.errors import BackendMemoryError, ConfigError, FullContextErro
 from retrain.base.json_lines import Demonstration
 from retrain.base.rollouts import FirstTurn, Given, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
 from retrain.config.adapters import weights_of
-from retrain.controllers.permits import WAITED_S, CallFacts
+from retrain.control.rules.permits import WAITED_S, CallFacts
 from retrain.engines import Drawn, Ids
 
 

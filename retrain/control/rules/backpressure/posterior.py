@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from retrain.base.rollouts import Floats
-from retrain.controllers.backpressure.measurements import Measurements
-from retrain.controllers.usl.online import StepTime, StepTimeFitter
+from retrain.control.rules.backpressure.measurements import Measurements
+from retrain.control.rules.usl.online import StepTime, StepTimeFitter
 
 SHAPES_BEST = 16  # hypotheses for the best size, log-spaced, plus one without an optimum
 SHAPES_KNEE = 9  # hypotheses for the size at which load equals lead, plus one without load

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from retrain.base.rollouts import Floats
-from retrain.controllers import StateDict, require
+from retrain.control.rules import StateDict, require
 
 FIRST_SETTLED_STEP = 5  # before this step Adam's second moment is mostly noise
 LEAST_SHARE = 1e-9  # keeps the formulas defined before the first informative group

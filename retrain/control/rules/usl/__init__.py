@@ -17,8 +17,8 @@ from typing import Literal, overload
 import numpy as np
 
 from retrain.base.rollouts import Floats
-from retrain.controllers import require
-from retrain.controllers.usl.nls import (
+from retrain.control.rules import require
+from retrain.control.rules.usl.nls import (
     UNBOUNDED,
     Problem,
     descend,
@@ -26,7 +26,7 @@ from retrain.controllers.usl.nls import (
     leaning,
     standard_errors,
 )
-from retrain.controllers.usl.online import fit_robust
+from retrain.control.rules.usl.online import fit_robust
 
 COEFFICIENTS = 3
 

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from retrain.base.rollouts import Floats
-from retrain.controllers.sequential import FINAL, SequentialComparison
-from retrain.controllers.sequential.rejection import NORMAL, score
+from retrain.control.rules.sequential import FINAL, SequentialComparison
+from retrain.control.rules.sequential.rejection import NORMAL, score
 
 STEEPNESS = 4.0  # of the shares in the mean square of differences: nearly all error goes where it is largest
 LEAST = 1e-60  # mean square, relative to the largest, so that shares are numbers also if all are 0

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from retrain.base.rollouts import Floats
-from retrain.controllers.usl.online import StepTime
+from retrain.control.rules.usl.online import StepTime
 
 Bounds = tuple[Floats, Floats]
 

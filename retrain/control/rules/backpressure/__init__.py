@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 
 from retrain.base.rollouts import Floats
-from retrain.controllers import StateDict, require
-from retrain.controllers.backpressure.explore import (
+from retrain.control.rules import StateDict, require
+from retrain.control.rules.backpressure.explore import (
     Action,
     Explorer,
     MemoryLimit,
@@ -40,20 +40,20 @@ from retrain.controllers.backpressure.explore import (
     classify,
     nearest,
 )
-from retrain.controllers.backpressure.measurements import (
+from retrain.control.rules.backpressure.measurements import (
     ChangeDetector,
     Measurements,
     Residual,
     StepObservation,
 )
-from retrain.controllers.backpressure.posterior import (
+from retrain.control.rules.backpressure.posterior import (
     ENOUGH_SAMPLES,
     FittedCurve,
     NoiseScaleTrack,
     Posterior,
     fit_curve,
 )
-from retrain.controllers.usl.online import StepTimeFitter
+from retrain.control.rules.usl.online import StepTimeFitter
 
 __all__ = ["BackPressure", "BackPressureDecision", "StepObservation"]
 

@@ -15,8 +15,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from retrain.controllers import StateDict
-from retrain.controllers.persistent_noise import trend_score
+from retrain.control.rules import StateDict
+from retrain.control.rules.persistent_noise import trend_score
 
 WINDOW = 10  # steps between two looks
 RISES = 3  # in a row, of the means of a span's quarters

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, fields
 
 from retrain.config.flow import is_count, is_positive
-from retrain.controllers import StateDict, require
+from retrain.control.rules import StateDict, require
 
 SETTINGS = 2  # first fields of the account, which are not part of its state
 TOLERANCE = 1e-9  # samples; fractions of a batch such as 1/3 do not sum exactly in floating point

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from retrain.base.rollouts import Floats
-from retrain.controllers import StateDict, require
+from retrain.control.rules import StateDict, require
 
 WINDOW = 100.0  # largest count of a mean, so that it follows slow drift
 KEPT_PER_STEP = 0.993  # other sizes' observations lose half of their weight in 100 steps

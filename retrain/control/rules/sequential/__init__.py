@@ -27,8 +27,8 @@ import numpy as np
 
 from retrain.base.rollouts import Floats
 from retrain.config.flow import is_count
-from retrain.controllers import StateDict, require
-from retrain.controllers.sequential.rejection import (
+from retrain.control.rules import StateDict, require
+from retrain.control.rules.sequential.rejection import (
     EARLY_INTERIM,
     FEWEST,
     INTERIM,

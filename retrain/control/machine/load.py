@@ -12,11 +12,17 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from retrain import system
 from retrain.base.errors import InfrastructureError
-from retrain.controllers.throttle import Load
-from retrain.system import Pool, nvidia
-from retrain.system.processes import Processes, descendants, own_cpu_seconds, own_memory_bytes, read_processes
+from retrain.control import machine as system
+from retrain.control.machine import Pool, nvidia
+from retrain.control.machine.processes import (
+    Processes,
+    descendants,
+    own_cpu_seconds,
+    own_memory_bytes,
+    read_processes,
+)
+from retrain.control.rules.throttle import Load
 
 Scope: TypeAlias = Literal["foreign", "system"]
 Pids: TypeAlias = Collection[int] | Callable[[], Iterable[int]]

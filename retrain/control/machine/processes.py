@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from retrain.system import PROC
+from retrain.control.machine import PROC
 
 
 @dataclass(frozen=True, slots=True)

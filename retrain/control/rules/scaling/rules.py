@@ -15,8 +15,8 @@ from typing import Literal
 import numpy as np
 
 from retrain.base.rollouts import Floats
-from retrain.controllers import StateDict, require
-from retrain.controllers.scaling.noise_scale import LEAST_VAR, GradientNoiseScale, InformativeGroups
+from retrain.control.rules import StateDict, require
+from retrain.control.rules.scaling.noise_scale import LEAST_VAR, GradientNoiseScale, InformativeGroups
 
 
 class ScalingRule(ABC):

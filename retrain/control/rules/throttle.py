@@ -11,7 +11,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from retrain.controllers import require
+from retrain.control.rules import require
 
 
 @functools.total_ordering

@@ -17,10 +17,10 @@ from pathlib import Path
 from retrain.base.clock import utc_now
 from retrain.base.errors import RecordsError, records_error
 from retrain.base.locks import locked
-from retrain.controllers.permits import AdaptivePermits, CallFacts
+from retrain.control.permits import FileSemaphore
+from retrain.control.rules.permits import AdaptivePermits, CallFacts
 from retrain.records.files import read_json, record_of, remove_leftovers, write_json
 from retrain.records.lines import append_line, read_records
-from retrain.semaphore import FileSemaphore
 
 STATE, LOCK, CHANGES = "adaptive.json", "adaptive.lock", "adaptive.jsonl"
 LONGEST_S = 1.0  # that a call's result waits for the lock: another worker may be stopped with it

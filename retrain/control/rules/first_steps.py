@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from retrain.controllers import StateDict
+from retrain.control.rules import StateDict
 
 STEPS = 10  # that are compared
 

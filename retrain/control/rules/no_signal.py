@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from retrain.controllers import StateDict
+from retrain.control.rules import StateDict
 from retrain.records.step_row import RolloutSummary
 
 NOTABLE = 10  # steps in a row

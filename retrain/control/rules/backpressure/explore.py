@@ -16,9 +16,9 @@ import numpy as np
 
 from retrain.base.rollouts import Floats
 from retrain.config.schema import BackPressure as Settings
-from retrain.controllers import StateDict
-from retrain.controllers.backpressure.measurements import Measurements
-from retrain.controllers.backpressure.posterior import Posterior
+from retrain.control.rules import StateDict
+from retrain.control.rules.backpressure.measurements import Measurements
+from retrain.control.rules.backpressure.posterior import Posterior
 
 Action = Literal["hold", "throttle", "increase"]
 Purpose = Literal["warmup", "probe", "operate"]  # why a batch size was chosen

@@ -1,6 +1,6 @@
 """`TrainingThrottle`: restrict training while other work needs the machine.
 
-Measures the load (or calls your function), decides through `retrain.controllers.throttle`, and keeps the
+Measures the load (or calls your function), decides through `retrain.control.rules.throttle`, and keeps the
 state. It changes nothing by itself: the caller applies the state.
 """
 
@@ -20,9 +20,9 @@ from retrain.base import registry
 from retrain.base.errors import ConfigError
 from retrain.base.event_loop import begun
 from retrain.config.schema import Throttle
-from retrain.controllers import StateDict
-from retrain.controllers.throttle import Held, Load, ThrottleLevel, ThrottlePolicy, ThrottleState, decide
-from retrain.system.load import LoadMeter, Pids, Scope
+from retrain.control.machine.load import LoadMeter, Pids, Scope
+from retrain.control.rules import StateDict
+from retrain.control.rules.throttle import Held, Load, ThrottleLevel, ThrottlePolicy, ThrottleState, decide
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
