@@ -30,7 +30,7 @@ from benchmarks.suite import script_parser
 from retrain.backends import BackendSpec, Sampling
 from retrain.backends.numpy import connect
 from retrain.control.rules.backpressure import BackPressure, StepObservation
-from retrain.tasks.sort import build
+from retrain.plugins.tasks.sort import build
 
 GROUP = 4
 TOKENS_PER_ANSWER = 50

@@ -30,10 +30,10 @@ from scipy.stats import ttest_rel
 from benchmarks.suite import script_parser
 from retrain.campaign import Observer
 from retrain.campaign.run import reopen, start
+from retrain.plugins.tasks.generated import task_of_symbols
 from retrain.records.decision import Decision, read_looks, value_at_end
 from retrain.records.layout import CampaignFiles, find_campaigns
 from retrain.records.manifest import Manifest, read_manifest
-from retrain.tasks.generated import task_of_symbols
 
 FILE = """
 [training]

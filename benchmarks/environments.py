@@ -28,7 +28,7 @@ from retrain.backends import Sampling
 from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import NextTurn, Prompt
 from retrain.config.schema import Environment
-from retrain.environments.single_turn import open_episode as open_question
+from retrain.plugins.environments.single_turn import open_episode as open_question
 from retrain.trainer.episodes import Episodes
 from retrain.trainer.turn_sampling import TurnSampler
 

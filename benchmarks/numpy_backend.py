@@ -18,14 +18,14 @@ os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")  # before numpy
 import numpy as np
 
 from benchmarks.suite import script_parser
-from retrain.advantages import grpo, maxrl
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.numpy import connect
 from retrain.backends.numpy.policy import NumpyBackend
 from retrain.base.rollouts import Group, Loss, Prompt, TrainingSample
-from retrain.losses import ppo
-from retrain.rewards import partial
-from retrain.tasks import sort
+from retrain.plugins.advantages import grpo, maxrl
+from retrain.plugins.losses import ppo
+from retrain.plugins.rewards import partial
+from retrain.plugins.tasks import sort
 
 BATCH, GROUP, MAX_TOKENS = 16, 16, 8
 STEP = Optimization(lr=5e-3, max_grad_norm=0.1, entropy_bonus=0.01)

@@ -24,7 +24,7 @@ import psutil
 from benchmarks.suite import script_parser
 from retrain.base.rollouts import Prompt
 from retrain.control.machine import cpu_capacity
-from retrain.rewards import Answer, BatchScorer, python
+from retrain.plugins.rewards import Answer, BatchScorer, python
 
 NOTHING = Answer("print(input())", Prompt(0, "?", '[{"input": "1", "output": "1"}]'))
 BURNS = """

@@ -17,16 +17,16 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.scaling_compare import Curve, continuations
-from retrain.advantages import grpo
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.numpy import connect
 from retrain.backends.numpy.policy import NumpyBackend
 from retrain.base.errors import NonFiniteError
 from retrain.base.rollouts import Group, Loss, Prompt, TrainingSample
 from retrain.control.rules.scaling.rules import RULES, LearningRateScaling, ScalingDecision, ScalingRule
-from retrain.losses import ppo
-from retrain.rewards import partial as partial_credit
-from retrain.tasks import Task, sort
+from retrain.plugins.advantages import grpo
+from retrain.plugins.losses import ppo
+from retrain.plugins.rewards import partial as partial_credit
+from retrain.plugins.tasks import Task, sort
 
 PARTS = 4  # micro-batches of whole prompt groups, whose gradients tell noise from signal
 UNCLIPPED = 1e9  # clipping would hide that a larger batch's gradient is smaller

@@ -10,7 +10,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from retrain.advantages import over_batch as over_batch
     from retrain.backends import Backend as Backend
     from retrain.backends import BackendInfo as BackendInfo
     from retrain.backends import BackendSpec as BackendSpec
@@ -81,8 +80,6 @@ if TYPE_CHECKING:
     from retrain.launchers import Begun as Begun
     from retrain.launchers import Ended as Ended
     from retrain.launchers import Launcher as Launcher
-    from retrain.loggers import LoggedRun as LoggedRun
-    from retrain.loggers import Logger as Logger
     from retrain.pipeline import RateLimiter as RateLimiter
     from retrain.plan.estimate import Makespan as Makespan
     from retrain.plan.estimate import estimate_makespan as estimate_makespan
@@ -93,17 +90,20 @@ if TYPE_CHECKING:
     from retrain.plan.estimate.workload import RunWork as RunWork
     from retrain.plan.estimate.workload import StepCost as StepCost
     from retrain.plan.estimate.workload import Workload as Workload
+    from retrain.plugins.advantages import over_batch as over_batch
+    from retrain.plugins.loggers import LoggedRun as LoggedRun
+    from retrain.plugins.loggers import Logger as Logger
+    from retrain.plugins.rewards import Answer as Answer
+    from retrain.plugins.rewards import BatchScorer as BatchScorer
+    from retrain.plugins.rewards import Outcome as Outcome
+    from retrain.plugins.rewards import Score as Score
+    from retrain.plugins.rewards import TrainerState as TrainerState
+    from retrain.plugins.rewards import UnscoredError as UnscoredError
+    from retrain.plugins.rewards import score_with as score_with
+    from retrain.plugins.sandbox import Sandbox as Sandbox
+    from retrain.plugins.tasks import Task as Task
     from retrain.records.metrics import read_metrics as read_metrics
     from retrain.records.step_row import Mismatch as Mismatch
-    from retrain.rewards import Answer as Answer
-    from retrain.rewards import BatchScorer as BatchScorer
-    from retrain.rewards import Outcome as Outcome
-    from retrain.rewards import Score as Score
-    from retrain.rewards import TrainerState as TrainerState
-    from retrain.rewards import UnscoredError as UnscoredError
-    from retrain.rewards import score_with as score_with
-    from retrain.sandbox import Sandbox as Sandbox
-    from retrain.tasks import Task as Task
     from retrain.torch_scaling import AdamScale as AdamScale
     from retrain.torch_scaling import AdaScale as AdaScale
     from retrain.torch_scaling import LEGWScale as LEGWScale
@@ -115,7 +115,7 @@ if TYPE_CHECKING:
 _HOME = {
     name: f"retrain.{module}"
     for module, names in {
-        "advantages": "over_batch",
+        "plugins.advantages": "over_batch",
         "backends": (
             "Backend BackendInfo BackendSpec GradientMoments MemoryEstimate Optimization OutageProgress "
             "Permit Sampling SamplingProgress SamplingWork StartProgress TrainingProgress UpdateStats "
@@ -140,21 +140,21 @@ _HOME = {
         ),
         "base.json_lines": "Demonstration",
         "launchers": "Assignment Begun Ended Launcher",
-        "loggers": "LoggedRun Logger",
+        "plugins.loggers": "LoggedRun Logger",
         "pipeline": "RateLimiter",
         "plan.estimate": "Makespan estimate_makespan estimate_workload",
         "plan.estimate.workload": "Failures Launching Pilot RunWork StepCost Workload",
         "records.metrics": "read_metrics",
         "records.step_row": "Mismatch",
         "base.registry": "Count Fraction Natural NotNegative Positive find_plugin",
-        "rewards": "Answer BatchScorer Outcome Score TrainerState UnscoredError score_with",
+        "plugins.rewards": "Answer BatchScorer Outcome Score TrainerState UnscoredError score_with",
         "base.rollouts": (
             "CallForm FirstTurn Given Group Loss LossTerms NextTurn Prompt Rollout TrainingSample"
         ),
-        "sandbox": "Sandbox",
+        "plugins.sandbox": "Sandbox",
         "control.permits": "FileSemaphore",
         "control.machine.throttle": "ThrottleLevel ThrottleState TrainingThrottle",
-        "tasks": "Task",
+        "plugins.tasks": "Task",
         "torch_scaling": "AdaScale AdamScale LEGWScale LinearScale ScalingRuleBase SqrtScale",
         "torch_scaling.data_parallel": "AdaptiveDataParallel",
     }.items()

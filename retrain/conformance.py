@@ -26,15 +26,15 @@ from retrain.base.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
 from retrain.campaign.orchestrate import CampaignRun
 from retrain.campaign.run import start
 from retrain.control.rules.permits import CallFacts
-from retrain.environments import brings_loop
-from retrain.loggers import LoggedRun
+from retrain.plugins.environments import brings_loop
+from retrain.plugins.loggers import LoggedRun
+from retrain.plugins.rewards import Answer
+from retrain.plugins.rewards.opening import open_reward, range_of
+from retrain.plugins.sandbox import choose
+from retrain.plugins.sandbox.cell import holes
 from retrain.records.campaign_state import ask_to_stop
 from retrain.records.layout import CampaignFiles
 from retrain.records.run_state import RunState
-from retrain.rewards import Answer
-from retrain.rewards.opening import open_reward, range_of
-from retrain.sandbox import choose
-from retrain.sandbox.cell import holes
 from retrain.trainer.trial import check_form, try_out
 
 Table = Mapping[str, Any]

@@ -116,8 +116,8 @@ class Found:
 PRELOADED = (  # what a worker would import in each of its lives
     "retrain.trainer.opening",
     "retrain.backends.tinker.policy",
-    "retrain.tasks.successor",
-    "retrain.rewards.partial",
+    "retrain.plugins.tasks.successor",
+    "retrain.plugins.rewards.partial",
     "transformers.models.auto.tokenization_auto",
 )
 

@@ -6,7 +6,7 @@ import pytest
 
 from retrain.base.errors import ConfigError
 from retrain.base.registry import find, problems_with_params
-from retrain.tasks import Task
+from retrain.plugins.tasks import Task
 
 
 def build(name: str, seed: int = 0, **options: object) -> Task:

@@ -12,7 +12,7 @@ import signal
 from typing import Any
 
 from retrain.base.rollouts import Prompt
-from retrain.environments.guess import Game
+from retrain.plugins.environments.guess import Game
 from tests.asking import complete, spoken, user
 
 CALLS, WORKER = "RETRAIN_TEST_CALLS", "RETRAIN_TEST_WORKER"  # variables: until the kill, and whose

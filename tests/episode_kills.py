@@ -38,7 +38,7 @@ PRELOADED = (
     "retrain.trainer.opening",
     "retrain.trainer.programs",
     "retrain.backends.numpy.policy",
-    "retrain.tasks.guess",
+    "retrain.plugins.tasks.guess",
 )
 RUN: dict[str, Any] = {
     "training": {

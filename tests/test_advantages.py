@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from retrain.advantages import grpo, maxrl, reinforce_pp, rloo
 from retrain.base import registry
+from retrain.plugins.advantages import grpo, maxrl, reinforce_pp, rloo
 
 REWARDS = np.array([[1.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0]])
 batches = arrays(float, (5, 4), elements=st.floats(-100, 100, width=32))

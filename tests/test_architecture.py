@@ -163,19 +163,22 @@ def test_every_module_and_folder_that_the_page_on_the_package_names_exists() -> 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_names_the_shared_modules_beside_its_plugins(kind: str) -> None:
-    beside = {name.split(".")[2] for name in MODULES if name.startswith(f"retrain.{kind}.")}
-    told = set(re.findall(r"`(\w+)`", ast.get_docstring(tree_of(f"retrain.{kind}")) or ""))
+    package = registry.package_of(kind)
+    depth = len(package.split("."))
+    beside = {name.split(".")[depth] for name in MODULES if name.startswith(f"{package}.")}
+    told = set(re.findall(r"`(\w+)`", ast.get_docstring(tree_of(package)) or ""))
     assert beside - set(registry.built_in_names(kind)) - told == set()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_plugin_is_imported_by_name_in_its_kinds_folder_only(kind: str) -> None:
-    plugins = {f"retrain.{kind}.{name}" for name in registry.built_in_names(kind)}
-    outside = [name for name in MODULES if name.split(".")[1:2] != [kind]]
+    package = registry.package_of(kind)
+    plugins = {f"{package}.{name}" for name in registry.built_in_names(kind)}
+    outside = [name for name in MODULES if not f"{name}.".startswith(f"{package}.")]
     found = {
         f"{name} imports {used}"
         for name in outside
         for used in imports(name, lazily=True)
-        if ".".join(used.split(".")[:3]) in plugins
+        if ".".join(used.split(".")[: package.count(".") + 2]) in plugins
     }
     assert found == set()

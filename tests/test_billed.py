@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 from retrain.plan.estimate.measured import measure_run
+from retrain.plugins.tasks import successor
 from retrain.records.metrics import read_metrics
 from retrain.records.spending import read_spending
-from retrain.tasks import successor
 from tests.test_trainer import SMALL, train
 
 LENGTHS = [len(prompt.text) for prompt in successor.build(seed=0).held_out]

@@ -325,7 +325,12 @@ def test_explain_imports_only_what_it_uses(campaign_file: Path) -> None:
     found = imported(["explain", campaign_file.name, *of_an_api], campaign_file.parent)
     records = {f"retrain.records.{name}" for name in ("manifest", "run_state", "run_row", "step_row")}
     clusters = {f"retrain.launchers.{name}" for name in ("cluster", "slurm", "ray")}
-    others = {"retrain.control.permits", "retrain.config.reference", "retrain.sandbox.cell", "retrain.status"}
+    others = {
+        "retrain.control.permits",
+        "retrain.config.reference",
+        "retrain.plugins.sandbox.cell",
+        "retrain.status",
+    }
     assert not found & (HEAVY | records | clusters | others)
     assert len(of_retrain(found)) <= 86  # with the packages of rooms
 

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from retrain.environments import endpoint as module
-from retrain.environments.endpoint import MOST_STRANGERS, Endpoint
-from retrain.environments.endpoint.chat import ChatRequest
+from retrain.plugins.environments import endpoint as module
+from retrain.plugins.environments.endpoint import MOST_STRANGERS, Endpoint
+from retrain.plugins.environments.endpoint.chat import ChatRequest
 
 PATIENCE_S = 30.0
 

@@ -31,11 +31,11 @@ from retrain.base.rollouts import Given, Group, NextTurn, Prompt, Rollout
 from retrain.config.load import parse
 from retrain.config.schema import Config, Environment
 from retrain.conformance import check_plugin
-from retrain.environments import plain_calls
-from retrain.environments.guess import Game
-from retrain.environments.plain_calls import InTurn
 from retrain.plan.matrix import plan_runs
 from retrain.plan.preflight import preflight
+from retrain.plugins.environments import plain_calls
+from retrain.plugins.environments.guess import Game
+from retrain.plugins.environments.plain_calls import InTurn
 from retrain.records.metrics import read_metrics
 from retrain.records.samples import read_samples
 from retrain.trainer.episodes import Episodes, summary_of
@@ -1011,7 +1011,7 @@ def test_a_fork_leaves_no_copy_of_the_worker(way: str) -> None:
 
 
 def test_a_process_retires_after_its_episodes(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retrain.environments.hosts.RETIRES_AFTER", 2)
+    monkeypatch.setattr("retrain.plugins.environments.hosts.RETIRES_AFTER", 2)
     table = Environment(f"{own}.Hosted", processes=1, max_turns=2)
     episodes = Episodes(table, lambda: None, write("x"))
     one = replace(HOW, group_size=1)

@@ -29,10 +29,10 @@ from retrain.base.rollouts import CallForm, FirstTurn, Given, Group, Loss, Promp
 from retrain.config.load import parse
 from retrain.config.schema import Environment
 from retrain.conformance import check_plugin
-from retrain.environments.endpoint.calling import Calling
-from retrain.environments.endpoint.chat import Called, Message, Refusal
-from retrain.environments.endpoint.session import Rendering
-from retrain.environments.harness import Program
+from retrain.plugins.environments.endpoint.calling import Calling
+from retrain.plugins.environments.endpoint.chat import Called, Message, Refusal
+from retrain.plugins.environments.endpoint.session import Rendering
+from retrain.plugins.environments.harness import Program
 from retrain.records.metrics import read_metrics
 from retrain.records.samples import read_samples
 from retrain.trainer.batch import BoundAlgorithm, ScoredBatch
@@ -350,7 +350,7 @@ def test_a_turn_whose_client_has_left_is_not_kept(
     monkeypatch: pytest.MonkeyPatch, is_looked_after: bool, resets: bool
 ) -> None:
     """Whether it is noticed while the turn is sampled, or when it is answered."""
-    monkeypatch.setattr("retrain.environments.endpoint.LOOK_S", 0.01 if is_looked_after else 60.0)
+    monkeypatch.setattr("retrain.plugins.environments.endpoint.LOOK_S", 0.01 if is_looked_after else 60.0)
     asked, has_left = threading.Event(), threading.Event()
 
     def run(prompt: Prompt, base_url: str, api_key: str) -> float:
@@ -381,7 +381,7 @@ def test_a_turn_whose_client_has_left_is_not_kept(
 
 
 def test_a_client_that_gave_up_was_refused_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retrain.environments.endpoint.LOOK_S", 0.01)
+    monkeypatch.setattr("retrain.plugins.environments.endpoint.LOOK_S", 0.01)
     asked, has_failed = threading.Event(), threading.Event()
 
     def run(prompt: Prompt, base_url: str, api_key: str) -> float:

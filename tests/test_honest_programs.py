@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from retrain.base.rollouts import Prompt
-from retrain.rewards import Answer, BatchScorer, Score, python
+from retrain.plugins.rewards import Answer, BatchScorer, Score, python
 from tests.honest_programs import PAIRS
 
 ACCEPTED = 0.97  # of honest programs, at least, score 1

@@ -85,7 +85,7 @@ def test_results_say_their_version(
     ("arguments", "key"),
     [
         (("plugins", "rewards"), "plugins"),
-        (("plugins", "--check", "retrain.rewards.match.score"), "findings"),
+        (("plugins", "--check", "retrain.plugins.rewards.match.score"), "findings"),
         (("schema", "--keys"), "sections"),
     ],
 )

@@ -24,7 +24,7 @@ from retrain.base.event_loop import EventLoopThread, begun
 from retrain.base.rollouts import FirstTurn, Loss, NextTurn, Prompt, Rollout, TrainingSample
 from retrain.config.load import parse
 from retrain.config.schema import Environment
-from retrain.losses import ppo
+from retrain.plugins.losses import ppo
 from retrain.records.spending import Tokens
 from retrain.trainer.episodes import Episodes, summary_of
 from retrain.trainer.metered import MeteredBackend

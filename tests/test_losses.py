@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.losses import cispo, gspo, importance_sampling, ppo
+from retrain.plugins.losses import cispo, gspo, importance_sampling, ppo
 
 SEQUENCE = np.array([7, 7, 7, 2, 2, 5])  # sequences need no order and no gapless numbers
 LOSSES = {

@@ -15,7 +15,7 @@ from retrain.backends.numpy import check_options, connect
 from retrain.backends.numpy.policy import NumpyBackend
 from retrain.base.errors import BackendMemoryError, ConfigError, RecordsError
 from retrain.base.rollouts import Group, Loss, Prompt, TrainingSample
-from retrain.losses import ppo
+from retrain.plugins.losses import ppo
 
 ALPHABET = "0123456789="
 PROMPTS = [Prompt(0, "12=", "12"), Prompt(1, "", ""), Prompt(2, "98765=", "5")]

@@ -23,8 +23,8 @@ from retrain.config.load import parse
 from retrain.conformance import check_plugin, kinds_of
 from retrain.plan.matrix import plan_runs
 from retrain.plan.preflight import preflight, sandboxes_of
-from retrain.rewards import Answer, Score, match, python
-from retrain.rewards.opening import open_reward
+from retrain.plugins.rewards import Answer, Score, match, python
+from retrain.plugins.rewards.opening import open_reward
 
 Retrain = Callable[..., subprocess.CompletedProcess[str]]
 LAUNCHER = """

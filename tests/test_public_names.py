@@ -36,8 +36,9 @@ def imported_by(text: str) -> set[str]:
 
 
 def test_imports_are_found_in_blocks_and_in_sentences() -> None:
-    text = "`from retrain import Task` and\nfrom retrain.tasks import (\n    Task,\n)\nimport retrain.cli\n"
-    assert imported_by(text) == {"Task", "retrain.tasks.Task", "retrain.cli"}
+    text = "`from retrain import Task` and\nfrom retrain.plugins.tasks import (\n    Task,\n)\n"
+    text += "import retrain.cli\n"
+    assert imported_by(text) == {"Task", "retrain.plugins.tasks.Task", "retrain.cli"}
 
 
 @pytest.mark.parametrize("page", [*PAGES, *OF_USERS], ids=lambda page: page.name)

@@ -20,12 +20,12 @@ from retrain.base.redaction import LONGEST_ERROR_BYTES, cover_output, recorded_e
 from retrain.campaign import Observer
 from retrain.campaign.endings import log_tail
 from retrain.campaign.rollup import RecordingObserver
+from retrain.plugins.rewards import Outcome, Score
 from retrain.records.campaign_state import NoticeBook
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import MetricsWriter
 from retrain.records.run_row import last_output
 from retrain.records.run_state import end_attempt
-from retrain.rewards import Outcome, Score
 from retrain.status.one_run import follow
 from retrain.trainer.batch import ScoredBatch
 from retrain.trainer.scoring import UnscoredCount

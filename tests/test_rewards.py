@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from retrain.base.registry import find
 from retrain.base.rollouts import Prompt
-from retrain.rewards import match, partial
+from retrain.plugins.rewards import match, partial
 
 TEXTS = st.text("0123456789 =", max_size=6)
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.base.rollouts import Prompt
-from retrain.rewards import match
-from retrain.rewards.match import last_boxed
+from retrain.plugins.rewards import match
+from retrain.plugins.rewards.match import last_boxed
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.base.rollouts import Prompt
-from retrain.rewards import Answer, Score, python
-from retrain.rewards.python import fences
-from retrain.rewards.python.fences import Block, _string_after, blocks_of, program_of
+from retrain.plugins.rewards import Answer, Score, python
+from retrain.plugins.rewards.python import fences
+from retrain.plugins.rewards.python.fences import Block, _string_after, blocks_of, program_of
 
 ADD = "def add(a, b):\n    return a + b\n"
 WRONG = "def add(a, b):\n    return a - b\n"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from retrain.base.rollouts import Prompt
-from retrain.rewards import Answer, Outcome
-from retrain.rewards.math import MathScorer
+from retrain.plugins.rewards import Answer, Outcome
+from retrain.plugins.rewards.math import MathScorer
 
 HANGS_ONCE = """
 import pathlib, time

@@ -19,9 +19,9 @@ from retrain.base.rollouts import Prompt
 from retrain.config.load import parse
 from retrain.plan.matrix import plan_runs
 from retrain.plan.preflight import preflight, sandboxes_of
-from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError, python
-from retrain.rewards.opening import open_reward
-from retrain.rewards.python.scorer import are_alike
+from retrain.plugins.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError, python
+from retrain.plugins.rewards.opening import open_reward
+from retrain.plugins.rewards.python.scorer import are_alike
 
 ASSERTS = "assert add(2, 3) == 5\nassert add(-1, 1) == 0"
 CASES = json.dumps([{"input": "2 3\n", "output": "5\n"}, {"input": "10 20", "output": "30"}])
@@ -271,7 +271,7 @@ def test_a_reward_with_a_sandbox_of_its_own_has_its_own_options(own: dict[str, o
     assert opened.sandbox == "process"  # type: ignore[attr-defined]
 
 
-BY_PATH = {"path": "retrain.rewards.python.score", "params": {"tests": "stdio", "workers": 1}}
+BY_PATH = {"path": "retrain.plugins.rewards.python.score", "params": {"tests": "stdio", "workers": 1}}
 AS_PART = {"parts": {"custom": {"weight": 1.0, "params": BY_PATH}}}
 
 

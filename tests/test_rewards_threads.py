@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from retrain.base.rollouts import Prompt
-from retrain.rewards import Answer, Score
-from retrain.rewards.threads import ThreadedScorer
+from retrain.plugins.rewards import Answer, Score
+from retrain.plugins.rewards.threads import ThreadedScorer
 
 ANSWERS = [Answer(str(number), Prompt(number, "?", "")) for number in range(6)]
 

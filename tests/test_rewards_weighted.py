@@ -12,9 +12,9 @@ import pytest
 
 from retrain.base.errors import ConfigError
 from retrain.base.rollouts import Prompt
-from retrain.rewards import Answer, Outcome, Score, UnscoredError, weighted
-from retrain.rewards.opening import RewardRange
-from retrain.rewards.weighted import OpenPart, WeightedScorer
+from retrain.plugins.rewards import Answer, Outcome, Score, UnscoredError, weighted
+from retrain.plugins.rewards.opening import RewardRange
+from retrain.plugins.rewards.weighted import OpenPart, WeightedScorer
 
 PROMPT = Prompt(0, "372=", "237")
 FUNCTIONS = "tests.reward_functions"
@@ -72,8 +72,8 @@ def test_a_part_that_never_ends_keeps_no_process_from_ending() -> None:
     script = """
 import threading
 from contextlib import ExitStack
-from retrain.rewards.opening import RewardRange
-from retrain.rewards.weighted import OpenPart, WeightedScorer
+from retrain.plugins.rewards.opening import RewardRange
+from retrain.plugins.rewards.weighted import OpenPart, WeightedScorer
 
 begun = threading.Event()
 

@@ -17,8 +17,8 @@ import pytest
 from retrain.base import runaways
 from retrain.base.rollouts import Prompt
 from retrain.config.schema import Environment
-from retrain.environments.tools import ToolBox
-from retrain.environments.tools.calls import ToolCall
+from retrain.plugins.environments.tools import ToolBox
+from retrain.plugins.environments.tools.calls import ToolCall
 from retrain.trainer.episodes import Episodes, summary_of
 from tests.semaphore_processes import wait_until
 from tests.test_environments import HOW, write

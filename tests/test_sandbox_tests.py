@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from retrain.base.rollouts import Prompt
-from retrain.rewards import Answer, Outcome, Score, python
-from retrain.rewards.python.scorer import NO_VERDICT, ProgramScorer, read_verdict
-from retrain.sandbox import SandboxEndedError
-from retrain.sandbox.inside import values
+from retrain.plugins.rewards import Answer, Outcome, Score, python
+from retrain.plugins.rewards.python.scorer import NO_VERDICT, ProgramScorer, read_verdict
+from retrain.plugins.sandbox import SandboxEndedError
+from retrain.plugins.sandbox.inside import values
 from tests.namespaces import BUBBLEWRAP
 
 NAMED_ZONE = {

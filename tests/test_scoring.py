@@ -17,7 +17,7 @@ import pytest
 from retrain.base import registry
 from retrain.base.errors import ConfigError, InfrastructureError, RunFailedError
 from retrain.base.rollouts import Episode, Group, Prompt, Rollout
-from retrain.rewards.opening import range_of
+from retrain.plugins.rewards.opening import range_of
 from retrain.trainer.batch import ScoredBatch
 from retrain.trainer.scoring import Scorer
 from tests.semaphore_processes import wait_until
@@ -125,7 +125,7 @@ def test_a_step_of_which_nothing_can_be_told_is_an_infrastructure_failure() -> N
 
 
 BOUNDED = """
-from retrain.rewards.pool import VerifierScorer
+from retrain.plugins.rewards.pool import VerifierScorer
 from tests.reward_functions import a_million as given
 
 RANGE = {range}
@@ -199,7 +199,7 @@ def test_every_verifier_of_ours_says_what_it_gives(name: str) -> None:
 
 
 def test_a_scorer_that_leaves_one_out_is_named(plugin: Callable[[str, str], str]) -> None:
-    lossy = "from retrain.rewards.opening import CallingScorer\n\n"
+    lossy = "from retrain.plugins.rewards.opening import CallingScorer\n\n"
     lossy += "class Lossy(CallingScorer):\n    def score_all(self, answers):\n        return []\n\n"
     name = plugin("(0.0, 1.0)", f"{lossy}def open_scorer():\n    return Lossy(score)\n")
     with pytest.raises(RunFailedError, match="returned 0 scores for 2 completions"):
@@ -332,7 +332,7 @@ def test_how_many_completions_are_scored_is_known_meanwhile(name: str, tmp_path:
 )
 def test_a_function_that_never_ends_is_counted_as_a_timeout(name: str, endless: str) -> None:
     script = f"""
-from retrain.rewards import opening
+from retrain.plugins.rewards import opening
 from tests.test_scoring import score
 
 opening.LIMIT_S = 1.5
@@ -347,7 +347,7 @@ assert batch.timeouts == 1
 def test_calls_of_a_batch_share_one_timer_and_each_has_the_whole_limit() -> None:
     script = """
 import ctypes, signal, time
-from retrain.rewards import Answer, opening
+from retrain.plugins.rewards import Answer, opening
 from retrain.base.rollouts import Prompt
 
 sets, set_handler, set_timer = [], signal.signal, signal.setitimer

@@ -20,7 +20,7 @@ from retrain.base.errors import ConfigError, NonFiniteError, RunFailedError
 from retrain.base.event_loop import in_thread
 from retrain.base.rollouts import Loss, LossTerms, Prompt, Rollout, TrainingSample
 from retrain.config.schema import Config, Model, Training
-from retrain.losses import cispo, gspo, importance_sampling, ppo
+from retrain.plugins.losses import cispo, gspo, importance_sampling, ppo
 
 GSPO = ApiLoss("gspo", {})
 

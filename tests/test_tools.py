@@ -16,10 +16,10 @@ from retrain.base.errors import ConfigError
 from retrain.base.rollouts import CallForm, Prompt, Rollout
 from retrain.config.load import parse
 from retrain.config.schema import Environment
-from retrain.environments import opened
-from retrain.environments.tools import ToolBox, open_episode
-from retrain.environments.tools.calls import ToolCall, calls_in
-from retrain.environments.tools.functions import ToolError, tool_of
+from retrain.plugins.environments import opened
+from retrain.plugins.environments.tools import ToolBox, open_episode
+from retrain.plugins.environments.tools.calls import ToolCall, calls_in
+from retrain.plugins.environments.tools.functions import ToolError, tool_of
 from retrain.trainer.episodes import Episodes, summary_of
 from tests.semaphore_processes import wait_until
 from tests.test_environments import GUESS, HOW, write

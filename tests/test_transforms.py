@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from retrain.base import registry
 from retrain.base.rollouts import Given, Prompt, Rollout
-from retrain.transforms import gtpo, gtpo_hicra, gtpo_sepa, none
-from retrain.transforms.gtpo_hicra import PHRASES, planning_mask
+from retrain.plugins.transforms import gtpo, gtpo_hicra, gtpo_sepa, none
+from retrain.plugins.transforms.gtpo_hicra import PHRASES, planning_mask
 
 
 def rollout_of(pieces, logprobs=None):

@@ -13,7 +13,7 @@ from retrain.backends.numpy.policy import NumpyBackend
 from retrain.backends.tinker.wire import ApiLoss, loss_inputs
 from retrain.base.rollouts import Given, Loss, NextTurn, Prompt, Rollout, TrainingSample
 from retrain.engines import Drawn
-from retrain.losses import ppo
+from retrain.plugins.losses import ppo
 
 ALPHABET = "0123456789<>?"
 HOW = Optimization(lr=0.01, entropy_bonus=0.01, kl_coef=0.1, max_grad_norm=1e9)

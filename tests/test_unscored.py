@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from retrain import worker
-from retrain.advantages import grpo, maxrl, over_batch, rloo
 from retrain.base.errors import EXIT_INFRASTRUCTURE, RunFailedError, UnscoredStepError
 from retrain.base.rollouts import Group, Prompt, Rollout
 from retrain.config.load import parse
+from retrain.plugins.advantages import grpo, maxrl, over_batch, rloo
+from retrain.plugins.rewards import Outcome, Score
 from retrain.records.metrics import read_metrics
 from retrain.records.run_row import PlannedRun, read_row
 from retrain.render.status import warnings
 from retrain.report.gather import gather
-from retrain.rewards import Outcome, Score
 from retrain.trainer.batch import BoundAlgorithm, ScoredBatch, open_advantage
 from retrain.trainer.scoring import UnscoredCount
 from tests.stopping import StopAfterStep
@@ -147,7 +147,7 @@ def test_an_unscored_rollout_is_in_no_denominator(normalization):
 
 
 def judge_away(completion, prompt, *, outage):
-    from retrain.rewards import UnscoredError
+    from retrain.plugins.rewards import UnscoredError
 
     if outage and len(completion) % 2:
         raise UnscoredError("no answer")

@@ -18,9 +18,9 @@ from retrain.base.errors import BackendMemoryError, ConfigError, InfrastructureE
 from retrain.base.rollouts import Group, Loss, Prompt, TrainingSample
 from retrain.config.load import parse
 from retrain.config.schema import Config, Training
-from retrain.losses import ppo
 from retrain.plan.estimate.history import learn
 from retrain.plan.estimate.learned import learned_for
+from retrain.plugins.losses import ppo
 from retrain.records.metrics import read_metrics
 from retrain.trainer.batch import BoundAlgorithm, ScoredBatch
 from retrain.trainer.control import Control, StepSize

@@ -12,7 +12,7 @@ from retrain.backends import Optimization, Sampling, SamplingWork, Work
 from retrain.backends.work import ModelCosts, WorkMeter
 from retrain.base.rollouts import Loss
 from retrain.config.schema import BackPressure
-from retrain.losses import ppo
+from retrain.plugins.losses import ppo
 from retrain.records.row_parts import columns
 from retrain.trainer.step_meter import classify, roofline
 from tests.test_numpy_backend import ALPHABET, PROMPTS, policy, samples_of

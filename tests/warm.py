@@ -27,8 +27,8 @@ import psutil
 FIXED = ("PYTHON", "LANG", "LC_", "OPENBLAS", "OMP")  # variables that decide how an interpreter starts
 FREE = "PYTHONPATH"
 PACKAGES = """
-cli render campaign status plan config report records launchers loggers rewards tasks advantages losses
-transforms backends.numpy trainer sandbox control.permits
+cli render campaign status plan config report records launchers plugins.loggers plugins.rewards plugins.tasks
+plugins.advantages plugins.losses plugins.transforms backends.numpy trainer plugins.sandbox control.permits
 """
 STATISTICS = ("compare", "report")  # commands that need a second to import scipy
 

@@ -256,7 +256,7 @@ SUPERVISED = "supervised"  # name of the warm-up's loss, the cross-entropy
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A loss by name with its parameters, and the function that evaluates it (see `retrain.losses`)."""
+    """A loss by name with its parameters, and the function that evaluates it (see `plugins/losses`)."""
 
     name: str
     evaluate: Evaluate  # parameters already bound

@@ -19,7 +19,7 @@ from retrain.config.keys import Tables
 from retrain.config.schema import Config, Environment
 
 if TYPE_CHECKING:
-    from retrain.tasks import Task
+    from retrain.plugins.tasks import Task
 
 NAMED = ("environment", "environment")  # the key that names an environment
 

@@ -31,7 +31,7 @@ from retrain.plan.part_checks import (
 
 if TYPE_CHECKING:
     from retrain.backends import MemoryEstimate
-    from retrain.tasks import Task
+    from retrain.plugins.tasks import Task
 
 SANDBOX_KEYS = ("sandbox", "sandbox_options")  # of a reward or an environment that runs programs
 PROGRAMS = "python"  # the tool that does

@@ -23,7 +23,7 @@ from retrain.config.files import mapped
 from retrain.config.keys import as_toml
 from retrain.config.resolve import values_of
 from retrain.config.schema import Config
-from retrain.loggers import without_secrets
+from retrain.plugins.loggers import without_secrets
 from retrain.publish.choice import Choice
 from retrain.publish.results import cost, result, table
 from retrain.records.layout import RunFiles

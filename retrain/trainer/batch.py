@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from retrain.advantages import OVER_BATCH
 from retrain.backends.objective import RatioCap
 from retrain.base import registry
 from retrain.base.errors import RunFailedError
 from retrain.base.rollouts import CORRECT, Evaluate, Floats, Group, Loss, LossTerms, Rollout, TrainingSample
 from retrain.config.schema import Config
+from retrain.plugins.advantages import OVER_BATCH
+from retrain.plugins.rewards import Score
 from retrain.records.step_row import RolloutSummary
-from retrain.rewards import Score
 
 Estimate = Callable[[Floats], Floats]  # rewards of shape (prompts, rollouts) -> advantages
 LEAST_ROLLOUTS = 2  # a single rollout has no baseline

@@ -22,8 +22,8 @@ from retrain.base import runaways
 from retrain.base.event_loop import EventLoopThread, in_new_thread
 from retrain.base.rollouts import CallForm, Episode, FirstTurn, Group, NextTurn, Prompt, Rollout, next_prompt
 from retrain.config.schema import Environment
-from retrain.environments.coroutine_loop import CoroutineLoop
-from retrain.environments.episode import (
+from retrain.plugins.environments.coroutine_loop import CoroutineLoop
+from retrain.plugins.environments.episode import (
     EpisodeError,
     EpisodeLostError,
     EpisodeTimeoutError,
@@ -32,8 +32,8 @@ from retrain.environments.episode import (
     told,
     within,
 )
-from retrain.environments.hosts import Hosts, at_once
-from retrain.environments.plain_calls import InTurn
+from retrain.plugins.environments.hosts import Hosts, at_once
+from retrain.plugins.environments.plain_calls import InTurn
 from retrain.records.step_row import EpisodeSummary
 from retrain.trainer.turn_queue import Ask, Asked, PlayMeter, TurnQueue
 from retrain.trainer.turn_sampling import PlayTurnFeed, SampleTurns, TurnCalls, of_its_own

@@ -21,6 +21,7 @@ from retrain.backends import (
 )
 from retrain.base.errors import NonFiniteError, RecordsError
 from retrain.base.rollouts import Episode, Floats, Rollout
+from retrain.plugins.rewards import Score
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import MetricsWriter, read_metrics
 from retrain.records.row_parts import EngineUse, Value
@@ -28,7 +29,6 @@ from retrain.records.run_state import Progress, RunState, write_progress
 from retrain.records.samples import KeptSample, OutcomesWriter, Rewards, SamplesWriter, SampleTurn, shortened
 from retrain.records.step_row import StepRow
 from retrain.records.text import about
-from retrain.rewards import Score
 from retrain.trainer.batch import ScoredBatch
 from retrain.trainer.logger_threads import NO_LOGGERS, LoggerThreads
 

@@ -25,7 +25,7 @@ from retrain.base.errors import RecordsError
 from retrain.base.redaction import redacted
 from retrain.config.resolve import as_tables
 from retrain.config.schema import Config
-from retrain.loggers import LoggedRun, Logger, Row, without_secrets
+from retrain.plugins.loggers import LoggedRun, Logger, Row, without_secrets
 from retrain.records.files import make_directory, read_json, write_json
 from retrain.records.layout import RunFiles
 from retrain.records.lines import is_count, parse_line

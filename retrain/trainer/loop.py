@@ -16,13 +16,13 @@ from retrain.base.rollouts import Group, Prompt
 from retrain.config.schema import Config
 from retrain.control.rules import Stateful
 from retrain.control.rules.throttle import ThrottleState
+from retrain.plugins.tasks import Task
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import MetricsWriter
 from retrain.records.row_parts import Value, columns
 from retrain.records.rungs import read_wait, why_to_wait
 from retrain.records.samples import KeptSample
 from retrain.records.step_row import Identity, StepRow
-from retrain.tasks import Task
 from retrain.trainer import checkpoint
 from retrain.trainer.batch import BoundAlgorithm, entropy_of
 from retrain.trainer.budget import RunBudget

@@ -32,10 +32,10 @@ from retrain.config.campaign import Eval
 from retrain.config.files import changed_files
 from retrain.config.resolve import as_played
 from retrain.config.schema import Config
-from retrain.environments import brings_loop
-from retrain.environments import opened as opened_environment
+from retrain.plugins.environments import brings_loop
+from retrain.plugins.environments import opened as opened_environment
+from retrain.plugins.tasks import Task
 from retrain.records.layout import RunFiles, campaign_of
-from retrain.tasks import Task
 from retrain.trainer import checkpoint
 from retrain.trainer.batch import BoundAlgorithm
 from retrain.trainer.budget import RunBudget
@@ -168,7 +168,7 @@ def sampler_of(
     open_episode = opened.enter_context(opened_environment(table.environment, table.options, form))
     programs = None
     if brings_loop(table.environment):
-        from retrain.environments.endpoint.session import Rendering
+        from retrain.plugins.environments.endpoint.session import Rendering
         from retrain.trainer.programs import Programs  # takes 30 ms, and few runs serve programs
 
         read, shown, ask = (getattr(backend, name, None) for name in ("read", "shown", "call_form"))

@@ -15,10 +15,10 @@ from retrain.backends import Sampling
 from retrain.base.event_loop import LeftBehindError, in_thread
 from retrain.base.rollouts import Episode, Prompt, Rollout
 from retrain.config.schema import Environment
-from retrain.environments.coroutine_loop import CoroutineLoop, check_held_up
-from retrain.environments.endpoint import Endpoint
-from retrain.environments.endpoint.session import Ask, EpisodeLimits, EpisodeSession, Rendering
-from retrain.environments.episode import (
+from retrain.plugins.environments.coroutine_loop import CoroutineLoop, check_held_up
+from retrain.plugins.environments.endpoint import Endpoint
+from retrain.plugins.environments.endpoint.session import Ask, EpisodeLimits, EpisodeSession, Rendering
+from retrain.plugins.environments.episode import (
     CallAsync,
     EpisodeError,
     EpisodeLostError,

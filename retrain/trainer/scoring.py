@@ -19,11 +19,11 @@ from retrain.base.event_loop import EventLoopThread
 from retrain.base.redaction import redacted
 from retrain.base.rollouts import Group, Rollout
 from retrain.control.rules import StateDict
-from retrain.environments.episode import LARGEST_REWARD
+from retrain.plugins.environments.episode import LARGEST_REWARD
+from retrain.plugins.rewards import Answer, BatchScorer, Outcome, Score, TrainerState
+from retrain.plugins.rewards.opening import open_reward, range_of
 from retrain.records.step_row import Unscored
 from retrain.records.text import plain
-from retrain.rewards import Answer, BatchScorer, Outcome, Score, TrainerState
-from retrain.rewards.opening import open_reward, range_of
 from retrain.trainer.batch import ScoredBatch
 
 OUTAGE_STEPS = 10  # a judge that restarts is back by then; more would train on a minority for nothing

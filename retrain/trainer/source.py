@@ -17,8 +17,8 @@ from retrain.config.schema import Config
 from retrain.control.rules import StateDict
 from retrain.pipeline import ClosedError, Monitor
 from retrain.pipeline.flow import Flow
+from retrain.plugins.tasks import Task
 from retrain.records.step_row import PipelineStats
-from retrain.tasks import Task
 from retrain.trainer.prompt_stream import PromptStream
 
 Sampler = Callable[..., list[Group]]  # of prompts; `enough` and `due` as in `retrain.backends.Sampling`

@@ -15,8 +15,8 @@ from retrain.base import registry
 from retrain.base.event_loop import LeftBehindError, result_within
 from retrain.base.rollouts import FirstTurn, NextTurn, Prompt, Rollout
 from retrain.config.schema import Environment
-from retrain.environments.endpoint.session import Rendering
-from retrain.environments.episode import attribute
+from retrain.plugins.environments.endpoint.session import Rendering
+from retrain.plugins.environments.episode import attribute
 from retrain.trainer.episodes import Episodes
 from retrain.trainer.programs import Programs
 from retrain.trainer.turn_queue import Asked

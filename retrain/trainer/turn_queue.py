@@ -17,7 +17,7 @@ from retrain.backends import EpisodeProgress
 from retrain.backends.rows import Taken
 from retrain.base.errors import FullContextError, InterruptedRunError, PromptError
 from retrain.base.rollouts import FirstTurn, NextTurn, Prompt, Rollout
-from retrain.environments.episode import CallAsync, CallPlain, EpisodeError
+from retrain.plugins.environments.episode import CallAsync, CallPlain, EpisodeError
 
 Asked: TypeAlias = Prompt | FirstTurn | NextTurn
 Ask: TypeAlias = Callable[[Asked], Awaitable[Rollout | None]]

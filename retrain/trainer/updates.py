@@ -183,7 +183,7 @@ def combined(stats: Sequence[UpdateStats], tokens: Sequence[int]) -> UpdateStats
 def cross_entropy(
     logprobs: Floats, sampler_logprobs: Floats, advantages: Floats, sequence: NDArray[np.int64]
 ) -> LossTerms:
-    """Return each token's negative log-probability, as a loss plugin would (see `retrain.losses`)."""
+    """Return each token's negative log-probability, as a loss plugin would (see `retrain.plugins.losses`)."""
     return LossTerms(-advantages * logprobs, -advantages, np.zeros(logprobs.shape, dtype=np.bool_))
 
 

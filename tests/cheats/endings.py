@@ -121,7 +121,7 @@ CHEATS = [
     Cheat(
         "an exception named like the judge's own",
         "the judge takes it for an outage",
-        "Fake = type('UnscoredError', (Exception,), {'__module__': 'retrain.rewards'})\n"
+        "Fake = type('UnscoredError', (Exception,), {'__module__': 'retrain.plugins.rewards'})\n"
         "def f(x): raise Fake('no tests')",
     ),
     *(

@@ -127,7 +127,7 @@ def test_a_game_that_cannot_be_played_is_refused(options: dict[str, object], sai
 def test_the_games_that_are_refused_are_those_that_need_the_network() -> None:
     import textarena
 
-    from retrain.environments.textarena import ONLINE
+    from retrain.plugins.environments.textarena import ONLINE
 
     online = ("nltk", "EnglishDictionary", "OpenRouter")
     folders = [path for path in (Path(textarena.__file__).parent / "envs").iterdir() if path.is_dir()]

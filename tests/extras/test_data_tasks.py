@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from retrain.rewards import reasoning_gym as gym_reward
+from retrain.plugins.rewards import reasoning_gym as gym_reward
 from retrain.trainer.scoring import Scorer
 from tests.built_tasks import build, problem_of
 from tests.test_scoring import group

@@ -16,8 +16,8 @@ from retrain.backends.local.policy import LocalBackend
 from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import Prompt, Rollout, TrainingSample
 from retrain.config.schema import Environment
-from retrain.environments.endpoint.session import Rendering
-from retrain.environments.harness import Program
+from retrain.plugins.environments.endpoint.session import Rendering
+from retrain.plugins.environments.harness import Program
 from retrain.trainer.episodes import Episodes
 from retrain.trainer.programs import Programs
 from retrain.trainer.turn_sampling import TurnSampler

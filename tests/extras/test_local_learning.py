@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from retrain.advantages import maxrl
 from retrain.backends import Optimization, Sampling
 from retrain.base.rollouts import TrainingSample
 from retrain.cli import app
+from retrain.plugins.advantages import maxrl
+from retrain.plugins.tasks import successor
 from retrain.records.metrics import read_metrics
-from retrain.tasks import successor
 from tests.extras.local_policies import loss_named, open_backend
 from tests.extras.tiny_models import save_tiny_model
 

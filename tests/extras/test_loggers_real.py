@@ -53,7 +53,7 @@ import os, sys
 from pathlib import Path
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
-from retrain.loggers import LoggedRun, mlflow
+from retrain.plugins.loggers import LoggedRun, mlflow
 upgrades = []
 @event.listens_for(Engine, "before_cursor_execute")
 def count(connection, cursor, statement, *rest):
@@ -175,7 +175,7 @@ def test_mlflow_draws_each_step_once_although_some_were_taken_twice(campaign, ki
 
 @pytest.mark.filterwarnings("ignore:.*loader strategy is deprecated")
 def test_mlflow_takes_settings_whatever_their_keys_are_called(campaign):
-    from retrain.loggers import LoggedRun, mlflow
+    from retrain.plugins.loggers import LoggedRun, mlflow
 
     uri, settings = (
         f"sqlite:///{database_of(campaign)}",
@@ -189,7 +189,7 @@ def test_mlflow_takes_settings_whatever_their_keys_are_called(campaign):
 
 @pytest.mark.filterwarnings("ignore:.*loader strategy is deprecated")
 def test_a_call_to_mlflow_that_fails_half_way_repeats_no_step_in_the_campaigns_own_file(campaign, tmp_path):
-    from retrain.loggers import LoggedRun, mlflow
+    from retrain.plugins.loggers import LoggedRun, mlflow
 
     file = database_of(campaign)
     assert sorted(path.name for path in file.parent.iterdir()) == [file.name, f"{file.name}.lock"]

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from retrain.base.rollouts import Group, Prompt, Rollout
-from retrain.rewards import Answer, BatchScorer, Outcome, Score, math
+from retrain.plugins.rewards import Answer, BatchScorer, Outcome, Score, math
 from retrain.trainer.scoring import Scorer
 from tests.cheats.boxes import HEDGES, Hedge
 

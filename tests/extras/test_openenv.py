@@ -16,8 +16,8 @@ from retrain.base.errors import ConfigError
 from retrain.base.rollouts import Prompt, Rollout
 from retrain.config.load import parse
 from retrain.config.schema import Environment
-from retrain.environments import opened, openenv
 from retrain.plan.preflight import servers_of
+from retrain.plugins.environments import opened, openenv
 from retrain.records.metrics import read_metrics
 from retrain.trainer.episodes import Episodes
 from tests.extras.openenv_server import NONSENSE, Server, serving

@@ -16,8 +16,8 @@ import pytest
 from retrain.base import registry
 from retrain.base.errors import ConfigError, RunFailedError
 from retrain.base.rollouts import Prompt
-from retrain.rewards import Answer, Outcome, Score, UnscoredError, judge
-from retrain.rewards.judge import read_score
+from retrain.plugins.rewards import Answer, Outcome, Score, UnscoredError, judge
+from retrain.plugins.rewards.judge import read_score
 from tests.cheats.judges import INJECTIONS, Injection
 from tests.semaphore_processes import wait_until
 

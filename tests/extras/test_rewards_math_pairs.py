@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 
 from retrain.base.rollouts import Prompt
-from retrain.rewards.math import open_check
+from retrain.plugins.rewards.math import open_check
 
 EQUAL = [
     ["1e-05", "0.00001", r"10^{-5}", r"\frac{1}{100000}", "1E-5"],

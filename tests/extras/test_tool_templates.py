@@ -17,8 +17,8 @@ from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import CallForm, Prompt
 from retrain.config.load import parse
 from retrain.config.schema import Environment
-from retrain.environments import opened
-from retrain.environments.tools.calls import ToolCall, calls_in
+from retrain.plugins.environments import opened
+from retrain.plugins.environments.tools.calls import ToolCall, calls_in
 from retrain.trainer.episodes import Episodes
 from retrain.trainer.turn_sampling import TurnSampler
 from tests.extras.local_policies import open_backend

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from retrain.backends import EpisodeProgress, Sampling
 from retrain.base.rollouts import Episode, NextTurn, Prompt, Rollout
 from retrain.config.schema import Environment
-from retrain.environments.tools import ToolUse, prepare
+from retrain.plugins.environments.tools import ToolUse, prepare
 from retrain.trainer.episodes import Episodes
 from tests import test_harness
 from tests.test_environments import HOW, Count, play, write

@@ -17,9 +17,9 @@ import pytest
 
 import tests.cheats
 from retrain.base.rollouts import Prompt
-from retrain.rewards import Answer, BatchScorer, Score, match, python
-from retrain.sandbox import bubblewrap
-from retrain.sandbox.process import readable_paths
+from retrain.plugins.rewards import Answer, BatchScorer, Score, match, python
+from retrain.plugins.sandbox import bubblewrap
+from retrain.plugins.sandbox.process import readable_paths
 from tests.cheats import (
     EXPECTED,
     Cheat,

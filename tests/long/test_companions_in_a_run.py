@@ -13,10 +13,10 @@ from retrain import worker
 from retrain.base.errors import ConfigError
 from retrain.config.flow import flow_settings
 from retrain.control.rules.scaling.rules import schedule_factor
+from retrain.plugins.tasks import successor
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_progress
-from retrain.tasks import successor
 from tests.semaphore_processes import wait_until
 from tests.test_trainer import SMALL, StopAfterStep, make_run, train, weights, with_, without_times
 

@@ -34,9 +34,9 @@ waits = { weight = 0.5, reward = "custom", params = { path = "own.waits" } }
 OWN = """
 import time
 from pathlib import Path
-from retrain.loggers.mlflow import LoggerProcess
+from retrain.plugins.loggers.mlflow import LoggerProcess
 from retrain.base.rollouts import Prompt
-from retrain.tasks import Task
+from retrain.plugins.tasks import Task
 
 def build(*, seed):
     prompts = [Prompt(n, str(n), "assert f(1) == 2") for n in range(4)]
@@ -119,7 +119,13 @@ def test_every_process_hides_before_it_imports_anything(here: Path) -> None:
         subprocess.run([sys.executable, "-P", "-m", *command], env=environment, stdin=subprocess.DEVNULL)
     told = (here / "told").read_text().splitlines()
     names = {word for line in told for word in line.split() if word.startswith("retrain")}
-    processes = {"worker", "rewards.pool", "loggers.mlflow", "engines.daemon", "base.hide_process"}
+    processes = {
+        "worker",
+        "plugins.rewards.pool",
+        "plugins.loggers.mlflow",
+        "engines.daemon",
+        "base.hide_process",
+    }
     assert names == {"retrain", *(f"retrain.{name}" for name in processes)}
     assert [line for line in told if not line.startswith("0 ")] == []
 

@@ -11,7 +11,7 @@ from retrain import worker
 from retrain.base.errors import ConfigError
 from retrain.base.locks.held import is_held
 from retrain.campaign.run import reopen, run_campaign
-from retrain.loggers import without_secrets
+from retrain.plugins.loggers import without_secrets
 from retrain.records.layout import CampaignFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_row import PlannedRun, read_row

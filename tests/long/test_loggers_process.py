@@ -7,8 +7,8 @@ import sys
 import psutil
 import pytest
 
-from retrain.loggers import LoggedRun
-from retrain.loggers.mlflow import LoggerProcess, LoggerProcessError
+from retrain.plugins.loggers import LoggedRun
+from retrain.plugins.loggers.mlflow import LoggerProcess, LoggerProcessError
 from tests.semaphore_processes import running, wait_until
 from tests.stopping import has_ended
 
@@ -82,5 +82,5 @@ def test_signals_to_the_group_are_the_parents_to_obey(tmp_path):
 
 
 def test_naming_a_tool_imports_nothing_of_it():
-    code = "import sys, retrain.loggers.mlflow; print({'mlflow', 'filelock'} & sys.modules.keys())"
+    code = "import sys, retrain.plugins.loggers.mlflow; print({'mlflow', 'filelock'} & sys.modules.keys())"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"

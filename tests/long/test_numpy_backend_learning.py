@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 
-from retrain.advantages import grpo, maxrl
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.numpy import connect
 from retrain.backends.numpy.gru import Weights, initial_weights, pack
@@ -17,9 +16,10 @@ from retrain.backends.objective import scale_to_step, split_by_group
 from retrain.base.errors import NonFiniteError
 from retrain.base.rollouts import Loss, LossTerms, Prompt, Rollout, TrainingSample
 from retrain.control.rules.scaling.noise_scale import GradientNoiseScale
-from retrain.losses import gspo, importance_sampling, ppo
-from retrain.rewards import partial
-from retrain.tasks import copy
+from retrain.plugins.advantages import grpo, maxrl
+from retrain.plugins.losses import gspo, importance_sampling, ppo
+from retrain.plugins.rewards import partial
+from retrain.plugins.tasks import copy
 
 LOSSES = [Loss("ppo", ppo.evaluate), Loss("is", importance_sampling.evaluate), Loss("gspo", gspo.evaluate)]
 PPO = LOSSES[0]

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from retrain.base import registry
 from retrain.base.errors import ConfigError, InfrastructureError, RunFailedError
 from retrain.base.rollouts import Prompt
-from retrain.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError, custom
-from retrain.rewards.pool import Reply, ReplyKind, line_of, reply_in
+from retrain.plugins.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError, custom
+from retrain.plugins.rewards.pool import Reply, ReplyKind, line_of, reply_in
 from tests.semaphore_processes import wait_until
 from tests.stopping import has_ended
 
@@ -209,7 +209,8 @@ def test_nothing_stays_behind_when_the_run_is_killed(tmp_path: Path) -> None:
         [
             sys.executable,
             "-c",
-            f"from retrain.rewards import custom, Prompt; custom.score('a', Prompt(0, '', ''), {how})",
+            "from retrain.plugins.rewards import custom, Prompt; "
+            f"custom.score('a', Prompt(0, '', ''), {how})",
         ],
         cwd=Path(__file__).parents[2],
         start_new_session=True,
@@ -226,7 +227,7 @@ def test_nothing_stays_behind_when_the_run_is_killed(tmp_path: Path) -> None:
 def test_even_a_call_that_cannot_be_interrupted_ends_after_the_run_was_killed(tmp_path: Path) -> None:
     code = (
         "import psutil, sys\n"
-        "from retrain.rewards import Answer, Prompt, custom\n"
+        "from retrain.plugins.rewards import Answer, Prompt, custom\n"
         f"pool = custom.open_scorer(path='{FUNCTIONS}.by_command', timeout_s=1, workers=1)\n"
         "print(int(pool.score_all([Answer('pid', Prompt(0, '', ''))])[0].value), flush=True)\n"
         "pool.score_all([Answer('hang', Prompt(0, '', ''))])\n"

@@ -19,11 +19,11 @@ import pytest
 
 from retrain.base.errors import ConfigError
 from retrain.base.rollouts import Prompt
-from retrain.rewards import Answer, Outcome, Score, python
-from retrain.rewards.python.scorer import ProgramRunner, ProgramScorer
-from retrain.sandbox import Sandbox, SandboxError, auto, choose, inside
-from retrain.sandbox.cell import Cell, holes
-from retrain.sandbox.inside import boot_text
+from retrain.plugins.rewards import Answer, Outcome, Score, python
+from retrain.plugins.rewards.python.scorer import ProgramRunner, ProgramScorer
+from retrain.plugins.sandbox import Sandbox, SandboxError, auto, choose, inside
+from retrain.plugins.sandbox.cell import Cell, holes
+from retrain.plugins.sandbox.inside import boot_text
 from tests.conftest import temporary_files_in
 from tests.namespaces import BUBBLEWRAP
 from tests.semaphore_processes import wait_until
@@ -231,7 +231,7 @@ def test_only_byte_code_for_another_version_is_compiled_anew(
 
 
 def test_auto_takes_what_the_self_test_proves(monkeypatch: pytest.MonkeyPatch) -> None:
-    from retrain.sandbox import bubblewrap
+    from retrain.plugins.sandbox import bubblewrap
 
     monkeypatch.setattr(bubblewrap, "executable", lambda: None)
     auto.open_sandbox.cache_clear()
@@ -298,8 +298,8 @@ def test_a_container_that_ends_while_a_program_runs_costs_its_completion(ending:
 
 SHOWS_WHETHER_IT_MAY_BE_READ = """
 import ctypes, sys
-from retrain.sandbox.cell import Cell
-from retrain.sandbox import choose
+from retrain.plugins.sandbox.cell import Cell
+from retrain.plugins.sandbox import choose
 Cell(choose("process", {}))
 print(ctypes.CDLL(None).prctl(3))
 """
@@ -313,10 +313,10 @@ def test_a_run_beside_which_programs_run_cannot_be_read_by_them() -> None:
 
 OPENS_AND_WAITS = """
 import psutil, select, sys
-from retrain.sandbox import Limits
-from retrain.sandbox.cell import Cell
-from retrain.sandbox import choose
-from retrain.sandbox.inside import values
+from retrain.plugins.sandbox import Limits
+from retrain.plugins.sandbox.cell import Cell
+from retrain.plugins.sandbox import choose
+from retrain.plugins.sandbox.inside import values
 cell = Cell(choose(sys.argv[1], {}))
 program = cell.start(Limits(60.0, 1 << 29))
 program.send(values.frame({"job": "stdio", "source": "print(1, flush=True)\\nwhile True: pass", "input": ""}))
@@ -343,7 +343,7 @@ READS = """
 import sys
 from pathlib import Path
 from retrain.base import registry
-from retrain.sandbox.cell import LONGEST_OUTPUT, PROBE, PROBE_LIMITS, Cell
+from retrain.plugins.sandbox.cell import LONGEST_OUTPUT, PROBE, PROBE_LIMITS, Cell
 cell = Cell(registry.find("sandbox", sys.argv[1])())
 for path in Path(sys.argv[2]).iterdir():
     if path.suffix:

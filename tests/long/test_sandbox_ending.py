@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from retrain.base.rollouts import Prompt
-from retrain.rewards import Answer, Outcome, Score, python
-from retrain.sandbox import Sandbox, SandboxError, bubblewrap, cell
-from retrain.sandbox.inside import zygote
+from retrain.plugins.rewards import Answer, Outcome, Score, python
+from retrain.plugins.sandbox import Sandbox, SandboxError, bubblewrap, cell
+from retrain.plugins.sandbox.inside import zygote
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="confines less elsewhere")
 TESTS = {"stdio": '[{"input": "", "output": "1"}]', "asserts": "assert f() == 1"}
@@ -92,7 +92,7 @@ def test_a_program_that_runs_out_of_memory_is_counted_whatever_else_it_does(outc
 UNCOUNTED = """
 mount -t tmpfs -o nr_inodes=0,size=1m none "$1" && exec "$2" -c '
 import os, sys
-from retrain.sandbox.inside import zygote
+from retrain.plugins.sandbox.inside import zygote
 folder = os.open(sys.argv[1], os.O_RDONLY)
 assert os.statvfs(folder).f_files == 0 and not zygote.has_no_room(folder)
 open(sys.argv[1] + "/full", "wb").write(bytes(1 << 20))

@@ -27,7 +27,7 @@ sandbox = "process"
 """
 TASK = """
 from retrain.base.rollouts import Prompt
-from retrain.tasks import Task
+from retrain.plugins.tasks import Task
 
 def build(*, seed):
     prompts = [Prompt(n, str(n), "assert f(1) == 2") for n in range(4)]
@@ -69,7 +69,7 @@ def test_doctor_checks_the_sandbox_that_a_file_needs(retrain: Retrain, here: Pat
 
 
 OPENS_WIDE = """
-from retrain.sandbox.process import open_sandbox as open_sandbox
+from retrain.plugins.sandbox.process import open_sandbox as open_sandbox
 import os
 
 def readable_paths():

@@ -24,7 +24,7 @@ exec setpriv --reuid 65534 --regid 65534 --clear-groups env -i -C / PATH=/usr/bi
 """
 SCORES = """
 import os, sys
-from retrain.rewards import python
+from retrain.plugins.rewards import python
 from retrain.base.rollouts import Prompt
 assert os.getuid() != 0
 cases = '[{"input": "1", "output": "1"}]'

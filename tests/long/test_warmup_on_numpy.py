@@ -17,9 +17,9 @@ from retrain.base.json_lines import Demonstration, read_demonstrations
 from retrain.base.rollouts import Prompt, TrainingSample
 from retrain.config.load import parse
 from retrain.plan.matrix import plan_runs
+from retrain.plugins.tasks import successor
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
-from retrain.tasks import successor
 from retrain.trainer.updates import WARM_UP_LOSS
 from tests.test_trainer import SMALL, make_run, train, without_times
 

@@ -1,8 +1,9 @@
 """Plugins by name, each checked against the contract that its kind declares.
 
-A name is that of a built-in plugin (`retrain/<kind>/<name>.py`, or a folder of that name), of an entry
-point in the group `retrain.<kind>`, or a dotted path: of a function (`my_pkg.rewards.score`), or of a file or
-folder that defines the kind's entry function (`my_pkg.launcher`).
+A name is that of a built-in plugin (`retrain/plugins/<kind>/<name>.py`, or a folder of that name; backends
+and launchers have rooms of their own), of an entry point in the group `retrain.<kind>`, or a dotted path: of
+a function (`my_pkg.rewards.score`), or of a file or folder that defines the kind's entry function
+(`my_pkg.launcher`).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from retrain.base.registry.contract import call_problem, problem_with
 from retrain.base.registry.contract import hint as hint
 from retrain.base.registry.contract import lacking_problem as lacking_problem
 from retrain.base.registry.contract import needed_by as needed_by
+from retrain.base.registry.contract import package_of as package_of
 from retrain.base.registry.contract import spec_of as spec_of
 from retrain.base.registry.contract import takes as takes
 
@@ -51,7 +53,7 @@ def plugin(kind: str, name: str) -> Plugin:
     """Return a plugin; a ConfigError says which names exist or what fails."""
     spec = spec_of(kind)
     if is_built_in(kind, name):
-        module = importlib.import_module(f"retrain.{kind}.{name}")
+        module = importlib.import_module(f"{package_of(kind)}.{name}")
         return Plugin(spec, name, getattr(module, spec.entry), module)
     if "." in name:
         module, found = _at(spec.one, name)
@@ -163,12 +165,15 @@ def built_in_names(kind: str) -> tuple[str, ...]:
 @cache
 def is_built_in(kind: str, name: str) -> bool:
     """Whether a built-in plugin of a kind has this name; reads only that plugin's file."""
-    return name in _modules(kind) and defines(f"retrain.{kind}.{name}", spec_of(kind).entry)
+    return name in _modules(kind) and defines(f"{package_of(kind)}.{name}", spec_of(kind).entry)
 
 
 @cache
 def _modules(kind: str) -> frozenset[str]:
-    return frozenset(module.name for module in pkgutil.iter_modules([str(PACKAGE / kind)]))
+    return frozenset(
+        module.name
+        for module in pkgutil.iter_modules([str(PACKAGE.parent.joinpath(*package_of(kind).split(".")))])
+    )
 
 
 def problem_with_name(kind: str, name: str) -> str | None:

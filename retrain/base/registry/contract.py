@@ -28,6 +28,8 @@ KINDS = (
     "loggers",
 )
 
+HOMES = {"backends": "backends", "launchers": "launchers"}  # kinds that are not below `retrain.plugins`
+
 # Ranges of a plugin's numbers; checked by the annotation's name, without an import.
 Positive: TypeAlias = Annotated[float, "Positive"]
 NotNegative: TypeAlias = Annotated[float, "NotNegative"]
@@ -100,9 +102,14 @@ class PluginSpec:
         return next(hook for hook in self.hooks if hook.name == name)
 
 
+def package_of(kind: str) -> str:
+    """Return the package that holds the built-in plugins of a kind."""
+    return f"retrain.{HOMES.get(kind, f'plugins.{kind}')}"
+
+
 def spec_of(kind: str) -> PluginSpec:
     """Return the contract that a kind declares."""
-    found: PluginSpec = importlib.import_module(f"retrain.{kind}").SPEC
+    found: PluginSpec = importlib.import_module(package_of(kind)).SPEC
     return found
 
 

@@ -1,0 +1,50 @@
+"""REINFORCE++: advantages normalised over the whole batch instead of each group."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from retrain.base.rollouts import Floats
+from retrain.plugins.advantages import over_batch
+from retrain.plugins.advantages.grpo import centred, checked
+
+
+@over_batch
+def estimate(rewards: Floats, *, baseline: Literal["batch", "group"] = "batch") -> Floats:
+    """Subtract a baseline, then divide by the standard deviation over the whole batch.
+
+    Args:
+        rewards: NaN where a rollout was not scored.
+        baseline: "batch" (the paper's REINFORCE++) subtracts the mean of the batch, so a group of equal
+            rewards still carries signal; "group" (REINFORCE++-baseline, for several rollouts per prompt)
+            subtracts the mean of each group.
+
+    Returns:
+        Mean 0 and standard deviation 1 over the scored rollouts of the batch, or exact zeros if all rewards
+        are equal; 0 for unscored rollouts.
+
+    Source: REINFORCE++, arXiv:2501.03262.
+    """
+    if baseline not in ("batch", "group"):
+        raise ValueError(f"baseline: got {baseline!r}; needs 'batch' or 'group'")
+    values = checked(rewards, least_rollouts=2 if baseline == "group" else 1, allow_nan=True)
+    if baseline == "batch" and values.size < 2:
+        raise ValueError(
+            f"rewards: got {values.size} rollout(s); needs at least 2 in the batch to have a baseline"
+        )
+    scored = ~np.isnan(values)
+    peers = values if baseline == "group" else values.reshape(1, -1)  # whose mean is the baseline
+    centre = np.array([_centred_scored(row) for row in peers]).reshape(values.shape)
+    deviation = centre[scored].std() if scored.any() else 0.0
+    return centre / deviation if deviation > 0 else centre
+
+
+def _centred_scored(rewards: Floats) -> Floats:
+    """Subtract the mean of the scored rewards of one row; 0 for the others."""
+    centre: Floats = np.zeros_like(rewards)
+    scored = ~np.isnan(rewards)
+    if scored.any():
+        centre[scored] = centred(rewards[None, scored])[0]
+    return centre

@@ -1,0 +1,281 @@
+"""Opens a reward by name: the plugin's own scorer, or its function called once per completion.
+
+Rewards outside their plugin's range are rejected, since a policy's text may exploit a scorer. A plugin whose
+rewards have bounds declares them in a constant: `RANGE = (0.0, 1.0)`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from retrain.base import registry
+from retrain.base.errors import ConfigError, RunFailedError
+from retrain.base.registry.code import told_by
+from retrain.plugins.rewards import (
+    SPEC,
+    Answer,
+    BatchScorer,
+    Outcome,
+    Score,
+    UnscoredError,
+    call_for_one,
+    call_with_columns,
+    is_number,
+    number_of,
+    one_each,
+)
+from retrain.plugins.sandbox import with_sandbox
+
+MOST_AT_ONCE = 64  # coroutines in flight; common HTTP clients and servers only queue beyond that
+LIMIT_S = 600.0  # limit of one call; no useful call takes longer
+LONGER = 1.01  # of a timer than the limit, so that it serves calls that begin soon after
+TOO_LONG = 'took over {:g} s; reward = "custom" has a timeout_s of its own'
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class RewardRange:
+    """The range of a plugin's rewards, including both ends."""
+
+    reward: str  # name of the plugin
+    low: float = -math.inf
+    high: float = math.inf
+
+    def keep(self, scores: Iterable[Score]) -> list[Score]:
+        """Return the scores, with those out of bounds (or NaN) as errors without a value."""
+        is_bounded = self.low > -math.inf or self.high < math.inf
+        return [self._kept(score) for score in scores] if is_bounded else list(scores)
+
+    def _kept(self, score: Score) -> Score:
+        if score.value is None or self.low - ROUNDING <= score.value <= self.high + ROUNDING:
+            return score
+        declared = f"outside its range {self.low:g} to {self.high:g}"
+        what = f"the reward {self.reward!r} returned {score.value:g}, {declared}"
+        return Score(None, Outcome.ERROR, what, score.is_over_limit, is_unjudged=True)
+
+
+def range_of(name: str) -> RewardRange:
+    """Return the range that a plugin declares.
+
+    Raises:
+        ConfigError: no such plugin, or its RANGE is not two numbers in order.
+    """
+    declared = registry.plugin("rewards", name).constant("RANGE", None)
+    if declared is None:
+        return RewardRange(name)
+    if not (isinstance(declared, tuple) and len(declared) == 2 and all(map(is_number, declared))):
+        raise ConfigError(f"{name!r}: RANGE is {declared!r}; needs the lowest and the highest reward")
+    low, high = map(float, declared)
+    if low >= high:
+        raise ConfigError(f"{name!r}: RANGE is {declared!r}; needs the lowest reward first")
+    return RewardRange(name, low, high)
+
+
+def open_reward(
+    name: str, params: Mapping[str, Any], sandbox: Mapping[str, Any] | None = None
+) -> BatchScorer:
+    """Open a reward by TOML name, entry point or dotted path.
+
+    `sandbox` holds `sandbox` and `sandbox_options`, for a reward that takes both and names no sandbox itself.
+
+    Raises:
+        ConfigError: no such reward, it rejects its parameters, or what it opens cannot score.
+    """
+    plugin = registry.plugin("rewards", name)
+    opener = plugin.hook("open_scorer")
+    if opener is None:
+        return CallingScorer(plugin.function(), name, params)
+    taken = {parameter.name for parameter in plugin.parameters() or ()}
+    given = with_sandbox(params, sandbox) if sandbox and taken.issuperset(sandbox) else params
+    scorer: BatchScorer = registry.check_made("rewards", name, opener(**given))
+    return scorer
+
+
+class CallingScorer:
+    """Calls a function for each completion in turn, or once for all if it has TRL's signature.
+
+    Returned awaitables are awaited concurrently.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], name: str = "", params: Mapping[str, Any] | None = None
+    ) -> None:
+        """Wrap a function; `name` is the reward's, for errors."""
+        self._function = function
+        self._params = params or {}
+        self._takes_columns = registry.takes(function, SPEC.by_name)
+        self._name = f"reward {name!r}" if name else "the reward"
+        self.scored = 0  # completions, of all calls together
+
+    def score_all(self, answers: Sequence[Answer]) -> list[Score] | Awaitable[list[Score]]:
+        """Score every completion, in order.
+
+        Raises:
+            RunFailedError: a reward is not a number, or called sys.exit; names the prompt. Other
+                exceptions of the function are raised unchanged.
+        """
+        batches = [answers] if self._takes_columns and answers else [[answer] for answer in answers]
+        given: list[Any] = []
+        try:
+            with CallLimit(LIMIT_S) as limit:
+                for batch in batches:
+                    given.append(self._call(batch, limit))
+                    self.scored += 0 if inspect.isawaitable(given[-1]) else len(batch)
+        except BaseException:
+            close_unawaited(given)
+            raise
+        if any(map(inspect.isawaitable, given)):
+            return self._await_all(batches, given)
+        return [score for pair in zip(batches, given, strict=True) for score in self._scores(*pair)]
+
+    def close(self) -> None:
+        """Do nothing: no process or connection is open."""
+
+    def _call(self, batch: Sequence[Answer], limit: CallLimit) -> Any:
+        try:
+            with limit.call():
+                if self._takes_columns:
+                    return call_with_columns(self._function, batch, self._params)
+                return call_for_one(self._function, batch[0], self._params)
+        except (UnscoredError, TimeoutError) as error:
+            return unscored(error)
+        except SystemExit as error:
+            raise self._exited(batch, error) from error
+
+    async def _await_all(self, batches: Sequence[Sequence[Answer]], given: Sequence[Any]) -> list[Score]:
+        """Await all awaitables; the first exception cancels the others and is raised unchanged."""
+        slots = asyncio.Semaphore(MOST_AT_ONCE)
+        tasks = [
+            asyncio.ensure_future(self._awaited(batch, one, slots))
+            for batch, one in zip(batches, given, strict=True)
+        ]
+        try:
+            return [score for scores in await asyncio.gather(*tasks) for score in scores]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            close_unawaited(given)
+
+    async def _awaited(self, batch: Sequence[Answer], given: Any, slots: asyncio.Semaphore) -> list[Score]:
+        if not inspect.isawaitable(given):
+            return self._scores(batch, given)
+        async with slots:
+            try:
+                async with asyncio.timeout(LIMIT_S) as limit:
+                    given = await given
+            except (UnscoredError, TimeoutError) as error:
+                given = unscored(TimeoutError(TOO_LONG.format(LIMIT_S)) if limit.expired() else error)
+            except SystemExit as error:
+                raise self._exited(batch, error) from error
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                given = Score(None, Outcome.ERROR, "the reward cancelled itself")
+        self.scored += len(batch)
+        return self._scores(batch, given)
+
+    def _exited(self, batch: Sequence[Answer], error: SystemExit) -> RunFailedError:
+        return RunFailedError(
+            f"{self._name}, prompt {batch[0].prompt.id}: called sys.exit({error.code!r}); "
+            'use reward = "custom" for code that may end its process'
+        )
+
+    def _scores(self, batch: Sequence[Answer], given: Any) -> list[Score]:
+        """Return the scores of a call's completions from what it returned, or the Score of each."""
+        if isinstance(given, Score):
+            return [given] * len(batch)
+        try:
+            rewards = one_each(given, len(batch)) if self._takes_columns else [given]
+        except TypeError as error:
+            raise RunFailedError(f"{self._name}: {error}") from error
+        return [self._score_of(answer, reward) for answer, reward in zip(batch, rewards, strict=True)]
+
+    def _score_of(self, answer: Answer, reward: object) -> Score:
+        if reward is None and self._takes_columns:
+            return Score(None, Outcome.ERROR, "the reward is None", is_unjudged=True)
+        try:
+            return Score(number_of(reward))
+        except TypeError as error:
+            raise RunFailedError(f"{self._name}, prompt {answer.prompt.id}: {error}") from error
+
+
+def close_unawaited(given: Sequence[Any]) -> None:
+    """Close coroutines that will not be awaited; closing a finished one does nothing."""
+    for one in given:
+        if inspect.iscoroutine(one):
+            one.close()
+
+
+def unscored(error: UnscoredError | TimeoutError) -> Score:
+    """Return the outcome for a completion that a function could not score."""
+    if isinstance(error, TimeoutError):
+        return Score(None, Outcome.TIMEOUT, told_by(error))
+    return Score(None, Outcome.ERROR, told_by(error), is_unjudged=True)
+
+
+class CallLimit:
+    """Raises TimeoutError in a call that takes longer than a limit, even while it is blocked.
+
+    A batch of calls shares one timer, which a call sets again where it would end before the call's limit: an
+    alarm then would make what the call waits for in C return at once. It needs SIGALRM, which only the main
+    thread receives: in other threads, and while another timer runs, there is no limit. C code that does not
+    check for signals is not interrupted.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._ends_s: float | None = None  # of the call that runs
+        self._timer_ends_s = 0.0
+        self._is_set = False
+        self._handler_before: Any = None
+
+    def __enter__(self) -> CallLimit:
+        """Set the timer of a batch."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and not signal.getitimer(signal.ITIMER_REAL)[0]:
+            self._handler_before = signal.getsignal(signal.SIGALRM)
+            self._is_set = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Clear the timer."""
+        if self._is_set:
+            self._is_set = False  # first: an alarm that comes now must not set the timer again
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, self._handler_before or signal.SIG_DFL)
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Limit one call of the batch."""
+        if self._is_set:
+            self._ends_s = time.monotonic() + self._limit_s
+            is_running = signal.getitimer(signal.ITIMER_REAL)[0] > 0
+            if not is_running:  # the first call, or it had a timer of its own
+                signal.signal(signal.SIGALRM, self._on_alarm)
+            if not is_running or self._ends_s > self._timer_ends_s:
+                timer_s = self._limit_s * LONGER
+                self._timer_ends_s = time.monotonic() + timer_s
+                signal.setitimer(signal.ITIMER_REAL, timer_s)
+        try:
+            yield
+        finally:
+            self._ends_s = None
+
+    def _on_alarm(self, *_: object) -> None:
+        if not self._is_set:
+            return
+        left_s = self._limit_s if self._ends_s is None else self._ends_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError(TOO_LONG.format(self._limit_s))
+        signal.setitimer(signal.ITIMER_REAL, left_s)

@@ -1,0 +1,217 @@
+"""A weighted sum of other rewards.
+
+```toml
+[reward]
+reward = "weighted"
+
+[reward.params.parts]
+math = 0.9                                          # a reward's name and its weight
+
+[reward.params.parts.brevity]                       # or a label and a table
+reward = "my_rewards.brevity"
+weight = 0.1
+params = { longest = 200 }
+```
+
+Weights are not normalised: if they add up to 1, a completion with full marks in every part gets 1, which
+counts as correct.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from retrain.base import extras, registry
+from retrain.base.errors import ConfigError, Problem
+from retrain.base.event_loop import begun
+from retrain.plugins.rewards import Answer, BatchScorer, Outcome, Score, is_number, score_with
+from retrain.plugins.rewards.opening import CallingScorer, RewardRange, close_unawaited, open_reward, range_of
+from retrain.plugins.sandbox import choice_problems, with_sandbox
+
+PART_KEYS = ("reward", "weight", "params")
+GRAVITY = (Outcome.SCORED, Outcome.ERROR, Outcome.TIMEOUT, Outcome.FAULT)
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One term of the sum."""
+
+    label: str
+    reward: str
+    weight: float
+    params: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPart:
+    """A part that is ready to score."""
+
+    weight: float
+    scorer: BatchScorer
+    bounds: RewardRange  # each part is checked against its own range
+
+
+def open_scorer(
+    *,
+    parts: Mapping[str, Any],
+    sandbox: str = "auto",
+    sandbox_options: Mapping[str, Any] | None = None,
+) -> WeightedScorer:
+    """Open every part; a completion that one of them cannot score is unscored.
+
+    Args:
+        parts: name of a reward -> its weight, or label -> table of `reward` (default: the label),
+            `weight` and `params`.
+        sandbox: where parts run programs that a policy wrote; see the reward "python".
+        sandbox_options: its options.
+
+    Raises:
+        ConfigError: a part is wrong.
+    """
+    if problems := list(check_params({"parts": parts})):
+        raise ConfigError([problem.in_table for problem in problems])
+    where = {"sandbox": sandbox, "sandbox_options": sandbox_options}
+    opened: list[OpenPart] = []
+    with ExitStack() as stack:
+        for part in _parts_of(parts):
+            scorer = open_reward(part.reward, part.params, where)
+            stack.callback(scorer.close)
+            opened.append(OpenPart(part.weight, scorer, range_of(part.reward)))
+        return WeightedScorer(opened, stack.pop_all())
+
+
+score = score_with(open_scorer)
+
+
+def check_params(params: Mapping[str, Any]) -> Iterator[Problem]:
+    """Return the problems of the parts and of their parameters."""
+    parts = params.get("parts")
+    if not isinstance(parts, Mapping) or not parts:
+        what = f"got {parts!r}; needs a table of rewards with their weights, such as {{ match = 1.0 }}"
+        yield Problem(("parts",), what)
+        return
+    for label, table in parts.items():
+        yield from (problem.below("parts", label) for problem in _form_problems(table))
+    for part in _parts_of(parts):
+        yield from (problem.below("parts", part.label) for problem in _part_problems(part))
+    yield from choice_problems(params)
+
+
+def made_of(params: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return name and parameters of every well-formed part, with the sandbox that all share."""
+    return [(part.reward, with_sandbox(part.params, params)) for part in _parts_of(params.get("parts"))]
+
+
+def servers(params: Mapping[str, Any]) -> dict[str, str]:
+    """Return the servers that the parts need, as address -> parameter."""
+    named: dict[str, str] = {}
+    for part in _parts_of(params.get("parts")):
+        needed = registry.ask("rewards", part.reward, "servers", part.params) or {}
+        for address, key in needed.items():
+            named[address] = f"parts.{part.label}.params.{key}"
+    return named
+
+
+def _parts_of(parts: object) -> list[Term]:
+    """Return the well-formed parts of a table; `check_params` reports the others."""
+    tables = parts if isinstance(parts, Mapping) else {}
+    full = {label: {"weight": table} if is_number(table) else table for label, table in tables.items()}
+    return [
+        Term(label, table.get("reward", label), float(table["weight"]), table.get("params", {}))
+        for label, table in full.items()
+        if not any(_form_problems(table))
+    ]
+
+
+class WeightedScorer:
+    """Scores with all parts concurrently."""
+
+    def __init__(self, parts: Sequence[OpenPart], opened: ExitStack) -> None:
+        self._parts = parts
+        self.sandbox = next((s for p in parts if (s := getattr(p.scorer, "sandbox", None))), None)
+        self._opened = opened
+
+    @property
+    def scored(self) -> int | None:
+        known = (getattr(part.scorer, "scored", None) for part in self._parts)
+        return min((count for count in known if count is not None), default=None)
+
+    def score_all(self, answers: Sequence[Answer]) -> Coroutine[Any, Any, list[Score]]:
+        # start the parts that wait for processes or servers, then call functions in this thread
+        columns: list[Any] = [
+            begun(partial(part.scorer.score_all, answers)) if _waits(part.scorer) else None
+            for part in self._parts
+        ]
+        try:
+            for at, part in enumerate(self._parts):
+                if columns[at] is None:
+                    columns[at] = part.scorer.score_all(answers)
+        except BaseException:
+            close_unawaited(columns)
+            raise
+        return self._summed(columns)
+
+    def close(self) -> None:
+        self._opened.close()
+
+    async def _summed(self, columns: Sequence[Any]) -> list[Score]:
+        given = await asyncio.gather(*map(_column, columns))
+        scores = [part.bounds.keep(column) for part, column in zip(self._parts, given, strict=True)]
+        weights = [part.weight for part in self._parts]
+        return [_sum(weights, row) for row in zip(*scores, strict=True)]
+
+
+def _waits(scorer: BatchScorer) -> bool:
+    """Whether `score_all` blocks until all scores are available."""
+    at_once = isinstance(scorer, CallingScorer | WeightedScorer)
+    return not (at_once or inspect.iscoroutinefunction(scorer.score_all))
+
+
+async def _column(scores: Any) -> list[Score]:
+    found = await asyncio.wrap_future(scores) if isinstance(scores, Future) else scores
+    result: list[Score] = await found if inspect.isawaitable(found) else found
+    return result
+
+
+def _sum(weights: Sequence[float], scores: Sequence[Score]) -> Score:
+    """Return the weighted sum with its gravest outcome; unknown if a part's score is, with that outcome."""
+    is_over_limit = any(s.is_over_limit for s in scores)
+    unknown = [s for s in scores if s.value is None]
+    if unknown:  # what one part cannot judge stays so when another one is back
+        return replace(min(unknown, key=lambda s: s.is_outage), is_over_limit=is_over_limit)
+    gravest = max(scores, key=lambda s: GRAVITY.index(s.outcome))
+    total = sum(w * (s.value or 0.0) for w, s in zip(weights, scores, strict=True))
+    return Score(total, gravest.outcome, gravest.message, is_over_limit)
+
+
+def _form_problems(table: object) -> Iterator[Problem]:
+    if is_number(table):
+        return
+    if not isinstance(table, Mapping):
+        yield Problem((), f"got {table!r}; needs a weight, or a table of {', '.join(PART_KEYS)}")
+        return
+    for key in table.keys() - {*PART_KEYS}:
+        yield Problem((key,), f"unknown key; it takes {', '.join(PART_KEYS)}")
+    if not is_number(table.get("weight")):
+        yield Problem(("weight",), f"got {table.get('weight')!r}; needs a number")
+    if not isinstance(table.get("reward", ""), str):
+        yield Problem(("reward",), f"got {table['reward']!r}; needs the name of a reward")
+    if not isinstance(table.get("params", {}), Mapping):
+        yield Problem(("params",), f"got {table['params']!r}; needs a table of the reward's parameters")
+
+
+def _part_problems(part: Term) -> Iterator[Problem]:
+    if problem := registry.problem_with_name("rewards", part.reward):
+        yield Problem((), problem)
+        return
+    if problem := extras.missing_problem("rewards", part.reward):
+        yield Problem((), problem)
+    wrong = registry.problems_with_table("rewards", part.reward, part.params)
+    yield from (problem.below("params") for problem in wrong)

@@ -1,0 +1,291 @@
+"""Runs tests against a program in another sandbox, by stand-ins for what the tests call."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import gc
+import importlib
+import sys
+import types
+import typing
+import warnings
+from typing import Any
+
+from retrain.plugins.sandbox.inside import changes, reading, values
+from retrain.plugins.sandbox.inside.peer import Peer
+from retrain.plugins.sandbox.inside.stand_in import StandIn, number_of, operate
+
+
+class Names(dict[str, Any]):
+    """The namespace of tests: names that are not theirs are the program's, but for Python's own."""
+
+    def __init__(self, peer: Peer, tests: str, tree: ast.Module) -> None:
+        super().__init__(__name__="__main__", __file__="tests.py", __builtins__=builtins)
+        self._peer = peer
+        self._replaced = replaced_names(tests, tree)  # Python's own names that are the program's all the same
+        self._tree = tree
+
+    def __contains__(self, name: object) -> bool:
+        return self.get(name, self) is not self
+
+    def get(self, name: Any, default: Any = None) -> Any:
+        try:
+            return self[name]
+        except (KeyError, NameError):
+            return default
+
+    def __missing__(self, name: str) -> Any:
+        """Return what the program calls by this name.
+
+        Raises:
+            KeyError: nothing.
+            NameError: it lacks the function that is tested.
+        """
+        if hasattr(builtins, name) and name not in self._replaced:
+            raise KeyError(name)
+        if module := library_module(name, self._tree):
+            return module
+        try:
+            found = self._peer.name(name)
+            if isinstance(found, StandIn):  # data may change
+                self[name] = found
+            return found
+        except AttributeError:
+            if name in self._replaced:  # Python's own would pass without the program
+                raise NameError(name) from None
+            if name not in typing.__all__:
+                raise KeyError(name) from None
+            return getattr(typing, name)  # an annotation, whose import was the program's
+
+
+def run(reads: int, writes: int, source: str, tests: str, *, changes_all: bool = False) -> dict[str, Any]:
+    """Return how tests ended: only if they reach their end, and used the program, they have passed.
+
+    Args:
+        reads: answers of the program come here.
+        writes: requests go there.
+        source: the program.
+        tests: their text.
+        changes_all: functions of the program may change all arguments, whatever they return.
+    """
+    peer = Peer(reads, writes)
+    peer.changes_all = changes_all
+    gc.disable()  # it would look at each node of a large tree again and again
+    tree = ast.parse(tests)
+    names = Names(peer, tests, tree)
+    names[changes.MARK] = peer.may_change
+    looks: set[int] = set()
+    if len(tests) <= changes.LONGEST:
+        uses = changes.Uses(tree)
+        looks = uses.looks()
+        tree = changes.Marks(uses.changeable()).visit(tree)
+    reading.watch(peer, tree)
+    missing = reading.missing_modules(tree)
+    good_end = reading.good_end(tree)
+    tree = reading.rewritten(tree, tests, source)
+    gc.enable()
+    names["__builtins__"] = {**vars(builtins), **overridden(peer)}
+    sys.modules["__main__"] = sys.modules["tests"] = module_of(names)
+    sys.modules["solution"] = solution = types.ModuleType("solution")
+    solution.__all__ = []  # type: ignore[attr-defined] # or `import *` could replace `abs`
+    solution.__getattr__ = peer.name  # type: ignore[method-assign]
+    passed, failed = False, failures(tests)
+    try:
+        patch_library(peer, tests)
+        values.write_frame(writes, {"job": "calls", "source": source})
+        exec(compile(tree, "tests.py", "exec", dont_inherit=True), names)
+        passed = True
+    except SystemExit as error:
+        passed = is_good_end(error, good_end)
+    except BaseException as error:  # noqa: BLE001 - also an end of the program
+        if peer.hides_changes and looks.intersection(lines_of(error)):
+            peer.doubt = peer.doubt or "a function of the program changed an argument, and returned something"
+        if isinstance(error, ImportError) and "_retrain_number" not in vars(error):
+            missing = missing or reading.failed_import(error, tests)
+    numbers = NUMPY if peer.has_numpy_numbers else ""
+    passed = passed and not (failed or peer.garbage or peer.has_ended)
+    return {
+        "passed": passed,
+        "garbage": peer.garbage,
+        "used": peer.used,
+        "needs_sharing": peer.needs_sharing,
+        "missing": missing,
+        "doubt": "" if passed else peer.doubt or numbers or reading.doubt(tests),
+        "hides_changes": peer.hides_changes,
+    }
+
+
+def run_plainly(source: str, tests: str) -> bool:
+    """Whether tests accept a program in one interpreter, where it could make them accept anything."""
+    module = sys.modules["solution"] = types.ModuleType("solution")
+    failed = failures(tests)
+    try:
+        exec(compile(source, "solution.py", "exec", dont_inherit=True), module.__dict__)
+        sys.modules["__main__"] = sys.modules["tests"] = module
+        module.__name__ = "__main__"
+        tree = ast.parse(tests)
+        exec(compile(tree, "tests.py", "exec", dont_inherit=True), module.__dict__)
+    except SystemExit as error:
+        return not failed and is_good_end(error, reading.good_end(tree))
+    except BaseException:  # noqa: BLE001 - whatever they raise
+        return False
+    return not failed
+
+
+def overridden(peer: Peer) -> dict[str, Any]:
+    """Return Python's functions that tests ask what an object is, where it may be the program's."""
+    return {
+        reading.SAME: peer.is_same,
+        reading.TYPE: peer.type_of,
+        reading.GIVE: lambda name, value: peer.ask("define", name, peer.encode(value)),
+        "isinstance": peer.is_instance,
+        "issubclass": peer.is_subclass,
+        "callable": lambda one: operate("callable", one) if isinstance(one, StandIn) else callable(one),
+        "vars": lambda *one: one[0].__dict__ if one and isinstance(one[0], StandIn) else vars(*one),
+        "id": lambda one: id(one) if (number := number_of(one)) is None else (1 << 62) + number,
+    }
+
+
+NUMPY = "numbers of numpy come back as Python's"
+LIBRARY = {  # functions that look into an object, or that set what the program uses as well
+    "dataclasses": "asdict astuple fields replace is_dataclass",
+    "inspect": "isgeneratorfunction iscoroutinefunction isasyncgenfunction isfunction isclass ismethod"
+    " isgenerator isabstract signature getdoc getmembers",
+    "asyncio": "iscoroutinefunction",
+    "typing": "get_type_hints",
+    "random": "seed",
+    "numpy.random": "seed",
+}
+
+
+def patch_library(peer: Peer, tests: str) -> None:
+    """Have functions of the library ask the program where they are given its objects."""
+    if "unittest" in tests:
+        patch_unittest(peer)
+    sys.warnoptions.append("default")  # or unittest would forget the next line
+    warnings.filterwarnings("error", "NotImplemented should not be used in a boolean context")
+    for place, names in LIBRARY.items():
+        if place.rpartition(".")[2] in tests and (place in sys.modules or "numpy" not in place):
+            module = importlib.import_module(place)
+            for name in names.split():
+                setattr(module, name, _asking(peer, place, name, getattr(module, name)))
+
+
+def _asking(peer: Peer, place: str, name: str, function: Any) -> Any:
+    def asking(*args: Any, **kwargs: Any) -> Any:
+        if name == "seed":
+            peer.library(place, name, args, kwargs)
+        elif args and isinstance(args[0], StandIn):
+            return peer.library(place, name, args, kwargs)
+        return function(*args, **kwargs)
+
+    return asking
+
+
+def lines_of(error: BaseException) -> set[int]:
+    """Return the lines of the tests through which an exception came."""
+    found, trace = set(), error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == "tests.py":
+            found.add(trace.tb_lineno)
+        trace = trace.tb_next
+    return found
+
+
+def failures(tests: str) -> list[Any]:
+    """Return a list that fills with what fails by `unittest`, which tests may only report."""
+    found: list[Any] = []
+    if "unittest" not in tests:
+        return found
+    unittest = importlib.import_module("unittest")  # seldom loaded
+
+    def watch(kind: type) -> None:
+        run = kind.run  # type: ignore[attr-defined]
+
+        def watched(one: Any, *arguments: Any, **named: Any) -> Any:
+            result = run(one, *arguments, **named)
+            if result is not None and not result.wasSuccessful():
+                found.append(one)
+            return result
+
+        kind.run = watched  # type: ignore[attr-defined]
+
+    watch(unittest.TestCase)
+    watch(unittest.TestSuite)
+    return found
+
+
+def is_good_end(error: SystemExit, line: int) -> bool:
+    """Whether tests end themselves, without failure and from that line on, as `unittest.main` does."""
+    where = error.__traceback__ and error.__traceback__.tb_next
+    is_last = where is not None and bool(line) and where.tb_lineno >= line
+    return type(error) is SystemExit and is_last and not error.code and error.__context__ is None
+
+
+def module_of(names: Names) -> types.ModuleType:
+    """Return a module with what tests define, where `unittest.main` and others look for it."""
+    module = types.ModuleType("__main__")
+
+    def attribute(name: str) -> Any:
+        if dict.__contains__(names, name):  # never the program's, such as its `load_tests`
+            return names[name]
+        raise AttributeError(name)
+
+    module.__getattr__ = attribute  # type: ignore[method-assign]
+    module.__dir__ = lambda: list(names)  # type: ignore[method-assign]
+    return module
+
+
+def patch_unittest(peer: Peer) -> None:
+    """Have unittest ask the program what its objects are."""
+    case: Any = importlib.import_module("unittest").case
+    case.isinstance, case.issubclass = peer.is_instance, peer.is_subclass
+    same, kind = peer.is_same, case.TestCase
+    kind.assertIs = lambda self, one, other, msg=None: self.assertTrue(same(one, other), msg)  # noqa: PT009
+    kind.assertIsNot = lambda self, one, other, msg=None: self.assertFalse(same(one, other), msg)  # noqa: PT009
+
+
+def library_module(name: str, tree: ast.Module) -> types.ModuleType | None:
+    """Return the module that tests use without an import, which must not be an object of the program."""
+    wanted = {"np": "numpy"}.get(name, name)
+    if wanted not in {*sys.stdlib_module_names, "numpy"}:
+        return None
+    used = reading.attributes_of(name, tree)
+    try:
+        module = importlib.import_module(wanted) if used else None
+    except ImportError:
+        return None
+    return module if all(hasattr(module, attribute) for attribute in used) else None
+
+
+def replaced_names(tests: str, tree: ast.Module) -> frozenset[str]:
+    """Return the one of Python's own names that tests take from the program, if any.
+
+    This is none, or it could replace `abs` or `all`; unless tests use no name of another kind, and one
+    function of Python's: then they test a function that is called like it.
+    """
+    loaded = frozenset(node.id for node in reading.every(ast.Name, tree) if isinstance(node.ctx, ast.Load))
+    python = frozenset(dir(builtins))
+    if "solution" in tests or loaded - python - reading.own_names(tree):
+        return frozenset()
+    classes = frozenset(name for name in loaded & python if isinstance(getattr(builtins, name), type))
+    found = (loaded & python) - classes or classes
+    return found if len(found) == 1 else frozenset()
+
+
+def run_shared(tests: str, namespace: dict[str, Any]) -> int:
+    """Run tests in the program's own namespace; return how many of their own assertions were reached."""
+    reached = 0
+
+    def reach() -> None:
+        nonlocal reached
+        reached += 1
+
+    tree = ast.parse(tests)
+    for index in range(len(tree.body), 0, -1):
+        if isinstance(tree.body[index - 1], ast.Assert):
+            tree.body[index:index] = ast.parse("__reached__()").body
+    namespace["__reached__"] = reach
+    exec(compile(tree, "tests.py", "exec", dont_inherit=True), namespace)
+    return reached

@@ -1,7 +1,0 @@
-"""Copy a row of symbols: `372=` -> `372`."""
-
-from __future__ import annotations
-
-from retrain.tasks.generated import task_of_symbols
-
-build = task_of_symbols(str)

@@ -1,7 +1,0 @@
-"""Write a row of symbols backwards: `372=` -> `273`."""
-
-from __future__ import annotations
-
-from retrain.tasks.generated import task_of_symbols
-
-build = task_of_symbols(lambda row: row[::-1])

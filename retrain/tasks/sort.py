@@ -1,7 +1,0 @@
-"""Sort a row of digits: `372=` -> `237`."""
-
-from __future__ import annotations
-
-from retrain.tasks.generated import task_of_symbols
-
-build = task_of_symbols(lambda row: "".join(sorted(row)))
