@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks.real_parts import smollm2, vllm
 from benchmarks.suite import Line, script_parser
-from retrain.engines.shared_server import ServerFiles, ServerState
+from retrain.backends.engines.shared_server import ServerFiles, ServerState
 from retrain.records.metrics import read_metrics
 
 REWARD = '''

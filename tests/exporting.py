@@ -8,8 +8,8 @@ from pathlib import Path
 
 from retrain.backends.numpy import connect as connect
 from retrain.backends.saved import Exported
+from retrain.backends.squeeze import CONFIG, WEIGHTS
 from retrain.config.schema import Config
-from retrain.squeeze import CONFIG, WEIGHTS
 
 
 def export(config: Config, checkpoint: Path, directory: Path) -> Exported:

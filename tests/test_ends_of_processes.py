@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from retrain.backends.engines.shared_server import ServerFiles
 from retrain.base.line_process import how_ended
-from retrain.engines.shared_server import ServerFiles
 
 
 @pytest.mark.parametrize(

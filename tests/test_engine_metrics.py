@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from retrain.engines.metrics import EngineMeter
+from retrain.backends.engines.metrics import EngineMeter
 from retrain.records.row_parts import EngineUse
 
 VLLM = """\

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from retrain.backends import BackendSpec, Optimization, Sampling
+from retrain.backends.engines import Drawn
 from retrain.backends.numpy import connect
 from retrain.backends.numpy.policy import NumpyBackend
 from retrain.backends.tinker.wire import ApiLoss, loss_inputs
 from retrain.base.rollouts import Given, Loss, NextTurn, Prompt, Rollout, TrainingSample
-from retrain.engines import Drawn
 from retrain.plugins.losses import ppo
 
 ALPHABET = "0123456789<>?"

@@ -7,7 +7,8 @@ same. `connect` raises a ConfigError for a wrong option, a missing package or an
 InfrastructureError for a server that cannot be reached. A backend that calls an API holds `spec.permit()`
 (with `with` or `async with`) around every call in flight, and reports each to `spec.observe_call`, if set.
 
-Shared parts: `options`, `text`, `turns`, `rows`, `objective`, `work`, `metering`, `progress`, `saved`.
+Shared parts: `options`, `text`, `turns`, `rows`, `objective`, `work`, `metering`, `progress`, `saved`,
+`engines` (servers that sample) and `squeeze` (reduces the rank of an adapter).
 """
 
 from __future__ import annotations

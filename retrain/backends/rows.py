@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrain.backends import Backend, Sampling
+from retrain.backends.engines import Drawn, Ids
 from retrain.backends.text import Vocabulary, check_finite, extended
 from retrain.base.errors import PromptError
 from retrain.base.rollouts import FirstTurn, NextTurn, Prompt, Rollout
-from retrain.engines import Drawn, Ids
 
 # Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014: SplitMix64
 GAMMA, FIRST, SECOND = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))

@@ -11,11 +11,11 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from retrain.backends.engines import Drawn, Ids
 from retrain.backends.options import template_in
 from retrain.base.errors import ConfigError, NonFiniteError, PromptError
 from retrain.base.json_lines import Demonstration
 from retrain.base.rollouts import Group, Messages, Prompt, Rollout
-from retrain.engines import Drawn, Ids
 
 Schemas: TypeAlias = Sequence[Mapping[str, Any]]  # of functions, as chat templates read them: JSON
 FIRST_MARK = 58213  # in the place of a completion: a number, because every tokenizer has digits

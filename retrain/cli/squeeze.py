@@ -11,7 +11,7 @@ from typer import Argument, Option
 from retrain.cli import AsJson
 
 if TYPE_CHECKING:
-    from retrain.squeeze import Retained
+    from retrain.backends.squeeze import Retained
 
 
 @dataclass
@@ -50,9 +50,9 @@ def command(
 
     Example: retrain squeeze logs/RUN/runs/grpo_s0 -o adapter-r8
     """
+    from retrain.backends.squeeze import analyse, output_error, read_adapter, squeezed, write_adapter
     from retrain.base.errors import ConfigError
     from retrain.render.tables import print_result
-    from retrain.squeeze import analyse, output_error, read_adapter, squeezed, write_adapter
 
     if output is not None and (output.exists() or output.is_symlink()):  # before hours of linear algebra
         raise ConfigError(f"{output}: exists; name a directory that does not")

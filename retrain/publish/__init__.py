@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from retrain.backends.saved import Exported
+from retrain.backends.squeeze import CONFIG, WEIGHTS
 from retrain.base import registry
 from retrain.base.distribution import version
 from retrain.base.errors import ConfigError, RecordsError, records_error
@@ -24,7 +25,6 @@ from retrain.publish.directory import AGAIN, FACTS, made_beside
 from retrain.publish.hub import push
 from retrain.publish.merging import Merged, loaded_tokenizer, merge, probes_of
 from retrain.records.files import read_json, record_of
-from retrain.squeeze import CONFIG, WEIGHTS
 
 CARD = "README.md"
 PARENT = Path("published")

@@ -287,7 +287,7 @@ class StepRow:
         metadata=_by("trainer/step_meter.py", "with `peak_gflops` or `peak_bw_gb_s`")
     )
     engine: EngineUse | None = field(
-        metadata=_by("engines/metrics.py", "where a server samples that has metrics")
+        metadata=_by("backends/engines/metrics.py", "where a server samples that has metrics")
     )
     pipeline: PipelineStats | None = field(metadata=_by("trainer/source.py", "with `[rate_limiter]`"))
     evaluation: Evaluation | None = field(

@@ -17,7 +17,7 @@ from peft import set_peft_model_state_dict
 from safetensors.torch import load_file
 
 from retrain.backends import Sampling
-from retrain.engines import Drawn
+from retrain.backends.engines import Drawn
 from tests.extras.local_policies import open_backend
 
 TOKENS_PER_EVENT = 3

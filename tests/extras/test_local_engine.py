@@ -19,13 +19,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from retrain import worker
 from retrain.backends import BackendSpec, Optimization, Sampling
+from retrain.backends.engines import openai as engine_module
 from retrain.backends.local import connect
 from retrain.base.errors import ConfigError, InfrastructureError, RunFailedError
 from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import Prompt
 from retrain.config.schema import Environment
 from retrain.control.permits import FileSemaphore
-from retrain.engines import openai as engine_module
 from retrain.records.metrics import read_metrics
 from retrain.trainer.episodes import Episodes
 from retrain.trainer.turn_sampling import TurnSampler

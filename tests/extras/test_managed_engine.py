@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from retrain.backends import Optimization
+from retrain.backends.engines.shared_server import ServerFiles
+from retrain.backends.engines.vllm import vllm_problem
 from retrain.backends.local import check_options, check_run
 from retrain.backends.local.policy import LocalBackend
 from retrain.base.errors import ConfigError
 from retrain.base.locks.held import holder
 from retrain.config.load import parse
-from retrain.engines.shared_server import ServerFiles
-from retrain.engines.vllm import vllm_problem
 from tests.conftest import temporary_files_in
 from tests.extras.completions_server import CompletionsServer, serve
 from tests.extras.local_policies import (

@@ -16,11 +16,11 @@ from subprocess import CompletedProcess
 
 import pytest
 
+from retrain.backends.squeeze import WEIGHTS
 from retrain.base.errors import EXIT_CONFIG, EXIT_DONE, ConfigError, LaunchError, RecordsError, RetrainError
 from retrain.publish import CARD, FACTS, Published, Wishes, publish, push_published, read_published
 from retrain.publish.choice import choose
 from retrain.publish.hub import check_name
-from retrain.squeeze import WEIGHTS
 from tests.extras.hub import TOKEN, USER, Answer, Hub, serving
 from tests.extras.test_publish_records import campaign
 from tests.simulated import flat

@@ -10,13 +10,13 @@ from subprocess import CompletedProcess
 
 import pytest
 
+from retrain.backends.squeeze import WEIGHTS
 from retrain.base.errors import EXIT_CONFIG, EXIT_RECORDS, ConfigError, RecordsError
 from retrain.publish import FACTS, Wishes, publish, read_published
 from retrain.publish.choice import Choice, choose
 from retrain.report.compare import compare
 from retrain.report.sides import choose as compared
 from retrain.report.tables import significant
-from retrain.squeeze import WEIGHTS
 from retrain.trainer import checkpoint
 from tests.simulated import Simulated, flat, write_campaign
 

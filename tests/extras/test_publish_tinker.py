@@ -14,6 +14,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from retrain.backends.squeeze import CONFIG, WEIGHTS
 from retrain.backends.tinker import saved_states
 from retrain.base.errors import ConfigError, LaunchError, RecordsError
 from retrain.campaign.run import start
@@ -21,7 +22,6 @@ from retrain.config.adapters import TINKER, state_of
 from retrain.config.schema import Model
 from retrain.publish import Wishes, publish
 from retrain.publish.choice import Choice, choose
-from retrain.squeeze import CONFIG, WEIGHTS
 from tests.extras.test_tinker_states import ALPHABET, CAMPAIGN
 from tests.extras.tiny_models import save_tiny_model
 from tests.full_disk import files_of_at_most

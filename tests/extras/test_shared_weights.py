@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from retrain.backends import Optimization
+from retrain.backends.engines.openai import LONGEST_WHOLE
 from retrain.backends.local import policy as policy_module
 from retrain.backends.local.shared_weights import share
 from retrain.base.errors import ConfigError
-from retrain.engines.openai import LONGEST_WHOLE
 from tests.extras.completions_server import CompletionsServer, serve
 from tests.extras.local_policies import as_samples, draw, loss_named, open_backend
 from tests.extras.test_engine_streams import run_on

@@ -14,9 +14,17 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
+from retrain.backends.squeeze import (
+    Adapter,
+    Layer,
+    analyse,
+    output_error,
+    read_adapter,
+    squeezed,
+    write_adapter,
+)
 from retrain.base.errors import ConfigError
 from retrain.cli import app
-from retrain.squeeze import Adapter, Layer, analyse, output_error, read_adapter, squeezed, write_adapter
 from tests.extras.tiny_models import save_tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # peft's own

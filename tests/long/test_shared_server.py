@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from retrain.backends.engines.shared_server import READY, STARTING, ServerFiles, ServerState, SharedServer
 from retrain.base.errors import ConfigError
 from retrain.base.locks import start_mark
 from retrain.base.locks.held import holder
-from retrain.engines.shared_server import READY, STARTING, ServerFiles, ServerState, SharedServer
 from tests.semaphore_processes import wait_until
 from tests.stopping import is_running
 
@@ -48,7 +48,7 @@ pathlib.Path(__file__).with_name("child").write_text(str(child.pid))
 """
 USER = """
 import sys, time
-from retrain.engines.shared_server import SharedServer
+from retrain.backends.engines.shared_server import SharedServer
 user = SharedServer([sys.executable, sys.argv[1], "{port}"], {"TOKEN": "{key}"}, "the engine", 0.5)
 print(user.ready(60).url, flush=True)
 time.sleep(600)

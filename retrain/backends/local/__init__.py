@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retrain.backends import BackendSpec
+from retrain.backends.engines.vllm import vllm_problem
 from retrain.backends.local.model_checks import (
     hub_problem,
     is_offline,
@@ -37,7 +38,6 @@ from retrain.backends.options import (
 from retrain.base import extras
 from retrain.base.errors import ConfigError
 from retrain.control.machine.nvidia import gpu_nodes
-from retrain.engines.vllm import vllm_problem
 from retrain.plan.launching import runs_here
 
 if TYPE_CHECKING:

@@ -18,6 +18,12 @@ from pathlib import Path
 import torch
 
 from retrain.backends import BackendSpec, Sampling, StartProgress
+from retrain.backends.engines import Drawn, Ids, LostAdaptersError
+from retrain.backends.engines.calls import Wanted
+from retrain.backends.engines.metrics import EngineWatch
+from retrain.backends.engines.openai import Engine
+from retrain.backends.engines.shared_server import RESTARTING, STARTING, ServerState, SharedServer, gpu_shared
+from retrain.backends.engines.vllm import START_S, vllm_server
 from retrain.backends.local import LocalOptions
 from retrain.backends.local.devices import DeviceMemory, left_for_engine
 from retrain.backends.local.files import ADAPTER, save_weights
@@ -27,12 +33,6 @@ from retrain.backends.local.model_checks import directory_at
 from retrain.backends.local.next_token import Cut
 from retrain.backends.progress import CallsProgress, Tell
 from retrain.base.errors import ConfigError, InfrastructureError, InterruptedRunError, is_passing
-from retrain.engines import Drawn, Ids, LostAdaptersError
-from retrain.engines.calls import Wanted
-from retrain.engines.metrics import EngineWatch
-from retrain.engines.openai import Engine
-from retrain.engines.shared_server import RESTARTING, STARTING, ServerState, SharedServer, gpu_shared
-from retrain.engines.vllm import START_S, vllm_server
 
 MOST_CALLS = 32  # at the same time, for one batch
 CRASHES = 3  # of a server of ours, that one call survives

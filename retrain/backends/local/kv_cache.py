@@ -19,10 +19,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
+from retrain.backends.engines import Ids
 from retrain.backends.local.kv_cohort import Cohort, Prefix, prefill
 from retrain.backends.local.loading import Policy
 from retrain.backends.rows import Row
-from retrain.engines import Ids
 
 ATTENTION = "retrain-cohorts"  # name of this module's attention in transformers
 SPREAD, SLACK = 1.25, 32  # cohorts are merged if the wider one's rows are at most this much longer

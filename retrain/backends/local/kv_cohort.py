@@ -14,9 +14,9 @@ from itertools import groupby
 import torch
 from transformers import DynamicCache
 
+from retrain.backends.engines import Ids
 from retrain.backends.local.loading import Policy
 from retrain.backends.rows import Row
-from retrain.engines import Ids
 
 PREFILL_TOKENS = 16384  # prompts run together, including padding
 GROWTH, LEAST_ROOM = 1.25, 32  # at most a quarter of a buffer is unused; a token is copied about five times

@@ -16,6 +16,7 @@ from itertools import accumulate, chain
 import numpy as np
 import torch
 
+from retrain.backends.engines import Drawn, Ids
 from retrain.backends.local.devices import is_out_of_memory
 from retrain.backends.local.kv_cache import Windows, windows_of
 from retrain.backends.local.loading import Policy, fitting
@@ -24,7 +25,6 @@ from retrain.backends.local.next_token import Cut
 from retrain.backends.local.sampling import RowCache, cache_for
 from retrain.backends.rows import Row
 from retrain.base.errors import ConfigError, RunFailedError, first_line
-from retrain.engines import Drawn, Ids
 
 LOGITS_TOLERANCE = 1e-3  # relative to the largest; both computations run the same kernels
 # of the logits' standard deviation; a cache changes the order of summation, and bfloat16 has eight bits

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from retrain.backends.engines import Ids
 from retrain.backends.local.kv_cache import attending
 from retrain.backends.local.loading import Policy
 from retrain.backends.objective import TokenData
 from retrain.base.rollouts import Prompt, TrainingSample
-from retrain.engines import Ids
 
 WORTH = 0.8  # prompts are shared if this part of the tokens is left, because attention with a mask is slower
 ATTENTION = "retrain-shared-prompts"  # name of this module's attention in transformers

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from retrain.backends import BackendInfo, BackendSpec, Optimization, Sampling, SamplingWork, UpdateStats
+from retrain.backends.engines import Drawn, Ids
 from retrain.backends.local import DEFAULTS, NO_REFERENCE, LocalOptions
 from retrain.backends.local.adapters import load_start
 from retrain.backends.local.devices import DeviceMemory, choose_device
@@ -33,7 +34,6 @@ from retrain.backends.turns import check_turns, offer_functions, with_messages
 from retrain.base.errors import ConfigError, FullContextError
 from retrain.base.json_lines import Demonstration
 from retrain.base.rollouts import CallForm, FirstTurn, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
-from retrain.engines import Drawn, Ids
 from retrain.records.row_parts import EngineUse
 
 TINY_PARAMETERS = 20_000_000  # below this size, waking a second thread costs more than it saves

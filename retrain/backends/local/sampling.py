@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from retrain.backends import Sampling, SamplingProgress, ignore_progress, unknown
+from retrain.backends.engines import Drawn, Ids
 from retrain.backends.local.devices import DeviceMemory, finished_s, is_out_of_memory
 from retrain.backends.local.kv_cache import Cohorts, Pass, Windows, cells_of
 from retrain.backends.local.loading import Policy
@@ -27,7 +28,6 @@ from retrain.backends.rows import GivenRows, Row, RowAdmission, RowSource, unifo
 from retrain.backends.text import Text
 from retrain.backends.work import ModelCosts, WorkMeter
 from retrain.base.errors import BackendMemoryError
-from retrain.engines import Drawn, Ids
 
 GUESSED_SHARE = 8  # rows are admitted as if each took this part of its limit, until they outgrow the cache
 GPU_STEPS_PER_LOOK = 8  # where looking at what was drawn lets the queue of kernels run empty

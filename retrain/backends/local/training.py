@@ -17,6 +17,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from retrain.backends import Optimization, TrainingProgress, UpdateStats, ignore_progress
+from retrain.backends.engines import Ids
 from retrain.backends.local.devices import DeviceMemory, finished_s, is_out_of_memory
 from retrain.backends.local.loading import Policy
 from retrain.backends.local.micro_batches import MicroBatch, lay_out, states_of
@@ -26,7 +27,6 @@ from retrain.backends.objective import Totals, split_by_group
 from retrain.backends.work import ModelCosts
 from retrain.base.errors import BackendMemoryError, NonFiniteError
 from retrain.base.rollouts import Floats, Loss, Prompt, TrainingSample
-from retrain.engines import Ids
 
 
 @dataclass(slots=True, eq=False)

@@ -28,6 +28,7 @@ from retrain.backends import (
     UpdateStats,
     Work,
 )
+from retrain.backends.engines import Drawn, Ids
 from retrain.backends.numpy import CONTEXT, NumpyOptions, length_problem
 from retrain.backends.numpy.files import PREVIOUS, START, load_policy, load_start, save_policy
 from retrain.backends.numpy.gru import (
@@ -48,7 +49,6 @@ from retrain.base.json_lines import Demonstration
 from retrain.base.rollouts import FirstTurn, Given, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
 from retrain.config.adapters import weights_of
 from retrain.control.rules.permits import WAITED_S, CallFacts
-from retrain.engines import Drawn, Ids
 
 
 class NumpyBackend:

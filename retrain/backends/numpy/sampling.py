@@ -9,6 +9,7 @@ from typing import cast
 import numpy as np
 
 from retrain.backends import Work
+from retrain.backends.engines import Drawn, Ids
 from retrain.backends.numpy import text_of
 from retrain.backends.numpy.gru import (
     Array,
@@ -23,7 +24,6 @@ from retrain.backends.rows import Row, RowAdmission, RowSource, uniforms
 from retrain.backends.work import ModelCosts
 from retrain.base.errors import ConfigError, PromptError
 from retrain.base.rollouts import Prompt
-from retrain.engines import Drawn, Ids
 
 
 class Characters:

@@ -21,6 +21,7 @@ import numpy as np
 from tinker.types import AdamParams, Datum
 
 from retrain.backends import BackendInfo, BackendSpec, Optimization, Sampling, UpdateStats
+from retrain.backends.engines import Drawn, Ids
 from retrain.backends.text import Schemas, Text, check_finite, extended, to_groups
 from retrain.backends.tinker import TinkerOptions
 from retrain.backends.tinker.billing import Update
@@ -35,7 +36,6 @@ from retrain.base.event_loop import in_thread
 from retrain.base.json_lines import Demonstration
 from retrain.base.rollouts import CallForm, Floats, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
 from retrain.config.adapters import state_of
-from retrain.engines import Drawn, Ids
 
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that tokenizers are all without PyTorch
 T = TypeVar("T")

@@ -17,6 +17,7 @@ from tinker import SamplingClient
 from tinker.types import GetServerCapabilitiesResponse, ModelInput, SampleResponse, SamplingParams
 
 from retrain.backends import BackendSpec, Sampling
+from retrain.backends.engines import Drawn, Ids
 from retrain.backends.tinker import billing
 from retrain.backends.tinker.billing import sampled
 from retrain.backends.tinker.calls import ONCE, ApiCalls
@@ -26,7 +27,6 @@ from retrain.backends.tinker.session import Session
 from retrain.base.errors import FullContextError, RecordsError, RunFailedError
 from retrain.base.event_loop import in_thread
 from retrain.base.rollouts import Floats, Prompt, Rollout
-from retrain.engines import Drawn, Ids
 from retrain.records.spending import Tokens
 
 PATIENCE = 2  # failures of one call before a new session is opened

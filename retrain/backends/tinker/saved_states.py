@@ -23,6 +23,7 @@ from tinker.types import WeightsInfoResponse
 
 from retrain.backends import BackendSpec
 from retrain.backends.saved import Exported, reading, write_facts
+from retrain.backends.squeeze import CONFIG, WEIGHTS
 from retrain.backends.tinker import TinkerOptions
 from retrain.backends.tinker.faults import (
     FAULTS,
@@ -38,7 +39,6 @@ from retrain.base.event_loop import begun
 from retrain.config.adapters import TINKER as FILE
 from retrain.config.adapters import state_of
 from retrain.config.schema import Config, Model
-from retrain.squeeze import CONFIG, WEIGHTS
 
 FORMAT = 1  # of a checkpoint's file; increment when old ones can no longer be read
 ANSWER_S = 30.0  # to a question

@@ -29,10 +29,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrain.backends import Optimization, UpdateStats
+from retrain.backends.engines import Ids
 from retrain.backends.objective import TokenData
 from retrain.base.errors import ConfigError, NonFiniteError, RunFailedError
 from retrain.base.rollouts import SUPERVISED, Floats, Loss, LossTerms, TrainingSample
-from retrain.engines import Ids
 
 if TYPE_CHECKING:
     from tinker.types import Datum, LossFnOutput

@@ -18,12 +18,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+from retrain.backends.engines import Drawn, LostAdaptersError, RefusedError
+from retrain.backends.engines.calls import ServerCalls, StreamedCompletion, Wanted
 from retrain.base.errors import InfrastructureError, RunFailedError
 from retrain.base.event_loop import begun
 from retrain.base.http_client import CallError, key_in, read_json
 from retrain.control.rules.permits import OVERLOAD, WAITED_S, CallFacts
-from retrain.engines import Drawn, LostAdaptersError, RefusedError
-from retrain.engines.calls import ServerCalls, StreamedCompletion, Wanted
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """The process that starts a shared server, restarts it after a crash, and ends it with its last user.
 
-python -m retrain.base.hide_process retrain.engines.daemon DIRECTORY < PLAN, which is
+python -m retrain.base.hide_process retrain.backends.engines.daemon DIRECTORY < PLAN, which is
 {"command": [...], "environment": {...}, "memory": "4", "linger_s": 10.0}
 """
 
@@ -21,10 +21,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from retrain.backends.engines.shared_server import (
+    FAILED,
+    READY,
+    RESTARTING,
+    STARTING,
+    ServerFiles,
+    ServerState,
+)
 from retrain.base.line_process import how_ended, kill_group
 from retrain.base.locks import is_of_this_boot, start_mark
 from retrain.base.locks.held import hold, is_held
-from retrain.engines.shared_server import FAILED, READY, RESTARTING, STARTING, ServerFiles, ServerState
 from retrain.records.files import write_json
 
 LOOK_S = 0.25

@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from retrain.backends.engines import Drawn, Ids
 from retrain.base.errors import InterruptedRunError
 from retrain.base.http_client import LARGEST_ANSWER_BYTES, LONGEST_REFUSAL, CallError, Client, tls
-from retrain.engines import Drawn, Ids
 
 TOKENS_PER_EVENT = 32  # that vLLM may collect; one by one they take eight times the processor time to read
 READ_BYTES = 1 << 16

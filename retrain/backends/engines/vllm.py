@@ -19,7 +19,7 @@ from retrain.control.machine import memory_limit_bytes
 from retrain.control.machine.nvidia import gpus
 
 if TYPE_CHECKING:
-    from retrain.engines.shared_server import SharedServer
+    from retrain.backends.engines.shared_server import SharedServer
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM can be started for
 SHARED_RANK = 32  # adapters up to this rank share one server
@@ -81,7 +81,7 @@ def vllm_server(
     Raises:
         ConfigError: vLLM cannot serve this here.
     """
-    from retrain.engines.shared_server import SharedServer  # planning reads only this file
+    from retrain.backends.engines.shared_server import SharedServer  # planning reads only this file
 
     if problem := vllm_problem(command):
         raise ConfigError(f"[backend.options].engine_command: {problem}")

@@ -8,9 +8,9 @@ import time
 import weakref
 from collections.abc import Callable
 
+from retrain.backends.engines.openai import Engine
+from retrain.backends.engines.shared_server import ServerFiles, ServerState
 from retrain.base.redaction import without_user
-from retrain.engines.openai import Engine
-from retrain.engines.shared_server import ServerFiles, ServerState
 from retrain.records.row_parts import EngineUse
 
 LOOK_S = 0.2  # between checks for a stop

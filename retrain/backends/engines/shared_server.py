@@ -190,7 +190,7 @@ class SharedServer:
                 return False
             left = self.files.read_state()
             write_json(self.files.state, {"state": STARTING, "pid": left.pid, "started": left.started})
-            module = ["-m", "retrain.base.hide_process", "retrain.engines.daemon"]
+            module = ["-m", "retrain.base.hide_process", "retrain.backends.engines.daemon"]
             command = [sys.executable, *module, str(self.files.directory)]
             plan = json.dumps(self._plan).encode()
             # returns once the daemon, which leaves this process's tree, holds its lock
