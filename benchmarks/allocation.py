@@ -30,9 +30,10 @@ from benchmarks.evidence import METRICS
 from benchmarks.suite import script_parser
 from retrain.config.campaign import Decide
 from retrain.config.load import load_config
+from retrain.plan.build import plan_runs
 from retrain.plan.decidable import FOUND
 from retrain.plan.decision import Walk
-from retrain.plan.matrix import Plan, plan_runs
+from retrain.plan.matrix import Plan
 from retrain.records.decision import OPEN
 
 SEEDS = 12

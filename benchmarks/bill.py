@@ -16,9 +16,9 @@ from pathlib import Path
 from benchmarks.suite import print_figures, script_parser
 from retrain.campaign.run import start
 from retrain.config.load import load_config
+from retrain.plan.build import plan_runs
 from retrain.plan.estimate.history import learn
 from retrain.plan.explain import explain_plan
-from retrain.plan.matrix import plan_runs
 from retrain.plan.preflight import preflight
 from retrain.status import survey
 

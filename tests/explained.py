@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from retrain.config.load import parse
+from retrain.plan.build import plan_runs
 from retrain.plan.checklist import ChecklistLine
 from retrain.plan.estimate.history import History
 from retrain.plan.explain import Explanation, explain_plan
-from retrain.plan.matrix import Plan, plan_runs
+from retrain.plan.matrix import Plan
 from retrain.plan.preflight import preflight
 
 SMOKE = {"batch_size": 2, "group_size": 8, "max_tokens": 16}

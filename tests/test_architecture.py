@@ -92,7 +92,11 @@ def imports(name: str, *, lazily: bool) -> set[str]:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    graph = {name: imports(name, lazily=False) for name in MODULES}
+    """Imports inside functions count, but for those of what a module's own package defines."""
+    graph = {
+        name: {used for used in imports(name, lazily=True) if not name.startswith(f"{used}.")}
+        for name in MODULES
+    }
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:

@@ -19,9 +19,9 @@ from retrain.campaign.orchestrate import CampaignOutcome
 from retrain.campaign.run import reopen, start
 from retrain.config.load import load_config, parse
 from retrain.config.prices import Price
+from retrain.plan.build import plan_runs
 from retrain.plan.estimate.history import learn
 from retrain.plan.explain import explain_plan
-from retrain.plan.matrix import plan_runs
 from retrain.plan.preflight import preflight
 from retrain.records.campaign_state import asked_to_stop
 from retrain.records.layout import CampaignFiles, RunFiles

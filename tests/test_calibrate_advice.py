@@ -19,7 +19,7 @@ from retrain.calibrate.trials import Effort, Trialled
 from retrain.config.load import parse
 from retrain.config.reference import DIRECTIVE
 from retrain.config.schema import RateLimiter
-from retrain.plan.matrix import plan_runs
+from retrain.plan.build import plan_runs
 from retrain.records.layout import RunFiles
 from tests.recorded import record_run
 

@@ -19,7 +19,7 @@ from retrain.config.files import LARGEST_WHOLE, changed_files, fingerprint
 from retrain.config.keys import keys_of
 from retrain.config.load import parse
 from retrain.config.resolve import RUN_SECTIONS, SECTIONS, as_tables
-from retrain.plan.matrix import plan_runs
+from retrain.plan.build import plan_runs
 
 OLD = Path(__file__).parent / "data" / "logs-0.1.0"
 FIRST = json.loads((Path(__file__).parent / "data" / "first_defaults.json").read_text())

@@ -12,11 +12,12 @@ from retrain import worker
 from retrain.campaign.run import start
 from retrain.config.load import load_config
 from retrain.config.schema import Budget
+from retrain.plan.build import plan_runs
 from retrain.plan.estimate.history import learn
 from retrain.plan.estimate.learned import Learned, learned_for
 from retrain.plan.estimate.money import Billed, cost_forecast
 from retrain.plan.estimate.workload import NORMAL_P90
-from retrain.plan.matrix import Plan, plan_runs
+from retrain.plan.matrix import Plan
 from retrain.records.layout import RunFiles
 from retrain.records.spending import Tokens, read_spending
 from retrain.trainer.budget import RunBudget

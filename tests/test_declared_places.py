@@ -10,11 +10,12 @@ from retrain.base import registry
 from retrain.base.errors import ConfigError
 from retrain.campaign.launcher_setup import as_launched
 from retrain.campaign.run import start
+from retrain.config.launching import runs_here
 from retrain.config.load import parse
 from retrain.conformance import check_plugin
+from retrain.plan.build import plan_runs
 from retrain.plan.checklist import Decisions, warnings_of
-from retrain.plan.launching import runs_here
-from retrain.plan.matrix import Plan, plan_runs
+from retrain.plan.matrix import Plan
 from retrain.plan.preflight import memory_of
 
 LAUNCHER = "from retrain import find_plugin\nopen_launcher = find_plugin('launchers', 'inline')\n"

@@ -31,7 +31,7 @@ from retrain.base.rollouts import Given, Group, NextTurn, Prompt, Rollout
 from retrain.config.load import parse
 from retrain.config.schema import Config, Environment
 from retrain.conformance import check_plugin
-from retrain.plan.matrix import plan_runs
+from retrain.plan.build import plan_runs
 from retrain.plan.preflight import preflight
 from retrain.plugins.environments import plain_calls
 from retrain.plugins.environments.guess import Game

@@ -19,7 +19,7 @@ from retrain.base.errors import ConfigError
 from retrain.config.load import parse
 from retrain.config.resolve import as_tables, build
 from retrain.config.schema import Config
-from retrain.plan.matrix import plan_runs
+from retrain.plan.build import plan_runs
 from retrain.plan.preflight import preflight
 from retrain.records.files import record_of
 from retrain.records.layout import RunFiles

@@ -13,7 +13,7 @@ import tomli_w
 from retrain import worker
 from retrain.config.load import parse
 from retrain.config.resolve import as_tables
-from retrain.plan.matrix import plan_runs
+from retrain.plan.build import plan_runs
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_done

@@ -11,10 +11,11 @@ import pytest
 import tomli_w
 
 from retrain.config.load import parse
+from retrain.plan.build import plan_runs
 from retrain.plan.estimate.history import learn
 from retrain.plan.estimate.learned import learned_for
 from retrain.plan.explain import explain_plan
-from retrain.plan.matrix import Plan, plan_runs
+from retrain.plan.matrix import Plan
 from retrain.plan.preflight import preflight
 from retrain.records.layout import create_directory
 from retrain.records.manifest import Expectation

@@ -12,7 +12,7 @@ import pytest
 from retrain.base.errors import ConfigError
 from retrain.config.load import parse
 from retrain.config.versions import OVERLAPPING, as_meant
-from retrain.plan.matrix import plan_runs
+from retrain.plan.build import plan_runs
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
 SPEED = {"rate_limit_speed_batch_per_sim": 1.0}

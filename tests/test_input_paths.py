@@ -15,7 +15,7 @@ from retrain.config.keys import Tables
 from retrain.config.load import load_config
 from retrain.config.resolve import as_tables
 from retrain.config.schema import Config
-from retrain.plan.matrix import plan_runs
+from retrain.plan.build import plan_runs
 
 ROWS = "".join(json.dumps({"prompt": f"{n}+1", "answer": str(n + 1)}) + "\n" for n in range(10))
 TASK = '[data]\ntask = "jsonl"\noptions = {path = "rows.jsonl", held_out = 0}\n'

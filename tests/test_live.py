@@ -13,7 +13,8 @@ from retrain.base.locks.held import hold
 from retrain.campaign.endings import Ending
 from retrain.cli.run import interruptible
 from retrain.config.load import load_config
-from retrain.plan.matrix import RunPlan, plan_runs
+from retrain.plan.build import plan_runs
+from retrain.plan.matrix import RunPlan
 from retrain.records.layout import CampaignFiles
 from retrain.records.run_state import Progress, RunState, begin_attempt, write_progress
 from retrain.render.live import LiveView, StepLines

@@ -17,7 +17,7 @@ from retrain.base.rollouts import LossTerms, Prompt, TrainingSample
 from retrain.campaign.run import reopen
 from retrain.config.load import load_config, parse
 from retrain.config.versions import CURRENT
-from retrain.plan.matrix import plan_runs
+from retrain.plan.build import plan_runs
 from retrain.records.metrics import read_metrics
 from retrain.trainer.batch import BoundAlgorithm, ScoredBatch
 from tests.long.test_numpy_backend_learning import perturbed_weights

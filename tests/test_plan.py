@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from retrain.base.errors import ConfigError
 from retrain.config.load import parse
 from retrain.config.resolve import label_of
+from retrain.plan.build import plan_runs
 from retrain.plan.explain import explain_plan
-from retrain.plan.matrix import plan_runs
 from retrain.plan.preflight import preflight
 from retrain.records.run_row import row_of
 from retrain.records.text import plain

@@ -21,7 +21,7 @@ from retrain.base.rollouts import Prompt
 from retrain.cli import app
 from retrain.config.load import parse
 from retrain.conformance import check_plugin, kinds_of
-from retrain.plan.matrix import plan_runs
+from retrain.plan.build import plan_runs
 from retrain.plan.preflight import preflight, sandboxes_of
 from retrain.plugins.rewards import Answer, Score, match, python
 from retrain.plugins.rewards.opening import open_reward

@@ -13,7 +13,7 @@ from retrain.campaign import Observer
 from retrain.campaign.run import start
 from retrain.config.load import parse
 from retrain.config.prices import Price, age_notice, price_of
-from retrain.plan.matrix import plan_runs
+from retrain.plan.build import plan_runs
 from retrain.records.text import dollars
 from tests.test_budget import CAMPAIGN
 from tests.test_trainer import SMALL

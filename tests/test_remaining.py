@@ -14,9 +14,10 @@ from retrain.base.locks.held import hold
 from retrain.campaign.forecast import Forecaster, union_s
 from retrain.campaign.run import reopen, run_campaign
 from retrain.config.load import parse
+from retrain.plan.build import plan_runs
 from retrain.plan.estimate.remaining import remaining
 from retrain.plan.estimate.workload import ALONE, Crowding, on_cores
-from retrain.plan.matrix import Plan, plan_runs
+from retrain.plan.matrix import Plan
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import Expectation, new_manifest, read_manifest, write_manifest
 from retrain.records.metrics import MetricsEnds, read_ends

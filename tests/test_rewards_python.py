@@ -17,7 +17,7 @@ from retrain.base.errors import ConfigError
 from retrain.base.event_loop import result_of
 from retrain.base.rollouts import Prompt
 from retrain.config.load import parse
-from retrain.plan.matrix import plan_runs
+from retrain.plan.build import plan_runs
 from retrain.plan.preflight import preflight, sandboxes_of
 from retrain.plugins.rewards import Answer, BatchScorer, Outcome, Score, UnscoredError, python
 from retrain.plugins.rewards.opening import open_reward

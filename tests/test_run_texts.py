@@ -9,7 +9,8 @@ import tomli_w
 from retrain.campaign.reconcile import RunTexts
 from retrain.config.load import load_config
 from retrain.config.resolve import as_tables
-from retrain.plan.matrix import RunPlan, plan_runs
+from retrain.plan.build import plan_runs
+from retrain.plan.matrix import RunPlan
 from retrain.records.provenance import Provenance
 
 TOML = """

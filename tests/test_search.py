@@ -14,7 +14,8 @@ from retrain.calibrate.trials import Effort
 from retrain.config.campaign import Search
 from retrain.config.load import load_config, parse
 from retrain.config.points import Proposal
-from retrain.plan.matrix import Plan, RunPlan, plan_runs
+from retrain.plan.build import plan_runs
+from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.search import WON, Climb, climb, fresh_plan, most_runs, stages_of
 from retrain.records.layout import RunFiles
 from retrain.records.lines import append_line, read_records

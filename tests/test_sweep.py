@@ -10,7 +10,8 @@ import pytest
 from retrain.base.errors import ConfigError
 from retrain.config.load import load_config
 from retrain.config.resolve import label_of
-from retrain.plan.matrix import Plan, plan_runs
+from retrain.plan.build import plan_runs
+from retrain.plan.matrix import Plan
 from tests.explained import explained
 
 SMALL = """

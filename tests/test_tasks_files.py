@@ -16,7 +16,7 @@ from retrain.base.distribution import install_command
 from retrain.base.errors import EXIT_INFRASTRUCTURE, ConfigError, RecordsError, exit_code_of
 from retrain.base.json_lines import read_demonstrations
 from retrain.config.load import parse
-from retrain.plan.matrix import plan_runs
+from retrain.plan.build import plan_runs
 from retrain.plan.preflight import preflight
 from tests.built_tasks import build
 

@@ -20,7 +20,7 @@ from retrain.base.errors import RecordsError, RunFailedError, exit_code_of
 from retrain.base.rollouts import Prompt
 from retrain.config.load import parse
 from retrain.config.resolve import as_tables
-from retrain.plan.matrix import plan_runs
+from retrain.plan.build import plan_runs
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_attempts, read_done

@@ -28,15 +28,16 @@ from retrain.campaign.orchestrate import CampaignRun
 from retrain.campaign.run import start
 from retrain.config.files import located
 from retrain.config.keys import Tables, as_toml
+from retrain.config.launching import runs_side_by_side
 from retrain.config.load import load_config, load_tables, parse, write_file
 from retrain.config.reference import DIRECTIVE
 from retrain.config.resolve import merge
 from retrain.config.sweep import expanded
 from retrain.control.machine import cpu_capacity, memory_available_bytes
+from retrain.plan.build import plan_runs
 from retrain.plan.estimate.history import write_crowding
 from retrain.plan.estimate.measured import MeasuredRun
-from retrain.plan.launching import runs_side_by_side
-from retrain.plan.matrix import Plan, plan_runs
+from retrain.plan.matrix import Plan
 from retrain.plan.preflight import preflight
 from retrain.records.files import write_atomic
 from retrain.records.layout import TRIALS, create_directory

@@ -15,10 +15,11 @@ from retrain.base import registry
 from retrain.base.errors import ConfigError, LaunchError
 from retrain.config.campaign import Campaign
 from retrain.config.keys import Tables
+from retrain.config.launching import options_of, unused_keys
 from retrain.config.schema import FIRST_PERMITS, Config
 from retrain.launchers import Assignment, Launcher
-from retrain.plan.launching import options_of, unused_keys
-from retrain.plan.matrix import Plan, plan_runs
+from retrain.plan.build import plan_runs
+from retrain.plan.matrix import Plan
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.provenance import Provenance
 from retrain.records.text import as_typed, count_of, first_of

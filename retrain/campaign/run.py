@@ -24,11 +24,12 @@ from retrain.campaign.admission import check_memory
 from retrain.campaign.launcher_setup import as_launched, ask_launcher, checked_plan, uses_cluster
 from retrain.campaign.orchestrate import CampaignOutcome, CampaignRun, supervised
 from retrain.campaign.reconcile import reconcile, write_what_differs
+from retrain.config.launching import options_of
 from retrain.config.load import load_config, read_file
 from retrain.config.prices import missing_price
+from retrain.plan.build import plan_runs
 from retrain.plan.checklist import notes_of
-from retrain.plan.launching import options_of
-from retrain.plan.matrix import Plan, plan_runs
+from retrain.plan.matrix import Plan
 from retrain.plan.preflight import check_servers
 from retrain.records.files import make_new_directory, open_log, remove_file, write_atomic
 from retrain.records.layout import CampaignFiles, create_directory, is_single_run, open_campaign

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Literal
 
 from retrain.base import registry
 from retrain.config.campaign import Campaign
+from retrain.config.launching import unused_keys
 from retrain.config.schema import RateLimiter
 from retrain.plan.alike import alike
-from retrain.plan.launching import unused_keys
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.layout import TRIALS
 from retrain.records.text import about, first_of

@@ -15,10 +15,10 @@ from retrain.base.errors import ConfigError, LaunchError, Location, Problem, pla
 from retrain.base.rollouts import Prompt
 from retrain.config.files import data_files
 from retrain.config.keys import Tables
+from retrain.config.launching import runs_here
 from retrain.config.prices import age_notice, misnamed_prices, missing_price, price_of
 from retrain.config.resolve import as_played
 from retrain.config.schema import Config
-from retrain.plan.launching import runs_here
 from retrain.plan.matrix import Plan
 from retrain.plan.most_cost import Reading, reading_of
 from retrain.plan.part_checks import (

@@ -19,7 +19,7 @@ from retrain.base.errors import ConfigError, RecordsError
 from retrain.base.rollouts import Floats
 from retrain.config.keys import Tables, as_toml
 from retrain.config.sweep import Variant, swept_keys, table_of, variants
-from retrain.plan.matrix import shown_name
+from retrain.plan.build import shown_name
 from retrain.records.layout import CampaignFiles
 from retrain.records.provenance import known_origin
 from retrain.records.rungs import all_of, read_proposals

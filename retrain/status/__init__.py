@@ -218,7 +218,7 @@ def runs_of(
 def _entries(files: CampaignFiles) -> Sequence[RunEntry]:
     """List the runs that a file plans, in its order, as the first condition is compared with; then others."""
     from retrain.config.load import load_types  # imports pydantic, and is seldom needed
-    from retrain.plan.matrix import planned_runs  # nor this
+    from retrain.plan.build import planned_runs  # nor this
 
     planned: Sequence[RunEntry] = ()
     origin, _ = known_origin(files)

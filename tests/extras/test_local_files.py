@@ -18,7 +18,7 @@ from retrain.backends import Optimization
 from retrain.base.errors import RecordsError, may_pass
 from retrain.config.load import parse
 from retrain.config.resolve import as_tables
-from retrain.plan.matrix import plan_runs
+from retrain.plan.build import plan_runs
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.trainer import checkpoint

@@ -17,7 +17,8 @@ from retrain.campaign import Observer
 from retrain.campaign.run import reopen, start
 from retrain.config.campaign import Search
 from retrain.config.load import load_config
-from retrain.plan.matrix import Plan, plan_runs
+from retrain.plan.build import plan_runs
+from retrain.plan.matrix import Plan
 from retrain.plan.proposals import DIFFERS, SAMPLERS, propose, to_come
 from retrain.records.layout import CampaignFiles
 from retrain.records.lines import append_line

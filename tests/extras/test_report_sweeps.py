@@ -10,7 +10,7 @@ import pytest
 
 from retrain.config.load import load_config
 from retrain.config.sweep import Variant
-from retrain.plan.matrix import plan_runs
+from retrain.plan.build import plan_runs
 from retrain.records.text import MISSING
 from retrain.report.compare import MetricComparison, SideResult
 from retrain.report.contents import contents

@@ -15,7 +15,7 @@ from retrain.base.errors import ConfigError
 from retrain.campaign.run import reopen, start
 from retrain.campaign.stop import stop_campaign
 from retrain.config.load import load_config
-from retrain.plan.matrix import plan_runs
+from retrain.plan.build import plan_runs
 from retrain.records.layout import CampaignFiles, find_campaigns
 from retrain.records.manifest import read_manifest
 from tests.conftest import TINY

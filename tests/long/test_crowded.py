@@ -10,6 +10,7 @@ import pytest
 from retrain.calibrate.conclude import Forecast
 from retrain.calibrate.facts import WorkersMeasured
 from retrain.config.load import parse
+from retrain.plan.build import plan_runs
 from retrain.plan.estimate import estimate_workload
 from retrain.plan.estimate.history import learn, of_runs
 from retrain.plan.estimate.learned import learned_for, workload_of
@@ -27,7 +28,7 @@ from retrain.plan.estimate.workload import (
     Workload,
     on_cores,
 )
-from retrain.plan.matrix import Plan, plan_runs
+from retrain.plan.matrix import Plan
 from retrain.records.layout import CampaignFiles
 from retrain.records.metrics import read_ends
 from retrain.records.pace import pace_of

@@ -21,10 +21,11 @@ from retrain.campaign.orchestrate import CampaignOutcome
 from retrain.campaign.run import reopen, start
 from retrain.config.load import load_config
 from retrain.control.rules.sequential.allocation import rising_errors, weights_of_error
+from retrain.plan.build import plan_runs
 from retrain.plan.decidable import undecidable
 from retrain.plan.decision import DecisionProgress, decide
 from retrain.plan.expected_seeds import Most, expected_seeds
-from retrain.plan.matrix import Plan, plan_runs
+from retrain.plan.matrix import Plan
 from retrain.plan.preflight import preflight
 from retrain.records.decision import Decision
 from retrain.records.layout import CampaignFiles

@@ -20,7 +20,7 @@ from retrain.base.locks.held import hold
 from retrain.campaign.run import reopen, start
 from retrain.campaign.stop import stop_campaign
 from retrain.config.load import load_config
-from retrain.plan.matrix import plan_runs
+from retrain.plan.build import plan_runs
 from retrain.records.layout import CampaignFiles, RunFiles, create_directory
 from retrain.worker import run as run_worker
 from tests.conftest import TINY

@@ -18,7 +18,7 @@ from retrain.config.load import parse
 from retrain.config.resolve import as_tables
 from retrain.launchers import Assignment
 from retrain.launchers.local import open_launcher, take_slot, visible_gpus
-from retrain.plan.matrix import plan_runs
+from retrain.plan.build import plan_runs
 from retrain.records.layout import CampaignFiles, RunFiles
 
 WORKER = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], flush=True); input()"

@@ -9,12 +9,13 @@ import pytest
 from retrain.calibrate.conclude import Forecast
 from retrain.calibrate.facts import WorkersMeasured
 from retrain.config.load import parse
+from retrain.plan.build import plan_runs
 from retrain.plan.estimate.history import learn, of_runs, write_crowding
 from retrain.plan.estimate.learned import learned_for
 from retrain.plan.estimate.measured import measure_run
 from retrain.plan.estimate.wall_time import WallTime, wall_time
 from retrain.plan.estimate.workload import Crowding
-from retrain.plan.matrix import Plan, plan_runs
+from retrain.plan.matrix import Plan
 from retrain.records.manifest import Expectation
 from tests.recorded import record_campaign
 

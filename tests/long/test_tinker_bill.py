@@ -9,9 +9,9 @@ import pytest
 
 from retrain.campaign.run import run_campaign
 from retrain.config.load import load_config
+from retrain.plan.build import plan_runs
 from retrain.plan.estimate.history import learn
 from retrain.plan.explain import explain_plan
-from retrain.plan.matrix import plan_runs
 from retrain.plan.preflight import preflight
 from retrain.records.metrics import read_metrics
 from retrain.records.spending import Tokens

@@ -16,7 +16,7 @@ from retrain.base.errors import ConfigError
 from retrain.base.json_lines import Demonstration, read_demonstrations
 from retrain.base.rollouts import Prompt, TrainingSample
 from retrain.config.load import parse
-from retrain.plan.matrix import plan_runs
+from retrain.plan.build import plan_runs
 from retrain.plugins.tasks import successor
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics

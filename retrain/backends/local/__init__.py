@@ -37,8 +37,8 @@ from retrain.backends.options import (
 )
 from retrain.base import extras
 from retrain.base.errors import ConfigError
+from retrain.config.launching import runs_here
 from retrain.control.machine.nvidia import gpu_nodes
-from retrain.plan.launching import runs_here
 
 if TYPE_CHECKING:
     from retrain.backends import MemoryEstimate

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from retrain.config.launching import runs_here
 from retrain.plan.estimate import Change, Makespan, estimate_workload, rule_of_thumb_s
 from retrain.plan.estimate.history import History
 from retrain.plan.estimate.learned import RUN_TIMES_DIFFER, Learned, MeasuredCondition, workload_of
 from retrain.plan.estimate.simulation import ninth_decile, widened
-from retrain.plan.launching import runs_here
 from retrain.plan.matrix import Plan
 from retrain.records.text import about, first_of
 
