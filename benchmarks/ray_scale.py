@@ -34,7 +34,7 @@ ROOT = Path(__file__).parent.parent
 STATUS_EVERY_S = 20.0
 INSTANT = """
 import os, re, sys
-if "retrain.worker" in sys.orig_argv:
+if "retrain.trainer.worker" in sys.orig_argv:
     run = sys.orig_argv[-1]
     with open(run + "/run.toml") as file:
         found = re.search('^config_hash = "(.*)"', file.read(), re.M)

@@ -31,8 +31,8 @@ from rich.table import Table
 from benchmarks.suite import script_parser
 from retrain.base.rollouts import Group, Prompt
 from retrain.config.flow import FlowSettings
-from retrain.pipeline.buffers import Item, VersionedItem
-from retrain.pipeline.flow import Flow, Unit
+from retrain.trainer.pipeline.buffers import Item, VersionedItem
+from retrain.trainer.pipeline.flow import Flow, Unit
 from retrain.trainer.prompt_stream import PromptStream
 from retrain.trainer.source import AsyncSource
 

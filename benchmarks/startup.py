@@ -29,11 +29,11 @@ COMMANDS = {
     "retrain explain quickstart.toml": [PYTHON, "-m", "retrain", "explain", "quickstart.toml"],
     "retrain explain campaign.toml": [PYTHON, "-m", "retrain", "explain", "campaign.toml"],
     "retrain status logs": [PYTHON, "-m", "retrain", "status", "logs"],
-    "worker, refusing a finished run": [PYTHON, "-m", "retrain.worker", "RUN"],
+    "worker, refusing a finished run": [PYTHON, "-m", "retrain.trainer.worker", "RUN"],
     "worker's imports": [
         PYTHON,
         "-c",
-        "import retrain.worker, retrain.trainer.loop, retrain.backends.numpy",
+        "import retrain.trainer.worker, retrain.trainer.loop, retrain.backends.numpy",
     ],
 }
 COMPARED_WITH = {

@@ -116,12 +116,12 @@ def timed_backend(spec: Any, **_: Any) -> Any:
 def run_retrain(case: Case, directory: Path, own: Path) -> Side:
     import tomli_w
 
-    from retrain import worker
     from retrain.config.load import parse
     from retrain.config.resolve import as_tables
     from retrain.plan.build import plan_runs
     from retrain.records.layout import RunFiles
     from retrain.records.metrics import read_metrics
+    from retrain.trainer import worker
 
     raw = {
         "model": {"model": str(directory / "model"), "lora_rank": RANK},

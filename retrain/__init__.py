@@ -80,7 +80,6 @@ if TYPE_CHECKING:
     from retrain.launchers import Begun as Begun
     from retrain.launchers import Ended as Ended
     from retrain.launchers import Launcher as Launcher
-    from retrain.pipeline import RateLimiter as RateLimiter
     from retrain.plan.estimate import Makespan as Makespan
     from retrain.plan.estimate import estimate_makespan as estimate_makespan
     from retrain.plan.estimate import estimate_workload as estimate_workload
@@ -104,13 +103,14 @@ if TYPE_CHECKING:
     from retrain.plugins.tasks import Task as Task
     from retrain.records.metrics import read_metrics as read_metrics
     from retrain.records.step_row import Mismatch as Mismatch
-    from retrain.torch_scaling import AdamScale as AdamScale
-    from retrain.torch_scaling import AdaScale as AdaScale
-    from retrain.torch_scaling import LEGWScale as LEGWScale
-    from retrain.torch_scaling import LinearScale as LinearScale
-    from retrain.torch_scaling import ScalingRuleBase as ScalingRuleBase
-    from retrain.torch_scaling import SqrtScale as SqrtScale
-    from retrain.torch_scaling.data_parallel import AdaptiveDataParallel as AdaptiveDataParallel
+    from retrain.trainer.pipeline import RateLimiter as RateLimiter
+    from retrain.trainer.torch_scaling import AdamScale as AdamScale
+    from retrain.trainer.torch_scaling import AdaScale as AdaScale
+    from retrain.trainer.torch_scaling import LEGWScale as LEGWScale
+    from retrain.trainer.torch_scaling import LinearScale as LinearScale
+    from retrain.trainer.torch_scaling import ScalingRuleBase as ScalingRuleBase
+    from retrain.trainer.torch_scaling import SqrtScale as SqrtScale
+    from retrain.trainer.torch_scaling.data_parallel import AdaptiveDataParallel as AdaptiveDataParallel
 
 _HOME = {
     name: f"retrain.{module}"
@@ -141,7 +141,7 @@ _HOME = {
         "base.json_lines": "Demonstration",
         "launchers": "Assignment Begun Ended Launcher",
         "plugins.loggers": "LoggedRun Logger",
-        "pipeline": "RateLimiter",
+        "trainer.pipeline": "RateLimiter",
         "plan.estimate": "Makespan estimate_makespan estimate_workload",
         "plan.estimate.workload": "Failures Launching Pilot RunWork StepCost Workload",
         "records.metrics": "read_metrics",
@@ -155,8 +155,8 @@ _HOME = {
         "control.permits": "FileSemaphore",
         "control.machine.throttle": "ThrottleLevel ThrottleState TrainingThrottle",
         "plugins.tasks": "Task",
-        "torch_scaling": "AdaScale AdamScale LEGWScale LinearScale ScalingRuleBase SqrtScale",
-        "torch_scaling.data_parallel": "AdaptiveDataParallel",
+        "trainer.torch_scaling": "AdaScale AdamScale LEGWScale LinearScale ScalingRuleBase SqrtScale",
+        "trainer.torch_scaling.data_parallel": "AdaptiveDataParallel",
     }.items()
     for name in names.split()
 }

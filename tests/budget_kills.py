@@ -16,12 +16,12 @@ from pathlib import Path
 
 import tomli_w
 
-from retrain import worker
 from retrain.campaign.run import reopen, start
 from retrain.config.prices import KINDS, Price
 from retrain.records.campaign_state import asked_to_stop
 from retrain.records.layout import CampaignFiles, files_of_runs
 from retrain.records.spending import Tokens, read_spending
+from retrain.trainer import worker
 from tests.tinker_api.running import MODEL, RunningServer, write_tokenizer
 
 ALPHABET = "01234="

@@ -247,6 +247,6 @@ def _workers(campaign: Path) -> set[int]:
     for pid in (path.name for path in Path("/proc").iterdir() if path.name.isdigit()):
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if b"retrain.worker" in words and any(w.startswith(os.fsencode(campaign)) for w in words):
+            if b"retrain.trainer.worker" in words and any(w.startswith(os.fsencode(campaign)) for w in words):
                 found.add(int(pid))
     return found

@@ -22,12 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from retrain import worker
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_attempts
 from retrain.records.samples import read_samples
-from retrain.trainer import checkpoint
+from retrain.trainer import checkpoint, worker
 from tests import deadly
 from tests.test_trainer import make_run, without_times
 

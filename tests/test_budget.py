@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from retrain import worker
 from retrain.base.errors import ConfigError, RecordsError
 from retrain.base.locks.held import hold
 from retrain.campaign.orchestrate import CampaignOutcome
@@ -29,6 +28,7 @@ from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_attempts
 from retrain.records.spending import Spending, Tokens, read_spending, write_spending
 from retrain.status import survey
+from retrain.trainer import worker
 from retrain.trainer.budget import RunBudget
 from tests.crash_disk import Disk
 from tests.crash_run import Unlucky

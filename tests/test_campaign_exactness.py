@@ -10,7 +10,7 @@ import pytest
 from retrain.base.errors import EXIT_DONE, EXIT_INTERRUPTED
 from retrain.campaign.run import start
 from retrain.records.metrics import read_metrics
-from retrain.worker import run as run_worker
+from retrain.trainer.worker import run as run_worker
 
 TIMES = ("_s", "_per_second", "timestamp", "attempt")  # what a clock or a number of lives decides
 

@@ -275,7 +275,7 @@ HEAVY = {
     *(
         "retrain.cli.run",
         "retrain.campaign.run",
-        "retrain.worker",
+        "retrain.trainer.worker",
         "retrain.trainer",
         "retrain.control.permits.adaptive",
     ),

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from retrain import worker
 from retrain.campaign.run import start
 from retrain.config.load import load_config
 from retrain.config.schema import Budget
@@ -20,6 +19,7 @@ from retrain.plan.estimate.workload import NORMAL_P90
 from retrain.plan.matrix import Plan
 from retrain.records.layout import RunFiles
 from retrain.records.spending import Tokens, read_spending
+from retrain.trainer import worker
 from retrain.trainer.budget import RunBudget
 from tests.test_budget import CAMPAIGN, PRICED, take_step
 from tests.test_trainer import make_run

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrain import worker
 from retrain.backends import BackendSpec, Sampling
 from retrain.backends.numpy import CONTEXT
 from retrain.base import registry
@@ -38,6 +37,7 @@ from retrain.plugins.environments.guess import Game
 from retrain.plugins.environments.plain_calls import InTurn
 from retrain.records.metrics import read_metrics
 from retrain.records.samples import read_samples
+from retrain.trainer import worker
 from retrain.trainer.episodes import Episodes, summary_of
 from retrain.trainer.opening import sampler_of
 from retrain.trainer.turn_sampling import SampleTurns, TurnSampler

@@ -14,7 +14,6 @@ import pytest
 import tomli_w
 
 from benchmarks import signs
-from retrain import worker
 from retrain.base.errors import ConfigError
 from retrain.config.load import parse
 from retrain.config.resolve import as_tables, build
@@ -31,6 +30,7 @@ from retrain.render.status import warnings
 from retrain.report.gather import gather
 from retrain.report.sides import Side
 from retrain.report.signs import signs_of_cheating
+from retrain.trainer import worker
 from retrain.trainer.eval_schedule import WINDOW, Falling
 from retrain.trainer.evaluation import standard_error
 from tests.plugins import CALLS_LEFT, AsksToStop

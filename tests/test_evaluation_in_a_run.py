@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from retrain import worker
 from retrain.config.load import parse
 from retrain.config.resolve import as_tables
 from retrain.plan.build import plan_runs
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_done
+from retrain.trainer import worker
 from tests.stopping import StopAfterStep
 from tests.test_trainer import SMALL, make_run, train, without_times
 

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrain import worker
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.numpy import CONTEXT
 from retrain.base import registry
@@ -35,6 +34,7 @@ from retrain.plugins.environments.endpoint.session import Rendering
 from retrain.plugins.environments.harness import Program
 from retrain.records.metrics import read_metrics
 from retrain.records.samples import read_samples
+from retrain.trainer import worker
 from retrain.trainer.batch import BoundAlgorithm, ScoredBatch
 from retrain.trainer.episodes import Episodes, summary_of
 from retrain.trainer.journal import choose

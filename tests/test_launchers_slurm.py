@@ -245,7 +245,7 @@ def test_a_task_runs_its_own_run_whatever_the_directory_is_called(name: str, tmp
     done = subprocess.run(["bash", str(home / "job.sh"), "1"], env=task_of, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     said = (given.runs["r2"] / "output.log").read_text()
-    assert said == f"slurm 5_1\n-P -m retrain.worker {given.runs['r2']}\n"
+    assert said == f"slurm 5_1\n-P -m retrain.trainer.worker {given.runs['r2']}\n"
     assert (given.runs["r2"] / "engine-5_1.out").exists()
     assert not (tmp_path / "hacked").exists()
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrain import worker
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.numpy import connect
 from retrain.backends.numpy.training import loss_gradient
@@ -19,6 +18,7 @@ from retrain.config.load import load_config, parse
 from retrain.config.versions import CURRENT
 from retrain.plan.build import plan_runs
 from retrain.records.metrics import read_metrics
+from retrain.trainer import worker
 from retrain.trainer.batch import BoundAlgorithm, ScoredBatch
 from tests.long.test_numpy_backend_learning import perturbed_weights
 from tests.test_trainer import make_run, train, with_

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from retrain import worker
 from retrain.base.rollouts import Prompt
 from retrain.control.rules.no_signal import SignalWatch
 from retrain.records.metrics import read_metrics
@@ -18,6 +17,7 @@ from retrain.records.run_row import NAME_LIMIT, PlannedRun, RunRow, read_row
 from retrain.records.step_row import RolloutSummary
 from retrain.render.status import warnings
 from retrain.report.gather import gather
+from retrain.trainer import worker
 from tests.stopping import StopAfterStep
 from tests.test_trainer import make_run, train, with_, without_times
 

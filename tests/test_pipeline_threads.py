@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from retrain import worker
 from retrain.base.rollouts import Group, Prompt
 from retrain.config.flow import FlowSettings
-from retrain.pipeline import ClosedError, Monitor
 from retrain.records.run_state import read_attempts
 from retrain.trainer import source as module
+from retrain.trainer import worker
+from retrain.trainer.pipeline import ClosedError, Monitor
 from retrain.trainer.prompt_stream import PromptStream
 from retrain.trainer.source import AsyncSource
 from tests.stopping import StopAfterStep

@@ -6,7 +6,6 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from retrain import worker
 from retrain.backends import (
     BackendProgress,
     OutageProgress,
@@ -17,7 +16,7 @@ from retrain.backends import (
 from retrain.records.layout import RunFiles
 from retrain.records.row_parts import EngineUse
 from retrain.records.run_state import RunState, read_progress
-from retrain.trainer import checkpoint
+from retrain.trainer import checkpoint, worker
 from retrain.trainer.journal import Journal
 from tests.semaphore_processes import wait_until
 from tests.test_trainer import SMALL, make_run

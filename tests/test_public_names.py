@@ -23,7 +23,11 @@ PAGES = sorted(
 OF_USERS = [ROOT / "tests" / f"{name}.py" for name in ("plugins", "reward_functions", "logger_plugins")]
 PUBLIC = {*retrain.__all__, "AdaptiveDataParallel"}  # which needs PyTorch
 NUMBERS = {"Count", "Fraction", "Natural", "NotNegative", "Positive"}  # annotations cannot have a docstring
-FILES_AND_COMMANDS = {"json", "schema.json", "worker"}  # retrain.json, `python -m retrain.worker`
+FILES_AND_COMMANDS = {
+    "json",
+    "schema.json",
+    "trainer.worker",
+}  # retrain.json, `python -m retrain.trainer.worker`
 
 
 def imported_by(text: str) -> set[str]:

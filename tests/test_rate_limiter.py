@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from retrain.pipeline import ClosedError, RateLimiter
+from retrain.trainer.pipeline import ClosedError, RateLimiter
 
 BOUND_S = 30  # only reached if the test fails
 

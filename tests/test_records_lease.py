@@ -20,7 +20,7 @@ from retrain.base.locks.held import hold, holder, is_held
 from retrain.campaign.run import start
 from retrain.launchers import Assignment, Ended, local
 from retrain.records.layout import RunFiles
-from retrain.worker import run as run_worker
+from retrain.trainer.worker import run as run_worker
 from tests.semaphore_processes import wait_until
 
 LONG_S = 60.0  # for a renewal that does come, however busy the machine

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from retrain import worker
 from retrain.base.errors import ConfigError, RecordsError
 from retrain.base.rollouts import Episode, Group, Prompt, Rollout
 from retrain.cli import app
@@ -27,6 +26,7 @@ from retrain.records.samples import (
 )
 from retrain.records.text import plain_lines
 from retrain.status.one_run import choose_samples
+from retrain.trainer import worker
 from retrain.trainer.batch import ScoredBatch
 from retrain.trainer.journal import choose as choose_shown
 from tests.stopping import StopAfterStep

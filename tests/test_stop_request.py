@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from retrain import worker
 from retrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED, LaunchError
 from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
@@ -24,6 +23,7 @@ from retrain.records.campaign_state import ask_to_stop, asked_to_stop
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import RunState, read_attempts
+from retrain.trainer import worker
 
 ASKING = """
 from pathlib import Path
@@ -53,7 +53,7 @@ def test_a_worker_reads_the_request_while_it_runs(
 def test_a_worker_started_by_hand_in_the_directory_of_runs_reads_the_request(campaign_file: Path) -> None:
     campaign = start(campaign_file)
     ask_to_stop(CampaignFiles(campaign.directory), now=False)
-    command = [sys.executable, "-m", "retrain.worker", "grpo_s0"]
+    command = [sys.executable, "-m", "retrain.trainer.worker", "grpo_s0"]
     ended = subprocess.run(command, cwd=campaign.directory / "runs", capture_output=True, text=True)
     assert ended.returncode == EXIT_INTERRUPTED
     assert "its campaign was stopped" in ended.stderr

@@ -20,7 +20,7 @@ def tell(event, arguments):
 sys.addaudithook(tell)
 """
 COMMAND = HOOK + "from retrain.__main__ import main; main()"
-WORKER = HOOK + "import runpy; runpy.run_module('retrain.worker', run_name='__main__')"
+WORKER = HOOK + "import runpy; runpy.run_module('retrain.trainer.worker', run_name='__main__')"
 LIBRARY = HOOK + "import retrain; retrain.run_campaign(sys.argv[1], sys.argv[2:])"
 INLINE = ["campaign.launcher=inline", "campaign.parallel=false", "campaign.seeds=[0]"]
 AS_OPTIONS = [part for override in INLINE for part in ("--set", override)]

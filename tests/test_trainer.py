@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import tomli_w
 
-from retrain import worker
 from retrain.base.errors import RecordsError, RunFailedError, exit_code_of
 from retrain.base.rollouts import Prompt
 from retrain.config.load import parse
@@ -24,7 +23,7 @@ from retrain.plan.build import plan_runs
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_attempts, read_done
-from retrain.trainer import checkpoint
+from retrain.trainer import checkpoint, worker
 from retrain.trainer.prompt_stream import PromptStream
 from tests.stopping import StopAfterStep
 

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from retrain import worker
 from retrain.base.errors import EXIT_INFRASTRUCTURE, RunFailedError, UnscoredStepError
 from retrain.base.rollouts import Group, Prompt, Rollout
 from retrain.config.load import parse
@@ -20,6 +19,7 @@ from retrain.records.metrics import read_metrics
 from retrain.records.run_row import PlannedRun, read_row
 from retrain.render.status import warnings
 from retrain.report.gather import gather
+from retrain.trainer import worker
 from retrain.trainer.batch import BoundAlgorithm, ScoredBatch, open_advantage
 from retrain.trainer.scoring import UnscoredCount
 from tests.stopping import StopAfterStep

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrain import worker
 from retrain.backends import BackendSpec, Optimization, Sampling, UpdateStats, Work
 from retrain.backends.numpy import NumpyOptions
 from retrain.backends.numpy.policy import NumpyBackend
@@ -22,6 +21,7 @@ from retrain.plan.estimate.history import learn
 from retrain.plan.estimate.learned import learned_for
 from retrain.plugins.losses import ppo
 from retrain.records.metrics import read_metrics
+from retrain.trainer import worker
 from retrain.trainer.batch import BoundAlgorithm, ScoredBatch
 from retrain.trainer.control import Control, StepSize
 from retrain.trainer.updates import Updates, combined, minibatches_of

@@ -152,7 +152,7 @@ def _serve(requests: socket.socket) -> None:
 
 
 def _import_all() -> None:
-    for name in ("pydantic.main", "pydantic.type_adapter", "retrain.__main__", "retrain.worker"):
+    for name in ("pydantic.main", "pydantic.type_adapter", "retrain.__main__", "retrain.trainer.worker"):
         importlib.import_module(name)
     for name in PACKAGES.split():
         package = importlib.import_module(f"retrain.{name}")

@@ -19,7 +19,7 @@ from retrain.records.layout import RunFiles
 from retrain.records.metrics import MetricsWriter
 from retrain.records.run_state import begin_attempt, end_attempt, write_done
 from retrain.trainer import checkpoint
-from retrain.worker import read_run
+from retrain.trainer.worker import read_run
 from tests.full_disk import files_of_at_most
 
 KILLED = -9

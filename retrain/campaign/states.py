@@ -19,7 +19,7 @@ from retrain.records.layout import RunFiles, files_of_runs, open_campaign, recor
 from retrain.records.run_state import RunState, inspect_run
 from retrain.records.spending import note_deleted, saved_states
 from retrain.records.text import as_typed
-from retrain.worker import read_run
+from retrain.trainer.worker import read_run
 
 Delete = Callable[[Config, Sequence[str]], Mapping[str, str]]
 

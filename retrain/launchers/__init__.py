@@ -1,8 +1,8 @@
 """Launchers: where workers execute.
 
 A plugin is one file or folder with `open_launcher(assignment) -> Launcher`. It starts
-`python -m retrain.worker RUN_DIR` somewhere and reports its end; the worker does the rest. The outcome of a
-run is read from its directory: the cluster's answer is only a hint.
+`python -m retrain.trainer.worker RUN_DIR` somewhere and reports its end; the worker does the rest. The
+outcome of a run is read from its directory: the cluster's answer is only a hint.
 
 There are two kinds. The first starts each submitted run immediately (`queues = False`: `local`, `inline`), so
 the supervisor admits workers one by one. The second submits runs to a cluster with its own queue

@@ -11,12 +11,12 @@ import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from retrain import worker
 from retrain.base.errors import LaunchError
 from retrain.config.keys import Tables
 from retrain.launchers import Assignment, Ended
 from retrain.records.files import open_log
 from retrain.records.layout import RunFiles
+from retrain.trainer import worker
 
 
 def open_launcher(assignment: Assignment) -> InlineLauncher:

@@ -135,7 +135,7 @@ def _spawn(run_dir: Path, where: Path, slot: GpuSlot) -> subprocess.Popen[bytes]
     log = open_log(RunFiles(run_dir).output_log)
     try:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "retrain.worker", str(run_dir.absolute())],
+            [sys.executable, "-P", "-m", "retrain.trainer.worker", str(run_dir.absolute())],
             cwd=where,
             stdin=subprocess.DEVNULL,
             stdout=log,

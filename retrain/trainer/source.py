@@ -15,10 +15,10 @@ from retrain.base.rollouts import Group, Prompt
 from retrain.config.flow import FlowSettings, flow_settings
 from retrain.config.schema import Config
 from retrain.control.rules import StateDict
-from retrain.pipeline import ClosedError, Monitor
-from retrain.pipeline.flow import Flow
 from retrain.plugins.tasks import Task
 from retrain.records.step_row import PipelineStats
+from retrain.trainer.pipeline import ClosedError, Monitor
+from retrain.trainer.pipeline.flow import Flow
 from retrain.trainer.prompt_stream import PromptStream
 
 Sampler = Callable[..., list[Group]]  # of prompts; `enough` and `due` as in `retrain.backends.Sampling`

@@ -137,7 +137,7 @@ class Cluster:
 
     def workers(self, *nodes: str) -> list[int]:
         """List the workers that run on any node, or on some."""
-        return self.processes(*(nodes or ALL), program="retrain.worker")
+        return self.processes(*(nodes or ALL), program="retrain.trainer.worker")
 
     def processes(self, *nodes: str, program: str = "") -> list[int]:
         """List the processes of nodes, or those whose command line has a word."""

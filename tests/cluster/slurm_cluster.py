@@ -227,7 +227,7 @@ class Cluster:
 
     def workers(self, node: str = "") -> list[int]:
         """List the workers that run on the nodes, or on one."""
-        return list(self._of_jobs(node, "retrain.worker"))
+        return list(self._of_jobs(node, "retrain.trainer.worker"))
 
     def _of_jobs(self, node: str, program: str = "") -> Iterator[int]:
         for pid in running(program):

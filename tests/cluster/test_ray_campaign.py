@@ -65,7 +65,7 @@ def test_runs_are_not_doubled_and_a_stop_of_the_job_or_the_campaign_saves_everyt
     run = campaign / "runs" / "maxrl_s0"
 
     assert not ray.client.submit(f"{campaign.name}.1", "true", {}), "Ray took the same id twice"
-    twin = f"bash {campaign / 'ray' / 'job.sh'} retrain.worker {run} >> {run / 'output.log'} 2>&1"
+    twin = f"bash {campaign / 'ray' / 'job.sh'} retrain.trainer.worker {run} >> {run / 'output.log'} 2>&1"
     ray.client.submit("unknown", twin, {"entrypoint_num_cpus": 0.5})
     await_that("the twin's end", lambda: is_over(ray, "unknown"))
     twin_job = ray.client.job("unknown")

@@ -15,7 +15,7 @@ import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from retrain.torch_scaling import AdaScale
+from retrain.trainer.torch_scaling import AdaScale
 
 OTHER_STARTS = timedelta(minutes=5)
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrain import worker
 from retrain.base import registry
 from retrain.base.errors import ConfigError
 from retrain.base.rollouts import Prompt
 from retrain.records.metrics import read_metrics
+from retrain.trainer import worker
 from retrain.trainer.trial import try_out
 from tests.built_tasks import build
 from tests.test_trainer import SMALL, make_run

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from retrain import worker
 from retrain.backends import BackendProgress, BackendSpec, Sampling, SamplingProgress
 from retrain.backends.engines import openai as engine_module
 from retrain.backends.engines.calls import StreamedCompletion
@@ -21,6 +20,7 @@ from retrain.backends.progress import CallsProgress
 from retrain.base.errors import InfrastructureError, InterruptedRunError
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
+from retrain.trainer import worker
 from tests.extras.completions_server import CompletionsServer, serve
 from tests.extras.local_policies import UNEVEN, as_samples, chosen, draw, plain_logprobs
 from tests.extras.tiny_models import save_tiny_model

@@ -17,7 +17,6 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from retrain import worker
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.engines import openai as engine_module
 from retrain.backends.local import connect
@@ -27,6 +26,7 @@ from retrain.base.rollouts import Prompt
 from retrain.config.schema import Environment
 from retrain.control.permits import FileSemaphore
 from retrain.records.metrics import read_metrics
+from retrain.trainer import worker
 from retrain.trainer.episodes import Episodes
 from retrain.trainer.turn_sampling import TurnSampler
 from tests.extras.completions_server import CompletionsServer, serve

@@ -13,7 +13,6 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from retrain import worker
 from retrain.backends import Optimization
 from retrain.base.errors import RecordsError, may_pass
 from retrain.config.load import parse
@@ -21,7 +20,7 @@ from retrain.config.resolve import as_tables
 from retrain.plan.build import plan_runs
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
-from retrain.trainer import checkpoint
+from retrain.trainer import checkpoint, worker
 from tests.extras.local_policies import as_samples, draw, loss_named, open_backend, plain_logprobs
 from tests.extras.tiny_models import save_tiny_model
 from tests.full_disk import files_of_at_most

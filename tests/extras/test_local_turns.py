@@ -15,7 +15,6 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from retrain import worker
 from retrain.backends import Optimization, Sampling
 from retrain.backends.text import Text
 from retrain.backends.turns import check_turns, tokens_given
@@ -25,6 +24,7 @@ from retrain.base.rollouts import NextTurn, Prompt, Rollout, TrainingSample
 from retrain.config.schema import Environment
 from retrain.records.metrics import read_metrics
 from retrain.records.samples import read_samples
+from retrain.trainer import worker
 from retrain.trainer.episodes import Episodes
 from retrain.trainer.turn_sampling import TurnSampler
 from tests.extras.local_policies import loss_named, open_backend

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from retrain import worker
 from retrain.records.metrics import read_metrics
+from retrain.trainer import worker
 from tests.extras.tiny_models import save_tiny_model
 from tests.stopping import StopAfterStep
 from tests.test_trainer import make_run, without_times

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from retrain import worker
 from retrain.backends import Sampling
 from retrain.base import registry
 from retrain.base.errors import ConfigError
@@ -19,6 +18,7 @@ from retrain.config.schema import Environment
 from retrain.plan.preflight import servers_of
 from retrain.plugins.environments import opened, openenv
 from retrain.records.metrics import read_metrics
+from retrain.trainer import worker
 from retrain.trainer.episodes import Episodes
 from tests.extras.openenv_server import NONSENSE, Server, serving
 from tests.test_environments import write

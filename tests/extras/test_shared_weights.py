@@ -30,7 +30,7 @@ WORKER = """
 import runpy
 from retrain.backends.local import policy
 policy.TINY_PARAMETERS = 1
-runpy.run_module("retrain.worker", run_name="__main__")
+runpy.run_module("retrain.trainer.worker", run_name="__main__")
 """
 
 

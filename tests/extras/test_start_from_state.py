@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import tomli_w
 
-from retrain import worker
 from retrain.backends import BackendSpec, UpdateStats
 from retrain.backends.tinker import saved_states
 from retrain.backends.tinker.policy import TinkerBackend
@@ -26,6 +25,7 @@ from retrain.config.schema import Config, Model
 from retrain.records.layout import RunFiles
 from retrain.records.manifest import read_manifest
 from retrain.records.metrics import read_metrics
+from retrain.trainer import worker
 from tests.extras.test_tinker_backend import ALPHABET, STEP, during, fixed_steps, loss_of, train, with_options
 from tests.extras.test_tinker_backend import place as place
 from tests.extras.test_tinker_backend import server as server

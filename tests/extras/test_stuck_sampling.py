@@ -23,7 +23,7 @@ AHEAD = {
 def test_a_run_that_fails_beside_sampling_ends_with_its_exit_code(tmp_path: Path) -> None:
     """It takes longer than five seconds, for which a worker waits for its threads."""
     files = make_run(tmp_path / "r", AHEAD)
-    command = [sys.executable, "-m", "retrain.worker", str(files.directory)]
+    command = [sys.executable, "-m", "retrain.trainer.worker", str(files.directory)]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (4, "the update failed\n")
 

@@ -14,7 +14,6 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from retrain import worker
 from retrain.backends.tinker import saved_states
 from retrain.backends.tinker.saved_states import State, read_state, write_state
 from retrain.base.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_LAUNCH, RecordsError
@@ -24,6 +23,7 @@ from retrain.campaign.states import delete_states, states_of
 from retrain.config.schema import Config, Model
 from retrain.records.layout import CampaignFiles
 from retrain.records.run_state import RunState
+from retrain.trainer import worker
 from tests.stopping import StopAfterStep
 from tests.tinker_api.running import KEY, MODEL, RunningServer, serve, write_tokenizer
 from tests.tinker_api.sdk import CALLS_SDK

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from retrain import worker
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.text import Text
 from retrain.base.errors import ConfigError
@@ -19,6 +18,7 @@ from retrain.base.json_lines import Demonstration
 from retrain.base.rollouts import Prompt, TrainingSample
 from retrain.control.permits import FileSemaphore
 from retrain.records.metrics import read_metrics
+from retrain.trainer import worker
 from retrain.trainer.updates import WARM_UP_LOSS
 from tests.extras.local_policies import chosen, open_backend, plain_logprobs
 from tests.extras.test_tinker_backend import during

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from retrain import worker
 from retrain.base.rollouts import Prompt
 from retrain.config.flow import flow_settings
 from retrain.config.schema import Config, RateLimiter
@@ -16,6 +15,7 @@ from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_done
 from retrain.records.spending import Tokens, read_spending
+from retrain.trainer import worker
 from retrain.trainer.budget import RunBudget
 from retrain.trainer.prompt_stream import PromptStream
 from retrain.trainer.source import AsyncSource

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from retrain import worker
 from retrain.base.errors import EXIT_INFRASTRUCTURE, InterruptedRunError
 from retrain.base.rollouts import Prompt
 from retrain.campaign.run import reopen, start
@@ -23,6 +22,7 @@ from retrain.records.samples import read_outcomes
 from retrain.records.spending import Tokens, read_spending
 from retrain.render.status import left_undone
 from retrain.status import survey
+from retrain.trainer import worker
 from retrain.trainer.budget import RunBudget
 from retrain.trainer.evaluation import Due
 from tests.test_budget import PRICED, PRICES, take_step

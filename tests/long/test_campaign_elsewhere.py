@@ -31,7 +31,7 @@ start(Path(sys.argv[1]), sys.argv[2:])
 """
 WITHOUT_DIRECTORY = """
 import os, sys
-from retrain.worker import main
+from retrain.trainer.worker import main
 os.rmdir(os.getcwd())
 sys.exit(main(sys.argv[1:]))
 """
@@ -96,7 +96,7 @@ def test_a_worker_finds_your_own_reward_from_any_directory(campaign_file: Path, 
         file.write('[reward]\nreward = "reward_beside_it.score"\n')
     python("-c", START, campaign_file, where=here)
     (run_dir,) = here.glob("logs/*/runs/grpo_s0")
-    ended = python("-m", "retrain.worker", run_dir, where=Path("/"))
+    ended = python("-m", "retrain.trainer.worker", run_dir, where=Path("/"))
     assert ended.returncode == 0, ended.stderr
 
 

@@ -289,7 +289,7 @@ def test_a_campaign_does_not_need_its_standard_streams(closed: str, campaign_fil
 
 def test_a_worker_without_standard_streams_says_that_it_is_done(campaign_file: Path) -> None:
     directory = start(campaign_file).directory
-    command = f'exec "{sys.executable}" -m retrain.worker {directory}/runs/grpo_s0 <&- >&- 2>&-'
+    command = f'exec "{sys.executable}" -m retrain.trainer.worker {directory}/runs/grpo_s0 <&- >&- 2>&-'
     assert (
         subprocess.run(["bash", "-c", command], env={**os.environ, "PYTHONPATH": str(ROOT)}).returncode == 0
     )

@@ -21,7 +21,7 @@ from retrain.records.campaign_state import asked_to_stop
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import RunState, read_attempts
-from retrain.worker import run as run_worker
+from retrain.trainer.worker import run as run_worker
 from tests.conftest import ONE_RUN
 from tests.semaphore_processes import wait_until
 

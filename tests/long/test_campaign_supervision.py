@@ -181,7 +181,7 @@ def test_a_worker_that_may_not_go_on_names_the_directory_and_how_to_fix_it(
     mode: int, doing: str, reachable_run: RunFiles
 ) -> None:
     code = (
-        "import os, sys, threading; from pathlib import Path; from retrain.worker import run\n"
+        "import os, sys, threading; from pathlib import Path; from retrain.trainer.worker import run\n"
         "run(Path(sys.argv[2]), threading.Event())  # nobody may not import what root installed\n"
         f"os.geteuid() or os.setuid({NOBODY})\n"
         f"(Path(sys.argv[1]) / 'checkpoints').mkdir(mode={mode})\n"

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from retrain import worker
 from retrain.base.errors import ConfigError
 from retrain.config.flow import flow_settings
 from retrain.control.rules.scaling.rules import schedule_factor
@@ -17,6 +16,7 @@ from retrain.plugins.tasks import successor
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_progress
+from retrain.trainer import worker
 from tests.semaphore_processes import wait_until
 from tests.test_trainer import SMALL, StopAfterStep, make_run, train, weights, with_, without_times
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from retrain import worker
 from retrain.base.errors import EXIT_CONFIG, ConfigError, RecordsError
 from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
@@ -27,6 +26,7 @@ from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_attempts
 from retrain.report.gather import gather
+from retrain.trainer import worker
 from tests.conftest import ONE_RUN
 
 Call = Callable[..., subprocess.CompletedProcess[str]]

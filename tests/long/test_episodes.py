@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from retrain import worker
 from retrain.records.metrics import read_metrics
+from retrain.trainer import worker
 from tests.test_trainer import make_run
 
 GAME = {

@@ -122,7 +122,7 @@ def test_a_worker_whose_checkpoint_does_not_fit_says_so_and_goes_on_once_there_i
             "-",
             sys.executable,
             "-m",
-            "retrain.worker",
+            "retrain.trainer.worker",
             str(run.directory),
         ],
         capture_output=True,

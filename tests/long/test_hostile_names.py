@@ -22,7 +22,7 @@ from retrain.campaign.stop import stop_campaign
 from retrain.config.load import load_config
 from retrain.plan.build import plan_runs
 from retrain.records.layout import CampaignFiles, RunFiles, create_directory
-from retrain.worker import run as run_worker
+from retrain.trainer.worker import run as run_worker
 from tests.conftest import TINY
 
 SAFE = re.compile(r"[a-z0-9+._-]{1,64}")

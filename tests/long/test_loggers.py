@@ -7,7 +7,6 @@ import threading
 
 import pytest
 
-from retrain import worker
 from retrain.base.errors import ConfigError
 from retrain.base.locks.held import is_held
 from retrain.campaign.run import reopen, run_campaign
@@ -17,7 +16,7 @@ from retrain.records.metrics import read_metrics
 from retrain.records.run_row import PlannedRun, read_row
 from retrain.records.run_state import read_attempts, read_done
 from retrain.status import survey
-from retrain.trainer import logger_threads
+from retrain.trainer import logger_threads, worker
 from tests import logger_plugins
 from tests.semaphore_processes import wait_until
 from tests.stopping import StopAfterStep
@@ -100,7 +99,7 @@ def test_a_logger_that_hangs_is_left_behind(tmp_path):
     program = (
         "import sys; from retrain.trainer import logger_threads; logger_threads.CLOSING_S = 2.0;"
         "import runpy; sys.argv = ['worker', sys.argv[1]];"
-        "runpy.run_module('retrain.worker', run_name='__main__')"
+        "runpy.run_module('retrain.trainer.worker', run_name='__main__')"
     )
     ended = subprocess.run(
         [sys.executable, "-c", program, str(files.directory)], capture_output=True, text=True, timeout=60
@@ -234,7 +233,7 @@ def test_steps_after_the_checkpoint_are_logged_again_as_they_came_out_then(tmp_p
     files = make_run(tmp_path / "run", with_loggers("recording", max_steps=8, save_every=4))
     program = (
         "import json, os, sys, threading, time; from retrain.trainer.journal import Journal;"
-        "from pathlib import Path; from retrain import worker; real = Journal.samples\n"
+        "from pathlib import Path; from retrain.trainer import worker; real = Journal.samples\n"
         "def die(self, step, rows):\n"
         "    real(self, step, rows)\n"
         "    if step == 6:\n"

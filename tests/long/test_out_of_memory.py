@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from retrain import worker
 from retrain.records.metrics import read_metrics
+from retrain.trainer import worker
 from tests.small_memory import ROOM
 from tests.test_trainer import SMALL, StopAfterStep, make_run, train
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import tomli_w
 
-from retrain import worker
 from retrain.base.errors import ConfigError
 from retrain.campaign.run import reopen, run_campaign, start
 from retrain.config.load import parse
@@ -19,6 +18,7 @@ from retrain.plan.part_checks import adapter_problems
 from retrain.records.layout import RunFiles
 from retrain.records.manifest import read_manifest
 from retrain.records.metrics import read_metrics
+from retrain.trainer import worker
 from tests.stopping import StopAfterStep
 
 SMALL = {"batch_size": 2, "group_size": 4, "max_tokens": 4, "lr": 0.02, "save_every": 2, "entropy_bonus": 0.1}

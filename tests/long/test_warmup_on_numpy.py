@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrain import worker
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.numpy import connect
 from retrain.base.errors import ConfigError
@@ -20,6 +19,7 @@ from retrain.plan.build import plan_runs
 from retrain.plugins.tasks import successor
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
+from retrain.trainer import worker
 from retrain.trainer.updates import WARM_UP_LOSS
 from tests.test_trainer import SMALL, make_run, train, without_times
 

@@ -10,11 +10,11 @@ import torch
 from bitsandbytes.functional import dequantize_4bit
 from safetensors.torch import load_file
 
-from retrain import worker
 from retrain.backends import Optimization
 from retrain.backends.local import check_options, memory
 from retrain.config.load import parse
 from retrain.records.metrics import read_metrics
+from retrain.trainer import worker
 from tests.extras.local_policies import (
     as_samples,
     chosen,

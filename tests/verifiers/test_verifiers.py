@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from retrain import worker
 from retrain.base import registry
 from retrain.base.errors import ConfigError
 from retrain.base.rollouts import Prompt
 from retrain.records.metrics import read_metrics
 from retrain.records.samples import read_samples
+from retrain.trainer import worker
 from retrain.trainer.trial import try_out
 from tests.test_trainer import SMALL, make_run
 

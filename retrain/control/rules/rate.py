@@ -1,8 +1,8 @@
 """Rate limiter: keep a fixed ratio of samples produced to batches consumed.
 
-Pure accounting for `retrain.pipeline`: no clock, no threads. The ratio is that of Melissa's rate limiter:
-samples per batch = nb_time_steps / rate_limit_speed_batch_per_sim. Every comparison uses running totals,
-so errors do not accumulate.
+Pure accounting for `retrain.trainer.pipeline`: no clock, no threads. The ratio is that of Melissa's rate
+limiter: samples per batch = nb_time_steps / rate_limit_speed_batch_per_sim. Every comparison uses running
+totals, so errors do not accumulate.
 """
 
 from __future__ import annotations

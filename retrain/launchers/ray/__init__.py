@@ -83,7 +83,7 @@ def script(assignment: Assignment) -> str:
         f"#   {command} {DRIVER} CAMPAIGN_DIR NUMBER",
         f"# which keeps {workers_at_a_time(assignment, table.permits)} tasks at a time, each asking Ray for",
         *(f"#   {name} = {json.dumps(value)}" for name, value in task_options(table).items()),
-        f"# and running `{command} retrain.worker RUN_DIR`; the script is",
+        f"# and running `{command} retrain.trainer.worker RUN_DIR`; the script is",
     ]
     return "\n".join(lines) + "\n" + render(assignment, table)
 

@@ -34,7 +34,7 @@ def work(script: str, run: str, stop: str) -> int | None:
     log = os.open(f"{run}/output.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, FILE_MODE)
     with os.fdopen(log, "ab") as output:
         worker = subprocess.Popen(
-            ["bash", script, "retrain.worker", run],
+            ["bash", script, "retrain.trainer.worker", run],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

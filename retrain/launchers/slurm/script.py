@@ -62,7 +62,7 @@ def render(assignment: Assignment, table: Slurm) -> str:
         'export RETRAIN_JOB="slurm $task"',
         *own_permits(assignment, table.permits),
         *table.setup,
-        f'exec {shlex.quote(table.python or sys.executable)} -P -m retrain.worker "$run"',
+        f'exec {shlex.quote(table.python or sys.executable)} -P -m retrain.trainer.worker "$run"',
     ]
     return "\n".join(lines) + "\n"
 

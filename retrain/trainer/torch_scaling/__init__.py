@@ -39,7 +39,7 @@ from retrain.control.rules.scaling.rules import (
     ScalingRule,
     SqrtRule,
 )
-from retrain.torch_scaling.gradients import Gradients
+from retrain.trainer.torch_scaling.gradients import Gradients
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -252,7 +252,9 @@ class SqrtScale(SqrtRule, ScalingRuleBase):
 
 def _wrapped(model: torch.nn.Module) -> torch.nn.Module | None:
     """Return the model in an AdaptiveDataParallel, None if it is not one."""
-    module = sys.modules.get("retrain.torch_scaling.data_parallel")  # not imported here: it needs PyTorch
+    module = sys.modules.get(
+        "retrain.trainer.torch_scaling.data_parallel"
+    )  # not imported here: it needs PyTorch
     return model.module if module and isinstance(model, module.AdaptiveDataParallel) else None
 
 

@@ -1,8 +1,8 @@
 """One run in one process: lock, signals, records, exit code.
 
-`python -m retrain.worker RUN_DIR` needs only the run's directory and can be started anywhere. On SIGTERM or
-SIGINT it saves a checkpoint at the next step boundary and exits. It does not touch a run that another process
-holds, that has finished, or whose campaign was stopped.
+`python -m retrain.trainer.worker RUN_DIR` needs only the run's directory and can be started anywhere. On
+SIGTERM or SIGINT it saves a checkpoint at the next step boundary and exits. It does not touch a run that
+another process holds, that has finished, or whose campaign was stopped.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ def _say(what: object, code: int) -> int:
 def main(arguments: list[str]) -> int:
     """Run the worker as a process and return its exit code."""
     if len(arguments) != 1:
-        return _say("usage: python -m retrain.worker RUN_DIR", EXIT_CONFIG)
+        return _say("usage: python -m retrain.trainer.worker RUN_DIR", EXIT_CONFIG)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -25,7 +25,7 @@ from typing import Generic
 from retrain.config.flow import FlowSettings
 from retrain.control.rules import StateDict
 from retrain.control.rules.rate import RateAccount
-from retrain.pipeline.buffers import Buffer, Item, VersionedItem
+from retrain.trainer.pipeline.buffers import Buffer, Item, VersionedItem
 
 
 @dataclass(eq=False, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from retrain.torch_scaling import AdaScale, ScalingRuleBase
+from retrain.trainer.torch_scaling import AdaScale, ScalingRuleBase
 
 
 class AdaptiveDataParallel(torch.nn.Module):  # type: ignore[misc]  # PyTorch may not be installed
