@@ -20,7 +20,7 @@ from retrain.plan.build import plan_runs
 from retrain.plan.estimate.history import learn
 from retrain.plan.explain import explain_plan
 from retrain.plan.preflight import preflight
-from retrain.status import survey
+from retrain.results.status import survey
 
 CAMPAIGN = """
 [training]

@@ -33,9 +33,9 @@ from scipy import stats
 from benchmarks.suite import script_parser
 from retrain.campaign.run import run_campaign
 from retrain.render.tables import table
-from retrain.report.compare import MetricComparison, Verdict, compare
-from retrain.report.gather import CampaignRecord, gather
-from retrain.report.sides import Match, Moment, Side, final_value, side_of
+from retrain.results.report.compare import MetricComparison, Verdict, compare
+from retrain.results.report.gather import CampaignRecord, gather
+from retrain.results.report.sides import Match, Moment, Side, final_value, side_of
 
 Scores = NDArray[np.float64]
 

@@ -15,7 +15,7 @@ import statistics
 import numpy as np
 
 from benchmarks.suite import script_parser
-from retrain.report.questions import summarize
+from retrain.results.report.questions import summarize
 
 SEEDS, QUESTIONS = (2, 3, 5), (20, 100, 500)
 DEVIATIONS = ((0.0, 0.1, 0.3), (0.02, 0.1, 0.3), (0.05, 0.1, 0.3), (0.1, 0.1, 0.3), (0.1, 0.0, 0.1))

@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.suite import script_parser
 from retrain.base.rollouts import Floats
 from retrain.control.rules.mismatch import MismatchTrend
-from retrain.report.signs import find_jump
+from retrain.results.report.signs import find_jump
 from retrain.trainer.eval_schedule import Falling
 
 STEPS = 500

@@ -43,7 +43,7 @@ CONDITIONS = 10
 SURVEY = """
 import sys
 from pathlib import Path
-from retrain.status import survey
+from retrain.results.status import survey
 found = survey(Path(sys.argv[1]))
 print(len(found[0].runs), sum(run.state == "done" for run in found[0].runs))
 """

@@ -34,7 +34,7 @@ from retrain.records.manifest import new_manifest, write_manifest
 from retrain.records.metrics import MetricsWriter
 from retrain.records.run_row import PlannedRun
 from retrain.records.run_state import Progress, begin_attempt, write_progress
-from retrain.status import survey
+from retrain.results.status import survey
 
 CONDITIONS = 10
 WARM_UP_S = 4.0  # imports and the first look

@@ -17,8 +17,8 @@ from retrain.records.manifest import new_manifest, refresh, write_manifest
 from retrain.records.metrics import MetricsWriter
 from retrain.records.run_row import PlannedRun
 from retrain.records.run_state import begin_attempt, end_attempt, write_done
-from retrain.report.gather import gather
-from retrain.report.sides import Side, conditions
+from retrain.results.report.gather import gather
+from retrain.results.report.sides import Side, conditions
 
 Row = dict[str, Any]
 

@@ -27,7 +27,7 @@ from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_attempts
 from retrain.records.spending import Spending, Tokens, read_spending, write_spending
-from retrain.status import survey
+from retrain.results.status import survey
 from retrain.trainer import worker
 from retrain.trainer.budget import RunBudget
 from tests.crash_disk import Disk

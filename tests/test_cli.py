@@ -329,7 +329,7 @@ def test_explain_imports_only_what_it_uses(campaign_file: Path) -> None:
         "retrain.control.permits",
         "retrain.config.reference",
         "retrain.plugins.sandbox.cell",
-        "retrain.status",
+        "retrain.results.status",
     }
     assert not found & (HEAVY | records | clusters | others)
     assert len(of_retrain(found)) <= 86  # with the packages of rooms

@@ -27,9 +27,9 @@ from retrain.records.run_row import PlannedRun, read_row
 from retrain.records.run_state import read_attempts, read_done
 from retrain.records.samples import OutcomesWriter, read_outcomes
 from retrain.render.status import warnings
-from retrain.report.gather import gather
-from retrain.report.sides import Side
-from retrain.report.signs import signs_of_cheating
+from retrain.results.report.gather import gather
+from retrain.results.report.sides import Side
+from retrain.results.report.signs import signs_of_cheating
 from retrain.trainer import worker
 from retrain.trainer.eval_schedule import WINDOW, Falling
 from retrain.trainer.evaluation import standard_error

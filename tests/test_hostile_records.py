@@ -20,7 +20,6 @@ from retrain.control.permits import FileSemaphore
 from retrain.control.permits.adaptive import SharedPermits
 from retrain.control.permits.slots import read_holder
 from retrain.control.rules.permits import CallFacts
-from retrain.publish import FACTS, Published, read_published
 from retrain.records.decision import Round, begin_design, read_looks
 from retrain.records.files import write_json
 from retrain.records.layout import CampaignFiles, RunFiles
@@ -43,6 +42,7 @@ from retrain.records.run_state import (
 from retrain.records.rungs import Rung
 from retrain.records.samples import OutcomesWriter, SamplesWriter, read_outcomes, read_samples
 from retrain.records.spending import EvaluationCost, Spending, Tokens, read_spending, write_spending
+from retrain.results.publish import FACTS, Published, read_published
 from tests.scanned import scan_metrics
 
 ODD = (None, True, -1, 0, 10**400, 1e308, float("nan"), float("inf"), "x", [], [1], {}, {"a": []})

@@ -11,18 +11,19 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from retrain import conformance, publish
+from retrain import conformance
 from retrain.campaign.states import RunStates
 from retrain.cli import doctor, plugins
 from retrain.control.permits.slots import Holder
 from retrain.plan import checklist, expected_seeds, explain
 from retrain.plan.estimate import Change, learned, money, wall_time
-from retrain.publish import merging
 from retrain.records import decision, rungs, samples
 from retrain.records.manifest import Expectation
 from retrain.records.pace import Pace
-from retrain.report import compare, questions, statistics
-from retrain.status import CampaignStatus, ConditionStatus, PermitStatus
+from retrain.results import publish
+from retrain.results.publish import merging
+from retrain.results.report import compare, questions, statistics
+from retrain.results.status import CampaignStatus, ConditionStatus, PermitStatus
 from tests.simulated import flat, write_campaign
 
 PAGE = Path(__file__).parent.parent / "docs" / "json.md"

@@ -18,7 +18,7 @@ from retrain.plan.matrix import RunPlan
 from retrain.records.layout import CampaignFiles
 from retrain.records.run_state import Progress, RunState, begin_attempt, write_progress
 from retrain.render.live import LiveView, StepLines
-from retrain.status.watch import Watcher
+from retrain.results.status.watch import Watcher
 from tests.semaphore_processes import wait_until
 from tests.test_watch_reading import make_campaign, rows
 

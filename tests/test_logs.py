@@ -12,7 +12,7 @@ from retrain.base.locks.held import hold
 from retrain.campaign.run import start
 from retrain.config.resolve import label_of
 from retrain.records.layout import CampaignFiles
-from retrain.status.one_run import find_log, find_run, follow
+from retrain.results.status.one_run import find_log, find_run, follow
 from tests.simulated import flat, write_campaign
 
 

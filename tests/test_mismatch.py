@@ -22,7 +22,7 @@ from retrain.control.rules.mismatch import MismatchTrend
 from retrain.records.metrics import read_metrics
 from retrain.records.run_row import PlannedRun, read_row
 from retrain.render.status import warnings
-from retrain.report.gather import gather
+from retrain.results.report.gather import gather
 from tests.test_trainer import SMALL, train
 
 SAMPLED = np.log([0.5, 0.4, 0.2, 0.1])

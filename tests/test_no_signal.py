@@ -16,7 +16,7 @@ from retrain.records.metrics import read_metrics
 from retrain.records.run_row import NAME_LIMIT, PlannedRun, RunRow, read_row
 from retrain.records.step_row import RolloutSummary
 from retrain.render.status import warnings
-from retrain.report.gather import gather
+from retrain.results.report.gather import gather
 from retrain.trainer import worker
 from tests.stopping import StopAfterStep
 from tests.test_trainer import make_run, train, with_, without_times

@@ -26,7 +26,7 @@ from retrain.records.layout import RunFiles
 from retrain.records.metrics import MetricsWriter
 from retrain.records.run_row import last_output
 from retrain.records.run_state import end_attempt
-from retrain.status.one_run import follow
+from retrain.results.status.one_run import follow
 from retrain.trainer.batch import ScoredBatch
 from retrain.trainer.scoring import UnscoredCount
 

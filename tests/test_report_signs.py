@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import signs
-from retrain.report.signs import Jump, find_jump, signs_of_cheating
+from retrain.results.report.signs import Jump, find_jump, signs_of_cheating
 from tests.simulated import Simulated, side
 
 STEPS = range(1, 41)

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from retrain.base.errors import ConfigError
 from retrain.cli import app
 from retrain.records.lines import Row
-from retrain.report.gather import gather_all
-from retrain.report.outputs import FIRST, marked, prepare, rows_of, write_csv
+from retrain.results.report.gather import gather_all
+from retrain.results.report.outputs import FIRST, marked, prepare, rows_of, write_csv
 from tests.simulated import flat, write_campaign
 
 Call = Callable[..., subprocess.CompletedProcess[str]]

@@ -25,7 +25,7 @@ from retrain.records.samples import (
     shortened,
 )
 from retrain.records.text import plain_lines
-from retrain.status.one_run import choose_samples
+from retrain.results.status.one_run import choose_samples
 from retrain.trainer import worker
 from retrain.trainer.batch import ScoredBatch
 from retrain.trainer.journal import choose as choose_shown

@@ -34,7 +34,7 @@ from retrain.records.rungs import (
     why_to_wait,
     write_wait,
 )
-from retrain.status import campaign_state, summarize
+from retrain.results.status import campaign_state, summarize
 from tests.explained import explained
 
 FILE = """

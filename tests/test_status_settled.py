@@ -26,7 +26,7 @@ from retrain.records.manifest import (
 from retrain.records.metrics import MetricsWriter
 from retrain.records.run_row import PlannedRun
 from retrain.records.run_state import Progress, begin_attempt, end_attempt, write_done, write_progress
-from retrain.status import RunRow, survey
+from retrain.results.status import RunRow, survey
 
 PLANNED = [
     PlannedRun(f"c_{name}", "c", seed, 3, "h")
@@ -40,7 +40,7 @@ def note(event, arguments):
     if event == "open" and "/runs/" in str(arguments[0]):
         opened.add(Path(arguments[0]).parent.name)
 sys.addaudithook(note)
-from retrain.status import survey
+from retrain.results.status import survey
 survey(Path(sys.argv[1]))
 print(" ".join(sorted(opened)))
 """

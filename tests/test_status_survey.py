@@ -19,7 +19,7 @@ from retrain.records.run_row import PlannedRun, row_of
 from retrain.records.run_state import Progress, begin_attempt, end_attempt, write_done, write_progress
 from retrain.records.rungs import Rung, Searched
 from retrain.render.status import time_left, warnings
-from retrain.status import survey
+from retrain.results.status import survey
 
 PLANNED = [PlannedRun(f"{c}_s{s}", c, s, 10) for c in ("grpo", "maxrl") for s in (1, 2)]
 

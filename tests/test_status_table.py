@@ -11,7 +11,7 @@ from rich.console import Console
 from retrain.records.decision import ConditionDecision, Decision, ending_of, verdict_of
 from retrain.records.run_row import RunRow
 from retrain.render.status import MOST_MESSAGES, show, time_left
-from retrain.status import CampaignStatus
+from retrain.results.status import CampaignStatus
 from tests.test_watch_frame import campaign_of, run_of
 
 

@@ -18,7 +18,7 @@ from retrain.plugins.rewards import Outcome, Score
 from retrain.records.metrics import read_metrics
 from retrain.records.run_row import PlannedRun, read_row
 from retrain.render.status import warnings
-from retrain.report.gather import gather
+from retrain.results.report.gather import gather
 from retrain.trainer import worker
 from retrain.trainer.batch import BoundAlgorithm, ScoredBatch, open_advantage
 from retrain.trainer.scoring import UnscoredCount

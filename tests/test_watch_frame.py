@@ -10,9 +10,9 @@ from rich.cells import cell_len
 from retrain.control.permits.slots import Holder
 from retrain.records.run_row import RunRow
 from retrain.render.frame import ASCII, FULL, clock, frame, matrix, sparkline
-from retrain.status import CampaignStatus, PermitStatus, summarize
-from retrain.status.tracking import WatchedRun, WatchEvent
-from retrain.status.watch import View, WatchedCampaign
+from retrain.results.status import CampaignStatus, PermitStatus, summarize
+from retrain.results.status.tracking import WatchedRun, WatchEvent
+from retrain.results.status.watch import View, WatchedCampaign
 
 STATES = ["pending", "running", "done", "failed", "died", "infrastructure", "interrupted", "unreadable"]
 NAMES = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=30)

@@ -27,8 +27,9 @@ import psutil
 FIXED = ("PYTHON", "LANG", "LC_", "OPENBLAS", "OMP")  # variables that decide how an interpreter starts
 FREE = "PYTHONPATH"
 PACKAGES = """
-cli render campaign status plan config report records launchers plugins.loggers plugins.rewards plugins.tasks
-plugins.advantages plugins.losses plugins.transforms backends.numpy trainer plugins.sandbox control.permits
+cli render campaign results.status plan config results.report records launchers plugins.loggers
+plugins.rewards plugins.tasks plugins.advantages plugins.losses plugins.transforms backends.numpy trainer
+plugins.sandbox control.permits
 """
 STATISTICS = ("compare", "report")  # commands that need a second to import scipy
 
@@ -166,7 +167,7 @@ def _prepare(command: str) -> None:
         if command in STATISTICS:
             importlib.import_module("scipy.stats")
         if command == "report" and importlib.util.find_spec("vl_convert"):
-            importlib.import_module("retrain.report.page").bundle()
+            importlib.import_module("retrain.results.report.page").bundle()
 
 
 def _become(request: dict[str, Any], descriptors: list[int], requests: socket.socket) -> None:

@@ -18,7 +18,7 @@ from retrain.records.text import count_of
 from retrain.render.tables import BAD, console, fitted, print_result, table, width_of
 
 if TYPE_CHECKING:
-    from retrain.report.compare import Comparison, MetricComparison
+    from retrain.results.report.compare import Comparison, MetricComparison
 
 OPEN = ("not enough seeds to tell", "no verdict", "not found to differ", "not decided", "still compared")
 STYLES = {**dict.fromkeys(OPEN, "yellow"), "identical": "dim"}  # else bold
@@ -53,9 +53,9 @@ def command(
     Examples: retrain compare logs/study; retrain compare logs/study grpo maxrl;
     retrain compare logs/monday grpo logs/tuesday grpo
     """
-    from retrain.report.compare import compare, needed_metrics
-    from retrain.report.gather import left_out
-    from retrain.report.sides import Moment, check_metrics, choose, known_metrics
+    from retrain.results.report.compare import compare, needed_metrics
+    from retrain.results.report.gather import left_out
+    from retrain.results.report.sides import Moment, check_metrics, choose, known_metrics
 
     matches = choose(what, needed_metrics(metrics or ()))
     runs = {run.directory: run for match in matches for side in match.sides for run in side.runs}.values()
@@ -72,7 +72,7 @@ def command(
 
 
 def _show(found: Sequence[Comparison]) -> None:
-    from retrain.report.tables import footnotes
+    from retrain.results.report.tables import footnotes
 
     out = console()
     for part in chain(*(_comparison(one, out.width) for one in found)):
@@ -82,7 +82,7 @@ def _show(found: Sequence[Comparison]) -> None:
 
 
 def _comparison(comparison: Comparison, width: int) -> Iterator[str | Text | Table]:
-    from retrain.report.compare import cost_lines
+    from retrain.results.report.compare import cost_lines
 
     if comparison.title:
         yield Text(comparison.title, style="bold underline")
@@ -112,7 +112,7 @@ def _left_out(rows: Sequence[object], name: str = "condition") -> Iterator[str]:
 
 def _metric(metric: MetricComparison, width: int) -> Iterator[str | Text | Table]:
     """Iterate over the numbers of a metric, then the verdicts that they support."""
-    from retrain.report.tables import excluded, grounds, heading, results
+    from retrain.results.report.tables import excluded, grounds, heading, results
 
     yield Text.assemble((metric.metric, "bold"), (f"  {heading(metric)}", "dim"))
     columns, rows = results(metric)

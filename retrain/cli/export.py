@@ -31,8 +31,8 @@ def command(
     Example: retrain export logs/study-20260101T120000Z-1a2b -o rows.parquet
     """
     from retrain.base.errors import ConfigError
-    from retrain.report.gather import gather_all, left_out
-    from retrain.report.outputs import TABLES, chosen_format, ends_of, prepare, rows_of, write_table
+    from retrain.results.report.gather import gather_all, left_out
+    from retrain.results.report.outputs import TABLES, chosen_format, ends_of, prepare, rows_of, write_table
 
     if runs and warmup:
         raise ConfigError("--runs --warmup: use only one of them")

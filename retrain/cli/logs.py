@@ -20,7 +20,7 @@ def command(
 
     Example: retrain logs logs/campaign-20260101T120000Z-1a2b grpo_s0 -f
     """
-    from retrain.status.one_run import find_log, follow
+    from retrain.results.status.one_run import find_log, follow
 
     log = find_log(directory, run)
     has_output = False

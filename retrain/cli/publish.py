@@ -11,7 +11,7 @@ from typer import Argument, Option
 from retrain.cli import AsJson, RunDirectory, complete_runs
 
 if TYPE_CHECKING:
-    from retrain.publish import Published
+    from retrain.results.publish import Published
 
 PROMPT_IS_SHOWN = (
     "the card shows the system prompt that the policy was trained with; publish with --no-system-prompt to "
@@ -57,11 +57,11 @@ def command(
 
     Example: retrain publish logs/campaign-20260101T120000Z-1a2b grpo --best --merge
     """
-    from retrain.publish import Wishes, publish, push_published, read_published
-    from retrain.publish.choice import choose
-    from retrain.publish.hub import check_name
-    from retrain.publish.merging import DTYPES
     from retrain.render.tables import print_result
+    from retrain.results.publish import Wishes, publish, push_published, read_published
+    from retrain.results.publish.choice import choose
+    from retrain.results.publish.hub import check_name
+    from retrain.results.publish.merging import DTYPES
 
     if private and not push:
         raise typer.BadParameter("needs --push", param_hint="--private")

@@ -39,8 +39,8 @@ def command(
 
     Example: retrain report logs/study-20260101T120000Z-1a2b -o study.html
     """
-    from retrain.report.gather import gather
-    from retrain.report.outputs import check_target, chosen_format, write
+    from retrain.results.report.gather import gather
+    from retrain.results.report.outputs import check_target, chosen_format, write
 
     chosen, may_replace = chosen_format(output, form), permission(force)
     targets = _targets(directories or [Path("logs")], output or Path(f"report.{chosen}"))

@@ -107,7 +107,7 @@ def finish(outcome: CampaignOutcome, *, as_json: bool) -> None:
     """Print the result table and exit with the campaign's exit code."""
     from retrain.render.status import resume_lines, show
     from retrain.render.tables import console, messages, print_result, reader_may_leave
-    from retrain.status import survey
+    from retrain.results.status import survey
 
     result = survey(outcome.directory)
     with reader_may_leave():

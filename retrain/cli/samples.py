@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from retrain.records.samples import KeptSample
-    from retrain.status.one_run import Which
+    from retrain.results.status.one_run import Which
 
 
 def command(
@@ -38,7 +38,7 @@ def command(
     """
     from retrain.base.errors import ConfigError
     from retrain.render.tables import console, print_result
-    from retrain.status.one_run import choose_samples, find_run
+    from retrain.results.status.one_run import choose_samples, find_run
 
     wanted: dict[Which, bool] = {"best": best, "worst": worst, "ties": ties}
     which, *others = [which for which, is_wanted in wanted.items() if is_wanted] or [""]

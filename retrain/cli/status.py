@@ -30,7 +30,7 @@ def command(
     if watching:
         raise typer.Exit(_watch(directory, console(), as_json=as_json))
     from retrain.render.status import show_all
-    from retrain.status import survey
+    from retrain.results.status import survey
 
     campaigns = survey(directory)
     if as_json:

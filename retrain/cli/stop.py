@@ -29,7 +29,7 @@ def command(
     from retrain.campaign.stop import stop_campaign
     from retrain.records.text import as_typed
     from retrain.render.tables import messages
-    from retrain.status import survey
+    from retrain.results.status import survey
 
     found = stop_campaign(
         directory, now=now, launcher=launcher, on_wait=partial(messages().print, soft_wrap=True)

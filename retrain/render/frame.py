@@ -22,10 +22,10 @@ from retrain.records.run_row import RunRow
 from retrain.records.text import MISSING, counts_of, without_middle
 from retrain.render.status import detailed, permit_line, resume_lines, time_left, warnings
 from retrain.render.tables import BAD, STYLES
-from retrain.status import CampaignStatus
-from retrain.status.columns import WATCH_COLUMNS
-from retrain.status.tracking import WatchedRun, WatchEvent
-from retrain.status.watch import View, WatchedCampaign
+from retrain.results.status import CampaignStatus
+from retrain.results.status.columns import WATCH_COLUMNS
+from retrain.results.status.tracking import WatchedRun, WatchEvent
+from retrain.results.status.watch import View, WatchedCampaign
 
 LEAST_CAMPAIGN = 8  # lines below which a campaign gets a single one
 MOST_EVENTS = 12

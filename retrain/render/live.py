@@ -30,7 +30,7 @@ from retrain.render.frame import campaign_frame
 from retrain.render.status import doing
 from retrain.render.tables import BAD, STYLES
 from retrain.render.watch import Lines, RefreshInterval, glyphs_for
-from retrain.status.watch import WatchedCampaign, Watcher
+from retrain.results.status.watch import WatchedCampaign, Watcher
 
 MOST_LINES = 20  # of the view; at most half of the screen
 SHORTEST_S, LONGEST_S = 10.0, 60.0  # between two lines of a run; longer if many run

@@ -16,8 +16,8 @@ from retrain.records.run_row import RunRow, identical_runs, without_signal
 from retrain.records.rungs import lines_of_search
 from retrain.records.text import about, count_of, dollars, first_of, format_duration, plain
 from retrain.render.tables import BAD, fitted, spread, state, table, width_of
-from retrain.status import CampaignStatus, ConditionStatus, PermitStatus
-from retrain.status.columns import NARROW_COLUMNS, REWARDS, table_of
+from retrain.results.status import CampaignStatus, ConditionStatus, PermitStatus
+from retrain.results.status.columns import NARROW_COLUMNS, REWARDS, table_of
 
 MATRIX_RUNS = 60  # more runs than this are shown by condition only
 RECENT = 5  # campaigns shown in full; older ones get a line each

@@ -30,8 +30,8 @@ from retrain.base.errors import EXIT_DONE, EXIT_INTERRUPTED
 from retrain.render.frame import ASCII, FULL, Glyphs, event_line, frame
 from retrain.render.status import show_all, time_left
 from retrain.render.tables import JSON_VERSION, plain_value
-from retrain.status import CampaignStatus
-from retrain.status.watch import View, Watcher
+from retrain.results.status import CampaignStatus
+from retrain.results.status.watch import View, Watcher
 
 QUIT_KEYS = (b"q", b"Q")
 SHARE = 0.015  # of one core: below the 2 % that watching may cost, with room for what is not counted

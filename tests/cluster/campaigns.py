@@ -14,7 +14,7 @@ from retrain.base.locks.held import is_held
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_attempts
-from retrain.status import survey
+from retrain.results.status import survey
 from tests.cluster.waiting import PATIENCE_S
 
 Start = Callable[..., subprocess.Popen[str]]  # starts the command line

@@ -17,10 +17,10 @@ from retrain.config.resolve import label_of
 from retrain.records.decision import ConditionDecision, Decision, is_higher_better
 from retrain.records.manifest import read_manifest, write_manifest
 from retrain.records.rungs import Rung, Searched
-from retrain.report.compare import Comparison, Verdict, compare
-from retrain.report.gather import gather
-from retrain.report.sides import Moment, choose, final_value
-from retrain.report.tables import excluded, footnotes, grounds, results
+from retrain.results.report.compare import Comparison, Verdict, compare
+from retrain.results.report.gather import gather
+from retrain.results.report.sides import Moment, choose, final_value
+from retrain.results.report.tables import excluded, footnotes, grounds, results
 from tests.simulated import Simulated, flat, write_campaign
 
 SPREAD = (0.0, 0.02, 0.03, 0.01)  # of four seeds

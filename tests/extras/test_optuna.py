@@ -24,8 +24,8 @@ from retrain.records.layout import CampaignFiles
 from retrain.records.lines import append_line
 from retrain.records.manifest import read_manifest
 from retrain.records.rungs import Proposed, all_of, read_proposals
-from retrain.report.contents import contents
-from retrain.report.gather import gather
+from retrain.results.report.contents import contents
+from retrain.results.report.gather import gather
 from tests.explained import explained
 from tests.long.test_search import SEARCH, Crash, Crashing, have_begun
 from tests.stopping import killed_at

@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3
 from retrain.backends.saved import Exported
 from retrain.base.errors import ConfigError, RecordsError, RunFailedError
 from retrain.campaign.run import start
-from retrain.publish import FACTS, Wishes, publish, push_published, read_published
-from retrain.publish.choice import Choice, choose
-from retrain.publish.merging import Probe, merge
+from retrain.results.publish import FACTS, Wishes, publish, push_published, read_published
+from retrain.results.publish.choice import Choice, choose
+from retrain.results.publish.merging import Probe, merge
 from tests.extras.hub import TOKEN, USER, Repository, serving
 from tests.extras.local_policies import open_backend
 from tests.extras.tiny_models import save_tiny_model

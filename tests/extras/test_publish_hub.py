@@ -18,9 +18,9 @@ import pytest
 
 from retrain.backends.squeeze import WEIGHTS
 from retrain.base.errors import EXIT_CONFIG, EXIT_DONE, ConfigError, LaunchError, RecordsError, RetrainError
-from retrain.publish import CARD, FACTS, Published, Wishes, publish, push_published, read_published
-from retrain.publish.choice import choose
-from retrain.publish.hub import check_name
+from retrain.results.publish import CARD, FACTS, Published, Wishes, publish, push_published, read_published
+from retrain.results.publish.choice import choose
+from retrain.results.publish.hub import check_name
 from tests.extras.hub import TOKEN, USER, Answer, Hub, serving
 from tests.extras.test_publish_records import campaign
 from tests.simulated import flat

@@ -12,11 +12,11 @@ import pytest
 
 from retrain.backends.squeeze import WEIGHTS
 from retrain.base.errors import EXIT_CONFIG, EXIT_RECORDS, ConfigError, RecordsError
-from retrain.publish import FACTS, Wishes, publish, read_published
-from retrain.publish.choice import Choice, choose
-from retrain.report.compare import compare
-from retrain.report.sides import choose as compared
-from retrain.report.tables import significant
+from retrain.results.publish import FACTS, Wishes, publish, read_published
+from retrain.results.publish.choice import Choice, choose
+from retrain.results.report.compare import compare
+from retrain.results.report.sides import choose as compared
+from retrain.results.report.tables import significant
 from retrain.trainer import checkpoint
 from tests.simulated import Simulated, flat, write_campaign
 

@@ -20,8 +20,8 @@ from retrain.base.errors import ConfigError, LaunchError, RecordsError
 from retrain.campaign.run import start
 from retrain.config.adapters import TINKER, state_of
 from retrain.config.schema import Model
-from retrain.publish import Wishes, publish
-from retrain.publish.choice import Choice, choose
+from retrain.results.publish import Wishes, publish
+from retrain.results.publish.choice import Choice, choose
 from tests.extras.test_tinker_states import ALPHABET, CAMPAIGN
 from tests.extras.tiny_models import save_tiny_model
 from tests.full_disk import files_of_at_most

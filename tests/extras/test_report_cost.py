@@ -9,11 +9,11 @@ import pytest
 from retrain.records.layout import RunFiles
 from retrain.records.spending import Spending, write_spending
 from retrain.records.text import dollars
-from retrain.report.compare import compare, cost_lines
-from retrain.report.contents import contents
-from retrain.report.gather import gather
-from retrain.report.page import page
-from retrain.report.sides import choose
+from retrain.results.report.compare import compare, cost_lines
+from retrain.results.report.contents import contents
+from retrain.results.report.gather import gather
+from retrain.results.report.page import page
+from retrain.results.report.sides import choose
 from tests.simulated import flat, write_campaign
 from tests.test_budget import run_with_budget
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from retrain.report.contents import Contents, contents
-from retrain.report.engines import MOST_POINTS
-from retrain.report.gather import gather
+from retrain.results.report.contents import Contents, contents
+from retrain.results.report.engines import MOST_POINTS
+from retrain.results.report.gather import gather
 from tests.simulated import Row, Simulated, write_campaign
 
 LOG = "/tmp/engines/server.log"

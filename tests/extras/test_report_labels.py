@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from retrain.records.text import short_labels
-from retrain.report.charts import LONGEST, by_condition, final_chart
-from retrain.report.compare import MetricComparison, SideResult
-from retrain.report.statistics import describe_sample
+from retrain.results.report.charts import LONGEST, by_condition, final_chart
+from retrain.results.report.compare import MetricComparison, SideResult
+from retrain.results.report.statistics import describe_sample
 
 LONG = "x" * LONGEST
 SWEPT = [f"maxrl lr={lr} temperature={t}" for lr in ("0.01", "1e-4") for t in ("0.5", "0.96875")]

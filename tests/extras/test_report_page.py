@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from retrain.records.layout import RunFiles
 from retrain.records.samples import SamplesWriter
-from retrain.report.contents import contents
-from retrain.report.gather import gather
-from retrain.report.outputs import write
-from retrain.report.page import page, template
-from retrain.report.tables import MOST_RUNS
+from retrain.results.report.contents import contents
+from retrain.results.report.gather import gather
+from retrain.results.report.outputs import write
+from retrain.results.report.page import page, template
+from retrain.results.report.tables import MOST_RUNS
 from tests.extras.browser import Browser, chromium
 from tests.extras.test_report_engines import crashed as on_a_server
 from tests.simulated import Row, Simulated, flat, write_campaign

@@ -12,7 +12,7 @@ import tomli_w
 
 from retrain.records.layout import CampaignFiles
 from retrain.records.samples import OutcomesWriter
-from retrain.report.questions import ByQuestion, sentences, summarize
+from retrain.results.report.questions import ByQuestion, sentences, summarize
 from tests.extras.test_compare import compared
 from tests.simulated import Simulated, write_campaign
 

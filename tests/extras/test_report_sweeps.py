@@ -12,11 +12,11 @@ from retrain.config.load import load_config
 from retrain.config.sweep import Variant
 from retrain.plan.build import plan_runs
 from retrain.records.text import MISSING
-from retrain.report.compare import MetricComparison, SideResult
-from retrain.report.contents import contents
-from retrain.report.gather import gather
-from retrain.report.statistics import describe_sample
-from retrain.report.sweeps import Sensitivity, Swept, sensitivities, table_of_keys
+from retrain.results.report.compare import MetricComparison, SideResult
+from retrain.results.report.contents import contents
+from retrain.results.report.gather import gather
+from retrain.results.report.statistics import describe_sample
+from retrain.results.report.sweeps import Sensitivity, Swept, sensitivities, table_of_keys
 from tests.recorded import record_campaign
 
 FILE = """

@@ -17,7 +17,7 @@ import pytest
 from retrain.campaign.run import run_campaign
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_attempts
-from retrain.status import survey
+from retrain.results.status import survey
 from tests.tinker_api.running import MODEL, RunningServer, serve, write_tokenizer
 
 pytestmark = [pytest.mark.extras, pytest.mark.timeout(300)]

@@ -21,7 +21,7 @@ from retrain.records.run_state import read_done
 from retrain.records.samples import read_outcomes
 from retrain.records.spending import Tokens, read_spending
 from retrain.render.status import left_undone
-from retrain.status import survey
+from retrain.results.status import survey
 from retrain.trainer import worker
 from retrain.trainer.budget import RunBudget
 from retrain.trainer.evaluation import Due

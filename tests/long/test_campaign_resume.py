@@ -23,7 +23,7 @@ from retrain.records.layout import RunFiles
 from retrain.records.manifest import read_manifest
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import RunState, begin_attempt, end_attempt, read_attempts
-from retrain.status import survey
+from retrain.results.status import survey
 from tests.conftest import ONE_RUN
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ import scipy  # which imports its parts when they are used
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.report.statistics import describe_sample, difference_of, holm, interquartile_mean
+from retrain.results.report.statistics import describe_sample, difference_of, holm, interquartile_mean
 
 
 def seeds(*values: float) -> dict[int, float]:

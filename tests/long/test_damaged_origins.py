@@ -25,7 +25,7 @@ from retrain.plan.matrix import RunPlan
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_attempts
-from retrain.report.gather import gather
+from retrain.results.report.gather import gather
 from retrain.trainer import worker
 from tests.conftest import ONE_RUN
 

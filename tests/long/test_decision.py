@@ -32,7 +32,7 @@ from retrain.records.layout import CampaignFiles
 from retrain.records.lines import append_line
 from retrain.records.manifest import read_manifest
 from retrain.records.run_state import RunState, begin_attempt, end_attempt
-from retrain.status import survey
+from retrain.results.status import survey
 
 DECISION = """
 [training]

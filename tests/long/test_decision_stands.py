@@ -20,7 +20,7 @@ from retrain.records.decision import ADDED, lines_of, read_looks
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.lines import append_line
 from retrain.records.run_state import RunState, begin_attempt, end_attempt
-from retrain.status import survey
+from retrain.results.status import survey
 from tests.long.test_decision import DECISION, decision_of, stopped_after, verdicts
 
 TWO_CONDITIONS = DECISION.partition('[[campaign.conditions]]\nname = "alike"')[0]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.report.gather import gather
+from retrain.results.report.gather import gather
 
 Retrain = Callable[..., subprocess.CompletedProcess[str]]
 FILE = """

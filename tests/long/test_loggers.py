@@ -15,7 +15,7 @@ from retrain.records.layout import CampaignFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_row import PlannedRun, read_row
 from retrain.records.run_state import read_attempts, read_done
-from retrain.status import survey
+from retrain.results.status import survey
 from retrain.trainer import logger_threads, worker
 from tests import logger_plugins
 from tests.semaphore_processes import wait_until

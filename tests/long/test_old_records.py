@@ -14,8 +14,8 @@ import pytest
 from retrain.records.layout import CampaignFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_attempts
-from retrain.status import survey
-from retrain.status.watch import Watcher
+from retrain.results.status import survey
+from retrain.results.status.watch import Watcher
 
 OLD = sorted((Path(__file__).parents[1] / "data").glob("logs-*"))
 REWARDS = "def score(completion, prompt):\n    return 0.0\n\n\ndef load():\n    return 0.0\n"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from retrain.campaign.run import start
-from retrain.report.gather import gather
-from retrain.report.outputs import ends_of
-from retrain.report.sides import conditions
-from retrain.status import survey
+from retrain.results.report.gather import gather
+from retrain.results.report.outputs import ends_of
+from retrain.results.report.sides import conditions
+from retrain.results.status import survey
 
 SINGLE = '[training]\nlr = 5e-3\nmax_steps = 3\nbatch_size = 2\ngroup_size = 4\n[data]\ntask = "successor"\n'
 

@@ -9,8 +9,8 @@ from itertools import count
 from pathlib import Path
 
 from retrain.backends.squeeze import CONFIG, WEIGHTS
-from retrain.publish import CARD, FACTS, Wishes, publish
-from retrain.publish.choice import Choice, choose
+from retrain.results.publish import CARD, FACTS, Wishes, publish
+from retrain.results.publish.choice import Choice, choose
 from tests.extras.test_publish_records import campaign
 from tests.simulated import flat
 

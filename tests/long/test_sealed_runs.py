@@ -17,8 +17,8 @@ from retrain.campaign.run import reopen, start
 from retrain.records.manifest import look_at, read_manifest
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import UNREADABLE, RunState, inspect_run, read_done
-from retrain.report.gather import gather
-from retrain.status import survey
+from retrain.results.report.gather import gather
+from retrain.results.status import survey
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
 WHEN = ("timestamp", "attempt", "_s", "tokens_per_second")

@@ -23,12 +23,12 @@ from retrain.records.manifest import Manifest, read_manifest
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import RunState, read_attempts, read_done
 from retrain.records.rungs import Searched
-from retrain.report.contents import contents
-from retrain.report.facts import failures
-from retrain.report.gather import gather
-from retrain.report.sides import choose
-from retrain.status import survey
-from retrain.status.watch import Watcher
+from retrain.results.report.contents import contents
+from retrain.results.report.facts import failures
+from retrain.results.report.gather import gather
+from retrain.results.report.sides import choose
+from retrain.results.status import survey
+from retrain.results.status.watch import Watcher
 from tests.long.test_decision import DECISION
 from tests.stopping import IN_TWO_WORKERS, INLINE, finish_inline, killed_at
 

@@ -17,8 +17,8 @@ from retrain.records.layout import CampaignFiles, by_start, find_campaigns, is_c
 from retrain.records.lines import GrowingFile, mark_of
 from retrain.records.manifest import Manifest, read_manifest
 from retrain.records.text import plain
-from retrain.status import CampaignStatus, campaign_row, runs_of
-from retrain.status.tracking import RunTracker, WatchedRun, WatchEvent
+from retrain.results.status import CampaignStatus, campaign_row, runs_of
+from retrain.results.status.tracking import RunTracker, WatchedRun, WatchEvent
 
 REMEMBERED_EVENTS = 200
 IDLE_LOOKS = 10  # an idle campaign is polled less often by this factor

@@ -12,9 +12,9 @@ from retrain.config.schema import Config
 from retrain.config.versions import as_meant
 from retrain.records.layout import campaign_of, is_campaign, is_single_run
 from retrain.records.text import count_of, first_of, plain
-from retrain.report.gather import CampaignRecord, RunHistory, gather
-from retrain.report.sides import Moment, final_value, side_of
-from retrain.report.tables import significant
+from retrain.results.report.gather import CampaignRecord, RunHistory, gather
+from retrain.results.report.sides import Moment, final_value, side_of
+from retrain.results.report.tables import significant
 from retrain.trainer.checkpoint import NAME, Checkpoint, of_step, steps_of
 
 JUDGES = ("eval_reward", "mean_reward")  # of which seed is best: the first that all seeds have

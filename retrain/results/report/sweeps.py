@@ -24,11 +24,11 @@ from retrain.records.layout import CampaignFiles
 from retrain.records.provenance import known_origin
 from retrain.records.rungs import all_of, read_proposals
 from retrain.records.text import MISSING, plain
-from retrain.report import charts as vl
-from retrain.report.charts import Chart, Spec
-from retrain.report.compare import MetricComparison
-from retrain.report.gather import CampaignRecord
-from retrain.report.tables import Table, significant
+from retrain.results.report import charts as vl
+from retrain.results.report.charts import Chart, Spec
+from retrain.results.report.compare import MetricComparison
+from retrain.results.report.gather import CampaignRecord
+from retrain.results.report.tables import Table, significant
 
 MOST_PAIRS = 6
 NAME = 60  # characters of a condition

@@ -13,11 +13,11 @@ import numpy as np
 
 from retrain.base.rollouts import Floats
 from retrain.records.text import MISSING, first_of, format_duration, plain, plain_lines
-from retrain.report import charts as vl
-from retrain.report.charts import Chart, Spec
-from retrain.report.gather import RunHistory, unix_seconds
-from retrain.report.tables import Table
-from retrain.report.timeline import TimeAxis, time_axis
+from retrain.results.report import charts as vl
+from retrain.results.report.charts import Chart, Spec
+from retrain.results.report.gather import RunHistory, unix_seconds
+from retrain.results.report.tables import Table
+from retrain.results.report.timeline import TimeAxis, time_axis
 
 MOST_POINTS = 300  # of a curve; with more rows, each is the most of several
 MOST_SERVERS = 7  # drawn, one colour each; the table lists all

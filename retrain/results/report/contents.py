@@ -9,7 +9,7 @@ from itertools import chain, count
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles
 from retrain.records.samples import KeptSample
-from retrain.report.back_pressure import (
+from retrain.results.report.back_pressure import (
     Scalability,
     best_concurrency,
     fits,
@@ -18,19 +18,25 @@ from retrain.report.back_pressure import (
     stretches,
     usl_chart,
 )
-from retrain.report.charts import Chart, axis_title, final_chart
-from retrain.report.compare import Comparison, MetricComparison, compare, usual_metrics
-from retrain.report.curves import curve_chart
-from retrain.report.engines import crashes_to_read, first_start_s, load_charts, servers, table_of_servers
-from retrain.report.facts import conversations
-from retrain.report.gather import NO_ROWS, CampaignRecord, RunHistory, read_columns
-from retrain.report.series import Curve, Shown, bins_for, curves
-from retrain.report.sides import Match, Moment, Side, conditions, deciding, known_metrics
-from retrain.report.signs import signs_of_cheating
-from retrain.report.sweeps import charts as sweep_charts
-from retrain.report.sweeps import sensitivities, swept_of, table_of_keys
-from retrain.report.tables import Table
-from retrain.report.timeline import split_chart, step_split, timeline, timeline_chart
+from retrain.results.report.charts import Chart, axis_title, final_chart
+from retrain.results.report.compare import Comparison, MetricComparison, compare, usual_metrics
+from retrain.results.report.curves import curve_chart
+from retrain.results.report.engines import (
+    crashes_to_read,
+    first_start_s,
+    load_charts,
+    servers,
+    table_of_servers,
+)
+from retrain.results.report.facts import conversations
+from retrain.results.report.gather import NO_ROWS, CampaignRecord, RunHistory, read_columns
+from retrain.results.report.series import Curve, Shown, bins_for, curves
+from retrain.results.report.sides import Match, Moment, Side, conditions, deciding, known_metrics
+from retrain.results.report.signs import signs_of_cheating
+from retrain.results.report.sweeps import charts as sweep_charts
+from retrain.results.report.sweeps import sensitivities, swept_of, table_of_keys
+from retrain.results.report.tables import Table
+from retrain.results.report.timeline import split_chart, step_split, timeline, timeline_chart
 
 MOST_CONDITIONS = 100  # drawn; tables list all
 SHORT = 190  # pixels of a secondary chart

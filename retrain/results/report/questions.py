@@ -24,9 +24,9 @@ from retrain.records.decision import HELD_OUT, MEASURE
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles
 from retrain.records.samples import Rewards, read_outcomes
-from retrain.report.gather import RunHistory
-from retrain.report.sides import Moment, Side
-from retrain.report.statistics import LEVEL, scipy_stats
+from retrain.results.report.gather import RunHistory
+from retrain.results.report.sides import Moment, Side
+from retrain.results.report.statistics import LEVEL, scipy_stats
 
 FEWEST = 2  # seeds and questions: one has no spread
 MOST = 10**6  # seeds or questions; more are as good as never

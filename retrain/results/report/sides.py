@@ -18,7 +18,7 @@ from retrain.base.errors import ConfigError
 from retrain.base.registry import hint
 from retrain.records.decision import FEWEST_STEPS, HELD_OUT, UNSCORED, steps_averaged, unscored_key
 from retrain.records.text import plain
-from retrain.report.gather import CampaignRecord, RunHistory, gather, number
+from retrain.results.report.gather import CampaignRecord, RunHistory, gather, number
 
 
 @dataclass(frozen=True)

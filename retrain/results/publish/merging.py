@@ -20,9 +20,9 @@ from retrain.backends.text import Text
 from retrain.base import extras
 from retrain.base.errors import ConfigError, PromptError, RunFailedError, first_line
 from retrain.base.rollouts import Prompt
-from retrain.publish.choice import Choice
 from retrain.records.layout import RunFiles
 from retrain.records.samples import samples_of
+from retrain.results.publish.choice import Choice
 
 WHO = "publish --merge"
 MOST_PROBES, MOST_TOKENS = 16, 256

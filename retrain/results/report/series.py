@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from retrain.base.rollouts import Floats
-from retrain.report.gather import RunHistory
-from retrain.report.sides import Side
-from retrain.report.statistics import FEWEST_SEEDS, half_width
+from retrain.results.report.gather import RunHistory
+from retrain.results.report.sides import Side
+from retrain.results.report.statistics import FEWEST_SEEDS, half_width
 
 MOST_POINTS = 100  # of a curve: more would be noise, fewer would hide bends
 FEWEST_POINTS = 20

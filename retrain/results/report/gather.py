@@ -42,8 +42,8 @@ from retrain.records.run_row import RunRow, identical_runs, row_of_inspected, un
 from retrain.records.run_state import UNREADABLE, Attempt, Inspection, RunState, inspect_run, rung_of
 from retrain.records.rungs import Searched, as_decided
 from retrain.records.text import plain
-from retrain.report.run_tables import RunTables
-from retrain.status import runs_of
+from retrain.results.report.run_tables import RunTables
+from retrain.results.status import runs_of
 
 MOST_METRICS = 200  # our rows have at most sixty; a damaged file must not make millions of columns
 LARGEST = 1e100  # no measurement is larger, and sums of squares must not overflow

@@ -11,12 +11,12 @@ import numpy as np
 
 from retrain.base.rollouts import Floats
 from retrain.control.rules.usl import UslFit, fit_usl
-from retrain.report import charts as vl
-from retrain.report.charts import Chart, Spec
-from retrain.report.gather import RunHistory
-from retrain.report.series import Bins, Curve, counted
-from retrain.report.sides import Side
-from retrain.report.tables import Table, significant
+from retrain.results.report import charts as vl
+from retrain.results.report.charts import Chart, Spec
+from retrain.results.report.gather import RunHistory
+from retrain.results.report.series import Bins, Curve, counted
+from retrain.results.report.sides import Side
+from retrain.results.report.tables import Table, significant
 
 MOST_POINTS = 400  # of a condition
 REGIMES = {

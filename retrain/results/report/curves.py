@@ -10,9 +10,9 @@ import numpy as np
 
 from retrain.base.rollouts import Floats
 from retrain.records.text import short_labels
-from retrain.report import charts as vl
-from retrain.report.charts import Chart, Spec
-from retrain.report.series import Bins, Curve, Shown
+from retrain.results.report import charts as vl
+from retrain.results.report.charts import Chart, Spec
+from retrain.results.report.series import Bins, Curve, Shown
 
 MARKED_POINTS = 40  # curves with at most this many points also get dots
 OVERSHOOT = 0.12  # of the means' range: a band may leave the chart beyond it

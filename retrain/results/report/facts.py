@@ -16,10 +16,10 @@ from retrain.records.layout import RunFiles
 from retrain.records.run_row import last_output
 from retrain.records.samples import KeptSample
 from retrain.records.text import MISSING, count_of, counts_of, dollars, number, plain, plain_lines
-from retrain.report.gather import CampaignRecord, RunHistory
-from retrain.report.sides import Side
-from retrain.status import cost_of
-from retrain.status.one_run import choose_samples
+from retrain.results.report.gather import CampaignRecord, RunHistory
+from retrain.results.report.sides import Side
+from retrain.results.status import cost_of
+from retrain.results.status.one_run import choose_samples
 
 MOST_CONDITIONS = 8  # of each, two conversations are shown
 LONGEST_ANSWER = 60  # characters

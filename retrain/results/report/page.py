@@ -19,11 +19,11 @@ from typing import Any
 
 from retrain.base import extras
 from retrain.records.rungs import lines_of_search
-from retrain.report import facts, tables
-from retrain.report.charts import STYLE, VEGA_LITE, Spec, axis_title, converter
-from retrain.report.contents import Contents
-from retrain.report.curves import curve_chart, packed
-from retrain.report.series import Curve
+from retrain.results.report import facts, tables
+from retrain.results.report.charts import STYLE, VEGA_LITE, Spec, axis_title, converter
+from retrain.results.report.contents import Contents
+from retrain.results.report.curves import curve_chart, packed
+from retrain.results.report.series import Curve
 
 MARK = "retrain report"  # by which retrain recognizes its own file
 SHOWN_FIRST = ("entropy", "tokens_per_second")
@@ -114,7 +114,7 @@ def _inline(script: str) -> str:
 
 
 def _file(name: str) -> str:
-    return resources.files("retrain.report").joinpath(name).read_text(encoding="utf-8")
+    return resources.files("retrain.results.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _packed(chart: Spec, lines: Sequence[Curve]) -> Spec:

@@ -16,8 +16,8 @@ import numpy as np
 from retrain.base.rollouts import Floats
 from retrain.control.rules.persistent_noise import deviation, window_rises
 from retrain.records.text import count_of, plain
-from retrain.report.gather import RunHistory
-from retrain.report.sides import Side
+from retrain.results.report.gather import RunHistory
+from retrain.results.report.sides import Side
 
 WINDOW = 5  # steps before and after a jump: enough to tell it from one lucky batch
 LEAST_RISE = 0.1  # in the reward's unit; most rewards lie in [0, 1]

@@ -26,12 +26,12 @@ from retrain.records.layout import RunFiles
 from retrain.records.lines import Row
 from retrain.records.metrics import stream_rows
 from retrain.records.run_state import UNREADABLE
-from retrain.report.charts import STYLE, VEGA_LITE, Chart, converter
-from retrain.report.compare import SEED, deciding_keys
-from retrain.report.contents import contents
-from retrain.report.gather import CampaignRecord, RunHistory
-from retrain.report.page import MARK, page
-from retrain.report.sides import Moment, check_metrics, final_value, known_metrics
+from retrain.results.report.charts import STYLE, VEGA_LITE, Chart, converter
+from retrain.results.report.compare import SEED, deciding_keys
+from retrain.results.report.contents import contents
+from retrain.results.report.gather import CampaignRecord, RunHistory
+from retrain.results.report.page import MARK, page
+from retrain.results.report.sides import Moment, check_metrics, final_value, known_metrics
 
 FORMULA = (
     "=",

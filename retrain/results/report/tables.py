@@ -10,12 +10,12 @@ from typing import NamedTuple
 from retrain.records.decision import lines_of as lines_of  # for the page
 from retrain.records.decision import looks_of
 from retrain.records.text import MISSING, count_of, first_of, format_duration, plain
-from retrain.report.compare import Comparison, Judged, MetricComparison, SideResult, Verdict
-from retrain.report.compare import cost_lines as cost_lines
-from retrain.report.gather import CampaignRecord
-from retrain.report.sides import Side
-from retrain.report.statistics import FEWEST_SEEDS, describe_sample
-from retrain.status.columns import table_of
+from retrain.results.report.compare import Comparison, Judged, MetricComparison, SideResult, Verdict
+from retrain.results.report.compare import cost_lines as cost_lines
+from retrain.results.report.gather import CampaignRecord
+from retrain.results.report.sides import Side
+from retrain.results.report.statistics import FEWEST_SEEDS, describe_sample
+from retrain.results.status.columns import table_of
 
 DIRECTIONS = {True: "higher is better", False: "lower is better", None: ""}
 MOST_NAMED = 5  # conditions in one sentence

@@ -24,14 +24,14 @@ from retrain.config.keys import as_toml
 from retrain.config.resolve import values_of
 from retrain.config.schema import Config
 from retrain.plugins.loggers import without_secrets
-from retrain.publish.choice import Choice
-from retrain.publish.results import cost, result, table
 from retrain.records.layout import RunFiles
 from retrain.records.samples import samples_of
 from retrain.records.text import plain
+from retrain.results.publish.choice import Choice
+from retrain.results.publish.results import cost, result, table
 
 if TYPE_CHECKING:
-    from retrain.publish import Published, Wishes
+    from retrain.results.publish import Published, Wishes
 
 SHOWN = {  # keys in every card, although they may be defaults
     *("model.lora_rank", "training.max_steps", "training.batch_size", "training.group_size"),

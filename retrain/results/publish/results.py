@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from retrain.publish.choice import Choice
-from retrain.publish.merging import Merged
 from retrain.records.text import count_of, dollars, format_duration, plain
-from retrain.report.compare import Comparison, MetricComparison, SideResult, compare
-from retrain.report.gather import RunHistory
-from retrain.report.sides import Match, Moment, deciding, final_value, side_of
-from retrain.report.tables import Table, footnotes, heading, interval, remarks, results, significant
+from retrain.results.publish.choice import Choice
+from retrain.results.publish.merging import Merged
+from retrain.results.report.compare import Comparison, MetricComparison, SideResult, compare
+from retrain.results.report.gather import RunHistory
+from retrain.results.report.sides import Match, Moment, deciding, final_value, side_of
+from retrain.results.report.tables import Table, footnotes, heading, interval, remarks, results, significant
 
 REWARDS = ("eval_reward", "mean_reward")
 

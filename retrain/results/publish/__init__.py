@@ -19,12 +19,12 @@ from retrain.backends.squeeze import CONFIG, WEIGHTS
 from retrain.base import registry
 from retrain.base.distribution import version
 from retrain.base.errors import ConfigError, RecordsError, records_error
-from retrain.publish.card import Subject, card, is_local, renamed, system_prompt
-from retrain.publish.choice import Choice
-from retrain.publish.directory import AGAIN, FACTS, made_beside
-from retrain.publish.hub import push
-from retrain.publish.merging import Merged, loaded_tokenizer, merge, probes_of
 from retrain.records.files import read_json, record_of
+from retrain.results.publish.card import Subject, card, is_local, renamed, system_prompt
+from retrain.results.publish.choice import Choice
+from retrain.results.publish.directory import AGAIN, FACTS, made_beside
+from retrain.results.publish.hub import push
+from retrain.results.publish.merging import Merged, loaded_tokenizer, merge, probes_of
 
 CARD = "README.md"
 PARENT = Path("published")

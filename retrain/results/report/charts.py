@@ -19,15 +19,15 @@ from typing import Any
 
 from retrain.base import extras
 from retrain.records.text import short_labels
-from retrain.report.compare import MetricComparison, SideResult
-from retrain.report.series import range_of
+from retrain.results.report.compare import MetricComparison, SideResult
+from retrain.results.report.series import range_of
 
 Spec = dict[str, Any]
 
 VEGA_LITE = "6.1"  # of the versions in vl-convert, the last whose nearest-point tooltips show text (PR 9707)
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 WIDTH, HEIGHT = 720, 260
-STYLE: Spec = json.loads(resources.files("retrain.report").joinpath("style.json").read_bytes())
+STYLE: Spec = json.loads(resources.files("retrain.results.report").joinpath("style.json").read_bytes())
 INK = STYLE["title"]["color"]
 # Okabe and Ito's colours, without the yellow, which is too pale for lines on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

@@ -15,10 +15,25 @@ from retrain.config.resolve import flatten
 from retrain.records.decision import HELD_OUT, UNSCORED, Decision, is_higher_better, unscored_key
 from retrain.records.rungs import Searched
 from retrain.records.text import dollars, plain, without_score
-from retrain.report.gather import RunHistory
-from retrain.report.questions import ByQuestion, by_question, sentences
-from retrain.report.sides import Match, Moment, Side, describe, final_value, known_metrics, unscored_share
-from retrain.report.statistics import LEVEL, Difference, SeedSummary, describe_sample, difference_of, holm
+from retrain.results.report.gather import RunHistory
+from retrain.results.report.questions import ByQuestion, by_question, sentences
+from retrain.results.report.sides import (
+    Match,
+    Moment,
+    Side,
+    describe,
+    final_value,
+    known_metrics,
+    unscored_share,
+)
+from retrain.results.report.statistics import (
+    LEVEL,
+    Difference,
+    SeedSummary,
+    describe_sample,
+    difference_of,
+    holm,
+)
 
 SPEED = "step_time_s"
 OF_A_STEP = ("_time_s", "_wait_s", "tokens_per_second")  # metrics that more steps do not improve
