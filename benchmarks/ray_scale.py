@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks.many_runs import campaign_of, status_cost
 from benchmarks.suite import script_parser
 from retrain import run_campaign
-from retrain.launchers.ray.client import JobsClient
+from retrain.campaign.launchers.ray.client import JobsClient
 from tests.cluster.ray_cluster import Cluster
 from tests.cluster.waiting import await_that
 

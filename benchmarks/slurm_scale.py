@@ -28,7 +28,7 @@ import psutil
 from benchmarks.many_runs import campaign_of, status_cost
 from benchmarks.suite import script_parser
 from retrain.base.locks.held import is_held
-from retrain.launchers.slurm import COMMANDS
+from retrain.campaign.launchers.slurm import COMMANDS
 from tests.cluster.slurm_cluster import Cluster
 
 ROOT = Path(__file__).parent.parent

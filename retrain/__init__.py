@@ -58,6 +58,10 @@ if TYPE_CHECKING:
     from retrain.base.rollouts import Prompt as Prompt
     from retrain.base.rollouts import Rollout as Rollout
     from retrain.base.rollouts import TrainingSample as TrainingSample
+    from retrain.campaign.launchers import Assignment as Assignment
+    from retrain.campaign.launchers import Begun as Begun
+    from retrain.campaign.launchers import Ended as Ended
+    from retrain.campaign.launchers import Launcher as Launcher
     from retrain.campaign.run import run_campaign as run_campaign
     from retrain.config.load import load_config as load_config
     from retrain.config.prices import Price as Price
@@ -76,10 +80,6 @@ if TYPE_CHECKING:
     from retrain.control.rules.sequential import SequentialComparison as SequentialComparison
     from retrain.control.rules.usl import UslFit as UslFit
     from retrain.control.rules.usl import fit_usl as fit_usl
-    from retrain.launchers import Assignment as Assignment
-    from retrain.launchers import Begun as Begun
-    from retrain.launchers import Ended as Ended
-    from retrain.launchers import Launcher as Launcher
     from retrain.plan.estimate import Makespan as Makespan
     from retrain.plan.estimate import estimate_makespan as estimate_makespan
     from retrain.plan.estimate import estimate_workload as estimate_workload
@@ -139,7 +139,7 @@ _HOME = {
             "RunFailedError"
         ),
         "base.json_lines": "Demonstration",
-        "launchers": "Assignment Begun Ended Launcher",
+        "campaign.launchers": "Assignment Begun Ended Launcher",
         "plugins.loggers": "LoggedRun Logger",
         "trainer.pipeline": "RateLimiter",
         "plan.estimate": "Makespan estimate_makespan estimate_workload",

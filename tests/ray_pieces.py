@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from retrain.launchers import Assignment, Begun, Ended
-from retrain.launchers.ray import task
-from retrain.launchers.ray.client import JobsClient, RayJob
-from retrain.launchers.ray.driver import Driver
-from retrain.launchers.ray.home import LOST, OVER, Home, Orders, TaskEvent
-from retrain.launchers.ray.launcher import RayLauncher
+from retrain.campaign.launchers import Assignment, Begun, Ended
+from retrain.campaign.launchers.ray import task
+from retrain.campaign.launchers.ray.client import JobsClient, RayJob
+from retrain.campaign.launchers.ray.driver import Driver
+from retrain.campaign.launchers.ray.home import LOST, OVER, Home, Orders, TaskEvent
+from retrain.campaign.launchers.ray.launcher import RayLauncher
 
 
 class Threads:

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from retrain.launchers import Assignment
+from retrain.campaign.launchers import Assignment
 
 
 def assignment(directory: Path, runs: int = 3, **changes: object) -> Assignment:

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.calibrate import advice, check_target, schema_line, to_toml, trials
-from retrain.calibrate.advice import Memory
-from retrain.calibrate.conclude import Evidence, crowding_between
-from retrain.calibrate.facts import BatchFound, Lengths, StepSplit, WorkersMeasured, workers_measured
-from retrain.calibrate.trials import Effort, Trialled
+from retrain.campaign.calibrate import advice, check_target, schema_line, to_toml, trials
+from retrain.campaign.calibrate.advice import Memory
+from retrain.campaign.calibrate.conclude import Evidence, crowding_between
+from retrain.campaign.calibrate.facts import BatchFound, Lengths, StepSplit, WorkersMeasured, workers_measured
+from retrain.campaign.calibrate.trials import Effort, Trialled
 from retrain.config.load import parse
 from retrain.config.reference import DIRECTIVE
 from retrain.config.schema import RateLimiter

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from retrain.base.errors import InfrastructureError
-from retrain.calibrate import trials
+from retrain.campaign.calibrate import trials
 from retrain.control.machine import nvidia
 from retrain.control.machine.nvidia import Gpu
 from retrain.control.machine.processes import process_tree

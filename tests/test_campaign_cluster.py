@@ -13,12 +13,12 @@ from retrain.base.locks.held import LockHolder, hold, holder
 from retrain.campaign import Observer
 from retrain.campaign.admission import as_planned
 from retrain.campaign.endings import Ending
+from retrain.campaign.launchers import Assignment, Begun, Ended
 from retrain.campaign.orchestrate import CampaignRun
 from retrain.campaign.run import start
 from retrain.campaign.stop import stop_campaign
 from retrain.campaign.supervise import Supervisor
 from retrain.config.campaign import Campaign
-from retrain.launchers import Assignment, Begun, Ended
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.run_state import (

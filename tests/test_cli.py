@@ -324,7 +324,7 @@ def test_explain_imports_only_what_it_uses(campaign_file: Path) -> None:
     of_an_api = ["--set", "backend.options.api_latency_s=0.1"]  # which takes permits when it runs
     found = imported(["explain", campaign_file.name, *of_an_api], campaign_file.parent)
     records = {f"retrain.records.{name}" for name in ("manifest", "run_state", "run_row", "step_row")}
-    clusters = {f"retrain.launchers.{name}" for name in ("cluster", "slurm", "ray")}
+    clusters = {f"retrain.campaign.launchers.{name}" for name in ("cluster", "slurm", "ray")}
     others = {
         "retrain.control.permits",
         "retrain.config.reference",

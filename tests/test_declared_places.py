@@ -8,11 +8,11 @@ import pytest
 
 from retrain.base import registry
 from retrain.base.errors import ConfigError
+from retrain.campaign.conformance import check_plugin
 from retrain.campaign.launcher_setup import as_launched
 from retrain.campaign.run import start
 from retrain.config.launching import runs_here
 from retrain.config.load import parse
-from retrain.conformance import check_plugin
 from retrain.plan.build import plan_runs
 from retrain.plan.checklist import Decisions, warnings_of
 from retrain.plan.matrix import Plan

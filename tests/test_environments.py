@@ -27,9 +27,9 @@ from retrain.base import registry
 from retrain.base.errors import ConfigError, InterruptedRunError, PromptError
 from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import Given, Group, NextTurn, Prompt, Rollout
+from retrain.campaign.conformance import check_plugin
 from retrain.config.load import parse
 from retrain.config.schema import Config, Environment
-from retrain.conformance import check_plugin
 from retrain.plan.build import plan_runs
 from retrain.plan.preflight import preflight
 from retrain.plugins.environments import plain_calls

@@ -25,9 +25,9 @@ from retrain.base import registry
 from retrain.base.errors import ConfigError
 from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import CallForm, FirstTurn, Given, Group, Loss, Prompt, Rollout, TrainingSample
+from retrain.campaign.conformance import check_plugin
 from retrain.config.load import parse
 from retrain.config.schema import Environment
-from retrain.conformance import check_plugin
 from retrain.plugins.environments.endpoint.calling import Calling
 from retrain.plugins.environments.endpoint.chat import Called, Message, Refusal
 from retrain.plugins.environments.endpoint.session import Rendering

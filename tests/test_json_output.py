@@ -11,7 +11,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from retrain import conformance
+from retrain.campaign import conformance
 from retrain.campaign.states import RunStates
 from retrain.cli import doctor, plugins
 from retrain.control.permits.slots import Holder

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from retrain.launchers.cluster import Asking
+from retrain.campaign.launchers.cluster import Asking
 
 
 class Clock:

@@ -17,12 +17,12 @@ from retrain.base.errors import (
     RecordsError,
 )
 from retrain.base.locks.held import hold
+from retrain.campaign.launchers import Begun, Ended
+from retrain.campaign.launchers.ray import driver, task
+from retrain.campaign.launchers.ray.client import BY_COMMAND, NO_ROOM, LocalJobs, why_silent
+from retrain.campaign.launchers.ray.home import Home, TaskEvent
+from retrain.campaign.launchers.ray.launcher import RayLauncher
 from retrain.config.campaign import Ray
-from retrain.launchers import Begun, Ended
-from retrain.launchers.ray import driver, task
-from retrain.launchers.ray.client import BY_COMMAND, NO_ROOM, LocalJobs, why_silent
-from retrain.launchers.ray.home import Home, TaskEvent
-from retrain.launchers.ray.launcher import RayLauncher
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import write_done
 from tests.ray_pieces import Jobs, Threads, assignment, drive, look, order
@@ -66,7 +66,7 @@ def test_a_campaign_is_one_job_however_many_runs_are_submitted(
     made.submit(["r0"])
     assert list(jobs.all) == ["camp.1"]
     (command,) = jobs.entrypoints
-    assert shlex.split(command)[2:] == ["retrain.launchers.ray.driver", str(tmp_path / "camp"), "1"]
+    assert shlex.split(command)[2:] == ["retrain.campaign.launchers.ray.driver", str(tmp_path / "camp"), "1"]
 
 
 def test_a_look_asks_one_question(made: RayLauncher, jobs: Jobs) -> None:

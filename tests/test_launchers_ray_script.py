@@ -12,11 +12,11 @@ import pytest
 
 from retrain.base.distribution import install_command
 from retrain.base.errors import EXIT_CONFIG, EXIT_LAUNCH
+from retrain.campaign.launchers import ray as plugin
+from retrain.campaign.launchers.ray import job_options, render, task_options
+from retrain.campaign.launchers.ray.driver import config_of_tasks
+from retrain.campaign.launchers.shared_permits import workers_at_a_time
 from retrain.config.campaign import Ray
-from retrain.launchers import ray as plugin
-from retrain.launchers.ray import job_options, render, task_options
-from retrain.launchers.ray.driver import config_of_tasks
-from retrain.launchers.shared_permits import workers_at_a_time
 from tests.ray_pieces import assignment
 
 Retrain = Callable[..., subprocess.CompletedProcess[str]]

@@ -13,8 +13,8 @@ import pytest
 
 from retrain.base.locks import start_mark
 from retrain.base.locks.held import signal_holder
-from retrain.launchers import Assignment
-from retrain.launchers.local import open_launcher
+from retrain.campaign.launchers import Assignment
+from retrain.campaign.launchers.local import open_launcher
 
 HOLDER = """
 import sys

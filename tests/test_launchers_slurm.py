@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from retrain.base.errors import EXIT_CONFIG, EXIT_LAUNCH
 from retrain.base.locks.held import hold
+from retrain.campaign.launchers import Assignment, Begun, Ended
+from retrain.campaign.launchers import slurm as plugin
+from retrain.campaign.launchers.cluster import SubmittedRun
+from retrain.campaign.launchers.shared_permits import workers_at_a_time
+from retrain.campaign.launchers.slurm import news_of
+from retrain.campaign.launchers.slurm.commands import SlurmTask, array_of, held_back, parse
+from retrain.campaign.launchers.slurm.script import ArrayNames, is_script, read_queue, render
 from retrain.campaign.run import start
 from retrain.config.campaign import Slurm
-from retrain.launchers import Assignment, Begun, Ended
-from retrain.launchers import slurm as plugin
-from retrain.launchers.cluster import SubmittedRun
-from retrain.launchers.shared_permits import workers_at_a_time
-from retrain.launchers.slurm import news_of
-from retrain.launchers.slurm.commands import SlurmTask, array_of, held_back, parse
-from retrain.launchers.slurm.script import ArrayNames, is_script, read_queue, render
 from retrain.records.campaign_state import asked_to_stop
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.run_state import write_done

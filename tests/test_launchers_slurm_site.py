@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.base.errors import EXIT_LAUNCH, ClusterDownError, LaunchError
+from retrain.campaign.launchers import slurm as plugin
+from retrain.campaign.launchers.slurm import commands
+from retrain.campaign.launchers.slurm.commands import QueueFullError, list_tasks, parse, submit
+from retrain.campaign.launchers.slurm.script import ArrayNames, job_name
 from retrain.config.campaign import Slurm
-from retrain.launchers import slurm as plugin
-from retrain.launchers.slurm import commands
-from retrain.launchers.slurm.commands import QueueFullError, list_tasks, parse, submit
-from retrain.launchers.slurm.script import ArrayNames, job_name
 from tests.slurm_pieces import assignment, command, squeue, submitted_before
 
 Retrain = Callable[..., subprocess.CompletedProcess[str]]

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from retrain.base.errors import RecordsError
 from retrain.base.locks import LockFile, locked
+from retrain.campaign.conformance import check_plugin
 from retrain.campaign.run import start
 from retrain.config.load import load_config
-from retrain.conformance import check_plugin
 from retrain.control.permits import FileSemaphore
 from retrain.control.permits.adaptive import SharedPermits
 from retrain.control.rules.permits import HIGHEST, AdaptivePermits, CallFacts

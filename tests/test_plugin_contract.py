@@ -18,9 +18,9 @@ from retrain.base.errors import ConfigError, Problem
 from retrain.base.registry.code import defines
 from retrain.base.registry.contract import call_problem
 from retrain.base.rollouts import Prompt
+from retrain.campaign.conformance import check_plugin, kinds_of
 from retrain.cli import app
 from retrain.config.load import parse
-from retrain.conformance import check_plugin, kinds_of
 from retrain.plan.build import plan_runs
 from retrain.plan.preflight import preflight, sandboxes_of
 from retrain.plugins.rewards import Answer, Score, match, python
@@ -165,7 +165,7 @@ def test_a_hook_may_name_a_key_with_digits_and_capitals(key: str, own: Callable[
 def test_a_hook_may_return_problems_with_keys_of_inner_tables(own: Callable[[str, str], str]) -> None:
     code = """
 from retrain.base.errors import Problem
-from retrain.launchers.inline import InlineLauncher
+from retrain.campaign.launchers.inline import InlineLauncher
 
 def open_launcher(assignment, *, limits: dict = {}): return InlineLauncher(assignment)
 def check_options(options): return [Problem(("limits", "a b"), "needs a limit"), "no cluster: ask for one"]

@@ -17,8 +17,8 @@ from retrain.base.errors import EXIT_DONE, EXIT_INFRASTRUCTURE
 from retrain.base.locks import held as locks
 from retrain.base.locks import start_mark
 from retrain.base.locks.held import hold, holder, is_held
+from retrain.campaign.launchers import Assignment, Ended, local
 from retrain.campaign.run import start
-from retrain.launchers import Assignment, Ended, local
 from retrain.records.layout import RunFiles
 from retrain.trainer.worker import run as run_worker
 from tests.semaphore_processes import wait_until

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from retrain.base.errors import ConfigError
-from retrain.calibrate import Calibrator
-from retrain.calibrate.trials import Effort
+from retrain.campaign.calibrate import Calibrator
+from retrain.campaign.calibrate.trials import Effort
 from retrain.config.campaign import Search
 from retrain.config.load import load_config, parse
 from retrain.config.points import Proposal

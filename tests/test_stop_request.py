@@ -79,7 +79,7 @@ def test_a_worker_that_cannot_look_for_the_request_for_now_is_tried_again(
 
 
 SILENT_CLUSTER = """
-from retrain.launchers import Ended
+from retrain.campaign.launchers import Ended
 from retrain.records.layout import CampaignFiles
 
 def open_launcher(assignment):

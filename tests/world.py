@@ -14,7 +14,7 @@ from pathlib import Path
 
 from retrain.base.errors import EXIT_DONE, EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED, RecordsError
 from retrain.base.locks.held import HeldLock, hold
-from retrain.launchers import Assignment, Ended
+from retrain.campaign.launchers import Assignment, Ended
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import MetricsWriter
 from retrain.records.run_state import begin_attempt, end_attempt, write_done

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from retrain.base import registry
 from retrain.base.errors import ConfigError, LaunchError
+from retrain.campaign.launchers import Assignment, Launcher
 from retrain.config.campaign import Campaign
 from retrain.config.keys import Tables
 from retrain.config.launching import options_of, unused_keys
 from retrain.config.schema import FIRST_PERMITS, Config
-from retrain.launchers import Assignment, Launcher
 from retrain.plan.build import plan_runs
 from retrain.plan.matrix import Plan
 from retrain.records.layout import CampaignFiles, RunFiles

@@ -30,9 +30,9 @@ from retrain.campaign.launcher_setup import (
     permit_directories,
     require_left,
 )
+from retrain.campaign.launchers import Launcher
 from retrain.campaign.rollup import RecordingObserver, RollUp, deliver_missing, manifest_of
 from retrain.campaign.supervise import Supervisor
-from retrain.launchers import Launcher
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.preflight import runs_programs
 from retrain.records.campaign_state import NoticeBook, ask_to_stop, asked_to_stop

@@ -22,7 +22,7 @@ from retrain.base.locks.held import HeldLock, hold, holder, is_held, present_hol
 from retrain.base.registry import names
 from retrain.campaign.endings import Ending, conclude, ended_attempts
 from retrain.campaign.launcher_setup import assignment_for_stopping, open_launcher
-from retrain.launchers import Ended, Launcher
+from retrain.campaign.launchers import Ended, Launcher
 from retrain.records.campaign_state import ask_to_stop
 from retrain.records.files import readable
 from retrain.records.layout import CampaignFiles, RunFiles, files_of_runs, open_campaign, recorded_hash

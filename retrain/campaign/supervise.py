@@ -23,9 +23,9 @@ from retrain.campaign.endings import (
     ending_by,
     log_tail,
 )
+from retrain.campaign.launchers import Begun, Ended, Launcher
 from retrain.campaign.retry import SUBMIT_AGAIN_S, LaunchBreaker, RetryPolicy
 from retrain.config.campaign import Campaign
-from retrain.launchers import Begun, Ended, Launcher
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import API_PAUSED, RunState

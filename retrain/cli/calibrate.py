@@ -19,8 +19,8 @@ from retrain.records.text import about, dollars, format_duration, gib, plain
 from retrain.render.tables import console, messages, print_result, table
 
 if TYPE_CHECKING:
-    from retrain.calibrate.conclude import Calibration
-    from retrain.calibrate.facts import BatchFound
+    from retrain.campaign.calibrate.conclude import Calibration
+    from retrain.campaign.calibrate.facts import BatchFound
 
 ENDING_TRIAL = "ending the trial; reporting what was measured"
 BARS = 24  # characters of the longest
@@ -53,8 +53,8 @@ def command(
 
     Example: retrain calibrate campaign.toml --budget 20m
     """
-    from retrain.calibrate import Calibrator, check_target
-    from retrain.calibrate.trials import Effort
+    from retrain.campaign.calibrate import Calibrator, check_target
+    from retrain.campaign.calibrate.trials import Effort
     from retrain.render.live import EventLines
 
     budget_s = duration(budget, "--budget")

@@ -103,7 +103,7 @@ def _table_of(name: str, overrides: Sequence[str]) -> dict[str, object]:
 
 
 def _try_out(name: str, kind: str, overrides: Sequence[str], as_json: bool) -> None:
-    from retrain.conformance import check_plugin, kinds_of
+    from retrain.campaign.conformance import check_plugin, kinds_of
     from retrain.render.tables import console, print_result
 
     waiting = Timer(SILENT_S, typer.echo)

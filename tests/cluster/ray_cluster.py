@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from retrain.base.errors import ClusterDownError
-from retrain.launchers.ray.client import JobsClient
+from retrain.campaign.launchers.ray.client import JobsClient
 from tests.cluster.ports import free_ports
 from tests.cluster.processes import environment_of, kill_together, running
 from tests.cluster.waiting import await_that

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 from retrain.base.errors import EXIT_INTERRUPTED
-from retrain.launchers.ray.client import RayJob
+from retrain.campaign.launchers.ray.client import RayJob
 from tests.cluster.campaigns import (
     PRICED,
     TOML,

@@ -12,8 +12,8 @@ import pytest
 
 from retrain.base.errors import EXIT_RUN_FAILED, ClusterDownError, LaunchError
 from retrain.base.locks.held import is_held
+from retrain.campaign.launchers.ray.client import JobsClient
 from retrain.campaign.run import start
-from retrain.launchers.ray.client import JobsClient
 from tests.cluster.campaigns import (
     Start,
     finish,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from retrain.base.errors import EXIT_LAUNCH, EXIT_RUN_FAILED
 from retrain.base.locks.held import is_held
-from retrain.launchers.ray.home import GIVEN, Home, TaskEvent
+from retrain.campaign.launchers.ray.home import GIVEN, Home, TaskEvent
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import read_attempts, worker_pids
 from tests.cluster.campaigns import (
@@ -51,7 +51,7 @@ def given_by(driver: int, campaign: Path) -> list[TaskEvent]:
 
 def kill_driver(ray: Cluster) -> None:
     """End the one driver that lives, as the kernel does for want of memory."""
-    driver = ["retrain.base.hide_process", "retrain.launchers.ray.driver"]
+    driver = ["retrain.base.hide_process", "retrain.campaign.launchers.ray.driver"]
     kill(pid for pid in ray.processes(HEAD, program=driver[1]) if command_of(pid)[3:5] == driver)
 
 

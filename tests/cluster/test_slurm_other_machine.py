@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from retrain.base.errors import EXIT_LAUNCH, EXIT_RUN_FAILED
-from retrain.launchers.shared_permits import read_verdict
+from retrain.campaign.launchers.shared_permits import read_verdict
 from tests.cluster.campaigns import (
     STEPS,
     Start,

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.calibrate import to_toml
-from retrain.calibrate.advice import Advice
+from retrain.campaign.calibrate import to_toml
+from retrain.campaign.calibrate.advice import Advice
 from retrain.config.load import load_config, parse
 from tests.semaphore_processes import wait_until
 

@@ -18,10 +18,10 @@ from retrain.base.locks.held import hold
 from retrain.campaign import Observer, supervise
 from retrain.campaign.admission import as_planned, by_memory
 from retrain.campaign.endings import Ending
+from retrain.campaign.launchers import Ended
 from retrain.campaign.run import run_campaign, start
 from retrain.campaign.supervise import Supervisor
 from retrain.config.campaign import Campaign
-from retrain.launchers import Ended
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import RunState, begin_attempt, read_attempts, write_done

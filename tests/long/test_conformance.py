@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.conformance import check_plugin
+from retrain.campaign.conformance import check_plugin
 
 Retrain = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -11,9 +11,9 @@ import pytest
 
 from retrain.base.errors import EXIT_DONE, EXIT_LAUNCH
 from retrain.base.locks.held import hold
+from retrain.campaign.launchers import Begun, Ended
+from retrain.campaign.launchers import slurm as plugin
 from retrain.config.campaign import Slurm
-from retrain.launchers import Begun, Ended
-from retrain.launchers import slurm as plugin
 from retrain.records.layout import RunFiles
 from tests.slurm_pieces import assignment, command, squeue, submitted_before
 

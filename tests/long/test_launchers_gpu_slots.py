@@ -14,10 +14,10 @@ import tomli_w
 
 from retrain.base.errors import LaunchError
 from retrain.campaign.launcher_setup import assignment_of
+from retrain.campaign.launchers import Assignment
+from retrain.campaign.launchers.local import open_launcher, take_slot, visible_gpus
 from retrain.config.load import parse
 from retrain.config.resolve import as_tables
-from retrain.launchers import Assignment
-from retrain.launchers.local import open_launcher, take_slot, visible_gpus
 from retrain.plan.build import plan_runs
 from retrain.records.layout import CampaignFiles, RunFiles
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from retrain.base.errors import LaunchError
+from retrain.campaign.launchers.ray.client import RayJob
+from retrain.campaign.launchers.ray.home import Home
+from retrain.campaign.launchers.ray.launcher import RayLauncher, RayLockTest
+from retrain.campaign.launchers.shared_permits import directories_of, read_verdict
 from retrain.config.campaign import Ray
-from retrain.launchers.ray.client import RayJob
-from retrain.launchers.ray.home import Home
-from retrain.launchers.ray.launcher import RayLauncher, RayLockTest
-from retrain.launchers.shared_permits import directories_of, read_verdict
 from retrain.records.campaign_state import ask_to_stop
 from retrain.records.layout import CampaignFiles
 from tests.ray_pieces import Jobs, assignment
@@ -27,7 +27,7 @@ SHARED = Ray(permits="shared")
 
 def part(directory: Path, rank: int, node: str) -> subprocess.Popen[str]:
     """Start one part of a test."""
-    test = [sys.executable, "-m", "retrain.launchers.shared_permits", directory / "verdict.json"]
+    test = [sys.executable, "-m", "retrain.campaign.launchers.shared_permits", directory / "verdict.json"]
     command = [*test, directory / "permits", str(rank), "mark", node]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 

@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from retrain.base.locks.held import hold
+from retrain.campaign.launchers.ray import render, task
+from retrain.campaign.launchers.ray.driver import MOST_LIVES
+from retrain.campaign.launchers.ray.home import GIVEN, LOST, OVER, Home, TaskEvent
 from retrain.config.campaign import Ray
-from retrain.launchers.ray import render, task
-from retrain.launchers.ray.driver import MOST_LIVES
-from retrain.launchers.ray.home import GIVEN, LOST, OVER, Home, TaskEvent
 from retrain.records.campaign_state import ask_to_stop
 from retrain.records.layout import CampaignFiles
 from tests.ray_pieces import Threads, assignment, drive, home_of, order
@@ -224,7 +224,8 @@ def test_a_node_that_does_not_see_the_directory_is_told_by_its_task(tmp_path: Pa
 def working(home: Home) -> subprocess.Popen[bytes]:
     """Start a task in a process of its own, as Ray does."""
     arguments = home.task_arguments(TaskEvent("r0", 1))
-    code = f"import sys; from retrain.launchers.ray.task import work; sys.exit(work(*{arguments}) is None)"
+    work = "from retrain.campaign.launchers.ray.task import work"
+    code = f"import sys; {work}; sys.exit(work(*{arguments}) is None)"
     return subprocess.Popen([sys.executable, "-c", code])
 
 

@@ -28,7 +28,10 @@ KINDS = (
     "loggers",
 )
 
-HOMES = {"backends": "backends", "launchers": "launchers"}  # kinds that are not below `retrain.plugins`
+HOMES = {
+    "backends": "backends",
+    "launchers": "campaign.launchers",
+}  # kinds that are not below `retrain.plugins`
 
 # Ranges of a plugin's numbers; checked by the annotation's name, without an import.
 Positive: TypeAlias = Annotated[float, "Positive"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retrain.base.clock import seconds_between
-from retrain.calibrate.trials import Rows, Trialled
+from retrain.campaign.calibrate.trials import Rows, Trialled
 from retrain.config.schema import Backend
 from retrain.plan.estimate.measured import MeasuredRun
 from retrain.records.lines import number_in

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from retrain.base.errors import EXIT_DONE, LaunchError, RecordsError
-from retrain.config.campaign import Ray
-from retrain.launchers import Assignment, Ended
-from retrain.launchers.cluster import (
+from retrain.campaign.launchers import Assignment, Ended
+from retrain.campaign.launchers.cluster import (
     FORGOTTEN,
     ClusterLauncher,
     News,
@@ -21,10 +20,27 @@ from retrain.launchers.cluster import (
     is_alive,
     where_to_look,
 )
-from retrain.launchers.ray import DRIVER, job_options, large_enough, node_of, pin, render, task_options
-from retrain.launchers.ray.client import BY_COMMAND, LOCAL, NO_ROOM, JobsClient, LocalJobs, RayJob, said_of
-from retrain.launchers.ray.home import GIVEN, LOST, Home, TaskEvent
-from retrain.launchers.shared_permits import MODULE, SHARED, LockTest
+from retrain.campaign.launchers.ray import (
+    DRIVER,
+    job_options,
+    large_enough,
+    node_of,
+    pin,
+    render,
+    task_options,
+)
+from retrain.campaign.launchers.ray.client import (
+    BY_COMMAND,
+    LOCAL,
+    NO_ROOM,
+    JobsClient,
+    LocalJobs,
+    RayJob,
+    said_of,
+)
+from retrain.campaign.launchers.ray.home import GIVEN, LOST, Home, TaskEvent
+from retrain.campaign.launchers.shared_permits import MODULE, SHARED, LockTest
+from retrain.config.campaign import Ray
 from retrain.records.files import write_atomic
 from retrain.records.text import count_of
 

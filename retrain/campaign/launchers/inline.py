@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from retrain.base.errors import LaunchError
+from retrain.campaign.launchers import Assignment, Ended
 from retrain.config.keys import Tables
-from retrain.launchers import Assignment, Ended
 from retrain.records.files import open_log
 from retrain.records.layout import RunFiles
 from retrain.trainer import worker

@@ -10,10 +10,10 @@ from functools import cached_property
 from pathlib import Path
 
 from retrain.base.errors import ConfigError
-from retrain.calibrate import advice, facts, trials
-from retrain.calibrate.advice import Advice, Memory
-from retrain.calibrate.facts import BatchFound, Lengths, StepSplit, WorkersMeasured
-from retrain.calibrate.trials import Trialled
+from retrain.campaign.calibrate import advice, facts, trials
+from retrain.campaign.calibrate.advice import Advice, Memory
+from retrain.campaign.calibrate.facts import BatchFound, Lengths, StepSplit, WorkersMeasured
+from retrain.campaign.calibrate.trials import Trialled
 from retrain.config.keys import Tables
 from retrain.control.machine import memory_available_bytes
 from retrain.control.machine.nvidia import known_gpus

@@ -28,9 +28,9 @@ from retrain.base.errors import ConfigError, LaunchError, RecordsError
 from retrain.base.line_process import kill_group
 from retrain.base.locks import Descriptor, LockFile
 from retrain.base.locks.held import LockHolder, holder, is_held, proven_holder, signal_holder, signal_process
+from retrain.campaign.launchers import Assignment, Ended
 from retrain.config.keys import Tables
 from retrain.control.machine.nvidia import gpu_count, gpu_uuids, visible
-from retrain.launchers import Assignment, Ended
 from retrain.records.files import open_log, readable
 from retrain.records.layout import RunFiles, own_temporary_folder
 

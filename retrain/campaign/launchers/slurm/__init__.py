@@ -11,14 +11,12 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 
 from retrain.base.errors import ClusterDownError, LaunchError
-from retrain.config.campaign import Slurm
-from retrain.config.resolve import build
-from retrain.launchers import Assignment, Ended
-from retrain.launchers.cluster import ClusterLauncher, News, SubmittedRun, names_in, where_to_look
-from retrain.launchers.shared_permits import SHARED, workers_at_a_time
-from retrain.launchers.slurm import commands
-from retrain.launchers.slurm.commands import LOST, SlurmTask, array_of, held_back, parse
-from retrain.launchers.slurm.script import (
+from retrain.campaign.launchers import Assignment, Ended
+from retrain.campaign.launchers.cluster import ClusterLauncher, News, SubmittedRun, names_in, where_to_look
+from retrain.campaign.launchers.shared_permits import SHARED, workers_at_a_time
+from retrain.campaign.launchers.slurm import commands
+from retrain.campaign.launchers.slurm.commands import LOST, SlurmTask, array_of, held_back, parse
+from retrain.campaign.launchers.slurm.script import (
     ArrayNames,
     Queue,
     SlurmLockTest,
@@ -31,6 +29,8 @@ from retrain.launchers.slurm.script import (
     render,
     slurm_directory,
 )
+from retrain.config.campaign import Slurm
+from retrain.config.resolve import build
 from retrain.records.files import make_directory, write_atomic
 from retrain.records.text import count_of
 

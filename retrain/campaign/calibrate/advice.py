@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 
-from retrain.calibrate.facts import OUT_OF_MEMORY, BatchFound, Lengths, StepSplit, WorkersMeasured
-from retrain.calibrate.trials import POINTS_FOR_A_LAW
+from retrain.campaign.calibrate.facts import OUT_OF_MEMORY, BatchFound, Lengths, StepSplit, WorkersMeasured
+from retrain.campaign.calibrate.trials import POINTS_FOR_A_LAW
 from retrain.config.keys import Tables
 from retrain.config.schema import RateLimiter
 from retrain.control.rules.usl import UslFit, fit_usl

@@ -23,7 +23,7 @@ from typing import Any
 from retrain.base.errors import ClusterDownError, LaunchError
 from retrain.base.extras import load
 from retrain.base.locks.held import is_held
-from retrain.launchers.ray.home import Home
+from retrain.campaign.launchers.ray.home import Home
 from retrain.records.text import plain
 
 TIMEOUT_S = 60.0  # a busy head takes seconds; the library itself has no timeout

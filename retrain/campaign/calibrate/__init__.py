@@ -18,11 +18,11 @@ from pathlib import Path
 import tomli_w
 
 from retrain.base.errors import ConfigError, LaunchError, RecordsError, first_line
-from retrain.calibrate import facts, trials
-from retrain.calibrate.advice import Advice, calibrated, changes_of
-from retrain.calibrate.conclude import Calibration, Evidence
-from retrain.calibrate.trials import Effort, Trial, Trialled
 from retrain.campaign import Observer
+from retrain.campaign.calibrate import facts, trials
+from retrain.campaign.calibrate.advice import Advice, calibrated, changes_of
+from retrain.campaign.calibrate.conclude import Calibration, Evidence
+from retrain.campaign.calibrate.trials import Effort, Trial, Trialled
 from retrain.campaign.launcher_setup import as_launched
 from retrain.campaign.orchestrate import CampaignRun
 from retrain.campaign.run import start

@@ -1,7 +1,7 @@
 """A campaign on a Ray cluster: one job, the driver, keeps up to `max_workers` tasks submitted.
 
     launcher.py   in the orchestrator: submits the driver, writes its orders, reads its events
-    driver.py     on the head, `python -m retrain.launchers.ray.driver CAMPAIGN NUMBER`: runs are Ray's tasks
+    driver.py     on the head, with CAMPAIGN NUMBER as arguments: runs are Ray's tasks
     task.py       on a node: a worker process, which ends with its task
     home.py       the files below      client.py   Ray's Jobs API
 
@@ -38,16 +38,16 @@ from typing import TYPE_CHECKING, Any
 
 from retrain.base.errors import LaunchError
 from retrain.base.extras import load, missing_problem
+from retrain.campaign.launchers import Assignment
+from retrain.campaign.launchers.ray.client import LOCAL, JobsClient
+from retrain.campaign.launchers.shared_permits import own_permits, table_problems, workers_at_a_time
 from retrain.config.campaign import Ray
 from retrain.config.keys import LARGEST_COUNT
 from retrain.config.resolve import build
-from retrain.launchers import Assignment
-from retrain.launchers.ray.client import LOCAL, JobsClient
-from retrain.launchers.shared_permits import own_permits, table_problems, workers_at_a_time
 from retrain.records.text import plain
 
 if TYPE_CHECKING:
-    from retrain.launchers.ray.launcher import RayLauncher
+    from retrain.campaign.launchers.ray.launcher import RayLauncher
 
 OWN_KEYS = {"CPU": "cpus", "GPU": "gpus", "memory": "memory_gb"}
 EXTRA = "ray"
@@ -55,12 +55,12 @@ PACKAGES = ("ray", "aiohttp")
 # Ray ends a stopped job with SIGKILL after 3 s by default, too soon for a checkpoint; this is a day.
 GRACE = {"RAY_JOB_STOP_WAIT_TIME_S": "86400"}
 NODE = "node:"  # followed by a node's address
-DRIVER = "retrain.launchers.ray.driver"
+DRIVER = "retrain.campaign.launchers.ray.driver"
 
 
 def open_launcher(assignment: Assignment) -> RayLauncher:
     """Return a launcher; raises LaunchError as `check_cluster` does, before any request."""
-    from retrain.launchers.ray.launcher import RayLauncher  # which imports what is below
+    from retrain.campaign.launchers.ray.launcher import RayLauncher  # which imports what is below
 
     return RayLauncher(assignment, _usable(assignment))
 

@@ -1,11 +1,11 @@
 """How machines share permits: each worker gets a part, or all use one semaphore if file locks are shared.
 
 Two nodes must first prove that they see each other's file locks. Each runs `python -m
-retrain.launchers.shared_permits VERDICT DIRECTORY ... RANK MARK NODE`: rank 0 and 1, a mark unique to this
-test, and the node's name. The first locks a file; the second must find it locked, and free once the first has
-released it. Both answers are needed: some file systems grant every lock, others none. The verdict is a file
-in the campaign's directory, valid while the directories of permits are the same. A failed test is repeated
-when the campaign is resumed.
+retrain.campaign.launchers.shared_permits VERDICT DIRECTORY ... RANK MARK NODE`: rank 0 and 1, a mark unique
+to this test, and the node's name. The first locks a file; the second must find it locked, and free once the
+first has released it. Both answers are needed: some file systems grant every lock, others none. The verdict
+is a file in the campaign's directory, valid while the directories of permits are the same. A failed test is
+repeated when the campaign is resumed.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from pathlib import Path
 
 from retrain.base.errors import EXIT_DONE, EXIT_LAUNCH, LaunchError, RecordsError
 from retrain.base.locks import LockFile, locked
+from retrain.campaign.launchers import Assignment
 from retrain.config.campaign import Ray, Slurm
-from retrain.launchers import Assignment
 from retrain.records.campaign_state import asked_to_stop
 from retrain.records.files import make_directory, read_json, remove_file, write_json
 from retrain.records.layout import CampaignFiles
 
 SHARED = "shared"
 NO_LINE = "\n\r\0"  # text after the first two would be a separate line and command
-MODULE = "retrain.launchers.shared_permits"  # what each node runs
+MODULE = "retrain.campaign.launchers.shared_permits"  # what each node runs
 LOOK_S = 2.0  # between two queries to the cluster
 PROOF_S = 600.0  # how long to wait for two nodes
 INSTEAD = 'use permits = "split", which needs no locks, or resume to test again'

@@ -23,10 +23,10 @@ from retrain.base.errors import (
     may_pass,
 )
 from retrain.base.locks.held import hold, is_held
-from retrain.launchers.cluster import is_alive
-from retrain.launchers.ray import GRACE, what_lacks
-from retrain.launchers.ray.client import JOB_CONFIG, LOCAL
-from retrain.launchers.ray.home import GIVEN, LOST, OVER, Home, Orders, TaskEvent
+from retrain.campaign.launchers.cluster import is_alive
+from retrain.campaign.launchers.ray import GRACE, what_lacks
+from retrain.campaign.launchers.ray.client import JOB_CONFIG, LOCAL
+from retrain.campaign.launchers.ray.home import GIVEN, LOST, OVER, Home, Orders, TaskEvent
 from retrain.records.campaign_state import asked_to_stop
 from retrain.records.files import readable, write_atomic
 from retrain.records.layout import CampaignFiles, files_of_runs
@@ -47,7 +47,7 @@ class Cluster:
     def __init__(self, options: Mapping[str, Any]) -> None:
         import ray
 
-        from retrain.launchers.ray import task
+        from retrain.campaign.launchers.ray import task
 
         ray.init(log_to_driver=False, configure_logging=False, **options)
         ray.cloudpickle.register_pickle_by_value(task)

@@ -15,10 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from retrain.config.campaign import Slurm
-from retrain.config.resolve import build
-from retrain.launchers import Assignment
-from retrain.launchers.shared_permits import (
+from retrain.campaign.launchers import Assignment
+from retrain.campaign.launchers.shared_permits import (
     MODULE,
     LockTest,
     directories_of,
@@ -26,8 +24,10 @@ from retrain.launchers.shared_permits import (
     table_problems,
     workers_at_a_time,
 )
-from retrain.launchers.slurm import commands
-from retrain.launchers.slurm.commands import SlurmTask, parse
+from retrain.campaign.launchers.slurm import commands
+from retrain.campaign.launchers.slurm.commands import SlurmTask, parse
+from retrain.config.campaign import Slurm
+from retrain.config.resolve import build
 from retrain.records.files import make_directory, read_json, read_small, write_atomic, write_json
 
 SAVE_S = 60  # seconds before the time limit in which a worker saves its checkpoint
