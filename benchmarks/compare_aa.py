@@ -32,7 +32,7 @@ from scipy import stats
 
 from benchmarks.suite import script_parser
 from retrain.campaign.run import run_campaign
-from retrain.render.tables import table
+from retrain.cli.render.tables import table
 from retrain.results.report.compare import MetricComparison, Verdict, compare
 from retrain.results.report.gather import CampaignRecord, gather
 from retrain.results.report.sides import Match, Moment, Side, final_value, side_of

@@ -15,6 +15,7 @@ import tomli_w
 
 from benchmarks import signs
 from retrain.base.errors import ConfigError
+from retrain.cli.render.status import warnings
 from retrain.config.load import parse
 from retrain.config.resolve import as_tables, build
 from retrain.config.schema import Config
@@ -26,7 +27,6 @@ from retrain.records.metrics import read_metrics
 from retrain.records.run_row import PlannedRun, read_row
 from retrain.records.run_state import read_attempts, read_done
 from retrain.records.samples import OutcomesWriter, read_outcomes
-from retrain.render.status import warnings
 from retrain.results.report.gather import gather
 from retrain.results.report.sides import Side
 from retrain.results.report.signs import signs_of_cheating

@@ -11,13 +11,13 @@ from rich.console import Console
 
 from retrain.base.locks.held import hold
 from retrain.campaign.endings import Ending
+from retrain.cli.render.live import LiveView, StepLines
 from retrain.cli.run import interruptible
 from retrain.config.load import load_config
 from retrain.plan.build import plan_runs
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import CampaignFiles
 from retrain.records.run_state import Progress, RunState, begin_attempt, write_progress
-from retrain.render.live import LiveView, StepLines
 from retrain.results.status.watch import Watcher
 from tests.semaphore_processes import wait_until
 from tests.test_watch_reading import make_campaign, rows

@@ -16,12 +16,12 @@ from retrain.backends.objective import RatioCap, TokenData, Totals
 from retrain.base import registry
 from retrain.base.errors import ConfigError
 from retrain.base.rollouts import Loss
+from retrain.cli.render.status import warnings
 from retrain.config.load import load_config
 from retrain.control.rules import mismatch
 from retrain.control.rules.mismatch import MismatchTrend
 from retrain.records.metrics import read_metrics
 from retrain.records.run_row import PlannedRun, read_row
-from retrain.render.status import warnings
 from retrain.results.report.gather import gather
 from tests.test_trainer import SMALL, train
 

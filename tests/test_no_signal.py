@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from retrain.base.rollouts import Prompt
+from retrain.cli.render.status import warnings
 from retrain.control.rules.no_signal import SignalWatch
 from retrain.records.metrics import read_metrics
 from retrain.records.run_row import NAME_LIMIT, PlannedRun, RunRow, read_row
 from retrain.records.step_row import RolloutSummary
-from retrain.render.status import warnings
 from retrain.results.report.gather import gather
 from retrain.trainer import worker
 from tests.stopping import StopAfterStep

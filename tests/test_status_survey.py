@@ -8,6 +8,7 @@ import pytest
 from retrain.base.errors import EXIT_CONFIG, RecordsError
 from retrain.base.locks.held import hold
 from retrain.campaign.endings import conclude
+from retrain.cli.render.status import time_left, warnings
 from retrain.control.permits import FileSemaphore
 from retrain.control.permits.adaptive import SharedPermits
 from retrain.control.rules.permits import CallFacts
@@ -18,7 +19,6 @@ from retrain.records.metrics import MetricsWriter
 from retrain.records.run_row import PlannedRun, row_of
 from retrain.records.run_state import Progress, begin_attempt, end_attempt, write_done, write_progress
 from retrain.records.rungs import Rung, Searched
-from retrain.render.status import time_left, warnings
 from retrain.results.status import survey
 
 PLANNED = [PlannedRun(f"{c}_s{s}", c, s, 10) for c in ("grpo", "maxrl") for s in (1, 2)]

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from retrain.cli.render.status import MOST_MESSAGES, show, time_left
 from retrain.records.decision import ConditionDecision, Decision, ending_of, verdict_of
 from retrain.records.run_row import RunRow
-from retrain.render.status import MOST_MESSAGES, show, time_left
 from retrain.results.status import CampaignStatus
 from tests.test_watch_frame import campaign_of, run_of
 

@@ -12,12 +12,12 @@ from hypothesis.extra.numpy import arrays
 
 from retrain.base.errors import EXIT_INFRASTRUCTURE, RunFailedError, UnscoredStepError
 from retrain.base.rollouts import Group, Prompt, Rollout
+from retrain.cli.render.status import warnings
 from retrain.config.load import parse
 from retrain.plugins.advantages import grpo, maxrl, over_batch, rloo
 from retrain.plugins.rewards import Outcome, Score
 from retrain.records.metrics import read_metrics
 from retrain.records.run_row import PlannedRun, read_row
-from retrain.render.status import warnings
 from retrain.results.report.gather import gather
 from retrain.trainer import worker
 from retrain.trainer.batch import BoundAlgorithm, ScoredBatch, open_advantage

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from retrain.cli.render.frame import ASCII, FULL, clock, frame, matrix, sparkline
 from retrain.control.permits.slots import Holder
 from retrain.records.run_row import RunRow
-from retrain.render.frame import ASCII, FULL, clock, frame, matrix, sparkline
 from retrain.results.status import CampaignStatus, PermitStatus, summarize
 from retrain.results.status.tracking import WatchedRun, WatchEvent
 from retrain.results.status.watch import View, WatchedCampaign

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.base.locks.held import hold
+from retrain.cli.render.frame import event_line
 from retrain.records.campaign_state import NoticeBook
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.lines import LONGEST_LINE_BYTES, WHOLE_BYTES, GrowingFile
@@ -16,7 +17,6 @@ from retrain.records.manifest import new_manifest, write_manifest
 from retrain.records.metrics import MetricsWriter
 from retrain.records.run_row import PlannedRun
 from retrain.records.run_state import Progress, begin_attempt, end_attempt, write_done, write_progress
-from retrain.render.frame import event_line
 from retrain.results.status import survey
 from retrain.results.status.tracking import MOST_POINTS, RewardCurve
 from retrain.results.status.watch import Watcher

@@ -27,7 +27,7 @@ import psutil
 FIXED = ("PYTHON", "LANG", "LC_", "OPENBLAS", "OMP")  # variables that decide how an interpreter starts
 FREE = "PYTHONPATH"
 PACKAGES = """
-cli render campaign results.status plan config results.report records campaign.launchers plugins.loggers
+cli cli.render campaign results.status plan config results.report records campaign.launchers plugins.loggers
 plugins.rewards plugins.tasks plugins.advantages plugins.losses plugins.transforms backends.numpy trainer
 plugins.sandbox control.permits
 """

@@ -13,10 +13,10 @@ from typer import Option
 
 from retrain.base.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED
 from retrain.cli import AsJson, ConfigFile, Overrides, duration
+from retrain.cli.render.tables import console, messages, print_result, table
 from retrain.cli.run import interruptible, say_at_once
 from retrain.config.keys import as_toml
 from retrain.records.text import about, dollars, format_duration, gib, plain
-from retrain.render.tables import console, messages, print_result, table
 
 if TYPE_CHECKING:
     from retrain.campaign.calibrate.conclude import Calibration
@@ -55,7 +55,7 @@ def command(
     """
     from retrain.campaign.calibrate import Calibrator, check_target
     from retrain.campaign.calibrate.trials import Effort
-    from retrain.render.live import EventLines
+    from retrain.cli.render.live import EventLines
 
     budget_s = duration(budget, "--budget")
     target = output or file.with_name(f"{file.stem}.calibrated.toml")

@@ -12,10 +12,10 @@ from rich.text import Text
 from typer import Argument, Option
 
 from retrain.cli import MOST_CONDITIONS, AsJson
+from retrain.cli.render.tables import BAD, console, fitted, print_result, table, width_of
 from retrain.records.decision import lines_of
 from retrain.records.rungs import lines_of_search
 from retrain.records.text import count_of
-from retrain.render.tables import BAD, console, fitted, print_result, table, width_of
 
 if TYPE_CHECKING:
     from retrain.results.report.compare import Comparison, MetricComparison

@@ -94,7 +94,7 @@ def command(
     """
     from rich.text import Text
 
-    from retrain.render.tables import print_result, print_wrapped
+    from retrain.cli.render.tables import print_result, print_wrapped
 
     configs = _configs(file)
     found = chain(

@@ -13,8 +13,8 @@ from typer import Option
 
 from retrain.base.errors import EXIT_CONFIG
 from retrain.cli import MOST_CONDITIONS, AsJson, ConfigFile, Overrides, duration
+from retrain.cli.render.tables import console, fitted, print_result
 from retrain.records.text import about, count_of, dollars, format_duration, gib, number, plain, plain_lines
-from retrain.render.tables import console, fitted, print_result
 
 if TYPE_CHECKING:
     from retrain.plan.estimate.money import CostForecast

@@ -50,7 +50,7 @@ def command(
 
     Example: retrain plugins --check my_rewards.score --set bonus=0.1
     """
-    from retrain.render.tables import print_result
+    from retrain.cli.render.tables import print_result
 
     if kind and kind not in registry.KINDS:
         fix = registry.hint(kind, registry.KINDS, f"known: {', '.join(registry.KINDS)}")
@@ -67,7 +67,7 @@ def command(
 
 
 def _show(rows: Sequence[PluginRow]) -> None:
-    from retrain.render.tables import print_wrapped
+    from retrain.cli.render.tables import print_wrapped
 
     for kind, found in groupby(rows, key=attrgetter("kind")):
         cells = [(row.name, row.summary, _needs(row)) for row in found]
@@ -104,7 +104,7 @@ def _table_of(name: str, overrides: Sequence[str]) -> dict[str, object]:
 
 def _try_out(name: str, kind: str, overrides: Sequence[str], as_json: bool) -> None:
     from retrain.campaign.conformance import check_plugin, kinds_of
-    from retrain.render.tables import console, print_result
+    from retrain.cli.render.tables import console, print_result
 
     waiting = Timer(SILENT_S, typer.echo)
 

@@ -57,7 +57,7 @@ def command(
 
     Example: retrain publish logs/campaign-20260101T120000Z-1a2b grpo --best --merge
     """
-    from retrain.render.tables import print_result
+    from retrain.cli.render.tables import print_result
     from retrain.results.publish import Wishes, publish, push_published, read_published
     from retrain.results.publish.choice import choose
     from retrain.results.publish.hub import check_name

@@ -17,7 +17,7 @@ from retrain.cli import AsJson, BudgetUsd, ConfigFile, Detach, Overrides
 
 if TYPE_CHECKING:
     from retrain.campaign.orchestrate import CampaignOutcome, CampaignRun
-    from retrain.render.live import RecordsFollower
+    from retrain.cli.render.live import RecordsFollower
 
 JUST_STARTED = "--just-started"  # tells `resume` that it is the rest of `run --detach`
 STOPPING = "the runs save a checkpoint and stop; press Ctrl-C again to kill them"
@@ -105,8 +105,8 @@ def carry_out(
 
 def finish(outcome: CampaignOutcome, *, as_json: bool) -> None:
     """Print the result table and exit with the campaign's exit code."""
-    from retrain.render.status import resume_lines, show
-    from retrain.render.tables import console, messages, print_result, reader_may_leave
+    from retrain.cli.render.status import resume_lines, show
+    from retrain.cli.render.tables import console, messages, print_result, reader_may_leave
     from retrain.results.status import survey
 
     result = survey(outcome.directory)
@@ -122,8 +122,8 @@ def finish(outcome: CampaignOutcome, *, as_json: bool) -> None:
 
 def observe(stack: ExitStack) -> RecordsFollower:
     """Return a live view on a terminal, lines elsewhere."""
-    from retrain.render.live import LiveView, StepLines
-    from retrain.render.tables import messages
+    from retrain.cli.render.live import LiveView, StepLines
+    from retrain.cli.render.tables import messages
 
     errors = messages()
     return stack.enter_context(LiveView(errors) if sys.stderr.isatty() else StepLines(errors))

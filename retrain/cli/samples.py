@@ -37,7 +37,7 @@ def command(
     Example: retrain samples logs/campaign-20260101T120000Z-1a2b grpo_s0 --worst
     """
     from retrain.base.errors import ConfigError
-    from retrain.render.tables import console, print_result
+    from retrain.cli.render.tables import console, print_result
     from retrain.results.status.one_run import choose_samples, find_run
 
     wanted: dict[Which, bool] = {"best": best, "worst": worst, "ties": ties}

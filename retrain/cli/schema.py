@@ -21,11 +21,11 @@ def command(
 
     Example: retrain schema > retrain.schema.json
     """
+    from retrain.cli.render.tables import print_json, print_result, print_wrapped
     from retrain.config import reference
     from retrain.records.row_parts import metrics_page
     from retrain.records.run_row import RunRow
     from retrain.records.step_row import StepRow
-    from retrain.render.tables import print_json, print_result, print_wrapped
 
     if markdown or metrics:
         typer.echo(metrics_page(StepRow, RunRow) if metrics else reference.markdown(), nl=False)

@@ -52,7 +52,7 @@ def command(
     """
     from retrain.backends.squeeze import analyse, output_error, read_adapter, squeezed, write_adapter
     from retrain.base.errors import ConfigError
-    from retrain.render.tables import print_result
+    from retrain.cli.render.tables import print_result
 
     if output is not None and (output.exists() or output.is_symlink()):  # before hours of linear algebra
         raise ConfigError(f"{output}: exists; name a directory that does not")
@@ -96,8 +96,8 @@ def _adapter_in(directory: Path) -> Path:
 
 def _show(result: Squeezed, keep: float) -> None:
     """Print the table of ranks and what follows from it."""
+    from retrain.cli.render.tables import console, table
     from retrain.records.text import plain
-    from retrain.render.tables import console, table
 
     say = console()
     rows = [

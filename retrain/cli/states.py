@@ -27,8 +27,8 @@ def command(
     """
     from retrain.base.errors import EXIT_RUN_FAILED
     from retrain.campaign.states import delete_states, states_of
+    from retrain.cli.render.tables import console, print_result, table
     from retrain.records.text import count_of, first_of
-    from retrain.render.tables import console, print_result, table
 
     if everything and not delete:
         raise typer.BadParameter("deletes nothing without --delete", param_hint="--all")

@@ -25,11 +25,11 @@ def command(
 
     Example: retrain status logs --watch
     """
-    from retrain.render.tables import console, print_result
+    from retrain.cli.render.tables import console, print_result
 
     if watching:
         raise typer.Exit(_watch(directory, console(), as_json=as_json))
-    from retrain.render.status import show_all
+    from retrain.cli.render.status import show_all
     from retrain.results.status import survey
 
     campaigns = survey(directory)
@@ -42,7 +42,7 @@ def command(
 
 
 def _watch(directory: Path, out: Console, *, as_json: bool) -> int:
-    from retrain.render.watch import JsonLines, PlainLines, watch_as_lines, watch_on_screen
+    from retrain.cli.render.watch import JsonLines, PlainLines, watch_as_lines, watch_on_screen
 
     if not as_json and out.is_terminal and not out.is_dumb_terminal:
         return watch_on_screen(directory, out)

@@ -27,8 +27,8 @@ def command(
     Example: retrain stop logs/campaign-20260101T120000Z-1a2b
     """
     from retrain.campaign.stop import stop_campaign
+    from retrain.cli.render.tables import messages
     from retrain.records.text import as_typed
-    from retrain.render.tables import messages
     from retrain.results.status import survey
 
     found = stop_campaign(

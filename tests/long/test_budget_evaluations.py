@@ -11,6 +11,7 @@ import pytest
 from retrain.base.errors import EXIT_INFRASTRUCTURE, InterruptedRunError
 from retrain.base.rollouts import Prompt
 from retrain.campaign.run import reopen, start
+from retrain.cli.render.status import left_undone
 from retrain.config.prices import Price
 from retrain.config.schema import Config, Environment
 from retrain.records.campaign_state import asked_to_stop
@@ -20,7 +21,6 @@ from retrain.records.run_row import RunRow
 from retrain.records.run_state import read_done
 from retrain.records.samples import read_outcomes
 from retrain.records.spending import Tokens, read_spending
-from retrain.render.status import left_undone
 from retrain.results.status import survey
 from retrain.trainer import worker
 from retrain.trainer.budget import RunBudget

@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.text import Text
 
 from retrain.base.clock import utc_now
+from retrain.cli.render.tables import BAD, fitted, spread, state, table, width_of
 from retrain.records.decision import lines_of
 from retrain.records.manifest import Expectation
 from retrain.records.run_row import RunRow, identical_runs, without_signal
 from retrain.records.rungs import lines_of_search
 from retrain.records.text import about, count_of, dollars, first_of, format_duration, plain
-from retrain.render.tables import BAD, fitted, spread, state, table, width_of
 from retrain.results.status import CampaignStatus, ConditionStatus, PermitStatus
 from retrain.results.status.columns import NARROW_COLUMNS, REWARDS, table_of
 

@@ -21,15 +21,15 @@ from rich.text import Text
 from retrain.base.errors import ConfigError, RecordsError
 from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
+from retrain.cli.render.frame import campaign_frame
+from retrain.cli.render.status import doing
+from retrain.cli.render.tables import BAD, STYLES
+from retrain.cli.render.watch import Lines, RefreshInterval, glyphs_for
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import CampaignFiles
 from retrain.records.run_row import RunRow
 from retrain.records.run_state import WAITING, RunState, rung_of
 from retrain.records.text import count_of, format_duration, number
-from retrain.render.frame import campaign_frame
-from retrain.render.status import doing
-from retrain.render.tables import BAD, STYLES
-from retrain.render.watch import Lines, RefreshInterval, glyphs_for
 from retrain.results.status.watch import WatchedCampaign, Watcher
 
 MOST_LINES = 20  # of the view; at most half of the screen

@@ -27,9 +27,9 @@ from rich.segment import Segment
 from rich.text import Text
 
 from retrain.base.errors import EXIT_DONE, EXIT_INTERRUPTED
-from retrain.render.frame import ASCII, FULL, Glyphs, event_line, frame
-from retrain.render.status import show_all, time_left
-from retrain.render.tables import JSON_VERSION, plain_value
+from retrain.cli.render.frame import ASCII, FULL, Glyphs, event_line, frame
+from retrain.cli.render.status import show_all, time_left
+from retrain.cli.render.tables import JSON_VERSION, plain_value
 from retrain.results.status import CampaignStatus
 from retrain.results.status.watch import View, Watcher
 
