@@ -17,7 +17,7 @@ from retrain.records.metrics import read_metrics
 from retrain.trainer import worker
 from retrain.trainer.trial import try_out
 from tests.built_tasks import build
-from tests.test_trainer import SMALL, make_run
+from tests.trainer.test_trainer import SMALL, make_run
 
 pytestmark = pytest.mark.extras
 CODE = {"game": "Mastermind-v0", "config": {"code_length": 2}}

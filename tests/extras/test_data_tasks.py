@@ -15,7 +15,7 @@ import pytest
 from retrain.plugins.rewards import reasoning_gym as gym_reward
 from retrain.trainer.scoring import Scorer
 from tests.built_tasks import build, problem_of
-from tests.test_scoring import group
+from tests.trainer.test_scoring import group
 
 pytestmark = pytest.mark.extras
 ROWS = {"question": [f"{i} + 1 = ?" for i in range(10)], "answer": [str(i + 1) for i in range(10)]}

@@ -25,7 +25,7 @@ from tests.extras.completions_server import CompletionsServer, serve
 from tests.extras.local_policies import UNEVEN, as_samples, chosen, draw, plain_logprobs
 from tests.extras.tiny_models import save_tiny_model
 from tests.semaphore_processes import wait_until
-from tests.test_trainer import make_run
+from tests.trainer.test_trainer import make_run
 
 LONG, WHOLE = 16, 10  # tokens, at most, of completions that are streamed here, and of those that are not
 

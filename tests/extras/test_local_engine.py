@@ -41,7 +41,7 @@ from tests.extras.local_policies import (
     stir,
 )
 from tests.extras.tiny_models import save_tiny_model
-from tests.test_trainer import make_run
+from tests.trainer.test_trainer import make_run
 
 HOW = Optimization(lr=1e-2, temperature=0.8)
 

@@ -29,7 +29,7 @@ from retrain.trainer.episodes import Episodes
 from retrain.trainer.turn_sampling import TurnSampler
 from tests.extras.local_policies import loss_named, open_backend
 from tests.extras.tiny_models import save_tiny_model
-from tests.test_trainer import make_run
+from tests.trainer.test_trainer import make_run
 
 pytestmark = pytest.mark.extras
 SMOLLM2 = (

@@ -11,7 +11,7 @@ from retrain.records.metrics import read_metrics
 from retrain.trainer import worker
 from tests.extras.tiny_models import save_tiny_model
 from tests.stopping import StopAfterStep
-from tests.test_trainer import make_run, without_times
+from tests.trainer.test_trainer import make_run, without_times
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from threading import Thread
 
 from retrain.config.load import parse
 from retrain.plan.preflight import runs_programs, servers_of
-from tests.test_doctor import JUDGE, NO_KEYS, Call, checks
-from tests.test_evals import with_evals
+from tests.cli.test_doctor import JUDGE, NO_KEYS, Call, checks
+from tests.trainer.test_evals import with_evals
 
 
 def test_doctor_asks_the_servers_that_a_file_names(retrain: Call, here: Path) -> None:

@@ -21,8 +21,8 @@ from retrain.records.metrics import read_metrics
 from retrain.trainer import worker
 from retrain.trainer.episodes import Episodes
 from tests.extras.openenv_server import NONSENSE, Server, serving
-from tests.test_environments import write
-from tests.test_trainer import SMALL, make_run
+from tests.plugins.test_environments import write
+from tests.trainer.test_trainer import SMALL, make_run
 
 pytestmark = pytest.mark.extras
 HOW = Sampling(group_size=1, max_tokens=100, temperature=1.0)

@@ -15,7 +15,7 @@ from retrain.results.report.gather import gather
 from retrain.results.report.page import page
 from retrain.results.report.sides import choose
 from tests.simulated import flat, write_campaign
-from tests.test_budget import run_with_budget
+from tests.trainer.test_budget import run_with_budget
 
 pytestmark = pytest.mark.extras
 

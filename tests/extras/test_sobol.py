@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import qmc
 
 from retrain.config.points import MOST_DIMENSIONS, sobol
-from tests.test_sweep import SMALL, planned
+from tests.config.test_sweep import SMALL, planned
 
 
 def test_drawn_values_are_sobols_points_shifted_by_the_digest_of_the_seed(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tomli_w
 
-from tests.test_trainer import SMALL, make_run
+from tests.trainer.test_trainer import SMALL, make_run
 
 AHEAD = {
     **SMALL,

@@ -17,12 +17,12 @@ from retrain.backends.tinker.policy import TinkerBackend
 from retrain.backends.tinker.wire import ApiLoss, Linear, loss_inputs
 from retrain.base import registry
 from retrain.base.rollouts import Loss, TrainingSample
+from tests.backends.test_tinker_parts import sample
 from tests.extras.test_tinker_backend import HOW, PROMPTS, STEP, during, loss_of, samples_of
 from tests.extras.test_tinker_backend import place as place
 from tests.extras.test_tinker_backend import server as server
 from tests.extras.test_tinker_backend import spec as spec
 from tests.extras.test_tinker_backend import tokenizer as tokenizer
-from tests.test_tinker_parts import sample
 from tests.tinker_api.policies import Policy
 from tests.tinker_api.running import RunningServer
 from tests.tinker_api.sdk import CALLS_SDK

@@ -23,9 +23,9 @@ from retrain.trainer.updates import WARM_UP_LOSS
 from tests.extras.local_policies import chosen, open_backend, plain_logprobs
 from tests.extras.test_tinker_backend import during
 from tests.extras.tiny_models import character_tokenizer, save_tiny_model
-from tests.test_trainer import make_run
 from tests.tinker_api.running import KEY, MODEL, RunningServer, write_tokenizer
 from tests.tinker_api.sdk import CALLS_SDK
+from tests.trainer.test_trainer import make_run
 
 pytestmark = [
     *CALLS_SDK,

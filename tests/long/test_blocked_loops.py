@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from retrain.base.rollouts import Prompt
-from tests import test_harness as programs
-from tests.test_environments import HOW, Count, play
+from tests.plugins import test_harness as programs
+from tests.plugins.test_environments import HOW, Count, play
 
 
 def test_coroutines_that_fill_the_loop_together_do_not_block_it() -> None:

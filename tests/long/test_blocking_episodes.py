@@ -18,8 +18,8 @@ from retrain.base.rollouts import Episode, NextTurn, Prompt, Rollout
 from retrain.config.schema import Environment
 from retrain.plugins.environments.tools import ToolUse, prepare
 from retrain.trainer.episodes import Episodes
-from tests import test_harness
-from tests.test_environments import HOW, Count, play, write
+from tests.plugins import test_harness
+from tests.plugins.test_environments import HOW, Count, play, write
 
 LIMIT_S = 4.0  # of an episode's call; what a sound one leaves of it is for a busy machine
 SOUND_S = 1.0  # at most, of a sound episode's call that has the loop for itself

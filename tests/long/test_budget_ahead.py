@@ -21,9 +21,9 @@ from retrain.trainer.prompt_stream import PromptStream
 from retrain.trainer.source import AsyncSource
 from tests.long.test_budget_evaluations import aside_usd, asks, spend
 from tests.long.test_budget_evaluations import run as run
-from tests.test_async_source import sampled
-from tests.test_budget import PRICED
-from tests.test_trainer import train
+from tests.trainer.test_async_source import sampled
+from tests.trainer.test_budget import PRICED
+from tests.trainer.test_trainer import train
 
 
 def sampling_ahead(config: Config, steps: int) -> AsyncSource:

@@ -25,8 +25,8 @@ from retrain.results.status import survey
 from retrain.trainer import worker
 from retrain.trainer.budget import RunBudget
 from retrain.trainer.evaluation import Due
-from tests.test_budget import PRICED, PRICES, take_step
-from tests.test_trainer import make_run
+from tests.trainer.test_budget import PRICED, PRICES, take_step
+from tests.trainer.test_trainer import make_run
 
 EVALUATED = """
 [[eval]]

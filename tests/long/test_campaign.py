@@ -120,7 +120,7 @@ def test_a_failing_run_is_shown_with_its_log_and_the_rest_goes_on(campaign_file:
     assert sorted((r, s) for r, s, _ in notes.ends) == [("grpo_s0", "done"), ("maxrl_s0", "failed")]
     (said,) = [message for _, state, message in notes.ends if state == "failed"]
     line = broken.__code__.co_firstlineno + 1
-    assert f"plugins.py:{line}: RuntimeError: this reward is broken" in said
+    assert f"plugins/__init__.py:{line}: RuntimeError: this reward is broken" in said
     assert notes.tails == []  # the message says all
     assert notes.retries == []
 

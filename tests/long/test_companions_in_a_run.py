@@ -18,7 +18,7 @@ from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_progress
 from retrain.trainer import worker
 from tests.semaphore_processes import wait_until
-from tests.test_trainer import SMALL, StopAfterStep, make_run, train, weights, with_, without_times
+from tests.trainer.test_trainer import SMALL, StopAfterStep, make_run, train, weights, with_, without_times
 
 
 def loaded(level: str, **keys: object) -> dict:

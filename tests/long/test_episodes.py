@@ -9,7 +9,7 @@ import pytest
 
 from retrain.records.metrics import read_metrics
 from retrain.trainer import worker
-from tests.test_trainer import make_run
+from tests.trainer.test_trainer import make_run
 
 GAME = {
     "training": {

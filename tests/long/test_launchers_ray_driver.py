@@ -23,7 +23,7 @@ from retrain.records.layout import CampaignFiles
 from tests.ray_pieces import Threads, assignment, drive, home_of, order
 from tests.semaphore_processes import wait_until
 from tests.stopping import has_ended
-from tests.test_trainer import SMALL, make_run
+from tests.trainer.test_trainer import SMALL, make_run
 
 SLOW = "touch $run/started; exec sleep 600"
 

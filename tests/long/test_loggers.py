@@ -20,7 +20,7 @@ from retrain.trainer import logger_threads, worker
 from tests import logger_plugins
 from tests.semaphore_processes import wait_until
 from tests.stopping import StopAfterStep
-from tests.test_trainer import SMALL, make_run, parse, train
+from tests.trainer.test_trainer import SMALL, make_run, parse, train
 
 OWN = "tests.logger_plugins"
 

@@ -11,7 +11,7 @@ import pytest
 from retrain.records.metrics import read_metrics
 from retrain.trainer import worker
 from tests.small_memory import ROOM
-from tests.test_trainer import SMALL, StopAfterStep, make_run, train
+from tests.trainer.test_trainer import SMALL, StopAfterStep, make_run, train
 
 
 def small(batch_size: int, **sections: dict) -> dict:

@@ -21,7 +21,7 @@ from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.trainer import worker
 from retrain.trainer.updates import WARM_UP_LOSS
-from tests.test_trainer import SMALL, make_run, train, without_times
+from tests.trainer.test_trainer import SMALL, make_run, train, without_times
 
 ANSWER = {"role": "assistant", "content": "2"}
 

@@ -17,7 +17,7 @@ import pytest
 
 from retrain.base.locks.held import hold
 from retrain.records.run_state import begin_attempt, end_attempt, write_done
-from tests.test_watch_reading import PLANNED, make_campaign, rows
+from tests.results.test_watch_reading import PLANNED, make_campaign, rows
 
 ENTER, LEAVE, SHOW_CURSOR = b"\x1b[?1049h", b"\x1b[?1049l", b"\x1b[?25h"
 

@@ -27,7 +27,7 @@ from tests.extras.local_policies import (
 )
 from tests.extras.tiny_models import save_tiny_model
 from tests.stopping import StopAfterStep
-from tests.test_trainer import make_run, without_times
+from tests.trainer.test_trainer import make_run, without_times
 
 HOW = Optimization(lr=1e-2, temperature=0.8, kl_coef=0.1)
 PPO = loss_named("ppo")

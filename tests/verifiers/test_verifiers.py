@@ -19,7 +19,7 @@ from retrain.records.metrics import read_metrics
 from retrain.records.samples import read_samples
 from retrain.trainer import worker
 from retrain.trainer.trial import try_out
-from tests.test_trainer import SMALL, make_run
+from tests.trainer.test_trainer import SMALL, make_run
 
 SUMS = {"taskset": "sums-v1"}
 
