@@ -1,4 +1,8 @@
-"""Campaigns: from a plan to finished runs, whatever fails on the way; and who observes them."""
+"""A plan becomes finished runs, whatever fails on the way.
+
+It takes a plan, and hands on the directory of a campaign in which every run is done or has a reason not to
+be; an `Observer` follows it. It never trains itself (launchers start workers), and never prints.
+"""
 
 from __future__ import annotations
 

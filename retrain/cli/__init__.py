@@ -1,4 +1,7 @@
-"""The command line: one file per command, arguments in, exit code out; and the arguments that several take.
+"""What you type and what you see: one file per command, arguments in, exit code out.
+
+It takes words and hands on tables, live views and JSON (`render`), the only code that prints. It never
+trains, supervises or computes a statistic itself.
 
 A command is imported when it is named, because building all of them takes 40 ms. What takes long to import
 it imports when it is called, so that help and completion are quick.

@@ -1,4 +1,6 @@
-"""Plans: the runs that a file describes, their cost, and whether plugins accept their options.
+"""A file becomes runs, and what they will take.
 
-Nothing is created on disk. Only `preflight` builds tasks and opens connections.
+It takes a configuration and the records of earlier campaigns, and hands on the plan: runs, forecasts of time
+and money, and what a decision or a search wants next. It never creates anything on disk and starts nothing;
+only `preflight` builds tasks and opens connections.
 """

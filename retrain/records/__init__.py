@@ -1,5 +1,8 @@
 """The files of a campaign: which process writes each one, how it is written, and how it is read.
 
+It takes facts, and hands on the same facts after any crash, each once. It never decides anything, and never
+computes what a file does not hold.
+
 Every writer goes through `files` (the only module here that opens for writing, syncs, renames or
 truncates, besides the appender in `lines`), so a test that replaces its calls sees every change that a
 crash could interrupt. Records decide nothing: they store facts.
