@@ -214,7 +214,9 @@ def deviations(campaigns: int, levels: Sequence[float] = (0.0, 0.04, 0.08)) -> I
                 count = 2 if earlier.startswith("two") else 1
                 runs = [_earlier_runs(world, count, rng) for _ in steps_s]
                 known = _learned(runs[:1] * conditions if earlier == "one for all" else runs)
-                found = estimate_workload(workload(world, known.pilot.step_times_s), known.pilot, seed=number)
+                pilot = known.pilot
+                measured = {c: pilot.step_times_s[first] for c, first in pilot.same_runs.items()}
+                found = estimate_workload(workload(world, measured), pilot, seed=number)
                 p90_s = widened(found.p50_s, found.p90_s, known.crowding.drift)
                 covered.append(Reference(world, rng).makespan_s() <= p90_s)
                 widths.append(p90_s / found.p50_s)
