@@ -28,7 +28,7 @@ from rich.table import Table
 
 from benchmarks.evidence import METRICS
 from benchmarks.suite import script_parser
-from retrain.config.campaign import Decide
+from retrain.config.campaign import DecisionSection
 from retrain.config.load import load_config
 from retrain.plan.build import plan_runs
 from retrain.plan.decidable import FOUND
@@ -133,7 +133,7 @@ class Row:
     rounds_error: float
 
 
-def planned() -> tuple[Plan, Decide]:
+def planned() -> tuple[Plan, DecisionSection]:
     """Return the plan of all campaigns, and how rounds of equal seeds decide."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "campaign.toml"
@@ -156,7 +156,7 @@ def drawn(plan: Plan, scenario: Scenario, rng: np.random.Generator) -> Drawn:
     return Drawn(values, dict(zip(names, off, strict=True)), dict(zip(names, seconds, strict=True)))
 
 
-def traced(plan: Plan, table: Decide, one: Drawn, walk_of: Callable[..., Walk] = Walk) -> Trace:
+def traced(plan: Plan, table: DecisionSection, one: Drawn, walk_of: Callable[..., Walk] = Walk) -> Trace:
     """Return the campaign under an allocation, without a limit."""
     walk, trace, spent = walk_of(plan, table, one.seconds), Trace(), 0.0
     whole = sum(one.seconds.values()) * SEEDS
@@ -207,7 +207,7 @@ def cost_for(power: float, known: FloatArray) -> float:
     return float(np.interp(power, reached[[before, at]], known[[before, at], 0]))
 
 
-def rows_of(name: str, plan: Plan, table: Decide, campaigns: Sequence[Drawn]) -> list[Row]:
+def rows_of(name: str, plan: Plan, table: DecisionSection, campaigns: Sequence[Drawn]) -> list[Row]:
     differing = sum(off > 0 for one in campaigns for off in one.off.values())
     equal, auto = (
         [traced(plan, replace(table, allocate=how), one) for one in campaigns] for how in ("equal", "auto")

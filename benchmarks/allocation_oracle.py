@@ -32,7 +32,7 @@ from benchmarks.allocation import (
     traced,
 )
 from benchmarks.suite import script_parser
-from retrain.config.campaign import Decide
+from retrain.config.campaign import DecisionSection
 from retrain.control.rules.sequential import FINAL
 from retrain.control.rules.sequential.rejection import NORMAL, score
 from retrain.plan.decidable import Found
@@ -47,7 +47,7 @@ class Oracle(Walk):
     """Goes through the rounds of a campaign, and knows how many standard deviations each condition is off."""
 
     def __init__(
-        self, plan: Plan, table: Decide, seconds: Mapping[str, float], *, off: Mapping[str, float]
+        self, plan: Plan, table: DecisionSection, seconds: Mapping[str, float], *, off: Mapping[str, float]
     ) -> None:
         super().__init__(plan, table, seconds)
         self._off = off

@@ -27,7 +27,7 @@ from benchmarks.suite import script_parser
 from retrain.backends import Sampling
 from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import NextTurn, Prompt
-from retrain.config.schema import Environment
+from retrain.config.schema import EnvironmentSection
 from retrain.plugins.environments.single_turn import open_episode as open_question
 from retrain.trainer.episodes import Episodes
 from retrain.trainer.turn_sampling import TurnSampler
@@ -77,7 +77,7 @@ def play(
     With 0 calls at once, turns are fed to the sampler while it samples others.
     """
     calls = EventLoopThread()
-    turn_sampler, table = TurnSampler(sampler, calls, 0), Environment(max_turns=turns)
+    turn_sampler, table = TurnSampler(sampler, calls, 0), EnvironmentSection(max_turns=turns)
     episodes = Episodes(
         table,
         open_episode,
@@ -210,7 +210,9 @@ def single_turn(rounds: int) -> dict[str, float]:
         opened.callback(calls.close)
         default = sampler_of(Config(), backend, calls, opened)
         turn_sampler = TurnSampler(backend, calls, 0)
-        episodes = Episodes(Environment(), open_question, turn_sampler, sample_live=backend.sample_turns)
+        episodes = Episodes(
+            EnvironmentSection(), open_question, turn_sampler, sample_live=backend.sample_turns
+        )
         opened.callback(episodes.close)
         ratios: dict[str, list[float]] = {"default": [], "as_episodes": []}
         ways = {"default": default, "as_episodes": episodes.play}

@@ -12,7 +12,7 @@ import torch
 
 from retrain.backends import BackendSpec, MemoryEstimate, local
 from retrain.base.rollouts import Prompt
-from retrain.config.schema import Backend, Config, Model, Training
+from retrain.config.schema import BackendSection, Config, ModelSection, TrainingSection
 
 if TYPE_CHECKING:
     from retrain.backends.local.policy import LocalBackend
@@ -90,9 +90,9 @@ class Setup:
         """Return the product's own estimate of what a run takes."""
         size = self.size
         config = Config(
-            model=Model(model=self.model, lora_rank=RANK),
-            training=Training(batch_size=size.prompts, group_size=size.group, max_tokens=size.tokens),
-            backend=Backend(backend="local", options=self.backend_options),
+            model=ModelSection(model=self.model, lora_rank=RANK),
+            training=TrainingSection(batch_size=size.prompts, group_size=size.group, max_tokens=size.tokens),
+            backend=BackendSection(backend="local", options=self.backend_options),
         )
         found = local.memory(config, self.prompts())
         assert found is not None

@@ -26,7 +26,7 @@ from benchmarks.suite import Line, script_parser
 from retrain.backends import Optimization, Sampling, Work
 from retrain.base import registry
 from retrain.base.rollouts import Loss, Prompt, TrainingSample
-from retrain.config.schema import BackPressure
+from retrain.config.schema import BackPressureSection
 from retrain.control.machine.load import LoadMeter, Scope
 from retrain.control.machine.nvidia import gpus, taken_by_others
 from retrain.control.rules.throttle import LEVELS, ThrottlePolicy, decide
@@ -106,7 +106,7 @@ def phases(setup: Setup) -> Iterator[Line]:
         yield Line(f"{phase}{rows}", best.tokens / best.time_s, "tokens/s")
         if setup.peaks:
             flops, bandwidth = setup.peaks
-            hint = classify(BackPressure(peak_gflops=flops, peak_bw_gb_s=bandwidth), best)
+            hint = classify(BackPressureSection(peak_gflops=flops, peak_bw_gb_s=bandwidth), best)
             for kind, share in (("arithmetic", hint.mfu), ("bandwidth", hint.mbu)):
                 aim = goals.get(phase, ("", -math.inf))
                 least = aim[1] if setup.has_goals and aim[0] == kind else -math.inf

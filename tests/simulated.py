@@ -9,9 +9,9 @@ from typing import Any
 
 import tomli_w
 
-from retrain.config.campaign import Run
+from retrain.config.campaign import RunSection
 from retrain.config.resolve import as_tables
-from retrain.config.schema import Algorithm, Config, Training
+from retrain.config.schema import AlgorithmSection, Config, TrainingSection
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import new_manifest, refresh, write_manifest
 from retrain.records.metrics import MetricsWriter
@@ -64,9 +64,9 @@ def flat(reward: float, steps: int = 20, **how: Any) -> Simulated:
 def _write_run(files: RunFiles, run: PlannedRun, how: Simulated) -> None:
     files.directory.mkdir(parents=True)
     config = Config(
-        training=Training(seed=run.seed, max_steps=run.max_steps),
-        algorithm=Algorithm(advantage_mode=run.condition),
-        run=Run(run.run_id, "study", run.condition),
+        training=TrainingSection(seed=run.seed, max_steps=run.max_steps),
+        algorithm=AlgorithmSection(advantage_mode=run.condition),
+        run=RunSection(run.run_id, "study", run.condition),
     )
     files.run_toml.write_text(tomli_w.dumps(as_tables(config)))
     files.output_log.write_text(how.output)

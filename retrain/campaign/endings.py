@@ -26,7 +26,7 @@ from retrain.base.errors import (
     may_pass,
 )
 from retrain.base.locks.held import holder, is_held
-from retrain.config.campaign import Campaign
+from retrain.config.campaign import CampaignSection
 from retrain.plan.matrix import RunPlan
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles
@@ -169,7 +169,7 @@ class Patience:
 
     def __init__(
         self,
-        campaign: Campaign,
+        campaign: CampaignSection,
         files: RunFiles,
         now_s: float,
         is_api_paused: Callable[[], bool] = lambda: False,

@@ -16,7 +16,7 @@ from retrain.base.errors import RecordsError, may_pass
 from retrain.base.locks.held import hold
 from retrain.campaign.forecast import busy_s
 from retrain.campaign.rollup import RollUp
-from retrain.config.campaign import Decide, Search
+from retrain.config.campaign import DecisionSection, SearchSection
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.decision import (
     ADDED,
@@ -146,7 +146,7 @@ class Rounds:
             self._values[run.run_id] = value
         return self._values[run.run_id]
 
-    def _is_spent(self, table: Decide, begun: Collection[str]) -> bool:
+    def _is_spent(self, table: DecisionSection, begun: Collection[str]) -> bool:
         """Whether runs, without those of seeds added by hand, have used up the decision's time or money."""
         by_hand = {run.run_id for run in self._plan.runs if run.seed in self._plan.added_seeds}
         begun = [run_id for run_id in begun if run_id not in by_hand]
@@ -179,7 +179,7 @@ class Rounds:
 class Rungs:
     """Climbs rung by rung, and keeps what was found in the manifest; for the lock's holder."""
 
-    def __init__(self, plan: Plan, table: Search, roll_up: RollUp) -> None:
+    def __init__(self, plan: Plan, table: SearchSection, roll_up: RollUp) -> None:
         self._plan = plan
         self._table = table
         self._roll_up = roll_up

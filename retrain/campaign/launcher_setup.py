@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from retrain.base import registry
 from retrain.base.errors import ConfigError, LaunchError
 from retrain.campaign.launchers import Assignment, Launcher
-from retrain.config.campaign import Campaign
+from retrain.config.campaign import CampaignSection
 from retrain.config.keys import Tables
 from retrain.config.launching import options_of, unused_keys
 from retrain.config.schema import FIRST_PERMITS, Config
@@ -75,7 +75,7 @@ def open_launcher(name: str, assignment: Assignment) -> Launcher:
     return launcher
 
 
-def uses_cluster(campaign: Campaign) -> bool:
+def uses_cluster(campaign: CampaignSection) -> bool:
     """Whether its launcher submits runs to a cluster, whose workers may be on other machines."""
     return registry.hook("launchers", campaign.launcher, "script") is not None
 
@@ -113,7 +113,7 @@ def ask_launcher(plan: Plan, hook: str) -> Any:
 def require_left(
     files: CampaignFiles,
     origin: Provenance,
-    campaign: Campaign,
+    campaign: CampaignSection,
     runs: Mapping[str, RunFiles],
     say: Callable[[str], None],
 ) -> None:

@@ -19,7 +19,7 @@ import tomli_w
 from retrain.base.errors import ConfigError, DamagedRecordError
 from retrain.base.locks.held import is_held
 from retrain.config.adapters import KEY as ADAPTER
-from retrain.config.campaign import Run
+from retrain.config.campaign import RunSection
 from retrain.config.digest import decides, digest, is_as_written, is_current, laid_over
 from retrain.config.files import changed_files
 from retrain.config.keys import Tables
@@ -203,7 +203,7 @@ def _with_known_adapter(run: RunPlan, tables: Tables, files: RunFiles) -> RunPla
 
 def _as_meant_now(run: RunPlan, before: str, tables: Tables, is_same_file: bool) -> RunPlan | None:
     """Return the run with what its run.toml means in this version; None if results would differ."""
-    identity = run.config.run or Run()
+    identity = run.config.run or RunSection()
     try:
         begun = laid_over(as_meant(tables), run.config, identity.files)
     except TypeError:  # a key that this version has no more

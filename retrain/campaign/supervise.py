@@ -25,7 +25,7 @@ from retrain.campaign.endings import (
 )
 from retrain.campaign.launchers import Begun, Ended, Launcher
 from retrain.campaign.retry import SUBMIT_AGAIN_S, LaunchBreaker, RetryPolicy
-from retrain.config.campaign import Campaign
+from retrain.config.campaign import CampaignSection
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import API_PAUSED, RunState
@@ -41,7 +41,7 @@ class Supervisor:
 
     def __init__(
         self,
-        campaign: Campaign,
+        campaign: CampaignSection,
         admission: Admits,
         launcher: Launcher,
         files_of: Callable[[str], RunFiles],

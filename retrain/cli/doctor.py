@@ -28,7 +28,7 @@ from retrain.cli import AsJson
 from retrain.config.keys import Tables
 from retrain.config.load import load_config
 from retrain.config.resolve import PLUGINS
-from retrain.config.schema import Config, Logging
+from retrain.config.schema import Config, LoggingSection
 from retrain.control.machine.nvidia import gpus
 from retrain.control.permits import lock_sharing_problem
 from retrain.plan.build import plan_runs
@@ -232,7 +232,7 @@ def _machine_checks(configs: Sequence[Config]) -> Iterator[Check]:
     """Check GPUs, sandboxes, the disk and the locks."""
     yield _gpu_check()
     yield _sandbox_check(configs)
-    logs = [config.logging.log_dir for config in configs] or [Logging.log_dir]
+    logs = [config.logging.log_dir for config in configs] or [LoggingSection.log_dir]
     yield from (_disk_check(Path(directory)) for directory in dict.fromkeys(logs))
     shared = [config.backend.throttle_dir for config in configs if config.backend.throttle_dir]
     yield from map(_lock_check, dict.fromkeys([*logs, *shared]))

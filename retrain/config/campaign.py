@@ -18,7 +18,7 @@ PERMITS = (
 
 
 @dataclass(frozen=True)
-class Slurm(Section, affects="schedule"):
+class SlurmSection(Section, affects="schedule"):
     """What each run requests from Slurm; an empty key is the site's default."""
 
     partition: str = key("", "sbatch --partition")
@@ -36,7 +36,7 @@ class Slurm(Section, affects="schedule"):
 
 
 @dataclass(frozen=True)
-class Ray(Section, affects="schedule"):
+class RaySection(Section, affects="schedule"):
     """Where the Ray cluster is, and what each run requests from it."""
 
     address: str = key(
@@ -59,7 +59,7 @@ class Ray(Section, affects="schedule"):
 
 
 @dataclass(frozen=True)
-class Condition(Section):
+class ConditionSection(Section):
     """One way to train: a name and what differs from the rest of the file."""
 
     name: str = key("", "label in tables and charts; default: its two modes", max_length=200)
@@ -80,7 +80,7 @@ class Condition(Section):
 
 
 @dataclass(frozen=True)
-class Search(Section, affects="schedule"):
+class SearchSection(Section, affects="schedule"):
     """Drop the worse conditions at some steps, and decide on fresh seeds whether the winner is better."""
 
     rungs: list[int] = key(list, "steps at which the better part goes on", ge=1)
@@ -99,7 +99,7 @@ class Search(Section, affects="schedule"):
 
 
 @dataclass(frozen=True)
-class Campaign(Section, affects="schedule"):
+class CampaignSection(Section, affects="schedule"):
     """The matrix of conditions x seeds, and how its runs are launched."""
 
     name: str = key("", "prefix of the campaign's directory; default: the file's name", max_length=100)
@@ -133,20 +133,20 @@ class Campaign(Section, affects="schedule"):
         3, "pause launches after this many consecutive infrastructure failures; 0 = never", least=0
     )
     on_failure: Literal["continue", "stop"] = key("continue", "what happens to the other runs when one fails")
-    slurm: Slurm = key(Slurm, 'options of launcher = "slurm"')
-    ray: Ray = key(Ray, 'options of launcher = "ray"')
+    slurm: SlurmSection = key(SlurmSection, 'options of launcher = "slurm"')
+    ray: RaySection = key(RaySection, 'options of launcher = "ray"')
     launcher_options: Table = key(dict, "another launcher's; may be written as [campaign.<launcher>]")
-    conditions: list[Condition] | None = key(
+    conditions: list[ConditionSection] | None = key(
         None, "the conditions; default: one, the file itself", affects="result", min_length=1, because=NO_RUNS
     )
     sweep: Table = key(
         dict, 'values by key, such as "training.lr": each condition with each; see Sweeps', affects="result"
     )
-    search: Search | None = key(None, "drop the worse conditions early; absent: run all to their ends")
+    search: SearchSection | None = key(None, "drop the worse conditions early; absent: run all to their ends")
 
 
 @dataclass(frozen=True)
-class Decide(Section, affects="schedule"):
+class DecisionSection(Section, affects="schedule"):
     """Add seeds until it is known which conditions differ from a reference."""
 
     metric: str = key("eval_reward", "metric that decides, as `retrain compare` computes it")
@@ -170,7 +170,7 @@ class Decide(Section, affects="schedule"):
 
 
 @dataclass(frozen=True)
-class Eval(Section):
+class EvalSection(Section):
     """An evaluation that is not the reward: its own held-out prompts, reward and sampling.
 
     There may be several, each a table `[[eval]]`.
@@ -197,14 +197,14 @@ class Eval(Section):
 
 
 @dataclass(frozen=True)
-class Evals(Section):
+class EvalsSection(Section):
     """Evaluations that are not the reward."""
 
-    tables: list[Eval] = key(list, "one per `[[eval]]`")
+    tables: list[EvalSection] = key(list, "one per `[[eval]]`")
 
 
 @dataclass(frozen=True)
-class Budget(Section, affects="schedule"):
+class BudgetSection(Section, affects="schedule"):
     """What a campaign may cost, and the prices of tokens."""
 
     usd: float | None = key(
@@ -216,7 +216,7 @@ class Budget(Section, affects="schedule"):
 
 
 @dataclass(frozen=True)
-class Run(Section, affects="display"):
+class RunSection(Section, affects="display"):
     """Which run of which campaign this is; written by retrain into run.toml, never by hand."""
 
     run_id: str = key("", "name of the run's directory")

@@ -11,13 +11,13 @@ from typing import Any
 
 from retrain.base import extras, registry
 from retrain.base.errors import ConfigError, Location, Problem
-from retrain.config.campaign import Campaign
+from retrain.config.campaign import CampaignSection
 from retrain.config.drafts import Draft
 from retrain.config.flow import flow_problems
 from retrain.config.keys import Tables, keys_of, table_at
 from retrain.config.resolve import PLUGINS, SHORTHANDS, label_of, label_of_modes, look_of
 
-KEYS = keys_of(Campaign)
+KEYS = keys_of(CampaignSection)
 OPTIONS = KEYS["launcher"].params
 
 
@@ -198,7 +198,7 @@ def _trial_problems(kind: str, name: str, params: Tables, seed: int) -> list[Pro
     return problems
 
 
-def _condition_problems(campaign: Campaign) -> Iterator[Problem]:
+def _condition_problems(campaign: CampaignSection) -> Iterator[Problem]:
     """Iterate over contradictions within a condition, and keys that belong to the campaign."""
     for number, condition in enumerate(campaign.conditions or ()):
         at = ("campaign", "conditions", number)

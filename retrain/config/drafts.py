@@ -17,7 +17,7 @@ from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_sch
 from retrain.base import registry
 from retrain.base.errors import LISTS, Location, Problem
 from retrain.base.registry import hint
-from retrain.config.campaign import Condition
+from retrain.config.campaign import ConditionSection
 from retrain.config.flow import overlapping
 from retrain.config.keys import Key, Tables, keys_of, quote, table_at
 from retrain.config.resolve import PLUGINS, RUN_SECTIONS, SECTIONS, hints_of, sections_of
@@ -192,7 +192,7 @@ def _options_with(section: str, name: str) -> str:
 
 def _owners(tables: Location, name: str, sections: Sequence[str]) -> str:
     """Return where a key belongs that stands in the wrong place; "" if no section has it."""
-    if _section_class(tables) is Condition:
+    if _section_class(tables) is ConditionSection:
         say, places = "write ", {one: f"{one}.{name}" for one in RUN_SECTIONS}
     else:
         say, places = "it belongs to ", {one: f"[{one}]" for one in sections}
@@ -202,7 +202,7 @@ def _owners(tables: Location, name: str, sections: Sequence[str]) -> str:
 
 def _section_class(tables: Location) -> Any:
     if tables[:2] == ("campaign", "conditions"):
-        return Condition
+        return ConditionSection
     here: Any = Config
     for table in tables:
         inner = sections_of(here).get(str(table))

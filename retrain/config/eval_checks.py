@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from retrain.base.errors import Location, Problem
-from retrain.config.campaign import COLDEST, Eval
+from retrain.config.campaign import COLDEST, EvalSection
 from retrain.config.checks import plugin_problems
 from retrain.config.drafts import Draft
 from retrain.config.keys import Tables, keys_of
@@ -35,7 +35,7 @@ def check_eval_tables(draft: Draft) -> Iterator[Problem]:
         if not draft.is_sound(".".join(map(str, at))):
             continue
         yield from (Problem((*at, key), what) for key, what in _problems(table, names))
-        for key in keys_of(Eval).values():
+        for key in keys_of(EvalSection).values():
             if key.plugin and (name := getattr(table, key.name)):
                 params, where = getattr(table, key.params), (*at, key.params)
                 yield from plugin_problems(draft, key.plugin, name, params, (*at, key.name), where)
@@ -52,7 +52,7 @@ def check_eval_tokens(file: Draft, runs: Sequence[Draft]) -> Iterator[Problem]:
             yield Problem((*at, "max_tokens"), what)
 
 
-def _problems(table: Eval, names: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+def _problems(table: EvalSection, names: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     if not NAME.fullmatch(table.name):
         yield "name", f'got "{table.name}"; needs lower-case letters, digits, _ or -, such as "hard"'
     elif names[table.name] > 1:
@@ -65,7 +65,7 @@ def _problems(table: Eval, names: Mapping[str, int]) -> Iterator[tuple[str, str]
         yield "samples", what
 
 
-def _unread(table: Eval) -> Iterator[tuple[str, str]]:
+def _unread(table: EvalSection) -> Iterator[tuple[str, str]]:
     if table.options and not table.task:
         yield "options", "would not be read; set task, whose options they are"
     if table.params and not table.reward:

@@ -85,7 +85,7 @@ Stall: TypeAlias = float | Literal["auto"]
 
 
 class Section:
-    """A TOML table: unknown keys are errors and nothing is coerced."""
+    """A section of a TOML file, its values typed: unknown keys are errors and nothing is coerced."""
 
     __affects__: ClassVar[Effect] = "result"
 

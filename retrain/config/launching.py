@@ -7,11 +7,11 @@ from dataclasses import asdict, fields, is_dataclass
 
 from retrain.base import registry
 from retrain.base.errors import ConfigError
-from retrain.config.campaign import Campaign
+from retrain.config.campaign import CampaignSection
 from retrain.config.keys import Tables
 
 
-def options_of(campaign: Campaign) -> Tables:
+def options_of(campaign: CampaignSection) -> Tables:
     """Return the table `[campaign.<launcher>]`; empty for a launcher that has none."""
     table = getattr(campaign, campaign.launcher, None)
     return (
@@ -21,18 +21,18 @@ def options_of(campaign: Campaign) -> Tables:
     )
 
 
-def runs_here(campaign: Campaign | None) -> bool:
+def runs_here(campaign: CampaignSection | None) -> bool:
     """Whether workers start at once on this machine, whose memory they take; so does a file's only run."""
-    campaign = campaign or Campaign()
+    campaign = campaign or CampaignSection()
     return bool(registry.ask("launchers", campaign.launcher, "runs_here", options_of(campaign)))
 
 
-def runs_side_by_side(campaign: Campaign) -> bool:
+def runs_side_by_side(campaign: CampaignSection) -> bool:
     """Whether several workers can run at a time on this machine."""
     return runs_here(campaign) and "parallel" not in unused_keys(campaign)
 
 
-def unused_keys(campaign: Campaign) -> Mapping[str, str]:
+def unused_keys(campaign: CampaignSection) -> Mapping[str, str]:
     """Return the keys of `[campaign]` that its launcher does not use, each with the reason.
 
     Raises ConfigError if the launcher names a key that does not exist.

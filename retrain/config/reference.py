@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 from retrain.base import registry
 from retrain.base.registry.contract import ACCEPTS, choices_of
-from retrain.config.campaign import Campaign, Condition, Eval
+from retrain.config.campaign import CampaignSection, ConditionSection, EvalSection
 from retrain.config.keys import LARGEST_COUNT, Normalization, as_toml, keys_of
 from retrain.config.resolve import PLUGINS, RUN_SECTIONS, SECTIONS, sections_of
 from retrain.config.schema import Config
@@ -65,10 +65,12 @@ class SectionReference:
 
 def sections() -> list[SectionReference]:
     """Describe every table of a campaign file, in the order of the schema."""
-    lists = {"eval": ("[eval]", Eval)}  # written as [[eval]]
+    lists = {"eval": ("[eval]", EvalSection)}  # written as [[eval]]
     classes = [lists.get(name, (name, kind)) for name, kind in SECTIONS.items() if name != "run"]
-    inner = [(f"campaign.{name}", kind) for name, kind in sections_of(Campaign).items()]
-    return [_section(name, kind) for name, kind in [*classes, *inner, ("[campaign.conditions]", Condition)]]
+    inner = [(f"campaign.{name}", kind) for name, kind in sections_of(CampaignSection).items()]
+    return [
+        _section(name, kind) for name, kind in [*classes, *inner, ("[campaign.conditions]", ConditionSection)]
+    ]
 
 
 def markdown() -> str:
@@ -100,7 +102,7 @@ def _section(name: str, kind: Any) -> SectionReference:
 
 
 def _type(annotation: str) -> str:
-    plain = annotation.removesuffix(" | None")
+    plain = re.sub(r"\w+Section", "table", annotation.removesuffix(" | None"))
     plain = re.sub(r"Literal\[(.*?)\]", lambda found: found[1].replace("'", '"').replace(", ", " or "), plain)
     normalizations = " or ".join(f'"{name}"' for name in get_args(Normalization))
     aliases = {"Table": "table", "str": "string", "Permits": 'int or "auto"', "Stall": 'float or "auto"'}
@@ -131,14 +133,14 @@ def json_schema() -> dict[str, Any]:
     schema = GenerateJsonSchema().generate(table_schema(Config))
     definitions = schema["$defs"]
     _complete(schema["properties"], Config)
-    for kind in (*SECTIONS.values(), *sections_of(Campaign).values(), Condition, Eval):
+    for kind in (*SECTIONS.values(), *sections_of(CampaignSection).values(), ConditionSection, EvalSection):
         _complete(definitions[kind.__name__]["properties"], kind)
-    del schema["properties"]["run"], definitions["Run"]
-    evals = definitions.pop("Evals")["properties"]["tables"]
+    del schema["properties"]["run"], definitions["RunSection"]
+    evals = definitions.pop("EvalsSection")["properties"]["tables"]
     schema["properties"]["eval"] = {**evals, "description": schema["properties"]["eval"]["description"]}
-    campaign = definitions["Campaign"]
+    campaign = definitions["CampaignSection"]
     campaign["patternProperties"] = {DOTTED["pattern"]: {"type": "object"}}  # [campaign.<launcher>]
-    condition = definitions["Condition"]["properties"]
+    condition = definitions["ConditionSection"]["properties"]
     for section in RUN_SECTIONS:
         described = condition[section]["description"]
         reference = f"#/$defs/{SECTIONS[section].__name__}"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import cache
 from typing import Any, TypeVar, cast, get_args, get_type_hints
 
-from retrain.config.campaign import Campaign, Condition, Eval
+from retrain.config.campaign import CampaignSection, ConditionSection, EvalSection
 from retrain.config.flow import overlapping
 from retrain.config.keys import Key, Table, Tables, keys_of
 from retrain.config.schema import Config
@@ -39,9 +39,11 @@ def sections_of(kind: Any) -> dict[str, Any]:
 
 
 SECTIONS = sections_of(Config)
-RUN_SECTIONS = tuple(name for name in SECTIONS if name in keys_of(Condition))  # that a condition overrides
-SHORTHANDS = {name: key.stands_for for name, key in keys_of(Condition).items() if key.stands_for}
-DECIDED_BY_CAMPAIGN = {key.stands_for: name for name, key in keys_of(Campaign).items()}  # "": the rest
+RUN_SECTIONS = tuple(
+    name for name in SECTIONS if name in keys_of(ConditionSection)
+)  # that a condition overrides
+SHORTHANDS = {name: key.stands_for for name, key in keys_of(ConditionSection).items() if key.stands_for}
+DECIDED_BY_CAMPAIGN = {key.stands_for: name for name, key in keys_of(CampaignSection).items()}  # "": the rest
 PLUGINS = tuple(  # the keys that name a run's plugins, each with its section
     (section, key) for section in RUN_SECTIONS for key in keys_of(SECTIONS[section]).values() if key.plugin
 )
@@ -87,7 +89,7 @@ def merge(base: Tables, overrides: Tables) -> Table:
     return merged
 
 
-def resolve(config: Config, condition: Condition | None, seed: int) -> Config:
+def resolve(config: Config, condition: ConditionSection | None, seed: int) -> Config:
     """Return the configuration of one run: no campaign, its own seed, every value explicit."""
     sections = {name: getattr(config, name) for name in SECTIONS if name not in ("campaign", "decision")}
     tables = {name: dict(vars(section)) for name, section in sections.items() if section is not None}
@@ -102,7 +104,7 @@ def resolve(config: Config, condition: Condition | None, seed: int) -> Config:
     return build(Config, tables)
 
 
-def as_played(config: Config, table: Eval) -> Config:
+def as_played(config: Config, table: EvalSection) -> Config:
     """Return the configuration of a run with an evaluation's environment instead of its own."""
     if not table.environment:
         return config

@@ -10,7 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from retrain.config.campaign import COLDEST, LARGEST_SEED, Budget, Campaign, Decide, Evals, Run
+from retrain.config.campaign import (
+    COLDEST,
+    LARGEST_SEED,
+    BudgetSection,
+    CampaignSection,
+    DecisionSection,
+    EvalsSection,
+    RunSection,
+)
 from retrain.config.keys import LARGEST_PERMITS, Normalization, Permits, Section, Table, count, key, plugin
 
 SINGLE_TURN = "single_turn"  # the environment that is none
@@ -18,7 +26,7 @@ FIRST_PERMITS = 4  # initial number when it is adaptive: most APIs can take it
 
 
 @dataclass(frozen=True)
-class Model(Section):
+class ModelSection(Section):
     """Which model is trained, and where it is served."""
 
     model: str = key("", "Hugging Face hub ID or local path; not used by the numpy backend", path="file")
@@ -28,7 +36,7 @@ class Model(Section):
 
 
 @dataclass(frozen=True)
-class Training(Section):
+class TrainingSection(Section):
     """The training loop: number of steps, batch size, learning rate, checkpoints."""
 
     seed: int = key(-1, "random seed; -1 draws one and records it", ge=-1, le=LARGEST_SEED)
@@ -62,7 +70,7 @@ class Training(Section):
 
 
 @dataclass(frozen=True)
-class Algorithm(Section):
+class AlgorithmSection(Section):
     """How rewards become gradients."""
 
     advantage_mode: str = plugin("maxrl", "advantages", "advantage_params", "grpo, rloo, maxrl, reinforce_pp")
@@ -81,7 +89,7 @@ class Algorithm(Section):
 
 
 @dataclass(frozen=True)
-class Data(Section):
+class DataSection(Section):
     """Where prompts come from."""
 
     task: str = plugin("sort", "tasks", "options", "where prompts come from")
@@ -92,7 +100,7 @@ class Data(Section):
 
 
 @dataclass(frozen=True)
-class Reward(Section):
+class RewardSection(Section):
     """How completions are scored."""
 
     reward: str = plugin("match", "rewards", "params", "how a completion is scored")
@@ -102,7 +110,7 @@ class Reward(Section):
 
 
 @dataclass(frozen=True)
-class Environment(Section):
+class EnvironmentSection(Section):
     """What a policy talks to: one completion per prompt, or the turns of an episode."""
 
     environment: str = plugin(SINGLE_TURN, "environments", "options", "single_turn, guess, tools, your class")
@@ -131,7 +139,7 @@ class Environment(Section):
 
 
 @dataclass(frozen=True)
-class Backend(Section):
+class BackendSection(Section):
     """Where the policy lives, and how many API calls may be in flight."""
 
     backend: str = plugin("numpy", "backends", "options", "numpy, local, tinker")
@@ -159,7 +167,7 @@ class Backend(Section):
 
 
 @dataclass(frozen=True)
-class WarmUp(Section):
+class WarmUpSection(Section):
     """Supervised training on given completions, before reinforcement learning begins."""
 
     steps: int = count(0, "supervised optimizer updates before the first step; 0 = none", least=0)
@@ -169,7 +177,7 @@ class WarmUp(Section):
 
 
 @dataclass(frozen=True)
-class BackPressure(Section):
+class BackPressureSection(Section):
     """Find the batch size at which the backend's throughput is best."""
 
     enabled: bool = key(False, "let back pressure choose the batch size")
@@ -190,7 +198,7 @@ class BackPressure(Section):
 
 
 @dataclass(frozen=True)
-class Throttle(Section):
+class ThrottleSection(Section):
     """Yield to the other load on this machine."""
 
     enabled: bool = key(False, "let the machine's load reduce or pause training")
@@ -211,7 +219,7 @@ class Throttle(Section):
 
 
 @dataclass(frozen=True)
-class RateLimiter(Section):
+class RateLimiterSection(Section):
     """Sample while training, at a fixed ratio and with bounded staleness."""
 
     max_staleness: int = count(
@@ -234,7 +242,7 @@ class RateLimiter(Section):
 
 
 @dataclass(frozen=True)
-class Scaling(Section):
+class ScalingSection(Section):
     """Scale the learning rate to the actual batch size."""
 
     rule: Literal["none", "adascale", "adamscale", "legw", "linear", "sqrt"] = key(
@@ -245,7 +253,7 @@ class Scaling(Section):
 
 
 @dataclass(frozen=True)
-class Logging(Section, affects="display"):
+class LoggingSection(Section, affects="display"):
     """Where records are written."""
 
     log_dir: str = key("logs", "campaigns are written below this directory", min_length=1)
@@ -265,21 +273,23 @@ class Logging(Section, affects="display"):
 class Config(Section):
     """A whole TOML file."""
 
-    model: Model = key(Model, "which model is trained")
-    training: Training = key(Training, "the training loop")
-    algorithm: Algorithm = key(Algorithm, "how rewards become gradients")
-    data: Data = key(Data, "where prompts come from")
-    reward: Reward = key(Reward, "how completions are scored")
-    environment: Environment = key(Environment, "what the policy talks to")
-    backend: Backend = key(Backend, "where the policy lives")
-    eval: Evals = key(Evals, "evaluations that are not the reward, each a table [[eval]]")
-    campaign: Campaign | None = key(None, "conditions x seeds; absent: the file describes one run")
-    decision: Decide | None = key(None, "add seeds until differences are known; absent: run those given")
-    budget: Budget = key(Budget, "what it may cost, and the prices of tokens")
-    warmup: WarmUp = key(WarmUp, "supervised training on given completions first")
-    backpressure: BackPressure = key(BackPressure, "find the best batch size")
-    throttle: Throttle = key(Throttle, "yield to the other load on this machine")
-    rate_limiter: RateLimiter = key(RateLimiter, "sample while training")
-    scaling: Scaling = key(Scaling, "scale the learning rate to the batch size")
-    logging: Logging = key(Logging, "where records are written")
-    run: Run | None = key(None, "written by retrain into run.toml")
+    model: ModelSection = key(ModelSection, "which model is trained")
+    training: TrainingSection = key(TrainingSection, "the training loop")
+    algorithm: AlgorithmSection = key(AlgorithmSection, "how rewards become gradients")
+    data: DataSection = key(DataSection, "where prompts come from")
+    reward: RewardSection = key(RewardSection, "how completions are scored")
+    environment: EnvironmentSection = key(EnvironmentSection, "what the policy talks to")
+    backend: BackendSection = key(BackendSection, "where the policy lives")
+    eval: EvalsSection = key(EvalsSection, "evaluations that are not the reward, each a table [[eval]]")
+    campaign: CampaignSection | None = key(None, "conditions x seeds; absent: the file describes one run")
+    decision: DecisionSection | None = key(
+        None, "add seeds until differences are known; absent: run those given"
+    )
+    budget: BudgetSection = key(BudgetSection, "what it may cost, and the prices of tokens")
+    warmup: WarmUpSection = key(WarmUpSection, "supervised training on given completions first")
+    backpressure: BackPressureSection = key(BackPressureSection, "find the best batch size")
+    throttle: ThrottleSection = key(ThrottleSection, "yield to the other load on this machine")
+    rate_limiter: RateLimiterSection = key(RateLimiterSection, "sample while training")
+    scaling: ScalingSection = key(ScalingSection, "scale the learning rate to the batch size")
+    logging: LoggingSection = key(LoggingSection, "where records are written")
+    run: RunSection | None = key(None, "written by retrain into run.toml")

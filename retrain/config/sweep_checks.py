@@ -9,7 +9,7 @@ from typing import Any
 
 from retrain.base.errors import Problem
 from retrain.base.registry import LARGEST, hint
-from retrain.config.campaign import Decide
+from retrain.config.campaign import DecisionSection
 from retrain.config.keys import Tables, quote
 from retrain.config.points import MOST_DIMENSIONS, Proposal
 from retrain.config.resolve import RUN_SECTIONS, SECTIONS, overrides_of
@@ -178,7 +178,7 @@ def _seed_count(raw: Tables) -> int:
     seeds, search = raw["campaign"].get("seeds"), raw["campaign"].get("search")
     given = len(seeds) if isinstance(seeds, list) else 1
     decision = raw.get("decision", {} if isinstance(search, Mapping) else None)
-    most = decision.get("max_seeds", Decide.max_seeds) if isinstance(decision, Mapping) else 1
+    most = decision.get("max_seeds", DecisionSection.max_seeds) if isinstance(decision, Mapping) else 1
     most = most if isinstance(most, int) else 1
     return given + most if isinstance(search, Mapping) else max(given, most)
 

@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retrain.base.errors import ConfigError, Problem
-from retrain.config.campaign import LARGEST_SEED, Campaign, Condition, Decide, Run
+from retrain.config.campaign import (
+    LARGEST_SEED,
+    CampaignSection,
+    ConditionSection,
+    DecisionSection,
+    RunSection,
+)
 from retrain.config.digest import digest_by_seed
 from retrain.config.files import contents_of, with_absolute_paths
 from retrain.config.resolve import label_of, label_of_modes, resolve
@@ -41,7 +47,7 @@ def plan_runs(
 
     Raises ConfigError with every problem of `[campaign.search]`, or of `[decision]`.
     """
-    campaign, given = config.campaign or Campaign(), _seeds(config, drawn_seed)
+    campaign, given = config.campaign or CampaignSection(), _seeds(config, drawn_seed)
     seeds = _with_further(config, given, added_seeds)
     bases = [(name, with_absolute_paths(base)) for name, base in _conditions(config)]
     contents = [contents_of(base) for _, base in bases]
@@ -82,10 +88,10 @@ def _require_sound(plan: Plan, seeds: int, file_name: str) -> None:
         raise ConfigError([f"{file_name} {problem}" for problem in problems])
 
 
-def _decide(config: Config) -> Decide | None:
+def _decide(config: Config) -> DecisionSection | None:
     """Return the table by which a campaign decides; a search always does."""
     search = config.campaign.search if config.campaign else None
-    return config.decision or (Decide(metric=search.metric) if search else None)
+    return config.decision or (DecisionSection(metric=search.metric) if search else None)
 
 
 def planned_runs(config: Config, drawn_seed: int | None, added_seeds: int = 0) -> list[RunEntry]:
@@ -107,7 +113,7 @@ def planned_runs(config: Config, drawn_seed: int | None, added_seeds: int = 0) -
 
 def _conditions(config: Config) -> list[tuple[str, Config]]:
     """Resolve every condition, except for its seed, by name."""
-    found: Sequence[Condition | None] = (config.campaign and config.campaign.conditions) or [None]
+    found: Sequence[ConditionSection | None] = (config.campaign and config.campaign.conditions) or [None]
     if config.campaign is not None:  # without all others, which would be copied for each
         config = dataclasses.replace(config, campaign=dataclasses.replace(config.campaign, conditions=None))
     resolved = [(condition, resolve(config, condition, seed=0)) for condition in found]
@@ -140,7 +146,7 @@ def _run_id(condition: str, seed: int) -> str:
     return f"{label_of(condition)}_s{seed}"
 
 
-def _name(condition: Condition | None, resolved: Config) -> str:
+def _name(condition: ConditionSection | None, resolved: Config) -> str:
     if condition is not None and condition.name:
         return shown_name(condition.name)
     if condition is None and resolved.run is not None:
@@ -159,5 +165,5 @@ def _run(
     run_id = _run_id(condition, seed)
     resolved = dataclasses.replace(base, training=dataclasses.replace(base.training, seed=seed))
     config_hash = digest_of(seed)
-    identity = Run(run_id, "", condition, config_hash, contents, version=CURRENT)
+    identity = RunSection(run_id, "", condition, config_hash, contents, version=CURRENT)
     return RunPlan(run_id, condition, seed, dataclasses.replace(resolved, run=identity), config_hash)

@@ -12,9 +12,9 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal
 
 from retrain.base import registry
-from retrain.config.campaign import Campaign
+from retrain.config.campaign import CampaignSection
 from retrain.config.launching import unused_keys
-from retrain.config.schema import RateLimiter
+from retrain.config.schema import RateLimiterSection
 from retrain.plan.alike import alike
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.layout import TRIALS
@@ -294,10 +294,10 @@ def _without_effect(plan: Plan) -> Iterator[str]:
     if campaign.max_workers > 1 and not campaign.parallel:
         yield f"max_workers = {campaign.max_workers} has no effect without campaign.parallel = true"
     for key, why in unused_keys(campaign).items():
-        if getattr(campaign, key) != getattr(Campaign(), key):
+        if getattr(campaign, key) != getattr(CampaignSection(), key):
             yield f'{key} has no effect with launcher = "{campaign.launcher}": {why}'
     limiters = [run.config.rate_limiter for run in plan.runs]
-    if any(limiter.max_staleness == 0 and limiter != RateLimiter() for limiter in limiters):
+    if any(limiter.max_staleness == 0 and limiter != RateLimiterSection() for limiter in limiters):
         yield (
             "[rate_limiter] has no effect with max_staleness = 0: sampling and training take turns; "
             "set max_staleness = 1 or more to overlap them"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from retrain.base.errors import Problem
 from retrain.base.registry import hint
-from retrain.config.campaign import Decide
+from retrain.config.campaign import DecisionSection
 from retrain.config.keys import quote
 from retrain.config.prices import price_of, priced_as, unpriced
 from retrain.config.resolve import label_of
@@ -29,7 +29,7 @@ FOUND = ("better", "worse")
 UNDECIDING = ("_se", "prompts", "batch_size", "group_size", "lr", "updates")  # settings, and errors of others
 
 
-def decision_problems(table: Decide, plan: Plan, seeds: int) -> Iterator[Problem]:
+def decision_problems(table: DecisionSection, plan: Plan, seeds: int) -> Iterator[Problem]:
     """Iterate over the problems of `[decision]`, in a file with so many seeds."""
     configs = {name: run.config for name, run in plan.first_runs().items()}
     given = None if plan.search_seeds else seeds  # those of a search decide nothing, and it checks conditions
@@ -47,7 +47,7 @@ def decision_problems(table: Decide, plan: Plan, seeds: int) -> Iterator[Problem
     yield from _budget_problems(table, configs.values())
 
 
-def _budget_problems(table: Decide, configs: Collection[Config]) -> Iterator[Problem]:
+def _budget_problems(table: DecisionSection, configs: Collection[Config]) -> Iterator[Problem]:
     if table.budget:
         try:
             parse_duration(table.budget)
@@ -89,7 +89,7 @@ def _numbers_of(part: Any) -> tuple[str, ...]:
     return tuple(key for key, several in keys if float in several or int in several)
 
 
-def comparison_of(table: Decide, conditions: int) -> SequentialComparison:
+def comparison_of(table: DecisionSection, conditions: int) -> SequentialComparison:
     """Return the test that a table asks for, of so many conditions with the reference among them."""
     from retrain.control.rules.sequential import SequentialComparison  # not at the top: imports numpy
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrain.base.rollouts import Floats
-from retrain.config.campaign import Decide
+from retrain.config.campaign import DecisionSection
 from retrain.control.rules.sequential import SequentialComparison
 from retrain.control.rules.sequential.allocation import found_per_cost, rising_errors, weights_of_error
 from retrain.plan.decidable import FOUND, Found, comparison_of
@@ -40,7 +40,7 @@ class DecisionProgress:
 
 def decide(
     plan: Plan,
-    table: Decide,
+    table: DecisionSection,
     ended: Mapping[str, float | None],
     begun: Collection[str],
     *,
@@ -104,7 +104,7 @@ class Walk:
     up, would depend on the allocation, so there is none with `allocate = "auto"`.
     """
 
-    def __init__(self, plan: Plan, table: Decide, seconds: Mapping[str, float]) -> None:
+    def __init__(self, plan: Plan, table: DecisionSection, seconds: Mapping[str, float]) -> None:
         self._plan, self._table, self._seconds = plan, table, seconds
         self._usual_s = float(np.mean(list(seconds.values()))) if seconds else 1.0
         self.ids = {(run.condition, run.seed): run.run_id for run in plan.runs}

@@ -17,7 +17,7 @@ import numpy as np
 
 from retrain.base.errors import ConfigError, RecordsError
 from retrain.base.rollouts import Floats
-from retrain.config.campaign import Decide
+from retrain.config.campaign import DecisionSection
 from retrain.plan.decidable import FOUND
 from retrain.plan.decision import Walk
 from retrain.plan.matrix import Plan
@@ -57,7 +57,7 @@ class Most:
     cost_usd: float | None = None
 
 
-def expected_seeds(most: Most, table: Decide, logs: Path) -> tuple[ExpectedSeeds, ...]:
+def expected_seeds(most: Most, table: DecisionSection, logs: Path) -> tuple[ExpectedSeeds, ...]:
     """Return what is expected without a difference, with the smallest that matters, and with twice that.
 
     Without a smallest difference, or while the spread is unknown, these are 0, 1 and 2 SD. Of a search, the
@@ -79,7 +79,7 @@ def compared_in(plan: Plan) -> Plan:
     return fresh_plan(plan, next(name for name in plan.conditions if name != plan.reference))
 
 
-def spread_of(plan: Plan, table: Decide, logs: Path) -> float | None:
+def spread_of(plan: Plan, table: DecisionSection, logs: Path) -> float | None:
     """Return the standard deviation of paired differences in earlier campaigns of these conditions."""
     squares, freedom = 0.0, 0
     for directory in _campaigns(logs):
@@ -115,7 +115,7 @@ def _value(files: CampaignFiles, metric: str, run: RunEntry) -> float | None:
     return value_at_end(files.existing_run(run.run_id), run.result or {}, metric)
 
 
-def _expected(most: Most, table: Decide, difference: float, unit: str, sd: float) -> ExpectedSeeds:
+def _expected(most: Most, table: DecisionSection, difference: float, unit: str, sd: float) -> ExpectedSeeds:
     plan, rng = compared_in(most.plan), np.random.default_rng(0)
     others = len(plan.conditions) - 1
     count = max(1, min(SIMULATED // others, CROWDED * SIMULATED // others**2))
@@ -145,7 +145,7 @@ def _ids(walk: Walk, plan: Plan) -> Iterator[set[str]]:
         yield {walk.ids[name, seed] for seed in plan.planned_seeds}
 
 
-def _simulated(plan: Plan, table: Decide, differences: Floats, most_runs: float) -> Walk:
+def _simulated(plan: Plan, table: DecisionSection, differences: Floats, most_runs: float) -> Walk:
     """Return the end of a campaign whose conditions differ so much from the reference at each seed."""
     walk = Walk(plan, table, {})
     of_seed = dict(zip(plan.planned_seeds, differences.T, strict=True))
@@ -163,7 +163,7 @@ def _simulated(plan: Plan, table: Decide, differences: Floats, most_runs: float)
     return walk
 
 
-def _within_budget(most: Most, plan: Plan, table: Decide) -> float:
+def _within_budget(most: Most, plan: Plan, table: DecisionSection) -> float:
     """Return after how many of the runs that decide the budget is used up; infinite without one."""
     shares = []
     if table.budget and most.time_s:

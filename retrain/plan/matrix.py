@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retrain.base import registry
-from retrain.config.campaign import Campaign, Decide
+from retrain.config.campaign import CampaignSection, DecisionSection
 from retrain.config.launching import runs_side_by_side
 from retrain.config.resolve import label_of
-from retrain.config.schema import Backend, Config
+from retrain.config.schema import BackendSection, Config
 from retrain.records.text import name_of_run
 
 if TYPE_CHECKING:
@@ -75,12 +75,12 @@ class Plan:
     """All runs of a file, in launch order (all conditions of a seed before the next seed)."""
 
     name: str
-    campaign: Campaign  # how runs are launched; defaults for a file without [campaign]
+    campaign: CampaignSection  # how runs are launched; defaults for a file without [campaign]
     runs: tuple[RunPlan, ...]
     is_single_run: bool
     log_dir: Path
     config_hash: str
-    decision: Decide | None = None
+    decision: DecisionSection | None = None
     search_seeds: tuple[int, ...] = ()  # that choose, with `[campaign.search]`; the others decide
     first_seeds: int = 0  # that a campaign with `[decision]` begins with
     added_seeds: tuple[int, ...] = ()  # by the user, after it had begun
@@ -138,7 +138,7 @@ class Plan:
         return sum(run.max_steps for run in self.runs)
 
     @property
-    def backends_with_permits(self) -> tuple[Backend, ...]:
+    def backends_with_permits(self) -> tuple[BackendSection, ...]:
         """The backends of runs that call an API under permits."""
         return tuple(run.config.backend for run in self.runs if run.takes_permits)
 

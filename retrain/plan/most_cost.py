@@ -15,7 +15,7 @@ from pathlib import Path
 
 from retrain.base import registry
 from retrain.base.rollouts import Prompt
-from retrain.config.campaign import Eval
+from retrain.config.campaign import EvalSection
 from retrain.config.prices import Price, price_of, priced_as
 from retrain.config.resolve import as_played
 from retrain.config.schema import Config
@@ -112,7 +112,7 @@ def _step(config: Config, reading: Reading) -> Tokens:
 def _beside(config: Config, reading: Reading) -> Tokens:
     """Return the tokens of a run's evaluations and warm-up."""
     training, several = config.training, config.data.eval_samples
-    own = Eval(every=training.eval_every, samples=1 + (several if several > 1 else 0))
+    own = EvalSection(every=training.eval_every, samples=1 + (several if several > 1 else 0))
     asked = [(own, reading.held_out), *zip(config.eval.tables, reading.evals, strict=True)]
     evaluations = (
         _evaluations(table, training.max_steps, training.max_tokens, *size) for table, size in asked
@@ -120,7 +120,7 @@ def _beside(config: Config, reading: Reading) -> Tokens:
     return sum(evaluations, Tokens(train=_warm_up(config)))
 
 
-def _evaluations(table: Eval, steps: int, max_tokens: int, prompts: int, read: int) -> Tokens:
+def _evaluations(table: EvalSection, steps: int, max_tokens: int, prompts: int, read: int) -> Tokens:
     times = table.at_start + (math.ceil(steps / table.every) if table.every else 1)
     longest = table.max_tokens or max_tokens
     return Tokens(times * table.samples * read, sample=times * table.samples * prompts * longest)

@@ -14,9 +14,9 @@ from retrain.base.event_loop import LeftBehindError, result_within
 from retrain.base.extras import MissingPackageError
 from retrain.base.rollouts import Prompt
 from retrain.config.adapters import adapter_problem
-from retrain.config.campaign import Eval
+from retrain.config.campaign import EvalSection
 from retrain.config.keys import Tables
-from retrain.config.schema import Config, Environment
+from retrain.config.schema import Config, EnvironmentSection
 
 if TYPE_CHECKING:
     from retrain.plugins.tasks import Task
@@ -35,12 +35,12 @@ class Tasks:
         """Return the task that a run is trained on."""
         return self._named(config.data.task, config.data.options, config)
 
-    def asked(self, table: Eval, config: Config) -> list[Prompt]:
+    def asked(self, table: EvalSection, config: Config) -> list[Prompt]:
         """Return an evaluation's prompts; by default they are those that the run's task holds out."""
         task = self._named(table.task, table.options, config) if table.task else self.of(config)
         return list(task.held_out[: table.prompts])
 
-    def opening_problems(self, table: Environment) -> list[Problem]:
+    def opening_problems(self, table: EnvironmentSection) -> list[Problem]:
         """Return why an episode of an environment cannot be opened, or is none."""
         if (key := repr(table)) not in self._opened:
             self._opened[key] = list(_opening_problems(table))
@@ -89,7 +89,7 @@ def environment_problems(config: Config, tasks: Tasks) -> Iterator[Problem]:
     yield from tasks.opening_problems(config.environment) or _tool_problems(config)
 
 
-def _opening_problems(table: Environment) -> Iterator[Problem]:
+def _opening_problems(table: EnvironmentSection) -> Iterator[Problem]:
     """Iterate over why an episode cannot be opened, or is none; it is closed."""
     name, options, limit_s = table.environment, table.options, table.time_limit_s
     try:

@@ -23,7 +23,7 @@ from typing import Any
 from retrain.base.errors import Problem
 from retrain.base.extras import Needs, load
 from retrain.base.registry import hint
-from retrain.config.campaign import Search
+from retrain.config.campaign import SearchSection
 from retrain.config.keys import Tables, quote
 from retrain.config.points import Point, Proposal
 from retrain.config.resolve import as_tables, flatten
@@ -61,21 +61,21 @@ SAMPLERS = {
 }
 
 
-def to_come(table: Search, rounds: Sequence[Proposed]) -> int:
+def to_come(table: SearchSection, rounds: Sequence[Proposed]) -> int:
     """Return how many points a sampler has yet to propose; 0 without a sampler."""
     if not table.sampler or (rounds and not rounds[-1].proposals):
         return 0
     return max(0, (table.trials or 0) - len(all_of(rounds)))
 
 
-def per_round(table: Search, left: int) -> int:
+def per_round(table: SearchSection, left: int) -> int:
     """Return how many points a sampler proposes at a time, if it has yet to propose so many."""
     return min(table.trials_per_round or PER_ROUND, left)
 
 
 def propose(
     plan: Plan,
-    table: Search,
+    table: SearchSection,
     rounds: Sequence[Proposed],
     told: Mapping[str, float | None],
     notice: Callable[[str], None],
@@ -109,7 +109,7 @@ def propose(
 class _Study:
     """A study of Optuna's, whose trials are conditions of a campaign."""
 
-    def __init__(self, plan: Plan, table: Search, own: Sequence[str]) -> None:
+    def __init__(self, plan: Plan, table: SearchSection, own: Sequence[str]) -> None:
         """Begin with the file's own conditions; no other was proposed yet."""
         self._optuna = _library()
         self._swept, self._trials = swept_keys(plan.campaign.sweep), table.trials or 1
@@ -213,11 +213,11 @@ def _library() -> Any:
     return optuna
 
 
-def _sampler(optuna: Any, table: Search, seed: int) -> Any:
+def _sampler(optuna: Any, table: SearchSection, seed: int) -> Any:
     return getattr(optuna.samplers, SAMPLERS[table.sampler].name)(seed=seed, **table.sampler_options)
 
 
-def sampler_problems(table: Search, sweep: Tables, conditions: int) -> Iterator[Problem]:
+def sampler_problems(table: SearchSection, sweep: Tables, conditions: int) -> Iterator[Problem]:
     """Iterate over the problems of a search's sampler, as far as one does not hide the next."""
     if not table.sampler:
         for key in ("sampler_options", "trials", "trials_per_round"):
@@ -239,7 +239,7 @@ def sampler_problems(table: Search, sweep: Tables, conditions: int) -> Iterator[
         yield from islice(chain(misfits, _missing(table), _wrong_options(table)), 1)
 
 
-def _misfits(table: Search, trials: int, found: Tables, conditions: int) -> Iterator[Problem]:
+def _misfits(table: SearchSection, trials: int, found: Tables, conditions: int) -> Iterator[Problem]:
     """Iterate over why the sampler does not suit the sweep."""
     lists = [value for value in found.values() if isinstance(value, list)]
     least, is_mixed = SAMPLERS[table.sampler].ranges, bool(lists) or conditions > 1
@@ -255,13 +255,13 @@ def _misfits(table: Search, trials: int, found: Tables, conditions: int) -> Iter
         yield Problem(("trials",), what)
 
 
-def _missing(table: Search) -> Iterator[Problem]:
+def _missing(table: SearchSection) -> Iterator[Problem]:
     for needed in (OPTUNA, SAMPLERS[table.sampler].needs):
         if what := needed.problem(table.sampler):
             yield Problem(("sampler",), what)
 
 
-def _wrong_options(table: Search) -> Iterator[Problem]:
+def _wrong_options(table: SearchSection) -> Iterator[Problem]:
     """Iterate over which of the sampler's options are wrong, as far as Optuna tells."""
     optuna = _library()
     known = inspect.signature(getattr(optuna.samplers, SAMPLERS[table.sampler].name)).parameters

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import TypeAlias
 
 from retrain.base.errors import Problem
-from retrain.config.campaign import Search
+from retrain.config.campaign import SearchSection
 from retrain.config.keys import quote
 from retrain.plan.decidable import unmeasured
 from retrain.plan.matrix import Plan, RunPlan
@@ -43,7 +43,7 @@ class Climb:
 
 def climb(
     plan: Plan,
-    table: Search,
+    table: SearchSection,
     known: Sequence[Rung],
     value_at: ValueAt,
     to_come: int = 0,
@@ -73,7 +73,7 @@ def climb(
 class _Climber:
     """The conditions of a search that go on after the rungs so far."""
 
-    def __init__(self, plan: Plan, table: Search, known: Sequence[Rung]) -> None:
+    def __init__(self, plan: Plan, table: SearchSection, known: Sequence[Rung]) -> None:
         self._table = table
         self._runs = {
             name: [run for run in plan.runs if run.condition == name and run.seed in plan.search_seeds]
@@ -130,13 +130,15 @@ def _look(
     return {name: [value for _, value in seen] for name, seen in found.items()}, waits
 
 
-def _steps(table: Search, known: Sequence[Rung]) -> Sequence[int]:
+def _steps(table: SearchSection, known: Sequence[Rung]) -> Sequence[int]:
     """Return the steps of all rungs, 0 for the end; those that were decided stand if the file changed."""
     decided = [one.step for one in known]
     return [*decided, *(step for step in table.rungs if step > max(decided, default=0)), 0]
 
 
-def _rung(table: Search, step: int, values: Mapping[str, Sequence[float | None]], *, is_last: bool) -> Rung:
+def _rung(
+    table: SearchSection, step: int, values: Mapping[str, Sequence[float | None]], *, is_last: bool
+) -> Rung:
     scores = _scores(values)
     sign = 1.0 if is_higher_better(table.metric) is False else -1.0
 
@@ -175,7 +177,7 @@ def fresh_plan(plan: Plan, winner: str) -> Plan:
     return replace(plan, runs=tuple(ordered), decision=reference, search_seeds=())
 
 
-def stages_of(plan: Plan, table: Search, to_come: int = 0) -> Iterator[tuple[int, int]]:
+def stages_of(plan: Plan, table: SearchSection, to_come: int = 0) -> Iterator[tuple[int, int]]:
     """Iterate over how many conditions run to which step; 0: to their ends."""
     alive = len(plan.conditions) + to_come
     for step in (*table.rungs, 0):
@@ -185,11 +187,11 @@ def stages_of(plan: Plan, table: Search, to_come: int = 0) -> Iterator[tuple[int
             return
 
 
-def _kept(table: Search, count: int) -> int:
+def _kept(table: SearchSection, count: int) -> int:
     return max(1, math.floor(table.keep * count + 1e-9))
 
 
-def most_runs(plan: Plan, table: Search) -> tuple[RunPlan, ...]:
+def most_runs(plan: Plan, table: SearchSection) -> tuple[RunPlan, ...]:
     """Return runs that cost as much as a search can: the last conditions are dropped, the first win.
 
     Points that a sampler has yet to propose are taken to cost what the first condition does.
@@ -217,7 +219,7 @@ def _until(run: RunPlan, step: int) -> RunPlan:
     return replace(run, config=replace(run.config, training=training))
 
 
-def search_problems(plan: Plan, table: Search) -> Iterator[Problem]:
+def search_problems(plan: Plan, table: SearchSection) -> Iterator[Problem]:
     """Iterate over the problems of `[campaign.search]`, each with its place in it."""
     if len(plan.conditions) < 2 and not table.sampler:
         what = "chooses among conditions, and there is one; add some, or sweep a key in [campaign.sweep]"
@@ -234,7 +236,7 @@ def search_problems(plan: Plan, table: Search) -> Iterator[Problem]:
         yield from sampler_problems(table, plan.campaign.sweep, len(plan.own_conditions))
 
 
-def _rung_problems(table: Search, runs: Mapping[str, RunPlan]) -> Iterator[Problem]:
+def _rung_problems(table: SearchSection, runs: Mapping[str, RunPlan]) -> Iterator[Problem]:
     at = ("rungs",)
     if sorted(set(table.rungs)) != list(table.rungs):
         yield Problem(at, f"got {quote(table.rungs)}; needs steps in ascending order, each once")
@@ -247,7 +249,7 @@ def _rung_problems(table: Search, runs: Mapping[str, RunPlan]) -> Iterator[Probl
             break
 
 
-def _late(table: Search, runs: Mapping[str, RunPlan]) -> Iterator[Problem]:
+def _late(table: SearchSection, runs: Mapping[str, RunPlan]) -> Iterator[Problem]:
     """Iterate over the rungs at which a condition does not evaluate what decides."""
     for name, run in runs.items():
         for step in table.rungs:

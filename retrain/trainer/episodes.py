@@ -21,7 +21,7 @@ from retrain.backends import EpisodeProgress, Sampling, ignore_progress, never
 from retrain.base import runaways
 from retrain.base.event_loop import EventLoopThread, in_new_thread
 from retrain.base.rollouts import CallForm, Episode, FirstTurn, Group, NextTurn, Prompt, Rollout, next_prompt
-from retrain.config.schema import Environment
+from retrain.config.schema import EnvironmentSection
 from retrain.plugins.environments.coroutine_loop import CoroutineLoop
 from retrain.plugins.environments.episode import (
     EpisodeError,
@@ -76,7 +76,7 @@ class Played:
 class Episodes:
     """The environment of a run."""
 
-    table: Environment
+    table: EnvironmentSection
     open_episode: Callable[[], Any]  # not called if processes play episodes
     # returns a rollout for each prompt, and the rollout with another turn for each NextTurn; None where there
     # is no room for one, and an error where the messages cannot be read

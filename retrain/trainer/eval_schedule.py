@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from retrain.backends import Sampling
 from retrain.backends.metering import tally
 from retrain.base.rollouts import CORRECT, Floats, Group, Prompt
-from retrain.config.campaign import Eval
+from retrain.config.campaign import EvalSection
 from retrain.config.resolve import as_played
 from retrain.config.schema import Config
 from retrain.control.rules import StateDict
@@ -45,7 +45,7 @@ ERROR = 0.05  # probability that any of a run's evaluations seems to fall, which
 class OpenEval:
     """An `[[eval]]` that is ready: its table, its held-out prompts, its reward and how they are sampled."""
 
-    table: Eval
+    table: EvalSection
     prompts: Sequence[Prompt]
     reward: Callable[[Sequence[Group], int], ScoredBatch]
     sample: SampleGroups  # completions, or whole episodes
@@ -72,7 +72,7 @@ def is_due(every: int, done: int) -> bool:
     return every > 0 and done % every == 0
 
 
-def count_of_evaluations(table: Eval, steps: int) -> int:
+def count_of_evaluations(table: EvalSection, steps: int) -> int:
     """Return how often a run of so many steps makes an evaluation."""
     return table.at_start + (math.ceil(steps / table.every) if table.every else 1)
 

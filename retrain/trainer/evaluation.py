@@ -15,7 +15,7 @@ from retrain.backends.metering import tally
 from retrain.base.errors import BackendMemoryError
 from retrain.base.rollouts import CORRECT, Floats, Group, Prompt
 from retrain.config.prices import Price
-from retrain.config.schema import Config, Environment
+from retrain.config.schema import Config, EnvironmentSection
 from retrain.control.rules import StateDict
 from retrain.records.row_parts import Evaluation, NamedEvaluation
 from retrain.records.spending import Tokens
@@ -185,7 +185,7 @@ class Due:
     prompts: Sequence[Prompt]
     samples: int  # completions per prompt
     max_tokens: int
-    played: Environment
+    played: EnvironmentSection
     trained: Config
 
     @property

@@ -28,7 +28,7 @@ from retrain.base.errors import ConfigError, PromptError, RecordsError
 from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import CallForm, Group, Prompt
 from retrain.config.adapters import KEY
-from retrain.config.campaign import Eval
+from retrain.config.campaign import EvalSection
 from retrain.config.files import changed_files
 from retrain.config.resolve import as_played
 from retrain.config.schema import Config
@@ -124,7 +124,7 @@ def _scorer(reward: str, params: Mapping[str, Any], config: Config, opened: Exit
 
 
 def _open_eval(
-    table: Eval, config: Config, task: Task, scorer: Scorer, opened: ExitStack
+    table: EvalSection, config: Config, task: Task, scorer: Scorer, opened: ExitStack
 ) -> Callable[[SampleGroups], OpenEval]:
     """Build an evaluation's task and open its reward; by default they are the run's."""
     if table.task:

@@ -14,7 +14,7 @@ from typing import Any
 from retrain.backends import Sampling
 from retrain.base.event_loop import LeftBehindError, in_thread
 from retrain.base.rollouts import Episode, Prompt, Rollout
-from retrain.config.schema import Environment
+from retrain.config.schema import EnvironmentSection
 from retrain.plugins.environments.coroutine_loop import CoroutineLoop, check_held_up
 from retrain.plugins.environments.endpoint import Endpoint
 from retrain.plugins.environments.endpoint.session import Ask, EpisodeLimits, EpisodeSession, Rendering
@@ -36,7 +36,7 @@ from retrain.plugins.environments.episode import (
 class Programs:
     """The programs of a run, and the endpoint that serves them."""
 
-    table: Environment
+    table: EnvironmentSection
     open_episode: Callable[[], Any]
     rendering: Rendering
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from retrain.backends import Backend, SamplingWork, Work
-from retrain.config.schema import BackPressure
+from retrain.config.schema import BackPressureSection
 from retrain.control.rules import require
 from retrain.records.row_parts import ApiPause, EngineUse
 from retrain.records.step_row import RooflineSummary, Timing
@@ -24,7 +24,7 @@ class StepMeter:
     """Measures one step at a time."""
 
     backend: Backend
-    table: BackPressure  # with the peaks against which utilisation is measured
+    table: BackPressureSection  # with the peaks against which utilisation is measured
     journal: Journal
 
     def begin(self, step: int) -> StepMeter:
@@ -71,7 +71,7 @@ class StepMeter:
 
 
 def roofline(
-    table: BackPressure, sampling: SamplingWork | None, training: Work | None
+    table: BackPressureSection, sampling: SamplingWork | None, training: Work | None
 ) -> RooflineSummary | None:
     """Return what limited each phase and how much of the peaks it used; None where no peak is configured.
 
@@ -98,7 +98,7 @@ class PhaseHint:
     mbu: float | None = None  # memory bandwidth utilization
 
 
-def classify(table: BackPressure, work: Work | None) -> PhaseHint:
+def classify(table: BackPressureSection, work: Work | None) -> PhaseHint:
     """Return what limits a phase: arithmetic, memory bandwidth or neither; unknown without work or a peak.
 
     Raises:

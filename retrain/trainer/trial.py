@@ -14,7 +14,7 @@ from retrain.backends import Sampling
 from retrain.base import registry
 from retrain.base.event_loop import LeftBehindError, result_within
 from retrain.base.rollouts import FirstTurn, NextTurn, Prompt, Rollout
-from retrain.config.schema import Environment
+from retrain.config.schema import EnvironmentSection
 from retrain.plugins.environments.endpoint.session import Rendering
 from retrain.plugins.environments.episode import attribute
 from retrain.trainer.episodes import Episodes
@@ -26,7 +26,7 @@ TOKENS = 1 << 20  # more than a program asks for
 
 def check_form(name: str, open_episode: Callable[[], Any]) -> None:
     """Raise ConfigError if an episode lacks what its kind requires; if it opens too late, `try_out` tells."""
-    limit_s = Environment().time_limit_s
+    limit_s = EnvironmentSection().time_limit_s
     try:
         made = result_within(limit_s, open_episode)
     except LeftBehindError:
@@ -43,7 +43,7 @@ def try_out(
     open_episode: Callable[[], Any], prompt: Prompt, completions: Sequence[str], *, is_program: bool = False
 ) -> str:
     """Play until the episode ends or no completion is left; return what is wrong, "" if nothing."""
-    table, texts = Environment(max_turns=len(completions)), cycle(completions)
+    table, texts = EnvironmentSection(max_turns=len(completions)), cycle(completions)
     programs = Programs(table, open_episode, Rendering()) if is_program else None
 
     def sample(asked: Sequence[Asked], how: Sampling) -> list[Rollout]:

@@ -23,7 +23,7 @@ from retrain.base.errors import BackendMemoryError, ConfigError, InterruptedRunE
 from retrain.base.event_loop import EventLoopThread, begun
 from retrain.base.rollouts import FirstTurn, Loss, NextTurn, Prompt, Rollout, TrainingSample
 from retrain.config.load import parse
-from retrain.config.schema import Environment
+from retrain.config.schema import EnvironmentSection
 from retrain.plugins.losses import ppo
 from retrain.records.spending import Tokens
 from retrain.trainer.episodes import Episodes, summary_of
@@ -128,7 +128,9 @@ def play(
 ) -> list[Rollout]:
     table = {"max_turns": 6, "max_turn_tokens": 30, "time_limit_s": PATIENCE_S}
     sample_live = options.pop("sample_live", backend.sample_turns)
-    episodes = Episodes(Environment(**table), open_episode, NOT_USED, sample_live=sample_live, **options)
+    episodes = Episodes(
+        EnvironmentSection(**table), open_episode, NOT_USED, sample_live=sample_live, **options
+    )
     try:
         groups = episodes.play([Prompt(n, "?" * (1 + n % 3), "") for n in range(12)], how)
     finally:

@@ -20,8 +20,16 @@ from retrain.backends.local import advise_run, check_prompts, check_run, check_t
 from retrain.backends.local.sizes import Sizes, micro_batch
 from retrain.base.errors import EXIT_INFRASTRUCTURE, exit_code_of
 from retrain.base.rollouts import Prompt
-from retrain.config.campaign import Campaign
-from retrain.config.schema import Algorithm, Backend, Config, Environment, Model, RateLimiter, Training
+from retrain.config.campaign import CampaignSection
+from retrain.config.schema import (
+    AlgorithmSection,
+    BackendSection,
+    Config,
+    EnvironmentSection,
+    ModelSection,
+    RateLimiterSection,
+    TrainingSection,
+)
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -63,10 +71,10 @@ def run_of(
     model: str = "some/model", kl_coef: float = 0.0, launcher: str = "local", **options: object
 ) -> Config:
     return Config(
-        model=Model(model=model),
-        algorithm=Algorithm(kl_coef=kl_coef),
-        backend=Backend(backend="local", options=options),
-        campaign=Campaign(launcher=launcher),
+        model=ModelSection(model=model),
+        algorithm=AlgorithmSection(kl_coef=kl_coef),
+        backend=BackendSection(backend="local", options=options),
+        campaign=CampaignSection(launcher=launcher),
     )
 
 
@@ -101,7 +109,7 @@ def test_a_model_s_directory_that_a_lost_server_holds_is_not_taken_for_a_wrong_n
         (run_of(device="cuda:1"), "[backend.options].device: got 'cuda:1'; this machine has no GPU"),
         (run_of(engine_sleep=True), '[backend.options].engine_sleep: needs engine = "vllm"'),
         (
-            replace(run_of(**VLLM, engine_sleep=True), rate_limiter=RateLimiter(max_staleness=1)),
+            replace(run_of(**VLLM, engine_sleep=True), rate_limiter=RateLimiterSection(max_staleness=1)),
             "[backend.options].engine_sleep: needs [rate_limiter].max_staleness = 0",
         ),
         (run_of(**VLLM, engine_sleep=True), "[backend.options].engine_sleep: vLLM can sleep on a GPU only"),
@@ -113,7 +121,7 @@ def test_what_would_stop_a_run_is_said_with_its_key(config, words):
 
 
 def of_loss(mode: str, bounds: dict[str, float], **options: object) -> Config:
-    return replace(run_of(**options), algorithm=Algorithm(loss_mode=mode, loss_params=bounds))
+    return replace(run_of(**options), algorithm=AlgorithmSection(loss_mode=mode, loss_params=bounds))
 
 
 def test_clipping_that_rounding_sets_off_is_warned_of(gpu_nodes: list[str]) -> None:
@@ -214,7 +222,7 @@ def test_the_memory_of_a_run_is_estimated_from_the_sizes_of_its_model(tmp_path: 
     (Path(model) / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     config = replace(
         run_of(model=model, device="cpu"),
-        training=Training(batch_size=3, group_size=2, max_tokens=10),
+        training=TrainingSection(batch_size=3, group_size=2, max_tokens=10),
     )
     found = local.memory(config, [Prompt(0, "x" * 30, "1")])
     assert found is not None
@@ -224,7 +232,7 @@ def test_the_memory_of_a_run_is_estimated_from_the_sizes_of_its_model(tmp_path: 
     assert (found.held["adapters"], found.held["optimizer"]) == (adapters, 3 * adapters)
     assert found.sampling >= 6 * 20 * 2 * 2 * 8 * 4  # rows, tokens, layers, keys and values, width, bytes
     assert found.peak > found.smallest > sum(found.held.values())
-    talk = replace(config, environment=Environment("guess"))
+    talk = replace(config, environment=EnvironmentSection("guess"))
     talked = local.memory(talk, [Prompt(0, "x" * 30, "1")])
     assert talked is not None
     assert talked.sampling >= 6 * 30 * 2 * 2 * 8 * 4  # ten more, which an environment says
@@ -237,7 +245,7 @@ def test_the_memory_of_a_run_is_estimated_from_the_sizes_of_its_model(tmp_path: 
     assert larger is not None
     assert found.training < large.training == larger.training  # both in micro-batches of one size
     full = local.memory(
-        replace(config, backend=Backend("local", options={"lora": False, "device": "cpu"})), []
+        replace(config, backend=BackendSection("local", options={"lora": False, "device": "cpu"})), []
     )
     assert full is not None
     assert (full.held["adapters"], full.held["optimizer"]) == (0, 3 * full.held["weights"])

@@ -19,7 +19,7 @@ from retrain.base.distribution import install_command
 from retrain.base.errors import ConfigError, NonFiniteError, RunFailedError
 from retrain.base.event_loop import in_thread
 from retrain.base.rollouts import Loss, LossTerms, Prompt, Rollout, TrainingSample
-from retrain.config.schema import Config, Model, Training
+from retrain.config.schema import Config, ModelSection, TrainingSection
 from retrain.plugins.losses import cispo, gspo, importance_sampling, ppo
 
 GSPO = ApiLoss("gspo", {})
@@ -138,16 +138,18 @@ def test_what_would_stop_a_run_is_said_before_it_starts(monkeypatch: pytest.Monk
 
 
 def test_a_temperature_at_which_the_api_does_not_score_is_warned_of() -> None:
-    (line,) = advise_run(Config(training=Training(temperature=0.7)))
+    (line,) = advise_run(Config(training=TrainingSection(temperature=0.7)))
     assert "training.temperature = 1.0 keeps them exact" in line
-    assert advise_run(Config(training=Training(temperature=1.0))) == []
+    assert advise_run(Config(training=TrainingSection(temperature=1.0))) == []
 
 
 def test_a_run_that_the_api_can_do_has_no_problem_but_a_missing_sdk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TINKER_API_KEY", "tml-key")
-    assert all(install_command("tinker") in p for p in check_run(Config(model=Model(model="some/model"))))
+    assert all(
+        install_command("tinker") in p for p in check_run(Config(model=ModelSection(model="some/model")))
+    )
 
 
 def test_a_missing_key_is_an_error_before_anything_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:

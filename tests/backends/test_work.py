@@ -11,7 +11,7 @@ import pytest
 from retrain.backends import Optimization, Sampling, SamplingWork, Work
 from retrain.backends.work import ModelCosts, WorkMeter
 from retrain.base.rollouts import Loss
-from retrain.config.schema import BackPressure
+from retrain.config.schema import BackPressureSection
 from retrain.plugins.losses import ppo
 from retrain.records.row_parts import columns
 from retrain.trainer.step_meter import classify, roofline
@@ -98,7 +98,7 @@ def test_a_policy_that_poses_as_an_api_knows_nothing_of_its_hardware():
 
 
 def test_every_phase_gets_its_own_bound_and_utilisations():
-    table = BackPressure(peak_gflops=100.0, peak_bw_gb_s=10.0)
+    table = BackPressureSection(peak_gflops=100.0, peak_bw_gb_s=10.0)
     prefill = Work(flops=60e9, bytes_moved=1e9, time_s=1.0)  # 60 % of 100 GFLOP/s, 10 % of 10 GB/s
     decode = Work(flops=10e9, bytes_moved=16e9, time_s=2.0)  # 5 % and 80 %
     train = Work(flops=20e9, bytes_moved=2e9, time_s=1.0)  # 20 % and 20 %
@@ -119,13 +119,13 @@ def test_every_phase_gets_its_own_bound_and_utilisations():
 
 
 def test_a_phase_without_work_is_unknown_and_its_keys_stay():
-    row = columns(roofline(BackPressure(peak_gflops=1.0, peak_bw_gb_s=1.0), None, None))
+    row = columns(roofline(BackPressureSection(peak_gflops=1.0, peak_bw_gb_s=1.0), None, None))
     assert set(row.values()) == {"unknown", None}
     assert len(row) == 9
 
 
 def test_without_peaks_a_row_says_nothing_of_hardware():
-    assert roofline(BackPressure(), SamplingWork(Work(), Work()), Work()) is None
+    assert roofline(BackPressureSection(), SamplingWork(Work(), Work()), Work()) is None
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_without_peaks_a_row_says_nothing_of_hardware():
     ],
 )
 def test_the_larger_share_of_the_roof_names_the_bound(flops, moved, peak_gflops, bound):
-    table = BackPressure(peak_gflops=peak_gflops, peak_bw_gb_s=100.0)
+    table = BackPressureSection(peak_gflops=peak_gflops, peak_bw_gb_s=100.0)
     assert classify(table, Work(1, flops, moved, 1.0)).bound == bound
 
 
@@ -152,4 +152,4 @@ def test_the_larger_share_of_the_roof_names_the_bound(flops, moved, peak_gflops,
 )
 def test_impossible_amounts_are_refused_by_name(work, message):
     with pytest.raises(ValueError, match=message):
-        classify(BackPressure(peak_gflops=1.0), work)
+        classify(BackPressureSection(peak_gflops=1.0), work)

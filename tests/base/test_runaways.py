@@ -16,7 +16,7 @@ import pytest
 
 from retrain.base import runaways
 from retrain.base.rollouts import Prompt
-from retrain.config.schema import Environment
+from retrain.config.schema import EnvironmentSection
 from retrain.plugins.environments.tools import ToolBox
 from retrain.plugins.environments.tools.calls import ToolCall
 from retrain.trainer.episodes import Episodes, summary_of
@@ -85,7 +85,7 @@ def has_stopped() -> bool:
 @pytest.mark.parametrize("game", [Game, CompiledGame, CoroutineGame])
 def test_further_episodes_are_played_in_processes(game: Callable[[], Game]) -> None:
     known, name = runaways.count(), f"{__name__}.{game.__name__}"  # type: ignore[attr-defined]
-    episodes = Episodes(Environment(environment=name, time_limit_s=0.3), game, write("x"))
+    episodes = Episodes(EnvironmentSection(environment=name, time_limit_s=0.3), game, write("x"))
     try:
         (first,) = episodes.play([Prompt(0, "?", "")], HOW)
         wait_until(lambda: runaways.count() > known)

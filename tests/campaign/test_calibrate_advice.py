@@ -18,7 +18,7 @@ from retrain.campaign.calibrate.facts import BatchFound, Lengths, StepSplit, Wor
 from retrain.campaign.calibrate.trials import Effort, Trialled
 from retrain.config.load import parse
 from retrain.config.reference import DIRECTIVE
-from retrain.config.schema import RateLimiter
+from retrain.config.schema import RateLimiterSection
 from retrain.plan.build import plan_runs
 from retrain.records.layout import RunFiles
 from tests.recorded import record_run
@@ -191,12 +191,12 @@ def test_a_condition_that_only_rambles_does_not_decide_for_one_that_needs_room()
 
 @pytest.mark.parametrize("buffer", ["fifo", "firo"])
 def test_a_buffer_that_reads_each_sample_once_keeps_its_pace(buffer: str) -> None:
-    limiter = RateLimiter(max_staleness=1, buffer=buffer)
+    limiter = RateLimiterSection(max_staleness=1, buffer=buffer)
     assert not advice.limiter_speed(limiter, 4, 0.95).is_change
 
 
 def test_a_reservoir_is_given_the_pace_of_an_unlimited_run() -> None:
-    limiter = RateLimiter(max_staleness=1, buffer="reservoir")
+    limiter = RateLimiterSection(max_staleness=1, buffer="reservoir")
     assert advice.limiter_speed(limiter, 4, 2.5).value == 2.5
 
 

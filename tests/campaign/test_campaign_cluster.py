@@ -18,7 +18,7 @@ from retrain.campaign.orchestrate import CampaignRun
 from retrain.campaign.run import start
 from retrain.campaign.stop import stop_campaign
 from retrain.campaign.supervise import Supervisor
-from retrain.config.campaign import Campaign
+from retrain.config.campaign import CampaignSection
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.run_state import (
@@ -90,7 +90,7 @@ def campaign(campaign_file: Path) -> CampaignRun:
 def supervisor(
     cluster: Cluster, campaign: CampaignRun, heard: Heard | None = None, workers: int = 4, **keys: object
 ) -> Supervisor:
-    table = Campaign(**keys)  # type: ignore[arg-type]
+    table = CampaignSection(**keys)  # type: ignore[arg-type]
     observer = heard or Heard()
     return Supervisor(
         table, as_planned(workers), cluster, campaign.files_of, observer, clock=lambda: cluster.now_s

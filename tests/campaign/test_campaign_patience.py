@@ -11,14 +11,14 @@ import pytest
 
 from retrain.base.locks.held import hold
 from retrain.campaign.endings import LOOKS, Patience
-from retrain.config.campaign import Campaign
+from retrain.config.campaign import CampaignSection
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import Progress, RunState, begin_attempt, write_progress
 
 
 def patience(tmp_path: Path, **keys: float) -> tuple[Patience, RunFiles]:
     files = RunFiles(tmp_path)
-    return Patience(Campaign(**keys), files, now_s=0.0), files  # type: ignore[arg-type]
+    return Patience(CampaignSection(**keys), files, now_s=0.0), files  # type: ignore[arg-type]
 
 
 @contextmanager

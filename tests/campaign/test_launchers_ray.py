@@ -22,7 +22,7 @@ from retrain.campaign.launchers.ray import driver, task
 from retrain.campaign.launchers.ray.client import BY_COMMAND, NO_ROOM, LocalJobs, why_silent
 from retrain.campaign.launchers.ray.home import Home, TaskEvent
 from retrain.campaign.launchers.ray.launcher import RayLauncher
-from retrain.config.campaign import Ray
+from retrain.config.campaign import RaySection
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import write_done
 from tests.ray_pieces import Jobs, Threads, assignment, drive, look, order
@@ -42,8 +42,8 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "camp")
 
 
-def launcher(campaign: Path, jobs: Jobs, table: Ray | None = None) -> RayLauncher:
-    return RayLauncher(assignment(campaign, 5, workers=2), table or Ray(), jobs)
+def launcher(campaign: Path, jobs: Jobs, table: RaySection | None = None) -> RayLauncher:
+    return RayLauncher(assignment(campaign, 5, workers=2), table or RaySection(), jobs)
 
 
 @pytest.fixture
@@ -212,7 +212,7 @@ def test_a_later_orchestrator_adopts_what_the_driver_has(
 def test_a_driver_that_is_adopted_gets_the_present_cap(
     made: RayLauncher, home: Home, tmp_path: Path, jobs: Jobs
 ) -> None:
-    second = RayLauncher(assignment(tmp_path / "camp", 5, workers=4), Ray(), jobs)
+    second = RayLauncher(assignment(tmp_path / "camp", 5, workers=4), RaySection(), jobs)
     second.adopt(list(second.queued()))
     assert home.orders().workers == 4
     assert list(home.orders().runs) == RUNS
@@ -351,7 +351,7 @@ def test_a_disk_that_refuses_a_ray_of_this_machine_is_a_launch_that_failed(home:
 def test_a_driver_of_this_machine_that_cannot_start_is_told_with_its_last_words(
     tmp_path: Path, home: Home
 ) -> None:
-    table = Ray(address="local", setup=["echo no such module >&2; exit 3"])
+    table = RaySection(address="local", setup=["echo no such module >&2; exit 3"])
     made = RayLauncher(assignment(tmp_path / "camp", 1), table)
     made.submit(["r0"])
     ended: list[Begun | Ended] = []

@@ -16,22 +16,22 @@ from retrain.campaign.launchers import ray as plugin
 from retrain.campaign.launchers.ray import job_options, render, task_options
 from retrain.campaign.launchers.ray.driver import config_of_tasks
 from retrain.campaign.launchers.shared_permits import workers_at_a_time
-from retrain.config.campaign import Ray
+from retrain.config.campaign import RaySection
 from tests.ray_pieces import assignment
 
 Retrain = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def test_a_task_asks_for_what_the_table_says(tmp_path: Path) -> None:
-    table = Ray(cpus=2, gpus=1, memory_gb=1.5, resources={"tinker": 1})
+    table = RaySection(cpus=2, gpus=1, memory_gb=1.5, resources={"tinker": 1})
     asked = {"num_cpus": 2, "num_gpus": 1, "memory": 1_500_000_000}
     assert task_options(table) == {**asked, "resources": {"tinker": 1}}
-    assert task_options(Ray(cpus=0.5)) == {"num_cpus": 0.5}
+    assert task_options(RaySection(cpus=0.5)) == {"num_cpus": 0.5}
 
 
 def test_tasks_have_the_environment_that_the_table_gives_and_the_job_time_to_stop(tmp_path: Path) -> None:
     for given in ({}, {"env_vars": {"A": "b"}}, {"pip": ["a"]}):
-        asked = job_options(assignment(tmp_path), Ray(runtime_env=given))
+        asked = job_options(assignment(tmp_path), RaySection(runtime_env=given))
         job = asked["runtime_env"]["env_vars"]
         assert job == {"RAY_JOB_STOP_WAIT_TIME_S": "86400", **given.get("env_vars", {})}
         of_tasks = json.loads(config_of_tasks(json.dumps(asked)))
@@ -41,9 +41,9 @@ def test_tasks_have_the_environment_that_the_table_gives_and_the_job_time_to_sto
 def test_permits_are_what_the_cap_leaves_each_run(tmp_path: Path) -> None:
     few, many = assignment(tmp_path, 8, permits=4), assignment(tmp_path, 3, permits=7)
     assert (workers_at_a_time(few, "split"), workers_at_a_time(many, "split")) == (4, 3)
-    assert "RETRAIN_OWN_PERMITS=1\n" in render(few, Ray())
-    assert "RETRAIN_OWN_PERMITS=2\n" in render(many, Ray())
-    assert "RETRAIN_OWN_PERMITS" not in render(assignment(tmp_path), Ray())
+    assert "RETRAIN_OWN_PERMITS=1\n" in render(few, RaySection())
+    assert "RETRAIN_OWN_PERMITS=2\n" in render(many, RaySection())
+    assert "RETRAIN_OWN_PERMITS" not in render(assignment(tmp_path), RaySection())
 
 
 def test_a_campaign_that_an_earlier_version_started_keeps_its_table(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_a_campaign_that_an_earlier_version_started_keeps_its_table(tmp_path: Pa
 
 
 def test_permits_that_are_shared_leave_the_cap_alone(tmp_path: Path) -> None:
-    shared = Ray(permits="shared")
+    shared = RaySection(permits="shared")
     assert workers_at_a_time(assignment(tmp_path, 8, permits=4), shared.permits) == 8
     assert "RETRAIN_OWN_PERMITS" not in render(assignment(tmp_path, 8, permits=4), shared)
 

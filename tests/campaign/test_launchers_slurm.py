@@ -21,7 +21,7 @@ from retrain.campaign.launchers.slurm import news_of
 from retrain.campaign.launchers.slurm.commands import SlurmTask, array_of, held_back, parse
 from retrain.campaign.launchers.slurm.script import ArrayNames, is_script, read_queue, render
 from retrain.campaign.run import start
-from retrain.config.campaign import Slurm
+from retrain.config.campaign import SlurmSection
 from retrain.records.campaign_state import asked_to_stop
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.run_state import write_done
@@ -121,7 +121,7 @@ def running(*indices: int) -> list[str]:
 
 
 def submitted(given: Assignment) -> Assignment:
-    plugin.SlurmLauncher(submitted_before(given), Slurm()).submit([])
+    plugin.SlurmLauncher(submitted_before(given), SlurmSection()).submit([])
     return given
 
 
@@ -130,7 +130,7 @@ def test_who_stops_a_campaign_finds_the_runs_of_its_tasks_in_any_order(
 ) -> None:
     given = submitted(assignment(tmp_path / "camp", 12))
     in_order_of_names = replace(given, runs=dict(sorted(given.runs.items())))
-    launcher = plugin.SlurmLauncher(in_order_of_names, Slurm())
+    launcher = plugin.SlurmLauncher(in_order_of_names, SlurmSection())
     monkeypatch.setenv("PATH", squeue(tmp_path, *running(2, 10)))
     assert launcher.queued() == {"r2", "r10"}
 
@@ -140,7 +140,7 @@ def test_runs_keep_their_numbers_when_others_come_and_go(
 ) -> None:
     given = submitted(assignment(tmp_path / "camp", 3))
     runs = {"new": tmp_path / "camp/runs/new", "r2": given.runs["r2"], "r0": given.runs["r0"]}
-    launcher = plugin.SlurmLauncher(submitted(replace(given, runs=runs)), Slurm())
+    launcher = plugin.SlurmLauncher(submitted(replace(given, runs=runs)), SlurmSection())
     monkeypatch.setenv("PATH", squeue(tmp_path, *running(1, 2, 3)))
     assert launcher.queued() == {"r2", "new"}
     listed = (tmp_path / "camp/slurm/runs.txt").read_text().splitlines()
@@ -217,7 +217,7 @@ def test_what_slurm_ended_goes_on_unless_somebody_cancelled_it(
 
 
 def test_the_script_says_all_that_was_asked_for(tmp_path: Path) -> None:
-    table = Slurm(
+    table = SlurmSection(
         partition="gpu", time="4:00:00", mem="8G", gres="gpu:1", cpus=3, licence="tinker:1", account="me"
     )
     text = render(assignment(tmp_path), replace(table, flags=["--qos=long"], setup=["module load python"]))
@@ -240,7 +240,7 @@ def test_a_task_runs_its_own_run_whatever_the_directory_is_called(name: str, tmp
     home.mkdir()
     (home / "runs.txt").write_text("".join(f"{path}\n" for path in given.runs.values()))
     (home / "task-5_1.out").touch()
-    (home / "job.sh").write_text(render(given, Slurm(python="echo", setup=['echo "$RETRAIN_JOB"'])))
+    (home / "job.sh").write_text(render(given, SlurmSection(python="echo", setup=['echo "$RETRAIN_JOB"'])))
     task_of = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "1", "PATH": "/usr/bin:/bin"}
     done = subprocess.run(["bash", str(home / "job.sh"), "1"], env=task_of, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -253,12 +253,12 @@ def test_a_task_runs_its_own_run_whatever_the_directory_is_called(name: str, tmp
 def test_split_permits_are_what_the_cap_leaves_each_run(tmp_path: Path) -> None:
     few, many = assignment(tmp_path, 8, permits=4), assignment(tmp_path, 3, permits=7)
     assert (workers_at_a_time(few, "split"), workers_at_a_time(many, "split")) == (4, 3)
-    assert "RETRAIN_OWN_PERMITS=1\n" in render(few, Slurm())
-    assert "RETRAIN_OWN_PERMITS=2\n" in render(many, Slurm())
+    assert "RETRAIN_OWN_PERMITS=1\n" in render(few, SlurmSection())
+    assert "RETRAIN_OWN_PERMITS=2\n" in render(many, SlurmSection())
 
 
 def test_shared_permits_and_backends_without_leave_the_cap_alone(tmp_path: Path) -> None:
-    shared = Slurm(permits="shared")
+    shared = SlurmSection(permits="shared")
     assert workers_at_a_time(assignment(tmp_path, 8, permits=4), "shared") == 8
     assert "RETRAIN_OWN_PERMITS" not in render(assignment(tmp_path, 8, permits=4), shared)
     assert workers_at_a_time(assignment(tmp_path, 8), "split") == 8

@@ -17,7 +17,7 @@ from retrain.campaign.launchers import slurm as plugin
 from retrain.campaign.launchers.slurm import commands
 from retrain.campaign.launchers.slurm.commands import QueueFullError, list_tasks, parse, submit
 from retrain.campaign.launchers.slurm.script import ArrayNames, job_name
-from retrain.config.campaign import Slurm
+from retrain.config.campaign import SlurmSection
 from tests.slurm_pieces import assignment, command, squeue, submitted_before
 
 Retrain = Callable[..., subprocess.CompletedProcess[str]]
@@ -46,7 +46,9 @@ def a_site(
     (tmp_path / "sbatch.py").write_text(SBATCH)
     here = f'"{sys.executable}" -S -E "{tmp_path}/sbatch.py" "{tmp_path}" {allows} "$@"'
     monkeypatch.setenv("PATH", command(tmp_path, "sbatch", f"exec {here}"))
-    launcher = plugin.SlurmLauncher(submitted_before(assignment(tmp_path / "camp", runs, workers=4)), Slurm())
+    launcher = plugin.SlurmLauncher(
+        submitted_before(assignment(tmp_path / "camp", runs, workers=4)), SlurmSection()
+    )
     return launcher, lambda: [int(size) for size in (tmp_path / "taken").read_text().split()]
 
 
@@ -82,7 +84,7 @@ def test_a_site_whose_sbatch_prints_more_than_the_jobs_number_is_understood(
 def test_a_job_whose_number_was_not_told_is_looked_up_before_it_is_submitted_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launcher = plugin.SlurmLauncher(submitted_before(assignment(tmp_path / "camp", 3)), Slurm())
+    launcher = plugin.SlurmLauncher(submitted_before(assignment(tmp_path / "camp", 3)), SlurmSection())
     squeue(tmp_path, "7_0|RUNNING|camp.0|None|/x 0", "8_1|PENDING|camp.0|None|/x 0")
     monkeypatch.setenv("PATH", command(tmp_path, "sbatch", "echo 7"))
     launcher.submit(["r0"])
@@ -144,7 +146,7 @@ def test_a_resumed_campaign_has_its_present_cap_on_what_was_submitted_before(
     )
     for workers in (2, 0):  # none: it is being stopped
         given = submitted_before(assignment(tmp_path / "camp", 2, workers=workers))
-        launcher = plugin.SlurmLauncher(given, Slurm())
+        launcher = plugin.SlurmLauncher(given, SlurmSection())
         launcher.adopt(list(launcher.queued()))
         look(launcher)
         look(launcher)
@@ -156,7 +158,7 @@ def test_a_reason_to_wait_that_comes_and_goes_is_told_once(
 ) -> None:
     said: list[str] = []
     given = submitted_before(assignment(tmp_path / "camp", 2, say=said.append))
-    launcher = plugin.SlurmLauncher(given, Slurm())
+    launcher = plugin.SlurmLauncher(given, SlurmSection())
     for reason in ("QOSMaxJobsPerUserLimit", "Priority", "QOSMaxJobsPerUserLimit"):
         monkeypatch.setenv("PATH", squeue(tmp_path, f"7_0|PENDING|camp.0|{reason}|/x 0"))
         look(launcher)
@@ -230,9 +232,9 @@ def test_a_campaign_that_was_renamed_finds_its_tasks_by_the_name_they_have(
     command(tmp_path, "scontrol", "echo MaxArraySize = 1001")
     said = f'echo "$@" >> "{tmp_path}/asked"; echo "7_1|RUNNING|camp.0|None|/gone/job.sh"'
     monkeypatch.setenv("PATH", command(tmp_path, "squeue", said))
-    plugin.SlurmLauncher(assignment(tmp_path / "camp", 2), Slurm()).submit([])
+    plugin.SlurmLauncher(assignment(tmp_path / "camp", 2), SlurmSection()).submit([])
     (tmp_path / "camp").rename(tmp_path / "a,b|c")
-    launcher = plugin.SlurmLauncher(assignment(tmp_path / "a,b|c", 2), Slurm())
+    launcher = plugin.SlurmLauncher(assignment(tmp_path / "a,b|c", 2), SlurmSection())
     assert launcher.queued() == {"r1"}
     assert (tmp_path / "asked").read_text().count("--name=") == 1
     assert " --name=camp.0 " in (tmp_path / "asked").read_text()

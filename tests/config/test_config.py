@@ -253,27 +253,27 @@ def test_permits_are_a_number_or_auto_and_a_problem_is_said_once(wrong: str, her
 
 
 def test_editors_know_that_permits_are_a_number_or_auto() -> None:
-    wanted = json_schema()["$defs"]["Backend"]["properties"]["max_concurrent"]["anyOf"]
+    wanted = json_schema()["$defs"]["BackendSection"]["properties"]["max_concurrent"]["anyOf"]
     assert wanted == [{"type": "integer", "minimum": 1, "maximum": 512}, {"type": "string", "const": "auto"}]
 
 
 def test_the_json_schema_has_every_section_with_descriptions() -> None:
     schema = json_schema()
     assert "run" not in schema["properties"]
-    assert schema["$defs"]["Training"]["properties"]["lr"]["description"] == "learning rate"
-    assert schema["$defs"]["Training"]["additionalProperties"] is False
+    assert schema["$defs"]["TrainingSection"]["properties"]["lr"]["description"] == "learning rate"
+    assert schema["$defs"]["TrainingSection"]["additionalProperties"] is False
 
 
 def test_the_json_schema_names_plugins_and_what_they_take() -> None:
     defs = json_schema()["$defs"]
-    assert "sort" in defs["Data"]["properties"]["task"]["anyOf"][0]["enum"]
-    assert defs["Data"]["properties"]["options"]["properties"]["length"]["type"] == "integer"
-    assert "numpy" in defs["Backend"]["properties"]["options"]["properties"]["hidden"]["description"]
+    assert "sort" in defs["DataSection"]["properties"]["task"]["anyOf"][0]["enum"]
+    assert defs["DataSection"]["properties"]["options"]["properties"]["length"]["type"] == "integer"
+    assert "numpy" in defs["BackendSection"]["properties"]["options"]["properties"]["hidden"]["description"]
 
 
 def test_the_json_schema_describes_a_conditions_tables_as_the_files_own() -> None:
-    condition = json_schema()["$defs"]["Condition"]["properties"]
-    assert condition["training"]["$ref"] == "#/$defs/Training"
+    condition = json_schema()["$defs"]["ConditionSection"]["properties"]
+    assert condition["training"]["$ref"] == "#/$defs/TrainingSection"
 
 
 def test_the_json_schema_asks_for_nothing_that_toml_cannot_say() -> None:

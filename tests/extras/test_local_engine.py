@@ -23,7 +23,7 @@ from retrain.backends.local import connect
 from retrain.base.errors import ConfigError, InfrastructureError, RunFailedError
 from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import Prompt
-from retrain.config.schema import Environment
+from retrain.config.schema import EnvironmentSection
 from retrain.control.permits import FileSemaphore
 from retrain.records.metrics import read_metrics
 from retrain.trainer import worker
@@ -528,7 +528,7 @@ def test_episodes_on_a_server_are_sampled_by_several_calls_at_once(server, model
             is_joined.wait()  # the calls for the two prompts are made at the same time
         return sampler(asked, how)
 
-    episodes = Episodes(Environment(max_turns=3), Talk, sample, calls_at_once=2)
+    episodes = Episodes(EnvironmentSection(max_turns=3), Talk, sample, calls_at_once=2)
     groups = episodes.play([Prompt(n, "7=", "") for n in range(2)], Sampling(1, 12, 0.8))
     episodes.close()
     for rollout in (group.rollouts[0] for group in groups):

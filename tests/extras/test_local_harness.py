@@ -15,7 +15,7 @@ from retrain.backends import Optimization, Sampling
 from retrain.backends.local.policy import LocalBackend
 from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import Prompt, Rollout, TrainingSample
-from retrain.config.schema import Environment
+from retrain.config.schema import EnvironmentSection
 from retrain.plugins.environments.endpoint.session import Rendering
 from retrain.plugins.environments.harness import Program
 from retrain.trainer.episodes import Episodes
@@ -44,7 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def played(backend: LocalBackend, run: Any, count: int = 4) -> list[Rollout]:
-    settings = Environment()
+    settings = EnvironmentSection()
     rendering = Rendering(
         True, backend.read, backend.shown, lambda known: backend.call_form(json.loads(known))
     )

@@ -14,7 +14,7 @@ from retrain.base import registry
 from retrain.base.errors import ConfigError
 from retrain.base.rollouts import Prompt, Rollout
 from retrain.config.load import parse
-from retrain.config.schema import Environment
+from retrain.config.schema import EnvironmentSection
 from retrain.plan.preflight import servers_of
 from retrain.plugins.environments import opened, openenv
 from retrain.records.metrics import read_metrics
@@ -38,7 +38,7 @@ def play(server: Server, policy: str, prompts: int = 1, **options: Any) -> list[
     """Play an episode of each prompt with a policy that always writes the same."""
     given = {"url": server.url, "observation": "told", **options}
     limit_s = given.pop("time_limit_s", 60.0)
-    settings = Environment("openenv", given, max_turns=3, time_limit_s=limit_s)
+    settings = EnvironmentSection("openenv", given, max_turns=3, time_limit_s=limit_s)
     with opened("openenv", given) as open_one:
         episodes = Episodes(settings, open_one, write(policy))
         try:

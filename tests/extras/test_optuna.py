@@ -15,7 +15,7 @@ import pytest
 from retrain.base.errors import EXIT_DONE, ConfigError
 from retrain.campaign import Observer
 from retrain.campaign.run import reopen, start
-from retrain.config.campaign import Search
+from retrain.config.campaign import SearchSection
 from retrain.config.load import load_config
 from retrain.plan.build import plan_runs
 from retrain.plan.matrix import Plan
@@ -70,7 +70,7 @@ def planned(tmp_path: Path, *overrides: str, rounds: tuple[Proposed, ...] = ()) 
     return plan_runs(load_config(file, given, proposed=proposed), "c.toml", proposed=len(proposed))
 
 
-def table_of(plan: Plan) -> Search:
+def table_of(plan: Plan) -> SearchSection:
     assert plan.campaign.search is not None
     return plan.campaign.search
 

@@ -19,7 +19,7 @@ from retrain.backends.tinker import saved_states
 from retrain.base.errors import ConfigError, LaunchError, RecordsError
 from retrain.campaign.run import start
 from retrain.config.adapters import TINKER, state_of
-from retrain.config.schema import Model
+from retrain.config.schema import ModelSection
 from retrain.results.publish import Wishes, publish
 from retrain.results.publish.choice import Choice, choose
 from tests.extras.test_tinker_states import ALPHABET, CAMPAIGN
@@ -150,7 +150,7 @@ def test_an_api_that_does_not_answer_is_no_fault_of_the_user(choice, place, tmp_
     monkeypatch.setattr(saved_states, "ANSWER_S", 1.0)
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
-        away = Model(model=MODEL, base_url=f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        away = ModelSection(model=MODEL, base_url=f"http://127.0.0.1:{nobody.getsockname()[1]}")
         with pytest.raises(LaunchError, match=r"does not answer about tinker://.*; try again later"):
             publish(
                 replace(choice, config=replace(choice.config, model=away)),

@@ -21,7 +21,7 @@ from retrain.base.errors import ConfigError, RecordsError
 from retrain.base.rollouts import TrainingSample
 from retrain.campaign.run import reopen, start
 from retrain.campaign.states import delete_states, states_of
-from retrain.config.schema import Config, Model
+from retrain.config.schema import Config, ModelSection
 from retrain.records.layout import RunFiles
 from retrain.records.manifest import read_manifest
 from retrain.records.metrics import read_metrics
@@ -237,7 +237,7 @@ def test_an_api_that_does_not_answer_leaves_the_check_to_the_run(monkeypatch: py
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
-        model = Model(model=MODEL, base_url=url, adapter="tinker://run/weights/a")
+        model = ModelSection(model=MODEL, base_url=url, adapter="tinker://run/weights/a")
         assert list(saved_states.start_problems(Config(model=model), answer_s=0.5)) == []
 
 

@@ -17,7 +17,7 @@ from retrain.backends.tinker.policy import TinkerBackend
 from retrain.base import registry
 from retrain.base.errors import ConfigError, RunFailedError
 from retrain.base.rollouts import Loss, Prompt
-from retrain.config.schema import Config, Model
+from retrain.config.schema import Config, ModelSection
 from retrain.records.spending import Tokens
 from tests.extras.test_tinker_backend import samples_of
 from tests.tinker_api.running import KEY, MODEL, RunningServer, write_tokenizer
@@ -111,8 +111,8 @@ def test_a_call_that_takes_too_long_counts_at_most(server: RunningServer, tmp_pa
 
 def test_the_table_has_prices_of_the_apis_own_models_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TINKER_BASE_URL", raising=False)
-    own = Config(model=Model(model="Qwen/Qwen3-8B"))
+    own = Config(model=ModelSection(model="Qwen/Qwen3-8B"))
     assert price(own) == PRICES["Qwen/Qwen3-8B"]
-    assert price(Config(model=Model(model="Qwen/Qwen3-8B", base_url="http://127.0.0.1:1"))) is None
-    assert price(Config(model=Model(model="another/model"))) is None
+    assert price(Config(model=ModelSection(model="Qwen/Qwen3-8B", base_url="http://127.0.0.1:1"))) is None
+    assert price(Config(model=ModelSection(model="another/model"))) is None
     assert all(0 < one.cached < one.prefill < one.sample for one in PRICES.values())

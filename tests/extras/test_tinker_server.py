@@ -20,7 +20,7 @@ from retrain.backends.tinker.policy import TinkerBackend
 from retrain.base.errors import ConfigError, InfrastructureError, RecordsError
 from retrain.base.locks.held import hold
 from retrain.base.rollouts import Group
-from retrain.config.schema import Config, Model
+from retrain.config.schema import Config, ModelSection
 from retrain.records.layout import CampaignFiles
 from tests.extras.test_tinker_backend import (
     ALPHABET,
@@ -237,7 +237,7 @@ def test_a_key_that_the_sdk_has_stored_will_do(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("HOME", str(here))
     for name in ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD"):
         monkeypatch.delenv(name, raising=False)
-    config = Config(model=Model(model=MODEL))
+    config = Config(model=ModelSection(model=MODEL))
     assert any("tinker auth login" in problem for problem in check_run(config))
     (here / ".tinker").mkdir()
     stored = {"version": 1, "default": "k", "keys": {"k": {"type": "manual", "key": KEY, "name": "k"}}}

@@ -20,7 +20,7 @@ from retrain.base.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_L
 from retrain.base.locks.held import hold, is_held
 from retrain.campaign.run import reopen, run_campaign, start
 from retrain.campaign.states import delete_states, states_of
-from retrain.config.schema import Config, Model
+from retrain.config.schema import Config, ModelSection
 from retrain.records.layout import CampaignFiles
 from retrain.records.run_state import RunState
 from retrain.trainer import worker
@@ -143,7 +143,9 @@ def test_an_api_that_does_not_answer_is_told_instead_of_waited_for(monkeypatch: 
     monkeypatch.setenv("TINKER_API_KEY", KEY)
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
-        config = Config(model=Model(model=MODEL, base_url=f"http://127.0.0.1:{nobody.getsockname()[1]}"))
+        config = Config(
+            model=ModelSection(model=MODEL, base_url=f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        )
         found = saved_states.deleted(config, ["tinker://run-1/weights/a", "tinker://run-1/weights/b"])
     assert len(found) == 2
     assert all("the API did not answer within 1 s" in problem for problem in found.values())

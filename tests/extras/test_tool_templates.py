@@ -16,7 +16,7 @@ from retrain.base.errors import ConfigError
 from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import CallForm, Prompt
 from retrain.config.load import parse
-from retrain.config.schema import Environment
+from retrain.config.schema import EnvironmentSection
 from retrain.plugins.environments import opened
 from retrain.plugins.environments.tools.calls import ToolCall, calls_in
 from retrain.trainer.episodes import Episodes
@@ -134,7 +134,7 @@ def test_a_model_reads_what_its_calls_return(tmp_path: Path) -> None:
     with opened("tools", options, form) as open_one:
         sample = TurnSampler(backend, EventLoopThread(), 4)
         episodes = Episodes(
-            Environment("tools", options, max_turns=3, max_turn_tokens=4), open_one, sample, form=form
+            EnvironmentSection("tools", options, max_turns=3, max_turn_tokens=4), open_one, sample, form=form
         )
         (group,) = episodes.play([Prompt(0, "7=", "")], Sampling(1, 12, 1.0))
         episodes.close()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from retrain.backends import EpisodeProgress, Sampling
 from retrain.base.rollouts import Episode, NextTurn, Prompt, Rollout
-from retrain.config.schema import Environment
+from retrain.config.schema import EnvironmentSection
 from retrain.plugins.environments.tools import ToolUse, prepare
 from retrain.trainer.episodes import Episodes
 from tests.plugins import test_harness
@@ -102,7 +102,7 @@ def test_no_call_of_a_tool_fails_because_others_block() -> None:
         return [write(text)([one], how)[0] for text, one in zip(texts, asked, strict=True)]
 
     with closing(prepare(tools, None)) as box:
-        episodes = Episodes(Environment(), lambda: ToolUse(box), sample)
+        episodes = Episodes(EnvironmentSection(), lambda: ToolUse(box), sample)
         groups = episodes.play([Prompt(number, "?", "") for number in range(3)], ONE)
         episodes.close()
     errors = [one.episode.tool_errors for group in groups for one in group.rollouts if one.episode]
@@ -150,7 +150,7 @@ def test_an_episode_that_waits_for_its_turn_is_lost_with_its_event_loop() -> Non
             is_left.wait(60)
         return list(write("x")(asked, how))
 
-    episodes = Episodes(Environment(time_limit_s=1.0), Keeps, sample, observe=see)
+    episodes = Episodes(EnvironmentSection(time_limit_s=1.0), Keeps, sample, observe=see)
     groups = episodes.play([Prompt(number, "?", "") for number in range(2)], ONE)
     Keeps.over.set()
     episodes.close()

@@ -10,7 +10,7 @@ import pytest
 
 from retrain.base.rollouts import Prompt
 from retrain.config.flow import flow_settings
-from retrain.config.schema import Config, RateLimiter
+from retrain.config.schema import Config, RateLimiterSection
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_done
@@ -28,7 +28,7 @@ from tests.trainer.test_trainer import train
 
 def sampling_ahead(config: Config, steps: int) -> AsyncSource:
     """Return a source of batches of 3 groups, up to five of them ahead."""
-    settings = flow_settings(replace(config, rate_limiter=RateLimiter(max_staleness=4, capacity=20)))
+    settings = flow_settings(replace(config, rate_limiter=RateLimiterSection(max_staleness=4, capacity=20)))
     assert settings is not None
     prompts = PromptStream([Prompt(n, "1=", "2") for n in range(9)], 0)
     return AsyncSource(prompts, sampled, replace(settings, steps=steps), workers=1, seed=0, overlaps=True)

@@ -13,7 +13,7 @@ from retrain.base.rollouts import Prompt
 from retrain.campaign.run import reopen, start
 from retrain.cli.render.status import left_undone
 from retrain.config.prices import Price
-from retrain.config.schema import Config, Environment
+from retrain.config.schema import Config, EnvironmentSection
 from retrain.records.campaign_state import asked_to_stop
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.metrics import read_metrics
@@ -138,7 +138,7 @@ def test_a_first_evaluation_costs_at_most_its_tokens_and_more_turns_cost_more(ru
     assert due.at_most_usd(PRICE, rollout_usd=1.0) == pytest.approx(10 * (3 * 1 + 4 * 2) / 1e6)
     longer = replace(due, max_tokens=8)
     assert longer.at_most_usd(PRICE, 4e-6) == pytest.approx(10 * (3 * 1 + 4 * 2) / 1e6)
-    turns = replace(due, played=Environment(environment="guess", max_turns=5))
+    turns = replace(due, played=EnvironmentSection(environment="guess", max_turns=5))
     assert turns.at_most_usd(PRICE, 4e-6) == pytest.approx(10 * (3 * 1 + 5 * 4) / 1e6)
     same = replace(turns, trained=replace(config, environment=turns.played))
     assert same.at_most_usd(PRICE, 4e-6) == pytest.approx(10 * (3 * 1 + 4) / 1e6)

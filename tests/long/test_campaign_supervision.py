@@ -21,7 +21,7 @@ from retrain.campaign.endings import Ending
 from retrain.campaign.launchers import Ended
 from retrain.campaign.run import run_campaign, start
 from retrain.campaign.supervise import Supervisor
-from retrain.config.campaign import Campaign
+from retrain.config.campaign import CampaignSection
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import RunState, begin_attempt, read_attempts, write_done
@@ -94,7 +94,7 @@ def supervisor(launcher: Script, files: RunFiles, **keys: object) -> Supervisor:
 def supervisor_of(
     launcher: Script, files_of: Callable[[str], RunFiles], workers: int, **keys: object
 ) -> Supervisor:
-    campaign, admission = Campaign(**keys), as_planned(workers)  # type: ignore[arg-type]
+    campaign, admission = CampaignSection(**keys), as_planned(workers)  # type: ignore[arg-type]
     return Supervisor(campaign, admission, launcher, files_of, Observer(), clock=lambda: launcher.now_s)
 
 
@@ -264,7 +264,7 @@ def test_memory_that_stays_short_is_told_of_once_whatever_the_figures(
 
     admission = by_memory(as_planned(4), 2**31, lambda: next(free_bytes))
     script = Script(*[list] * 10, lambda: waiting.stop() or [])
-    waiting = Supervisor(Campaign(), admission, script, lambda run_id: files, Listening())
+    waiting = Supervisor(CampaignSection(), admission, script, lambda run_id: files, Listening())
     waiting.supervise([run])
     assert len(notices) == 1
     assert "0.25 GiB of memory are free" in notices[0]

@@ -13,7 +13,7 @@ from retrain.base.errors import EXIT_DONE, EXIT_LAUNCH
 from retrain.base.locks.held import hold
 from retrain.campaign.launchers import Begun, Ended
 from retrain.campaign.launchers import slurm as plugin
-from retrain.config.campaign import Slurm
+from retrain.config.campaign import SlurmSection
 from retrain.records.layout import RunFiles
 from tests.slurm_pieces import assignment, command, squeue, submitted_before
 
@@ -82,7 +82,7 @@ def test_workers_that_no_task_stands_for_keep_their_places_and_leave_them_to_the
         command(tmp_path, name, f'echo "$@" >> "{tmp_path}/told {name}"; echo 7')
     tasks = [f"7_{n}|PENDING|camp.0|None|/nowhere/job.sh" for n in range(2, 6)]
     monkeypatch.setenv("PATH", squeue(tmp_path, *tasks))
-    launcher = plugin.SlurmLauncher(given, Slurm())
+    launcher = plugin.SlurmLauncher(given, SlurmSection())
     launcher.asking.least_s = 0.0
     locks = []
     for run_id in ("r0", "r1"):
@@ -104,7 +104,9 @@ def test_workers_that_no_task_stands_for_keep_their_places_and_leave_them_to_the
 def test_nothing_is_submitted_beside_as_many_workers_as_there_may_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launcher = plugin.SlurmLauncher(submitted_before(assignment(tmp_path / "camp", 3, workers=1)), Slurm())
+    launcher = plugin.SlurmLauncher(
+        submitted_before(assignment(tmp_path / "camp", 3, workers=1)), SlurmSection()
+    )
     launcher.adopt(["r0"])
     assert launcher.submit(["r1", "r2"]) == set()
 

@@ -17,12 +17,12 @@ from retrain.campaign.launchers.ray.client import RayJob
 from retrain.campaign.launchers.ray.home import Home
 from retrain.campaign.launchers.ray.launcher import RayLauncher, RayLockTest
 from retrain.campaign.launchers.shared_permits import directories_of, read_verdict
-from retrain.config.campaign import Ray
+from retrain.config.campaign import RaySection
 from retrain.records.campaign_state import ask_to_stop
 from retrain.records.layout import CampaignFiles
 from tests.ray_pieces import Jobs, assignment
 
-SHARED = Ray(permits="shared")
+SHARED = RaySection(permits="shared")
 
 
 def part(directory: Path, rank: int, node: str) -> subprocess.Popen[str]:
@@ -100,7 +100,7 @@ class Nodes(Jobs):
             process.wait()
 
 
-def sharing(directory: Path, nodes: Nodes, table: Ray = SHARED, **changes: Any) -> RayLauncher:
+def sharing(directory: Path, nodes: Nodes, table: RaySection = SHARED, **changes: Any) -> RayLauncher:
     """Return a launcher of five runs that are to share two permits."""
     return RayLauncher(assignment(directory, 5, permits=2, workers=3, **changes), table, nodes)
 

@@ -17,7 +17,7 @@ from retrain.base.locks.held import hold
 from retrain.campaign.launchers.ray import render, task
 from retrain.campaign.launchers.ray.driver import MOST_LIVES
 from retrain.campaign.launchers.ray.home import GIVEN, LOST, OVER, Home, TaskEvent
-from retrain.config.campaign import Ray
+from retrain.config.campaign import RaySection
 from retrain.records.campaign_state import ask_to_stop
 from retrain.records.layout import CampaignFiles
 from tests.ray_pieces import Threads, assignment, drive, home_of, order
@@ -48,7 +48,7 @@ def test_real_workers_finish_their_runs(tmp_path: Path) -> None:
     for run_id in ("r0", "r1"):
         make_run(campaign / "runs" / run_id, SMALL)
     home = home_of(campaign, runs=2)
-    home.script.write_text(render(assignment(campaign, 2), Ray(setup=['echo "$RETRAIN_JOB"'])))
+    home.script.write_text(render(assignment(campaign, 2), RaySection(setup=['echo "$RETRAIN_JOB"'])))
     drive(home)
     assert ends(home) == {"r0": (1, OVER, 0), "r1": (1, OVER, 0)}
     assert (campaign / "runs/r1/done.json").exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.config.schema import Budget
+from retrain.config.schema import BudgetSection
 from retrain.plan.estimate.history import learn, of_runs
 from retrain.plan.estimate.learned import learned_for
 from retrain.plan.estimate.measured import measure_run
@@ -235,4 +235,4 @@ def test_values_that_no_run_has_trouble_nobody(tmp_path: Path, name: str, before
 
 
 def _priced(run: RunPlan) -> RunPlan:
-    return replace(run, config=replace(run.config, budget=Budget(prices={"numpy": {"prefill": 1.0}})))
+    return replace(run, config=replace(run.config, budget=BudgetSection(prices={"numpy": {"prefill": 1.0}})))

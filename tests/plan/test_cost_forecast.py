@@ -10,7 +10,7 @@ import pytest
 
 from retrain.campaign.run import start
 from retrain.config.load import load_config
-from retrain.config.schema import Budget
+from retrain.config.schema import BudgetSection
 from retrain.plan.build import plan_runs
 from retrain.plan.estimate.history import learn
 from retrain.plan.estimate.learned import Learned, learned_for
@@ -96,7 +96,7 @@ def killed(tmp_path: Path) -> RunFiles:
 
 
 def test_what_was_billed_before_a_price_changed_keeps_its_price(killed: RunFiles) -> None:
-    dearer = replace(worker.read_run(killed), budget=Budget(prices={"numpy": {"sample": 20}}))
+    dearer = replace(worker.read_run(killed), budget=BudgetSection(prices={"numpy": {"sample": 20}}))
     take_step(RunBudget(dearer, killed), 3.0)  # of the earlier prices
     spent = read_spending(killed)
     assert spent is not None
@@ -104,7 +104,7 @@ def test_what_was_billed_before_a_price_changed_keeps_its_price(killed: RunFiles
 
 
 def test_a_run_whose_price_is_not_known_any_more_tells_no_dollars(killed: RunFiles) -> None:
-    unpriced = replace(worker.read_run(killed), budget=Budget())
+    unpriced = replace(worker.read_run(killed), budget=BudgetSection())
     take_step(RunBudget(unpriced, killed), 3.0)
     spent = read_spending(killed)
     assert spent is not None

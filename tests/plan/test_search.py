@@ -11,7 +11,7 @@ import pytest
 from retrain.base.errors import ConfigError
 from retrain.campaign.calibrate import Calibrator
 from retrain.campaign.calibrate.trials import Effort
-from retrain.config.campaign import Search
+from retrain.config.campaign import SearchSection
 from retrain.config.load import load_config, parse
 from retrain.config.points import Proposal
 from retrain.plan.build import plan_runs
@@ -198,7 +198,9 @@ def test_explain_counts_the_steps_that_a_search_takes(tmp_path: Path) -> None:
     equal, _, twice = found.expected_seeds
     assert (equal.unit, twice.difference) == ("SD", 2.0)
     assert "--set campaign.max_steps=21 " in found.pilot_command  # above the last rung
-    assert sum(run.max_steps for run in most_runs(plan, Search(rungs=[10], keep=0.5))) == 40 + 120 + 360
+    assert (
+        sum(run.max_steps for run in most_runs(plan, SearchSection(rungs=[10], keep=0.5))) == 40 + 120 + 360
+    )
 
 
 def test_a_search_changes_no_run(tmp_path: Path) -> None:
@@ -370,7 +372,7 @@ def test_what_a_sampler_may_propose_is_checked_before_it_is_asked(tmp_path: Path
 
 def test_the_first_rung_is_decided_when_the_sampler_has_proposed_all(tmp_path: Path) -> None:
     plan, at_rung = planned(tmp_path), {f"maxrl-lr-{lr}_s{seed}": 10 for lr in LR.values() for seed in (0, 1)}
-    table = Search(rungs=[10, 20], sampler="optuna:tpe", trials=5)
+    table = SearchSection(rungs=[10, 20], sampler="optuna:tpe", trials=5)
 
     def value_at(run: RunPlan, step: int) -> tuple[bool, float | None]:
         return at_rung.get(run.run_id, 0) >= step > 0, run.config.training.lr

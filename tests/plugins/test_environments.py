@@ -29,7 +29,7 @@ from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import Given, Group, NextTurn, Prompt, Rollout
 from retrain.campaign.conformance import check_plugin
 from retrain.config.load import parse
-from retrain.config.schema import Config, Environment
+from retrain.config.schema import Config, EnvironmentSection
 from retrain.plan.build import plan_runs
 from retrain.plan.preflight import preflight
 from retrain.plugins.environments import plain_calls
@@ -85,7 +85,7 @@ def write(text: str) -> SampleTurns:
 def play(
     episode: Callable[[], object], prompts: int = 1, how: Sampling = HOW, policy: str = "x", **table: object
 ) -> list[Rollout]:
-    episodes = Episodes(Environment(**table), episode, write(policy))
+    episodes = Episodes(EnvironmentSection(**table), episode, write(policy))
     try:
         groups = episodes.play([Prompt(n, f"p{n}", "") for n in range(prompts)], how)
     finally:
@@ -144,7 +144,7 @@ def test_an_episode_whose_last_turn_max_tokens_cut_is_truncated() -> None:
     def cut(asked: Sequence[Any], how: Sampling) -> list[Rollout | None]:
         return [Rollout(one, "x", (1, 1), np.zeros(2), ("x", "x"), truncated=True) for one in asked]
 
-    episodes = Episodes(Environment(truncated_reward=-1.0), Ends, cut)
+    episodes = Episodes(EnvironmentSection(truncated_reward=-1.0), Ends, cut)
     (group,) = episodes.play([Prompt(0, "p", "")], Sampling(1, 2, 1.0))
     episodes.close()
     (rollout,) = group.rollouts
@@ -408,7 +408,7 @@ def test_without_a_template_the_texts_of_a_conversation_follow_each_other() -> N
             return [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}], reward, is_over
 
     backend = registry.bound("backends", "numpy", {})(BackendSpec(seed=0, alphabet="abc"))
-    episodes = Episodes(Environment(), Talks, TurnSampler(backend, EventLoopThread(), 2))
+    episodes = Episodes(EnvironmentSection(), Talks, TurnSampler(backend, EventLoopThread(), 2))
     (group,) = episodes.play([Prompt(0, "?", "")], replace(HOW, group_size=1))
     episodes.close()
     (rollout,) = group.rollouts
@@ -422,7 +422,7 @@ def test_a_first_message_that_no_context_holds_costs_its_episode() -> None:
             return "a" * (CONTEXT + 1)
 
     backend = registry.bound("backends", "numpy", {})(BackendSpec(seed=0, alphabet="a"))
-    episodes = Episodes(Environment(), Long, TurnSampler(backend, EventLoopThread(), 2))
+    episodes = Episodes(EnvironmentSection(), Long, TurnSampler(backend, EventLoopThread(), 2))
     (group,) = episodes.play([Prompt(7, "?", "")], replace(HOW, group_size=1))
     episodes.close()
     assert group.rollouts[0].episode
@@ -590,7 +590,7 @@ def test_episodes_of_plain_functions_are_sampled_together_and_in_order(monkeypat
             time.sleep(0.001 * (self.turns % 2))
             return super().step(completion)
 
-    episodes = Episodes(Environment(), Uneven, sample)
+    episodes = Episodes(EnvironmentSection(), Uneven, sample)
     episodes.play([Prompt(n, "p", "") for n in range(20)], replace(HOW, group_size=1))
     episodes.close()
     assert batches == [[*range(20)]] * 3
@@ -604,7 +604,7 @@ def test_each_turn_may_be_a_sample_of_its_own() -> None:
             super().step(completion)
             return "<", float(self.turns), False
 
-    table = Environment(max_turns=3, max_turn_tokens=2, separate_turns=True)
+    table = EnvironmentSection(max_turns=3, max_turn_tokens=2, separate_turns=True)
     episodes = Episodes(table, Game, TurnSampler(backend, EventLoopThread(), 2))
     (group,) = episodes.play([Prompt(7, "?", "a")], replace(HOW, group_size=1, max_tokens=5))
     episodes.close()
@@ -634,7 +634,7 @@ def test_a_conversation_rendered_anew_that_outgrows_the_context_is_truncated(
         def step(self, completion: str) -> tuple[str, float, bool]:
             return told, 0.5, False
 
-    table = Environment(max_turns=9, max_turn_tokens=2, separate_turns=True, truncated_reward=-1.0)
+    table = EnvironmentSection(max_turns=9, max_turn_tokens=2, separate_turns=True, truncated_reward=-1.0)
     episodes = Episodes(table, Talks, TurnSampler(backend, EventLoopThread(), 2))
     (group,) = episodes.play([Prompt(7, "?", "a")], replace(HOW, group_size=1, max_tokens=50))
     episodes.close()
@@ -671,7 +671,7 @@ def test_a_stop_reaches_episodes_that_wait() -> None:
             await asyncio.Event().wait()
             return "", 1.0, True
 
-    episodes = Episodes(Environment(time_limit_s=300.0), Waits, write("x"), is_leaving=lambda: True)
+    episodes = Episodes(EnvironmentSection(time_limit_s=300.0), Waits, write("x"), is_leaving=lambda: True)
     try:
         with pytest.raises(InterruptedRunError):
             episodes.play([Prompt(0, "p", "")], HOW)
@@ -691,7 +691,7 @@ def test_an_error_of_the_sampler_ends_every_episode() -> None:
     def broken(asked: Sequence[Prompt | NextTurn], how: Sampling) -> list[Rollout | None]:
         raise MemoryError("too many")
 
-    episodes = Episodes(Environment(), Count, broken)
+    episodes = Episodes(EnvironmentSection(), Count, broken)
     with pytest.raises(MemoryError, match="too many"):
         episodes.play([Prompt(0, "p", "")], HOW)
     episodes.close()
@@ -921,7 +921,7 @@ def own(here: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_processes_play_episodes_and_what_one_does_costs_only_itself(own: str) -> None:
-    table = Environment(f"{own}.Hosted", processes=2, time_limit_s=2.0, max_turns=3)
+    table = EnvironmentSection(f"{own}.Hosted", processes=2, time_limit_s=2.0, max_turns=3)
     texts = ["fine", "dies", "fine", "blocks", "fine", "raises"]
     episodes = Episodes(table, lambda: None, write("x"))
     prompts = [Prompt(number, text, "", row={"n": 1}) for number, text in enumerate(texts)]
@@ -942,7 +942,9 @@ def test_processes_play_episodes_and_what_one_does_costs_only_itself(own: str) -
 
 
 def test_processes_that_end_cost_no_sound_episode_however_many_do(own: str) -> None:
-    episodes = Episodes(Environment(f"{own}.Hosted", processes=1, max_turns=2), lambda: None, write("x"))
+    episodes = Episodes(
+        EnvironmentSection(f"{own}.Hosted", processes=1, max_turns=2), lambda: None, write("x")
+    )
     prompts = [Prompt(number, "dies", "") for number in range(5)] + [Prompt(5, "fine", "")]
     *dead, fine = episodes.play(prompts, replace(HOW, group_size=1))
     episodes.close()
@@ -955,7 +957,9 @@ def test_processes_that_end_cost_no_sound_episode_however_many_do(own: str) -> N
 
 
 def test_an_episode_whose_thread_ends_its_process_later_costs_no_other(own: str) -> None:
-    episodes = Episodes(Environment(f"{own}.Delayed", processes=1, max_turns=2), lambda: None, write("x"))
+    episodes = Episodes(
+        EnvironmentSection(f"{own}.Delayed", processes=1, max_turns=2), lambda: None, write("x")
+    )
     first, second = episodes.play([Prompt(0, "p", ""), Prompt(1, "p", "")], replace(HOW, group_size=1))
     episodes.close()
     said = [group.rollouts[0].episode.error for group in (first, second) if group.rollouts[0].episode]
@@ -964,7 +968,7 @@ def test_an_episode_whose_thread_ends_its_process_later_costs_no_other(own: str)
 
 def test_a_fork_in_a_process_leaves_rewards_to_their_episodes(own: str) -> None:
     episodes = Episodes(
-        Environment(f"{own}.Forking", processes=1, time_limit_s=5.0), lambda: None, write("x")
+        EnvironmentSection(f"{own}.Forking", processes=1, time_limit_s=5.0), lambda: None, write("x")
     )
     groups = episodes.play([Prompt(n, "p", "") for n in range(12)], replace(HOW, group_size=1))
     episodes.close()
@@ -974,7 +978,7 @@ def test_a_fork_in_a_process_leaves_rewards_to_their_episodes(own: str) -> None:
 
 def test_an_answer_to_another_call_ends_its_process(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
     episodes = Episodes(
-        Environment(f"{own}.Forging", processes=1, time_limit_s=5.0), lambda: None, write("x")
+        EnvironmentSection(f"{own}.Forging", processes=1, time_limit_s=5.0), lambda: None, write("x")
     )
     (group,) = episodes.play([Prompt(0, "p", "")], replace(HOW, group_size=1))
     episodes.close()
@@ -1012,7 +1016,7 @@ def test_a_fork_leaves_no_copy_of_the_worker(way: str) -> None:
 
 def test_a_process_retires_after_its_episodes(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("retrain.plugins.environments.hosts.RETIRES_AFTER", 2)
-    table = Environment(f"{own}.Hosted", processes=1, max_turns=2)
+    table = EnvironmentSection(f"{own}.Hosted", processes=1, max_turns=2)
     episodes = Episodes(table, lambda: None, write("x"))
     one = replace(HOW, group_size=1)
     played = [episodes.play([Prompt(0, "fine", "")], one)[0].rollouts[0] for _ in range(3)]

@@ -27,7 +27,7 @@ from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import CallForm, FirstTurn, Given, Group, Loss, Prompt, Rollout, TrainingSample
 from retrain.campaign.conformance import check_plugin
 from retrain.config.load import parse
-from retrain.config.schema import Environment
+from retrain.config.schema import EnvironmentSection
 from retrain.plugins.environments.endpoint.calling import Calling
 from retrain.plugins.environments.endpoint.chat import Called, Message, Refusal
 from retrain.plugins.environments.endpoint.session import Rendering
@@ -56,7 +56,7 @@ def numpy_policy() -> Any:
 
 
 def opened(
-    settings: Environment, run: Run, backend: Any = None, shown: Callable[..., str] | None = None
+    settings: EnvironmentSection, run: Run, backend: Any = None, shown: Callable[..., str] | None = None
 ) -> tuple[Programs, TurnSampler]:
     backend = backend or numpy_policy()
     programs = Programs(settings, lambda: Program(run), Rendering(read=backend.read, shown=shown))
@@ -74,7 +74,7 @@ def play(
     **table: object,
 ) -> list[Rollout]:
     """Return the episodes of a program on the numpy policy; one that asserts something may not fail."""
-    settings = Environment(**table)
+    settings = EnvironmentSection(**table)
     programs, sample = opened(settings, run, backend, shown)
     episodes = Episodes(settings, lambda: Program(run), sample, programs)
     try:
@@ -371,8 +371,8 @@ def test_a_turn_whose_client_has_left_is_not_kept(
         has_left.wait()
         return sampler(wanted, how)
 
-    programs, sampler = opened(Environment(), run)
-    episodes = Episodes(Environment(), lambda: Program(run), sample, programs)
+    programs, sampler = opened(EnvironmentSection(), run)
+    episodes = Episodes(EnvironmentSection(), lambda: Program(run), sample, programs)
     (group,) = episodes.play([Prompt(0, "?", "")], HOW)
     episodes.close()
     (rollout,) = group.rollouts
@@ -400,8 +400,8 @@ def test_a_client_that_gave_up_was_refused_nothing(monkeypatch: pytest.MonkeyPat
         has_failed.wait()
         return sampler(wanted, how)
 
-    programs, sampler = opened(Environment(), run)
-    episodes = Episodes(Environment(), lambda: Program(run), sample, programs)
+    programs, sampler = opened(EnvironmentSection(), run)
+    episodes = Episodes(EnvironmentSection(), lambda: Program(run), sample, programs)
     (group,) = episodes.play([Prompt(0, "?", "")], HOW)
     episodes.close()
     assert group.rollouts[0].episode
@@ -553,9 +553,9 @@ def test_calls_of_functions_are_answered_and_continued(streams: bool) -> None:
 
     form = CallForm("<tool_call>", "name", "arguments")
     programs = Programs(
-        Environment(), lambda: Program(run), Rendering(has_template=True, form_of=lambda _: form)
+        EnvironmentSection(), lambda: Program(run), Rendering(has_template=True, form_of=lambda _: form)
     )
-    episodes = Episodes(Environment(), lambda: Program(run), sample, programs)
+    episodes = Episodes(EnvironmentSection(), lambda: Program(run), sample, programs)
     (group,) = episodes.play([Prompt(0, "2+3", "")], HOW)
     episodes.close()
     (rollout,) = group.rollouts
@@ -662,7 +662,7 @@ def test_a_program_that_opens_too_late_is_closed() -> None:
         def close(self) -> None:
             closed.set()
 
-    settings = Environment(time_limit_s=0.05)
+    settings = EnvironmentSection(time_limit_s=0.05)
     programs, sample = opened(settings, lambda *_: 1.0)
     programs.open_episode = Slow
     episodes = Episodes(settings, Slow, sample, programs)

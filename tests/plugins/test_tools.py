@@ -15,7 +15,7 @@ import pytest
 from retrain.base.errors import ConfigError
 from retrain.base.rollouts import CallForm, Prompt, Rollout
 from retrain.config.load import parse
-from retrain.config.schema import Environment
+from retrain.config.schema import EnvironmentSection
 from retrain.plugins.environments import opened
 from retrain.plugins.environments.tools import ToolBox, open_episode
 from retrain.plugins.environments.tools.calls import ToolCall, calls_in
@@ -411,7 +411,7 @@ def test_a_function_that_cannot_be_a_tool_is_an_error_before_the_run(
 def test_the_calls_of_different_episodes_run_at_the_same_time(own: str) -> None:
     options = {"tools": [f"{own}.meet"], "calls": "python"}
     with opened("tools", options) as open_one:
-        table = Environment("tools", options, max_turns=1)
+        table = EnvironmentSection("tools", options, max_turns=1)
         episodes = Episodes(table, open_one, write("meet()"))
         (group,) = episodes.play([Prompt(0, "?", "")], type(HOW)(2, 100, 1.0))
         episodes.close()
@@ -429,7 +429,7 @@ def test_an_answer_ends_the_episode_and_rows_count_calls(own: str, processes: in
         (one,) = policy(asked, how)
         return [one]
 
-    table = Environment("tools", options, processes=processes)
+    table = EnvironmentSection("tools", options, processes=processes)
     with opened("tools", options) as open_one:
         episodes = Episodes(table, open_one, sample)  # type: ignore[arg-type]
         (group,) = episodes.play([Prompt(0, "2+3?", "5")], type(HOW)(1, 100, 1.0))

@@ -9,7 +9,7 @@ import numpy as np
 from retrain.backends import BackendSpec, Optimization, Sampling, local
 from retrain.base import registry
 from retrain.base.rollouts import Loss, Prompt, TrainingSample
-from retrain.config.schema import Backend, Config, Model, Training
+from retrain.config.schema import BackendSection, Config, ModelSection, TrainingSection
 
 PROMPTS, GROUP, TOKENS = 2, 4, 16
 OPTIONS = {"device": "cpu", "local_files_only": True, "chat_template": True}
@@ -18,9 +18,9 @@ prompts = [
     Prompt(number, f"Tell me a long story about the number {number}.", "") for number in range(PROMPTS)
 ]
 config = Config(
-    model=Model(model=sys.argv[1]),
-    training=Training(batch_size=PROMPTS, group_size=GROUP, max_tokens=TOKENS),
-    backend=Backend(backend="local", options=OPTIONS),
+    model=ModelSection(model=sys.argv[1]),
+    training=TrainingSection(batch_size=PROMPTS, group_size=GROUP, max_tokens=TOKENS),
+    backend=BackendSection(backend="local", options=OPTIONS),
 )
 backend = local.connect(BackendSpec(seed=0, model=sys.argv[1], options=OPTIONS))
 samples = [

@@ -11,7 +11,7 @@ import pytest
 
 from retrain.backends import EpisodeProgress, Sampling
 from retrain.base.rollouts import NextTurn, Prompt, Rollout
-from retrain.config.schema import Environment
+from retrain.config.schema import EnvironmentSection
 from retrain.trainer.episodes import Episodes, summary_of
 from tests.plugins.test_environments import HOW, Count, write
 
@@ -37,7 +37,7 @@ def test_a_server_is_called_while_it_samples_other_turns() -> None:
             assert is_joined.wait(PATIENCE_S)
         return write("x")(asked, how)  # type: ignore[return-value]
 
-    episodes = Episodes(Environment(), Late, sample, calls_at_once=2)
+    episodes = Episodes(EnvironmentSection(), Late, sample, calls_at_once=2)
     groups = episodes.play(PROMPTS, ONE)
     episodes.close()
     assert [group.rollouts[0].turns for group in groups] == [["x"] * 3] * 2
@@ -47,7 +47,7 @@ def test_an_error_in_one_of_several_calls_ends_every_episode() -> None:
     def broken(asked: Sequence[Prompt | NextTurn], how: Sampling) -> list[Rollout | None]:
         raise MemoryError("too many")
 
-    episodes = Episodes(Environment(), Count, broken, calls_at_once=4)
+    episodes = Episodes(EnvironmentSection(), Count, broken, calls_at_once=4)
     with pytest.raises(MemoryError, match="too many"):
         episodes.play(PROMPTS, HOW)
     episodes.close()
@@ -59,7 +59,7 @@ def test_time_in_which_every_episode_waits_is_counted() -> None:
             await asyncio.sleep(0.02)
             return super().step(completion)
 
-    episodes = Episodes(Environment(), Slow, write("x"))
+    episodes = Episodes(EnvironmentSection(), Slow, write("x"))
     rollouts = [group.rollouts[0] for group in episodes.play(PROMPTS, ONE)]
     episodes.close()
     summary = summary_of(rollouts)
@@ -69,7 +69,7 @@ def test_time_in_which_every_episode_waits_is_counted() -> None:
 
 def test_progress_is_of_episodes() -> None:
     told: list[EpisodeProgress] = []
-    episodes = Episodes(Environment(), Count, write("x"), observe=told.append)
+    episodes = Episodes(EnvironmentSection(), Count, write("x"), observe=told.append)
     episodes.play(PROMPTS, HOW)
     episodes.close()
     last = max(told, key=lambda one: one.finished)

@@ -16,7 +16,7 @@ from retrain.backends.numpy.policy import NumpyBackend
 from retrain.base.errors import BackendMemoryError, ConfigError, InfrastructureError
 from retrain.base.rollouts import Group, Loss, Prompt, TrainingSample
 from retrain.config.load import parse
-from retrain.config.schema import Config, Training
+from retrain.config.schema import Config, TrainingSection
 from retrain.plan.estimate.history import learn
 from retrain.plan.estimate.learned import learned_for
 from retrain.plugins.losses import ppo
@@ -108,7 +108,7 @@ class Recorder(NumpyBackend):
 
 def taken(backend: NumpyBackend, samples: Sequence[TrainingSample], **training: int) -> UpdateStats:
     config = Config(
-        training=Training(seed=3, batch_size=6, group_size=4, temperature=1.0, lr=0.05, **training)
+        training=TrainingSection(seed=3, batch_size=6, group_size=4, temperature=1.0, lr=0.05, **training)
     )
     size = replace(Control(config, 100).next_size(None), wants_moments=True)
     return Updates(config, backend, PPO, lambda found: found).take(samples, size, 1)

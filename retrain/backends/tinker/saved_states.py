@@ -38,7 +38,7 @@ from retrain.base.errors import ConfigError, LaunchError, RecordsError, RetrainE
 from retrain.base.event_loop import begun
 from retrain.config.adapters import TINKER as FILE
 from retrain.config.adapters import state_of
-from retrain.config.schema import Config, Model
+from retrain.config.schema import Config, ModelSection
 
 FORMAT = 1  # of a checkpoint's file; increment when old ones can no longer be read
 ANSWER_S = 30.0  # to a question
@@ -91,7 +91,7 @@ def start_problems(config: Config, answer_s: float = KNOWN_S) -> Iterator[str]:
             yield f"{path} {wrong}"
 
 
-def mismatch(model: str | None, rank: int | None, wanted: BackendSpec | Model) -> str:
+def mismatch(model: str | None, rank: int | None, wanted: BackendSpec | ModelSection) -> str:
     """Return what a state has not in common with a run; "" if it fits, as far as the API tells."""
     if model and model != wanted.model:
         return f"was trained on {model!r}, not on [model].model = {wanted.model!r}"

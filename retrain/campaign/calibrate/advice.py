@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from retrain.campaign.calibrate.facts import OUT_OF_MEMORY, BatchFound, Lengths, StepSplit, WorkersMeasured
 from retrain.campaign.calibrate.trials import POINTS_FOR_A_LAW
 from retrain.config.keys import Tables
-from retrain.config.schema import RateLimiter
+from retrain.config.schema import RateLimiterSection
 from retrain.control.rules.usl import UslFit, fit_usl
 from retrain.plan.matrix import Plan
 from retrain.records.text import about, format_duration
@@ -214,7 +214,7 @@ def batch_size(now: int, found: BatchFound, follows: bool) -> Advice:
     return Advice("training.batch_size", now, value, why, is_written=follows)
 
 
-def limiter_speed(limiter: RateLimiter, batch_size: int, batches_per_unit: float) -> Advice:
+def limiter_speed(limiter: RateLimiterSection, batch_size: int, batches_per_unit: float) -> Advice:
     """Return the pace that an unlimited run kept; a buffer that reads each sample once allows no other."""
     key, now = "rate_limiter.rate_limit_speed_batch_per_sim", limiter.rate_limit_speed_batch_per_sim
     why = f"an unlimited run trained {batches_per_unit:.3g} batches per production unit"

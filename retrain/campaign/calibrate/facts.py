@@ -10,7 +10,7 @@ from pathlib import Path
 
 from retrain.base.clock import seconds_between
 from retrain.campaign.calibrate.trials import Rows, Trialled
-from retrain.config.schema import Backend
+from retrain.config.schema import BackendSection
 from retrain.plan.estimate.measured import MeasuredRun
 from retrain.records.lines import number_in
 
@@ -90,7 +90,7 @@ def permit_wait_fraction(runs: Sequence[MeasuredRun]) -> float:
     return max(0.0, 1 - alone / whole) if whole else 0.0
 
 
-def are_permits_short(backend: Backend, runs: Iterable[MeasuredRun], workers: int) -> bool:
+def are_permits_short(backend: BackendSection, runs: Iterable[MeasuredRun], workers: int) -> bool:
     """Whether workers can ask for more permits than there are; otherwise a wait means a busy machine."""
     calls = max((run.parts.calls_at_once for run in runs), default=1)
     asked, permits = workers * calls, backend.first_permits

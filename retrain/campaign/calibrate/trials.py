@@ -17,7 +17,7 @@ from typing import Any
 from retrain.campaign.orchestrate import CampaignRun
 from retrain.config.keys import Tables
 from retrain.config.resolve import merge, overrides_of, with_default_plugins
-from retrain.config.schema import BackPressure, Training
+from retrain.config.schema import BackPressureSection, TrainingSection
 from retrain.control.machine.nvidia import Gpu, known_gpus
 from retrain.control.machine.processes import own_memory_bytes, process_tree
 from retrain.plan.estimate.measured import MeasuredRun, measure_run
@@ -128,14 +128,14 @@ def concurrent(
 def seeking_batch(tables: Tables, condition: int, steps: int, log_dir: Path) -> Trial:
     """Return the trial of one run whose batch size back pressure chooses."""
     changed = _alone(tables, steps, log_dir, condition)
-    batch = changed.get("training", {}).get("batch_size", Training.batch_size)
+    batch = changed.get("training", {}).get("batch_size", TrainingSection.batch_size)
     bounds = changed.get("backpressure", {})
     own = {
         "enabled": True,
         "control": "batch",
         "objective": "throughput",
-        "max_batch_size": max(bounds.get("max_batch_size", BackPressure.max_batch_size), batch),
-        "min_batch_size": min(bounds.get("min_batch_size", BackPressure.min_batch_size), batch),
+        "max_batch_size": max(bounds.get("max_batch_size", BackPressureSection.max_batch_size), batch),
+        "min_batch_size": min(bounds.get("min_batch_size", BackPressureSection.min_batch_size), batch),
     }
     changed = merge(changed, {"campaign": {"seeds": [0]}, "backpressure": own}) | {"rate_limiter": {}}
     return Trial("batch", "back pressure over batch sizes", 1, steps, changed)

@@ -21,7 +21,7 @@ from retrain.base.errors import EXIT_DONE, RecordsError
 from retrain.base.locks.held import is_held, signal_holder
 from retrain.campaign.launchers import Assignment, Begun, Ended
 from retrain.campaign.launchers.shared_permits import workers_at_a_time
-from retrain.config.campaign import Ray, Slurm
+from retrain.config.campaign import RaySection, SlurmSection
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles, recorded_hash
 from retrain.records.run_state import read_done
@@ -152,7 +152,7 @@ class ClusterLauncher:
 
     queues = True
 
-    def __init__(self, cluster: str, assignment: Assignment, table: Slurm | Ray) -> None:
+    def __init__(self, cluster: str, assignment: Assignment, table: SlurmSection | RaySection) -> None:
         self._cluster = cluster
         self._assignment = assignment
         self._workers = workers_at_a_time(assignment, table.permits)

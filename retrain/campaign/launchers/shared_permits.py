@@ -19,7 +19,7 @@ from pathlib import Path
 from retrain.base.errors import EXIT_DONE, EXIT_LAUNCH, LaunchError, RecordsError
 from retrain.base.locks import LockFile, locked
 from retrain.campaign.launchers import Assignment
-from retrain.config.campaign import Ray, Slurm
+from retrain.config.campaign import RaySection, SlurmSection
 from retrain.records.campaign_state import asked_to_stop
 from retrain.records.files import make_directory, read_json, remove_file, write_json
 from retrain.records.layout import CampaignFiles
@@ -49,7 +49,7 @@ def own_permits(assignment: Assignment, permits: str) -> list[str]:
     return [f"export RETRAIN_OWN_PERMITS={own}"]
 
 
-def table_problems(assignment: Assignment, table: Slurm | Ray, where: str) -> list[str]:
+def table_problems(assignment: Assignment, table: SlurmSection | RaySection, where: str) -> list[str]:
     """Return problems that hold on every cluster: broken lines, and split permits that are shared."""
     given = {key: value if isinstance(value, list) else [value] for key, value in vars(table).items()}
     problems = [

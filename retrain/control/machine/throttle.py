@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from retrain.base import registry
 from retrain.base.errors import ConfigError
 from retrain.base.event_loop import begun
-from retrain.config.schema import Throttle
+from retrain.config.schema import ThrottleSection
 from retrain.control.machine.load import LoadMeter, Pids, Scope
 from retrain.control.rules import StateDict
 from retrain.control.rules.throttle import Held, Load, ThrottleLevel, ThrottlePolicy, ThrottleState, decide
@@ -219,7 +219,7 @@ class TrainingThrottle:
         return Load({"custom": min(1.0, float(load))})
 
 
-def throttle_of(table: Throttle, own_pids: Pids) -> TrainingThrottle:
+def throttle_of(table: ThrottleSection, own_pids: Pids) -> TrainingThrottle:
     """Return the throttle that `[throttle]` describes."""
     return TrainingThrottle(
         table.min_level,

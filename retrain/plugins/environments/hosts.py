@@ -29,7 +29,7 @@ from retrain.plugins.environments.episode import (
 )
 
 if TYPE_CHECKING:  # a process needs no schema
-    from retrain.config.schema import Environment
+    from retrain.config.schema import EnvironmentSection
 
 STARTUP_S = 120.0  # imports on a cold network disk; only a broken machine takes longer
 LONGEST_LINE = 1 << 26  # bytes of a reply
@@ -122,7 +122,7 @@ def _write(process: Process, message: Any) -> None:
 class Hosts:
     """The processes of a run, started when first needed; used within one event loop."""
 
-    def __init__(self, table: Environment, form: CallForm | None) -> None:
+    def __init__(self, table: EnvironmentSection, form: CallForm | None) -> None:
         shown = None if form is None else asdict(form)
         self._setup = {"environment": table.environment, "options": table.options, "form": shown}
         self._limit_s = table.time_limit_s

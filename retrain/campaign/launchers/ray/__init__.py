@@ -41,7 +41,7 @@ from retrain.base.extras import load, missing_problem
 from retrain.campaign.launchers import Assignment
 from retrain.campaign.launchers.ray.client import LOCAL, JobsClient
 from retrain.campaign.launchers.shared_permits import own_permits, table_problems, workers_at_a_time
-from retrain.config.campaign import Ray
+from retrain.config.campaign import RaySection
 from retrain.config.keys import LARGEST_COUNT
 from retrain.config.resolve import build
 from retrain.records.text import plain
@@ -103,12 +103,14 @@ def check_cluster(assignment: Assignment) -> None:
         )
 
 
-def _table(assignment: Assignment) -> Ray:
+def _table(assignment: Assignment) -> RaySection:
     # share_seconds: in the origin.json of campaigns that 0.1.0 started
-    return build(Ray, {key: value for key, value in assignment.options.items() if key != "share_seconds"})
+    return build(
+        RaySection, {key: value for key, value in assignment.options.items() if key != "share_seconds"}
+    )
 
 
-def _usable(assignment: Assignment) -> Ray:
+def _usable(assignment: Assignment) -> RaySection:
     """Return the table of a campaign, if Ray is installed and accepts the runtime environment."""
     if problem := missing_problem("launchers", "ray"):
         raise LaunchError(problem)
@@ -138,7 +140,7 @@ def check_campaign(assignment: Assignment) -> list[str]:
     return [*problems, *_environment_problems(table)]
 
 
-def _environment_problems(table: Ray) -> Iterator[str]:
+def _environment_problems(table: RaySection) -> Iterator[str]:
     where = "[campaign.ray].runtime_env"
     for key in ("working_dir", "py_modules"):
         value = table.runtime_env.get(key, [])
@@ -164,7 +166,7 @@ def node_of(resources: Mapping[str, float]) -> str:
     return next((address for address in named if not address.startswith("__")), "")
 
 
-def task_options(table: Ray, node: str = "") -> dict[str, Any]:
+def task_options(table: RaySection, node: str = "") -> dict[str, Any]:
     """Return each task's resources, as `ray.remote` takes them; a given node pins tasks to it."""
     resources = {**table.resources, **(pin(node) if node else {})}
     more = {"num_gpus": table.gpus, "memory": round(table.memory_gb * 1e9), "resources": resources}
@@ -199,14 +201,14 @@ def what_lacks(options: Mapping[str, Any], nodes: Sequence[Mapping[str, float]])
     return ", ".join(lacking) or "all that a run asks for at once"
 
 
-def job_options(assignment: Assignment, table: Ray) -> dict[str, Any]:
+def job_options(assignment: Assignment, table: RaySection) -> dict[str, Any]:
     """Return options of the driver's job, as `submit_job` takes them: no resources, so it is on the head."""
     environment = dict(table.runtime_env)  # tasks have that of their job
     environment["env_vars"] = {**GRACE, **environment.get("env_vars", {})}
     return {"runtime_env": environment, "metadata": {"retrain_campaign": str(assignment.directory)}}
 
 
-def render(assignment: Assignment, table: Ray) -> str:
+def render(assignment: Assignment, table: RaySection) -> str:
     """Return the script that starts driver and workers; its arguments are a module and that module's."""
     lines = [
         "#!/bin/bash",

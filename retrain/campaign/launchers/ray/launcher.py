@@ -40,7 +40,7 @@ from retrain.campaign.launchers.ray.client import (
 )
 from retrain.campaign.launchers.ray.home import GIVEN, LOST, Home, TaskEvent
 from retrain.campaign.launchers.shared_permits import MODULE, SHARED, LockTest
-from retrain.config.campaign import Ray
+from retrain.config.campaign import RaySection
 from retrain.records.files import write_atomic
 from retrain.records.text import count_of
 
@@ -48,7 +48,7 @@ from retrain.records.text import count_of
 class RayLauncher(ClusterLauncher):
     """Submits, watches and stops a campaign's runs."""
 
-    def __init__(self, assignment: Assignment, table: Ray, client: JobsClient | None = None) -> None:
+    def __init__(self, assignment: Assignment, table: RaySection, client: JobsClient | None = None) -> None:
         """Open without a request; `client` is of the cluster, by default the one in the table."""
         super().__init__("Ray", assignment, table)
         self._table = table
@@ -245,7 +245,7 @@ def _without_driver(watch: SubmittedRun, driver: RayJob | None) -> News:
 class RayLockTest(LockTest):
     """Two jobs, each pinned to a node of its own."""
 
-    def __init__(self, assignment: Assignment, table: Ray, home: Home, client: JobsClient) -> None:
+    def __init__(self, assignment: Assignment, table: RaySection, home: Home, client: JobsClient) -> None:
         super().__init__(assignment, home.directory / "locks.json")
         self._table = table
         self._home = home

@@ -29,7 +29,7 @@ from retrain.campaign.launchers.slurm.script import (
     render,
     slurm_directory,
 )
-from retrain.config.campaign import Slurm
+from retrain.config.campaign import SlurmSection
 from retrain.config.resolve import build
 from retrain.records.files import make_directory, write_atomic
 from retrain.records.text import count_of
@@ -42,23 +42,23 @@ COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")  # not sacct, which needs
 def open_launcher(assignment: Assignment) -> SlurmLauncher:
     """Return a launcher of Slurm tasks; raises LaunchError if Slurm's commands are not here."""
     commands.require_commands()
-    return SlurmLauncher(assignment, build(Slurm, assignment.options))
+    return SlurmLauncher(assignment, build(SlurmSection, assignment.options))
 
 
 def at_a_time(assignment: Assignment) -> int:
     """Return the cap."""
-    return workers_at_a_time(assignment, build(Slurm, assignment.options).permits)
+    return workers_at_a_time(assignment, build(SlurmSection, assignment.options).permits)
 
 
 def script(assignment: Assignment) -> str:
     """Return the batch script."""
-    return render(assignment, build(Slurm, assignment.options))
+    return render(assignment, build(SlurmSection, assignment.options))
 
 
 class SlurmLauncher(ClusterLauncher):
     """Submits, watches and cancels a campaign's tasks."""
 
-    def __init__(self, assignment: Assignment, table: Slurm) -> None:
+    def __init__(self, assignment: Assignment, table: SlurmSection) -> None:
         super().__init__("Slurm", assignment, table)
         self._table = table
         self._home = slurm_directory(assignment)

@@ -26,7 +26,7 @@ from retrain.campaign.launchers.shared_permits import (
 )
 from retrain.campaign.launchers.slurm import commands
 from retrain.campaign.launchers.slurm.commands import SlurmTask, parse
-from retrain.config.campaign import Slurm
+from retrain.config.campaign import SlurmSection
 from retrain.config.resolve import build
 from retrain.records.files import make_directory, read_json, read_small, write_atomic, write_json
 
@@ -40,7 +40,7 @@ def slurm_directory(assignment: Assignment) -> Path:
     return assignment.directory / "slurm"
 
 
-def render(assignment: Assignment, table: Slurm) -> str:
+def render(assignment: Assignment, table: SlurmSection) -> str:
     """Return the batch script."""
     home = slurm_directory(assignment)
     lines = [
@@ -69,7 +69,7 @@ def render(assignment: Assignment, table: Slurm) -> str:
 
 def check_campaign(assignment: Assignment) -> list[str]:
     """Return problems that hold on every cluster."""
-    problems = table_problems(assignment, build(Slurm, assignment.options), "campaign.slurm")
+    problems = table_problems(assignment, build(SlurmSection, assignment.options), "campaign.slurm")
     if any(character in str(assignment.directory) for character in UNFIT):
         problems.append(
             "[logging].log_dir: no batch script can name a path with quotes, backslashes or newlines"
@@ -80,7 +80,7 @@ def check_campaign(assignment: Assignment) -> list[str]:
 def check_cluster(assignment: Assignment) -> None:
     """Have Slurm judge the script: partition, account, licences, sizes."""
     commands.require_commands()
-    table = build(Slurm, assignment.options)
+    table = build(SlurmSection, assignment.options)
     last = min(len(assignment.runs), commands.array_limit()) - 1
     text = render(assignment, table)
     try:
@@ -175,7 +175,7 @@ def kept_names(assignment: Assignment, runs: int) -> ArrayNames:
     return ArrayNames(kept["name"], kept["size"], runs)
 
 
-def flags(table: Slurm, home: Path) -> list[str]:
+def flags(table: SlurmSection, home: Path) -> list[str]:
     """Return the options of sbatch that every job of a campaign has."""
     output = str(home / "task").replace("%", "%%")
     wanted = {
@@ -197,7 +197,7 @@ def flags(table: Slurm, home: Path) -> list[str]:
     ]
 
 
-def render_lock_test(assignment: Assignment, table: Slurm) -> str:
+def render_lock_test(assignment: Assignment, table: SlurmSection) -> str:
     """Return the batch script in which two nodes test whether they see each other's locks."""
     home = slurm_directory(assignment)
     test = [table.python or sys.executable, "-P", "-m", MODULE]
@@ -219,7 +219,7 @@ def render_lock_test(assignment: Assignment, table: Slurm) -> str:
 class SlurmLockTest(LockTest):
     """A job of two tasks on two nodes."""
 
-    def __init__(self, assignment: Assignment, table: Slurm) -> None:
+    def __init__(self, assignment: Assignment, table: SlurmSection) -> None:
         self._home = slurm_directory(assignment)
         super().__init__(assignment, self._home / "locks.json")
         self._table = table

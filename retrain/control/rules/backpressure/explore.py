@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from retrain.base.rollouts import Floats
-from retrain.config.schema import BackPressure as Settings
+from retrain.config.schema import BackPressureSection
 from retrain.control.rules import StateDict
 from retrain.control.rules.backpressure.measurements import Measurements
 from retrain.control.rules.backpressure.posterior import Posterior
@@ -107,7 +107,7 @@ class Situation:
 
     posterior: Posterior
     measured: Measurements
-    settings: Settings  # the TOML table
+    settings: BackPressureSection  # the TOML table
     sizes: tuple[int, ...]  # ascending
     value: Floats  # expected log objective per size
     highest: int  # the largest size that fits in memory
