@@ -35,7 +35,7 @@ from retrain.plugins.sandbox.cell import holes
 from retrain.records.campaign_state import ask_to_stop
 from retrain.records.layout import CampaignFiles
 from retrain.records.run_state import RunState
-from retrain.trainer.trial import check_form, try_out
+from retrain.trainer.dry_run import check_form, dry_run
 
 Table = Mapping[str, Any]
 PROMPTS = (Prompt(0, "12+3=", "15"), Prompt(1, "40+2=", "42"))
@@ -194,7 +194,7 @@ def _plays(name: str, table: Table) -> str:
     """it starts episodes and answers right, wrong, empty, long and odd completions, each call within 60 s"""
     open_episode, is_program = registry.bound("environments", name, table), brings_loop(name)
     check_form(name, open_episode)
-    played = (try_out(open_episode, one, COMPLETIONS, is_program=is_program) for one in PROMPTS)
+    played = (dry_run(open_episode, one, COMPLETIONS, is_program=is_program) for one in PROMPTS)
     return next(filter(None, played), "")
 
 

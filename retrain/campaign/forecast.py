@@ -16,7 +16,7 @@ from retrain.plan.estimate.learned import crowding_of, learned_for
 from retrain.plan.estimate.remaining import remaining
 from retrain.plan.estimate.wall_time import wall_time
 from retrain.plan.matrix import Plan
-from retrain.records.layout import TRIALS, CampaignFiles, RunFiles, find_campaigns, name_of
+from retrain.records.layout import CALIBRATIONS, CampaignFiles, RunFiles, find_campaigns, name_of
 from retrain.records.lines import parse_line, read_lines
 from retrain.records.manifest import Expectation, Manifest
 from retrain.records.run_row import RunRow, read_row
@@ -129,9 +129,9 @@ def _named(campaign: str, directories: Iterable[Path]) -> list[Path]:
 
 def _pilots(directory: Path) -> list[Path]:
     """Return the pilots of the calibrations of a campaign's file, or of the file that one wrote."""
-    trials = directory.parent / TRIALS
+    benchmarks = directory.parent / CALIBRATIONS
     name = directory.name.replace(".calibrated", "")
-    return [pilot for path in _named(name, sorted(trials.glob("*"))) for pilot in path.glob("pilot-*")]
+    return [pilot for path in _named(name, sorted(benchmarks.glob("*"))) for pilot in path.glob("pilot-*")]
 
 
 def _is_known(row: RunRow) -> bool:

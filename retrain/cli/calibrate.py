@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from retrain.campaign.calibrate.conclude import Calibration
     from retrain.campaign.calibrate.facts import BatchFound
 
-ENDING_TRIAL = "ending the trial; reporting what was measured"
+ENDING_BENCHMARK = "ending the benchmark; reporting what was measured"
 BARS = 24  # characters of the longest
 
 
@@ -30,7 +30,7 @@ def command(
     file: ConfigFile,
     overrides: Overrides = None,
     budget: str = Option(
-        "30m", "--budget", metavar="TIME", help="Time limit of all trials, such as 30m or 2h."
+        "30m", "--budget", metavar="TIME", help="Time limit of all benchmarks, such as 30m or 2h."
     ),
     steps: int = Option(30, min=4, max=1000, metavar="N", help="Steps of each pilot run."),
     seeds: int = Option(1, min=1, max=16, metavar="N", help="Seeds of each condition in the pilot."),
@@ -54,7 +54,7 @@ def command(
     Example: retrain calibrate campaign.toml --budget 20m
     """
     from retrain.campaign.calibrate import Calibrator, check_target
-    from retrain.campaign.calibrate.trials import Effort
+    from retrain.campaign.calibrate.benchmarks import Effort
     from retrain.cli.render.live import EventLines
 
     budget_s = duration(budget, "--budget")
@@ -66,18 +66,20 @@ def command(
     )
     check_target(target, file)
     errors = messages()
-    trials = list(calibrator.trials(Path(calibrator.plan.log_dir)))
-    rows = [(trial.name, trial.what, f"{trial.runs} x {trial.steps}") for trial in trials]
+    benchmarks = list(calibrator.benchmarks(Path(calibrator.plan.log_dir)))
+    rows = [
+        (benchmark.name, benchmark.what, f"{benchmark.runs} x {benchmark.steps}") for benchmark in benchmarks
+    ]
     title = f"calibration: at most {about(budget_s)}"
-    errors.print(table(title, ("trial", "what", ">runs x steps"), rows))
-    steps_tried = sum(trial.runs * trial.steps for trial in trials)
+    errors.print(table(title, ("benchmark", "what", ">runs x steps"), rows))
+    steps_tried = sum(benchmark.runs * benchmark.steps for benchmark in benchmarks)
     share = f"{steps_tried / max(1, calibrator.plan.total_steps):.0%}"
     errors.print(f"{steps_tried} steps or more, {share} of the campaign's {calibrator.plan.total_steps}")
-    with interruptible(lambda now: calibrator.interrupt(now=now), say_at_once, ENDING_TRIAL):
+    with interruptible(lambda now: calibrator.interrupt(now=now), say_at_once, ENDING_BENCHMARK):
         found = calibrator.run(
             budget_s,
             lambda: EventLines(errors),
-            lambda trial: errors.print(f"{trial.name}: {trial.what}"),
+            lambda benchmark: errors.print(f"{benchmark.name}: {benchmark.what}"),
         )
     try:
         if found.steps:  # otherwise nothing was measured, and an earlier file may hold more

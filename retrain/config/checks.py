@@ -173,15 +173,15 @@ def plugin_problems(
     if params is None or not (params or registry.may_lack_keys(kind, name)):
         return
     wrong = registry.problems_with_params(kind, name, params)
-    if not wrong and draft.trials is not None:
+    if not wrong and draft.plugin_problems is not None:
         asked = repr((kind, name, params, draft.config.data.seed))
-        if asked not in draft.trials:  # conditions have most of their plugins in common
-            draft.trials[asked] = _trial_problems(kind, name, params, draft.config.data.seed)
-        wrong = draft.trials[asked]
+        if asked not in draft.plugin_problems:  # conditions have most of their plugins in common
+            draft.plugin_problems[asked] = _plugin_problems(kind, name, params, draft.config.data.seed)
+        wrong = draft.plugin_problems[asked]
     yield from (problem.below(*(params_at if problem.where else at)) for problem in wrong)
 
 
-def _trial_problems(kind: str, name: str, params: Tables, seed: int) -> list[Problem]:
+def _plugin_problems(kind: str, name: str, params: Tables, seed: int) -> list[Problem]:
     """Return what only a plugin can find wrong with its table, before anything is created.
 
     Built-in tasks are built, and plugins are asked to check their tables. A task of the user's own, which may
@@ -271,7 +271,7 @@ def _check_warm_up(draft: Draft) -> Iterator[Problem]:
     elif not draft.gives("warmup", "steps"):
         what = "is not given, so path would not be read; set it, 0 for no updates"
         yield Problem(("warmup", "steps"), what)
-    elif table.steps and draft.trials is not None and draft.is_sound("backend"):
+    elif table.steps and draft.plugin_problems is not None and draft.is_sound("backend"):
         yield from (Problem(at, what) for what in _file_problems(draft))
 
 

@@ -23,7 +23,7 @@ from retrain.config.keys import Key, Tables, keys_of, quote, table_at
 from retrain.config.resolve import PLUGINS, RUN_SECTIONS, SECTIONS, hints_of, sections_of
 from retrain.config.schema import Config
 
-Trials: TypeAlias = dict[str, list[Problem]]  # of plugins' own tables, by plugin and table
+PluginProblems: TypeAlias = dict[str, list[Problem]]  # of plugins' own tables, by plugin and table
 OnError: TypeAlias = Literal["raise", "default"]
 NEEDS = {
     "int_type": "a whole number",
@@ -62,7 +62,7 @@ class Draft:
 
     config: Config
     tables: Tables  # as they are in the file
-    trials: Trials | None  # what plugins said of their tables; None: build no task, read no file, ask nobody
+    plugin_problems: PluginProblems | None  # None: build no task, read no file, ask no plugin
     mistakes: tuple[Problem, ...] = ()
 
     def is_sound(self, *keys: str) -> bool:
@@ -77,14 +77,14 @@ class Draft:
         return key in table_at(self.tables, section)
 
 
-def draft_of(tables: Tables, trials: Trials | None = None) -> Draft:
+def draft_of(tables: Tables, plugin_problems: PluginProblems | None = None) -> Draft:
     """Return every section typed."""
     tables = overlapping(tables)
     try:
-        return Draft(_validator("raise").validate_python(tables), tables, trials)
+        return Draft(_validator("raise").validate_python(tables), tables, plugin_problems)
     except ValidationError as error:
         found = [Problem(one["loc"], _explain(one)) for one in error.errors(include_url=False)]
-    return Draft(_validator("default").validate_python(tables), tables, trials, tuple(found))
+    return Draft(_validator("default").validate_python(tables), tables, plugin_problems, tuple(found))
 
 
 @cache

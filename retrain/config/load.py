@@ -23,7 +23,7 @@ from retrain.config.checks import (
     check_run,
     with_launcher_options,
 )
-from retrain.config.drafts import Draft, Trials, draft_of
+from retrain.config.drafts import Draft, PluginProblems, draft_of
 from retrain.config.eval_checks import check_eval_tables, check_eval_tokens, with_eval_tables
 from retrain.config.files import absolute_inputs, found_below, input_problems, located
 from retrain.config.keys import Table, Tables, put, quote, table_at
@@ -243,10 +243,10 @@ def parse(
 
     given, launcher = raw, list(check_launcher_tables(raw))
     raw = with_eval_tables(with_launcher_options(with_plain_keys(raw)))
-    trials: Trials | None = {} if try_plugins else None
+    plugin_problems: PluginProblems | None = {} if try_plugins else None
 
     def draft(tables: Tables) -> Draft:
-        return draft_of(located(tables, beside) if beside else tables, trials)
+        return draft_of(located(tables, beside) if beside else tables, plugin_problems)
 
     file = draft(raw)
     sweep = list(check_sweep(raw))

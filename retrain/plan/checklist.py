@@ -17,7 +17,7 @@ from retrain.config.launching import unused_keys
 from retrain.config.schema import RateLimiterSection
 from retrain.plan.alike import alike
 from retrain.plan.matrix import Plan, RunPlan
-from retrain.records.layout import TRIALS
+from retrain.records.layout import CALIBRATIONS
 from retrain.records.text import about, first_of
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Decisions:
     @property
     def _is_calibrated(self) -> bool:
         """Whether the earlier runs are those of `retrain calibrate`, which has judged what it can."""
-        return TRIALS in PurePath(self.learned_from).parts
+        return CALIBRATIONS in PurePath(self.learned_from).parts
 
     @property
     def _calibrate(self) -> str:

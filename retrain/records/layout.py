@@ -25,7 +25,9 @@ from retrain.records.files import make_directory, make_new_directory, read_small
 from retrain.records.lines import mark_of
 from retrain.records.text import plain
 
-TRIALS = "calibrations"  # in the log directory: trials of `retrain calibrate`, kept apart from results
+CALIBRATIONS = (
+    "calibrations"  # in the log directory: benchmarks of `retrain calibrate`, kept apart from results
+)
 SHOWN_CAMPAIGNS = 3  # the newest
 _MAX_NAME = 64
 _ID = re.compile(r"-\d{8}T\d{6}Z-[0-9a-f]{4}$")  # suffix of a campaign's directory name
@@ -248,7 +250,7 @@ def find_campaigns(log_dir: Path) -> tuple[Path, ...]:
     except OSError as error:
         raise RecordsError(f"{log_dir}: cannot be listed ({error.strerror})") from error
     campaigns = tuple(filter(_is_ours, found))
-    others = [p.name for p in found if p.name not in (TRIALS, "permits") and p.name[0] != "."]
+    others = [p.name for p in found if p.name not in (CALIBRATIONS, "permits") and p.name[0] != "."]
     if not campaigns and not all(map(_ID.search, others)):
         raise ConfigError(f"{log_dir}: holds no campaign; name a log directory or a campaign's")
     return campaigns

@@ -1,4 +1,4 @@
-"""Advice: the trials made from a file, and what follows from their figures."""
+"""Advice: the benchmarks made from a file, and what follows from their figures."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.campaign.calibrate import advice, check_target, schema_line, to_toml, trials
+from retrain.campaign.calibrate import advice, benchmarks, check_target, schema_line, to_toml
 from retrain.campaign.calibrate.advice import Memory
+from retrain.campaign.calibrate.benchmarks import BenchmarkResult, Effort
 from retrain.campaign.calibrate.conclude import Evidence, crowding_between
 from retrain.campaign.calibrate.facts import BatchFound, Lengths, StepSplit, WorkersMeasured, workers_measured
-from retrain.campaign.calibrate.trials import Effort, Trialled
 from retrain.config.load import parse
 from retrain.config.reference import DIRECTIVE
 from retrain.config.schema import RateLimiterSection
@@ -55,25 +55,25 @@ def workers(*rates: float) -> list[WorkersMeasured]:
 
 
 def test_a_pilot_runs_every_condition_for_a_few_steps_elsewhere() -> None:
-    trial = trials.pilot(TABLES, Effort(seeds=2, steps=25), 2, LOGS)
-    assert (trial.runs, trial.steps) == (4, 25)
-    assert trial.tables["campaign"]["seeds"] == [7, 8]
-    assert (trial.tables["campaign"]["max_steps"], trial.tables["campaign"]["retries"]) == (25, 0)
-    assert trial.tables["logging"] == {"log_dir": "somewhere"}
-    assert trial.tables["warmup"] == {}
-    assert "name" not in trial.tables["campaign"]
+    benchmark = benchmarks.pilot(TABLES, Effort(seeds=2, steps=25), 2, LOGS)
+    assert (benchmark.runs, benchmark.steps) == (4, 25)
+    assert benchmark.tables["campaign"]["seeds"] == [7, 8]
+    assert (benchmark.tables["campaign"]["max_steps"], benchmark.tables["campaign"]["retries"]) == (25, 0)
+    assert benchmark.tables["logging"] == {"log_dir": "somewhere"}
+    assert benchmark.tables["warmup"] == {}
+    assert "name" not in benchmark.tables["campaign"]
     assert TABLES["campaign"]["max_steps"] == 100  # the user's tables are left alone
 
 
 def test_workers_are_tried_side_by_side_on_one_condition() -> None:
-    trial = trials.concurrent(TABLES, 1, 4, 10, LOGS)
-    assert trial.tables["campaign"]["conditions"] == [{"name": "two"}]
-    assert trial.tables["algorithm"]["advantage_mode"] == "maxrl"
-    assert trial.tables["campaign"]["seeds"] == [0, 1, 2, 3]
-    assert trial.tables["campaign"]["max_workers"] == 4
+    benchmark = benchmarks.concurrent(TABLES, 1, 4, 10, LOGS)
+    assert benchmark.tables["campaign"]["conditions"] == [{"name": "two"}]
+    assert benchmark.tables["algorithm"]["advantage_mode"] == "maxrl"
+    assert benchmark.tables["campaign"]["seeds"] == [0, 1, 2, 3]
+    assert benchmark.tables["campaign"]["max_workers"] == 4
 
 
-def test_trials_are_short_whatever_conditions_set_themselves() -> None:
+def test_benchmarks_are_short_whatever_conditions_set_themselves() -> None:
     own = {
         "training": {"max_steps": 5000, "batch_size": 128, "save_every": 1},
         "rate_limiter": {"watermark": 9},
@@ -82,12 +82,14 @@ def test_trials_are_short_whatever_conditions_set_themselves() -> None:
     long = {"name": "long", "advantage_mode": "rloo", **own, **pressed, "warmup": TABLES["warmup"]}
     tables = {**TABLES, "campaign": {**TABLES["campaign"], "conditions": [long, {"name": "two"}]}}
     made = [
-        trials.pilot(tables, Effort(), 2, LOGS),
-        trials.concurrent(tables, 0, 2, 30, LOGS),
-        trials.seeking_batch(tables, 0, 30, LOGS),
-        trials.unlimited(tables, 0, 30, LOGS),
+        benchmarks.pilot(tables, Effort(), 2, LOGS),
+        benchmarks.concurrent(tables, 0, 2, 30, LOGS),
+        benchmarks.seeking_batch(tables, 0, 30, LOGS),
+        benchmarks.unlimited(tables, 0, 30, LOGS),
     ]
-    pilot, beside, batch, unlimited = [plan_runs(parse(trial.tables, "c.toml")).runs for trial in made]
+    pilot, beside, batch, unlimited = [
+        plan_runs(parse(benchmark.tables, "c.toml")).runs for benchmark in made
+    ]
     assert {run.max_steps for runs in (pilot, beside, batch, unlimited) for run in runs} == {30}
     assert {run.config.warmup.steps for run in (*pilot, *beside)} == {0}
     assert {run.config.training.batch_size for run in (*beside, *batch, *unlimited)} == {128}
@@ -104,7 +106,7 @@ def test_trials_are_short_whatever_conditions_set_themselves() -> None:
     most=st.integers(1, 64),
 )
 def test_numbers_of_workers_begin_with_one_and_never_exceed_runs(configured, cores, runs, most) -> None:
-    counts = trials.worker_counts(configured, cores, runs, most)
+    counts = benchmarks.worker_counts(configured, cores, runs, most)
     assert counts == sorted(set(counts))
     assert counts[0] == 1
     assert counts[-1] <= min(runs, most)
@@ -264,7 +266,7 @@ def test_permits_for_every_worker_cannot_be_what_is_waited_for(tmp_path, workers
     busy = {"sample_time_s": 0.9, "permit_wait_s": 0.5, "permit_held_s": 0.2}
     files = RunFiles(tmp_path / "run")
     record_run(files, plan.runs[0], [1.0] * 12, closing_s=0.1, **busy)
-    done = {"pilot": Trialled(plan, tmp_path, (files.directory,), 12.0, 0)}
+    done = {"pilot": BenchmarkResult(plan, tmp_path, (files.directory,), 12.0, 0)}
     kept, _ = Evidence(plan, tables, {}, done, 2.0, lambda _: plan).advised()
     assert ("backend.max_concurrent" in [one.key for one in kept]) == is_advised
 
@@ -281,7 +283,7 @@ def test_calls_of_a_single_worker_that_share_permits_wait(tmp_path: Path) -> Non
     }  # three calls of 1 s
     files = RunFiles(tmp_path / "run")
     record_run(files, plan.runs[0], [2.0] * 12, closing_s=0.1, **shared)
-    measured = workers_measured(Trialled(plan, tmp_path, (files.directory,), 24.0, 0))
+    measured = workers_measured(BenchmarkResult(plan, tmp_path, (files.directory,), 24.0, 0))
     assert measured is not None
     assert measured.permit_wait_fraction == pytest.approx(0.25)  # of 2 s, 0.5 s on each permit
 

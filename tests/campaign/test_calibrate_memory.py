@@ -1,4 +1,4 @@
-"""What a worker weighs while trials run: its memory, and its GPU memory as the driver tells it."""
+"""What a worker weighs while benchmarks run: its memory, and its GPU memory as the driver tells it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from retrain.base.errors import InfrastructureError
-from retrain.campaign.calibrate import trials
+from retrain.campaign.calibrate import benchmarks
 from retrain.control.machine import nvidia
 from retrain.control.machine.nvidia import Gpu
 from retrain.control.machine.processes import process_tree
@@ -24,8 +24,8 @@ def gpu(memory: dict[int, int]) -> Gpu:
 
 def test_a_worker_on_several_gpus_weighs_their_sum_and_strangers_nothing():
     two = [gpu({1: 5 * GIB, 2: 4 * GIB, 9: 60 * GIB}), gpu({2: 3 * GIB})]
-    assert trials.heaviest_on(two, {1, 2, 3}) == 7 * GIB
-    assert trials.heaviest_on([], {1}) == 0
+    assert benchmarks.heaviest_on(two, {1, 2, 3}) == 7 * GIB
+    assert benchmarks.heaviest_on([], {1}) == 0
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def worker():
 
 def test_what_a_worker_holds_on_a_gpu_is_seen_while_it_runs(worker, gpus_are):
     gpus_are(lambda: [gpu(dict.fromkeys(process_tree(os.getpid()), 3 * GIB) | {1: 50 * GIB})])
-    with trials.WorkerMemory() as memory:
+    with benchmarks.WorkerMemory() as memory:
         while not (memory.most_on_gpus and memory.most):
             os.sched_yield()
     assert (memory.most_on_gpus, memory.most > 1e6) == (3 * GIB, True)

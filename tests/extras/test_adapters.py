@@ -15,7 +15,7 @@ from retrain.base.errors import ConfigError
 from retrain.base.rollouts import Prompt
 from retrain.records.metrics import read_metrics
 from retrain.trainer import worker
-from retrain.trainer.trial import try_out
+from retrain.trainer.dry_run import dry_run
 from tests.built_tasks import build
 from tests.trainer.test_trainer import SMALL, make_run
 
@@ -145,7 +145,7 @@ def test_the_games_that_are_refused_are_those_that_need_the_network() -> None:
 def test_games_answer_whatever_they_are_told(name: str) -> None:
     (table,) = [{"game": name}]
     play = registry.bound("environments", "textarena", table)
-    assert try_out(play, Prompt(1, "", ""), ["", "[1]", "a" * 500, "[A B]", "[0 0]", "\x00"]) == ""
+    assert dry_run(play, Prompt(1, "", ""), ["", "[1]", "a" * 500, "[A B]", "[0 0]", "\x00"]) == ""
 
 
 def test_skyrl_gym_gets_the_answer_and_the_columns_of_the_row() -> None:
@@ -161,7 +161,7 @@ def test_skyrl_gym_gets_the_answer_and_the_columns_of_the_row() -> None:
 
 def test_a_class_with_init_and_step_is_an_environment(own: str) -> None:
     play = registry.bound("environments", "skyrl_gym", {"name": f"{own}.Echo", "config": {"times": 2}})
-    assert try_out(play, Prompt(0, "a", "b"), ["a", "b"]) == ""
+    assert dry_run(play, Prompt(0, "a", "b"), ["a", "b"]) == ""
     echo = play()
     echo.start(Prompt(0, "a", "b"))
     assert [echo.step(text)[1:] for text in "ab"] == [(0.0, False), (1.0, True)]

@@ -106,10 +106,10 @@ def test_a_file_is_calibrated_by_real_runs(here: Path, calibrate: Called, retrai
     assert (here / "campaign.toml").read_text() == TOML
     assert (
         json.loads(retrain("status", "logs", "--json").stdout)["campaigns"] == []
-    )  # trials are never among results
+    )  # benchmarks are never among results
 
 
-def test_a_budget_that_is_over_ends_the_trials_and_reports(here: Path, calibrate: Called) -> None:
+def test_a_budget_that_is_over_ends_the_benchmarks_and_reports(here: Path, calibrate: Called) -> None:
     done = calibrate("--budget", "2s", "--steps", "1000")
     assert done.returncode in (0, 4), done.stderr  # 4: this machine took no two steps in that time
     assert "skipped: workers-1: the time budget is used up" in done.stdout
@@ -136,15 +136,15 @@ def test_an_interrupt_keeps_what_was_measured_and_still_reports(here: Path) -> N
     assert (here / "campaign.calibrated.toml").exists()
 
 
-def test_what_was_measured_is_shown_although_a_trial_or_the_file_cannot_be_written(
+def test_what_was_measured_is_shown_although_a_benchmark_or_the_file_cannot_be_written(
     here: Path, calibrate: Called
 ) -> None:
     lines = (
         "from pathlib import Path",
         "def score(text, prompt):",
         "    Path('campaign.calibrated.toml').mkdir(exist_ok=True)",
-        "    for trials in Path('logs/calibrations').iterdir():",
-        "        (trials / 'batch.toml').mkdir(exist_ok=True)",
+        "    for benchmarks in Path('logs/calibrations').iterdir():",
+        "        (benchmarks / 'batch.toml').mkdir(exist_ok=True)",
         "    return 1.0",
     )
     (here / "blocking.py").write_text("\n".join(lines))
@@ -220,7 +220,7 @@ def test_a_span_that_is_none_is_bad_usage(here: Path, calibrate: Called) -> None
     assert "'soon' is not a time span" in done.stderr
 
 
-def test_all_trials_together_keep_the_budget_in_dollars(here: Path, calibrate: Called) -> None:
+def test_all_benchmarks_together_keep_the_budget_in_dollars(here: Path, calibrate: Called) -> None:
     """The pilot costs $8, and ten steps of one worker $7.50."""
     prices = "[budget]\nusd = 13\n[budget.prices.numpy]\nsample = 4000\n"
     (here / "campaign.toml").write_text(TOML.replace("max_tokens = 64", "max_tokens = 32") + prices)

@@ -79,7 +79,7 @@ def test_a_lucky_probe_advises_no_more_workers_than_cores(tmp_path):
     assert set(Forecast(history, side, cores=2.0).by_workers(plan_of(tmp_path, 4))) == {1, 2, 4}
 
 
-def test_the_slowdown_that_a_calibration_measured_is_used_from_its_trials(tmp_path):
+def test_the_slowdown_that_a_calibration_measured_is_used_from_its_benchmarks(tmp_path):
     calibration = tmp_path / "calibrations" / "c-20250131T115900Z-0a1b"
     calibration.mkdir(parents=True)
     pilot = record_campaign(plan_of(calibration, 2), "pilot-20250131T120000Z-0a1b", closing_s=0.0).directory

@@ -10,7 +10,7 @@ import pytest
 
 from retrain.base.errors import ConfigError
 from retrain.campaign.calibrate import Calibrator
-from retrain.campaign.calibrate.trials import Effort
+from retrain.campaign.calibrate.benchmarks import Effort
 from retrain.config.campaign import SearchSection
 from retrain.config.load import load_config, parse
 from retrain.config.points import Proposal
@@ -428,8 +428,8 @@ def test_calibration_measures_the_conditions_of_a_sweep_without_the_search(tmp_p
     file = tmp_path / "c.toml"
     file.write_text(FILE)
     calibrator = Calibrator(file, (), Effort())
-    trials = list(calibrator.trials(tmp_path / "trials"))
-    plans = {trial.name: plan_runs(parse(trial.tables, "trial")) for trial in trials}
+    benchmarks = list(calibrator.benchmarks(tmp_path / "benchmarks"))
+    plans = {each.name: plan_runs(parse(each.tables, "benchmark")) for each in benchmarks}
     assert plans["pilot"].conditions == tuple(LR)
     assert plans["pilot"].campaign.search is None
     assert len(plans["batch"].conditions) == 1

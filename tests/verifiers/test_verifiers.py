@@ -18,7 +18,7 @@ from retrain.base.rollouts import Prompt
 from retrain.records.metrics import read_metrics
 from retrain.records.samples import read_samples
 from retrain.trainer import worker
-from retrain.trainer.trial import try_out
+from retrain.trainer.dry_run import dry_run
 from tests.trainer.test_trainer import SMALL, make_run
 
 SUMS = {"taskset": "sums-v1"}
@@ -49,8 +49,8 @@ def test_what_verifiers_refuses_is_refused(options: dict[str, Any], said: str) -
 
 
 def test_an_episode_asks_the_policy_and_is_worth_its_reward() -> None:
-    assert try_out(opener(**SUMS), Prompt(1, "1", ""), ["1"], is_program=True) == ""
-    said = try_out(opener(**SUMS), Prompt(9, "9", ""), ["1"], is_program=True)
+    assert dry_run(opener(**SUMS), Prompt(1, "1", ""), ["1"], is_program=True) == ""
+    said = dry_run(opener(**SUMS), Prompt(9, "9", ""), ["1"], is_program=True)
     assert said.endswith("taskset 'sums-v1' has 9 tasks; set [data.options].count = 9")
 
 

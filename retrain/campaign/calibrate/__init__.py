@@ -1,4 +1,4 @@
-"""Sizes a campaign: runs trials within a time budget, draws conclusions, and writes a file with their values.
+"""Sizes a campaign: runs benchmarks within a time budget, and writes a file with what follows from them.
 
 The calibrated file has the user's values with the changes, and above each change why.
 """
@@ -19,10 +19,10 @@ import tomli_w
 
 from retrain.base.errors import ConfigError, LaunchError, RecordsError, first_line
 from retrain.campaign import Observer
-from retrain.campaign.calibrate import facts, trials
+from retrain.campaign.calibrate import benchmarks, facts
 from retrain.campaign.calibrate.advice import Advice, calibrated, changes_of
+from retrain.campaign.calibrate.benchmarks import Benchmark, BenchmarkResult, Effort
 from retrain.campaign.calibrate.conclude import Calibration, Evidence
-from retrain.campaign.calibrate.trials import Effort, Trial, Trialled
 from retrain.campaign.launcher_setup import as_launched
 from retrain.campaign.orchestrate import CampaignRun
 from retrain.campaign.run import start
@@ -40,7 +40,7 @@ from retrain.plan.estimate.measured import MeasuredRun
 from retrain.plan.matrix import Plan
 from retrain.plan.preflight import preflight
 from retrain.records.files import write_atomic
-from retrain.records.layout import TRIALS, create_directory
+from retrain.records.layout import CALIBRATIONS, create_directory
 from retrain.records.text import dollars, plain
 
 MOST_PROBE_STEPS = 2000
@@ -60,69 +60,77 @@ class Calibrator:
         self._effort = effort
         self._tables: Tables = load_tables(path, overrides)
         self.plan = self._plan_of(self._tables)
-        self._with_points = expanded(self._tables)  # trials take a condition out by its number
+        self._with_points = expanded(self._tables)  # benchmarks take a condition out by its number
         self._longest_answers = preflight(self.plan, path.name).longest_answers
         self._cores = cpu_capacity()
-        self._current: CampaignRun | None = None  # of the trial that runs
+        self._current: CampaignRun | None = None  # of the benchmark that runs
         self._was_interrupted = False
 
-    def trials(self, log_dir: Path, done: Mapping[str, Trialled] | None = None) -> Iterator[Trial]:
-        """Return the trials to run, the most informative first.
+    def benchmarks(
+        self, log_dir: Path, done: Mapping[str, BenchmarkResult] | None = None
+    ) -> Iterator[Benchmark]:
+        """Return the benchmarks to run, the most informative first.
 
         Args:
             log_dir: of their campaigns.
-            done: filled by the caller as trials end: quick steps allow longer probes, and a condition that
+            done: filled by the caller as benchmarks end: quick steps allow longer ones, and a condition that
                 took no steps is not tried again.
         """
         effort, runs = self._effort, len(self.plan.runs)
-        yield trials.pilot(self._with_points, effort, len(self.plan.conditions), log_dir)
+        yield benchmarks.pilot(self._with_points, effort, len(self.plan.conditions), log_dir)
         pilot = done["pilot"].measured if done and "pilot" in done else []
         names = self.plan.conditions
         condition = min((names.index(run.condition) for run in pilot if run.condition in names), default=0)
         config = self.plan.runs[0].config
         if config.rate_limiter.max_staleness > 0:
-            yield trials.unlimited(self._with_points, condition, effort.steps, log_dir)
+            yield benchmarks.unlimited(self._with_points, condition, effort.steps, log_dir)
         if runs > 1 and runs_side_by_side(self.plan.campaign):
             steps = _enough_steps(effort, pilot)
-            for count in trials.worker_counts(self.plan.workers, self._cores, runs, effort.most_workers):
-                yield trials.concurrent(self._with_points, condition, count, steps, log_dir, effort.probe_s)
+            for count in benchmarks.worker_counts(self.plan.workers, self._cores, runs, effort.most_workers):
+                yield benchmarks.concurrent(
+                    self._with_points, condition, count, steps, log_dir, effort.probe_s
+                )
         if not config.backpressure.enabled:
-            yield trials.seeking_batch(self._with_points, condition, effort.batch_steps, log_dir)
+            yield benchmarks.seeking_batch(self._with_points, condition, effort.batch_steps, log_dir)
 
     def run(
         self,
         budget_s: float,
         observe: Callable[[], Observer],
-        begin: Callable[[Trial], None],
+        begin: Callable[[Benchmark], None],
     ) -> Calibration:
-        """Run the trials and draw conclusions; a trial that was stopped counts up to there.
+        """Run the benchmarks and draw conclusions; a benchmark that was stopped counts up to there.
 
         Args:
-            budget_s: for all trials together.
-            observe: makes the observer of a trial's runs.
-            begin: called with each trial before it begins.
+            budget_s: for all benchmarks together.
+            observe: makes the observer of a benchmark's runs.
+            begin: called with each benchmark before it begins.
 
         Raises:
             LaunchError: the pilot could not be started.
             RecordsError: the directory cannot be written.
         """
-        directory = create_directory(Path(self.plan.log_dir) / TRIALS, self.plan.name)
+        directory = create_directory(Path(self.plan.log_dir) / CALIBRATIONS, self.plan.name)
         until_s = time.monotonic() + budget_s
-        done: dict[str, Trialled] = {}
+        done: dict[str, BenchmarkResult] = {}
         left_out: list[str] = []
-        for trial in self.trials(directory, done):
+        for benchmark in self.benchmarks(directory, done):
             left_s, left_usd = until_s - time.monotonic(), self._left_usd(done)
-            reason = self._reason_against(trial, left_s, left_usd, done)
+            reason = self._reason_against(benchmark, left_s, left_usd, done)
             if reason:
-                left_out.append(f"{trial.name}: {reason}")
+                left_out.append(f"{benchmark.name}: {reason}")
                 continue
-            begin(trial)
+            begin(benchmark)
             try:
-                done[trial.name] = self._try(trial, directory, left_s, left_usd, observe())
-            except (ConfigError, LaunchError, RecordsError) as error:  # what other trials measured is kept
+                done[benchmark.name] = self._try(benchmark, directory, left_s, left_usd, observe())
+            except (
+                ConfigError,
+                LaunchError,
+                RecordsError,
+            ) as error:  # what other benchmarks measured is kept
                 if not done:
                     raise
-                left_out.append(f"{trial.name}: {first_line(error)}")
+                left_out.append(f"{benchmark.name}: {first_line(error)}")
         evidence = Evidence(
             self.plan, self._with_points, self._longest_answers, done, self._cores, self._plan_of
         )
@@ -134,48 +142,50 @@ class Calibrator:
         )
 
     def interrupt(self, *, now: bool = False) -> None:
-        """Stop the trial that runs, and start no other; for signal handlers."""
+        """Stop the benchmark that runs, and start no other; for signal handlers."""
         self._was_interrupted = True
         if self._current is not None:
             self._current.stop(now=now)
 
-    def _left_usd(self, done: Mapping[str, Trialled]) -> float | None:
+    def _left_usd(self, done: Mapping[str, BenchmarkResult]) -> float | None:
         """Return what is left of the file's budget; None if it has none."""
         usd = self.plan.runs[0].config.budget.usd
         return None if usd is None else usd - math.fsum(one.cost_usd or 0.0 for one in done.values())
 
     def _try(
-        self, trial: Trial, directory: Path, left_s: float, left_usd: float | None, observer: Observer
-    ) -> Trialled:
-        """Run one trial until it ends or time or money is up; raises as `start` does."""
-        path = directory / f"{trial.name}.toml"
+        self, benchmark: Benchmark, directory: Path, left_s: float, left_usd: float | None, observer: Observer
+    ) -> BenchmarkResult:
+        """Run one benchmark until it ends or time or money is up; raises as `start` does."""
+        path = directory / f"{benchmark.name}.toml"
         own = {} if left_usd is None else {"budget": {"usd": left_usd}}
-        write_atomic(path, tomli_w.dumps(merge(trial.tables, own)))
+        write_atomic(path, tomli_w.dumps(merge(benchmark.tables, own)))
         campaign = self._current = start(path, (), observer, beside=self._path.parent)
         began_s = time.monotonic()
         try:
-            with trials.stopped_after(left_s, campaign), trials.WorkerMemory() as memory:
+            with benchmarks.stopped_after(left_s, campaign), benchmarks.WorkerMemory() as memory:
                 if not self._was_interrupted:
                     campaign.execute()
         finally:
             self._current = None
         runs = tuple(campaign.files_of(run.run_id).directory for run in campaign.plan.runs)
         took_s = time.monotonic() - began_s
-        return Trialled(campaign.plan, campaign.directory, runs, took_s, memory.most, memory.most_on_gpus)
+        return BenchmarkResult(
+            campaign.plan, campaign.directory, runs, took_s, memory.most, memory.most_on_gpus
+        )
 
     def _reason_against(
-        self, trial: Trial, left_s: float, left_usd: float | None, done: Mapping[str, Trialled]
+        self, benchmark: Benchmark, left_s: float, left_usd: float | None, done: Mapping[str, BenchmarkResult]
     ) -> str:
         if self._was_interrupted:
             return "interrupted"
         if left_s <= 0:
             return "the time budget is used up"
-        if left_usd is not None and (least_usd := _least_usd(trial, done)) and left_usd < least_usd:
+        if left_usd is not None and (least_usd := _least_usd(benchmark, done)) and left_usd < least_usd:
             left, least = dollars(max(left_usd, 0.0)), dollars(least_usd)
             return f"{left} are left of the budget, and a step of each of its runs costs up to {least}"
         if "pilot" in done and not done["pilot"].measured:
             return "no condition completed two steps in the pilot"
-        return _reason_against_workers(trial, done) if trial.name.startswith("workers-") else ""
+        return _reason_against_workers(benchmark, done) if benchmark.name.startswith("workers-") else ""
 
     def write(self, found: Calibration, target: Path) -> Calibration:
         """Write the calibrated file; raise RecordsError if it cannot be written."""
@@ -202,16 +212,16 @@ def _enough_steps(effort: Effort, runs: Sequence[MeasuredRun]) -> int:
     return max(effort.probe_steps, min(MOST_PROBE_STEPS, math.ceil(effort.probe_s / max(step_s, 1e-6))))
 
 
-def _least_usd(trial: Trial, done: Mapping[str, Trialled]) -> float:
-    """Return what one step of each of a trial's runs costs, as far as others told."""
+def _least_usd(benchmark: Benchmark, done: Mapping[str, BenchmarkResult]) -> float:
+    """Return what one step of each of a benchmark's runs costs, as far as others told."""
     known = (one.largest_step_usd for other in done.values() for one in other.spent)
-    return trial.runs * max(known, default=0.0)
+    return benchmark.runs * max(known, default=0.0)
 
 
-def _reason_against_workers(trial: Trial, done: Mapping[str, Trialled]) -> str:
+def _reason_against_workers(benchmark: Benchmark, done: Mapping[str, BenchmarkResult]) -> str:
     weight = max((one.worker_bytes for one in done.values()), default=0)
-    if weight * trial.runs > memory_available_bytes():
-        return f"{trial.runs} workers of {weight / 1e6:.0f} MB do not fit in memory"
+    if weight * benchmark.runs > memory_available_bytes():
+        return f"{benchmark.runs} workers of {weight / 1e6:.0f} MB do not fit in memory"
     side = facts.side_by_side(done)
     best = max((m.tokens_per_second for m in side), default=0.0)
     if side and side[-1].tokens_per_second < RETROGRADE * best:

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 
+from retrain.campaign.calibrate.benchmarks import POINTS_FOR_A_LAW
 from retrain.campaign.calibrate.facts import OUT_OF_MEMORY, BatchFound, Lengths, StepSplit, WorkersMeasured
-from retrain.campaign.calibrate.trials import POINTS_FOR_A_LAW
 from retrain.config.keys import Tables
 from retrain.config.schema import RateLimiterSection
 from retrain.control.rules.usl import UslFit, fit_usl

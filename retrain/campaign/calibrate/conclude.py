@@ -1,4 +1,4 @@
-"""Draws conclusions from trials: measurements, recommended values, and the wall time with them."""
+"""Draws conclusions from benchmarks: measurements, recommended values, and the wall time with them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from functools import cached_property
 from pathlib import Path
 
 from retrain.base.errors import ConfigError
-from retrain.campaign.calibrate import advice, facts, trials
+from retrain.campaign.calibrate import advice, benchmarks, facts
 from retrain.campaign.calibrate.advice import Advice, Memory
+from retrain.campaign.calibrate.benchmarks import BenchmarkResult
 from retrain.campaign.calibrate.facts import BatchFound, Lengths, StepSplit, WorkersMeasured
-from retrain.campaign.calibrate.trials import Trialled
 from retrain.config.keys import Tables
 from retrain.control.machine import memory_available_bytes
 from retrain.control.machine.nvidia import known_gpus
@@ -50,14 +50,14 @@ class Calibration:
     """The result of a calibration: plain data, shown as tables or printed as JSON."""
 
     source: str
-    directory: str  # of the trials
+    directory: str  # of the benchmarks
     pilot: str  # directory of its campaign; "" if it did not begin
     is_complete: bool  # False: interrupted, or out of time
     was_interrupted: bool
     tried: tuple[str, ...]
     left_out: tuple[str, ...]
     seconds: float
-    cost_usd: float | None  # of all trials; None if no price is known
+    cost_usd: float | None  # of all benchmarks; None if no price is known
     steps: tuple[StepSplit, ...]
     lengths: tuple[Lengths, ...]  # of each condition
     batch: BatchFound | None
@@ -73,19 +73,19 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All trials of one plan, and what they measured."""
+    """All benchmarks of one plan, and what they measured."""
 
     plan: Plan
     tables: Tables  # of the file
     longest_answers: Mapping[str, int]  # characters, by condition
-    done: Mapping[str, Trialled]  # by trial
+    done: Mapping[str, BenchmarkResult]  # by benchmark
     cores: float
     plan_of: Callable[[Tables], Plan]  # raises ConfigError
 
     def conclusion(
         self, source: str, directory: Path, left_out: Sequence[str], *, was_interrupted: bool
     ) -> Calibration:
-        """Return what the trials in a directory found for the file `source`."""
+        """Return what the benchmarks in a directory found for the file `source`."""
         advised, refused = self.advised()
         before, after = self.times(advised)
         pilot, costs = self.pilot, [one.cost_usd for one in self.done.values() if one.cost_usd is not None]
@@ -97,7 +97,7 @@ class Evidence:
             was_interrupted=was_interrupted,
             tried=tuple(self.done),
             left_out=(*left_out, *refused),
-            seconds=sum(trial.seconds for trial in self.done.values()),
+            seconds=sum(benchmark.seconds for benchmark in self.done.values()),
             cost_usd=sum(costs) if costs else None,
             steps=tuple(self.steps),
             lengths=tuple(self.lengths),
@@ -112,7 +112,7 @@ class Evidence:
         )
 
     @property
-    def pilot(self) -> Trialled | None:
+    def pilot(self) -> BenchmarkResult | None:
         return self.done.get("pilot")
 
     @property
@@ -138,16 +138,16 @@ class Evidence:
     @cached_property
     def memory(self) -> Memory:
         """Return the memory of the largest worker, and what is free while none runs."""
-        heaviest = max((trial.worker_bytes for trial in self.done.values()), default=0)
-        on_gpus = max((trial.worker_gpu_bytes for trial in self.done.values()), default=0)
+        heaviest = max((benchmark.worker_bytes for benchmark in self.done.values()), default=0)
+        on_gpus = max((benchmark.worker_gpu_bytes for benchmark in self.done.values()), default=0)
         free = sum(gpu.memory_free_bytes for gpu in known_gpus())
         return Memory(heaviest, memory_available_bytes(), on_gpus, free)
 
     @cached_property
     def batch(self) -> BatchFound | None:
-        """Return what back pressure found: in its own trial, or in the pilot if the file enables it."""
-        trial = self.done.get("batch") or (self.pilot if self._is_pressed else None)
-        return facts.batch_found(trial) if trial else None
+        """Return what back pressure found: in its own benchmark, or in the pilot if the file enables it."""
+        benchmark = self.done.get("batch") or (self.pilot if self._is_pressed else None)
+        return facts.batch_found(benchmark) if benchmark else None
 
     @cached_property
     def scaling(self) -> WorkerScaling | None:
@@ -155,7 +155,7 @@ class Evidence:
             return None
         side, fit = tuple(self.side), advice.scaling_of(self.side)
         if fit is None or not fit.identified:
-            few = f"fewer than {trials.POINTS_FOR_A_LAW} worker counts measured: no law was fitted"
+            few = f"fewer than {benchmarks.POINTS_FOR_A_LAW} worker counts measured: no law was fitted"
             return WorkerScaling(side, None, None, None, fit.reason if fit else few)
         star = fit.p_star if fit.p_star < float("inf") else None
         return WorkerScaling(side, fit.sigma, fit.kappa, star, fit.reason)

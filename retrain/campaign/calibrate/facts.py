@@ -1,4 +1,4 @@
-"""Reads what trials measured from their records. Writes nothing."""
+"""Reads what benchmarks measured from their records. Writes nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retrain.base.clock import seconds_between
-from retrain.campaign.calibrate.trials import Rows, Trialled
+from retrain.campaign.calibrate.benchmarks import BenchmarkResult, Rows
 from retrain.config.schema import BackendSection
 from retrain.plan.estimate.measured import MeasuredRun
 from retrain.records.lines import number_in
@@ -100,15 +100,15 @@ def are_permits_short(backend: BackendSection, runs: Iterable[MeasuredRun], work
     return bool(backend.throttle_dir) or backend.adapts_permits or is_shared
 
 
-def lengths(trial: Trialled, enough: Mapping[str, int]) -> list[Lengths]:
+def lengths(benchmark: BenchmarkResult, enough: Mapping[str, int]) -> list[Lengths]:
     """Summarize each condition over all steps of its runs; those without lengths in their rows are left out.
 
     `enough` are tokens that no answer exceeds, of conditions whose completions are the answer and no more.
     """
-    found = [row for rows in trial.rows for row in rows if number_in(row, "length_max") is not None]
+    found = [row for rows in benchmark.rows for row in rows if number_in(row, "length_max") is not None]
     return [
         _lengths(condition, run.config.training.max_tokens, enough.get(condition, 0), rows)
-        for condition, run in trial.plan.first_runs().items()
+        for condition, run in benchmark.plan.first_runs().items()
         if (rows := [row for row in found if row["condition"] == condition])
     ]
 
@@ -128,23 +128,23 @@ def _lengths(condition: str, allowed: int, enough: int, rows: Rows) -> Lengths:
     )
 
 
-def side_by_side(done: Mapping[str, Trialled]) -> list[WorkersMeasured]:
+def side_by_side(done: Mapping[str, BenchmarkResult]) -> list[WorkersMeasured]:
     """Return what was measured with each number of workers, where all of them started."""
-    probes = (trial for name, trial in done.items() if name.startswith("workers-"))
-    return [measured for trial in probes if (measured := workers_measured(trial)) is not None]
+    concurrent = (benchmark for name, benchmark in done.items() if name.startswith("workers-"))
+    return [measured for benchmark in concurrent if (measured := workers_measured(benchmark)) is not None]
 
 
-def workers_measured(trial: Trialled) -> WorkersMeasured | None:
-    """Sum the throughput of a trial's runs while all were active; None if one took too few steps."""
-    runs = trial.rows
+def workers_measured(benchmark: BenchmarkResult) -> WorkersMeasured | None:
+    """Sum the throughput of a benchmark's runs while all were active; None if one took too few steps."""
+    runs = benchmark.rows
     if any(len(rows) < STEADY_ROWS for rows in runs):
         return None
     steady = [row for rows in runs for row in rows[1:]]
     alone = [_sum(rows[1:], "tokens_per_step") / _sum(rows[1:], "step_time_s") for rows in runs]
     rate = _together(runs) or sum(alone)
     step_s = statistics.median(row["step_time_s"] for row in steady)
-    is_short = are_permits_short(trial.plan.runs[0].config.backend, trial.measured, len(runs))
-    waits = permit_wait_fraction(trial.measured) if is_short else 0.0
+    is_short = are_permits_short(benchmark.plan.runs[0].config.backend, benchmark.measured, len(runs))
+    waits = permit_wait_fraction(benchmark.measured) if is_short else 0.0
     return WorkersMeasured(len(runs), rate, step_s, waits)
 
 
@@ -162,12 +162,12 @@ def _sum(rows: Rows, key: str) -> float:
     return float(sum(row[key] for row in rows))
 
 
-def batch_found(trial: Trialled) -> BatchFound | None:
+def batch_found(benchmark: BenchmarkResult) -> BatchFound | None:
     """Return what back pressure found; None if it was off."""
-    rows = [row for row in trial.rows[0] if "bp_regime" in row]
+    rows = [row for row in benchmark.rows[0] if "bp_regime" in row]
     if not rows:
         return None
-    last, training = rows[-1], trial.plan.runs[0].config.training
+    last, training = rows[-1], benchmark.plan.runs[0].config.training
     reasons = [str(row.get("bp_reason", "")) for row in rows]
     too_much = [reason for reason in reasons if OUT_OF_MEMORY in reason]
     counted = [reason for reason in reasons if not reason.startswith("not counted")]
@@ -180,22 +180,22 @@ def batch_found(trial: Trialled) -> BatchFound | None:
     )
 
 
-def out_of_memory_at(trial: Trialled) -> int | None:
+def out_of_memory_at(benchmark: BenchmarkResult) -> int | None:
     """Return the smallest number of concurrent prompts that did not fit; None if all did."""
-    sizes = [number_in(row, "out_of_memory_at") for rows in trial.rows for row in rows]
+    sizes = [number_in(row, "out_of_memory_at") for rows in benchmark.rows for row in rows]
     return min((int(size) for size in sizes if size), default=None)
 
 
-def batches_per_unit(trial: Trialled) -> float | None:
+def batches_per_unit(benchmark: BenchmarkResult) -> float | None:
     """Return the batches per production unit of an unlimited run."""
-    known = [number_in(row, "rate_batches_per_unit") for row in trial.rows[0]]
+    known = [number_in(row, "rate_batches_per_unit") for row in benchmark.rows[0]]
     return next(filter(None, reversed(known)), None)
 
 
-def disk_bytes(trial: Trialled) -> tuple[float, float]:
+def disk_bytes(benchmark: BenchmarkResult) -> tuple[float, float]:
     """Return the bytes of one checkpoint, and of the records of one step, as means over runs."""
     saved, logged = [], []
-    for directory, rows in zip(trial.runs, trial.rows, strict=True):
+    for directory, rows in zip(benchmark.runs, benchmark.rows, strict=True):
         own = [_size(path) for path in directory.glob("checkpoints/step-*") if path.is_dir()]
         saved += own
         if rows:

@@ -23,7 +23,7 @@ WAITED_S = 0.05  # a call that got its permit later than this had to wait
 AFTER_OVERLOAD = (1.0, 0.75, 0.5)  # kept, less at least one; by the refusals since a number has worked
 MOST_REFUSALS = len(AFTER_OVERLOAD) - 1  # that are told apart
 AFTER_SLOWNESS = 0.75  # high latency is a weaker sign than a refusal
-TRIAL_ROUNDS = 4  # rounds of successful calls until a ceiling is forgotten; one adds a permit elsewhere
+CEILING_ROUNDS = 4  # rounds of successful calls until a ceiling is forgotten; one adds a permit elsewhere
 FIRST_HOLD_S, LONGEST_HOLD_S = 30.0, 55.0  # below a ceiling, until it is tried again
 SLOW = 3.0  # times the usual latency: a sign of overload
 SMOOTHING = 0.8  # of a kind's recent latency, over about five calls
@@ -95,12 +95,12 @@ class AdaptivePermits:
             return self._decrease(now_s, call)
         self.good_calls += 1
         self.was_wanted |= call.waited
-        is_trial = self.permits == self.ceiling
-        rounds = TRIAL_ROUNDS if is_trial else 1
+        is_at_ceiling = self.permits == self.ceiling
+        rounds = CEILING_ROUNDS if is_at_ceiling else 1
         if self.good_calls < self.permits * rounds or not self.was_wanted:
             return PermitDecision(self.permits, False, "steady")
         self.refusals = 0
-        if is_trial:
+        if is_at_ceiling:
             self.ceiling, self.hold_s = None, FIRST_HOLD_S  # it has risen
         if self.permits + 1 == self.ceiling and abs(now_s - self.held_since_s) < self.hold_s:
             return PermitDecision(self.permits, False, "held below what the API refused")

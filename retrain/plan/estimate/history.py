@@ -120,7 +120,7 @@ def _measured(
 
 
 def write_crowding(calibration: Path, crowding: Crowding) -> None:
-    """Keep the slowdown that a calibration measured beside its trials, for later estimates from them."""
+    """Keep the slowdown that a calibration measured beside its benchmarks, for later estimates from them."""
     write_json(calibration / CROWDING, asdict(crowding))
 
 

@@ -177,15 +177,15 @@ def descend(problem: Problem, start: Floats, *, bounds: Bounds | None = None) ->
     if math.isinf(error):
         return theta
     for _ in range(MAX_STEPS):
-        trial = np.clip(theta + _step(problem, theta, damping, bounds), *bounds)
-        trial_error = problem.squared(trial)
-        if not trial_error < error:
+        candidate = np.clip(theta + _step(problem, theta, damping, bounds), *bounds)
+        candidate_error = problem.squared(candidate)
+        if not candidate_error < error:
             damping *= 4.0
             if damping > 1e12:
                 break
             continue
-        settled = error - trial_error <= GAIN_TOLERANCE * error
-        theta, error, damping = trial, trial_error, max(damping / 5.0, 1e-12)
+        settled = error - candidate_error <= GAIN_TOLERANCE * error
+        theta, error, damping = candidate, candidate_error, max(damping / 5.0, 1e-12)
         if settled:
             break
     return theta

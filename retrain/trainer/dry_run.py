@@ -25,7 +25,7 @@ TOKENS = 1 << 20  # more than a program asks for
 
 
 def check_form(name: str, open_episode: Callable[[], Any]) -> None:
-    """Raise ConfigError if an episode lacks what its kind requires; if it opens too late, `try_out` tells."""
+    """Raise ConfigError if an episode lacks what its kind requires; if it opens too late, `dry_run` tells."""
     limit_s = EnvironmentSection().time_limit_s
     try:
         made = result_within(limit_s, open_episode)
@@ -39,7 +39,7 @@ def check_form(name: str, open_episode: Callable[[], Any]) -> None:
                 result_within(limit_s, close)
 
 
-def try_out(
+def dry_run(
     open_episode: Callable[[], Any], prompt: Prompt, completions: Sequence[str], *, is_program: bool = False
 ) -> str:
     """Play until the episode ends or no completion is left; return what is wrong, "" if nothing."""

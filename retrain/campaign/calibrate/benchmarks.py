@@ -30,14 +30,14 @@ from retrain.records.spending import Spending, read_spending
 from retrain.records.text import count_of
 
 Rows = Sequence[Row]
-SERVICES = ("loggers", "logger_params")  # they are for the user's results, not for trials
+SERVICES = ("loggers", "logger_params")  # they are for the user's results, not for benchmarks
 LAST_SAVE_S = 20.0  # for workers to exit after the budget is used up; then they are killed
 WATCH_EVERY_S = 0.25
 POINTS_FOR_A_LAW = 4  # numbers of workers; with three coefficients, a misfit shows from four points
 
 
 @dataclass(frozen=True)
-class Trial:
+class Benchmark:
     """One short campaign."""
 
     name: str  # pilot, workers-4, batch, limiter
@@ -48,8 +48,8 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Trialled:
-    """The result of a trial."""
+class BenchmarkResult:
+    """The result of a benchmark."""
 
     plan: Plan
     directory: Path
@@ -83,7 +83,7 @@ class Trialled:
 
 @dataclass(frozen=True)
 class Effort:
-    """Sizes of the trials."""
+    """Sizes of the benchmarks."""
 
     seeds: int = 1  # of the pilot, each condition
     steps: int = 30  # of a pilot's run
@@ -93,15 +93,15 @@ class Effort:
     most_workers: int = 16  # at a time
 
 
-def pilot(tables: Tables, effort: Effort, conditions: int, log_dir: Path) -> Trial:
-    """Return the trial that runs every condition for a few steps, launched as the campaign would be."""
+def pilot(tables: Tables, effort: Effort, conditions: int, log_dir: Path) -> Benchmark:
+    """Return the benchmark that runs every condition for a few steps, launched as the campaign would be."""
     changed = _short(tables, effort.steps, log_dir)
     campaign = changed["campaign"]
     known = campaign.get("seeds") or [max(0, changed.get("training", {}).get("seed", 0))]
     campaign["seeds"] = known[: effort.seeds]
     runs = conditions * len(campaign["seeds"])
     what = f"each condition, {count_of(len(campaign['seeds']), 'seed')}"
-    return Trial("pilot", what, runs, effort.steps, changed)
+    return Benchmark("pilot", what, runs, effort.steps, changed)
 
 
 def worker_counts(configured: int, cores: float, runs: int, most: int) -> list[int]:
@@ -116,17 +116,17 @@ def worker_counts(configured: int, cores: float, runs: int, most: int) -> list[i
 
 def concurrent(
     tables: Tables, condition: int, workers: int, steps: int, log_dir: Path, least_s: float = 0.0
-) -> Trial:
-    """Return the trial of concurrent runs of one condition, whose `steps` take at least `least_s`."""
+) -> Benchmark:
+    """Return the benchmark of concurrent runs of one condition, whose `steps` take at least `least_s`."""
     campaign = {"seeds": list(range(workers)), "parallel": True, "max_workers": workers, "stagger_seconds": 0}
     own = {"campaign": campaign, "training": {"save_every": 0, "eval_every": 0}, "data": {"eval_prompts": 1}}
     span = f", {least_s:g} s or more" if least_s else ""
     changed = merge(_alone(tables, steps, log_dir, condition), own)
-    return Trial(f"workers-{workers}", f"{workers} at a time{span}", workers, steps, changed)
+    return Benchmark(f"workers-{workers}", f"{workers} at a time{span}", workers, steps, changed)
 
 
-def seeking_batch(tables: Tables, condition: int, steps: int, log_dir: Path) -> Trial:
-    """Return the trial of one run whose batch size back pressure chooses."""
+def seeking_batch(tables: Tables, condition: int, steps: int, log_dir: Path) -> Benchmark:
+    """Return the benchmark of one run whose batch size back pressure chooses."""
     changed = _alone(tables, steps, log_dir, condition)
     batch = changed.get("training", {}).get("batch_size", TrainingSection.batch_size)
     bounds = changed.get("backpressure", {})
@@ -138,15 +138,15 @@ def seeking_batch(tables: Tables, condition: int, steps: int, log_dir: Path) -> 
         "min_batch_size": min(bounds.get("min_batch_size", BackPressureSection.min_batch_size), batch),
     }
     changed = merge(changed, {"campaign": {"seeds": [0]}, "backpressure": own}) | {"rate_limiter": {}}
-    return Trial("batch", "back pressure over batch sizes", 1, steps, changed)
+    return Benchmark("batch", "back pressure over batch sizes", 1, steps, changed)
 
 
-def unlimited(tables: Tables, condition: int, steps: int, log_dir: Path) -> Trial:
-    """Return the trial of one run whose sampling is not limited."""
+def unlimited(tables: Tables, condition: int, steps: int, log_dir: Path) -> Benchmark:
+    """Return the benchmark of one run whose sampling is not limited."""
     own = {"campaign": {"seeds": [0]}, "rate_limiter": {"rate_limit_speed_batch_per_sim": 0}}
     changed = merge(_alone(tables, steps, log_dir, condition), own)
     changed["rate_limiter"].setdefault("max_staleness", 1)  # as with the speed that was given
-    return Trial("limiter", "asynchronous sampling, unlimited", 1, steps, changed)
+    return Benchmark("limiter", "asynchronous sampling, unlimited", 1, steps, changed)
 
 
 def _short(tables: Tables, steps: int, log_dir: Path) -> dict[str, Any]:
@@ -158,9 +158,9 @@ def _short(tables: Tables, steps: int, log_dir: Path) -> dict[str, Any]:
         "pause_after": 0,
         "on_failure": "continue",  # other conditions are still measured
     }
-    changed.pop("decision", None)  # trials measure, and run the seeds that they name
+    changed.pop("decision", None)  # benchmarks measure, and run the seeds that they name
     changed["campaign"].pop("search", None)
-    changed["campaign"].pop("name", None)  # directories are named after their trials
+    changed["campaign"].pop("name", None)  # directories are named after their benchmarks
     logging = {key: value for key, value in changed.get("logging", {}).items() if key not in SERVICES}
     changed["logging"] = {**logging, "log_dir": str(log_dir)}
     for table in (changed, *(changed["campaign"].get("conditions") or ())):
@@ -172,7 +172,7 @@ def _short(tables: Tables, steps: int, log_dir: Path) -> dict[str, Any]:
 
 
 def _alone(tables: Tables, steps: int, log_dir: Path, condition: int) -> dict[str, Any]:
-    """Return tables of one condition, whose own settings are merged: they would override the trial's."""
+    """Return tables of one condition, whose own settings are merged: they would override the benchmark's."""
     changed = _short(tables, steps, log_dir)
     campaign = changed["campaign"]
     if not campaign.get("conditions"):
