@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.suite import script_parser
-from retrain.control.rules.permits import WAITED_S, AdaptivePermits, CallFacts
+from retrain.control.rules.concurrency_limit import WAITED_S, CallFacts, ConcurrencyLimit
 
 LIMIT, OTHER_LIMIT, CALLERS = 6, 10, 12
 CALL_S, FIRST_RETRY_S = 0.25, 1.0
@@ -65,7 +65,7 @@ class Simulation:
 
     def __init__(self, limit: Callable[[float], int], seed: int) -> None:
         self._limit, self._random = limit, random.Random(seed)
-        self._controller, self._record = AdaptivePermits(4), Record()
+        self._controller, self._record = ConcurrencyLimit(4), Record()
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._number = count()
         self._waiting = [0.0] * CALLERS  # since when
@@ -136,8 +136,8 @@ def live(seconds: float) -> Row:
     from retrain.backends import BackendSpec, Sampling
     from retrain.backends.tinker import connect
     from retrain.base.rollouts import Prompt
-    from retrain.control.permits import FileSemaphore
-    from retrain.control.permits.adaptive import SharedPermits
+    from retrain.control.semaphore import FileSemaphore
+    from retrain.control.semaphore.adaptive import SharedLimit
     from tests.tinker_api.running import KEY, MODEL, RunningServer, write_tokenizer
 
     os.environ["TINKER_API_KEY"] = KEY
@@ -146,7 +146,7 @@ def live(seconds: float) -> Row:
         tokenizer = write_tokenizer(place / "tokenizer", alphabet)
         server = RunningServer(place, alphabet, "--latency", f"{CALL_S / 2}", "--capacity", f"{LIMIT}")
         semaphore = FileSemaphore(place / "permits", 4)
-        shared = SharedPermits(place / "permits", semaphore, "benchmark")
+        shared = SharedLimit(place / "permits", semaphore, "benchmark")
         began_s = time.monotonic()
         record.changes.append((0.0, semaphore.permits))
 

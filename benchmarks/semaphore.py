@@ -5,7 +5,7 @@
 sweep          tries each slot's lock once, then sleeps on slot 0: the obvious design
 portalocker    its NamedBoundedSemaphore, if it is installed (pip install portalocker): tries all slots in
                random order every 0.25 s
-FileSemaphore  retrain.control.permits.FileSemaphore: one waiter, the head of the wait queue, watches the
+FileSemaphore  retrain.control.semaphore.FileSemaphore: one waiter, the head of the wait queue, watches the
 slots
 
 Every figure comes from a log of monotonic times that workers write after they were admitted and
@@ -34,7 +34,7 @@ from typing import Protocol
 import psutil
 
 from benchmarks.suite import script_parser
-from retrain.control.permits import FileSemaphore
+from retrain.control.semaphore import FileSemaphore
 
 
 class Semaphore(Protocol):

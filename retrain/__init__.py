@@ -69,10 +69,9 @@ if TYPE_CHECKING:
     from retrain.control.machine.throttle import ThrottleLevel as ThrottleLevel
     from retrain.control.machine.throttle import ThrottleState as ThrottleState
     from retrain.control.machine.throttle import TrainingThrottle as TrainingThrottle
-    from retrain.control.permits import FileSemaphore as FileSemaphore
     from retrain.control.rules.backpressure import BackPressure as BackPressure
     from retrain.control.rules.backpressure import StepObservation as StepObservation
-    from retrain.control.rules.permits import CallFacts as CallFacts
+    from retrain.control.rules.concurrency_limit import CallFacts as CallFacts
     from retrain.control.rules.scaling import BatchSuggestion as BatchSuggestion
     from retrain.control.rules.scaling import Goodput as Goodput
     from retrain.control.rules.scaling import StepTimes as StepTimes
@@ -80,6 +79,7 @@ if TYPE_CHECKING:
     from retrain.control.rules.sequential import SequentialComparison as SequentialComparison
     from retrain.control.rules.usl import UslFit as UslFit
     from retrain.control.rules.usl import fit_usl as fit_usl
+    from retrain.control.semaphore import FileSemaphore as FileSemaphore
     from retrain.plan.estimate import Makespan as Makespan
     from retrain.plan.estimate import estimate_makespan as estimate_makespan
     from retrain.plan.estimate import estimate_workload as estimate_workload
@@ -128,7 +128,7 @@ _HOME = {
         "config.prices": "Price",
         "config.schema": "Config",
         "control.rules.backpressure": "BackPressure StepObservation",
-        "control.rules.permits": "CallFacts",
+        "control.rules.concurrency_limit": "CallFacts",
         "control.rules.scaling": "BatchSuggestion Goodput StepTimes",
         "control.rules.scaling.noise_scale": "GradientNoiseScale",
         "control.rules.sequential": "SequentialComparison",
@@ -152,7 +152,7 @@ _HOME = {
             "CallForm FirstTurn Given Group Loss LossTerms NextTurn Prompt Rollout TrainingSample"
         ),
         "plugins.sandbox": "Sandbox",
-        "control.permits": "FileSemaphore",
+        "control.semaphore": "FileSemaphore",
         "control.machine.throttle": "ThrottleLevel ThrottleState TrainingThrottle",
         "plugins.tasks": "Task",
         "trainer.torch_scaling": "AdaScale AdamScale LEGWScale LinearScale ScalingRuleBase SqrtScale",

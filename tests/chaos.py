@@ -20,7 +20,7 @@ from pathlib import Path
 
 from retrain.base.errors import RecordsError
 from retrain.base.locks.held import holder, is_held
-from retrain.control.permits import FileSemaphore
+from retrain.control.semaphore import FileSemaphore
 from retrain.records.layout import RunFiles
 from retrain.records.manifest import read_manifest
 from retrain.records.run_state import read_attempts

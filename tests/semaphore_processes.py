@@ -20,7 +20,7 @@ from pathlib import Path
 LONGEST_PAUSE_S = 0.01
 HOLD = """
 import sys
-from retrain.control.permits import FileSemaphore
+from retrain.control.semaphore import FileSemaphore
 semaphore = FileSemaphore(sys.argv[1], 1, label="holder")
 print("ready", flush=True)
 with semaphore:
@@ -32,7 +32,7 @@ print("released", flush=True)
 # A parent that forks workers, kills one at a random moment, and forks the next, until it is time.
 NURSERY = """
 import os, random, signal, sys, time
-from retrain.control.permits import FileSemaphore
+from retrain.control.semaphore import FileSemaphore
 directory, workers, kills, limits = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), eval(sys.argv[4])
 log = os.open(sys.argv[5], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 wanted_bytes = 100 * int(sys.argv[6])  # of the log: more than an entry asks for

@@ -29,7 +29,7 @@ FREE = "PYTHONPATH"
 PACKAGES = """
 cli cli.render campaign results.status plan config results.report records campaign.launchers plugins.loggers
 plugins.rewards plugins.tasks plugins.advantages plugins.losses plugins.transforms backends.numpy trainer
-plugins.sandbox control.permits
+plugins.sandbox control.semaphore
 """
 STATISTICS = ("compare", "report")  # commands that need a second to import scipy
 

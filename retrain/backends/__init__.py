@@ -32,7 +32,7 @@ from retrain.base.rollouts import Floats, Group, Loss, Prompt, TrainingSample
 from retrain.records.text import gib
 
 if TYPE_CHECKING:
-    from retrain.control.rules.permits import CallFacts
+    from retrain.control.rules.concurrency_limit import CallFacts
     from retrain.records.step_row import Mismatch
 
 SPEC = PluginSpec(

@@ -25,7 +25,7 @@ from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
 from retrain.campaign.orchestrate import CampaignRun
 from retrain.campaign.run import start
-from retrain.control.rules.permits import CallFacts
+from retrain.control.rules.concurrency_limit import CallFacts
 from retrain.plugins.environments import brings_loop
 from retrain.plugins.loggers import LoggedRun
 from retrain.plugins.rewards import Answer

@@ -148,11 +148,11 @@ def _cluster_of(launcher: str, options: Tables) -> tuple[str, object]:
 
 def open_permits(plan: Plan, files: CampaignFiles, say: Callable[[str], None]) -> None:
     """Set each directory's number of permits to the plan's; report what differs."""
-    from retrain.control.permits import (  # not at the top: `explain` opens none
+    from retrain.control.semaphore import (  # not at the top: `explain` opens none
         FileSemaphore,
         lock_sharing_problem,
     )
-    from retrain.control.permits.adaptive import remove_leftover_states
+    from retrain.control.semaphore.adaptive import remove_leftover_states
 
     for directory, permits, is_shared in permit_directories(plan, files):
         problem = lock_sharing_problem(directory)

@@ -30,7 +30,7 @@ from retrain.config.load import load_config
 from retrain.config.resolve import PLUGINS
 from retrain.config.schema import Config, LoggingSection
 from retrain.control.machine.nvidia import gpus
-from retrain.control.permits import lock_sharing_problem
+from retrain.control.semaphore import lock_sharing_problem
 from retrain.plan.build import plan_runs
 from retrain.plan.preflight import memory_of, sandboxes_of, servers_of
 from retrain.records.text import gib, plain

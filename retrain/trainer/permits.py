@@ -13,9 +13,9 @@ from typing import TypeAlias
 from retrain.backends import Permit
 from retrain.base.errors import RecordsError
 from retrain.config.schema import Config
-from retrain.control.permits import FileSemaphore
-from retrain.control.permits.adaptive import SharedPermits
-from retrain.control.rules.permits import CallFacts
+from retrain.control.rules.concurrency_limit import CallFacts
+from retrain.control.semaphore import FileSemaphore
+from retrain.control.semaphore.adaptive import SharedLimit
 from retrain.records.layout import RunFiles, campaign_of
 from retrain.records.row_parts import PermitUse
 
@@ -82,7 +82,7 @@ class RunPermits:
     def _observe(self, call: CallFacts) -> None:
         self._reports = True
         try:
-            SharedPermits(self._directory, self.open(), self.label).observe(call)
+            SharedLimit(self._directory, self.open(), self.label).observe(call)
         except RecordsError as error:  # must not cost the call its result
             log.warning("the number of permits was not changed: %s", error)
 

@@ -277,7 +277,7 @@ HEAVY = {
         "retrain.campaign.run",
         "retrain.trainer.worker",
         "retrain.trainer",
-        "retrain.control.permits.adaptive",
+        "retrain.control.semaphore.adaptive",
     ),
 }
 
@@ -328,7 +328,7 @@ def test_explain_imports_only_what_it_uses(campaign_file: Path) -> None:
     records = {f"retrain.records.{name}" for name in ("manifest", "run_state", "run_row", "step_row")}
     clusters = {f"retrain.campaign.launchers.{name}" for name in ("cluster", "slurm", "ray")}
     others = {
-        "retrain.control.permits",
+        "retrain.control.semaphore",
         "retrain.config.reference",
         "retrain.plugins.sandbox.cell",
         "retrain.results.status",

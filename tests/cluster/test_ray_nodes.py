@@ -11,7 +11,7 @@ import pytest
 
 from retrain.base.errors import EXIT_LAUNCH, EXIT_RUN_FAILED
 from retrain.campaign.launchers.ray.home import Home
-from retrain.control.permits import FileSemaphore
+from retrain.control.semaphore import FileSemaphore
 from tests.cluster.campaigns import Start, attempts_of, counting_runs, finish, only_campaign
 from tests.cluster.ray_cluster import NODES, STRANGER, Cluster
 from tests.cluster.test_ray_campaign import RAY_TOML, on

@@ -20,9 +20,9 @@ from retrain.base.locks import LockFile, locked
 from retrain.campaign.conformance import check_plugin
 from retrain.campaign.run import start
 from retrain.config.load import load_config
-from retrain.control.permits import FileSemaphore
-from retrain.control.permits.adaptive import SharedPermits
-from retrain.control.rules.permits import HIGHEST, AdaptivePermits, CallFacts
+from retrain.control.rules.concurrency_limit import HIGHEST, CallFacts, ConcurrencyLimit
+from retrain.control.semaphore import FileSemaphore
+from retrain.control.semaphore.adaptive import SharedLimit
 from retrain.records.files import record_of
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.trainer.permits import RunPermits
@@ -34,29 +34,29 @@ REFUSED = CallFacts("sample", 1.0, overloaded=True)
 
 
 def test_a_round_of_good_calls_with_waiters_adds_one_permit() -> None:
-    controller = AdaptivePermits(3)
+    controller = ConcurrencyLimit(3)
     assert [controller.observe(t, WANTED).permits for t in range(7)] == [3, 3, 4, 4, 4, 4, 5]
 
 
 def test_permits_that_nobody_waits_for_do_not_grow() -> None:
-    controller = AdaptivePermits(3)
+    controller = ConcurrencyLimit(3)
     assert {controller.observe(t, CallFacts("sample", 1.0)).permits for t in range(50)} == {3}
 
 
 def test_an_overload_answer_halves_them_and_says_so() -> None:
-    decision = AdaptivePermits(9).observe(0, REFUSED)
+    decision = ConcurrencyLimit(9).observe(0, REFUSED)
     assert (decision.permits, decision.changed) == (4, True)
     assert "overloaded" in decision.reason
 
 
 def test_a_burst_of_overload_answers_counts_once() -> None:
-    controller = AdaptivePermits(16)
+    controller = ConcurrencyLimit(16)
     assert [controller.observe(0.1 * n, REFUSED).permits for n in range(8)] == [8] * 8
     assert controller.observe(2.0, REFUSED).permits == 4
 
 
 def test_calls_that_take_far_longer_than_usual_count_as_overload() -> None:
-    controller = AdaptivePermits(8)
+    controller = ConcurrencyLimit(8)
     for t in range(20):
         controller.observe(t, CallFacts("update", 1.0))
     slow = [controller.observe(20 + 5 * n, CallFacts("update", 9.0)) for n in range(3)]
@@ -66,7 +66,7 @@ def test_calls_that_take_far_longer_than_usual_count_as_overload() -> None:
 
 
 def test_quick_refusals_do_not_make_the_calls_after_them_look_slow() -> None:
-    controller = AdaptivePermits(16)
+    controller = ConcurrencyLimit(16)
     for t in range(20):
         controller.observe(t, CallFacts("sample", 1.0))
     for n in range(10):
@@ -76,7 +76,7 @@ def test_quick_refusals_do_not_make_the_calls_after_them_look_slow() -> None:
 
 
 def test_latencies_of_different_kinds_are_not_compared() -> None:
-    controller = AdaptivePermits(8)
+    controller = ConcurrencyLimit(8)
     for t in range(40):
         controller.observe(t, CallFacts("sample", 1.0))
         controller.observe(t, CallFacts("update", 50.0))
@@ -84,7 +84,7 @@ def test_latencies_of_different_kinds_are_not_compared() -> None:
 
 
 def test_a_lasting_change_of_latency_becomes_the_usual() -> None:
-    controller = AdaptivePermits(8)
+    controller = ConcurrencyLimit(8)
     for t in range(20):
         controller.observe(t, CallFacts("sample", 1.0))
     decisions = [controller.observe(20 + 10 * n, CallFacts("sample", 4.0)) for n in range(60)]
@@ -94,21 +94,21 @@ def test_a_lasting_change_of_latency_becomes_the_usual() -> None:
 @given(st.lists(st.sampled_from([WANTED, REFUSED, CallFacts("save", 9.0)]), max_size=80))
 def test_the_number_never_leaves_its_range(calls: list[CallFacts]) -> None:
     for first in (2, HIGHEST - 1):
-        controller = AdaptivePermits(first)
+        controller = ConcurrencyLimit(first)
         assert all(1 <= controller.observe(10.0 * t, call).permits <= HIGHEST for t, call in enumerate(calls))
 
 
 @given(st.lists(st.sampled_from([WANTED, REFUSED, CallFacts("save", 9.0)]), max_size=40))
 def test_a_state_survives_json_and_goes_on_alike(calls: list[CallFacts]) -> None:
-    controller = AdaptivePermits(3)
+    controller = ConcurrencyLimit(3)
     for t, call in enumerate(calls):
-        copy = record_of(AdaptivePermits, json.loads(json.dumps(asdict(controller))))
+        copy = record_of(ConcurrencyLimit, json.loads(json.dumps(asdict(controller))))
         assert copy.observe(0.6 * t, call) == controller.observe(0.6 * t, call)
 
 
 def test_it_settles_near_what_an_api_bears() -> None:
     """An API that refuses whatever goes beyond 10 at once."""
-    controller, seen = AdaptivePermits(2), []
+    controller, seen = ConcurrencyLimit(2), []
     for t in range(2000):
         in_flight = controller.permits
         controller.observe(float(t), CallFacts("sample", 1.0, overloaded=in_flight > 10, waited=True))
@@ -117,9 +117,9 @@ def test_it_settles_near_what_an_api_bears() -> None:
     assert max(seen) == 11
 
 
-def grown_to(permits: int) -> AdaptivePermits:
+def grown_to(permits: int) -> ConcurrencyLimit:
     """Return a controller that grew to a number of permits until second 0, and just then to it."""
-    controller = AdaptivePermits(permits - 1)
+    controller = ConcurrencyLimit(permits - 1)
     for _ in range(permits - 1):
         controller.observe(0, WANTED)
     assert controller.permits == permits
@@ -161,7 +161,7 @@ def test_permits_that_wait_below_a_limit_are_said_to() -> None:
 
 def test_all_workers_of_a_campaign_share_one_number_and_a_log(tmp_path: Path) -> None:
     semaphore = FileSemaphore(tmp_path, 8)
-    first, second = SharedPermits(tmp_path, semaphore, "run 1"), SharedPermits(tmp_path, semaphore, "run 2")
+    first, second = SharedLimit(tmp_path, semaphore, "run 1"), SharedLimit(tmp_path, semaphore, "run 2")
     first.observe(REFUSED)
     assert semaphore.permits == 4
     for _ in range(4):
@@ -176,7 +176,7 @@ def test_all_workers_of_a_campaign_share_one_number_and_a_log(tmp_path: Path) ->
 
 def test_observations_from_many_threads_are_all_counted(tmp_path: Path) -> None:
     semaphore = FileSemaphore(tmp_path, 1)
-    shared = [SharedPermits(tmp_path, semaphore, str(n)) for n in range(4)]
+    shared = [SharedLimit(tmp_path, semaphore, str(n)) for n in range(4)]
     threads = [
         threading.Thread(target=lambda s: [s.observe(WANTED) for _ in range(7)], args=(s,)) for s in shared
     ]
@@ -189,7 +189,7 @@ def test_observations_from_many_threads_are_all_counted(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(60)
 def test_a_worker_that_was_stopped_with_the_lock_holds_up_no_other(tmp_path: Path) -> None:
-    shared = SharedPermits(tmp_path, FileSemaphore(tmp_path, 1), "run 1")
+    shared = SharedLimit(tmp_path, FileSemaphore(tmp_path, 1), "run 1")
     with locked(tmp_path / "adaptive.lock"), pytest.raises(RecordsError, match=r"lock .*is it stopped"):
         shared.observe(WANTED)
     shared.observe(WANTED)
@@ -220,12 +220,12 @@ import sys, time
 own = time.monotonic
 time.monotonic = lambda: own() + float(sys.argv[2])  # counts from another boot
 from pathlib import Path
-from retrain.control.rules.permits import CallFacts
-from retrain.control.permits import FileSemaphore
-from retrain.control.permits.adaptive import SharedPermits
+from retrain.control.rules.concurrency_limit import CallFacts
+from retrain.control.semaphore import FileSemaphore
+from retrain.control.semaphore.adaptive import SharedLimit
 from tests.semaphore_processes import running
 directory = Path(sys.argv[1])
-shared = SharedPermits(directory, FileSemaphore(directory, 32), sys.argv[2])
+shared = SharedLimit(directory, FileSemaphore(directory, 32), sys.argv[2])
 for _ in range(3):
     print("ready", flush=True)
     sys.stdin.readline()
@@ -245,21 +245,21 @@ def test_one_burst_on_two_machines_halves_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step_s", [0.5, -0.5])
 def test_a_clock_that_is_adjusted_within_a_burst_halves_no_second_time(step_s: float) -> None:
-    controller = AdaptivePermits(32)
+    controller = ConcurrencyLimit(32)
     controller.observe(100, REFUSED)
     assert controller.observe(100 + step_s, REFUSED).permits == 16
 
 
 @pytest.mark.parametrize("step_s", [3600, -3600])
 def test_a_clock_that_is_set_does_not_keep_the_permits_from_falling(step_s: float) -> None:
-    controller = AdaptivePermits(32)
+    controller = ConcurrencyLimit(32)
     controller.observe(100, REFUSED)
     assert controller.observe(100 + step_s, REFUSED).permits == 8
 
 
 def test_what_was_learned_outlives_a_campaign_that_is_started_again(tmp_path: Path) -> None:
     semaphore = FileSemaphore(tmp_path, 8)
-    shared = SharedPermits(tmp_path, semaphore, "run 1")
+    shared = SharedLimit(tmp_path, semaphore, "run 1")
     shared.observe(REFUSED)
     semaphore.set_permits(8)
     shared.observe(CallFacts("sample", 1.0))
@@ -284,7 +284,7 @@ def test_a_resume_removes_what_killed_workers_left(campaign_file: Path) -> None:
 def test_a_damaged_state_begins_anew_with_the_permits_that_there_are(tmp_path: Path) -> None:
     semaphore = FileSemaphore(tmp_path, 6)
     (tmp_path / "adaptive.json").write_text('{"permits": 3')
-    SharedPermits(tmp_path, semaphore, "run 1").observe(REFUSED)
+    SharedLimit(tmp_path, semaphore, "run 1").observe(REFUSED)
     assert semaphore.permits == 3
 
 

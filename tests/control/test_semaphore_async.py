@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from retrain.control.permits import FileSemaphore
+from retrain.control.semaphore import FileSemaphore
 from tests.semaphore_processes import is_locked, open_descriptors, wait_until
 
 

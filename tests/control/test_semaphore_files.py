@@ -16,8 +16,8 @@ import pytest
 
 from retrain.base.errors import LaunchError, RecordsError, may_pass
 from retrain.base.locks import locked
-from retrain.control.permits import FileSemaphore, lock_sharing_problem
-from retrain.control.permits.wait_queue import WakeupListener, wake, wakeup_address
+from retrain.control.semaphore import FileSemaphore, lock_sharing_problem
+from retrain.control.semaphore.wait_queue import WakeupListener, wake, wakeup_address
 from tests.semaphore_processes import HOLD, running, wait_until
 
 MOUNTS = """\
@@ -82,7 +82,7 @@ def test_a_planted_link_is_refused_and_its_target_left_alone(tmp_path, name):
 
 SET_ON_A_FULL_DISK = """
 import resource, signal, sys
-from retrain.control.permits import FileSemaphore
+from retrain.control.semaphore import FileSemaphore
 semaphore = FileSemaphore(sys.argv[1], 2)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (12, 12))  # a part fits, and is written without a word
@@ -210,7 +210,7 @@ def test_inspecting_all_the_time_takes_nothing_from_anybody(tmp_path):
     semaphore = FileSemaphore(tmp_path, 1)
     code = """
 import sys
-from retrain.control.permits import FileSemaphore
+from retrain.control.semaphore import FileSemaphore
 print("up", flush=True)
 while True:
     FileSemaphore.inspect(sys.argv[1])
@@ -283,7 +283,7 @@ def test_setting_the_wall_clock_changes_no_holding_time(tmp_path):
 
 def test_the_module_needs_only_the_standard_library():
     code = (
-        "import sys; import retrain.control.permits; "
+        "import sys; import retrain.control.semaphore; "
         "print([m for m in ('numpy', 'pydantic', 'rich', 'psutil', 'filelock') if m in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
@@ -344,7 +344,7 @@ def test_a_file_system_without_shared_locks_is_refused(tmp_path, mounted):
 
 OTHER_USER = """
 import os, pwd, sys
-from retrain.control.permits import FileSemaphore
+from retrain.control.semaphore import FileSemaphore
 FileSemaphore(sys.argv[2], 2)  # imports all that the other user may not read here
 if os.getuid() == 0:
     os.setuid(65534)

@@ -1,10 +1,10 @@
-from retrain.control.permits import FileSemaphore
+from retrain.control.semaphore import FileSemaphore
 from tests.semaphore_processes import running, wait_until
 
 # The parent holds a permit; the child does what `act` says, then waits to be told to end.
 FORK = """
 import os, sys, subprocess, threading
-from retrain.control.permits import FileSemaphore
+from retrain.control.semaphore import FileSemaphore
 semaphore = FileSemaphore(sys.argv[1], 1, label="parent")
 semaphore.acquire()
 pid = os.fork()
@@ -30,7 +30,7 @@ def test_a_forked_child_does_not_keep_its_dead_parents_permit(tmp_path):
 def test_a_child_process_does_not_keep_its_dead_parents_permit(tmp_path):
     code = """
 import subprocess, sys
-from retrain.control.permits import FileSemaphore
+from retrain.control.semaphore import FileSemaphore
 with FileSemaphore(sys.argv[1], 1):
     child = subprocess.Popen([sys.executable, "-c", "import sys; print('up', flush=True); sys.stdin.read()"])
     child.wait()
@@ -86,7 +86,7 @@ def test_a_forked_child_waits_for_permits_of_its_own(tmp_path):
 def test_a_fork_beside_waiting_threads_takes_no_place_in_the_queue(tmp_path):
     code = """
 import os, sys, threading, warnings
-from retrain.control.permits import FileSemaphore
+from retrain.control.semaphore import FileSemaphore
 warnings.simplefilter("ignore", DeprecationWarning)  # forking beside threads is the point
 semaphore = FileSemaphore(sys.argv[1], 1)
 for timeout_s in (None, 60, 60):

@@ -1,6 +1,6 @@
 import pytest
 
-from retrain.control.permits import FileSemaphore
+from retrain.control.semaphore import FileSemaphore
 from tests.semaphore_processes import HOLD, running, wait_until
 
 

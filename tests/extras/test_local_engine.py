@@ -24,7 +24,7 @@ from retrain.base.errors import ConfigError, InfrastructureError, RunFailedError
 from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import Prompt
 from retrain.config.schema import EnvironmentSection
-from retrain.control.permits import FileSemaphore
+from retrain.control.semaphore import FileSemaphore
 from retrain.records.metrics import read_metrics
 from retrain.trainer import worker
 from retrain.trainer.episodes import Episodes

@@ -22,9 +22,9 @@ from retrain.backends.tinker.policy import TinkerBackend
 from retrain.base import registry
 from retrain.base.errors import ConfigError, InfrastructureError, NonFiniteError, RecordsError, RunFailedError
 from retrain.base.rollouts import Group, Loss, Prompt, TrainingSample
-from retrain.control.permits import FileSemaphore
-from retrain.control.permits.adaptive import SharedPermits
-from retrain.control.rules.permits import CallFacts
+from retrain.control.rules.concurrency_limit import CallFacts
+from retrain.control.semaphore import FileSemaphore
+from retrain.control.semaphore.adaptive import SharedLimit
 from tests.tinker_api.running import KEY, MODEL, RunningServer, write_tokenizer
 from tests.tinker_api.sdk import CALLS_SDK
 
@@ -476,7 +476,7 @@ def test_overload_answers_that_the_sdk_swallows_halve_the_permits(
         server.fail("asample", times=1, status=429)
         await backend.sample(PROMPTS, HOW)
 
-    shared = SharedPermits(tmp_path / "adaptive", semaphore, "run")
+    shared = SharedLimit(tmp_path / "adaptive", semaphore, "run")
     during(replace(spec, permit=lambda: semaphore, observe_call=shared.observe), story)
     assert semaphore.permits == 4
     assert "overloaded" in (tmp_path / "adaptive" / "adaptive.jsonl").read_text()

@@ -15,7 +15,7 @@ from retrain.backends.tinker.calls import ApiCalls
 from retrain.backends.tinker.wire import to_datum
 from retrain.base.errors import InfrastructureError
 from retrain.base.event_loop import in_thread
-from retrain.control.permits import FileSemaphore
+from retrain.control.semaphore import FileSemaphore
 from tests.backends.test_tinker_parts import GSPO, sample
 from tests.semaphore_processes import wait_until
 

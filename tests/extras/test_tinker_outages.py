@@ -20,8 +20,8 @@ from retrain.backends.tinker.calls import ApiCalls
 from retrain.backends.tinker.outages import Outages
 from retrain.backends.tinker.policy import TinkerBackend
 from retrain.base.rollouts import Prompt
-from retrain.control.permits import FileSemaphore
-from retrain.control.rules.permits import CallFacts
+from retrain.control.rules.concurrency_limit import CallFacts
+from retrain.control.semaphore import FileSemaphore
 from tests.tinker_api.running import MODEL, RunningServer, serve, write_tokenizer
 from tests.tinker_api.sdk import CALLS_SDK
 

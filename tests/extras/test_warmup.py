@@ -16,7 +16,7 @@ from retrain.backends.text import Text
 from retrain.base.errors import ConfigError
 from retrain.base.json_lines import Demonstration
 from retrain.base.rollouts import Prompt, TrainingSample
-from retrain.control.permits import FileSemaphore
+from retrain.control.semaphore import FileSemaphore
 from retrain.records.metrics import read_metrics
 from retrain.trainer import worker
 from retrain.trainer.updates import WARM_UP_LOSS

@@ -16,7 +16,7 @@ from retrain.base.locks.held import is_held
 from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
 from retrain.campaign.run import reopen, run_campaign, start
-from retrain.control.permits import FileSemaphore
+from retrain.control.semaphore import FileSemaphore
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics

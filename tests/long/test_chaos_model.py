@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from retrain.campaign import retry as retries
 from retrain.campaign.orchestrate import CampaignOutcome, CampaignRun
 from retrain.campaign.run import reopen, start
-from retrain.control.permits import FileSemaphore
+from retrain.control.semaphore import FileSemaphore
 from retrain.records.campaign_state import ask_to_stop
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.run_state import RunState, read_attempts

@@ -20,7 +20,7 @@ from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
 from retrain.campaign.run import reopen, start
 from retrain.config.digest import digest_of_0_1
-from retrain.control.permits import FileSemaphore
+from retrain.control.semaphore import FileSemaphore
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import read_metrics

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.control.permits import FileSemaphore
+from retrain.control.semaphore import FileSemaphore
 from tests.semaphore_processes import HOLD, NURSERY, is_locked, judge, running, wait_until
 
 
@@ -57,7 +57,7 @@ def test_a_killed_holder_leaves_its_permit_to_the_next(tmp_path):
 
 
 # One that would never look by itself.
-ONLY_LISTEN = HOLD.replace("import sys\n", "import sys\nimport retrain.control.permits as module\n", 1)
+ONLY_LISTEN = HOLD.replace("import sys\n", "import sys\nimport retrain.control.semaphore as module\n", 1)
 ONLY_LISTEN = ONLY_LISTEN.replace("semaphore =", "module.LOOK_AGAIN_S = 3600\nsemaphore =", 1)
 
 

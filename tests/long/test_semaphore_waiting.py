@@ -8,13 +8,13 @@ import time
 
 import pytest
 
-from retrain.control.permits import FileSemaphore
-from retrain.control.permits.wait_queue import Deadline, WaitQueue
+from retrain.control.semaphore import FileSemaphore
+from retrain.control.semaphore.wait_queue import Deadline, WaitQueue
 from tests.semaphore_processes import HOLD, interrupt, is_locked, open_descriptors, running, wait_until
 
 WAIT = """
 import sys
-from retrain.control.permits import FileSemaphore
+from retrain.control.semaphore import FileSemaphore
 semaphore = FileSemaphore(sys.argv[1], 1)
 timeout_s = None if sys.argv[2] == "None" else float(sys.argv[2])
 print("ready", flush=True)
@@ -27,7 +27,7 @@ sys.stdin.readline()
 
 INTERRUPTED_AGAIN_AND_AGAIN = """
 import signal, sys
-from retrain.control.permits import FileSemaphore
+from retrain.control.semaphore import FileSemaphore
 semaphore = FileSemaphore(sys.argv[1], 1)
 interrupts, said = 0, -1
 

@@ -16,10 +16,10 @@ from retrain.base.errors import RetrainError
 from retrain.base.locks import LockFile
 from retrain.base.locks.held import hold, holder, is_held
 from retrain.campaign.endings import conclude
-from retrain.control.permits import FileSemaphore
-from retrain.control.permits.adaptive import SharedPermits
-from retrain.control.permits.slots import read_holder
-from retrain.control.rules.permits import CallFacts
+from retrain.control.rules.concurrency_limit import CallFacts
+from retrain.control.semaphore import FileSemaphore
+from retrain.control.semaphore.adaptive import SharedLimit
+from retrain.control.semaphore.slots import read_holder
 from retrain.records.decision import Round, begin_design, read_looks
 from retrain.records.files import write_json
 from retrain.records.layout import CampaignFiles, RunFiles
@@ -66,8 +66,8 @@ READERS: dict[str, Callable[[Path], object]] = {
 }
 
 
-def _permits(directory: Path) -> SharedPermits:
-    return SharedPermits(directory, FileSemaphore(directory, 4), "a_s0")
+def _permits(directory: Path) -> SharedLimit:
+    return SharedLimit(directory, FileSemaphore(directory, 4), "a_s0")
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from retrain.base.errors import EXIT_CONFIG, RecordsError
 from retrain.base.locks.held import hold
 from retrain.campaign.endings import conclude
 from retrain.cli.render.status import time_left, warnings
-from retrain.control.permits import FileSemaphore
-from retrain.control.permits.adaptive import SharedPermits
-from retrain.control.rules.permits import CallFacts
+from retrain.control.rules.concurrency_limit import CallFacts
+from retrain.control.semaphore import FileSemaphore
+from retrain.control.semaphore.adaptive import SharedLimit
 from retrain.records.files import write_json
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import new_manifest, write_manifest
@@ -280,7 +280,7 @@ def test_permits_show_who_holds_them(campaign):
 
 def test_permits_that_adapted_say_why(campaign):
     semaphore = FileSemaphore(campaign.permits, 8)
-    SharedPermits(campaign.permits, semaphore, "grpo_s1").observe(CallFacts("sample", 1.0, overloaded=True))
+    SharedLimit(campaign.permits, semaphore, "grpo_s1").observe(CallFacts("sample", 1.0, overloaded=True))
     permits = _only(campaign).permits
     assert (permits.permits, permits.change) == (4, "8 -> 4, the API said that it is overloaded")
 

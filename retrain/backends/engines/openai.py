@@ -23,7 +23,7 @@ from retrain.backends.engines.calls import ServerCalls, StreamedCompletion, Want
 from retrain.base.errors import InfrastructureError, RunFailedError
 from retrain.base.event_loop import begun
 from retrain.base.http_client import CallError, key_in, read_json
-from retrain.control.rules.permits import OVERLOAD, WAITED_S, CallFacts
+from retrain.control.rules.concurrency_limit import OVERLOAD, WAITED_S, CallFacts
 
 T = TypeVar("T")
 

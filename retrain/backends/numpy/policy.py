@@ -48,7 +48,7 @@ from retrain.base.errors import BackendMemoryError, ConfigError, FullContextErro
 from retrain.base.json_lines import Demonstration
 from retrain.base.rollouts import FirstTurn, Given, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
 from retrain.config.adapters import weights_of
-from retrain.control.rules.permits import WAITED_S, CallFacts
+from retrain.control.rules.concurrency_limit import WAITED_S, CallFacts
 
 
 class NumpyBackend:

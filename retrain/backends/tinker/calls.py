@@ -18,7 +18,7 @@ from retrain.backends.tinker import TinkerOptions
 from retrain.backends.tinker.faults import FAULTS, Fault, classify, describe, is_overload, is_refused_unbilled
 from retrain.backends.tinker.outages import Outages
 from retrain.base.errors import ConfigError, InfrastructureError, RunFailedError
-from retrain.control.rules.permits import WAITED_S
+from retrain.control.rules.concurrency_limit import WAITED_S
 from retrain.records.spending import Tokens
 
 T = TypeVar("T")

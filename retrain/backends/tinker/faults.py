@@ -12,7 +12,7 @@ from tinker import APIConnectionError, APIStatusError, RequestFailedError, Tinke
 from tinker.lib.retryable_exception import RetryableException
 from tinker.types import RequestErrorCategory
 
-from retrain.control.rules.permits import OVERLOAD
+from retrain.control.rules.concurrency_limit import OVERLOAD
 
 # exceptions that pass through the SDK; its own checks raise plain ValueError and RuntimeError
 FAULTS: tuple[type[Exception], ...] = (

@@ -20,7 +20,7 @@ from typing import Any
 from tinker import APIConnectionError, APIStatusError
 
 from retrain.backends.progress import BackendProgress, OutageProgress
-from retrain.control.rules.permits import OVERLOAD, CallFacts
+from retrain.control.rules.concurrency_limit import OVERLOAD, CallFacts
 
 OUR_LIMIT = "rate limit"
 PAUSES = {"paused_capacity": "capacity", "paused_rate_limit": OUR_LIMIT}  # by `queue_state`

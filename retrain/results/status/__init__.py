@@ -44,7 +44,7 @@ from retrain.records.rungs import (
 from retrain.records.text import as_typed, plain
 
 if TYPE_CHECKING:
-    from retrain.control.permits.slots import Holder
+    from retrain.control.semaphore.slots import Holder
 
 _NAME_LIMIT = 120
 _LONGEST_COMMAND = 4000
@@ -236,13 +236,13 @@ def _permits(directory: Path, shared: Sequence[str], problems: list[str]) -> Per
     try:
         path.stat()  # since Python 3.14 `is_dir` hides that it cannot be looked at
         (path / "turnstile.lock").stat()  # made last, as they are opened for the first time
-        from retrain.control.permits import (
+        from retrain.control.semaphore import (
             FileSemaphore,  # not at the top: only campaigns with permits need it
         )
 
         seen, why = FileSemaphore.inspect(path), ""
         if (path / "adaptive.jsonl").exists():
-            from retrain.control.permits.adaptive import (
+            from retrain.control.semaphore.adaptive import (
                 last_change,  # not at the top: few campaigns adapt theirs
             )
 

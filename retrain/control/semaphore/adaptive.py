@@ -17,8 +17,8 @@ from pathlib import Path
 from retrain.base.clock import utc_now
 from retrain.base.errors import RecordsError, records_error
 from retrain.base.locks import locked
-from retrain.control.permits import FileSemaphore
-from retrain.control.rules.permits import AdaptivePermits, CallFacts
+from retrain.control.rules.concurrency_limit import CallFacts, ConcurrencyLimit
+from retrain.control.semaphore import FileSemaphore
 from retrain.records.files import read_json, record_of, remove_leftovers, write_json
 from retrain.records.lines import append_line, read_records
 
@@ -39,7 +39,7 @@ class PermitChange:
 
 
 @dataclass(frozen=True)
-class SharedPermits:
+class SharedLimit:
     """A worker's view of its campaign's adaptive permits."""
 
     directory: Path  # of the semaphore
@@ -64,13 +64,13 @@ class SharedPermits:
             self.semaphore.set_permits(decision.permits)
             self._write_line(before, decision.permits, decision.reason)
 
-    def _controller(self) -> AdaptivePermits:
+    def _controller(self) -> ConcurrencyLimit:
         try:
             if (state := read_json(self.directory / STATE)) is not None:
-                return record_of(AdaptivePermits, state)
+                return record_of(ConcurrencyLimit, state)
         except (RecordsError, ValueError):
             pass  # damaged: start over
-        return AdaptivePermits(self.semaphore.permits)
+        return ConcurrencyLimit(self.semaphore.permits)
 
     def _write_line(self, before: int, permits: int, reason: str) -> None:
         change = PermitChange(utc_now(), before, permits, reason, self.run_name)

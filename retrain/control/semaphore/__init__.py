@@ -32,7 +32,7 @@ from pathlib import Path
 from retrain.base.errors import LaunchError, records_error
 from retrain.base.event_loop import in_thread
 from retrain.base.locks import GUARD, LockFile
-from retrain.control.permits.slots import (
+from retrain.control.semaphore.slots import (
     WAIT_QUEUE,
     Holder,
     SemaphoreState,
@@ -46,7 +46,7 @@ from retrain.control.permits.slots import (
     take_seat,
     write_holder,
 )
-from retrain.control.permits.wait_queue import Deadline, WaitQueue, WakeupListener, wake, wakeup_address
+from retrain.control.semaphore.wait_queue import Deadline, WaitQueue, WakeupListener, wake, wakeup_address
 
 __all__ = ["FileSemaphore", "Holder", "SemaphoreState", "lock_sharing_problem"]
 

@@ -43,7 +43,7 @@ class CallFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class PermitDecision:
+class LimitDecision:
     """The number of permits from now on."""
 
     permits: int
@@ -66,7 +66,7 @@ class _Latency:
 
 
 @dataclass
-class AdaptivePermits:
+class ConcurrencyLimit:
     """The number of permits of one API, shared by all its callers; the fields are its state, plain data."""
 
     permits: int
@@ -84,7 +84,7 @@ class AdaptivePermits:
         self.permits = min(max(self.permits, 1), HIGHEST)
         self.refusals = min(max(self.refusals, 0), MOST_REFUSALS)
 
-    def observe(self, now_s: float, call: CallFacts) -> PermitDecision:
+    def observe(self, now_s: float, call: CallFacts) -> LimitDecision:
         """Record a finished call and decide the number of permits.
 
         `now_s` is a clock shared by all callers. It may be adjusted: a jump longer than the pause between
@@ -98,17 +98,17 @@ class AdaptivePermits:
         is_at_ceiling = self.permits == self.ceiling
         rounds = CEILING_ROUNDS if is_at_ceiling else 1
         if self.good_calls < self.permits * rounds or not self.was_wanted:
-            return PermitDecision(self.permits, False, "steady")
+            return LimitDecision(self.permits, False, "steady")
         self.refusals = 0
         if is_at_ceiling:
             self.ceiling, self.hold_s = None, FIRST_HOLD_S  # it has risen
         if self.permits + 1 == self.ceiling and abs(now_s - self.held_since_s) < self.hold_s:
-            return PermitDecision(self.permits, False, "held below what the API refused")
+            return LimitDecision(self.permits, False, "held below what the API refused")
         if self.permits == HIGHEST:
-            return PermitDecision(self.permits, False, "steady")
+            return LimitDecision(self.permits, False, "steady")
         self.good_calls, self.was_wanted = 0, False
         self.permits += 1
-        return PermitDecision(self.permits, True, "calls succeed and others wait")
+        return LimitDecision(self.permits, True, "calls succeed and others wait")
 
     def _is_slow(self, call: CallFacts) -> bool:
         """Record the latency of a call that was not refused, and return whether its kind has become slow."""
@@ -119,14 +119,14 @@ class AdaptivePermits:
         known.add(call.latency_s)
         return known.calls >= CALLS_TO_JUDGE and known.recent_s > SLOW * known.usual_s
 
-    def _decrease(self, now_s: float, call: CallFacts) -> PermitDecision:
+    def _decrease(self, now_s: float, call: CallFacts) -> LimitDecision:
         if self.permits == 1:
-            return PermitDecision(self.permits, False, "overloaded, already at the lowest number")
+            return LimitDecision(self.permits, False, "overloaded, already at the lowest number")
         known = self.latencies.get(call.kind)
         pause_s = max(SHORTEST_PAUSE_S, known.recent_s if known else call.latency_s)
         since = self.decreased_at_s
         if since is not None and abs(now_s - since) < pause_s:  # a clock adjustment ends the pause
-            return PermitDecision(self.permits, False, "the call began before the last decrease")
+            return LimitDecision(self.permits, False, "the call began before the last decrease")
         before, self.decreased_at_s = self.permits, now_s
         if call.overloaded:
             self._lower_ceiling(now_s)
@@ -136,9 +136,9 @@ class AdaptivePermits:
             share = AFTER_SLOWNESS
         self.permits = max(1, min(int(before * share), before - 1))
         if known is None or call.overloaded:
-            return PermitDecision(self.permits, True, "the API said that it is overloaded")
+            return LimitDecision(self.permits, True, "the API said that it is overloaded")
         reason = f"{call.kind} takes {known.recent_s:.3g} s, usually {known.usual_s:.3g} s"
-        return PermitDecision(self.permits, True, reason)
+        return LimitDecision(self.permits, True, reason)
 
     def _lower_ceiling(self, now_s: float) -> None:
         """Remember a refusal; another one at the same number lengthens the time until it is tried again."""

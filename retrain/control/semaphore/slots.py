@@ -17,7 +17,7 @@ from pathlib import Path
 
 from retrain.base.errors import DamagedRecordError, RecordsError
 from retrain.base.locks import GUARD, Descriptor, LockFile, boot_id, locked, open_regular
-from retrain.control.permits.wait_queue import wake, wakeup_address
+from retrain.control.semaphore.wait_queue import wake, wakeup_address
 from retrain.records.files import remove_leftovers, write_atomic
 
 MAX_PERMITS = 512  # the watcher keeps one open file per permit, and 1024 is a usual limit
