@@ -84,9 +84,8 @@ class RunBudget:
         return {"tokens": asdict(tokens), "usd": usd}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Restore what `state_dict` returned; checkpoints of earlier versions lack it."""
-        if state:
-            self._earlier, self._earlier_usd = Tokens(**state["tokens"]), state["usd"]
+        """Restore what `state_dict` returned."""
+        self._earlier, self._earlier_usd = Tokens(**state["tokens"]), state["usd"]
 
     def _unrecorded(self) -> tuple[Tokens, float | None]:
         """Return the tokens that no row has, and their dollars; None if the price is not known."""

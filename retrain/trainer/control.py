@@ -212,12 +212,9 @@ class Control:
             self._back_pressure.load_state_dict(state["back_pressure"])
         self._scaling.load_state_dict(state["scaling"])
         self._largest = int(state["largest"])
-        if "mismatch" in state:  # not in checkpoints of earlier versions
-            self._mismatch.load_state_dict(state["mismatch"])
-        if "signal" in state:
-            self._signal.load_state_dict(state["signal"])
-        if "first_steps" in state:
-            self._first_steps.load_state_dict(state["first_steps"])
+        self._mismatch.load_state_dict(state["mismatch"])
+        self._signal.load_state_dict(state["signal"])
+        self._first_steps.load_state_dict(state["first_steps"])
 
     def _learn_noise(self, size: StepSize, facts: StepFacts) -> bool:
         moments = facts.stats.moments

@@ -120,9 +120,8 @@ class EvalSchedule:
 
     def load_state_dict(self, state: StateDict) -> None:
         """Restore what `state_dict` returned; another version's evaluations are not used."""
-        if state:
-            self._falling = record_of(Falling, state["falling"])
-        self._newest.load_state_dict(state.get("newest", {}))
+        self._falling = record_of(Falling, state["falling"])
+        self._newest.load_state_dict(state["newest"])
 
     def _now(self, step: int, *, at_end: bool) -> Iterator[HeldOut | OpenEval]:
         """Iterate over the evaluations that come after so many steps; 0 is before the first."""

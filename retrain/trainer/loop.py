@@ -73,7 +73,6 @@ class Trainer:
         self._warmed, self._saved = 0, (0, 0)  # complete supervised updates before the steps
         self._seeds = PlaySeeds(self.config, self.backend)
         self._unscored = UnscoredCount(self._training.max_unscored)
-        # "steering" is the name of the controllers in checkpoints since 0.1.0
         self._parts: dict[str, Stateful] = {"source": self._source, "steering": self._control}
         self._parts |= {"evals": self._evals, "unscored": self._unscored, "budget": self.budget}
         self._owes_evaluation = False  # a stop came before the newest row was complete
@@ -171,11 +170,11 @@ class Trainer:
         """Restore a checkpoint; later steps equal those of an uninterrupted run."""
         self.calls.wait_for(self.backend.load(found.directory))
         for name, part in self._parts.items():
-            part.load_state_dict(found.state.get(name, {}))  # earlier versions lack some
-        self._owes_evaluation = found.state.get("owes_evaluation", False)
+            part.load_state_dict(found.state[name])
+        self._owes_evaluation = found.state["owes_evaluation"]
         if self._throttle is not None and found.state["machine"] is not None:
             self._throttle.load_state_dict(found.state["machine"])
-        self.step, self._warmed = self._saved = (found.step, found.state.get("warmup", 0))
+        self.step, self._warmed = self._saved = (found.step, found.state["warmup"])
 
     def save(self) -> None:
         """Write a checkpoint, unless one of the same state was written."""

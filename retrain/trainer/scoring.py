@@ -77,7 +77,7 @@ class UnscoredCount:
         return {name: value for name, value in asdict(self).items() if name != "max_unscored"}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Restore what `state_dict` returned; a checkpoint of 0.1.0 has none."""
+        """Restore what `state_dict` returned."""
         vars(self).update(state)
 
 

@@ -228,8 +228,8 @@ class AsyncSource(Source):
 
     def load_state_dict(self, state: StateDict) -> None:
         super().load_state_dict(state)
-        self._at_a_time = state.get("at_a_time", self._at_a_time)
-        if "pipeline" in state:
+        if "pipeline" in state:  # not after a change of the configuration to asynchronous sampling
+            self._at_a_time = state["at_a_time"]
             self._flow.load_state_dict(state["pipeline"])
 
     def stop(self) -> None:

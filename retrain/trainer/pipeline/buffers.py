@@ -98,9 +98,8 @@ class Buffer(Generic[Item]):
         return {"rng": self._rng.bit_generator.state}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Restore the random generator's state, which a fifo of 0.1.0 did not save."""
-        if state:
-            self._rng.bit_generator.state = state["rng"]
+        """Restore what `state_dict` returned."""
+        self._rng.bit_generator.state = state["rng"]
 
     def _draw(self) -> VersionedItem[Item]:
         is_unseen = not self._keeps or self._rng.integers(len(self)) < len(self._unseen)
