@@ -24,7 +24,7 @@ from retrain.records.files import make_directory
 from retrain.records.layout import RunFiles
 from retrain.records.row_parts import PermitUse
 from retrain.records.step_row import (
-    BackPressureSummary,
+    BackPressureDecision,
     ControlSummary,
     Identity,
     StepRow,
@@ -145,7 +145,7 @@ def row_of(step: int) -> StepRow:
             reference_kl=x,
         ),
         control=ControlSummary(lr_factor=x, prompts_at_a_time=8, out_of_memory_at=None),
-        back_pressure=BackPressureSummary(
+        back_pressure=BackPressureDecision(
             action="hold",
             regime="optimal",
             batch_size=8,

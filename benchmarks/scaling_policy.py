@@ -22,11 +22,12 @@ from retrain.backends.numpy import connect
 from retrain.backends.numpy.policy import NumpyBackend
 from retrain.base.errors import NonFiniteError
 from retrain.base.rollouts import Group, Loss, Prompt, TrainingSample
-from retrain.control.rules.scaling.rules import RULES, LearningRateScaling, ScalingDecision, ScalingRule
+from retrain.control.rules.scaling.rules import RULES, LearningRateScaling, ScalingRule
 from retrain.plugins.advantages import grpo
 from retrain.plugins.losses import ppo
 from retrain.plugins.rewards import partial as partial_credit
 from retrain.plugins.tasks import Task, sort
+from retrain.records.step_row import ScalingDecision
 
 PARTS = 4  # micro-batches of whole prompt groups, whose gradients tell noise from signal
 UNCLIPPED = 1e9  # clipping would hide that a larger batch's gradient is smaller

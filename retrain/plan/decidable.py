@@ -85,7 +85,7 @@ def _metrics_of(config: Config) -> tuple[str, ...]:
 def _numbers_of(part: Any) -> tuple[str, ...]:
     """Return the keys of a part of a row whose values are single numbers."""
     kinds = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(part).items()}
-    keys = ((key, kinds[name]) for name, key, is_optional in keys_of(part) if not is_optional)
+    keys = ((key, kinds[name]) for name, key, is_optional, _ in keys_of(part) if not is_optional)
     return tuple(key for key, several in keys if float in several or int in several)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,6 +17,7 @@ from types import NoneType
 from typing import (
     Any,
     ClassVar,
+    Literal,
     TypeAlias,
     TypeVar,
     dataclass_transform,
@@ -40,8 +42,16 @@ wrote may lack some fields.
 """
 
 
-def measured(unit: str, meaning: str, *, key: str = "", is_optional: bool = False, **default: Any) -> Any:
-    """Declare a field of a row.
+def measured(
+    unit: str,
+    meaning: str,
+    *,
+    key: str = "",
+    is_optional: bool = False,
+    may_be_infinite: bool = False,
+    **default: Any,
+) -> Any:
+    """Declare a field of a row; other fields of its class are not part of the row.
 
     Args:
         unit: of its value; "" for names and texts.
@@ -49,9 +59,16 @@ def measured(unit: str, meaning: str, *, key: str = "", is_optional: bool = Fals
         key: its name in the file, the part's prefix included; "" for the prefix and the attribute's name. A
             mapping has one key per item, `key_item`, and shows the item's name in capitals.
         is_optional: whether a value of None leaves the key out instead of writing null.
+        may_be_infinite: whether a value that is not finite is written as null; of others it is an error.
         default: as for `dataclasses.field`.
     """
-    described = {"unit": unit, "meaning": meaning, "key": key, "is_optional": is_optional}
+    described = {
+        "unit": unit,
+        "meaning": meaning,
+        "key": key,
+        "is_optional": is_optional,
+        "may_be_infinite": may_be_infinite,
+    }
     return field(metadata=described, **default)
 
 
@@ -72,22 +89,27 @@ def columns(part: Any) -> dict[str, Value]:
             row |= {key.replace("NAME", name): value for key, value in columns(one).items()}
         return row
     kind: Any = type(part)  # hashable, which mypy cannot infer for a dataclass's type
-    for name, key, is_optional in () if part is None else keys_of(kind):
+    for name, key, is_optional, may_be_infinite in () if part is None else keys_of(kind):
         value = getattr(part, name)
+        if may_be_infinite and value is not None and not math.isfinite(value):
+            value = None
         if isinstance(value, dict):
             stem = key.rpartition("_")[0]
-            row |= {f"{stem}_{item}": found for item, found in value.items()}
+            row |= {f"{stem}_{item}": each for item, each in value.items()}
         elif value is not None or not is_optional:
             row[key] = value
     return row
 
 
 @cache
-def keys_of(kind: Any) -> tuple[tuple[str, str, bool], ...]:
-    """Return a part's attributes, their keys in the file, and whether None leaves the key out."""
+def keys_of(kind: Any) -> tuple[tuple[str, str, bool, bool], ...]:
+    """Return a part's attributes: their keys in the file, `is_optional` and `may_be_infinite`."""
     prefix = getattr(kind, "PREFIX", "")
-    found = ((part.name, part.metadata) for part in dataclasses.fields(kind))
-    return tuple((name, how["key"] or prefix + name, how["is_optional"]) for name, how in found)
+    declared = ((part.name, part.metadata) for part in dataclasses.fields(kind) if part.metadata)
+    return tuple(
+        (name, how["key"] or prefix + name, how["is_optional"], how["may_be_infinite"])
+        for name, how in declared
+    )
 
 
 def metrics_page(row: Any, of_a_run: Any) -> str:
@@ -113,9 +135,11 @@ def _section(title: str, kind: Any, written: str) -> Iterator[str]:
     yield f"\n## {title}\n\n{inspect.getdoc(kind)} {written}\n\n"
     yield "| field | type | unit | meaning |\n|---|---|---|---|\n"
     hints = get_type_hints(kind)
-    for declared, (_, key, _) in zip(dataclasses.fields(kind), keys_of(kind), strict=True):
-        unit, meaning = declared.metadata["unit"], declared.metadata["meaning"]
-        yield f"| `{key}` | {_type(hints[declared.name])} | {unit} | {meaning} |\n"
+    described = {part.name: part.metadata for part in dataclasses.fields(kind)}
+    for name, key, _, may_be_infinite in keys_of(kind):
+        unit, meaning = described[name]["unit"], described[name]["meaning"]
+        hint = hints[name] | None if may_be_infinite else hints[name]
+        yield f"| `{key}` | {_type(hint)} | {unit} | {meaning} |\n"
 
 
 def _type(hint: Any) -> str:
@@ -123,6 +147,8 @@ def _type(hint: Any) -> str:
     kinds = get_args(hint) or (hint,)
     if get_origin(hint) is Mapping:
         return _type(kinds[1])
+    if get_origin(hint) is Literal:
+        return "str"
     return " or ".join("null" if kind is NoneType else kind.__name__ for kind in kinds)
 
 

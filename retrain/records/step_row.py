@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal, TypeAlias
 
 from retrain.records.row_parts import (
     ApiPause,
@@ -172,16 +172,22 @@ class ControlSummary:
     )
 
 
+Action: TypeAlias = Literal["hold", "throttle", "increase"]
+Regime: TypeAlias = Literal["warmup", "retrograde", "memory_bound", "compute_bound", "optimal"]
+
+
 @row_part
-class BackPressureSummary:
+class BackPressureDecision:
     """The back-pressure controller's decision after the step."""
 
     PREFIX: ClassVar[str] = "bp_"
-    action: str = measured("", "`hold`, `throttle` or `increase`")
-    regime: str = measured("", "`warmup`, `retrograde`, `memory_bound`, `compute_bound` or `optimal`")
+    action: Action = measured("", "`hold`, `throttle` or `increase`")
+    regime: Regime = measured("", "`warmup`, `retrograde`, `memory_bound`, `compute_bound` or `optimal`")
     batch_size: int = measured("prompts", "size of the next step; with micro-batches, prompts at a time")
     p_star: float | None = measured(
-        "rollouts", "concurrency of the fitted peak; null if there is none or it is not determined"
+        "rollouts",
+        "concurrency of the fitted peak; null if there is none or it is not determined",
+        may_be_infinite=True,
     )
     sigma: float | None = measured("", "fitted contention; null while the curve is not determined")
     kappa: float | None = measured("", "fitted crosstalk; likewise; 0: no peak")
@@ -204,15 +210,18 @@ class ThrottleSummary:
 
 
 @row_part
-class ScalingSummary:
+class ScalingDecision:
     """The learning-rate rule's decision for the step."""
 
     PREFIX: ClassVar[str] = "scaling_"
+    lr_factor: float  # the row has its product with the schedule's
     scale: float = measured("", "batch of the step over the configured one, in prompts")
     effective_scale: float = measured("", "the same, in groups that had a gradient")
     gain: float = measured("", "steps at the configured batch that this step is worth")
     progress: float = measured("steps", "sum of the gains of all steps before")
-    noise_scale: float | None = measured("prompts", "where gradient noise equals signal; null if unknown")
+    noise_scale: float = measured(
+        "prompts", "where gradient noise equals signal; null if unknown", may_be_infinite=True
+    )
     reason: str = measured("", "why, in a few words")
 
 
@@ -278,11 +287,13 @@ class StepRow:
         metadata=_by("backends/objective.py", "in steps with an update"), default=None
     )
     control: ControlSummary = field(metadata=_by("trainer/control.py"))
-    back_pressure: BackPressureSummary | None = field(
-        metadata=_by("trainer/control.py", "with `[backpressure]`")
+    back_pressure: BackPressureDecision | None = field(
+        metadata=_by("control/rules/backpressure/__init__.py", "with `[backpressure]`")
     )
     throttle: ThrottleSummary | None = field(metadata=_by("trainer/control.py", "with `[throttle]`"))
-    scaling: ScalingSummary | None = field(metadata=_by("trainer/control.py", "with `[scaling]` or goodput"))
+    scaling: ScalingDecision | None = field(
+        metadata=_by("control/rules/scaling/rules.py", "with `[scaling]` or goodput")
+    )
     roofline: RooflineSummary | None = field(
         metadata=_by("trainer/step_meter.py", "with `peak_gflops` or `peak_bw_gb_s`")
     )

@@ -14,25 +14,19 @@ from dataclasses import dataclass
 from retrain.backends import UpdateStats
 from retrain.config.schema import Config
 from retrain.control.rules import StateDict
-from retrain.control.rules.backpressure import BackPressure, BackPressureDecision, StepObservation
+from retrain.control.rules.backpressure import BackPressure, StepObservation
 from retrain.control.rules.first_steps import FirstSteps
 from retrain.control.rules.mismatch import MismatchTrend
 from retrain.control.rules.no_signal import NOTABLE, SignalWatch
-from retrain.control.rules.scaling.rules import (
-    RULES,
-    LearningRateScaling,
-    LEGWRule,
-    ScalingDecision,
-    schedule_factor,
-)
+from retrain.control.rules.scaling.rules import RULES, LearningRateScaling, LEGWRule, schedule_factor
 from retrain.control.rules.throttle import ThrottleState
 from retrain.records.row_parts import ApiPause
 from retrain.records.step_row import (
-    BackPressureSummary,
+    BackPressureDecision,
     ControlSummary,
     EpisodeSummary,
     RolloutSummary,
-    ScalingSummary,
+    ScalingDecision,
     ThrottleSummary,
     Timing,
     Unscored,
@@ -81,9 +75,9 @@ class ControllerRows:
     """The controllers' parts of a step's row."""
 
     control: ControlSummary
-    back_pressure: BackPressureSummary | None
+    back_pressure: BackPressureDecision | None
     throttle: ThrottleSummary | None
-    scaling: ScalingSummary | None
+    scaling: ScalingDecision | None
 
 
 class Control:
@@ -155,13 +149,16 @@ class Control:
         learned = facts.trained_groups > 0 and self._learn_noise(size, facts)
         pressure, load = self._back_pressure, size.load
         decided = self._decision(pressure, size, facts, learned) if pressure else None
+        throttle = None
+        if load is not None:
+            throttle = ThrottleSummary(
+                level=load.level.value,
+                load=load.load,
+                batch_multiplier=load.batch_multiplier,
+                reason=load.reason,
+            )
         scales = self._config.scaling.rule != "none" or self._wants_noise
-        return ControllerRows(
-            control,
-            _back_pressure_summary(decided) if decided else None,
-            _throttle_summary(load) if load else None,
-            _scaling_summary(size.scaling) if scales else None,
-        )
+        return ControllerRows(control, decided, throttle, size.scaling if scales else None)
 
     def _notice(self, facts: StepFacts, step: int) -> str:
         """Warn of what became notable with a step; return how long there has been no signal, "" if not."""
@@ -233,7 +230,7 @@ class Control:
     ) -> BackPressureDecision:
         if not facts.trained_groups:  # faster than a step of its size normally is
             return control.hold("not counted: no group carried a signal, so nothing was trained")
-        noise_scale = size.scaling.noise_scale * self._group_size if learned else math.nan  # in rollouts
+        noise_scale = size.scaling.noise_scale * self._group_size  # in rollouts
         return control.observe(
             StepObservation(
                 batch_size=size.at_a_time,
@@ -241,7 +238,7 @@ class Control:
                 tokens=facts.rollouts.tokens_per_step,
                 step_time_s=facts.active_s,
                 memory_fraction=facts.stats.memory_fraction,
-                noise_scale=_finite(noise_scale),
+                noise_scale=noise_scale if learned and math.isfinite(noise_scale) else None,
             )
         )
 
@@ -268,24 +265,3 @@ def _scaling(config: Config, data_size: int) -> LearningRateScaling:
     table = config.scaling
     rule = LEGWRule(table.base_warmup_epochs, data_size) if table.rule == "legw" else RULES[table.rule]()
     return LearningRateScaling(rule, config.training.batch_size, table.smoothing)
-
-
-def _back_pressure_summary(decision: BackPressureDecision) -> BackPressureSummary:
-    p_star = None if decision.p_star is None else _finite(decision.p_star)
-    return BackPressureSummary(**dataclasses.asdict(decision) | {"p_star": p_star})
-
-
-def _throttle_summary(load: ThrottleState) -> ThrottleSummary:
-    return ThrottleSummary(
-        level=load.level.value, load=load.load, batch_multiplier=load.batch_multiplier, reason=load.reason
-    )
-
-
-def _scaling_summary(decision: ScalingDecision) -> ScalingSummary:
-    keys = dataclasses.asdict(decision) | {"noise_scale": _finite(decision.noise_scale)}
-    del keys["lr_factor"]  # in the control's part, with the schedule's factor
-    return ScalingSummary(**keys)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from pathlib import Path
 from typing import get_args, get_type_hints
 
 import retrain
+from retrain.control.rules.backpressure import BackPressure, StepObservation
 from retrain.records.metrics import read_metrics
 from retrain.records.row_parts import Evaluation, PermitUse, columns, metrics_page
 from retrain.records.run_row import RunRow
@@ -83,6 +85,13 @@ def test_an_optional_field_is_left_out_and_an_unknown_one_is_null() -> None:
     )
     row = columns(evaluation)
     assert (row["eval_pass_at_1"], row["eval_pass_at_4"]) == (0.5, None)
+
+
+def test_a_decision_is_its_part_of_the_row_and_no_peak_is_null() -> None:
+    decision = BackPressure(batch_size=2, group_size=4).observe(StepObservation(2, 4, 100, 1.0))
+    row = columns(dataclasses.replace(decision, p_star=math.inf))
+    assert row["bp_p_star"] is None
+    assert row["bp_batch_size"] == decision.batch_size
 
 
 def test_every_part_names_the_files_that_write_it() -> None:

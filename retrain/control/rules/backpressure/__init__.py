@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -31,10 +31,8 @@ import numpy as np
 from retrain.base.rollouts import Floats
 from retrain.control.rules import StateDict, require
 from retrain.control.rules.backpressure.explore import (
-    Action,
     Explorer,
     MemoryLimit,
-    Regime,
     Situation,
     batch_sizes,
     classify,
@@ -54,26 +52,12 @@ from retrain.control.rules.backpressure.posterior import (
     fit_curve,
 )
 from retrain.control.rules.usl.online import StepTimeFitter
+from retrain.records.step_row import Action, BackPressureDecision, Regime
 
 __all__ = ["BackPressure", "BackPressureDecision", "StepObservation"]
 
 STATE_VERSION = 1
 KNOWN = 3.0  # observations of a size after which a second slow step means a slower machine, not a stall
-
-
-@dataclass(frozen=True)
-class BackPressureDecision:
-    """The next batch size, with the reason."""
-
-    action: Action  # exploring counts as hold
-    regime: Regime  # of the observed step (table at the top)
-    batch_size: int  # prompts to run next
-    p_star: float | None  # fitted optimal concurrency, infinite without one; None while not determined
-    sigma: float | None  # fitted contention, likewise
-    kappa: float | None  # fitted crosstalk, likewise
-    utilization: float | None  # expected throughput over that of the best size allowed; None without a fit
-    throughput: float  # moving average of tokens per second
-    reason: str
 
 
 class BackPressure:

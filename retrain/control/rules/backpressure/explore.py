@@ -19,10 +19,9 @@ from retrain.config.schema import BackPressureSection
 from retrain.control.rules import StateDict
 from retrain.control.rules.backpressure.measurements import Measurements
 from retrain.control.rules.backpressure.posterior import Posterior
+from retrain.records.step_row import Action, Regime
 
-Action = Literal["hold", "throttle", "increase"]
 Purpose = Literal["warmup", "probe", "operate"]  # why a batch size was chosen
-Regime = Literal["warmup", "retrograde", "memory_bound", "compute_bound", "optimal"]
 
 HEADROOM, SHORTFALL = 1.1, 0.8  # measured over fitted throughput
 WARMUP_GAIN = 0.01  # least log gain expected of the next doubling, optimism included

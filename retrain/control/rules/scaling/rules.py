@@ -17,6 +17,7 @@ import numpy as np
 from retrain.base.rollouts import Floats
 from retrain.control.rules import StateDict, require
 from retrain.control.rules.scaling.noise_scale import LEAST_VAR, GradientNoiseScale, InformativeGroups
+from retrain.records.step_row import ScalingDecision
 
 
 class ScalingRule(ABC):
@@ -142,19 +143,6 @@ RULES: Mapping[str, type[ScalingRule]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ScalingDecision:
-    """The learning-rate factor of one step, with the reason."""
-
-    lr_factor: float
-    scale: float  # this step's batch divided by the initial batch, in prompts
-    effective_scale: float  # the same in informative groups
-    gain: float  # equivalent steps at the initial batch
-    progress: float  # sum of the gains of all earlier steps
-    noise_scale: float  # prompts at which noise equals signal; infinite without signal, NaN if unknown
-    reason: str
-
-
 class LearningRateScaling:
     """Scale a run's learning rate to the actual batch of each step.
 
@@ -191,7 +179,15 @@ class LearningRateScaling:
         noise = f"noise scale {phi:.3g} prompts" if math.isfinite(phi) else "noise but no signal measured"
         noise = "noise scale not yet known" if math.isnan(phi) else noise
         reason = f"batch x{scale:.3g}{groups}, {noise}: learning rate x{factor[0]:.3g}"
-        return ScalingDecision(float(factor[0]), scale, effective, gain, self._progress, phi, reason)
+        return ScalingDecision(
+            lr_factor=float(factor[0]),
+            scale=scale,
+            effective_scale=effective,
+            gain=gain,
+            progress=self._progress,
+            noise_scale=phi,
+            reason=reason,
+        )
 
     def count_groups(self, informative: int, prompts: int) -> None:
         """Count the informative prompts of a step, even if none was."""
