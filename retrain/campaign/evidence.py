@@ -17,7 +17,7 @@ from retrain.base.locks.held import hold
 from retrain.campaign.forecast import busy_s
 from retrain.campaign.rollup import RollUp
 from retrain.config.campaign import DecisionSection, SearchSection
-from retrain.plan.matrix import Plan, RunPlan
+from retrain.plan.matrix import Origin, Plan, RunPlan
 from retrain.records.decision import (
     ADDED,
     Decision,
@@ -148,7 +148,7 @@ class Rounds:
 
     def _is_spent(self, table: DecisionSection, begun: Collection[str]) -> bool:
         """Whether runs, without those of seeds added by hand, have used up the decision's time or money."""
-        by_hand = {run.run_id for run in self._plan.runs if run.seed in self._plan.added_seeds}
+        by_hand = {run.run_id for run in self._plan.runs if run.origin is Origin.ADDED}
         begun = [run_id for run_id in begun if run_id not in by_hand]
         if table.budget_usd is not None and self._cost_usd(begun) >= table.budget_usd:
             return True
@@ -216,7 +216,7 @@ class Rungs:
             found.winner,
             tuple(stages_of(self._plan, self._table, left)),
             self._table.sampler,
-            self._plan.proposed,
+            len(self._plan.proposed_conditions),
             left,
         )
         begun = {run_id for run_id, entry in entries.items() if entry.attempts}

@@ -25,7 +25,7 @@ from retrain.config.files import changed_files
 from retrain.config.keys import Tables
 from retrain.config.resolve import as_tables, flatten
 from retrain.config.versions import as_meant
-from retrain.plan.matrix import Plan, RunPlan
+from retrain.plan.matrix import Origin, Plan, RunPlan
 from retrain.records.decision import ADDED, known_looks
 from retrain.records.files import make_directory, read_small, remove_leftovers, write_atomic
 from retrain.records.layout import CampaignFiles, RunFiles, files_of_runs, recorded_hash, recorded_tables
@@ -63,7 +63,7 @@ def reconcile(
     looks = known_looks(files.looks, manifest.decision if manifest else None)
     recorded = _recorded(plan, files, manifest, is_same_file)
     redesigned = tuple(looks.differs(plan.design)) or _decided_late(plan, manifest, files)
-    may_be_new = _added(plan) | {run.run_id for run in plan.runs if redesigned}
+    may_be_new = {run.run_id for run in plan.runs if redesigned or run.origin is not Origin.GIVEN}
     if manifest and manifest.decision and not looks.was_begun:
         may_be_new |= _with_further_seeds(plan, recorded)
     recorded |= _not_needed_yet(plan, recorded, files, may_be_new)
@@ -123,12 +123,6 @@ def _recorded(
     if is_same_file:  # killed before all runs were made
         return {run.run_id: run.config_hash for run in plan.runs} | recorded
     return recorded
-
-
-def _added(plan: Plan) -> set[str]:
-    """Return the runs of seeds that the user added, and of conditions that a sampler proposed."""
-    proposed = plan.conditions[len(plan.own_conditions) :]
-    return {run.run_id for run in plan.runs if run.seed in plan.added_seeds or run.condition in proposed}
 
 
 def _with_further_seeds(plan: Plan, recorded: Collection[str]) -> set[str]:

@@ -22,7 +22,7 @@ from retrain.config.files import contents_of, with_absolute_paths
 from retrain.config.resolve import label_of, label_of_modes, resolve
 from retrain.config.schema import Config
 from retrain.config.versions import CURRENT
-from retrain.plan.matrix import Plan, RunPlan
+from retrain.plan.matrix import Origin, Plan, RunPlan
 from retrain.records.text import plain
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def plan_runs(
 
     A file without a seed gets the `drawn_seed`, or draws one. With `[decision]` the plan has all runs that
     may be needed. `added_seeds` further ones follow all others. Of the conditions, the last `proposed` are a
-    sampler's.
+    sampler's. Each run says where it comes from.
 
     Raises ConfigError with every problem of `[campaign.search]`, or of `[decision]`.
     """
@@ -51,11 +51,17 @@ def plan_runs(
     seeds = _with_further(config, given, added_seeds)
     bases = [(name, with_absolute_paths(base)) for name, base in _conditions(config)]
     contents = [contents_of(base) for _, base in bases]
-    known = [
-        (name, base, files, digest_by_seed(base, files))
-        for (name, base), files in zip(bases, contents, strict=True)
+    origins = [Origin.GIVEN] * (len(bases) - proposed) + [Origin.PROPOSED] * proposed
+    conditions = [
+        (name, base, files, digest_by_seed(base, files), origin)
+        for (name, base), files, origin in zip(bases, contents, origins, strict=True)
     ]
-    runs = [_run(*condition, seed) for seed in seeds for condition in known]
+    added = seeds[len(seeds) - added_seeds :]
+    runs = [
+        _run(name, base, files, digest_of, seed, Origin.ADDED if seed in added else origin)
+        for seed in seeds
+        for name, base, files, digest_of, origin in conditions
+    ]
     plan = Plan(
         name=campaign.name or Path(file_name).stem or "campaign",
         campaign=campaign,
@@ -66,8 +72,6 @@ def plan_runs(
         decision=_decide(config),
         search_seeds=tuple(given) if campaign.search else (),
         first_seeds=FEWEST_SEEDS if campaign.search else max(FEWEST_SEEDS, len(given)),
-        added_seeds=tuple(seeds[len(seeds) - added_seeds :]),
-        proposed=proposed,
     )
     _require_sound(plan, len(given), file_name)
     return plan
@@ -160,10 +164,16 @@ def shown_name(name: str) -> str:
 
 
 def _run(
-    condition: str, base: Config, contents: dict[str, str], digest_of: Callable[[int], str], seed: int
+    condition: str,
+    base: Config,
+    contents: dict[str, str],
+    digest_of: Callable[[int], str],
+    seed: int,
+    origin: Origin,
 ) -> RunPlan:
     run_id = _run_id(condition, seed)
     resolved = dataclasses.replace(base, training=dataclasses.replace(base.training, seed=seed))
     config_hash = digest_of(seed)
     identity = RunSection(run_id, "", condition, config_hash, contents, version=CURRENT)
-    return RunPlan(run_id, condition, seed, dataclasses.replace(resolved, run=identity), config_hash)
+    config = dataclasses.replace(resolved, run=identity)
+    return RunPlan(run_id, condition, seed, config, config_hash, origin)

@@ -21,7 +21,7 @@ from retrain.config.campaign import DecisionSection
 from retrain.control.rules.sequential import SequentialComparison
 from retrain.control.rules.sequential.allocation import found_per_cost, rising_errors, weights_of_error
 from retrain.plan.decidable import FOUND, Found, comparison_of
-from retrain.plan.matrix import Plan
+from retrain.plan.matrix import Origin, Plan
 from retrain.records.decision import OPEN, ConditionDecision, Decision, Looks, Round, is_higher_better
 
 BUDGET, FAILED = "budget", "failed"
@@ -62,7 +62,7 @@ def decide(
         walk.take(one)
     walk.reopen(ended)
     looked = tuple(_new_rounds(walk, ended, frozenset(begun), is_spent=is_spent))
-    wanted = walk.wanted | {walk.ids[name, seed] for seed in plan.added_seeds for name in plan.conditions}
+    wanted = walk.wanted | {run.run_id for run in plan.runs if run.origin is Origin.ADDED}
     decision = Decision(
         metric=table.metric,
         reference=plan.reference,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
     from retrain.records.run_row import PlannedRun
 
 
+class Origin(Enum):
+    """Why a campaign has a run."""
+
+    GIVEN = "given"  # by the file; of its seeds, `[decision]` may need only some
+    ADDED = "added"  # as a further seed, by the user, after the campaign had begun
+    PROPOSED = "proposed"  # as a condition, by the sampler of `[campaign.search]`
+
+
 @dataclass(frozen=True)
 class RunPlan:
     """One run: a condition with a seed, and everything that its worker needs."""
@@ -27,6 +36,7 @@ class RunPlan:
     seed: int
     config: Config
     config_hash: str
+    origin: Origin = Origin.GIVEN
 
     @property
     def title(self) -> str:
@@ -83,17 +93,15 @@ class Plan:
     decision: DecisionSection | None = None
     search_seeds: tuple[int, ...] = ()  # that choose, with `[campaign.search]`; the others decide
     first_seeds: int = 0  # that a campaign with `[decision]` begins with
-    added_seeds: tuple[int, ...] = ()  # by the user, after it had begun
-    proposed: int = 0  # conditions, the last ones, that the sampler of `[campaign.search]` proposed
 
     @cached_property
     def conditions(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(run.condition for run in self.runs))
 
-    @property
-    def own_conditions(self) -> tuple[str, ...]:
-        """The conditions without those that a sampler proposed."""
-        return self.conditions[: len(self.conditions) - self.proposed]
+    @cached_property
+    def proposed_conditions(self) -> tuple[str, ...]:
+        """The conditions that a sampler proposed, in that order."""
+        return tuple(dict.fromkeys(run.condition for run in self.runs if run.origin is Origin.PROPOSED))
 
     def first_runs(self) -> dict[str, RunPlan]:
         """Return each condition's first run, by name: seeds change nothing but the seed."""
@@ -117,10 +125,15 @@ class Plan:
         """What `[decision]` must fix before data are looked at; empty without that table."""
         return vars(self.decision) | {"reference": self.reference} if self.decision else {}
 
-    @property
+    @cached_property
+    def added_seeds(self) -> tuple[int, ...]:
+        """The seeds that the user added."""
+        return tuple(dict.fromkeys(run.seed for run in self.runs if run.origin is Origin.ADDED))
+
+    @cached_property
     def planned_seeds(self) -> tuple[int, ...]:
         """The seeds without those that the user added."""
-        return self.seeds[: len(self.seeds) - len(self.added_seeds)]
+        return tuple(dict.fromkeys(run.seed for run in self.runs if run.origin is not Origin.ADDED))
 
     @property
     def workers(self) -> int:

@@ -89,11 +89,10 @@ def propose(
         told: values of conditions that it has not been told yet.
         notice: receives what the user should know.
     """
-    names = plan.conditions[len(plan.conditions) - len(all_of(rounds)) :]
-    waiting, is_same = iter(names), True
+    waiting, is_same = iter(plan.proposed_conditions), True
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that some samplers are experimental
-        study = _Study(plan, table, plan.conditions[: len(plan.conditions) - len(names)])
+        study = _Study(plan, table)
         for one in rounds:
             study.tell(one.told)
             for proposal in one.proposals:
@@ -109,8 +108,9 @@ def propose(
 class _Study:
     """A study of Optuna's, whose trials are conditions of a campaign."""
 
-    def __init__(self, plan: Plan, table: SearchSection, own: Sequence[str]) -> None:
+    def __init__(self, plan: Plan, table: SearchSection) -> None:
         """Begin with the file's own conditions; no other was proposed yet."""
+        own = [name for name in plan.conditions if name not in plan.proposed_conditions]
         self._optuna = _library()
         self._swept, self._trials = swept_keys(plan.campaign.sweep), table.trials or 1
         self._space = dict(self._distributions(len(own)))

@@ -19,7 +19,7 @@ from retrain.base.errors import Problem
 from retrain.config.campaign import SearchSection
 from retrain.config.keys import quote
 from retrain.plan.decidable import unmeasured
-from retrain.plan.matrix import Plan, RunPlan
+from retrain.plan.matrix import Origin, Plan, RunPlan
 from retrain.plan.proposals import sampler_problems
 from retrain.records.decision import HELD_OUT, is_higher_better
 from retrain.records.rungs import Rung
@@ -209,7 +209,12 @@ def _trials(plan: Plan, count: int) -> Iterator[RunPlan]:
     for trial in range(1, count + 1):
         for run in plan.runs:
             if run.condition == plan.conditions[0]:
-                yield replace(run, run_id=f"trial-{trial}_s{run.seed}", condition=f"trial {trial}")
+                yield replace(
+                    run,
+                    run_id=f"trial-{trial}_s{run.seed}",
+                    condition=f"trial {trial}",
+                    origin=Origin.PROPOSED,
+                )
 
 
 def _until(run: RunPlan, step: int) -> RunPlan:
@@ -232,8 +237,9 @@ def search_problems(plan: Plan, table: SearchSection) -> Iterator[Problem]:
         yield Problem(("metric",), problem)
     else:
         yield from islice(_late(table, runs), 1)
-    if not plan.proposed or plan.proposed < (table.trials or 0):  # else it is not asked again, and not needed
-        yield from sampler_problems(table, plan.campaign.sweep, len(plan.own_conditions))
+    proposed = len(plan.proposed_conditions)
+    if not proposed or proposed < (table.trials or 0):  # else it is not asked again, and not needed
+        yield from sampler_problems(table, plan.campaign.sweep, len(plan.conditions) - proposed)
 
 
 def _rung_problems(table: SearchSection, runs: Mapping[str, RunPlan]) -> Iterator[Problem]:

@@ -13,6 +13,7 @@ from retrain.config.load import parse
 from retrain.config.resolve import label_of
 from retrain.plan.build import plan_runs
 from retrain.plan.explain import explain_plan
+from retrain.plan.matrix import Origin
 from retrain.plan.preflight import preflight
 from retrain.records.run_row import row_of
 from retrain.records.text import plain
@@ -218,3 +219,13 @@ def test_workers_that_wait_for_a_rehearsed_api_share_no_cores(latency_s: float, 
     found = explain_plan(plan, preflight(plan, "c"), None, 2.0, "c.toml")
     parallelism = next(one for one in found.checklist if one.question == "parallelism within limits")
     assert (parallelism.state == "warn") == is_warned
+
+
+def test_a_run_says_whether_the_file_the_user_or_a_sampler_gave_it() -> None:
+    conditions = [{"name": "a"}, {"name": "b"}]
+    config = parse({"campaign": {"seeds": [0], "conditions": conditions}}, "c.toml")
+    added = plan_runs(config, "c.toml", added_seeds=1)
+    assert [run.origin for run in added.runs] == [Origin.GIVEN] * 2 + [Origin.ADDED] * 2
+    assert (added.planned_seeds, added.added_seeds) == ((0,), (1,))
+    proposed = plan_runs(config, "c.toml", proposed=1)
+    assert [(run.condition, run.origin.value) for run in proposed.runs] == [("a", "given"), ("b", "proposed")]
