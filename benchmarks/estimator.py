@@ -27,9 +27,9 @@ from benchmarks.estimator_reference import Reference, World
 from benchmarks.suite import script_parser
 from retrain.plan.estimate import estimate_workload
 from retrain.plan.estimate.history import History
-from retrain.plan.estimate.learned import Learned, Measured
-from retrain.plan.estimate.measured import MeasuredRun, StepParts
+from retrain.plan.estimate.learned import ConditionTimes, Learned
 from retrain.plan.estimate.money import Billed
+from retrain.plan.estimate.run_times import RunTimes, StepParts
 from retrain.plan.estimate.simulation import widened
 from retrain.plan.estimate.workload import ALONE, Failures, Launching, Pilot, RunWork, StepCost, Workload
 
@@ -224,26 +224,26 @@ def deviations(campaigns: int, levels: Sequence[float] = (0.0, 0.04, 0.08)) -> I
             yield Deviation(deviation, earlier, campaigns, *shares)
 
 
-def _earlier_runs(world: World, count: int, rng: random.Random) -> list[MeasuredRun]:
+def _earlier_runs(world: World, count: int, rng: random.Random) -> list[RunTimes]:
     runs = []
     for _ in range(count):
         mean = world.step_s[0] * rng.gauss(1, world.run_deviation)
         times = tuple(mean * world.draw(rng) for _ in range(world.steps))
         parts, billed = StepParts(0.0, 0.0, 0.0, 0.0, 0.0, 1), Billed((), {}, None, 0)
         runs.append(
-            MeasuredRun("", {}, times, times, parts, 0.0, 0.0, 0.0, 0.0, {}, None, None, 0, 0.0, 1, billed)
+            RunTimes("", {}, times, times, parts, 0.0, 0.0, 0.0, 0.0, {}, None, None, 0, 0.0, 1, billed)
         )
     return runs
 
 
-def _learned(earlier: Sequence[Sequence[MeasuredRun]]) -> Learned:
+def _learned(earlier: Sequence[Sequence[RunTimes]]) -> Learned:
     """What `explain` learns from these runs of each condition."""
     conditions = {}
     for c, runs in enumerate(earlier):
         times = [run.step_times_s for run in runs]
         seconds = list(chain.from_iterable(times))
         median, mean = statistics.median(seconds), statistics.fmean(seconds)
-        conditions[str(c)] = Measured(
+        conditions[str(c)] = ConditionTimes(
             str(c), "same", (), (), len(runs), len(seconds), True, median, mean, 0.0, None,
             tuple(runs), tuple(times), 1, (), {},
         )  # fmt: skip

@@ -22,7 +22,7 @@ from retrain.records.text import about, first_of
 
 if TYPE_CHECKING:
     from retrain.plan.estimate import Change
-    from retrain.plan.estimate.learned import MeasuredCondition
+    from retrain.plan.estimate.learned import ConditionSummary
     from retrain.plan.estimate.wall_time import WallTime
     from retrain.plan.preflight import Checked
 
@@ -191,7 +191,7 @@ class Decisions:
             answer += f", calibrated with {'; '.join(changes)}"
         return "pass", answer, ""
 
-    def _is_measured(self, condition: MeasuredCondition) -> bool:
+    def _is_measured(self, condition: ConditionSummary) -> bool:
         """Whether a condition's steps were measured as planned, up to what calibration has changed since."""
         known = self._is_calibrated and all(change.startswith(CALIBRATED) for change in condition.differs)
         return condition.match == "same" or (condition.match == "other settings" and known)

@@ -42,7 +42,7 @@ wrote may lack some fields.
 """
 
 
-def measured(
+def column(
     unit: str,
     meaning: str,
     *,
@@ -72,9 +72,9 @@ def measured(
     return field(metadata=described, **default)
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(measured,))
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(column,))
 def row_part(kind: type[T]) -> type[T]:
-    """Make a class a part of a row; type checkers know which of its `measured` fields are required."""
+    """Make a class a part of a row; type checkers know which of its columns are required."""
     return dataclass(frozen=True, slots=True, kw_only=True)(kind)
 
 
@@ -157,19 +157,19 @@ class Evaluation:
     """The policy on held-out prompts, in steps that are evaluated."""
 
     PREFIX: ClassVar[str] = "eval_"
-    reward: float = measured("reward", "mean reward of greedy completions")
-    correct_rate: float = measured("fraction", "share of them with a reward of 1")
-    prompts: int = measured("prompts", "held-out prompts")
-    reward_error_fraction: float = measured("fraction", "share of completions whose scoring failed")
-    reward_timeout_fraction: float = measured("fraction", "share of completions whose scoring took too long")
-    pass_at: Mapping[str, float | None] = measured(
+    reward: float = column("reward", "mean reward of greedy completions")
+    correct_rate: float = column("fraction", "share of them with a reward of 1")
+    prompts: int = column("prompts", "held-out prompts")
+    reward_error_fraction: float = column("fraction", "share of completions whose scoring failed")
+    reward_timeout_fraction: float = column("fraction", "share of completions whose scoring took too long")
+    pass_at: Mapping[str, float | None] = column(
         "fraction", "chance that one of K samples is right; with `eval_samples`", key="eval_pass_at_K"
     )
-    time_s: float = measured("s", "how long it took; not part of `step_time_s`")
-    billed: Mapping[str, int] = measured(
+    time_s: float = column("s", "how long it took; not part of `step_time_s`")
+    billed: Mapping[str, int] = column(
         "tokens", "that it was billed, by kind: `prefill`, `cached`, `sample`", key="eval_billed_KIND"
     )
-    unscored_fraction: float | None = measured(
+    unscored_fraction: float | None = column(
         "fraction", "share of greedy completions without a score, if any", is_optional=True, default=None
     )
 
@@ -179,28 +179,26 @@ class NamedEvaluation:
     """An `[[eval]]` called NAME, in steps in which it is due. Each prompt counts once, by its mean."""
 
     PREFIX: ClassVar[str] = "eval_NAME_"
-    reward: float = measured("reward", "mean reward")
-    reward_se: float | None = measured(
+    reward: float = column("reward", "mean reward")
+    reward_se: float | None = column(
         "reward", "its standard error over prompts, whose samples are not independent; null for one prompt"
     )
-    correct_rate: float = measured("fraction", "mean share of a prompt's completions with a reward of 1")
-    correct_rate_se: float | None = measured(
-        "fraction", "its standard error over prompts; null for one prompt"
-    )
-    prompts: int = measured("prompts", "held-out prompts with a scored completion")
-    reward_error_fraction: float = measured("fraction", "share of completions whose scoring failed")
-    reward_timeout_fraction: float = measured("fraction", "share of completions whose scoring took too long")
-    pass_at: Mapping[str, float | None] = measured(
+    correct_rate: float = column("fraction", "mean share of a prompt's completions with a reward of 1")
+    correct_rate_se: float | None = column("fraction", "its standard error over prompts; null for one prompt")
+    prompts: int = column("prompts", "held-out prompts with a scored completion")
+    reward_error_fraction: float = column("fraction", "share of completions whose scoring failed")
+    reward_timeout_fraction: float = column("fraction", "share of completions whose scoring took too long")
+    pass_at: Mapping[str, float | None] = column(
         "fraction", "chance that one of K samples is right; with `samples`", key="eval_NAME_pass_at_K"
     )
-    pass_at_se: Mapping[str, float | None] = measured(
+    pass_at_se: Mapping[str, float | None] = column(
         "fraction", "its standard error over prompts", key="eval_NAME_pass_at_se_K"
     )
-    time_s: float = measured("s", "how long it took; not part of `step_time_s`")
-    billed: Mapping[str, int] = measured(
+    time_s: float = column("s", "how long it took; not part of `step_time_s`")
+    billed: Mapping[str, int] = column(
         "tokens", "that it was billed, by kind: `prefill`, `cached`, `sample`", key="eval_NAME_billed_KIND"
     )
-    unscored_fraction: float | None = measured(
+    unscored_fraction: float | None = column(
         "fraction", "share of completions without a score, if any", is_optional=True, default=None
     )
 
@@ -210,7 +208,7 @@ class EvalWatch:
     """Every `[[eval]]` beside the reward."""
 
     PREFIX: ClassVar[str] = "eval_"
-    falling: str = measured(
+    falling: str = column(
         "", "those that fell although the reward rose, with figures; questions do not explain it"
     )
 
@@ -219,12 +217,12 @@ class EvalWatch:
 class PermitUse:
     """Waiting for and holding permits, summed over concurrent calls."""
 
-    wait_s: float = measured("s", "waiting for permits, may exceed the step", key="permit_wait_s")
-    held_s: float = measured("s", "holding permits, of calls that ended in this step", key="permit_held_s")
-    permits: int | None = measured(
+    wait_s: float = column("s", "waiting for permits, may exceed the step", key="permit_wait_s")
+    held_s: float = column("s", "holding permits, of calls that ended in this step", key="permit_held_s")
+    permits: int | None = column(
         "permits", 'how many there are; with `max_concurrent = "auto"`', is_optional=True
     )
-    permits_fixed: str | None = measured(
+    permits_fixed: str | None = column(
         "", "why their number cannot adapt, if it should and cannot", is_optional=True, default=None
     )
 
@@ -233,13 +231,11 @@ class PermitUse:
 class CostSummary:
     """What was billed since the row before: evaluations too, and steps that were repeated after a failure."""
 
-    prefill_tokens: int = measured("tokens", "of prompts that were read in full")
-    cached_tokens: int = measured(
-        "tokens", "of prompts that were read before, as for a group's other rollouts"
-    )
-    sampled_tokens: int = measured("tokens", "sampled")
-    trained_tokens: int = measured("tokens", "of prompts and completions, in each pass that trains on them")
-    cost_usd: float | None = measured("$", "what they cost; null where their price is not known")
+    prefill_tokens: int = column("tokens", "of prompts that were read in full")
+    cached_tokens: int = column("tokens", "of prompts that were read before, as for a group's other rollouts")
+    sampled_tokens: int = column("tokens", "sampled")
+    trained_tokens: int = column("tokens", "of prompts and completions, in each pass that trains on them")
+    cost_usd: float | None = column("$", "what they cost; null where their price is not known")
 
 
 @row_part
@@ -247,8 +243,8 @@ class ApiPause:
     """Times in which the API had paused all calls of the run, or was down; estimates leave them out."""
 
     PREFIX: ClassVar[str] = "api_"
-    pause_s: float = measured("s", "part of `step_time_s` in which no call went on")
-    pauses_s: float = measured("s", "the same in this attempt so far, evaluations and checkpoints included")
+    pause_s: float = column("s", "part of `step_time_s` in which no call went on")
+    pauses_s: float = column("s", "the same in this attempt so far, evaluations and checkpoints included")
 
 
 @row_part
@@ -256,20 +252,20 @@ class EngineUse:
     """The server that samples, as its metrics say, for all of its users; the most at once during the step."""
 
     PREFIX: ClassVar[str] = "engine_"
-    running: int = measured("requests", "completions in progress")
-    waiting: int = measured("requests", "waiting for a place")
-    kv_fraction: float | None = measured("fraction", "share of its key-value cache in use")
-    tokens_per_s: float | None = measured(
+    running: int = column("requests", "completions in progress")
+    waiting: int = column("requests", "waiting for a place")
+    kv_fraction: float | None = column("fraction", "share of its key-value cache in use")
+    tokens_per_s: float | None = column(
         "tokens/s", "tokens sampled per second; null until it was asked twice"
     )
-    server: str = measured("", "its log; its address if others started it")
-    restarts: int | None = measured(
+    server: str = column("", "its log; its address if others started it")
+    restarts: int | None = column(
         "",
         "times that it was started again after a crash, so far; of a server of ours",
         is_optional=True,
         default=None,
     )
-    crash: str | None = measured(
+    crash: str | None = column(
         "", "how it ended, and the last lines of its log; after a crash", is_optional=True, default=None
     )
 

@@ -22,7 +22,7 @@ from retrain.records.layout import RunFiles
 from retrain.records.lines import Row, number_in, read_tail
 from retrain.records.metrics import MetricsEnds, mean, median, read_ends
 from retrain.records.pace import PACE_KEYS, Pace, pace_of
-from retrain.records.row_parts import measured
+from retrain.records.row_parts import column
 from retrain.records.run_state import (
     API_OUT,
     UNREADABLE,
@@ -61,7 +61,7 @@ class PlannedRun:
 
 def _of_last_step(unit: str, meaning: str, **default: Any) -> Any:
     """Declare a column that holds the value of the same name in the last row of metrics.jsonl."""
-    return field(metadata={**measured(unit, meaning).metadata, "is_of_last_step": True}, **default)
+    return field(metadata={**column(unit, meaning).metadata, "is_of_last_step": True}, **default)
 
 
 NAMED_RUNS = 3  # of those that have no signal for the same reason; the others are counted
@@ -76,32 +76,32 @@ class RunRow:
     Every text is safe to print (see `records.text`).
     """
 
-    run_id: str = measured("", "name of its directory")
-    condition: str = measured("", "its name")
-    seed: int | None = measured("", "null if it has none, or neither manifest nor name gives it")
-    state: str = measured(
+    run_id: str = column("", "name of its directory")
+    condition: str = column("", "its name")
+    seed: int | None = column("", "null if it has none, or neither manifest nor name gives it")
+    state: str = column(
         "",
         "pending, running, done, failed, infrastructure, timeout, stalled, interrupted, "
         "waiting (at a rung of a search), died or unreadable",
     )
-    phase: str = measured(
+    phase: str = column(
         "",
         "last known phase of a running run; where a waiting one waits; from where a pending one goes on",
         default="",
     )
-    detail: str = measured("", "how far a long phase is", default="")
-    updated_at: str = measured("", "when the worker of a running run last said where it is, UTC", default="")
-    engine: str = measured("", "load of the server that samples, as it said last", default="")
-    engine_server: str = measured("", "its log; its address if others started it", default="")
-    step: int = measured("steps", "steps that are complete", default=0)
-    max_steps: int | None = measured("steps", "steps of the whole run")
-    attempt: int = measured("", "number of its last attempt; 0 before the first", default=0)
-    reward_first: float | None = measured("reward", "mean reward of the first step", default=None)
-    reward_last: float | None = measured("reward", "mean reward of the last step", default=None)
-    reward_mean: float | None = measured("reward", "mean over the last 10 steps", default=None)
-    eval_reward: float | None = measured("reward", "of the last evaluation on held-out prompts", default=None)
-    eval_falling: str = measured("", "each `[[eval]]` that fell although the reward rose", default="")
-    step_time_s: float | None = measured("s", "median over the last 10 steps", default=None)
+    detail: str = column("", "how far a long phase is", default="")
+    updated_at: str = column("", "when the worker of a running run last said where it is, UTC", default="")
+    engine: str = column("", "load of the server that samples, as it said last", default="")
+    engine_server: str = column("", "its log; its address if others started it", default="")
+    step: int = column("steps", "steps that are complete", default=0)
+    max_steps: int | None = column("steps", "steps of the whole run")
+    attempt: int = column("", "number of its last attempt; 0 before the first", default=0)
+    reward_first: float | None = column("reward", "mean reward of the first step", default=None)
+    reward_last: float | None = column("reward", "mean reward of the last step", default=None)
+    reward_mean: float | None = column("reward", "mean over the last 10 steps", default=None)
+    eval_reward: float | None = column("reward", "of the last evaluation on held-out prompts", default=None)
+    eval_falling: str = column("", "each `[[eval]]` that fell although the reward rose", default="")
+    step_time_s: float | None = column("s", "median over the last 10 steps", default=None)
     batch_size: int | None = _of_last_step("prompts", "prompts in the last step", default=None)
     permit_wait_s: float | None = _of_last_step(
         "s", "wait for permits in the last step, summed over calls", default=None
@@ -134,22 +134,22 @@ class RunRow:
         "", 'digest of the results of its first 10 steps with updates; "" before', default=""
     )
     sandbox: str = _of_last_step("", 'where programs of the policy ran; "" without any', default="")
-    cost_usd: float | None = measured(
+    cost_usd: float | None = column(
         "$", "what all of its attempts cost; null where the price is not known", default=None
     )
-    unsure_usd: float | None = measured(
+    unsure_usd: float | None = column(
         "$", "part of it that is at most so much: calls that a kill or a failure cut off", default=None
     )
-    prefill_tokens: int | None = measured(
+    prefill_tokens: int | None = column(
         "tokens", "billed for prompts read in full; null where none are billed", default=None
     )
-    cached_tokens: int | None = measured("tokens", "billed for prompts read before", default=None)
-    sampled_tokens: int | None = measured("tokens", "billed for sampling", default=None)
-    trained_tokens: int | None = measured("tokens", "billed for training", default=None)
-    message: str = measured(
+    cached_tokens: int | None = column("tokens", "billed for prompts read before", default=None)
+    sampled_tokens: int | None = column("tokens", "billed for sampling", default=None)
+    trained_tokens: int | None = column("tokens", "billed for training", default=None)
+    message: str = column(
         "", "why it failed or cannot be read: last line of the error; or rows that loggers lack", default=""
     )
-    pace: Pace | None = measured("", "[its pace](json.md#pace) so far", default=None)  # noqa: RUF009 - it is a field
+    pace: Pace | None = column("", "[its pace](json.md#pace) so far", default=None)  # noqa: RUF009 - it is a field
 
     def silent_s(self, now: str) -> float | None:
         """Return for how long a running run has said nothing, once that is long for it; None before.
@@ -194,9 +194,7 @@ class RunRow:
         return self.state not in _CALM
 
 
-_OF_LAST_STEP = {
-    column.name: str(column.type) for column in fields(RunRow) if "is_of_last_step" in column.metadata
-}
+_OF_LAST_STEP = {each.name: str(each.type) for each in fields(RunRow) if "is_of_last_step" in each.metadata}
 _OF_NOW = (
     "phase",
     "detail",

@@ -20,8 +20,8 @@ from retrain.records.row_parts import (
     NamedEvaluation,
     PermitUse,
     Value,
+    column,
     columns,
-    measured,
     row_part,
 )
 
@@ -30,47 +30,47 @@ from retrain.records.row_parts import (
 class Identity:
     """Which step of which run."""
 
-    step: int = measured("", "number of the step, from 1")
-    run: str = measured("", "the run's id, `<condition>_s<seed>`")
-    condition: str = measured("", "its condition; empty outside a campaign")
-    seed: int = measured("", "its seed; -1 is none")
-    attempt: int = measured("", "number of the attempt that took this step, from 1")
-    timestamp: str = measured("", "when the step ended, UTC")
+    step: int = column("", "number of the step, from 1")
+    run: str = column("", "the run's id, `<condition>_s<seed>`")
+    condition: str = column("", "its condition; empty outside a campaign")
+    seed: int = column("", "its seed; -1 is none")
+    attempt: int = column("", "number of the attempt that took this step, from 1")
+    timestamp: str = column("", "when the step ended, UTC")
 
 
 @row_part
 class Timing:
     """How long the step and its parts took. Evaluation and checkpoints are not part of it."""
 
-    step_time_s: float = measured("s", "the whole step")
-    sample_time_s: float = measured("s", "sampling, or waiting for samples where `[rate_limiter]` is on")
-    reward_time_s: float = measured("s", "scoring completions")
-    train_time_s: float = measured("s", "advantages, transform and the optimizer's update")
+    step_time_s: float = column("s", "the whole step")
+    sample_time_s: float = column("s", "sampling, or waiting for samples where `[rate_limiter]` is on")
+    reward_time_s: float = column("s", "scoring completions")
+    train_time_s: float = column("s", "advantages, transform and the optimizer's update")
 
 
 @row_part
 class RolloutSummary:
     """The rollouts of the step and their rewards."""
 
-    batch_size: int = measured("prompts", "prompts of the step")
-    group_size: int = measured("rollouts", "rollouts per prompt")
-    mean_reward: float = measured("reward", "mean reward of scored rollouts")
-    reward_std: float = measured("reward", "their standard deviation")
-    correct_rate: float = measured("fraction", "share of scored rollouts with a reward of 1")
-    zero_signal_group_fraction: float = measured("fraction", "share of groups whose advantages are all 0")
-    max_token_hit_rate: float = measured(
+    batch_size: int = column("prompts", "prompts of the step")
+    group_size: int = column("rollouts", "rollouts per prompt")
+    mean_reward: float = column("reward", "mean reward of scored rollouts")
+    reward_std: float = column("reward", "their standard deviation")
+    correct_rate: float = column("fraction", "share of scored rollouts with a reward of 1")
+    zero_signal_group_fraction: float = column("fraction", "share of groups whose advantages are all 0")
+    max_token_hit_rate: float = column(
         "fraction", "share of completions cut off at `max_tokens`, or of episodes that a limit ended"
     )
-    length_p50: float = measured("tokens", "median length of completions")
-    length_p95: float = measured("tokens", "their 95th percentile")
-    length_max: int = measured("tokens", "the longest one")
-    tokens_per_step: int = measured("tokens", "sampled tokens, informative or not")
-    tokens_per_second: float = measured("tokens/s", "sampled tokens over `step_time_s`")
-    reward_error_fraction: float = measured("fraction", "share of rollouts whose scoring failed")
-    reward_timeout_fraction: float = measured("fraction", "share of rollouts whose scoring took too long")
-    reward_faults: int = measured("rollouts", "whose program broke a rule of the sandbox")
-    reward_over_limits: int = measured("rollouts", "whose program ran into a limit of memory or files")
-    sandbox: str | None = measured("", "where programs of the policy ran, if any did", is_optional=True)
+    length_p50: float = column("tokens", "median length of completions")
+    length_p95: float = column("tokens", "their 95th percentile")
+    length_max: int = column("tokens", "the longest one")
+    tokens_per_step: int = column("tokens", "sampled tokens, informative or not")
+    tokens_per_second: float = column("tokens/s", "sampled tokens over `step_time_s`")
+    reward_error_fraction: float = column("fraction", "share of rollouts whose scoring failed")
+    reward_timeout_fraction: float = column("fraction", "share of rollouts whose scoring took too long")
+    reward_faults: int = column("rollouts", "whose program broke a rule of the sandbox")
+    reward_over_limits: int = column("rollouts", "whose program ran into a limit of memory or files")
+    sandbox: str | None = column("", "where programs of the policy ran, if any did", is_optional=True)
 
 
 @row_part
@@ -78,31 +78,29 @@ class Unscored:
     """The completions of the run so far that have no score."""
 
     PREFIX: ClassVar[str] = "unscored_"
-    fraction: float = measured("fraction", "their share of all completions sampled for training so far")
-    outage_fraction: float = measured(
+    fraction: float = column("fraction", "their share of all completions sampled for training so far")
+    outage_fraction: float = column(
         "fraction", "share whose scorer failed or timed out; the others cannot be judged"
     )
-    reason: str = measured("", "why the first of them has none")
+    reason: str = column("", "why the first of them has none")
 
 
 @row_part
 class EpisodeSummary:
     """The episodes of the step."""
 
-    turns_mean: float = measured("turns", "mean number of turns that the environment answered")
-    observation_tokens: int = measured("tokens", "what environments said, in all; not trained on")
-    episode_errors: int = measured("episodes", "ended by a failure of their environment")
-    episode_retries: int = measured("", "how often one was played again because its process had ended")
-    separate_samples: int = measured("samples", "conversations that continue no other of their episode")
-    tool_calls: int = measured("calls", "of functions, by all episodes")
-    tool_errors: int = measured("calls", "that failed: wrong ones, exceptions, too slow ones")
-    cut_turns: int = measured("turns", "that were cut at `max_turn_tokens`; not in `max_token_hit_rate`")
-    episode_time_s: float = measured("s", "mean time of an episode, sampling included")
-    environment_time_s: float = measured("s", "part of it in which the environment was waited for")
-    environment_wait_s: float = measured(
-        "s", "sampling stood still: every episode waited for its environment"
-    )
-    runaway: str | None = measured(
+    turns_mean: float = column("turns", "mean number of turns that the environment answered")
+    observation_tokens: int = column("tokens", "what environments said, in all; not trained on")
+    episode_errors: int = column("episodes", "ended by a failure of their environment")
+    episode_retries: int = column("", "how often one was played again because its process had ended")
+    separate_samples: int = column("samples", "conversations that continue no other of their episode")
+    tool_calls: int = column("calls", "of functions, by all episodes")
+    tool_errors: int = column("calls", "that failed: wrong ones, exceptions, too slow ones")
+    cut_turns: int = column("turns", "that were cut at `max_turn_tokens`; not in `max_token_hit_rate`")
+    episode_time_s: float = column("s", "mean time of an episode, sampling included")
+    environment_time_s: float = column("s", "part of it in which the environment was waited for")
+    environment_wait_s: float = column("s", "sampling stood still: every episode waited for its environment")
+    runaway: str | None = column(
         "",
         "what computed on after its time was over, so that processes play the episodes",
         is_optional=True,
@@ -118,21 +116,21 @@ class UpdateSummary:
     Each is measured before its update is taken.
     """
 
-    updates: int = measured("", "optimizer updates of the step; see `updates_per_batch` and `minibatches`")
-    loss: float = measured("", "normalised loss, see `loss_normalization`")
-    lr: float = measured("", "learning rate used, all factors included")
-    grad_norm: float = measured("", "norm of the gradient before clipping")
-    clip_fraction: float = measured("fraction", "share of tokens whose gradient the loss clipped")
-    approx_kl: float | None = measured(
+    updates: int = column("", "optimizer updates of the step; see `updates_per_batch` and `minibatches`")
+    loss: float = column("", "normalised loss, see `loss_normalization`")
+    lr: float = column("", "learning rate used, all factors included")
+    grad_norm: float = column("", "norm of the gradient before clipping")
+    clip_fraction: float = column("fraction", "share of tokens whose gradient the loss clipped")
+    approx_kl: float | None = column(
         "nats/token", "distance of the policy from the sampler's, estimated from its tokens"
     )
-    entropy: float | None = measured(
+    entropy: float | None = column(
         "nats/token", "mean of the sampler, else of the updated policy; null without both"
     )
-    update_entropy: float | None = measured(
+    update_entropy: float | None = column(
         "nats/token", "mean of the policy as it is updated; with several updates", is_optional=True
     )
-    reference_kl: float | None = measured(
+    reference_kl: float | None = column(
         "nats/token", "distance from the policy before training; with `kl_coef`", is_optional=True
     )
 
@@ -145,25 +143,25 @@ class Mismatch:
     """
 
     PREFIX: ClassVar[str] = "mismatch_"
-    kl: float = measured("nats/token", "distance, estimated as `approx_kl`")
-    mean: float = measured("nats", "mean absolute difference")
-    max: float = measured("nats", "the largest one")
+    kl: float = column("nats/token", "distance, estimated as `approx_kl`")
+    mean: float = column("nats", "mean absolute difference")
+    max: float = column("nats", "the largest one")
 
 
 @row_part
 class ControlSummary:
     """How the controllers changed the configured step size, and what they noticed."""
 
-    lr_factor: float = measured("", "factor on `lr` from schedule and scaling rule")
-    prompts_at_a_time: int = measured("prompts", "prompts sampled and trained on at a time")
-    out_of_memory_at: int | None = measured("prompts", "smallest size that did not fit in memory, if any")
-    mismatch_rise: str | None = measured(
+    lr_factor: float = column("", "factor on `lr` from schedule and scaling rule")
+    prompts_at_a_time: int = column("prompts", "prompts sampled and trained on at a time")
+    out_of_memory_at: int | None = column("prompts", "smallest size that did not fit in memory, if any")
+    mismatch_rise: str | None = column(
         "", "last steady rise of `mismatch_kl`, once there was one", is_optional=True, default=None
     )
-    no_signal: str | None = measured(
+    no_signal: str | None = column(
         "", "how long no group has had a signal, and why; from 10 steps on", is_optional=True, default=None
     )
-    first_steps: str | None = measured(
+    first_steps: str | None = column(
         "",
         "digest of the results of the first 10 steps from the first update on, once they are taken; runs in "
         "which it is the same did the same, to the last digit",
@@ -181,21 +179,21 @@ class BackPressureDecision:
     """The back-pressure controller's decision after the step."""
 
     PREFIX: ClassVar[str] = "bp_"
-    action: Action = measured("", "`hold`, `throttle` or `increase`")
-    regime: Regime = measured("", "`warmup`, `retrograde`, `memory_bound`, `compute_bound` or `optimal`")
-    batch_size: int = measured("prompts", "size of the next step; with micro-batches, prompts at a time")
-    p_star: float | None = measured(
+    action: Action = column("", "`hold`, `throttle` or `increase`")
+    regime: Regime = column("", "`warmup`, `retrograde`, `memory_bound`, `compute_bound` or `optimal`")
+    batch_size: int = column("prompts", "size of the next step; with micro-batches, prompts at a time")
+    p_star: float | None = column(
         "rollouts",
         "concurrency of the fitted peak; null if there is none or it is not determined",
         may_be_infinite=True,
     )
-    sigma: float | None = measured("", "fitted contention; null while the curve is not determined")
-    kappa: float | None = measured("", "fitted crosstalk; likewise; 0: no peak")
-    utilization: float | None = measured(
+    sigma: float | None = column("", "fitted contention; null while the curve is not determined")
+    kappa: float | None = column("", "fitted crosstalk; likewise; 0: no peak")
+    utilization: float | None = column(
         "fraction", "expected throughput over that of the best size allowed; null until three sizes are known"
     )
-    throughput: float = measured("tokens/s", "moving average over steps with an update")
-    reason: str = measured("", "why, in a few words")
+    throughput: float = column("tokens/s", "moving average over steps with an update")
+    reason: str = column("", "why, in a few words")
 
 
 @row_part
@@ -203,10 +201,10 @@ class ThrottleSummary:
     """The load of the machine before the step, and what it allowed."""
 
     PREFIX: ClassVar[str] = "throttle_"
-    level: str = measured("", "`full`, `reduced`, `minimal` or `paused`")
-    load: float | None = measured("fraction", "load of the machine, of its busiest resource")
-    batch_multiplier: float = measured("", "factor on the batch")
-    reason: str = measured("", "why, in a few words")
+    level: str = column("", "`full`, `reduced`, `minimal` or `paused`")
+    load: float | None = column("fraction", "load of the machine, of its busiest resource")
+    batch_multiplier: float = column("", "factor on the batch")
+    reason: str = column("", "why, in a few words")
 
 
 @row_part
@@ -215,25 +213,25 @@ class ScalingDecision:
 
     PREFIX: ClassVar[str] = "scaling_"
     lr_factor: float  # the row has its product with the schedule's
-    scale: float = measured("", "batch of the step over the configured one, in prompts")
-    effective_scale: float = measured("", "the same, in groups that had a gradient")
-    gain: float = measured("", "steps at the configured batch that this step is worth")
-    progress: float = measured("steps", "sum of the gains of all steps before")
-    noise_scale: float = measured(
+    scale: float = column("", "batch of the step over the configured one, in prompts")
+    effective_scale: float = column("", "the same, in groups that had a gradient")
+    gain: float = column("", "steps at the configured batch that this step is worth")
+    progress: float = column("steps", "sum of the gains of all steps before")
+    noise_scale: float = column(
         "prompts", "where gradient noise equals signal; null if unknown", may_be_infinite=True
     )
-    reason: str = measured("", "why, in a few words")
+    reason: str = column("", "why, in a few words")
 
 
 @row_part
 class RooflineSummary:
     """What limits each phase (`prefill`, `decode`, `train`) on this hardware."""
 
-    bounds: Mapping[str, str] = measured(
+    bounds: Mapping[str, str] = column(
         "", "`compute_bound`, `memory_bound`, `overhead_bound` or `unknown`", key="roofline_PHASE"
     )
-    mfu: Mapping[str, float | None] = measured("fraction", "share of peak arithmetic used", key="mfu_PHASE")
-    mbu: Mapping[str, float | None] = measured("fraction", "share of memory bandwidth used", key="mbu_PHASE")
+    mfu: Mapping[str, float | None] = column("fraction", "share of peak arithmetic used", key="mfu_PHASE")
+    mbu: Mapping[str, float | None] = column("fraction", "share of memory bandwidth used", key="mbu_PHASE")
 
 
 @row_part
@@ -241,21 +239,21 @@ class PipelineStats:
     """Asynchronous sampling so far: counts of the whole run, waits and idle fractions of this attempt."""
 
     PREFIX: ClassVar[str] = "rate_"
-    ratio: float | None = measured("", "realised samples per batch over the target; null without a pace")
-    producer_wait_s: float = measured("s", "producers waiting for room, pace or fresher weights; summed")
-    consumer_wait_s: float = measured("s", "training waiting for samples")
-    producer_idle_fraction: float = measured("fraction", "share of the producers' time spent waiting")
-    consumer_idle_fraction: float = measured("fraction", "share of training's time spent waiting")
-    sample_age_mean: float = measured("updates", "mean age of the latest batch in policy versions")
-    sample_age_max: int = measured("updates", "greatest age in it")
-    dropped: int = measured("samples", "dropped because they were too old")
-    lost: int = measured("samples", "under way when a process ended; sampled again")
-    outstanding: int = measured("samples", "in the buffer unseen, or on their way")
-    produced: int = measured("samples", "produced")
-    units: int = measured("units", "production units")
-    batches: int = measured("batches", "batches trained on")
-    batches_per_unit: float | None = measured("", "batches over units; the pace an unlimited run settles at")
-    prompts_at_a_time: int | None = measured(
+    ratio: float | None = column("", "realised samples per batch over the target; null without a pace")
+    producer_wait_s: float = column("s", "producers waiting for room, pace or fresher weights; summed")
+    consumer_wait_s: float = column("s", "training waiting for samples")
+    producer_idle_fraction: float = column("fraction", "share of the producers' time spent waiting")
+    consumer_idle_fraction: float = column("fraction", "share of training's time spent waiting")
+    sample_age_mean: float = column("updates", "mean age of the latest batch in policy versions")
+    sample_age_max: int = column("updates", "greatest age in it")
+    dropped: int = column("samples", "dropped because they were too old")
+    lost: int = column("samples", "under way when a process ended; sampled again")
+    outstanding: int = column("samples", "in the buffer unseen, or on their way")
+    produced: int = column("samples", "produced")
+    units: int = column("units", "production units")
+    batches: int = column("batches", "batches trained on")
+    batches_per_unit: float | None = column("", "batches over units; the pace an unlimited run settles at")
+    prompts_at_a_time: int | None = column(
         "prompts", "prompts sampled at a time", is_optional=True, default=None
     )
 

@@ -29,7 +29,15 @@ from retrain.records.spending import Tokens
 from retrain.trainer.batch import ScoredBatch
 from retrain.trainer.budget import RunBudget
 from retrain.trainer.episodes import SampleGroups
-from retrain.trainer.evaluation import Due, HeldOut, Measured, Newest, Stream, each_pass_at_k, standard_error
+from retrain.trainer.evaluation import (
+    AnyEvaluation,
+    Due,
+    HeldOut,
+    Newest,
+    Stream,
+    each_pass_at_k,
+    standard_error,
+)
 from retrain.trainer.journal import Journal
 
 WINDOW = 10  # steps whose mean reward is that of an evaluation's policy
@@ -138,17 +146,17 @@ class EvalSchedule:
         played = as_played(self.config, table).environment
         return Due(table.name, one.prompts, table.samples, longest, played, self.config)
 
-    def _of(self, one: HeldOut | OpenEval, step: int) -> Measured:
+    def _of(self, one: HeldOut | OpenEval, step: int) -> AnyEvaluation:
         if newest := self._newest.of(one.name, step):
             return newest
         self.journal.phase(f"evaluate {one.name}".rstrip(), step)
-        made = one.measured(step) if isinstance(one, HeldOut) else self._measured(one, step)
+        made = one.evaluate(step) if isinstance(one, HeldOut) else self._evaluate(one, step)
         self._newest.keep(one.name, step, made)
         self.budget.evaluated(self._due(one), Tokens(**made.billed))
         self.made()
         return made
 
-    def _measured(self, opened: OpenEval, step: int) -> NamedEvaluation:
+    def _evaluate(self, opened: OpenEval, step: int) -> NamedEvaluation:
         table, started = opened.table, time.perf_counter()
         how = Sampling(
             group_size=table.samples,

@@ -22,7 +22,7 @@ from retrain.records.spending import Tokens
 from retrain.trainer.batch import ScoredBatch
 
 EVALUATION_BATCH = 256  # prompts sampled at a time
-Measured: TypeAlias = Evaluation | NamedEvaluation
+AnyEvaluation: TypeAlias = Evaluation | NamedEvaluation
 EVALUATION_STREAM = 0x6576616C  # keeps its random numbers apart from all others of the run
 
 
@@ -31,14 +31,16 @@ class Newest:
 
     def __init__(self, config: Config) -> None:
         self._config_hash = config.run.config_hash if config.run else ""
-        self._found: dict[str, tuple[int, str, Measured]] = {}  # after which step, of which configuration
+        self._found: dict[
+            str, tuple[int, str, AnyEvaluation]
+        ] = {}  # after which step, of which configuration
 
-    def of(self, name: str, step: int) -> Measured | None:
+    def of(self, name: str, step: int) -> AnyEvaluation | None:
         """Return the evaluation after `step` steps; None if it was not made, or of another configuration."""
         found = self._found.get(name)
         return found[2] if found and found[:2] == (step, self._config_hash) else None
 
-    def keep(self, name: str, step: int, made: Measured) -> None:
+    def keep(self, name: str, step: int, made: AnyEvaluation) -> None:
         """Keep an evaluation in place of an earlier one of its name."""
         self._found[name] = step, self._config_hash, made
 
@@ -51,7 +53,7 @@ class Newest:
     def load_state_dict(self, state: StateDict) -> None:
         """Restore what `state_dict` returned; another version's evaluations are not used."""
         for name, one in state.items():
-            kind: type[Measured] = NamedEvaluation if name else Evaluation
+            kind: type[AnyEvaluation] = NamedEvaluation if name else Evaluation
             if one["evaluation"].keys() == {field.name for field in fields(kind)}:
                 self._found[name] = one["step"], one["config_hash"], kind(**one["evaluation"])
 
@@ -72,7 +74,7 @@ class HeldOut:
         samples, longest = 1 + (several if several > 1 else 0), self.config.training.max_tokens
         return Due(self.name, self.prompts, samples, longest, self.config.environment, self.config)
 
-    def measured(self, step: int) -> Evaluation:
+    def evaluate(self, step: int) -> Evaluation:
         """Evaluate the policy after `step` steps."""
         started, several = time.perf_counter(), self.config.data.eval_samples
         pass_at: dict[str, float | None] = {}

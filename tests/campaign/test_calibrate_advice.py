@@ -15,7 +15,13 @@ from retrain.campaign.calibrate import advice, benchmarks, check_target, schema_
 from retrain.campaign.calibrate.advice import Memory
 from retrain.campaign.calibrate.benchmarks import BenchmarkResult, Effort
 from retrain.campaign.calibrate.conclude import Evidence, crowding_between
-from retrain.campaign.calibrate.facts import BatchFound, Lengths, StepSplit, WorkersMeasured, workers_measured
+from retrain.campaign.calibrate.facts import (
+    BatchFound,
+    Lengths,
+    StepSplit,
+    WorkerThroughput,
+    worker_throughput,
+)
 from retrain.config.load import parse
 from retrain.config.reference import DIRECTIVE
 from retrain.config.schema import RateLimiterSection
@@ -50,8 +56,8 @@ def plan_of(**campaign: object):
     return plan_runs(parse({k: v for k, v in tables.items() if k != "warmup"}, "c.toml"), "c.toml")
 
 
-def workers(*rates: float) -> list[WorkersMeasured]:
-    return [WorkersMeasured(1 << n, rate, (1 << n) / rate) for n, rate in enumerate(rates)]
+def workers(*rates: float) -> list[WorkerThroughput]:
+    return [WorkerThroughput(1 << n, rate, (1 << n) / rate) for n, rate in enumerate(rates)]
 
 
 def test_a_pilot_runs_every_condition_for_a_few_steps_elsewhere() -> None:
@@ -158,7 +164,11 @@ def test_the_shortest_campaign_is_advised_with_what_fewer_workers_would_cost() -
 
 def test_workers_whose_throughput_falls_are_kept_where_fewer_would_end_later() -> None:
     # six runs: four at a time take two waves, six take one, although they do a little less together
-    measured = [WorkersMeasured(1, 304, 0.22), WorkersMeasured(4, 709, 0.41), WorkersMeasured(6, 671, 0.61)]
+    measured = [
+        WorkerThroughput(1, 304, 0.22),
+        WorkerThroughput(4, 709, 0.41),
+        WorkerThroughput(6, 671, 0.61),
+    ]
     six = plan_of(max_workers=6)
     (found,) = advice.max_workers(six, measured, Memory(0, 0), {1: 80.0, 4: 50.0, 6: 39.0})
     assert not found.is_change
@@ -173,7 +183,7 @@ def test_fewer_workers_are_advised_where_all_slow_down_together() -> None:
 
 
 def test_a_forecast_does_not_count_waits_for_permits_twice() -> None:
-    waiting = [WorkersMeasured(1, 100, 1.0), WorkersMeasured(4, 200, 2.0, permit_wait_fraction=0.5)]
+    waiting = [WorkerThroughput(1, 100, 1.0), WorkerThroughput(4, 200, 2.0, permit_wait_fraction=0.5)]
     assert crowding_between(waiting, 0.0).of(4) == pytest.approx(1.0)  # they waited for permits alone
     busy = [replace(m, permit_wait_fraction=0.0) for m in waiting]
     assert crowding_between(busy, 0.0).of(4) == pytest.approx(2.0)
@@ -238,7 +248,7 @@ def test_the_law_across_workers_is_fitted_to_enough_of_them() -> None:
     def law(p: int) -> float:
         return 100 * p / (1 + 0.05 * (p - 1) + 0.01 * p * (p - 1))
 
-    measured = [WorkersMeasured(n, law(n), n / law(n)) for n in (1, 2, 4, 8, 16)]
+    measured = [WorkerThroughput(n, law(n), n / law(n)) for n in (1, 2, 4, 8, 16)]
     fit = advice.scaling_of(measured)
     assert fit is not None
     assert fit.p_star == pytest.approx((0.95 / 0.01) ** 0.5, rel=1e-3)
@@ -283,7 +293,7 @@ def test_calls_of_a_single_worker_that_share_permits_wait(tmp_path: Path) -> Non
     }  # three calls of 1 s
     files = RunFiles(tmp_path / "run")
     record_run(files, plan.runs[0], [2.0] * 12, closing_s=0.1, **shared)
-    measured = workers_measured(BenchmarkResult(plan, tmp_path, (files.directory,), 24.0, 0))
+    measured = worker_throughput(BenchmarkResult(plan, tmp_path, (files.directory,), 24.0, 0))
     assert measured is not None
     assert measured.permit_wait_fraction == pytest.approx(0.25)  # of 2 s, 0.5 s on each permit
 

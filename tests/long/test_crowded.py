@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from retrain.campaign.calibrate.conclude import Forecast
-from retrain.campaign.calibrate.facts import WorkersMeasured
+from retrain.campaign.calibrate.facts import WorkerThroughput
 from retrain.config.load import parse
 from retrain.plan.build import plan_runs
 from retrain.plan.estimate import estimate_workload
 from retrain.plan.estimate.history import learn, of_runs
 from retrain.plan.estimate.learned import learned_for, workload_of
-from retrain.plan.estimate.measured import measure_run
 from retrain.plan.estimate.remaining import remaining
+from retrain.plan.estimate.run_times import read_run_times
 from retrain.plan.estimate.simulation import makespan_s
 from retrain.plan.estimate.wall_time import wall_time
 from retrain.plan.estimate.workload import (
@@ -86,8 +86,8 @@ def test_the_time_left_foresees_the_last_wave(tmp_path, share):
 def test_a_calibration_foresees_it_from_what_it_measured_side_by_side(tmp_path, workers):
     pilot = plan_of(tmp_path, 8, 16)
     files = record(pilot, crowded.simulate(pilot, CORES))
-    measured = [run for path in sorted(files.runs.iterdir()) if (run := measure_run(path)) is not None]
-    side = [WorkersMeasured(n, 100.0 * min(n, CORES), 1.0) for n in (1, 2, 4, 8)]
+    measured = [run for path in sorted(files.runs.iterdir()) if (run := read_run_times(path)) is not None]
+    side = [WorkerThroughput(n, 100.0 * min(n, CORES), 1.0) for n in (1, 2, 4, 8)]
     plan = plan_of(tmp_path, 24, workers)
     found = Forecast(of_runs(measured), side, CORES).of(plan)
     assert found is not None

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from retrain.campaign.calibrate.conclude import Forecast
-from retrain.campaign.calibrate.facts import WorkersMeasured
+from retrain.campaign.calibrate.facts import WorkerThroughput
 from retrain.config.load import parse
 from retrain.plan.build import plan_runs
 from retrain.plan.estimate.history import learn, of_runs, write_crowding
 from retrain.plan.estimate.learned import learned_for
-from retrain.plan.estimate.measured import measure_run
+from retrain.plan.estimate.run_times import read_run_times
 from retrain.plan.estimate.wall_time import WallTime, wall_time
 from retrain.plan.estimate.workload import Crowding
 from retrain.plan.matrix import Plan
@@ -73,8 +73,8 @@ def test_p90_holds_what_earlier_campaigns_took_beyond_their_estimates(tmp_path, 
 
 def test_a_lucky_probe_advises_no_more_workers_than_cores(tmp_path):
     files = record_campaign(plan_of(tmp_path, 2), "c-20250131T120000Z-0a1b", closing_s=0.0)
-    history = of_runs([run for path in files.runs.iterdir() if (run := measure_run(path)) is not None])
-    side = [WorkersMeasured(n, 100.0 * n, 1.0) for n in (1, 2, 4, 8)]
+    history = of_runs([run for path in files.runs.iterdir() if (run := read_run_times(path)) is not None])
+    side = [WorkerThroughput(n, 100.0 * n, 1.0) for n in (1, 2, 4, 8)]
     assert set(Forecast(history, side, cores=2.0).by_workers(plan_of(tmp_path, 2))) == {1, 2}
     assert set(Forecast(history, side, cores=2.0).by_workers(plan_of(tmp_path, 4))) == {1, 2, 4}
 

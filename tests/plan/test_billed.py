@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from retrain.plan.estimate.measured import measure_run
+from retrain.plan.estimate.run_times import read_run_times
 from retrain.plugins.tasks import successor
 from retrain.records.metrics import read_metrics
 from retrain.records.spending import read_spending
@@ -28,7 +28,7 @@ def test_steps_evaluations_and_the_rest_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     warmup = {"path": str(tmp_path / "rows.jsonl"), "steps": 5, "batch_size": 4}
     files = train(tmp_path / "r", {**BILLED, "warmup": warmup})
-    found, spent = measure_run(files.directory), read_spending(files)
+    found, spent = read_run_times(files.directory), read_spending(files)
     assert found is not None
     assert spent is not None
     own, hard = (found.billed.evaluations[name] for name in ("eval_", "eval_hard_"))

@@ -36,7 +36,7 @@ from retrain.config.sweep import expanded
 from retrain.control.machine import cpu_capacity, memory_available_bytes
 from retrain.plan.build import plan_runs
 from retrain.plan.estimate.history import write_crowding
-from retrain.plan.estimate.measured import MeasuredRun
+from retrain.plan.estimate.run_times import RunTimes
 from retrain.plan.matrix import Plan
 from retrain.plan.preflight import preflight
 from retrain.records.files import write_atomic
@@ -204,7 +204,7 @@ class Calibrator:
         return as_launched(plan_runs(config, self._path.name), self._path.name)
 
 
-def _enough_steps(effort: Effort, runs: Sequence[MeasuredRun]) -> int:
+def _enough_steps(effort: Effort, runs: Sequence[RunTimes]) -> int:
     """Return the steps that keep workers concurrent for long enough, although they start one by one."""
     if not runs:
         return effort.probe_steps

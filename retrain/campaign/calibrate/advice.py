@@ -12,7 +12,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 
 from retrain.campaign.calibrate.benchmarks import POINTS_FOR_A_LAW
-from retrain.campaign.calibrate.facts import OUT_OF_MEMORY, BatchFound, Lengths, StepSplit, WorkersMeasured
+from retrain.campaign.calibrate.facts import OUT_OF_MEMORY, BatchFound, Lengths, StepSplit, WorkerThroughput
 from retrain.config.keys import Tables
 from retrain.config.schema import RateLimiterSection
 from retrain.control.rules.usl import UslFit, fit_usl
@@ -106,7 +106,7 @@ def _why_no_more(found: Lengths) -> str:
     return ""
 
 
-def scaling_of(measured: Sequence[WorkersMeasured]) -> UslFit | None:
+def scaling_of(measured: Sequence[WorkerThroughput]) -> UslFit | None:
     """Fit the Universal Scalability Law across workers; None with too few worker counts."""
     if len(measured) < POINTS_FOR_A_LAW:
         return None
@@ -115,7 +115,7 @@ def scaling_of(measured: Sequence[WorkersMeasured]) -> UslFit | None:
 
 def max_workers(
     plan: Plan,
-    measured: Sequence[WorkersMeasured],
+    measured: Sequence[WorkerThroughput],
     memory: Memory,
     makespans_s: Mapping[int, float],
 ) -> Iterator[Advice]:
@@ -146,7 +146,7 @@ def max_workers(
         yield Advice("campaign.parallel", False, True, "concurrent workers end the campaign earlier")
 
 
-def _reasons(measured: Sequence[WorkersMeasured], value: int, now: int) -> Iterator[str]:
+def _reasons(measured: Sequence[WorkerThroughput], value: int, now: int) -> Iterator[str]:
     alone = measured[0]
     chosen = min(measured, key=lambda m: abs(m.workers - value))
     if chosen.workers > 1:

@@ -20,7 +20,7 @@ from retrain.config.resolve import merge, overrides_of, with_default_plugins
 from retrain.config.schema import BackPressureSection, TrainingSection
 from retrain.control.machine.nvidia import Gpu, known_gpus
 from retrain.control.machine.processes import own_memory_bytes, process_tree
-from retrain.plan.estimate.measured import MeasuredRun, measure_run
+from retrain.plan.estimate.run_times import RunTimes, read_run_times
 from retrain.plan.matrix import Plan
 from retrain.records.files import readable
 from retrain.records.layout import RunFiles
@@ -76,9 +76,9 @@ class BenchmarkResult:
         return math.fsum(known) if known else None
 
     @cached_property
-    def measured(self) -> list[MeasuredRun]:
+    def measured(self) -> list[RunTimes]:
         """The times of every run; runs without two whole steps are left out."""
-        return [run for path in self.runs if (run := readable(measure_run, path)) is not None]
+        return [run for path in self.runs if (run := readable(read_run_times, path)) is not None]
 
 
 @dataclass(frozen=True)

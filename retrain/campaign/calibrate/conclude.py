@@ -13,13 +13,13 @@ from retrain.base.errors import ConfigError
 from retrain.campaign.calibrate import advice, benchmarks, facts
 from retrain.campaign.calibrate.advice import Advice, Memory
 from retrain.campaign.calibrate.benchmarks import BenchmarkResult
-from retrain.campaign.calibrate.facts import BatchFound, Lengths, StepSplit, WorkersMeasured
+from retrain.campaign.calibrate.facts import BatchFound, Lengths, StepSplit, WorkerThroughput
 from retrain.config.keys import Tables
 from retrain.control.machine import memory_available_bytes
 from retrain.control.machine.nvidia import known_gpus
 from retrain.plan.estimate.history import History, of_runs
 from retrain.plan.estimate.learned import learned_for
-from retrain.plan.estimate.measured import MeasuredRun
+from retrain.plan.estimate.run_times import RunTimes
 from retrain.plan.estimate.wall_time import WallTime, wall_time
 from retrain.plan.estimate.workload import ALONE, Crowding
 from retrain.plan.matrix import Plan
@@ -29,7 +29,7 @@ from retrain.plan.matrix import Plan
 class WorkerScaling:
     """Throughput across workers, and the Universal Scalability Law fitted to it."""
 
-    measured: tuple[WorkersMeasured, ...]
+    measured: tuple[WorkerThroughput, ...]
     sigma: float | None
     kappa: float | None
     p_star: float | None  # None: no optimum found
@@ -116,7 +116,7 @@ class Evidence:
         return self.done.get("pilot")
 
     @property
-    def runs(self) -> list[MeasuredRun]:  # of the pilot, that completed two steps
+    def runs(self) -> list[RunTimes]:  # of the pilot, that completed two steps
         return self.pilot.measured if self.pilot else []
 
     @cached_property
@@ -132,7 +132,7 @@ class Evidence:
         return facts.lengths(self.pilot, enough)  # one token more: the end
 
     @cached_property
-    def side(self) -> list[WorkersMeasured]:
+    def side(self) -> list[WorkerThroughput]:
         return facts.side_by_side(self.done)
 
     @cached_property
@@ -253,7 +253,7 @@ class Forecast:
     """Estimates plans from a pilot, with the slowdown that was measured among concurrent workers."""
 
     history: History  # of the pilot
-    side: Sequence[WorkersMeasured]
+    side: Sequence[WorkerThroughput]
     cores: float  # of this machine
 
     def of(self, plan: Plan, longer: float = 0.0) -> WallTime | None:
@@ -276,7 +276,7 @@ class Forecast:
         return {n: time.p50_s for n, time in times.items() if time is not None}
 
 
-def crowding_between(side: Sequence[WorkersMeasured], shared_cores: float) -> Crowding | None:
+def crowding_between(side: Sequence[WorkerThroughput], shared_cores: float) -> Crowding | None:
     """Return how many times longer a step takes among others; None if that was not measured.
 
     Waits for permits are excluded: the estimate simulates them. `shared_cores` are those that all workers

@@ -11,7 +11,7 @@ from pathlib import Path
 from retrain.base.clock import seconds_between
 from retrain.campaign.calibrate.benchmarks import BenchmarkResult, Rows
 from retrain.config.schema import BackendSection
-from retrain.plan.estimate.measured import MeasuredRun
+from retrain.plan.estimate.run_times import RunTimes
 from retrain.records.lines import number_in
 
 OUT_OF_MEMORY = "out of memory"  # in a controller's reason
@@ -48,7 +48,7 @@ class Lengths:
 
 
 @dataclass(frozen=True)
-class WorkersMeasured:
+class WorkerThroughput:
     """What was measured with this number of concurrent workers."""
 
     workers: int
@@ -73,7 +73,7 @@ class BatchFound:
         return set(self.regimes) != {"warmup"}
 
 
-def step_splits(runs: Sequence[MeasuredRun]) -> Iterator[StepSplit]:
+def step_splits(runs: Sequence[RunTimes]) -> Iterator[StepSplit]:
     """Iterate over the means of each condition's runs."""
     names = ("sampling_s", "scoring_s", "training_s", "permit_wait_s")
     for condition in dict.fromkeys(run.condition for run in runs):
@@ -83,14 +83,14 @@ def step_splits(runs: Sequence[MeasuredRun]) -> Iterator[StepSplit]:
         yield StepSplit(condition, len(times), statistics.median(times), statistics.fmean(times), *means)
 
 
-def permit_wait_fraction(runs: Sequence[MeasuredRun]) -> float:
+def permit_wait_fraction(runs: Sequence[RunTimes]) -> float:
     """Return the fraction of step time spent waiting for permits."""
     whole = math.fsum(seconds for run in runs for seconds in run.whole_step_times_s)
     alone = math.fsum(seconds for run in runs for seconds in run.step_times_s)
     return max(0.0, 1 - alone / whole) if whole else 0.0
 
 
-def are_permits_short(backend: BackendSection, runs: Iterable[MeasuredRun], workers: int) -> bool:
+def are_permits_short(backend: BackendSection, runs: Iterable[RunTimes], workers: int) -> bool:
     """Whether workers can ask for more permits than there are; otherwise a wait means a busy machine."""
     calls = max((run.parts.calls_at_once for run in runs), default=1)
     asked, permits = workers * calls, backend.first_permits
@@ -128,13 +128,13 @@ def _lengths(condition: str, allowed: int, enough: int, rows: Rows) -> Lengths:
     )
 
 
-def side_by_side(done: Mapping[str, BenchmarkResult]) -> list[WorkersMeasured]:
+def side_by_side(done: Mapping[str, BenchmarkResult]) -> list[WorkerThroughput]:
     """Return what was measured with each number of workers, where all of them started."""
     concurrent = (benchmark for name, benchmark in done.items() if name.startswith("workers-"))
-    return [measured for benchmark in concurrent if (measured := workers_measured(benchmark)) is not None]
+    return [measured for benchmark in concurrent if (measured := worker_throughput(benchmark)) is not None]
 
 
-def workers_measured(benchmark: BenchmarkResult) -> WorkersMeasured | None:
+def worker_throughput(benchmark: BenchmarkResult) -> WorkerThroughput | None:
     """Sum the throughput of a benchmark's runs while all were active; None if one took too few steps."""
     runs = benchmark.rows
     if any(len(rows) < STEADY_ROWS for rows in runs):
@@ -145,7 +145,7 @@ def workers_measured(benchmark: BenchmarkResult) -> WorkersMeasured | None:
     step_s = statistics.median(row["step_time_s"] for row in steady)
     is_short = are_permits_short(benchmark.plan.runs[0].config.backend, benchmark.measured, len(runs))
     waits = permit_wait_fraction(benchmark.measured) if is_short else 0.0
-    return WorkersMeasured(len(runs), rate, step_s, waits)
+    return WorkerThroughput(len(runs), rate, step_s, waits)
 
 
 def _together(runs: Sequence[Rows]) -> float | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from retrain.base.clock import posix_s
 from retrain.config.resolve import label_of
-from retrain.plan.estimate.measured import MeasuredRun, measure_run
+from retrain.plan.estimate.run_times import RunTimes, read_run_times
 from retrain.plan.estimate.workload import Alive, Crowding
 from retrain.records.files import read_json, readable, record_of, write_json
 from retrain.records.layout import CampaignFiles, by_start, find_campaigns, is_single_run
@@ -39,7 +39,7 @@ class Launches:
 class History:
     """Times of earlier runs."""
 
-    runs: tuple[MeasuredRun, ...]  # the newest campaign's first
+    runs: tuple[RunTimes, ...]  # the newest campaign's first
     launches: tuple[Launches, ...]  # of campaigns whose runs each took one attempt
     expectations: tuple[Expectation, ...]  # predicted and actual times of finished campaigns
     crowding: Crowding | None = None  # slowdown by concurrent runs, if a calibration measured it
@@ -84,13 +84,13 @@ def learn_from(
     newest_first = sorted(campaigns, key=by_start, reverse=True)
     manifests = {path: readable(read_manifest, CampaignFiles(path).manifest) for path in newest_first}
     candidates = _candidates(manifests, set(map(label_of, conditions)))
-    measured = list(islice(_measured(candidates, most_of_a_condition), MOST_RUNS))
-    used = {campaign: _alive_in(manifests[campaign]) for campaign in dict.fromkeys(c for c, _ in measured)}
+    timed = list(islice(_runs_with_times(candidates, most_of_a_condition), MOST_RUNS))
+    used = {campaign: _alive_in(manifests[campaign]) for campaign in dict.fromkeys(c for c, _ in timed)}
     read = {path: found for path, found in manifests.items() if path in used and found is not None}
     return History(
         tuple(
             replace(_beside(run, used[campaign]), at_a_time=_at_a_time(manifests[campaign]))
-            for campaign, run in measured
+            for campaign, run in timed
         ),
         tuple(_launches(read.items())),
         tuple(m.expected for m in read.values() if m.expected and m.expected.actual_s is not None),
@@ -106,15 +106,15 @@ def _candidates(
     return sorted(found, key=lambda entry: _label(entry[1]) not in wanted)
 
 
-def _measured(
+def _runs_with_times(
     candidates: Iterable[tuple[Path, Path]], most_of_a_condition: int
-) -> Iterator[tuple[Path, MeasuredRun]]:
+) -> Iterator[tuple[Path, RunTimes]]:
     """Iterate over campaigns and their readable runs, in this order, as many of a condition as help."""
     counts: Counter[object] = Counter()
     for campaign, directory in candidates:
         label, seeds = _label(directory), (campaign, _label(directory))
         is_enough = counts[label] >= most_of_a_condition or counts[seeds] >= MOST_SEEDS
-        if not is_enough and (run := readable(measure_run, directory)) is not None:
+        if not is_enough and (run := readable(read_run_times, directory)) is not None:
             counts.update((label, seeds))
             yield campaign, run
 
@@ -133,7 +133,7 @@ def _read_crowding(calibration: Path) -> Crowding | None:
         return None  # an estimate does not need it
 
 
-def of_runs(runs: Sequence[MeasuredRun]) -> History:
+def of_runs(runs: Sequence[RunTimes]) -> History:
     """Return the history of runs of one campaign."""
     alive = Alive(run.span for run in runs if run.span is not None)
     return History(tuple(_beside(run, alive) for run in runs), (), ())
@@ -160,7 +160,7 @@ def _alive_in(manifest: Manifest | None) -> Alive:
     return Alive([(a, b) for a, b in spans if a is not None and b is not None], _at_a_time(manifest))
 
 
-def _beside(run: MeasuredRun, alive: Alive) -> MeasuredRun:
+def _beside(run: RunTimes, alive: Alive) -> RunTimes:
     if run.span is None or not alive.is_known:
         return run
     return replace(run, alive=alive.between(*run.span))

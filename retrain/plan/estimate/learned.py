@@ -14,8 +14,8 @@ from retrain.config.keys import Tables, quote
 from retrain.config.resolve import as_tables, label_of
 from retrain.config.schema import Config
 from retrain.plan.estimate.history import History
-from retrain.plan.estimate.measured import MeasuredRun
 from retrain.plan.estimate.money import Billed
+from retrain.plan.estimate.run_times import RunTimes
 from retrain.plan.estimate.workload import (
     ALONE,
     Crowding,
@@ -35,7 +35,7 @@ from retrain.records.metrics import mean, median
 RUN_TIMES_DIFFER = 0.08  # standard deviation over the mean, while no condition has two runs
 
 MatchedBy = Literal["same", "other condition", "other settings"]
-Compared = tuple[MeasuredRun, Sequence[str]]  # a run, and the settings in which it differs from the plan
+Compared = tuple[RunTimes, Sequence[str]]  # a run, and the settings in which it differs from the plan
 
 # settings that determine step time; () means every key of the table
 DECIDES: Mapping[str, tuple[str, ...]] = {
@@ -50,7 +50,7 @@ DECIDES: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class MeasuredCondition:
+class ConditionSummary:
     """What is known about one condition's steps from earlier runs."""
 
     condition: str
@@ -67,10 +67,10 @@ class MeasuredCondition:
 
 
 @dataclass(frozen=True)
-class Measured(MeasuredCondition):
+class ConditionTimes(ConditionSummary):
     """The same, with the single steps; times are those of a run alone."""
 
-    sources: tuple[MeasuredRun, ...]  # the runs that it is measured by
+    sources: tuple[RunTimes, ...]  # the runs that it is measured by
     run_times_s: tuple[tuple[float, ...], ...]  # of each run
     calls_at_once: int
     billed: tuple[Billed, ...]  # of each run that counts tokens
@@ -80,18 +80,18 @@ class Measured(MeasuredCondition):
     def cost(self) -> StepCost:
         return StepCost(self.mean_step_time_s, self.permit_held_s, self.calls_at_once)
 
-    def among(self, crowd: float) -> MeasuredCondition:
+    def among(self, crowd: float) -> ConditionSummary:
         """Return the summary, with times `crowd` times as long."""
-        summary = {each.name: getattr(self, each.name) for each in fields(MeasuredCondition)}
+        summary = {each.name: getattr(self, each.name) for each in fields(ConditionSummary)}
         times = ("median_step_time_s", "mean_step_time_s", "permit_held_s")
-        return MeasuredCondition(**summary | {name: crowd * summary[name] for name in times})
+        return ConditionSummary(**summary | {name: crowd * summary[name] for name in times})
 
 
 @dataclass(frozen=True)
 class Learned:
     """The input of an estimate, from earlier runs; times are those of a run alone."""
 
-    conditions: Mapping[str, Measured]
+    conditions: Mapping[str, ConditionTimes]
     history: History
     permits_borne: int | None  # that the API sustained, if permits adapt; None if never at its limit
     crowding: Crowding  # slowdown of all of this by concurrent runs
@@ -147,13 +147,15 @@ def learned_for(
         return None
     crowding = crowding or history.crowding or crowding_of(plan, cores)
     history = history.alone(crowding)
-    measured = {label_of(run.condition) for run in history.runs}
-    alike: dict[object, Measured] = {}  # a sweep has thousands of conditions that no earlier run tells apart
+    labels = {label_of(run.condition) for run in history.runs}
+    alike: dict[
+        object, ConditionTimes
+    ] = {}  # a sweep has thousands of conditions that no earlier run tells apart
     conditions = {}
     for condition, run in plan.first_runs().items():
-        kind = _kind_of(run, measured)
+        kind = _kind_of(run, labels)
         if kind not in alike:
-            alike[kind] = _measured(run, history.runs)
+            alike[kind] = _times_of(run, history.runs)
         conditions[condition] = replace(alike[kind], condition=condition)
     backend = plan.runs[0].config.backend.backend
     same = (run for run in history.runs if run.tables.get("backend", {}).get("backend") == backend)
@@ -174,12 +176,12 @@ def workload_of(plan: Plan, learned: Learned) -> Workload:
         Failures(history.failures_per_hour, lost_steps, retries=retries),
         learned.crowding,
     )
-    costs = {label: measured.cost for label, measured in learned.conditions.items()}
+    costs = {label: times.cost for label, times in learned.conditions.items()}
     return Workload(tuple(RunWork(r.condition, r.max_steps) for r in plan.runs), costs, launching)
 
 
-def _kind_of(run: RunPlan, measured: Collection[str]) -> object:
-    """Return what decides how a condition is measured; `measured` has the labels of earlier runs."""
+def _kind_of(run: RunPlan, labels: Collection[str]) -> object:
+    """Return what decides how a condition is measured; `labels` are of earlier runs."""
     config, label = run.config, label_of(run.condition)
     training, tables = config.training, [vars(getattr(config, section)) for section in DECIDES]
     deciding = [
@@ -187,17 +189,17 @@ def _kind_of(run: RunPlan, measured: Collection[str]) -> object:
         for table, keys in zip(tables, DECIDES.values(), strict=True)
     ]
     periods = training.max_steps, training.save_every, tuple(_evals_every(run).items())
-    return repr(deciding), periods, label if label in measured else ""
+    return repr(deciding), periods, label if label in labels else ""
 
 
-def _measured(run: RunPlan, runs: Sequence[MeasuredRun]) -> Measured:
+def _times_of(run: RunPlan, runs: Sequence[RunTimes]) -> ConditionTimes:
     ours = as_tables(run.config)
     match, compared = _most_alike(run.condition, [(r, list(_differences(ours, r.tables))) for r in runs])
     sources, differs = zip(*compared, strict=True)
     chosen = tuple(r.trained_for(run.config.training.updates_per_batch) for r in sources)
     by_run = tuple(r.step_times_s for r in chosen)
     times = list(chain.from_iterable(by_run))
-    return Measured(
+    return ConditionTimes(
         condition=run.condition,
         match=match,
         from_conditions=tuple(dict.fromkeys(r.condition for r in chosen)),
@@ -217,7 +219,7 @@ def _measured(run: RunPlan, runs: Sequence[MeasuredRun]) -> Measured:
     )
 
 
-def _beside_s(run: RunPlan, runs: Sequence[MeasuredRun]) -> float:
+def _beside_s(run: RunPlan, runs: Sequence[RunTimes]) -> float:
     """Return the time beside a step: between two steps, and its share of evaluations and checkpoints."""
     known = {name: [one.evals_s[name] for one in runs if name in one.evals_s] for name in _evals_every(run)}
     own = [(every, known[name] or [0.0]) for name, every in _evals_every(run).items()]
@@ -247,7 +249,7 @@ def _most_alike(condition: str, runs: Sequence[Compared]) -> tuple[MatchedBy, Se
     return "other settings", [(r, differs) for r, differs in runs if _is_named(r, condition)] or runs
 
 
-def _is_named(run: MeasuredRun, condition: str) -> bool:
+def _is_named(run: RunTimes, condition: str) -> bool:
     """Whether a run belongs to a condition; older records name the condition by its label."""
     return _label(run.condition) == _label(condition)
 

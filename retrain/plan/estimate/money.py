@@ -24,7 +24,7 @@ from retrain.records.run_state import Done
 from retrain.records.spending import Tokens, read_spending, tokens_of
 
 if TYPE_CHECKING:
-    from retrain.plan.estimate.learned import Learned, MatchedBy, Measured
+    from retrain.plan.estimate.learned import ConditionTimes, Learned, MatchedBy
     from retrain.plan.matrix import Plan
 
 KINDS = tuple(one.name for one in fields(Tokens))
@@ -139,7 +139,7 @@ def cost_forecast(plan: Plan, learned: Learned) -> CostForecast | None:
 
 
 def _of_condition(
-    measured: Measured, price: Price, runs: int, steps: int, differ: float
+    measured: ConditionTimes, price: Price, runs: int, steps: int, differ: float
 ) -> tuple[ConditionCost, float]:
     """Return a condition's cost, and the variance of all of its runs'."""
     taken = [tokens for run in measured.billed for tokens in run.steps]
@@ -178,7 +178,7 @@ def _mean_usd(taken: Sequence[Tokens], price: Price) -> float:
     return statistics.fmean(_usd(taken, price))
 
 
-def _beside_usd(measured: Measured, price: Price) -> float:
+def _beside_usd(measured: ConditionTimes, price: Price) -> float:
     """Return what a run costs beside its steps: its evaluations, and what it takes once."""
     once = [usd for run in measured.billed if (usd := run.once_usd(price)) is not None]
     beside = statistics.fmean(once) if once else 0.0

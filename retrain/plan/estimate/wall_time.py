@@ -10,7 +10,7 @@ from itertools import islice
 from retrain.config.launching import runs_here
 from retrain.plan.estimate import Change, Makespan, estimate_workload, rule_of_thumb_s
 from retrain.plan.estimate.history import History
-from retrain.plan.estimate.learned import RUN_TIMES_DIFFER, Learned, MeasuredCondition, workload_of
+from retrain.plan.estimate.learned import RUN_TIMES_DIFFER, ConditionSummary, Learned, workload_of
 from retrain.plan.estimate.simulation import ninth_decile, widened
 from retrain.plan.matrix import Plan
 from retrain.records.text import about, first_of
@@ -32,7 +32,7 @@ class WallTime(Makespan):
     startup_s: float | None
     closing_s: float | None
     failures_per_hour: float
-    conditions: tuple[MeasuredCondition, ...]
+    conditions: tuple[ConditionSummary, ...]
     actual_over_p50: tuple[float, ...]  # of earlier finished campaigns with a forecast
     slowest_p50_s: float | None  # if permits adapt to a limit not known: with those that it starts with
     notes: tuple[str, ...]  # what the estimate leaves out

@@ -11,7 +11,7 @@ import pytest
 from retrain.config.schema import BudgetSection
 from retrain.plan.estimate.history import learn, of_runs
 from retrain.plan.estimate.learned import learned_for
-from retrain.plan.estimate.measured import measure_run
+from retrain.plan.estimate.run_times import read_run_times
 from retrain.plan.matrix import RunPlan
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.lines import append_line
@@ -27,7 +27,7 @@ def test_a_run_tells_its_steps_its_start_and_its_end(tmp_path: Path) -> None:
     run = plan_of(tmp_path).runs[0]
     files = RunFiles(tmp_path / "run")
     record_run(files, run, [5.0, *[2.0] * 9], startup_s=7.0, between_s=0.5, closing_s=3.0)
-    found = measure_run(files.directory)
+    found = read_run_times(files.directory)
     assert found is not None
     assert found.step_times_s == (2.0,) * 9  # the first step warms something up: that is start-up
     assert (found.startup_s, found.between_s, found.closing_s) == (7.0 + 5.0 - 2.0, 0.5, 3.0)
@@ -37,7 +37,7 @@ def test_waits_for_permits_are_taken_off_and_overlapping_ones_once(tmp_path: Pat
     run = plan_of(tmp_path).runs[0]
     fields = {"sample_time_s": 8.0, "train_time_s": 2.0, "permit_wait_s": 16.0, "permit_held_s": 24.0}
     record_run(RunFiles(tmp_path / "run"), run, [10.0] * 5, **fields)
-    found = measure_run(tmp_path / "run")
+    found = read_run_times(tmp_path / "run")
     assert found is not None
     assert found.parts.calls_at_once == 4
     assert found.step_times_s == (10.0 - 16.0 / 4,) * 4
@@ -47,7 +47,7 @@ def test_no_call_is_made_while_environments_are_waited_for(tmp_path: Path) -> No
     run = plan_of(tmp_path).runs[0]
     fields = {"sample_time_s": 10.0, "environment_wait_s": 8.0, "permit_wait_s": 2.0, "permit_held_s": 6.0}
     record_run(RunFiles(tmp_path / "run"), run, [10.0] * 5, **fields)
-    found = measure_run(tmp_path / "run")
+    found = read_run_times(tmp_path / "run")
     assert found is not None
     assert found.parts.calls_at_once == 4  # in 2 s
     assert found.step_times_s == (10.0 - 2.0 / 4,) * 4
@@ -61,7 +61,7 @@ def test_what_an_api_paused_is_no_time_of_a_step(tmp_path: Path) -> None:
     rows[3] |= {"permit_held_s": 4.0 * 46, "api_pause_s": 90.0, "api_pauses_s": 90.0}
     rows[4] |= {"api_pauses_s": 90.0}
     files.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = measure_run(files.directory)
+    found = read_run_times(files.directory)
     assert found is not None
     assert found.step_times_s == pytest.approx((2.0,) * 4)
     assert found.parts.permit_held_s == pytest.approx(4.0)
@@ -70,7 +70,7 @@ def test_what_an_api_paused_is_no_time_of_a_step(tmp_path: Path) -> None:
 def test_a_run_that_took_one_step_tells_nothing(tmp_path: Path) -> None:
     run = plan_of(tmp_path).runs[0]
     record_run(RunFiles(tmp_path / "run"), run, [10.0])
-    assert measure_run(tmp_path / "run") is None
+    assert read_run_times(tmp_path / "run") is None
 
 
 def test_a_damaged_run_is_left_out(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_after_a_resume_only_what_the_new_attempt_warmed_up_is_left_out(tmp_path
         files.metrics.write_text(files.metrics.read_text() + json.dumps(again) + "\n")
     begin = {"event": "begin", "attempt": 2, "started_at": row["timestamp"], "resumed_from_step": 4}
     files.attempts.write_text(files.attempts.read_text() + json.dumps(begin) + "\n")
-    found = measure_run(files.directory)
+    found = read_run_times(files.directory)
     assert found is not None
     assert found.step_times_s == (3.0, 3.0)
 
@@ -128,7 +128,7 @@ def test_runs_of_a_condition_that_differ_are_noticed(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, seeds=[0, 1, 2, 3], conditions=[{"name": "a"}])
     for number, seconds in enumerate((0.8, 0.9, 1.1, 1.2)):
         record_run(CampaignFiles(tmp_path / "c").run(f"a_s{number}"), plan.runs[number], [seconds] * 21)
-    runs = [run for path in (tmp_path / "c" / "runs").iterdir() if (run := measure_run(path)) is not None]
+    runs = [run for path in (tmp_path / "c" / "runs").iterdir() if (run := read_run_times(path)) is not None]
     learned = learned_for(plan, of_runs(runs), cores=4.0)
     assert learned is not None
     between = 2 * (0.1**2 + 0.2**2) / 3  # what their steps explain is a twentieth of it

@@ -41,7 +41,7 @@ class StepParts:
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredRun:
+class RunTimes:
     """Times of one run. The first step of an attempt counts as start-up, because it warms up."""
 
     condition: str
@@ -64,7 +64,7 @@ class MeasuredRun:
     alive: tuple[AliveSpan, ...] = ()  # runs alive in that span, itself included; empty if not known
     at_a_time: int = 0  # concurrent runs of its campaign; 0 if not known
 
-    def alone(self, crowding: Crowding) -> MeasuredRun:
+    def alone(self, crowding: Crowding) -> RunTimes:
         """Return the run with its times converted to those of a run alone."""
         factor = 1 / crowding.over(self.alive or ((1.0, max(1, self.at_a_time)),))
         if factor == 1.0:
@@ -77,7 +77,7 @@ class MeasuredRun:
             evals_s={name: factor * seconds for name, seconds in self.evals_s.items()},
         )
 
-    def slowed(self, factor: float) -> MeasuredRun:
+    def slowed(self, factor: float) -> RunTimes:
         return replace(
             self,
             step_times_s=tuple(factor * seconds for seconds in self.step_times_s),
@@ -85,7 +85,7 @@ class MeasuredRun:
             parts=replace(self.parts, permit_held_s=factor * self.parts.permit_held_s),
         )
 
-    def trained_for(self, passes: int) -> MeasuredRun:
+    def trained_for(self, passes: int) -> RunTimes:
         """Return the run with the step times that it would have with so many passes over each batch."""
         parts, more = self.parts, passes / self.passes
         whole_s = parts.sampling_s + parts.scoring_s + parts.training_s
@@ -100,7 +100,7 @@ class MeasuredRun:
         return self.closing_s is not None
 
 
-def measure_run(directory: Path) -> MeasuredRun | None:
+def read_run_times(directory: Path) -> RunTimes | None:
     """Read one run's directory; None if its last attempt has fewer than two complete steps.
 
     Raises:
@@ -117,14 +117,14 @@ def measure_run(directory: Path) -> MeasuredRun | None:
     attempt = next((a for a in attempts if a.number == number), attempts[-1])
     failures = sum(a.ending in RETRIED for a in attempts)
     try:
-        return _measured(files, tables, attempt, ends, failures)
+        return _times_of(files, tables, attempt, ends, failures)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise DamagedRecordError(f"{directory}: holds values that no run has ({error!r})") from error
 
 
-def _measured(
+def _times_of(
     files: RunFiles, tables: Tables, attempt: Attempt, ends: MetricsEnds, failures: int
-) -> MeasuredRun | None:
+) -> RunTimes | None:
     """Return what the last rows of a run tell, which an attempt wrote; None if it took no steady step."""
     rows = _steps_of(ends.last)
     steady = [row for row in rows if row["step"] > attempt.resumed_from_step + 1]
@@ -138,7 +138,7 @@ def _measured(
     step_times_s = tuple(_alone_s(row, parts.calls_at_once) for row in steady)
     ahead = int(tables.get("rate_limiter", {}).get("max_staleness", 0))
     save_every = int(tables.get("training", {}).get("save_every", 0))
-    return MeasuredRun(
+    return RunTimes(
         condition=str(tables.get("run", {}).get("condition", "")),
         tables=tables,
         step_times_s=step_times_s,
