@@ -22,7 +22,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
-from benchmarks.simulated_samplers import ROWS, WRITTEN, InProcess, Instant, Sampler
+from benchmarks.simulated_samplers import ROWS, WRITTEN, InProcess, Instant, Sampler, SimulatedBackend
 from benchmarks.suite import script_parser
 from retrain.backends import Sampling
 from retrain.base.event_loop import EventLoopThread
@@ -77,7 +77,10 @@ def play(
     With 0 calls at once, turns are fed to the sampler while it samples others.
     """
     calls = EventLoopThread()
-    turn_sampler, table = TurnSampler(sampler, calls, 0), EnvironmentSection(max_turns=turns)
+    turn_sampler, table = (
+        TurnSampler(SimulatedBackend(sampler, calls), 0),
+        EnvironmentSection(max_turns=turns),
+    )
     episodes = Episodes(
         table,
         open_episode,
@@ -205,11 +208,9 @@ def single_turn(rounds: int) -> dict[str, float]:
     prompts = [Prompt(number, f"{number:03d}=", "") for number in range(64)]
     how = Sampling(group_size=16, max_tokens=8, temperature=1.0)
     backend = connect(BackendSpec(seed=0, alphabet="0123456789="))
-    calls = EventLoopThread()
     with ExitStack() as opened:
-        opened.callback(calls.close)
-        default = sampler_of(Config(), backend, calls, opened)
-        turn_sampler = TurnSampler(backend, calls, 0)
+        default = sampler_of(Config(), backend, opened)
+        turn_sampler = TurnSampler(backend, 0)
         episodes = Episodes(
             EnvironmentSection(), open_question, turn_sampler, sample_live=backend.sample_turns
         )

@@ -10,7 +10,6 @@ Reported: mean permits, refusals, and the shortest time between two of them.
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 import json
 import os
@@ -164,15 +163,12 @@ def live(seconds: float) -> Row:
             permit=lambda: semaphore, observe_call=observe,
         )  # fmt: skip
 
-        async def sample() -> None:
-            backend, how = await connect(spec), Sampling(1, 3, 1.0)
-            prompts = [Prompt(n, f"{n % 5}=", "") for n in range(CALLERS)]
-            while time.monotonic() < began_s + seconds:
-                await asyncio.gather(*(backend.sample([prompt], how) for prompt in prompts))
-            await backend.close()
-
+        backend, how = connect(spec), Sampling(1, 3, 1.0)
+        prompts = [Prompt(n, f"{n % 5}=", "") for n in range(CALLERS)]
         try:
-            asyncio.run(sample())
+            while time.monotonic() < began_s + seconds:
+                backend.sample(prompts, how)
+            backend.close()
         finally:
             server.end()
         return record.row("tinker backend", f"{LIMIT}", time.monotonic() - began_s)

@@ -8,11 +8,13 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
-from retrain.backends import Sampling
+from retrain.backends import Backend, Sampling, UpdateStats
 from retrain.backends.rows import LiveTurn, Taken, TurnFeed
+from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import FirstTurn, Given, Group, NextTurn, Prompt, Rollout
 
 ROWS = 32
@@ -106,6 +108,28 @@ class Instant(Sampler):
     def sample_turns(self, feed: TurnFeed, sampling: Sampling) -> None:
         while asked := feed.take(0):
             feed.answer([(turn, written(turn)) for turn in asked])
+
+
+class SimulatedBackend(Backend):
+    """A sampler as a backend, which waits for the sampler's coroutines; it does not learn."""
+
+    def __init__(self, sampler: Sampler, calls: EventLoopThread) -> None:
+        self._sampler, self._calls = sampler, calls
+
+    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
+        return self._calls.wait_for(self._sampler.sample(prompts, sampling))
+
+    def extend(self, turns: Sequence[NextTurn], sampling: Sampling) -> list[Rollout | None]:
+        return self._calls.wait_for(self._sampler.extend(turns, sampling))
+
+    def update(self, *args: object) -> UpdateStats:
+        raise NotImplementedError
+
+    def save(self, directory: Path) -> None:
+        raise NotImplementedError
+
+    def load(self, directory: Path) -> None:
+        raise NotImplementedError
 
 
 def written(live: LiveTurn) -> Rollout:

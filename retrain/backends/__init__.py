@@ -1,11 +1,10 @@
 """Backends: where a policy lives, samples and learns.
 
 A plugin is one file or folder with `connect(spec) -> Backend`; keyword-only parameters are the keys of
-`[backend.options]`, which `spec.options` holds as well. Every method may be a plain function or a
-coroutine function; the trainer awaits the latter, so a local numpy policy and a remote async API look the
-same. `connect` raises a ConfigError for a wrong option, a missing package or an unusable model, and an
-InfrastructureError for a server that cannot be reached. A backend that calls an API holds `spec.permit()`
-(with `with` or `async with`) around every call in flight, and reports each to `spec.observe_call`, if set.
+`[backend.options]`, which `spec.options` holds as well. `connect` raises a ConfigError for a wrong option, a
+missing package or an unusable model, and an InfrastructureError for a server that cannot be reached. One that
+calls an API holds `spec.permit()` (with `with` or `async with`) around every call in flight, and reports
+each to `spec.observe_call`, if set.
 
 Shared parts: `options`, `text`, `turns`, `rows`, `objective`, `work`, `metering`, `progress`, `saved`,
 `engines` (servers that sample) and `squeeze` (reduces the rank of an adapter).
@@ -13,11 +12,13 @@ Shared parts: `options`, `text`, `turns`, `rows`, `objective`, `work`, `metering
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from retrain.backends.metering import Meter
 from retrain.backends.progress import BackendProgress as BackendProgress
@@ -27,19 +28,34 @@ from retrain.backends.progress import SamplingProgress as SamplingProgress
 from retrain.backends.progress import StartProgress as StartProgress
 from retrain.backends.progress import TrainingProgress as TrainingProgress
 from retrain.backends.progress import ignore_progress as ignore_progress
+from retrain.base import registry
+from retrain.base.errors import ConfigError
 from retrain.base.registry import Hook, PluginSpec
-from retrain.base.rollouts import Floats, Group, Loss, Prompt, TrainingSample
+from retrain.base.rollouts import (
+    CallForm,
+    Floats,
+    Group,
+    Loss,
+    NextTurn,
+    Prompt,
+    Rollout,
+    TrainingSample,
+)
 from retrain.records.text import gib
 
 if TYPE_CHECKING:
+    from retrain.backends.rows import TurnFeed
+    from retrain.backends.text import Schemas
+    from retrain.base.json_lines import Demonstration
     from retrain.control.rules.concurrency_limit import CallFacts
+    from retrain.records.row_parts import EngineUse
     from retrain.records.step_row import Mismatch
 
 SPEC = PluginSpec(
     "backend",
     "connect",
     ("spec",),
-    members=("info", "sample", "update", "save", "load", "close"),
+    members=("info",),
     hooks=(
         Hook("check_options", ("options",), "problems of [backend.options], as `key: what is wrong`"),
         Hook("takes_permits", ("options",), "whether calls hold permits; without this hook, yes"),
@@ -64,9 +80,6 @@ SPEC = PluginSpec(
     ),
     judge="check_options",
 )
-
-T = TypeVar("T")
-MaybeAwaitable: TypeAlias = T | Awaitable[T]
 
 
 class Permit(AbstractContextManager[object], AbstractAsyncContextManager[object], Protocol):
@@ -249,30 +262,22 @@ class BackendInfo:
     bills: bool = False  # counts the tokens of its calls with `BackendSpec.meter`; else the trainer does
     spare_fraction: float = 0.0  # prompts beyond a batch that it is asked for, with `Sampling.enough`
     overlaps: bool = False  # `sample` may be called, even several times, while `update` is running
+    extends: bool = False  # `extend` appends turns to a rollout
+    answers_turns: bool = False  # `sample_turns` answers each turn when it ends
     deterministic: bool = False  # same seed and steps -> same bits, also after a resume
 
 
-class Backend(Protocol):
-    """A policy that samples and trains. One object per run, used by one thread at a time.
+class Backend(ABC):
+    """A policy that samples and trains. One object per run; its methods are plain functions.
 
-    Optional methods: `check_prompts(prompts)` rejects prompts that leave no room for a completion;
-    `take_sampling_work() -> SamplingWork` returns the cost of sampling since the last call, from any thread,
-    and `take_engine_use()` a server's load. `out_s()` returns how long so far an API had paused the run's
-    calls or was down. `[warmup]` needs two more methods: `written(demonstrations) -> list[Rollout]` returns
-    written completions as rollouts, with the end token and log-probabilities 0, and `reset_optimizer()`
-    clears its moments and step count. For `[model].adapter`, `start_from(adapter, *, is_reference)` replaces
-    the weights, which checkpoints keep for the KL term if `is_reference`; `has_start()` returns whether they
-    do. An `[environment]` of several turns needs `extend(turns, sampling) -> list[Rollout | None]`: another
-    turn for each `NextTurn`, whose rollout keeps its tokens and gets those of the messages as `given`
-    (`retrain.backends.text.extended`); None where the context has no room for one. With `sample_turns(feed,
-    sampling)` a turn is answered when it ends, see `rows.py`. `read(rollout)` returns token ids, the
-    prompt's first; `shown(ids)` a text. Functions need `offer_tools(schemas) -> CallForm`, called first: it
-    shows them in the chat template, and returns how that writes calls, as `call_form(schemas)` does again.
+    One thread calls it at a time, unless `info` says otherwise. What is not abstract here is optional: a run
+    goes without what it is for, or ends with its ConfigError.
     """
 
     info: BackendInfo
 
-    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> MaybeAwaitable[list[Group]]:
+    @abstractmethod
+    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
         """Sample `sampling.group_size` rollouts for each prompt, in the prompts' order.
 
         Raises:
@@ -282,9 +287,10 @@ class Backend(Protocol):
             InterruptedRunError: the run stops; only sampling to train on ends early.
         """
 
+    @abstractmethod
     def update(
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
-    ) -> MaybeAwaitable[UpdateStats]:
+    ) -> UpdateStats:
         """Take one optimizer step on `samples`.
 
         Raises:
@@ -292,15 +298,107 @@ class Backend(Protocol):
             BackendMemoryError: did not fit in memory; weights are unchanged.
         """
 
-    def save(self, directory: Path) -> MaybeAwaitable[None]:
+    @abstractmethod
+    def save(self, directory: Path) -> None:
         """Write weights, optimizer and every RNG into an existing, empty directory."""
 
-    def load(self, directory: Path) -> MaybeAwaitable[None]:
+    @abstractmethod
+    def load(self, directory: Path) -> None:
         """Restore what `save` wrote; later steps equal those of an uninterrupted run.
 
         Raises:
             RecordsError: unreadable, or saved by another policy.
         """
 
-    def close(self) -> MaybeAwaitable[None]:
+    def close(self) -> None:  # noqa: B027 - nothing to release
         """Release devices and connections; safe to call twice."""
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:  # noqa: B027 - all fit
+        """Raise a ConfigError if a prompt leaves no room for a completion; before the first step."""
+
+    def extend(self, turns: Sequence[NextTurn], sampling: Sampling) -> list[Rollout | None]:
+        """Sample another turn of each rollout, None where the context has no room; with `info.extends`.
+
+        The rollout keeps its tokens and gets those of the turn's messages as `given`
+        (`retrain.backends.text.extended`).
+        """
+        raise NotImplementedError
+
+    def sample_turns(self, feed: TurnFeed, sampling: Sampling) -> None:
+        """Sample turns as they are asked for and answer each when it ends; with `info.answers_turns`."""
+        raise NotImplementedError
+
+    def check_turns(self) -> None:  # noqa: B027 - they can
+        """Raise a ConfigError if `extend` cannot append turns to those of the present policy."""
+
+    def offer_tools(self, schemas: Schemas, *, is_extended: bool = True) -> CallForm:
+        """Show an environment's functions to the policy from now on; return how it writes calls.
+
+        Raises:
+            ConfigError: it cannot be shown any, or, if turns are extended, not their results.
+        """
+        raise ConfigError(shows_no_functions(type(self).__name__))
+
+    def call_form(self, schemas: Schemas) -> CallForm:
+        """Return how the policy writes calls of functions that a prompt shows; errors as `offer_tools`."""
+        raise ConfigError(shows_no_functions(type(self).__name__))
+
+    def read(self, rollout: Rollout) -> tuple[int, ...] | None:
+        """Return the token ids of a rollout, its prompt's first; None: not told."""
+        return None
+
+    def shown(self, tokens: tuple[int, ...]) -> str | None:
+        """Return the text of token ids; None: not told, so that no program can send any."""
+        return None
+
+    def written(self, demonstrations: Sequence[Demonstration]) -> list[Rollout]:
+        """Return the rollouts of written completions, for `[warmup]`.
+
+        They have the end token, and log-probabilities of 0.
+        """
+        raise ConfigError(
+            f"[warmup].steps: {type(self).__name__} cannot train on given completions; use 0, or implement "
+            "`written` and `reset_optimizer` of retrain.Backend"
+        )
+
+    def reset_optimizer(self) -> None:
+        """Clear the optimizer's moments and step count, after `[warmup]`."""
+        raise NotImplementedError
+
+    def start_from(self, adapter: str, *, is_reference: bool) -> None:
+        """Replace the weights by those of `[model].adapter`; also the KL term's, if `is_reference`."""
+        raise ConfigError(f"[model].adapter: {type(self).__name__} cannot start from one; leave it out")
+
+    def has_start(self) -> bool:
+        """Whether `start_from`, or the checkpoint that was loaded, set the KL term's reference."""
+        return False
+
+    def take_sampling_work(self) -> SamplingWork | None:
+        """Return the cost of sampling since the last call, from any thread; None: not known."""
+        return None
+
+    def take_engine_use(self) -> EngineUse | None:
+        """Return the load of the server that samples, since the last call; None without one."""
+        return None
+
+    def out_s(self) -> float | None:
+        """Return how long so far an API had paused the run's calls or was down; None: not known."""
+        return None
+
+
+def connected(name: str, spec: BackendSpec) -> Backend:
+    """Return a backend that is connected as a run's; a ConfigError if what its plugin returns is none."""
+    made = registry.bound("backends", name, spec.options)(spec)
+    methods = [each for each, value in vars(Backend).items() if callable(value)]
+    coroutines = [each for each in methods if inspect.iscoroutinefunction(getattr(made, each, None))]
+    if inspect.isawaitable(made) or coroutines:
+        if inspect.iscoroutine(made):
+            made.close()
+        raise ConfigError(
+            f"{name!r}: {', '.join(coroutines) or 'connect'} is a coroutine function; `connect` and a "
+            "backend's methods are plain functions, which wait for coroutines in an event loop of their own"
+        )
+    if not isinstance(made, Backend):
+        what = f"{name!r} returned a {type(made).__name__}, which is no retrain.Backend"
+        raise ConfigError(f"{what}; derive its class from that one, see the page on extending for a backend")
+    return registry.check_made("backends", name, made)

@@ -12,7 +12,6 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from retrain.backends import Backend, Sampling
 from retrain.backends.engines import Drawn, Ids
 from retrain.backends.text import Vocabulary, check_finite, extended
 from retrain.base.errors import PromptError
@@ -130,13 +129,6 @@ class TurnFeed(Protocol):
 
     def answer(self, taken: Sequence[tuple[LiveTurn, Taken]]) -> None:
         """Answer turns, each once; the sampled tokens follow those of its rollout."""
-
-
-def live_sampler(backend: Backend) -> Callable[[TurnFeed, Sampling], object] | None:
-    """Return the `sample_turns` of a backend that samples in this process, None if it has none."""
-    takes_several = backend.info.remote or backend.info.overlaps  # its calls overlap, which is as good
-    found: Callable[[TurnFeed, Sampling], object] | None = getattr(backend, "sample_turns", None)
-    return None if takes_several else found
 
 
 @dataclass(frozen=True, slots=True, eq=False)

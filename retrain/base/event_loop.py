@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 if TYPE_CHECKING:
     import asyncio  # takes 20 ms to import, which synchronous code does not need
@@ -31,14 +31,17 @@ class EventLoopThread:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
-    def wait_for(self, result: T | Awaitable[T]) -> T:
+    @overload
+    def wait_for(self, result: Coroutine[Any, Any, T]) -> T: ...
+    @overload
+    def wait_for(self, result: T | Awaitable[T]) -> T: ...
+    def wait_for(self, result: Any) -> Any:
         """Return the result, after waiting for it if it is awaitable; callable from any thread."""
         if not inspect.isawaitable(result):
             return result
         future = self.begin(result)
         try:
-            found: T = future.result()
-            return found
+            return future.result()
         finally:
             future.cancel()  # has no effect unless the wait was interrupted
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from retrain.backends import BackendSpec, Optimization, Sampling
+from retrain.backends import BackendSpec, Optimization, Sampling, connected
 from retrain.base import registry
 from retrain.base.errors import ConfigError, RetrainError
 from retrain.base.event_loop import EventLoopThread
@@ -208,16 +208,10 @@ def _trains(name: str, table: Table) -> str:
         return contextlib.nullcontext()
 
     spec = BackendSpec(0, alphabet="0123456789+=", options=table, permit=permit, observe_call=reported.append)
-    calls = EventLoopThread()
-
-    def sample(backend: Any) -> list[Group]:
-        groups: list[Group] = calls.wait_for(backend.sample(PROMPTS, Sampling(2, 8, 1.0)))
-        return groups
-
-    with contextlib.closing(calls), tempfile.TemporaryDirectory() as home:
-        made = [calls.wait_for(registry.bound("backends", name, table)(spec)) for _ in range(2)]
-        backend, other = (registry.check_made("backends", name, one) for one in made)
-        groups = sample(backend)
+    sampling = Sampling(2, 8, 1.0)
+    with tempfile.TemporaryDirectory() as home:
+        backend, other = connected(name, spec), connected(name, spec)
+        groups = backend.sample(PROMPTS, sampling)
         if problem := _problem_with_groups(groups):
             return problem
         samples = [
@@ -226,14 +220,15 @@ def _trains(name: str, table: Table) -> str:
             for rollout in group.rollouts
         ]
         loss = Loss("ppo", registry.find("losses", "ppo"))
-        stats = calls.wait_for(backend.update(samples, loss, Optimization(lr=1e-3)))
+        stats = backend.update(samples, loss, Optimization(lr=1e-3))
         if not np.isfinite([stats.loss, stats.grad_norm]).all():
             return f"the step's loss is {stats.loss}, its gradient's norm {stats.grad_norm}"
-        calls.wait_for(backend.save(Path(home)))
-        calls.wait_for(other.load(Path(home)))
-        is_alike = _texts(sample(backend)) == _texts(sample(other)) or not backend.info.deterministic
-        for one in (backend, other, backend):
-            calls.wait_for(one.close())
+        backend.save(Path(home))
+        other.load(Path(home))
+        after, loaded = (_texts(each.sample(PROMPTS, sampling)) for each in (backend, other))
+        is_alike = after == loaded or not backend.info.deterministic
+        for closed in (backend, other, backend):
+            closed.close()
     if held and not reported:
         return (
             'holds permits and reports no call to `spec.observe_call`: with max_concurrent = "auto" the '

@@ -11,7 +11,6 @@ from typing import NoReturn
 from retrain.backends import Backend, Sampling
 from retrain.base.clock import utc_now
 from retrain.base.errors import BackendMemoryError, InterruptedRunError, UnscoredStepError
-from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import Group, Prompt
 from retrain.config.schema import Config
 from retrain.control.rules import Stateful
@@ -53,7 +52,6 @@ class Trainer:
     budget: RunBudget
     journal: Journal
     stop: threading.Event  # set: save a checkpoint at the next step boundary and stop
-    calls: EventLoopThread
     sample: SampleGroups  # completions, or whole episodes
     evals: Sequence[OpenEval]
     step: int = 0  # complete steps
@@ -68,7 +66,7 @@ class Trainer:
         made = self.journal, self.budget, self._keep_evaluations
         self._evals = EvalSchedule(self.config, held_out, self.evals, self._exclusively, *made)
         self._meter = StepMeter(self.backend, self.config.backpressure, self.journal)
-        self._updates = Updates(self.config, self.backend, self.algorithm.loss, self.calls.wait_for)
+        self._updates = Updates(self.config, self.backend, self.algorithm.loss)
         self._throttle = open_throttle(self.config, self.files.directory)
         self._warmed, self._saved = 0, (0, 0)  # complete supervised updates before the steps
         self._seeds = PlaySeeds(self.config, self.backend)
@@ -168,7 +166,7 @@ class Trainer:
 
     def resume(self, found: checkpoint.Checkpoint) -> None:
         """Restore a checkpoint; later steps equal those of an uninterrupted run."""
-        self.calls.wait_for(self.backend.load(found.directory))
+        self.backend.load(found.directory)
         for name, part in self._parts.items():
             part.load_state_dict(found.state[name])
         self._owes_evaluation = found.state["owes_evaluation"]
@@ -194,7 +192,7 @@ class Trainer:
                 self.files.checkpoints,
                 self.step,
                 state,
-                lambda directory: self.calls.wait_for(self.backend.save(directory)),
+                self.backend.save,
                 self._training.keep_checkpoints,
             )
         self._saved = (self.step, self._warmed)
@@ -232,7 +230,7 @@ class Trainer:
         steps = self.config.warmup.steps
         if self._warmed >= steps or self.step > 0:
             return
-        warmup = WarmUpUpdates(self.config, self.backend, self._warmed, self.calls.wait_for)
+        warmup = WarmUpUpdates(self.config, self.backend, self._warmed)
         with MetricsWriter(self.files.warmup, self.journal.attempt) as rows:
             while self._warmed < steps:
                 wait_for_idle(self._throttle, self.stop, self.journal, self.step)

@@ -2,81 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
-from typing import Any
+from pathlib import Path
 
-from retrain.backends import Backend, Optimization, Sampling, UpdateStats
+from retrain.backends import Backend, Optimization, Sampling, SamplingWork, UpdateStats
+from retrain.backends.engines import Ids
 from retrain.backends.metering import BilledCall, Meter
 from retrain.backends.rows import LiveTurn, Taken, TurnFeed, unsampled
+from retrain.backends.text import Schemas
 from retrain.base.errors import BackendMemoryError, ConfigError, PromptError
-from retrain.base.rollouts import FirstTurn, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
+from retrain.base.json_lines import Demonstration
+from retrain.base.rollouts import CallForm, FirstTurn, Group, Loss, NextTurn, Prompt, Rollout, TrainingSample
+from retrain.records.row_parts import EngineUse
 from retrain.records.spending import Tokens
 
 
-class MeteredBackend:
+class MeteredBackend(Backend):
     """A backend whose calls are counted; everything else is the backend's own.
 
     A prompt counts as read once in full, and from a cache for the other rollouts of its group, and so does
     what came before a turn of an episode.
     """
 
-    def __init__(self, backend: Backend, meter: Meter, wait_for: Callable[[Any], Any]) -> None:
-        self._backend, self._meter, self._wait_for = backend, meter, wait_for
-        read = getattr(backend, "read", None)
-        if read is None:
-            raise ConfigError(
-                "[budget.prices]: the backend does not tell how many tokens a prompt has; implement `read` "
-                "of retrain.Backend, or count its calls with `BackendSpec.meter`"
-            )
-        self._length: Callable[[Rollout], int] = lambda rollout: len(read(rollout))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
+    def __init__(self, backend: Backend, meter: Meter) -> None:
+        self._backend, self._meter, self.info = backend, meter, backend.info
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
         size, read = sampling.group_size, sum(map(self._prompt, prompts))
         most = Tokens(read, (size - 1) * read, size * len(prompts) * sampling.max_tokens)
         with self._call(most) as call:
-            groups: list[Group] = self._wait_for(self._backend.sample(prompts, sampling))
+            groups = self._backend.sample(prompts, sampling)
             call.billed = sum(map(self._sampled, groups), Tokens())
         return groups
 
-    @property
-    def extend(self) -> Callable[[Sequence[NextTurn], Sampling], list[Rollout | None]]:
-        """The backend's, counted; an AttributeError if it has none, which others look for."""
-        backend: Any = self._backend
-        return partial(self._extend, backend.extend)
-
-    def _extend(
-        self, extend: Callable[..., Any], turns: Sequence[NextTurn], sampling: Sampling
-    ) -> list[Rollout | None]:
+    def extend(self, turns: Sequence[NextTurn], sampling: Sampling) -> list[Rollout | None]:
         with self._call(sum(map(self._at_most, turns), Tokens())) as call:
-            found: list[Rollout | None] = self._wait_for(extend(turns, sampling))
-            call.billed = sum(map(self._extended, turns, found), Tokens())
-        return found
+            rollouts = self._backend.extend(turns, sampling)
+            call.billed = sum(map(self._extended, turns, rollouts), Tokens())
+        return rollouts
 
-    @property
-    def sample_turns(self) -> Callable[[TurnFeed, Sampling], object] | None:
-        """The backend's, which bills each turn; None if it has none."""
-        sample = getattr(self._backend, "sample_turns", None)
-        return None if sample is None else partial(self._sample_turns, sample)
-
-    def _sample_turns(
-        self, sample: Callable[[TurnFeed, Sampling], object], feed: TurnFeed, sampling: Sampling
-    ) -> None:
+    def sample_turns(self, feed: TurnFeed, sampling: Sampling) -> None:
         with ExitStack() as calls:
-            sample(_MeteredFeed(feed, self, calls), sampling)
+            self._backend.sample_turns(_MeteredFeed(feed, self, calls), sampling)
 
     def update(
         self, samples: Sequence[TrainingSample], loss: Loss, optimization: Optimization
     ) -> UpdateStats:
         trained = Tokens(train=sum(self._length(sample.rollout) - 1 for sample in samples))
         with self._call(trained) as call:
-            stats: UpdateStats = self._wait_for(self._backend.update(samples, loss, optimization))
+            stats = self._backend.update(samples, loss, optimization)
             call.billed = trained
         return stats
+
+    def save(self, directory: Path) -> None:
+        self._backend.save(directory)
+
+    def load(self, directory: Path) -> None:
+        self._backend.load(directory)
+
+    def close(self) -> None:
+        self._backend.close()
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        self._backend.check_prompts(prompts)
+
+    def check_turns(self) -> None:
+        self._backend.check_turns()
+
+    def offer_tools(self, schemas: Schemas, *, is_extended: bool = True) -> CallForm:
+        return self._backend.offer_tools(schemas, is_extended=is_extended)
+
+    def call_form(self, schemas: Schemas) -> CallForm:
+        return self._backend.call_form(schemas)
+
+    def read(self, rollout: Rollout) -> Ids | None:
+        return self._backend.read(rollout)
+
+    def shown(self, tokens: Ids) -> str | None:
+        return self._backend.shown(tokens)
+
+    def written(self, demonstrations: Sequence[Demonstration]) -> list[Rollout]:
+        return self._backend.written(demonstrations)
+
+    def reset_optimizer(self) -> None:
+        self._backend.reset_optimizer()
+
+    def start_from(self, adapter: str, *, is_reference: bool) -> None:
+        self._backend.start_from(adapter, is_reference=is_reference)
+
+    def has_start(self) -> bool:
+        return self._backend.has_start()
+
+    def take_sampling_work(self) -> SamplingWork | None:
+        return self._backend.take_sampling_work()
+
+    def take_engine_use(self) -> EngineUse | None:
+        return self._backend.take_engine_use()
+
+    def out_s(self) -> float | None:
+        return self._backend.out_s()
 
     def count_turn(self, asked: LiveTurn, call: BilledCall, taken: Taken) -> None:
         """Count what a turn was billed."""
@@ -111,6 +136,14 @@ class MeteredBackend:
             return Tokens(self._prompt(turn.prompt), 0, turn.max_tokens)
         except PromptError:  # the backend answers with it
             return Tokens()
+
+    def _length(self, rollout: Rollout) -> int:
+        if (ids := self.read(rollout)) is None:
+            raise ConfigError(
+                "[budget.prices]: the backend does not tell how many tokens a prompt has; implement `read` "
+                "of retrain.Backend, or count its calls with `BackendSpec.meter`"
+            )
+        return len(ids)
 
     def _prompt(self, prompt: Prompt) -> int:
         return self._length(unsampled(prompt, 0))

@@ -18,14 +18,12 @@ from retrain.backends import (
     Sampling,
     SamplingProgress,
     Trainers,
+    connected,
     ignore_progress,
     never,
-    shows_no_functions,
 )
-from retrain.backends.rows import live_sampler
 from retrain.base import registry
 from retrain.base.errors import ConfigError, PromptError, RecordsError
-from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import CallForm, Group, Prompt
 from retrain.config.adapters import KEY
 from retrain.config.campaign import EvalSection
@@ -62,12 +60,11 @@ def open_trainer(
         asked = [_open_eval(table, config, task, scorer, opened) for table in config.eval.tables]
         saved = partial(checkpoint.written, files.checkpoints)
         journal.watch({"reward": scorer.progress, "evaluate": scorer.progress, "checkpoint": saved})
-        is_over, calls = threading.Event(), EventLoopThread()
+        is_over = threading.Event()
 
         def is_leaving() -> bool:
             return stop.is_set() or is_over.is_set()
 
-        opened.callback(calls.close)
         spec = BackendSpec(
             seed=config.training.seed,
             model=config.model.model,
@@ -84,27 +81,25 @@ def open_trainer(
             notes=files.directory,
             meter=budget.meter,
         )
-        name, options = config.backend.backend, config.backend.options
-        connected = registry.bound("backends", name, options)(spec)
-        backend: Backend = registry.check_made("backends", name, calls.wait_for(connected))
-        opened.callback(lambda: calls.wait_for(backend.close()))
+        backend = connected(config.backend.backend, spec)
+        opened.callback(backend.close)
         if budget.has_price and not backend.info.bills:
-            backend = MeteredBackend(backend, budget.meter, calls.wait_for)
-        sample = sampler_of(config, backend, calls, opened, journal.detail, is_leaving)
+            backend = MeteredBackend(backend, budget.meter)
+        sample = sampler_of(config, backend, opened, journal.detail, is_leaving)
         evals = [
             one(
-                sampler_of(as_played(config, table), backend, calls, opened, journal.detail, is_leaving)
+                sampler_of(as_played(config, table), backend, opened, journal.detail, is_leaving)
                 if table.environment
                 else sample
             )
             for table, one in zip(config.eval.tables, asked, strict=True)
         ]
-        if check := getattr(backend, "check_prompts", None):  # too long ones, before the first step
-            with _of_data():
-                check([*task.train, *task.held_out, *(prompt for one in evals for prompt in one.prompts)])
+        with _of_data():  # too long ones, before the first step
+            asked_prompts = (prompt for evaluation in evals for prompt in evaluation.prompts)
+            backend.check_prompts([*task.train, *task.held_out, *asked_prompts])
         algorithm = BoundAlgorithm(config, scorer.score)
         trainer = Trainer(
-            config, files, backend, task, algorithm, permits, budget, journal, stop, calls, sample, evals
+            config, files, backend, task, algorithm, permits, budget, journal, stop, sample, evals
         )
         opened.callback(trainer.close)
         opened.callback(is_over.set)
@@ -149,7 +144,6 @@ def _observer(config: Config, journal: Journal) -> Callable[[BackendProgress], N
 def sampler_of(
     config: Config,
     backend: Backend,
-    calls: EventLoopThread,
     opened: ExitStack,
     observe: Callable[[EpisodeProgress], None] = ignore_progress,
     is_leaving: Callable[[], bool] = never,
@@ -157,38 +151,34 @@ def sampler_of(
     """Return what samples each prompt's group: the backend, or episodes in the run's environment."""
     table = config.environment
     if table.is_single_turn:
-        return partial(_single_turns, backend, calls)
+        return partial(_single_turns, backend)
     has_template = bool(config.backend.options.get("chat_template"))
-    if not (table.separate_turns or hasattr(backend, "extend")):
+    if not (table.separate_turns or backend.info.extends):
         raise ConfigError(
             f"[environment].environment: backend {config.backend.backend!r} cannot append to a turn; set "
-            "separate_turns = true, or implement `extend` of retrain.Backend"
+            "separate_turns = true, or implement `extend` of retrain.Backend, with `info.extends`"
         )
-    form = _offered(config, backend, calls)
+    form = _offered(config, backend)
     open_episode = opened.enter_context(opened_environment(table.environment, table.options, form))
     programs = None
     if brings_loop(table.environment):
         from retrain.plugins.environments.endpoint.session import Rendering
         from retrain.trainer.programs import Programs  # takes 30 ms, and few runs serve programs
 
-        read, shown, ask = (getattr(backend, name, None) for name in ("read", "shown", "call_form"))
-        rendering = Rendering(
-            has_template,
-            read,
-            (lambda ids: calls.wait_for(shown(ids))) if shown else None,
-            cache(lambda schemas: calls.wait_for(ask(json.loads(schemas)))) if ask else None,
+        form_of = cache(lambda schemas: backend.call_form(json.loads(schemas)))
+        programs = Programs(
+            table, open_episode, Rendering(has_template, backend.read, backend.shown, form_of)
         )
-        programs = Programs(table, open_episode, rendering)
     takes_several = backend.info.remote or backend.info.overlaps
     episodes = Episodes(
         table,
         open_episode,
-        TurnSampler(backend, calls, table.max_turn_tokens),
+        TurnSampler(backend, table.max_turn_tokens),
         programs,
         form=form,
         has_template=has_template,
         calls_at_once=config.backend.first_permits if takes_several else 1,
-        sample_live=live_sampler(backend),
+        sample_live=backend.sample_turns if backend.info.answers_turns else None,
         observe=observe,
         is_leaving=is_leaving,
     )
@@ -196,11 +186,9 @@ def sampler_of(
     return episodes.play
 
 
-def _single_turns(
-    backend: Backend, calls: EventLoopThread, prompts: Sequence[Prompt], how: Sampling
-) -> list[Group]:
+def _single_turns(backend: Backend, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
     with _of_data():
-        return calls.wait_for(backend.sample(prompts, how))
+        return backend.sample(prompts, how)
 
 
 @contextmanager
@@ -213,7 +201,7 @@ def _of_data() -> Iterator[None]:
         raise ConfigError(str(problem if problem.where else problem.below("data"))) from error
 
 
-def _offered(config: Config, backend: Backend, calls: EventLoopThread) -> CallForm | None:
+def _offered(config: Config, backend: Backend) -> CallForm | None:
     """Show the environment's functions to the policy; return how it writes calls, None without functions.
 
     Raises:
@@ -221,16 +209,11 @@ def _offered(config: Config, backend: Backend, calls: EventLoopThread) -> CallFo
     """
     table = config.environment
     schemas = registry.ask("environments", table.environment, "tools", table.options)
-    if not schemas:
-        check = getattr(backend, "check_turns", None)
-        if check and not table.separate_turns:
-            calls.wait_for(check())
-        return None
-    if offer := getattr(backend, "offer_tools", None):
-        made = offer(schemas, is_extended=False) if table.separate_turns else offer(schemas)
-        form: CallForm = calls.wait_for(made)
-        return form
-    raise ConfigError(shows_no_functions(config.backend.backend))
+    if schemas:
+        return backend.offer_tools(schemas, is_extended=not table.separate_turns)
+    if not table.separate_turns:
+        backend.check_turns()
+    return None
 
 
 def trainers_here(config: Config, files: RunFiles, task: Task) -> Trainers | None:
@@ -255,17 +238,16 @@ def start_anew(config: Config, trainer: Trainer) -> None:
     known = {key: text for key, text in config.run.files.items() if key == KEY} if config.run else {}
     if changed := changed_files(config, known):
         raise ConfigError([f"{problem}; restore it" for problem in changed])
-    backend: Any = trainer.backend  # the method is optional in the protocol
     is_reference = config.algorithm.kl_coef > 0 and config.algorithm.kl_reference == "start"
-    trainer.calls.wait_for(backend.start_from(adapter, is_reference=is_reference))
+    trainer.backend.start_from(adapter, is_reference=is_reference)
 
 
 def check_reference(config: Config, trainer: Trainer) -> None:
     """Raise a ConfigError if a resumed run's KL term needs another reference than its checkpoint has."""
-    algorithm, has_start = config.algorithm, getattr(trainer.backend, "has_start", None)
-    if not (config.model.adapter and algorithm.kl_coef and has_start):
+    algorithm = config.algorithm
+    if not (config.model.adapter and algorithm.kl_coef):
         return
-    if has_start() != (algorithm.kl_reference == "start"):
+    if trainer.backend.has_start() != (algorithm.kl_reference == "start"):
         raise ConfigError(
             "[algorithm]: kl_coef or kl_reference was changed, and the checkpoint has not the reference that "
             "the run now needs; undo the change, or start the run again"

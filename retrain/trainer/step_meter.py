@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from retrain.backends import Backend, SamplingWork, Work
 from retrain.config.schema import BackPressureSection
@@ -31,8 +30,8 @@ class StepMeter:
         """Start the clock after `step` complete steps; earlier sampling (for evaluation) does not count."""
         self._step = step
         self._parts_s: dict[str, float] = {}
-        self._said("take_sampling_work")
-        self._out_s = self._said("out_s")
+        self.backend.take_sampling_work()
+        self._out_s = self.backend.out_s()
         self._started = time.perf_counter()
         return self
 
@@ -50,24 +49,18 @@ class StepMeter:
 
     def roofline(self, training: Work | None) -> RooflineSummary | None:
         """Return what limited each phase, given the work of the update."""
-        return roofline(self.table, self._said("take_sampling_work"), training)
+        return roofline(self.table, self.backend.take_sampling_work(), training)
 
     def engine(self) -> EngineUse | None:
         """Return the load of the server that samples, if there is one that says it."""
-        use: EngineUse | None = self._said("take_engine_use")
-        return use
+        return self.backend.take_engine_use()
 
     def pause(self) -> ApiPause | None:
         """Return how long the API worked on none of the run's calls; None for backends that do not say it."""
-        now_s = self._said("out_s")
+        now_s = self.backend.out_s()
         if now_s is None or self._out_s is None:
             return None
         return ApiPause(pause_s=now_s - self._out_s, pauses_s=now_s)
-
-    def _said(self, name: str) -> Any:
-        """Return what the backend's method of this name returns; None if it has none, as it may."""
-        method = getattr(self.backend, name, None)
-        return None if method is None else method()
 
 
 def roofline(

@@ -19,14 +19,13 @@ from contextvars import copy_context
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import count
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
 from retrain.backends import Backend, Sampling
-from retrain.backends.rows import LiveTurn, Taken, live_sampler
+from retrain.backends.rows import LiveTurn, Taken
 from retrain.base.errors import PromptError
-from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import FirstTurn, NextTurn, Prompt
 from retrain.config.schema import Config
 from retrain.trainer.turn_queue import Asked, PlayMeter, Request, TurnQueue
@@ -148,8 +147,7 @@ class PlayTurnFeed:
 class TurnSampler:
     """Samples turns with a backend."""
 
-    backend: Any  # `extend` is optional in the protocol
-    calls: EventLoopThread
+    backend: Backend
     max_turn_tokens: int  # 0: `max_tokens` alone is the limit
 
     def __call__(self, asked: Sequence[Asked], how: Sampling) -> list[Taken]:
@@ -167,12 +165,12 @@ class TurnSampler:
             for most in sorted({one.max_tokens for one in some}):
                 alike = [number for number, one in enumerate(some) if one.max_tokens == most]
                 own = replace(of_its_own(how, next(part)), max_tokens=most)
-                groups = self.calls.wait_for(self.backend.sample([some[n].prompt for n in alike], own))
+                groups = self.backend.sample([some[n].prompt for n in alike], own)
                 taken |= zip(alike, (group.rollouts[0] for group in groups), strict=True)
             return [taken[number] for number in range(len(some))]
 
         def extend(some: Sequence[NextTurn]) -> list[Taken]:
-            return list(self.calls.wait_for(self.backend.extend(some, of_its_own(how, next(part)))))
+            return list(self.backend.extend(some, of_its_own(how, next(part))))
 
         opening, extended = iter(_readable(begun, begin)), iter(_readable(further, extend))
         return [next(extended if isinstance(one, NextTurn) else opening) for one in asked]
@@ -206,7 +204,7 @@ class PlaySeeds:
 
     def __init__(self, config: Config, backend: Backend) -> None:
         self._seed = config.training.seed
-        is_determined = backend.info.deterministic or live_sampler(backend) is not None
+        is_determined = backend.info.deterministic or backend.info.answers_turns
         self._applies = not config.environment.is_single_turn and is_determined and self._seed >= 0
         self._place = (0, count())  # one value, because threads of their own may sample
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from retrain.backends import Backend, MaybeAwaitable, Optimization, UpdateStats
+from retrain.backends import Backend, Optimization, UpdateStats
 from retrain.backends.metering import NOTHING, tally
 from retrain.backends.objective import split_by_group
 from retrain.base.clock import utc_now
-from retrain.base.errors import BackendMemoryError, ConfigError, InfrastructureError, NonFiniteError
+from retrain.base.errors import BackendMemoryError, InfrastructureError, NonFiniteError
 from retrain.base.json_lines import read_demonstrations
-from retrain.base.rollouts import SUPERVISED, Floats, Loss, LossTerms, Rollout, TrainingSample
+from retrain.base.rollouts import SUPERVISED, Floats, Loss, LossTerms, TrainingSample
 from retrain.config.schema import Config
 from retrain.records.spending import Tokens
 from retrain.records.step_row import UpdateSummary
@@ -45,7 +45,6 @@ class Updates:
     config: Config
     backend: Backend
     loss: Loss
-    wait_for: Callable[[MaybeAwaitable[UpdateStats]], UpdateStats]
     billed: Tokens = field(default=NOTHING, init=False)  # of the latest batch
     _taken: int = field(default=0, init=False)  # optimizer steps of it
 
@@ -104,7 +103,7 @@ class Updates:
         groups = len({sample.group for sample in minibatch})
         while True:
             try:
-                return self.wait_for(self.backend.update(minibatch, self.loss, how))
+                return self.backend.update(minibatch, self.loss, how)
             except BackendMemoryError as error:
                 if not self._taken:
                     raise
@@ -210,24 +209,14 @@ class WarmUpUpdates:
     is a row of warmup.jsonl; metrics.jsonl begins with step 1.
     """
 
-    def __init__(
-        self, config: Config, backend: Backend, done: int, wait_for: Callable[[MaybeAwaitable[Any]], Any]
-    ) -> None:
+    def __init__(self, config: Config, backend: Backend, done: int) -> None:
         """Read the demonstrations and tokenize them with the backend; continue after `done` updates.
 
         Raises:
             ConfigError: the file changed, or the backend cannot train on given completions.
         """
-        self._backend: Any = backend  # `reset_optimizer` is optional in the protocol
-        self._wait_for = wait_for
-        self._config = config
-        written = getattr(backend, "written", None)
-        if written is None:
-            raise ConfigError(
-                f"[warmup].steps: backend {config.backend.backend!r} cannot train on given completions; "
-                "use 0, or implement `written` and `reset_optimizer` of retrain.Backend"
-            )
-        rollouts: list[Rollout] = wait_for(written(read_demonstrations(config.warmup.path)))
+        self._backend, self._config = backend, config
+        rollouts = backend.written(read_demonstrations(config.warmup.path))
         self._rows = PromptStream(rollouts, max(config.training.seed, 0))
         self._rows.take_positions(done * config.warmup.batch_size)  # updates of an earlier attempt
 
@@ -243,7 +232,7 @@ class WarmUpUpdates:
         lr = self._config.warmup.lr or self._config.training.lr
         how = Optimization(lr, self._config.training.max_grad_norm)
         try:
-            stats = self._wait_for(self._backend.update(samples, WARM_UP_LOSS, how))
+            stats = self._backend.update(samples, WARM_UP_LOSS, how)
         except BackendMemoryError as error:
             raise BackendMemoryError(f"warm-up {number}: {error}; or lower [warmup].batch_size") from error
         if not np.all(np.isfinite([stats.loss, stats.grad_norm])):
@@ -260,4 +249,4 @@ class WarmUpUpdates:
 
     def finish(self) -> None:
         """Reset the optimizer: the moments of supervised gradients do not fit the policy gradient."""
-        self._wait_for(self._backend.reset_optimizer())
+        self._backend.reset_optimizer()

@@ -7,20 +7,19 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
-from retrain.backends import BackendSpec, EpisodeProgress, Optimization, Sampling
+from retrain.backends import Backend, BackendSpec, EpisodeProgress, Optimization, Sampling
 from retrain.backends.metering import Meter
 from retrain.backends.numpy import CONTEXT, connect
 from retrain.backends.numpy.policy import NumpyBackend
 from retrain.backends.rows import LiveTurn, RowAdmission, Taken, TurnFeed, unsampled
 from retrain.base.errors import BackendMemoryError, ConfigError, InterruptedRunError, PromptError
-from retrain.base.event_loop import EventLoopThread, begun
+from retrain.base.event_loop import begun
 from retrain.base.rollouts import FirstTurn, Loss, NextTurn, Prompt, Rollout, TrainingSample
 from retrain.config.load import parse
 from retrain.config.schema import EnvironmentSection
@@ -259,7 +258,7 @@ def test_unreadable_turns_cost_their_episodes():
 
 def test_a_backend_with_a_price_counts_each_turn():
     meter, backend = Meter(), policy(ends=False)
-    priced = MeteredBackend(backend, meter, lambda found: found)
+    priced = MeteredBackend(backend, meter)
     feed = Script({0: asked("???", 5), 10: asked("x", 5)}, again(2, 2))
     sample = priced.sample_turns
     assert sample is not None
@@ -272,7 +271,7 @@ def test_a_backend_with_a_price_counts_each_turn():
 def test_a_call_that_cannot_be_made_costs_nothing():
     """As its prompt cannot be read, or as it does not fit in memory, after which a smaller one is made."""
     meter, backend = Meter(), policy()
-    priced = MeteredBackend(backend, meter, lambda found: found)
+    priced = MeteredBackend(backend, meter)
     with pytest.raises(PromptError):
         priced.extend([NextTurn(unsampled(Prompt(0, "?", ""), 0), (("user", "x"),), 4)], HOW)
     backend.sample = backend.update = full  # type: ignore[method-assign]
@@ -289,29 +288,18 @@ def full(*_: object) -> None:
     raise BackendMemoryError("no room")
 
 
-class OneTurn:
-    """A backend that cannot append to a turn."""
-
-    def __init__(self) -> None:
-        self._backend = policy()
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "extend":
-            raise AttributeError(name)
-        return getattr(self._backend, name)
-
-
 @pytest.mark.parametrize("has_price", [False, True])
 def test_a_backend_that_cannot_append_to_a_turn_is_told_before_the_first_step(has_price):
-    backend: Any = OneTurn()
+    backend: Backend = policy()  # as if it could not append to a turn
+    backend.info = replace(backend.info, extends=False)
     if has_price:
-        backend = MeteredBackend(backend, Meter(), lambda found: found)
+        backend = MeteredBackend(backend, Meter())
     config = parse({"environment": {"environment": "guess"}}, "c")
-    with ExitStack() as opened, closing(EventLoopThread()) as calls:
+    with ExitStack() as opened:
         with pytest.raises(ConfigError, match="backend 'numpy' cannot append to a turn; set separate_turns"):
-            sampler_of(config, backend, calls, opened)
+            sampler_of(config, backend, opened)
         apart = replace(config, environment=replace(config.environment, separate_turns=True))
-        assert sampler_of(apart, backend, calls, opened)
+        assert sampler_of(apart, backend, opened)
 
 
 def test_turns_that_a_stop_interrupts_may_have_been_billed():
@@ -322,7 +310,7 @@ def test_turns_that_a_stop_interrupts_may_have_been_billed():
             return super().take(under_way)
 
     meter = Meter()
-    sample = MeteredBackend(policy(ends=False), meter, lambda found: found).sample_turns
+    sample = MeteredBackend(policy(ends=False), meter).sample_turns
     assert sample is not None
     with pytest.raises(InterruptedRunError):
         sample(Stops({0: asked("?", 5)}), HOW)
@@ -332,7 +320,7 @@ def test_turns_that_a_stop_interrupts_may_have_been_billed():
 def test_a_call_counts_with_all_that_it_may_be_billed_while_its_end_is_unknown():
     told: list[Tokens] = []
     meter = Meter(lambda one: told.append(one.open))
-    priced = MeteredBackend(policy(ends=False), meter, lambda found: found)
+    priced = MeteredBackend(policy(ends=False), meter)
     how = replace(HOW, group_size=3, max_tokens=2)
     (group, _) = priced.sample([Prompt(0, "??", ""), Prompt(1, "<", "")], how)
     priced.extend([NextTurn(group.rollouts[0], (("user", "><"),), 4)], replace(how, group_size=1))

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from retrain.backends import BackendSpec, connected
 from retrain.base import extras, registry
 from retrain.base.errors import ConfigError, Problem
 from retrain.base.registry.code import defines
@@ -256,6 +257,27 @@ def test_a_backend_that_checks_nothing_takes_no_options(own: Callable[[str, str]
     (problem,) = problems({"backend": {"backend": name, "options": {"basse": 0.03}}})
     assert "unknown parameter" in problem
     assert "it takes nothing" in problem
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("async def connect(spec): ...", "connect is a coroutine function"),
+        (
+            "class Api(numpy.policy.NumpyBackend):\n    async def sample(self, prompts, sampling): ...\n"
+            "def connect(spec):\n    return Api(spec, numpy.NumpyOptions())",
+            "sample is a coroutine function; `connect` and a backend's methods are plain functions",
+        ),
+        (
+            "class Bare:\n    info = None\ndef connect(spec):\n    return Bare()",
+            "returned a Bare, which is no",
+        ),
+    ],
+)
+def test_what_is_no_plain_backend_is_refused(own: Callable[[str, str], str], code: str, problem: str) -> None:
+    name = own("odd", f"from retrain.backends import numpy\nimport retrain.backends.numpy.policy\n{code}")
+    with pytest.raises(ConfigError, match=problem):
+        connected(f"{name}.connect", BackendSpec(0, alphabet="01"))
 
 
 def test_a_backend_gets_its_options_and_its_hooks_are_asked(retrain: Retrain, campaign_file: Path) -> None:

@@ -21,7 +21,6 @@ from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.engines import openai as engine_module
 from retrain.backends.local import connect
 from retrain.base.errors import ConfigError, InfrastructureError, RunFailedError
-from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import Prompt
 from retrain.config.schema import EnvironmentSection
 from retrain.control.semaphore import FileSemaphore
@@ -520,7 +519,7 @@ def test_episodes_on_a_server_are_sampled_by_several_calls_at_once(server, model
         async def step(self, completion):
             return "3", 1.0, False
 
-    sampler, is_joined = TurnSampler(backend, EventLoopThread(), 4), threading.Barrier(2, timeout=60)
+    sampler, is_joined = TurnSampler(backend, 4), threading.Barrier(2, timeout=60)
 
     def sample(asked, how):
         first_asks.set()

@@ -13,7 +13,6 @@ from transformers import AutoTokenizer
 
 from retrain.backends import Optimization, Sampling
 from retrain.backends.local.policy import LocalBackend
-from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import Prompt, Rollout, TrainingSample
 from retrain.config.schema import EnvironmentSection
 from retrain.plugins.environments.endpoint.session import Rendering
@@ -49,7 +48,7 @@ def played(backend: LocalBackend, run: Any, count: int = 4) -> list[Rollout]:
         True, backend.read, backend.shown, lambda known: backend.call_form(json.loads(known))
     )
     programs = Programs(settings, lambda: Program(run), rendering)
-    sample = TurnSampler(backend, EventLoopThread(), 0)
+    sample = TurnSampler(backend, 0)
     episodes = Episodes(settings, lambda: Program(run), sample, programs)
     try:
         (group,) = episodes.play([Prompt(0, "7=", "")], Sampling(count, 24, 1.0))

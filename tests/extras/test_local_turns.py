@@ -19,7 +19,6 @@ from retrain.backends import Optimization, Sampling
 from retrain.backends.text import Text
 from retrain.backends.turns import check_turns, tokens_given
 from retrain.base.errors import ConfigError, PromptError
-from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import NextTurn, Prompt, Rollout, TrainingSample
 from retrain.config.schema import EnvironmentSection
 from retrain.records.metrics import read_metrics
@@ -238,7 +237,7 @@ def test_messages_that_the_model_cannot_read_cost_their_episode(tmp_path: Path) 
         def step(self, completion: str) -> object:
             return [{"role": "tool" if self.number == 1 else "user", "content": "3"}], 1.0, False
 
-    sample = TurnSampler(open_backend(model, chat_template=True), EventLoopThread(), 4)
+    sample = TurnSampler(open_backend(model, chat_template=True), 4)
     episodes = Episodes(EnvironmentSection(max_turns=2), Some, sample)
     (group,) = episodes.play([Prompt(0, "7=", "")], Sampling(3, 12, 1.0))
     episodes.close()

@@ -12,14 +12,14 @@ import pytest
 
 from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.metering import Meter
-from retrain.backends.tinker import PRICES, connect, price
-from retrain.backends.tinker.policy import TinkerBackend
+from retrain.backends.tinker import PRICES, price
+from retrain.backends.tinker.policy import TinkerPolicy
 from retrain.base import registry
 from retrain.base.errors import ConfigError, RunFailedError
 from retrain.base.rollouts import Loss, Prompt
 from retrain.config.schema import Config, ModelSection
 from retrain.records.spending import Tokens
-from tests.extras.test_tinker_backend import samples_of
+from tests.extras.test_tinker_backend import opened, samples_of
 from tests.tinker_api.running import KEY, MODEL, RunningServer, write_tokenizer
 from tests.tinker_api.sdk import CALLS_SDK
 
@@ -43,7 +43,7 @@ def spec_of(server: RunningServer, tmp_path: Path) -> BackendSpec:
     return BackendSpec(seed=1, model=MODEL, base_url=server.url, options=options, meter=Meter())
 
 
-async def take_steps(backend: TinkerBackend, count: int) -> None:
+async def take_steps(backend: TinkerPolicy, count: int) -> None:
     for _ in range(count):
         samples = samples_of(await backend.sample(PROMPTS, HOW))
         await backend.update(samples, PPO, Optimization(lr=1e-2))
@@ -53,7 +53,7 @@ def test_the_meter_counts_what_the_server_bills(server: RunningServer, tmp_path:
     spec = spec_of(server, tmp_path)
 
     async def story() -> None:
-        backend = await connect(spec)
+        backend = await opened(spec)
         await take_steps(backend, 2)
         server.fail("asample", times=2, status=429)  # refused: not billed
         server.forget()  # the first update is repeated in a new session, and billed again
@@ -75,7 +75,7 @@ def test_a_result_that_is_not_handed_out_was_billed(
     spec = spec_of(server, tmp_path)
 
     async def story() -> None:
-        backend = await connect(spec)
+        backend = await opened(spec)
         await backend.sample(PROMPTS[:1], HOW)
         lost = {"error": "not handed out"}
         server.fail("retrieve_future", times=4 if status == 400 else 1, status=status, content=lost)
@@ -95,7 +95,7 @@ def test_a_call_that_takes_too_long_counts_at_most(server: RunningServer, tmp_pa
     spec = replace(spec, options={**spec.options, "call_timeout_s": 3.0})
 
     async def story() -> None:
-        backend = await connect(spec)
+        backend = await opened(spec)
         await backend.sample(PROMPTS[:1], HOW)
         server.fail("asample", times=1, hang_s=10.0, status=429)
         await backend.sample(PROMPTS[:1], HOW)

@@ -15,13 +15,14 @@ import pytest
 from tinker import APIStatusError
 
 from retrain.backends import BackendProgress, BackendSpec, OutageProgress, Sampling
-from retrain.backends.tinker import TinkerOptions, connect
+from retrain.backends.tinker import TinkerOptions
 from retrain.backends.tinker.calls import ApiCalls
 from retrain.backends.tinker.outages import Outages
-from retrain.backends.tinker.policy import TinkerBackend
+from retrain.backends.tinker.policy import TinkerPolicy
 from retrain.base.rollouts import Prompt
 from retrain.control.rules.concurrency_limit import CallFacts
 from retrain.control.semaphore import FileSemaphore
+from tests.extras.test_tinker_backend import opened
 from tests.tinker_api.running import MODEL, RunningServer, serve, write_tokenizer
 from tests.tinker_api.sdk import CALLS_SDK
 
@@ -60,7 +61,7 @@ def story_of(
     server: RunningServer,
     directory: Path,
     told: Told,
-    tell: Callable[[TinkerBackend], Coroutine[Any, Any, None]],
+    tell: Callable[[TinkerPolicy], Coroutine[Any, Any, None]],
     **options: object,
 ) -> None:
     """Run a coroutine with a connected backend whose first sampler is there."""
@@ -77,7 +78,7 @@ def story_of(
     )
 
     async def whole() -> None:
-        backend = await connect(spec)
+        backend = await opened(spec)
         try:
             await backend.sample(PROMPTS, HOW)
             await tell(backend)
@@ -93,7 +94,7 @@ def test_a_pause_for_capacity_is_told_and_is_neither_a_failure_nor_load(
 ) -> None:
     told = Told()
 
-    async def tell(backend: TinkerBackend) -> None:
+    async def tell(backend: TinkerPolicy) -> None:
         told.calls.clear()
         server.pause("paused_capacity", status)
         sampling = asyncio.ensure_future(backend.sample(PROMPTS, HOW))
@@ -195,7 +196,7 @@ def test_calls_are_paused_while_none_of_them_goes_on() -> None:
 def test_a_pause_for_our_rate_limit_is_load(server: RunningServer, tmp_path: Path) -> None:
     told = Told()
 
-    async def tell(backend: TinkerBackend) -> None:
+    async def tell(backend: TinkerPolicy) -> None:
         told.calls.clear()
         server.pause("paused_rate_limit")
         sampling = asyncio.ensure_future(backend.sample(PROMPTS[:1], HOW))
@@ -239,7 +240,7 @@ def test_an_answered_heartbeat_does_not_end_an_outage_of_calls() -> None:
 def test_a_bill_that_is_to_be_paid_is_told_as_a_pause(server: RunningServer, tmp_path: Path) -> None:
     told = Told()
 
-    async def tell(backend: TinkerBackend) -> None:
+    async def tell(backend: TinkerPolicy) -> None:
         told.calls.clear()
         server.fail("asample", times=1, status=402)
         assert len(await backend.sample(PROMPTS[:1], HOW)) == 1
@@ -260,7 +261,7 @@ def test_a_server_that_is_down_is_told_with_how_long(
 ) -> None:
     told = Told()
 
-    async def tell(backend: TinkerBackend) -> None:
+    async def tell(backend: TinkerPolicy) -> None:
         server.kill()
         sampling = asyncio.ensure_future(backend.sample(PROMPTS[:1], HOW))
         await told.until("API down")

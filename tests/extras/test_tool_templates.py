@@ -13,7 +13,6 @@ from transformers import AutoTokenizer
 from retrain.backends import Sampling, local
 from retrain.backends.turns import offer_functions
 from retrain.base.errors import ConfigError
-from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import CallForm, Prompt
 from retrain.config.load import parse
 from retrain.config.schema import EnvironmentSection
@@ -132,7 +131,7 @@ def test_a_model_reads_what_its_calls_return(tmp_path: Path) -> None:
     options = {"tools": ["python"], "sandbox": "process"}
     form = backend.offer_tools([schema("python")])
     with opened("tools", options, form) as open_one:
-        sample = TurnSampler(backend, EventLoopThread(), 4)
+        sample = TurnSampler(backend, 4)
         episodes = Episodes(
             EnvironmentSection("tools", options, max_turns=3, max_turn_tokens=4), open_one, sample, form=form
         )

@@ -25,7 +25,6 @@ from retrain.backends import BackendSpec, Sampling
 from retrain.backends.numpy import CONTEXT
 from retrain.base import registry
 from retrain.base.errors import ConfigError, InterruptedRunError, PromptError
-from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import Given, Group, NextTurn, Prompt, Rollout
 from retrain.campaign.conformance import check_plugin
 from retrain.config.load import parse
@@ -311,14 +310,13 @@ class Seeds:
 
 
 def test_no_two_calls_of_an_evaluation_share_random_numbers() -> None:
-    calls, backend = EventLoopThread(), Seeds()
-    sample = TurnSampler(backend, calls, 0)
+    backend = Seeds()
+    sample = TurnSampler(backend, 0)
     asked = [Prompt(n, text, "") for n, text in enumerate(["a", "b?", "c", "d"])]
     (begun,) = sample([asked[0]], replace(HOW, seed=7))
     assert isinstance(begun, Rollout)
     backend.seen.clear()
     taken = sample([*asked, NextTurn(begun, (("user", "x"),), 1)], replace(HOW, seed=7))
-    calls.close()
     assert [isinstance(one, Rollout) for one in taken] == [True, False, True, True, True]
     assert len(backend.seen) == len(set(backend.seen)) == 6
     backend.seen.clear()
@@ -408,7 +406,7 @@ def test_without_a_template_the_texts_of_a_conversation_follow_each_other() -> N
             return [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}], reward, is_over
 
     backend = registry.bound("backends", "numpy", {})(BackendSpec(seed=0, alphabet="abc"))
-    episodes = Episodes(EnvironmentSection(), Talks, TurnSampler(backend, EventLoopThread(), 2))
+    episodes = Episodes(EnvironmentSection(), Talks, TurnSampler(backend, 2))
     (group,) = episodes.play([Prompt(0, "?", "")], replace(HOW, group_size=1))
     episodes.close()
     (rollout,) = group.rollouts
@@ -422,7 +420,7 @@ def test_a_first_message_that_no_context_holds_costs_its_episode() -> None:
             return "a" * (CONTEXT + 1)
 
     backend = registry.bound("backends", "numpy", {})(BackendSpec(seed=0, alphabet="a"))
-    episodes = Episodes(EnvironmentSection(), Long, TurnSampler(backend, EventLoopThread(), 2))
+    episodes = Episodes(EnvironmentSection(), Long, TurnSampler(backend, 2))
     (group,) = episodes.play([Prompt(7, "?", "")], replace(HOW, group_size=1))
     episodes.close()
     assert group.rollouts[0].episode
@@ -605,7 +603,7 @@ def test_each_turn_may_be_a_sample_of_its_own() -> None:
             return "<", float(self.turns), False
 
     table = EnvironmentSection(max_turns=3, max_turn_tokens=2, separate_turns=True)
-    episodes = Episodes(table, Game, TurnSampler(backend, EventLoopThread(), 2))
+    episodes = Episodes(table, Game, TurnSampler(backend, 2))
     (group,) = episodes.play([Prompt(7, "?", "a")], replace(HOW, group_size=1, max_tokens=5))
     episodes.close()
     (rollout,) = group.rollouts
@@ -635,7 +633,7 @@ def test_a_conversation_rendered_anew_that_outgrows_the_context_is_truncated(
             return told, 0.5, False
 
     table = EnvironmentSection(max_turns=9, max_turn_tokens=2, separate_turns=True, truncated_reward=-1.0)
-    episodes = Episodes(table, Talks, TurnSampler(backend, EventLoopThread(), 2))
+    episodes = Episodes(table, Talks, TurnSampler(backend, 2))
     (group,) = episodes.play([Prompt(7, "?", "a")], replace(HOW, group_size=1, max_tokens=50))
     episodes.close()
     (rollout,) = group.rollouts
@@ -648,10 +646,8 @@ def test_a_conversation_rendered_anew_that_outgrows_the_context_is_truncated(
 
 def test_a_prompt_that_is_too_long_without_an_environment_is_one_of_the_data() -> None:
     backend = registry.bound("backends", "numpy", {})(BackendSpec(seed=0, alphabet="a"))
-    calls = EventLoopThread()
     with ExitStack() as opened, pytest.raises(ConfigError, match=r"^\[data\]: prompt 3 has 16385 characters"):
-        sampler_of(Config(), backend, calls, opened)([Prompt(3, "a" * (CONTEXT + 1), "")], HOW)
-    calls.close()
+        sampler_of(Config(), backend, opened)([Prompt(3, "a" * (CONTEXT + 1), "")], HOW)
 
 
 def test_an_environment_that_never_answers_is_ended() -> None:

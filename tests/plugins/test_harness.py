@@ -23,7 +23,6 @@ from retrain.backends import BackendSpec, Optimization, Sampling
 from retrain.backends.numpy import CONTEXT
 from retrain.base import registry
 from retrain.base.errors import ConfigError
-from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import CallForm, FirstTurn, Given, Group, Loss, Prompt, Rollout, TrainingSample
 from retrain.campaign.conformance import check_plugin
 from retrain.config.load import parse
@@ -55,12 +54,16 @@ def numpy_policy() -> Any:
     return registry.bound("backends", "numpy", {})(BackendSpec(seed=0, alphabet="abc<>?"))
 
 
+def tells_none(tokens: tuple[int, ...]) -> None:
+    """Return no text for token ids, as the base class of backends does."""
+
+
 def opened(
-    settings: EnvironmentSection, run: Run, backend: Any = None, shown: Callable[..., str] | None = None
+    settings: EnvironmentSection, run: Run, backend: Any = None, shown: Callable[..., str | None] = tells_none
 ) -> tuple[Programs, TurnSampler]:
     backend = backend or numpy_policy()
     programs = Programs(settings, lambda: Program(run), Rendering(read=backend.read, shown=shown))
-    return programs, TurnSampler(backend, EventLoopThread(), settings.max_turn_tokens)
+    return programs, TurnSampler(backend, settings.max_turn_tokens)
 
 
 def play(
@@ -70,7 +73,7 @@ def play(
     *,
     fails: bool = False,
     backend: Any = None,
-    shown: Callable[..., str] | None = None,
+    shown: Callable[..., str | None] = tells_none,
     **table: object,
 ) -> list[Rollout]:
     """Return the episodes of a program on the numpy policy; one that asserts something may not fail."""

@@ -111,7 +111,7 @@ def taken(backend: NumpyBackend, samples: Sequence[TrainingSample], **training: 
         training=TrainingSection(seed=3, batch_size=6, group_size=4, temperature=1.0, lr=0.05, **training)
     )
     size = replace(Control(config, 100).next_size(None), wants_moments=True)
-    return Updates(config, backend, PPO, lambda found: found).take(samples, size, 1)
+    return Updates(config, backend, PPO).take(samples, size, 1)
 
 
 def test_each_pass_takes_a_step_on_every_minibatch() -> None:

@@ -12,7 +12,15 @@ from typing import Any
 
 import torch
 
-from retrain.backends import BackendInfo, BackendSpec, Optimization, Sampling, SamplingWork, UpdateStats
+from retrain.backends import (
+    Backend,
+    BackendInfo,
+    BackendSpec,
+    Optimization,
+    Sampling,
+    SamplingWork,
+    UpdateStats,
+)
 from retrain.backends.engines import Drawn, Ids
 from retrain.backends.local import DEFAULTS, NO_REFERENCE, LocalOptions
 from retrain.backends.local.adapters import load_start
@@ -41,7 +49,7 @@ ADDED = ("lora_alpha", "quantization")  # to the options after the first checkpo
 REMEMBERED = 10_000  # prompts whose token ids are cached: tens of megabytes at most
 
 
-class LocalBackend:
+class LocalBackend(Backend):
     """A causal language model with its optimizer on one device."""
 
     def __init__(self, spec: BackendSpec, options: LocalOptions) -> None:
@@ -63,6 +71,8 @@ class LocalBackend:
             parameters=parameters,
             remote=options.engine != "torch",
             spare_fraction=options.engine_spare if options.engine != "torch" else 0.0,
+            extends=True,
+            answers_turns=options.engine == "torch",
             deterministic=device.type == "cpu" and options.engine == "torch",
         )
         self.costs = costs_of(policy, options)

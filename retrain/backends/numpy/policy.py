@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from retrain.backends import (
+    Backend,
     BackendInfo,
     BackendSpec,
     GradientMoments,
@@ -51,7 +52,7 @@ from retrain.config.adapters import weights_of
 from retrain.control.rules.concurrency_limit import WAITED_S, CallFacts
 
 
-class NumpyBackend:
+class NumpyBackend(Backend):
     """A policy and its optimizer; weights, samples and updates depend only on the seed."""
 
     def __init__(self, spec: BackendSpec, options: NumpyOptions) -> None:
@@ -70,7 +71,14 @@ class NumpyBackend:
         self._optimizer = self._new_optimizer()
         self._identity = {"alphabet": self.characters.alphabet, "optimizer": options.optimizer}
         self._previous: list[Array] = []  # gradient of a single-part step, to compare with the next step's
-        self.info = BackendInfo(self.weights.flat.size, remote=self._latency_s > 0, deterministic=True)
+        is_remote = self._latency_s > 0
+        self.info = BackendInfo(
+            self.weights.flat.size,
+            remote=is_remote,
+            extends=True,
+            answers_turns=not is_remote,
+            deterministic=True,
+        )
         weights = self.weights
         self._costs = ModelCosts(  # the input table is computed once per call, and biases are not counted
             body=weights["recurrent"].size,
@@ -165,9 +173,6 @@ class NumpyBackend:
 
     def has_start(self) -> bool:
         return self._start is not None
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to release."""
 
     def _begin(self, turn: FirstTurn | NextTurn) -> AdmittedTurn | None:
         """Return what a turn is sampled from; None without room for it."""

@@ -7,7 +7,7 @@ key, from the environment.
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from retrain.config.prices import Price
 
 if TYPE_CHECKING:
     from retrain.backends.saved import Exported
-    from retrain.backends.tinker.policy import TinkerBackend
+    from retrain.backends.tinker.backend import TinkerBackend
     from retrain.config.schema import Config
 
 EXTRA = "tinker"
@@ -68,14 +68,14 @@ class TinkerOptions:
         return int(self.state_days * DAY_S) or None
 
 
-def connect(spec: BackendSpec) -> Awaitable[TinkerBackend]:
+def connect(spec: BackendSpec) -> TinkerBackend:
     """Open a session with the API, free of charge."""
     options = parsed(TinkerOptions, spec.options, check_options(spec.options))
     if problems := _missing(spec.model):
         raise ConfigError(problems)
-    from retrain.backends.tinker.policy import TinkerBackend
+    from retrain.backends.tinker.backend import TinkerBackend
 
-    return TinkerBackend.opened(spec, options)
+    return TinkerBackend(spec, options)
 
 
 def check_options(options: Mapping[str, object]) -> list[str]:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 from tinker.types import AdamParams, Datum
 
-from retrain.backends import BackendInfo, BackendSpec, Optimization, Sampling, UpdateStats
+from retrain.backends import BackendSpec, Optimization, Sampling, UpdateStats
 from retrain.backends.engines import Drawn, Ids
 from retrain.backends.text import Schemas, Text, check_finite, extended, to_groups
 from retrain.backends.tinker import TinkerOptions
@@ -41,7 +41,7 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that tokenize
 T = TypeVar("T")
 
 
-class TinkerBackend:
+class TinkerPolicy:
     """One run's policy at the API. Use in one event loop; sampling may overlap an update."""
 
     def __init__(self, spec: BackendSpec, options: TinkerOptions) -> None:
@@ -58,10 +58,9 @@ class TinkerBackend:
         self._loading = asyncio.Lock()  # held while the tokenizer is loaded
         self._context: int | None = None  # tokens that the model reads; None: not known
         self._auditor = Auditor()
-        self.info = BackendInfo(parameters=0, remote=True, bills=True)  # the API does not report the number
 
     @classmethod
-    async def opened(cls, spec: BackendSpec, options: TinkerOptions) -> TinkerBackend:
+    async def opened(cls, spec: BackendSpec, options: TinkerOptions) -> TinkerPolicy:
         """Open the session; load the tokenizer too if that needs no model."""
         backend = cls(spec, options)
         try:

@@ -62,8 +62,8 @@ class Rendering:
     """How the backend turns conversations into tokens."""
 
     has_template: bool = False  # without one, the texts of messages follow each other
-    read: Callable[[Rollout], Ids] | None = None  # returns the token ids of a rollout, its prompt included
-    shown: Callable[[Ids], str] | None = None  # the text of token ids; without, none are read from requests
+    read: Callable[[Rollout], Ids | None] = lambda rollout: None  # token ids, the prompt's first, if told
+    shown: Callable[[Ids], str | None] = lambda ids: None  # the text of token ids; None: not told
     form_of: FormOf | None = None  # how the policy writes calls of functions; without, it is shown none
 
 
@@ -120,10 +120,6 @@ class EpisodeSession:
     async def generate(self, request: GenerateRequest, has_left: Callable[[], bool]) -> tuple[Turn, str]:
         """Sample a turn after token ids; errors as of `chat`."""
         self._check_turns()
-        if self.rendering.shown is None:
-            raise Refusal(
-                "token_ids: this backend reads none; ask at /v1/chat/completions", param="token_ids"
-            )
         ids = tuple(request.token_ids)
         earlier = self._newest(lambda one: one.leads_to_ids(ids))
         tokens = ids[len(earlier.ids) :] if earlier else ids
@@ -131,6 +127,10 @@ class EpisodeSession:
             text, told = self.rendering.shown(ids), self.rendering.shown(tokens)
         except PromptError as error:
             raise Refusal(f"token_ids: {error}", code="invalid_prompt", param="token_ids") from error
+        if text is None or told is None:
+            raise Refusal(
+                "token_ids: this backend reads none; ask at /v1/chat/completions", param="token_ids"
+            )
         begun = earlier or SampledConversation(None, "", Rollout(self._of_ids(ids, text)))
         new = (("user", told),)
         limit = request.sampling_params.max_tokens
@@ -226,7 +226,7 @@ class EpisodeSession:
             logprobs[start:],
             pieces[start:],
             ended=not rollout.truncated,
-            read=None if self.rendering.read is None else self.rendering.read(before),
+            read=self.rendering.read(before),
             content=content,
             calls=calls,
         )
