@@ -23,7 +23,7 @@ from retrain.base import registry
 from retrain.base.errors import ConfigError, RetrainError
 from retrain.base.event_loop import EventLoopThread
 from retrain.base.rollouts import Group, Loss, Prompt, Rollout, TrainingSample
-from retrain.campaign.orchestrate import CampaignRun
+from retrain.campaign.orchestrate import Campaign
 from retrain.campaign.run import start
 from retrain.control.rules.concurrency_limit import CallFacts
 from retrain.plugins.environments import brings_loop
@@ -291,7 +291,7 @@ def _launched(name: str, table: Table, steps: int, wanted: RunState) -> str:
     return "" if states == {wanted} else f"its run is {', '.join(sorted(states))}; it should be {wanted}"
 
 
-def _stop_when_trained(campaign: CampaignRun) -> None:
+def _stop_when_trained(campaign: Campaign) -> None:
     """Ask a single run to leave once it has taken a step."""
     begun_s, metrics = time.monotonic(), campaign.files_of(campaign.plan.runs[0].run_id).metrics
     while not metrics.exists() and time.monotonic() < begun_s + PATIENCE_S:

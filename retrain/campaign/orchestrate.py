@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from retrain.base.errors import (
@@ -21,9 +21,9 @@ from retrain.base.locks.held import HeldLock, hold, present_holder
 from retrain.campaign import Observer
 from retrain.campaign.admission import admission_of, as_planned
 from retrain.campaign.endings import Ending
-from retrain.campaign.evidence import Rounds
 from retrain.campaign.forecast import Forecaster, said
 from retrain.campaign.launcher_setup import (
+    as_launched,
     assignment_of,
     open_launcher,
     open_permits,
@@ -31,16 +31,19 @@ from retrain.campaign.launcher_setup import (
     require_left,
 )
 from retrain.campaign.launchers import Launcher
+from retrain.campaign.reconcile import plan_anew, reconcile
 from retrain.campaign.rollup import RecordingObserver, RollUp, deliver_missing, manifest_of
+from retrain.campaign.run_texts import write_runs
+from retrain.campaign.strategies import Request, Strategy, strategy_of
 from retrain.campaign.supervise import Supervisor
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.plan.preflight import runs_programs
 from retrain.records.campaign_state import NoticeBook, ask_to_stop, asked_to_stop
-from retrain.records.files import remove_leftovers
+from retrain.records.files import remove_file, remove_leftovers, set_aside
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.manifest import Manifest
-from retrain.records.provenance import known_origin, working_directories
-from retrain.records.run_state import UNREADABLE, RunState
+from retrain.records.manifest import KnownManifest, Manifest, known_manifest
+from retrain.records.provenance import Provenance, known_origin, working_directories, write_provenance
+from retrain.records.run_state import UNREADABLE, RunState, rename_done
 from retrain.records.rungs import is_out
 from retrain.records.text import as_typed, count_of, first_of
 
@@ -65,22 +68,48 @@ class CampaignOutcome:
         return EXIT_RUN_FAILED if bad and not self.was_stopped else EXIT_INTERRUPTED
 
 
-def _failed(states: Mapping[str, RunState]) -> list[str]:
-    return [run_id for run_id, state in states.items() if state is RunState.FAILED]
+@dataclass(frozen=True)
+class Resumption:
+    """How a campaign that began earlier continues, and what is brought up to date for that."""
+
+    changes: Sequence[str]  # of its file, by which results differ, and which the user has accepted
+    renamed: Mapping[str, str]  # run id -> its former hash, of runs that are the same under another
+    writes_origin: bool
+    lost: str = ""  # the problem of its origin, if that had to be rebuilt
+    keeps_request: bool = False  # an existing request to stop it stands
 
 
-class CampaignRun:
+class Campaign:
     """One orchestrator's hold on a campaign's directory."""
 
-    def __init__(self, plan: Plan, files: CampaignFiles, observer: Observer) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        files: CampaignFiles,
+        origin: Provenance,
+        observer: Observer,
+        *,
+        known: KnownManifest | None = None,
+        resumption: Resumption | None = None,
+    ) -> None:
+        """Hold nothing yet.
+
+        Args:
+            plan: its runs, as they continue.
+            files: of its directory.
+            origin: how it is launched now.
+            observer: receives its events.
+            known: its manifest, if that was read already.
+            resumption: how it continues, if it began earlier.
+        """
         self.plan = plan
         self.directory = files.directory
-        self._files = files
-        self._observer = observer
         self.notice = observer.notice
-        self.accepted: Sequence[str] = ()  # changes of the file since it began
-        self.catch_up: Callable[[], None] = lambda: None  # brings a resumed campaign's files up to date
-        self.propose: Callable[[Mapping[str, float | None]], None] = lambda told: None  # enlarges the plan
+        self._files = files
+        self._origin = origin
+        self._observer = observer
+        self._known = known
+        self._resumption = resumption
         self._supervisor: Supervisor | None = None
         self._asked_to_stop = 0  # before there was a supervisor
         self._endings: dict[str, Ending] = {}  # of all sessions
@@ -98,51 +127,109 @@ class CampaignRun:
         """
         if any(runs_programs(run.config) for run in self.plan.first_runs().values()):
             hide()  # keys in its environment
-        with self._lock() as lock:
+        lock = hold(self._files.lock)
+        if lock is None:
+            raise supervised(self._files)
+        with lock:
             runs = {run.run_id: self.files_of(run.run_id) for run in self.plan.runs}
-            origin, _ = known_origin(self._files)
-            require_left(self._files, origin, self.plan.campaign, runs, self.notice)
+            before, _ = known_origin(self._files)
+            require_left(self._files, before, self.plan.campaign, runs, self.notice)
             remove_leftovers(self.directory)
             self.catch_up()
-            while (outcome := self._session(lock, retry_failed)) is None:
-                retry_failed = False
+            changes = self._resumption.changes if self._resumption else ()
+            while (outcome := self._session(lock, changes, retry_failed)) is None:
+                changes, retry_failed = (), False
             return outcome
 
-    def _session(self, lock: HeldLock, retry_failed: bool) -> CampaignOutcome | None:
-        """Run what is not done of the conditions that there are; None if a sampler adds others after that."""
+    def catch_up(self) -> None:
+        """Bring the files of a campaign that began earlier up to date; for the lock's holder."""
+        resumption = self._resumption
+        if resumption is None:
+            return
+        if not resumption.keeps_request:
+            remove_file(self._files.stop_request)
+        for run in self.plan.runs:
+            if run.run_id in resumption.renamed:
+                done = self.files_of(run.run_id).done
+                rename_done(done, resumption.renamed[run.run_id], run.config_hash)
+        write_runs(self.plan, self._files, self._origin, self.notice)
+        if resumption.lost:
+            self.notice(f"{resumption.lost}; it is rebuilt from the runs")
+        if resumption.writes_origin:
+            write_provenance(self._files, self._origin)
+
+    def _session(self, lock: HeldLock, changes: Sequence[str], retry_failed: bool) -> CampaignOutcome | None:
+        """Run what is not done of the conditions that there are; None if a sampler has added others."""
         roll_up = self._roll_up()
-        states = self._states(roll_up)
+        strategy = strategy_of(self.plan, self._files, roll_up.manifest, self.notice)
+        strategy.begin(changes)
+        before = self._states(roll_up)
         roll_up.see_to_damaged(redo=retry_failed)
-        failed = [] if retry_failed else _failed(states)
-        rounds = Rounds(self.plan, roll_up)
-        if not retry_failed and (due := rounds.due([*failed, *self._stuck])) is not None:
-            self.propose(due)
+        failed = [] if retry_failed else _failed(before)
+        request = self._request(strategy, roll_up, failed)
+        roll_up.begin()
+        if request.due is not None and not retry_failed:
+            self._grow(strategy, request.due)
             return None
         launcher = self._opened(lock)
-        rounds.begin_anew(self.accepted)
-        self.accepted = ()
-        asked = self._asked(rounds, failed)
-        roll_up.refresh()
-        todo, alive = self._shares(asked, states, launcher.queued(), retry_failed)
-        self._tell_begun(roll_up, todo, alive)
+        todo, alive = self._shares(request.runs, before, launcher.queued(), retry_failed)
+        if todo or alive:
+            roll_up.refresh()
+        self._tell_begun(roll_up.manifest, todo, alive)
         forecaster = Forecaster(self.plan, self._files, roll_up.manifest)
-        self._supervisor = self._supervisor_with(launcher, roll_up, forecaster, lock)
+        supervisor = self._supervisor = self._supervisor_with(launcher, roll_up, forecaster, lock)
         try:
             while todo or alive:
-                self._endings |= self._supervisor.supervise(todo, alive)
-                todo, alive = self._next_round(rounds, roll_up), []
+                self._endings |= supervisor.supervise(todo, alive)
+                todo, alive = [], []
+                if strategy.adds_runs:
+                    states = self._states(roll_up)
+                    request = self._request(strategy, roll_up, _failed(states))
+                    roll_up.refresh()
+                    if not supervisor.is_stopping:
+                        ended = self._endings.keys() - request.promoted
+                        todo, _ = self._shares(request.runs, states, (), retry_failed=False)
+                        todo = [run for run in todo if run.run_id not in ended]
+                    self._observer.asked(todo)
         except (LaunchError, ConfigError):
-            roll_up.refresh(ended=self._supervisor.is_over)
+            roll_up.refresh(ended=supervisor.is_over)
             raise
-        if (
-            not self._supervisor.is_stopping
-            and rounds.due([*_failed(self._states(roll_up)), *self._stuck]) is not None
-        ):
+        if request.due is not None and not supervisor.is_stopping:
             return None
-        return self._outcome(self._supervisor, lock, roll_up, states, forecaster)
+        return self._outcome(supervisor, lock, roll_up, before, forecaster)
+
+    def _roll_up(self) -> RollUp:
+        """Return the campaign's manifest as it is now; a damaged one is set aside."""
+        known = self._known = known_manifest(self._files.manifest, self._known)
+        if known.is_damaged:
+            aside = set_aside(self._files.manifest)
+            self.notice(f"manifest.json was damaged and is rebuilt from the runs; it is kept as {aside.name}")
+        shared = [str(d) for d, _, is_shared in permit_directories(self.plan, self._files) if is_shared]
+        manifest = manifest_of(self.plan, known.manifest, shared)
+        decides = self.plan.decision is not None
+        return RollUp(manifest, self._files, self.notice, known.manifest, decides=decides)
+
+    def _request(self, strategy: Strategy, roll_up: RollUp, failed: Sequence[str]) -> Request:
+        """Return what is asked for now; `failed` runs and those that ended here are left alone."""
+        over, lost = list(failed), list(failed)
+        if self._supervisor is None or not self._supervisor.is_stopping:
+            over += [r for r, ending in self._endings.items() if ending.state is not RunState.INTERRUPTED]
+            lost += [r for r, ending in self._endings.items() if ending.is_lasting]
+        request = strategy.request({entry.run_id: entry for entry in roll_up.entries()}, over, lost)
+        roll_up.take(request)
+        return request
+
+    def _grow(self, strategy: Strategy, values: Mapping[str, float | None]) -> None:
+        """Have a search's sampler propose what follows from values, and enlarge the plan by its runs."""
+        if strategy.propose(values):
+            files = replace(self._files, directory=self.directory.absolute())
+            plan = as_launched(plan_anew(files, self._origin)[0], str(files.campaign_toml))
+            self._known = known_manifest(files.manifest, self._known)
+            self.plan = reconcile(plan, files, self._origin, self._known.manifest).plan
+            write_runs(self.plan, files, self._origin, self.notice)
 
     def _opened(self, lock: HeldLock) -> Launcher:
-        where = working_directories(self._files, known_origin(self._files)[0])[0]
+        where = working_directories(self._files, self._origin)[0]
         assignment = assignment_of(self.plan, self._files, where, self.notice)
         launcher = open_launcher(self.plan.campaign.launcher, assignment)
         if launcher.queues:  # another machine may resume it
@@ -150,32 +237,6 @@ class CampaignRun:
         else:
             open_permits(self.plan, self._files, self.notice)
         return launcher
-
-    def _asked(self, rounds: Rounds, failed: Sequence[str]) -> frozenset[str]:
-        """Return the ids of the runs asked for; `failed` ones and those that ended here are left alone."""
-        if self._supervisor is not None and self._supervisor.is_stopping:
-            return rounds.asked(failed, failed)
-        ended = [run_id for run_id, one in self._endings.items() if one.state is not RunState.INTERRUPTED]
-        return rounds.asked([*failed, *ended], [*failed, *self._stuck])
-
-    @property
-    def _stuck(self) -> list[str]:
-        """Runs that no resume would bring further, unless the user does what their messages say."""
-        return [run_id for run_id, one in self._endings.items() if one.is_lasting]
-
-    def _next_round(self, rounds: Rounds, roll_up: RollUp) -> list[RunPlan]:
-        """Return the runs that are needed after those that ended; none once stopped."""
-        supervisor = self._supervisor
-        if self.plan.decision is None or supervisor is None:
-            return []
-        states = self._states(roll_up)
-        asked = self._asked(rounds, _failed(states))
-        roll_up.refresh()
-        todo, _ = self._shares(asked, states, (), retry_failed=False)
-        known = self._endings.keys() - rounds.promoted
-        todo = [run for run in todo if run.run_id not in known and not supervisor.is_stopping]
-        self._observer.asked(todo)
-        return todo
 
     def _outcome(
         self,
@@ -208,13 +269,6 @@ class CampaignRun:
         self._asked_to_stop = max(self._asked_to_stop, 2 if now else 1)
         if self._supervisor is not None:
             self._supervisor.stop(now=now)
-
-    def _roll_up(self) -> RollUp:
-        shared = [str(d) for d, _, is_shared in permit_directories(self.plan, self._files) if is_shared]
-        manifest = manifest_of(self.plan, self._files, shared, self.notice)
-        roll_up = RollUp(manifest, self._files, self.notice, decides=self.plan.decision is not None)
-        roll_up.write()
-        return roll_up
 
     def _shares(
         self,
@@ -270,9 +324,9 @@ class CampaignRun:
         states = {entry.run_id: entry.state for entry in roll_up.entries()}
         return {r: RunState.FAILED if state == UNREADABLE else RunState(state) for r, state in states.items()}
 
-    def _tell_begun(self, roll_up: RollUp, todo: list[RunPlan], taken: list[RunPlan]) -> None:
+    def _tell_begun(self, manifest: Manifest, todo: list[RunPlan], taken: list[RunPlan]) -> None:
         if self._supervisor is None:
-            self._report_skipped(roll_up.manifest, todo, taken)
+            self._report_skipped(manifest, todo, taken)
             self._observer.begun(self._files, todo + taken, self.plan.workers)
         else:  # a further session
             self._observer.asked(todo)
@@ -296,11 +350,9 @@ class CampaignRun:
             if runs:
                 self.notice(f"{count_of(len(runs), 'run')} {what} and adopted: {first_of(runs)}")
 
-    def _lock(self) -> HeldLock:
-        lock = hold(self._files.lock)
-        if lock is None:
-            raise supervised(self._files)
-        return lock
+
+def _failed(states: Mapping[str, RunState]) -> list[str]:
+    return [run_id for run_id, state in states.items() if state is RunState.FAILED]
 
 
 def supervised(files: CampaignFiles) -> LaunchError:

@@ -1,4 +1,4 @@
-"""How runs began, and how their campaign's file differs now; writes the run.toml of each run.
+"""How runs began, and how their campaign's file differs now.
 
 A campaign continues as it began. The user must accept whatever would change results; how runs are launched
 (workers, retries, timeouts) may change freely. A run.toml whose digest does not fit its configuration was
@@ -7,37 +7,33 @@ changed by hand and is not trusted.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import chdir
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import tomli_w
-
-from retrain.base.errors import ConfigError, DamagedRecordError
+from retrain.base.errors import ConfigError
 from retrain.base.locks.held import is_held
 from retrain.config.adapters import KEY as ADAPTER
 from retrain.config.campaign import RunSection
 from retrain.config.digest import decides, digest, is_as_written, is_current, laid_over
 from retrain.config.files import changed_files
 from retrain.config.keys import Tables
+from retrain.config.load import load_config
 from retrain.config.resolve import as_tables, flatten
 from retrain.config.versions import as_meant
+from retrain.plan.build import plan_runs
 from retrain.plan.matrix import Origin, Plan, RunPlan
 from retrain.records.decision import ADDED, known_looks
-from retrain.records.files import make_directory, read_small, remove_leftovers, write_atomic
+from retrain.records.files import read_small
 from retrain.records.layout import CampaignFiles, RunFiles, files_of_runs, recorded_hash, recorded_tables
-from retrain.records.manifest import Manifest, read_manifest
-from retrain.records.provenance import Provenance
+from retrain.records.manifest import Manifest
+from retrain.records.provenance import Provenance, working_directories
 from retrain.records.provenance import digest as digest_of_file
+from retrain.records.rungs import all_of, read_proposals
 from retrain.records.text import as_typed, first_of, plain
 
-if TYPE_CHECKING:
-    from retrain.campaign.orchestrate import CampaignRun
-
-WRITERS = 16  # syncs overlap: 2,000 runs in a second instead of half a minute
 SHOWN_RUNS = 3  # named in a line of a diff
 
 
@@ -50,16 +46,50 @@ class Reconciled:
     renamed: Mapping[str, str]  # run id -> its former hash, of runs that are the same under another
 
 
+def plan_anew(files: CampaignFiles, origin: Provenance) -> tuple[Plan, Path]:
+    """Return the plan of a campaign's file, from the first directory where all its paths exist, and that."""
+    problem: ConfigError | None = None
+    proposed, file = all_of(read_proposals(files.proposals)), files.campaign_toml.absolute()
+    for where in working_directories(files, origin):
+        if str(where) not in sys.path:
+            sys.path.append(str(where))  # a plugin's dotted path may name a file there
+        with chdir(where):  # relative paths start there
+            try:
+                config = load_config(
+                    file,
+                    origin.overrides,
+                    version=origin.version,
+                    beside=Path(origin.beside),
+                    project=where,
+                    proposed=proposed,
+                )
+                return plan_runs(config, origin.name, origin.seed, origin.added_seeds, len(proposed)), where
+            except ConfigError as error:
+                problem = problem or error
+    raise problem or ConfigError(f"{files.directory}: the directory that its paths are relative to is gone")
+
+
 def reconcile(
-    plan: Plan, files: CampaignFiles, origin: Provenance, *, accept_changes: bool = False
+    plan: Plan,
+    files: CampaignFiles,
+    origin: Provenance,
+    manifest: Manifest | None,
+    *,
+    accept_changes: bool = False,
 ) -> Reconciled:
     """Compare what a campaign's file asks for now with how the campaign began.
+
+    Args:
+        plan: of the file as it is now.
+        files: the campaign's.
+        origin: as it began.
+        manifest: None if it is lost.
+        accept_changes: whether the user accepts that results would differ.
 
     Raises:
         ConfigError: results would differ, and the user does not accept that, or runs are alive.
     """
     is_same_file = digest_of_file(read_small(files.campaign_toml) or b"") == origin.digest
-    manifest = _manifest(files)
     looks = known_looks(files.looks, manifest.decision if manifest else None)
     recorded = _recorded(plan, files, manifest, is_same_file)
     redesigned = tuple(looks.differs(plan.design)) or _decided_late(plan, manifest, files)
@@ -91,12 +121,6 @@ def _require_accepted(
                 "undo the change, start a new campaign with it, or resume with --accept-config-change",
             ]
         )
-
-
-def _manifest(files: CampaignFiles) -> Manifest | None:
-    with suppress(DamagedRecordError):  # the orchestrator sets it aside
-        return read_manifest(files.manifest)
-    return None
 
 
 def _decided_late(plan: Plan, manifest: Manifest | None, files: CampaignFiles) -> tuple[str, ...]:
@@ -238,69 +262,3 @@ def _name(tables: Tables, key: str) -> str:
 
 def _shown(tables: Tables, key: str) -> str:
     return plain(repr(tables[key]), 80) if key in tables else "(absent)"
-
-
-def write_what_differs(campaign: CampaignRun, origin: Provenance) -> None:
-    """Write every run.toml that differs from its plan, so that no worker uses it."""
-
-    def write(files: RunFiles, text: str) -> None:
-        if files.directory != campaign.directory:
-            make_directory(files.directory)
-        remove_leftovers(files.directory, files.run_toml.name)  # of an orchestrator that was killed
-        write_atomic(files.run_toml, text)
-
-    render = RunTexts(campaign.directory.name, origin)
-    with ThreadPoolExecutor(WRITERS) as writers:
-        writing = []
-        for run in campaign.plan.runs:
-            files, text = campaign.files_of(run.run_id), render.of(run)
-            old = read_small(files.run_toml) or b""
-            if old == text.encode():
-                continue
-            if old and not is_as_written(recorded_tables(files)):  # before it is written
-                campaign.notice(f"{files.run_toml}: was changed or damaged; rewritten from campaign.toml")
-            writing.append(writers.submit(write, files, text))
-        for one in writing:
-            one.result()
-
-
-class RunTexts:
-    """Renders the run.toml of each run; of those that differ in their seed only, one as a whole."""
-
-    def __init__(self, campaign: str, origin: Provenance) -> None:
-        # copied and shared, so without the launcher's options
-        known = {key: value for key, value in vars(origin).items() if value is not None and key != "options"}
-        self._run = {"campaign": campaign, "origin": known}
-        self._rendered: dict[str, tuple[RunPlan, tuple[str, ...]]] = {}  # by condition: around three values
-
-    def of(self, run: RunPlan) -> str:
-        """Return a run's resolved configuration, from which alone it can be repeated."""
-        first, around = self._rendered.get(run.condition, (None, ()))
-        if first is None or not _differ_by_seed(first, run):
-            around = self._around(run)
-            self._rendered[run.condition] = run, around
-        seed, run_id, config_hash = _lines(run)
-        return f"{around[0]}{seed}{around[1]}{run_id}{around[2]}{config_hash}{around[3]}"
-
-    def _around(self, run: RunPlan) -> tuple[str, ...]:
-        """Return the text before, between and after the lines in which runs of a condition differ."""
-        tables = as_tables(run.config)
-        tables["run"] = {**tables["run"], **self._run}
-        rest, around = tomli_w.dumps(tables), list[str]()
-        for table, line in zip(("[training]\n", "[run]\n", ""), _lines(run), strict=True):
-            before, _, rest = rest.partition(f"\n{table}{line}")
-            around.append(f"{before}\n{table}")
-        return (*around, rest)
-
-
-def _lines(run: RunPlan) -> tuple[str, str, str]:
-    """Return the lines of a run.toml in which runs of a condition differ."""
-    run_id, config_hash = (tomli_w.dumps({key: getattr(run, key)}) for key in ("run_id", "config_hash"))
-    return f"seed = {run.seed}\n", run_id, config_hash
-
-
-def _differ_by_seed(first: RunPlan, run: RunPlan) -> bool:
-    """Whether the configurations of two runs are equal but for the seed, and what follows from it."""
-    training = replace(run.config.training, seed=first.seed)
-    identity = run.config.run and replace(run.config.run, run_id=first.run_id, config_hash=first.config_hash)
-    return replace(run.config, training=training, run=identity) == first.config

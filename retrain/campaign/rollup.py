@@ -23,12 +23,12 @@ from retrain.base.locks.held import hold
 from retrain.base.redaction import redacted
 from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
+from retrain.campaign.strategies import Request
 from retrain.config.adapters import KEY, state_of
 from retrain.config.schema import Config
 from retrain.control.machine import cpu_capacity
 from retrain.plan.matrix import Plan, RunPlan
 from retrain.records.campaign_state import NoticeBook
-from retrain.records.decision import Decision, dropped
 from retrain.records.files import readable, remove_file, set_aside
 from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.manifest import (
@@ -37,33 +37,23 @@ from retrain.records.manifest import (
     RunEntry,
     look_at,
     new_manifest,
-    read_manifest,
     with_plan,
     write_manifest,
 )
 from retrain.records.metrics import require_sealed
 from retrain.records.run_state import UNREADABLE, RunState, end_as_done, read_attempts, read_done
-from retrain.records.rungs import Searched
 from retrain.records.text import count_of
 
 EVERY_S = 2.0  # at least between two writes
 SHARE = 0.05  # of the runs, to have changed: so a change costs the writing of some twenty entries
 
 
-def manifest_of(
-    plan: Plan, files: CampaignFiles, shared_permits: Sequence[str], notice: Callable[[str], None]
-) -> Manifest:
-    """Return a campaign's manifest, made or completed from its plan; a damaged one is set aside."""
+def manifest_of(plan: Plan, known: Manifest | None, shared_permits: Sequence[str]) -> Manifest:
+    """Return a campaign's manifest, completed from its plan; a new one if none is known."""
     planned = [run.planned for run in plan.runs]
-    try:
-        found = read_manifest(files.manifest)
-    except DamagedRecordError:
-        found, aside = None, set_aside(files.manifest)
-        notice(f"manifest.json was damaged and is rebuilt from the runs; it is kept as {aside.name}")
-    if found is None:
-        found = new_manifest(plan.name, plan.config_hash, planned, Path.cwd(), shared_permits)
+    known = known or new_manifest(plan.name, plan.config_hash, planned, Path.cwd(), shared_permits)
     return replace(
-        with_plan(found, plan.config_hash, planned),
+        with_plan(known, plan.config_hash, planned),
         added_seeds=len(plan.added_seeds),
         adapters=lineage(plan),
         budget_usd=plan.runs[0].config.budget.usd,
@@ -101,10 +91,14 @@ class RollUp:
         manifest: Manifest,
         files: CampaignFiles,
         notice: Callable[[str], None],
+        on_disk: Manifest | None = None,
         *,
         decides: bool = False,
     ) -> None:
-        """Look at all runs at the next write; `decides`: by them, so each must be readable for now."""
+        """Look at all runs at the next write; `decides`: by them, so each must be readable for now.
+
+        `on_disk` is the manifest as it was read.
+        """
         self._decides = decides
         self.manifest = manifest
         self.files = files
@@ -112,7 +106,7 @@ class RollUp:
         self._places = {run.run_id: i for i, run in enumerate(manifest.runs)}
         self._changed = set(self._places)
         self._written_at = float("-inf")
-        self._on_disk: Manifest | None = None  # as written last
+        self._on_disk = on_disk  # later as written last
         self.shown: Collection[str] = self._places  # further runs may never be needed
 
     def changed(self, run_id: str) -> None:
@@ -150,26 +144,21 @@ class RollUp:
         """Set how long the campaign is expected to take, or took."""
         self.manifest = replace(self.manifest, expected=expected)
 
-    def searched(self, found: Searched, shown: Collection[str]) -> None:
-        """Set what `[campaign.search]` has found, and which runs readers see."""
-        self.manifest = replace(self.manifest, searched=found)
-        self.shown = shown
-
-    def decided(self, decision: Decision, shown: Collection[str]) -> None:
-        """Set what `[decision]` has found, and which runs readers see."""
-        self.manifest = replace(self.manifest, decision=decision)
-        self.shown = shown
-
-    def drop_decision(self, *, was_begun: bool) -> None:
-        """Keep the verdicts of a `[decision]` that is in the file no more, marked so; none without a look."""
-        found = self.manifest.decision
-        self.manifest = replace(self.manifest, decision=dropped(found) if found and was_begun else None)
+    def take(self, request: Request) -> None:
+        """Set what a campaign's strategy has found, and which runs readers see."""
+        self._changed.update(request.finished)
+        self.manifest = replace(self.manifest, searched=request.searched, decision=request.decision)
+        self.shown = request.shown
 
     def keep(self) -> None:
         """Write if the last write is long enough ago and enough has changed since."""
         is_enough = len(self._changed) >= SHARE * len(self._places)
         if is_enough and time.monotonic() - self._written_at >= EVERY_S:
             self.refresh()
+
+    def begin(self) -> None:
+        """Write unless the file says the same; until a run starts, the campaign ended when it did."""
+        self._write(self.manifest.ended_at)
 
     def refresh(self, *, ended: bool = False) -> None:
         """Write now; a problem is told, because the manifest only repeats the runs' records."""
@@ -180,20 +169,22 @@ class RollUp:
 
     def write(self, *, ended: bool = False) -> None:
         """Write now; after a RecordsError, the manifest on disk is an older one."""
-        shown = tuple(run for run in self.entries() if run.run_id in self.shown)
-        self.manifest = replace(self.manifest, ended_at=_end_of(shown) if ended else "")
-        wanted = replace(self.manifest, runs=shown)
-        if wanted == self._on_disk:
-            return
-        write_manifest(self.files.manifest, wanted)
-        self._on_disk = wanted
-        self._written_at = time.monotonic()
+        self._write(self._end() if ended else "")
 
+    def _end(self) -> str:
+        """Return when the last of finished runs ended, also if that was long ago; else the time now."""
+        runs = [run for run in self.entries() if run.run_id in self.shown]
+        is_done = all(run.state == RunState.DONE for run in runs)
+        return max((run.ended_at for run in runs if is_done), default="") or utc_now()
 
-def _end_of(runs: Sequence[RunEntry]) -> str:
-    """Return when the last of finished runs ended, also if that was long ago; else the time now."""
-    is_done = all(run.state == RunState.DONE for run in runs)
-    return max((run.ended_at for run in runs if is_done), default="") or utc_now()
+    def _write(self, ended_at: str) -> None:
+        runs = tuple(run for run in self.entries() if run.run_id in self.shown)
+        self.manifest = replace(self.manifest, ended_at=ended_at)
+        manifest = replace(self.manifest, runs=runs)
+        if manifest != self._on_disk:
+            write_manifest(self.files.manifest, manifest)
+            self._on_disk = manifest
+            self._written_at = time.monotonic()
 
 
 class RecordingObserver(Observer):

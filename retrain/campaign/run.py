@@ -11,9 +11,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from retrain.base.errors import EXIT_DONE, EXIT_LAUNCH, ConfigError, LaunchError, RecordsError, records_error
@@ -22,27 +21,19 @@ from retrain.base.threads import use_one_thread
 from retrain.campaign import Observer
 from retrain.campaign.admission import check_memory
 from retrain.campaign.launcher_setup import as_launched, ask_launcher, checked_plan, uses_cluster
-from retrain.campaign.orchestrate import CampaignOutcome, CampaignRun, supervised
-from retrain.campaign.reconcile import reconcile, write_what_differs
+from retrain.campaign.orchestrate import Campaign, CampaignOutcome, Resumption, supervised
+from retrain.campaign.reconcile import plan_anew, reconcile
+from retrain.campaign.run_texts import write_runs
 from retrain.config.launching import options_of
 from retrain.config.load import load_config, read_file
 from retrain.config.prices import missing_price
-from retrain.plan.build import plan_runs
 from retrain.plan.checklist import notes_of
 from retrain.plan.matrix import Plan
 from retrain.plan.preflight import check_servers
-from retrain.records.files import make_new_directory, open_log, remove_file, write_atomic
+from retrain.records.files import make_new_directory, open_log, write_atomic
 from retrain.records.layout import CampaignFiles, create_directory, is_single_run, open_campaign
-from retrain.records.lines import append_line
-from retrain.records.provenance import (
-    Provenance,
-    digest,
-    known_origin,
-    working_directories,
-    write_provenance,
-)
-from retrain.records.run_state import rename_done
-from retrain.records.rungs import all_of, read_proposals
+from retrain.records.manifest import known_manifest
+from retrain.records.provenance import Provenance, digest, known_origin, write_provenance
 
 PAUSE_S = 0.02
 
@@ -52,7 +43,7 @@ def start(
     overrides: Sequence[str] = (),
     observer: Observer | None = None,
     beside: Path | None = None,
-) -> CampaignRun:
+) -> Campaign:
     """Check a file, and create its campaign's directory and every run's run.toml.
 
     Dotted paths are looked for in the directory `beside`, by default the file's, before the current one.
@@ -72,12 +63,13 @@ def start(
         check_servers({run.condition: run.config for run in plan.runs}.values(), config_path.name)
     ask_launcher(plan, "check_cluster")
     files = CampaignFiles(create_directory(plan.log_dir, plan.name), plan.is_single_run)
-    campaign = CampaignRun(plan, files, observer or Observer())
+    observer = observer or Observer()
     with _whole_or_removed(files.directory):
-        _write_start(campaign, files, content, overrides, beside)
+        origin = _write_start(plan, files, content, overrides, beside)
+        write_runs(plan, files, origin, observer.notice)
         for note in notes_of(plan, checked):
-            campaign.notice(note)
-    return campaign
+            observer.notice(note)
+    return Campaign(plan, files, origin, observer)
 
 
 @contextlib.contextmanager
@@ -93,10 +85,9 @@ def _whole_or_removed(directory: Path) -> Iterator[None]:
 
 
 def _write_start(
-    campaign: CampaignRun, files: CampaignFiles, content: bytes, overrides: Sequence[str], beside: Path
-) -> None:
-    """Write all that `resume` needs: the file as given, where it came from, and each run's configuration."""
-    plan = campaign.plan
+    plan: Plan, files: CampaignFiles, content: bytes, overrides: Sequence[str], beside: Path
+) -> Provenance:
+    """Write the file as given and where it came from, without which no `resume` is possible; return that."""
     where = str(Path.cwd())
     origin = Provenance(
         plan.name,
@@ -113,8 +104,7 @@ def _write_start(
     write_atomic(files.campaign_toml, content)
     if not plan.is_single_run:
         make_new_directory(files.runs)
-    campaign.propose = partial(_add_proposals, campaign)
-    write_what_differs(campaign, origin)
+    return origin
 
 
 def reopen(
@@ -125,7 +115,7 @@ def reopen(
     just_started: bool = False,
     more_seeds: int = 0,
     budget_usd: float | None = None,
-) -> CampaignRun:
+) -> Campaign:
     """Open an existing campaign, or a copy of it, to resume it.
 
     Args:
@@ -145,15 +135,21 @@ def reopen(
     is_named = directory.name.strip(".")  # unlike `.` and `..`; messages show the path as it was given
     files = open_campaign(directory if is_named else directory.resolve())
     origin, lost = known_origin(files, is_replaced=True)
-    wanted = _with_more(origin, directory, more_seeds, budget_usd)
+    if more_seeds and is_single_run(directory):
+        raise ConfigError(f"{directory}: is a single run; seeds are added to a campaign")
+    asked = replace(
+        origin,
+        added_seeds=origin.added_seeds + more_seeds,
+        overrides=with_budget(origin.overrides, budget_usd),
+    )
     content = read_file(files.campaign_toml)  # first, as in `start`: the next resume tells of an edit since
-    plan, where = _checked_anew(files, wanted)
+    plan, where = plan_anew(files, asked)
+    plan = _checked(plan, files)
     files = replace(files, is_single=plan.is_single_run)
-    found = reconcile(plan, files, origin, accept_changes=accept_config_change)
-    campaign = CampaignRun(found.plan, files, observer or Observer())
-    campaign.accepted = found.changes
-    now = replace(
-        wanted,
+    known = known_manifest(files.manifest)
+    reconciled = reconcile(plan, files, origin, known.manifest, accept_changes=accept_config_change)
+    continued = replace(
+        asked,
         where=str(where),
         way_back=os.path.relpath(where, files.directory),
         digest=digest(content),
@@ -161,21 +157,16 @@ def reopen(
         options=options_of(plan.campaign),
     )
 
-    def catch_up() -> None:
-        if not just_started:
-            remove_file(files.stop_request)
-        for run in found.plan.runs:
-            if run.run_id in found.renamed:
-                rename_done(files.run(run.run_id).done, found.renamed[run.run_id], run.config_hash)
-        write_what_differs(campaign, now)
-        if lost:
-            campaign.notice(f"{lost}; it is rebuilt from the runs")
-        if lost or now != origin:
-            write_provenance(files, now)
-
-    campaign.catch_up = catch_up
-    campaign.propose = partial(_add_proposals, campaign)
-    return campaign
+    resumption = Resumption(
+        reconciled.changes,
+        reconciled.renamed,
+        writes_origin=bool(lost) or continued != origin,
+        lost=lost,
+        keeps_request=just_started,
+    )
+    return Campaign(
+        reconciled.plan, files, continued, observer or Observer(), known=known, resumption=resumption
+    )
 
 
 def with_budget(overrides: Sequence[str], usd: float | None) -> tuple[str, ...]:
@@ -235,71 +226,13 @@ def detach(directory: Path, arguments: Sequence[str] = ()) -> int:
     return process.pid
 
 
-def _with_more(origin: Provenance, directory: Path, more_seeds: int, budget_usd: float | None) -> Provenance:
-    """Return how a campaign continues with more seeds and another budget."""
-    if more_seeds and is_single_run(directory):
-        raise ConfigError(f"{directory}: is a single run; seeds are added to a campaign")
-    overrides = with_budget(origin.overrides, budget_usd)
-    return replace(origin, added_seeds=origin.added_seeds + more_seeds, overrides=overrides)
-
-
-def _require_prices(plan: Plan, files: CampaignFiles) -> None:
+def _checked(plan: Plan, files: CampaignFiles) -> Plan:
+    """Return a plan as its launcher runs it, if this machine can: it may have less memory than the last."""
+    source = str(files.campaign_toml)
     problems = {missing_price(run.config): None for run in plan.first_runs().values()}
-    if lacking := [f"{files.campaign_toml} {problem}" for problem in problems if problem]:
+    if lacking := [f"{source} {problem}" for problem in problems if problem]:
         raise ConfigError(lacking)
-
-
-def _checked_anew(files: CampaignFiles, origin: Provenance) -> tuple[Plan, Path]:
-    """Return the plan of a campaign's file as this machine can run it, and where its paths start."""
-    plan, where = _planned_anew(files, origin)
-    _require_prices(plan, files)
-    plan = as_launched(plan, str(files.campaign_toml))
-    if not uses_cluster(plan.campaign):  # this machine may have less memory than the last
-        check_memory(plan, str(files.campaign_toml))
-    return plan, where
-
-
-def _planned_anew(files: CampaignFiles, origin: Provenance) -> tuple[Plan, Path]:
-    """Return the plan of a campaign's file from the first directory where all its paths exist."""
-    problem: ConfigError | None = None
-    proposed, file = all_of(read_proposals(files.proposals)), files.campaign_toml.absolute()
-    for where in working_directories(files, origin):
-        if str(where) not in sys.path:
-            sys.path.append(str(where))  # a plugin's dotted path may name a file there
-        with contextlib.chdir(where):  # relative paths start there
-            try:
-                config = load_config(
-                    file,
-                    origin.overrides,
-                    version=origin.version,
-                    beside=Path(origin.beside),
-                    project=where,
-                    proposed=proposed,
-                )
-                return plan_runs(config, origin.name, origin.seed, origin.added_seeds, len(proposed)), where
-            except ConfigError as error:
-                problem = problem or error
-    raise problem or ConfigError(f"{files.directory}: the directory that its paths are relative to is gone")
-
-
-def _add_proposals(campaign: CampaignRun, told: Mapping[str, float | None]) -> None:
-    """Store what the sampler of a campaign's search proposes next, and enlarge the plan by its runs.
-
-    `told` are the values of conditions from which it goes on.
-    """
-    from retrain.plan.proposals import propose  # not at the top: few campaigns have a sampler
-
-    files, table = CampaignFiles(campaign.directory.absolute()), campaign.plan.campaign.search
-    if table is None:
-        return
-    found = propose(campaign.plan, table, read_proposals(files.proposals), told, campaign.notice)
-    append_line(files.proposals, asdict(found))
-    if not found.proposals:
-        campaign.notice(
-            f"{table.sampler} proposes nothing else, so the search goes on with what it proposed so far"
-        )
-        return
-    origin, _ = known_origin(files)
-    plan = as_launched(_planned_anew(files, origin)[0], str(files.campaign_toml))
-    campaign.plan = reconcile(plan, files, origin).plan
-    write_what_differs(campaign, origin)
+    plan = as_launched(plan, source)
+    if not uses_cluster(plan.campaign):
+        check_memory(plan, source)
+    return plan

@@ -16,7 +16,7 @@ from retrain.base.errors import LaunchError
 from retrain.cli import AsJson, BudgetUsd, ConfigFile, Detach, Overrides
 
 if TYPE_CHECKING:
-    from retrain.campaign.orchestrate import CampaignOutcome, CampaignRun
+    from retrain.campaign.orchestrate import Campaign, CampaignOutcome
     from retrain.cli.render.live import RecordsFollower
 
 JUST_STARTED = "--just-started"  # tells `resume` that it is the rest of `run --detach`
@@ -95,9 +95,7 @@ def say_at_once(text: str) -> None:
         os.write(sys.stderr.fileno(), f"\n{text}\n".encode())
 
 
-def carry_out(
-    campaign: CampaignRun, shown: RecordsFollower, *, retry_failed: bool = False
-) -> CampaignOutcome:
+def carry_out(campaign: Campaign, shown: RecordsFollower, *, retry_failed: bool = False) -> CampaignOutcome:
     """Execute; the first Ctrl-C stops gracefully, the second kills."""
     with interruptible(lambda now: campaign.stop(now=now), shown.notice_soon, STOPPING, "killing the runs"):
         return campaign.execute(retry_failed=retry_failed)

@@ -26,7 +26,7 @@ from retrain.base.errors import DamagedRecordError, RecordsError, may_pass
 from retrain.records.decision import Decision
 from retrain.records.files import read_json, record_of, write_atomic
 from retrain.records.layout import CampaignFiles, RunFiles
-from retrain.records.lines import mark_of
+from retrain.records.lines import Mark, mark_of
 from retrain.records.pace import Pace
 from retrain.records.row_parts import Columns
 from retrain.records.run_row import PlannedRun, RunRow, row_of, row_of_inspected
@@ -180,6 +180,26 @@ def read_manifest(path: Path) -> Manifest | None:
         return _parse(found)
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise DamagedRecordError(f"{path}: is not a manifest ({error!r}); move it away and resume") from error
+
+
+@dataclass(frozen=True)
+class KnownManifest:
+    """manifest.json as it was read, to be handed on."""
+
+    manifest: Manifest | None  # None: there is none, or none that can be read
+    mark: Mark | None
+    is_damaged: bool = False
+
+
+def known_manifest(path: Path, known: KnownManifest | None = None) -> KnownManifest:
+    """Read manifest.json, unless it is still as it is `known`; a damaged one is as good as none."""
+    mark = mark_of(str(path))
+    if known is not None and known.mark == mark:
+        return known
+    try:
+        return KnownManifest(read_manifest(path), mark)
+    except DamagedRecordError:
+        return KnownManifest(None, mark, is_damaged=True)
 
 
 def _line(run: RunEntry) -> str:

@@ -14,7 +14,7 @@ from retrain.campaign import Observer
 from retrain.campaign.admission import as_planned
 from retrain.campaign.endings import Ending
 from retrain.campaign.launchers import Assignment, Begun, Ended
-from retrain.campaign.orchestrate import CampaignRun
+from retrain.campaign.orchestrate import Campaign
 from retrain.campaign.run import start
 from retrain.campaign.stop import stop_campaign
 from retrain.campaign.supervise import Supervisor
@@ -82,13 +82,13 @@ class Heard(Observer):
 
 
 @pytest.fixture
-def campaign(campaign_file: Path) -> CampaignRun:
+def campaign(campaign_file: Path) -> Campaign:
     """Four runs that exist on disk and were never launched."""
     return start(campaign_file)
 
 
 def supervisor(
-    cluster: Cluster, campaign: CampaignRun, heard: Heard | None = None, workers: int = 4, **keys: object
+    cluster: Cluster, campaign: Campaign, heard: Heard | None = None, workers: int = 4, **keys: object
 ) -> Supervisor:
     table = CampaignSection(**keys)  # type: ignore[arg-type]
     observer = heard or Heard()
@@ -102,7 +102,7 @@ def done(files: RunFiles, run: RunPlan) -> Ended:
     return Ended(run.run_id, None)
 
 
-def all_done(campaign: CampaignRun) -> list[Ended]:
+def all_done(campaign: Campaign) -> list[Ended]:
     return [done(campaign.files_of(run.run_id), run) for run in campaign.plan.runs]
 
 
@@ -114,21 +114,21 @@ def interrupted(files: RunFiles, run: RunPlan, step: int) -> Ended:
     return Ended(run.run_id, None, "TIMEOUT", cut_short=True)
 
 
-def test_all_runs_are_handed_over_at_once(campaign: CampaignRun) -> None:
+def test_all_runs_are_handed_over_at_once(campaign: Campaign) -> None:
     cluster = Cluster(lambda: all_done(campaign))
     endings = supervisor(cluster, campaign).supervise(campaign.plan.runs)
     assert cluster.submitted == [[run.run_id for run in campaign.plan.runs]]
     assert set(endings.values()) == {Ending(RunState.DONE)}
 
 
-def test_a_run_counts_as_started_when_the_cluster_says_so(campaign: CampaignRun) -> None:
+def test_a_run_counts_as_started_when_the_cluster_says_so(campaign: Campaign) -> None:
     first, heard = campaign.plan.runs[0].run_id, Heard()
     cluster = Cluster(lambda: [Begun(first)], lambda: all_done(campaign))
     supervisor(cluster, campaign, heard).supervise(campaign.plan.runs)
     assert heard.started_runs == [first]
 
 
-def test_waiting_in_the_queue_is_not_running_late(campaign: CampaignRun) -> None:
+def test_waiting_in_the_queue_is_not_running_late(campaign: Campaign) -> None:
     cluster = Cluster(list, list, lambda: all_done(campaign))
     supervisor(cluster, campaign, run_timeout=1e-9).supervise(campaign.plan.runs)
     assert cluster.cancelled == []
@@ -136,7 +136,7 @@ def test_waiting_in_the_queue_is_not_running_late(campaign: CampaignRun) -> None
 
 @pytest.mark.parametrize("phase", ["API paused", "sample"])
 def test_a_run_that_waits_for_the_permit_of_a_paused_call_is_not_stalled(
-    campaign: CampaignRun, phase: str
+    campaign: Campaign, phase: str
 ) -> None:
     runs = campaign.plan.runs
     files = campaign.files_of(runs[0].run_id)
@@ -154,7 +154,7 @@ def test_a_run_that_waits_for_the_permit_of_a_paused_call_is_not_stalled(
     assert set(cluster.cancelled) == (set() if phase == "API paused" else {run.run_id for run in runs})
 
 
-def test_a_retry_waits_until_it_would_not_stand_in_the_queue(campaign: CampaignRun) -> None:
+def test_a_retry_waits_until_it_would_not_stand_in_the_queue(campaign: Campaign) -> None:
     first, *rest = campaign.plan.runs
     cluster = Cluster(
         lambda: [Ended(first.run_id, None, "NODE_FAIL")],
@@ -168,7 +168,7 @@ def test_a_retry_waits_until_it_would_not_stand_in_the_queue(campaign: CampaignR
 
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_runs_lost_with_one_machine_are_tried_again_without_a_pause(
-    is_lost: bool, campaign: CampaignRun
+    is_lost: bool, campaign: Campaign
 ) -> None:
     runs, heard = campaign.plan.runs, Heard()
     lost = [Ended(run.run_id, None, "NODE_FAIL", is_lost=is_lost) for run in runs]
@@ -180,7 +180,7 @@ def test_runs_lost_with_one_machine_are_tried_again_without_a_pause(
     assert any("failed for infrastructure" in notice for notice in heard.notices) is not is_lost
 
 
-def test_after_a_pause_one_run_is_handed_over_before_the_others(campaign: CampaignRun) -> None:
+def test_after_a_pause_one_run_is_handed_over_before_the_others(campaign: Campaign) -> None:
     runs = campaign.plan.runs
     cluster = Cluster(
         lambda: [Ended(run.run_id, None, "no network") for run in runs],
@@ -198,7 +198,7 @@ def test_after_a_pause_one_run_is_handed_over_before_the_others(campaign: Campai
     assert heard.started_runs == cluster.submitted[1]
 
 
-def test_a_probe_that_is_cancelled_by_hand_leaves_its_place_to_another(campaign: CampaignRun) -> None:
+def test_a_probe_that_is_cancelled_by_hand_leaves_its_place_to_another(campaign: Campaign) -> None:
     runs = {run.run_id: run for run in campaign.plan.runs}
 
     def finish_last() -> list[Ended]:
@@ -216,7 +216,7 @@ def test_a_probe_that_is_cancelled_by_hand_leaves_its_place_to_another(campaign:
     assert [len(batch) for batch in cluster.submitted] == [4, 1, 1, 2]
 
 
-def test_a_time_limit_is_no_try_while_steps_are_made(campaign: CampaignRun) -> None:
+def test_a_time_limit_is_no_try_while_steps_are_made(campaign: Campaign) -> None:
     run = campaign.plan.runs[0]
     files = campaign.files_of(run.run_id)
     cut_short = [lambda: [interrupted(files, run, step=2)], list] * 3
@@ -226,7 +226,7 @@ def test_a_time_limit_is_no_try_while_steps_are_made(campaign: CampaignRun) -> N
     assert len(cluster.submitted) == 4
 
 
-def test_a_time_limit_too_short_for_a_step_ends_after_the_retries(campaign: CampaignRun) -> None:
+def test_a_time_limit_too_short_for_a_step_ends_after_the_retries(campaign: Campaign) -> None:
     run = campaign.plan.runs[0]
     files = campaign.files_of(run.run_id)
     cluster = Cluster(*[lambda: [interrupted(files, run, step=0)], list] * 2)
@@ -235,7 +235,7 @@ def test_a_time_limit_too_short_for_a_step_ends_after_the_retries(campaign: Camp
     assert len(cluster.submitted) == 2
 
 
-def test_the_clusters_reason_is_told_where_the_worker_left_none(campaign: CampaignRun) -> None:
+def test_the_clusters_reason_is_told_where_the_worker_left_none(campaign: Campaign) -> None:
     run = campaign.plan.runs[0]
     cluster = Cluster(lambda: [Ended(run.run_id, None, "Slurm says NODE_FAIL")])
     endings = supervisor(cluster, campaign, retries=0).supervise([run])
@@ -243,7 +243,7 @@ def test_the_clusters_reason_is_told_where_the_worker_left_none(campaign: Campai
 
 
 def test_who_cancelled_a_run_in_the_cluster_is_told_but_not_of_a_stop_of_our_own(
-    campaign: CampaignRun,
+    campaign: Campaign,
 ) -> None:
     by_hand, by_us, *_ = campaign.plan.runs
     why = "Slurm ended task 7_0: CANCELLED"
@@ -258,14 +258,14 @@ def test_who_cancelled_a_run_in_the_cluster_is_told_but_not_of_a_stop_of_our_own
     assert endings[by_us.run_id] == Ending(RunState.INTERRUPTED)
 
 
-def test_a_cluster_that_refuses_ends_the_campaign_with_its_reason(campaign: CampaignRun) -> None:
+def test_a_cluster_that_refuses_ends_the_campaign_with_its_reason(campaign: Campaign) -> None:
     cluster = Cluster()
     cluster.refuses = [LaunchError("invalid partition")]
     with pytest.raises(LaunchError, match="invalid partition"):
         supervisor(cluster, campaign).supervise(campaign.plan.runs)
 
 
-def test_a_cluster_that_never_answered_ends_the_campaign(campaign: CampaignRun) -> None:
+def test_a_cluster_that_never_answered_ends_the_campaign(campaign: Campaign) -> None:
     cluster = Cluster()
     cluster.refuses = [ClusterDownError("no answer")]
     with pytest.raises(ClusterDownError):
@@ -280,7 +280,7 @@ def full_disk() -> RecordsError:
 
 @pytest.mark.parametrize("trouble", [ClusterDownError("no answer"), full_disk()])
 def test_a_cluster_that_falls_silent_or_a_full_disk_is_waited_for(
-    trouble: Exception, campaign: CampaignRun
+    trouble: Exception, campaign: Campaign
 ) -> None:
     first, *rest = campaign.plan.runs
     heard = Heard()
@@ -314,7 +314,7 @@ def test_other_machines_see_a_stop_that_waits_for_an_engine(campaign_file: Path)
     assert [found is not None and found.renewed_at > 0 for found in SEEN] == [True]
 
 
-def test_a_run_that_waits_for_a_search_was_not_cut_short(campaign: CampaignRun) -> None:
+def test_a_run_that_waits_for_a_search_was_not_cut_short(campaign: Campaign) -> None:
     run = campaign.plan.runs[0]
     files = campaign.files_of(run.run_id)
     write_wait(files.rung, 2)

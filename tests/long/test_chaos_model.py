@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from retrain.campaign import retry as retries
-from retrain.campaign.orchestrate import CampaignOutcome, CampaignRun
+from retrain.campaign.orchestrate import Campaign, CampaignOutcome
 from retrain.campaign.run import reopen, start
 from retrain.control.semaphore import FileSemaphore
 from retrain.records.campaign_state import ask_to_stop
@@ -57,7 +57,7 @@ class CampaignMachine(RuleBasedStateMachine):
         self.campaign = campaign.directory.absolute()
         self.supervise(campaign)
 
-    def supervise(self, campaign: CampaignRun) -> None:
+    def supervise(self, campaign: Campaign) -> None:
         before = len(self.world.started)
         self.outcome = None
         self.is_stopping = False

@@ -10,7 +10,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from retrain.base.errors import EXIT_DONE, EXIT_RUN_FAILED, ConfigError, RecordsError
+from retrain.base.errors import EXIT_DONE, EXIT_RUN_FAILED, ConfigError, LaunchError, RecordsError
 from retrain.campaign import Observer
 from retrain.campaign.endings import Ending
 from retrain.campaign.forecast import busy_s
@@ -329,3 +329,20 @@ def test_a_condition_whose_runs_failed_goes_on_once_they_are_repaired(
     (one,) = found.conditions
     assert (one.verdict, one.seeds, one.reason) == ("undecided", 5, "")  # 3 of 8 seeds are lost
     assert (found.ended, found.again) == ("seeds", tuple(path.parent.name for path in in_the_way))
+
+
+def test_a_change_that_was_accepted_is_told_although_the_launcher_could_not_work(
+    decision_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = stopped_after(decision_file, 8).directory
+    given = CampaignFiles(directory).campaign_toml
+    changed = given.read_text().replace("[training]", "[training]\nentropy_bonus = 0.01", 1)
+    given.write_text(changed.replace('"inline"', '"slurm"'))
+    with monkeypatch.context() as without_slurm:
+        without_slurm.setenv("PATH", "/nowhere")
+        with pytest.raises(LaunchError):
+            reopen(directory, accept_config_change=True).execute()
+    given.write_text(changed)
+    assert reopen(directory).execute().exit_code == EXIT_DONE
+    (change,) = decision_of(directory).changes
+    assert change.startswith("training.entropy_bonus: ")

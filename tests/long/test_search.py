@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import pytest
 
 from retrain.base.errors import EXIT_DONE, EXIT_RUN_FAILED, ConfigError, RecordsError, records_error
-from retrain.campaign import Observer, evidence
+from retrain.campaign import Observer, strategies
 from retrain.campaign.endings import Ending
 from retrain.campaign.run import reopen, start
 from retrain.plan.matrix import RunPlan
@@ -306,7 +306,7 @@ def test_a_search_waits_for_records_that_cannot_be_read_for_now(
         raise records_error(files.metrics, "read", broken) from broken
 
     with monkeypatch.context() as failing:
-        failing.setattr(evidence, "value_at_step", fail)
+        failing.setattr(strategies, "value_at_step", fail)
         with pytest.raises(RecordsError, match="Input/output error"):
             reopen(campaign.directory).execute()
     assert reopen(campaign.directory).execute().exit_code == EXIT_DONE

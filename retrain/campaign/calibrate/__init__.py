@@ -24,7 +24,7 @@ from retrain.campaign.calibrate.advice import Advice, calibrated, changes_of
 from retrain.campaign.calibrate.benchmarks import Benchmark, BenchmarkResult, Effort
 from retrain.campaign.calibrate.conclude import Calibration, Evidence
 from retrain.campaign.launcher_setup import as_launched
-from retrain.campaign.orchestrate import CampaignRun
+from retrain.campaign.orchestrate import Campaign
 from retrain.campaign.run import start
 from retrain.config.files import located
 from retrain.config.keys import Tables, as_toml
@@ -63,7 +63,7 @@ class Calibrator:
         self._with_points = expanded(self._tables)  # benchmarks take a condition out by its number
         self._longest_answers = preflight(self.plan, path.name).longest_answers
         self._cores = cpu_capacity()
-        self._current: CampaignRun | None = None  # of the benchmark that runs
+        self._current: Campaign | None = None  # of the benchmark that runs
         self._was_interrupted = False
 
     def benchmarks(

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from retrain.campaign.orchestrate import CampaignRun
+from retrain.campaign.orchestrate import Campaign
 from retrain.config.keys import Tables
 from retrain.config.resolve import merge, overrides_of, with_default_plugins
 from retrain.config.schema import BackPressureSection, TrainingSection
@@ -183,7 +183,7 @@ def _alone(tables: Tables, steps: int, log_dir: Path, condition: int) -> dict[st
 
 
 @contextmanager
-def stopped_after(seconds: float, campaign: CampaignRun) -> Iterator[None]:
+def stopped_after(seconds: float, campaign: Campaign) -> Iterator[None]:
     """Stop a campaign once time is up: gently, and firmly if it has not ended some seconds later."""
     seconds = min(seconds, threading.TIMEOUT_MAX - LAST_SAVE_S)  # about 292 years
     gently = threading.Timer(seconds, campaign.stop)
