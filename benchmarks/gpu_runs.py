@@ -19,7 +19,7 @@ from retrain.control.machine.processes import descendants, own_memory_bytes, rea
 from retrain.records.metrics import read_metrics
 
 ROOT = Path(__file__).parent.parent
-LOOK_S = 0.25
+POLL_S = 0.25
 REWARD = '''
 def even(completion, prompt):
     """Return the share of words with even numbers."""
@@ -98,7 +98,7 @@ def measured_campaign(
         )
         while running.poll() is None:
             peak = max(peak, memory_bytes(running.pid, device))
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
     wall_s = time.monotonic() - began_s
     if running.returncode:
         sys.exit((directory / "output.txt").read_text()[-2000:])

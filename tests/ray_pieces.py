@@ -26,7 +26,7 @@ class Threads:
         self.options: list[Mapping[str, Any]] = []
         self.loses: list[str] = []  # names of tasks that are lost, however they end
         self.most = 0
-        self.first_look = lambda: None
+        self.first_poll = lambda: None
 
     def start(self, name: str, arguments: Sequence[str], options: Mapping[str, Any]) -> Future[int | None]:
         self.started.append(name)
@@ -37,7 +37,7 @@ class Threads:
 
     def wait(self, handles: Sequence[Any], seconds: float) -> Collection[Any]:
         self.most = max(self.most, len(handles))
-        self.first_look()
+        self.first_poll()
         if not handles:
             time.sleep(0.01)
         cancelled = [handle for handle in handles if handle.cancelled()]
@@ -133,7 +133,7 @@ def drive(home: Home, cluster: Threads | None = None, number: int = 1) -> Thread
     return cluster
 
 
-def look(made: RayLauncher) -> list[Begun | Ended]:
+def poll(made: RayLauncher) -> list[Begun | Ended]:
     """Have a launcher look at once."""
     made.asking.least_s = 0.0
     made.asking.hurry()

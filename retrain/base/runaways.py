@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 
-LOOK_S, EXITS = 0.2, 4  # between looks at a thread; exits that are raised in it
+POLL_S, EXITS = 0.2, 4  # between two checks of a thread; exits that are raised in it
 COMPUTED_S = 0.1  # processor time of a thread that computes; one that polls each 10 ms takes 65 s for it
 WATCHED_S = 10.0  # processor time of the process after which a thread that has not used so much waits
 LONGEST_S = 60.0  # wall time after which it waits
@@ -56,7 +56,7 @@ def _computes(thread: threading.Thread) -> bool:
     used_s = _processor_s(thread)
     last_s, last_used_s = time.monotonic() + LONGEST_S, time.process_time() + WATCHED_S
     while thread.is_alive() and time.monotonic() < last_s and time.process_time() < last_used_s:
-        thread.join(LOOK_S)
+        thread.join(POLL_S)
         if _processor_s(thread) - used_s > COMPUTED_S:
             return True
     return False

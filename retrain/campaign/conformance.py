@@ -42,7 +42,7 @@ PROMPTS = (Prompt(0, "12+3=", "15"), Prompt(1, "40+2=", "42"))
 COMPLETIONS = ("15", "42", "", "7", "no idea", "1" * 500, "\\boxed{15}", "é\n")
 STEP = 1e-6  # of the finite difference
 PATIENCE_S = 600.0  # for a cluster to begin a run
-LOOK_S = 0.1
+POLL_S = 0.1
 PATIENT_STEPS = 100_000  # of a run that is stopped: more than it will take
 
 
@@ -295,7 +295,7 @@ def _stop_when_trained(campaign: Campaign) -> None:
     """Ask a single run to leave once it has taken a step."""
     begun_s, metrics = time.monotonic(), campaign.files_of(campaign.plan.runs[0].run_id).metrics
     while not metrics.exists() and time.monotonic() < begun_s + PATIENCE_S:
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     ask_to_stop(CampaignFiles(campaign.directory), now=False)
 
 

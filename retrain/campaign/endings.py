@@ -143,7 +143,7 @@ OWN_CODES = (EXIT_CONFIG, EXIT_RUN_FAILED, EXIT_RECORDS, EXIT_INFRASTRUCTURE, EX
 SCORING = "reward"  # the phase
 TAKEN = re.compile(r"(?:^|, )\d+ s$")  # what a worker adds to its progress every second
 GRACE_S = 30.0  # to save a checkpoint after a timeout, before the worker is killed
-LOOKS = 8  # per stall_timeout: a stall is noticed at most an eighth late
+CHECKS = 8  # per stall_timeout: a stall is noticed at most an eighth late
 LONGEST_STEPS, LEAST_STALL_S = (
     20.0,
     1800.0,
@@ -180,7 +180,7 @@ class Patience:
         self._adapts = campaign.stall_timeout == "auto"
         self._stall_s = LEAST_STALL_S if campaign.stall_timeout == "auto" else campaign.stall_timeout
         self._said = ""  # by the worker, of how far it is
-        self._look_at_s = now_s if self._stall_s else math.inf
+        self._check_at_s = now_s if self._stall_s else math.inf
         self._moved_at_s = now_s
         self._size = -1
 
@@ -188,11 +188,11 @@ class Patience:
         """Return which timeout has passed, or None."""
         if now_s >= self._timeout_at_s and now_s >= self._timeout_at_s + self._paused_s():
             return RunState.TIMEOUT
-        if now_s < self._look_at_s:
+        if now_s < self._check_at_s:
             return None
-        if (late_s := now_s - self._look_at_s) > SUSPENDED_S:
+        if (late_s := now_s - self._check_at_s) > SUSPENDED_S:
             self._moved_at_s += late_s
-        self._look_at_s = now_s + self._stall_s / LOOKS
+        self._check_at_s = now_s + self._stall_s / CHECKS
         size = sum(map(_size_of, (self._files.metrics, self._files.warmup)))
         if size != self._size:
             if self._adapts:
@@ -211,7 +211,7 @@ class Patience:
         """Learn how long a step may take: from rows, and from the time without one, less what a look adds."""
         ends = readable(partial(read_ends, n=LAST_ROWS), self._files.metrics)
         steps_s = [number_in(row, "step_time_s") or 0.0 for row in ends.last] if ends is not None else []
-        longest_s = max([gap_s - self._stall_s / LOOKS, *steps_s])
+        longest_s = max([gap_s - self._stall_s / CHECKS, *steps_s])
         self._stall_s = max(self._stall_s, LONGEST_STEPS * longest_s)
 
     def _heard(self) -> str:

@@ -23,8 +23,8 @@ from retrain.records.run_row import RunRow, read_row
 from retrain.records.run_state import RunState, read_attempts
 from retrain.records.text import about, count_of
 
-FIRST_LOOK_S = 1.0
-LOOK_EVERY = 1.5  # times the time of the look before, so that the cost stays small
+FIRST_UPDATE_S = 1.0
+UPDATE_EVERY = 1.5  # times the time of the update before, so that the cost stays small
 ENOUGH_STEPS = 30  # of each running run, or the share below of its steps: fewer look steadier than they are
 ENOUGH_SHARE = 0.05
 LATEST_SHARE = 0.25  # of all steps: until then, a forecast waits for a step of each condition
@@ -50,23 +50,23 @@ class Forecaster:
         self._clock = clock
         self._began_s = clock()
         self._asked_history = False
-        self._next_look_s = FIRST_LOOK_S
+        self._next_update_s = FIRST_UPDATE_S
 
-    def look(self) -> Expectation | None:
+    def update(self) -> Expectation | None:
         """Return the forecast once, as soon as there is one; damaged records never end a campaign for it."""
         with contextlib.suppress(RecordsError, ValueError, ArithmeticError):
-            return self._look()
+            return self._update()
         return None
 
-    def _look(self) -> Expectation | None:
+    def _update(self) -> Expectation | None:
         elapsed_s = self._clock() - self._began_s
         if self._expected is not None or not self._is_new:
             return None
         if not self._asked_history:
             self._asked_history = True
             self._expected = self._from_history()
-        elif elapsed_s >= self._next_look_s:
-            self._next_look_s = LOOK_EVERY * elapsed_s
+        elif elapsed_s >= self._next_update_s:
+            self._next_update_s = UPDATE_EVERY * elapsed_s
             self._expected = self._from_steps(elapsed_s)
         return self._expected
 

@@ -295,9 +295,9 @@ class Campaign:
         campaign = self.plan.campaign
         observer = RecordingObserver(self._observer, roll_up, NoticeBook(self._files.notices))
 
-        def look() -> int:
+        def poll() -> int:
             is_lost = not lock.is_in_place  # checked every second: records written now would be lost
-            expected = None if is_lost else forecaster.look()
+            expected = None if is_lost else forecaster.update()
             if expected is not None:
                 roll_up.expect(expected)
                 roll_up.refresh()
@@ -315,7 +315,7 @@ class Campaign:
             launcher,
             self.files_of,
             observer,
-            look,
+            poll,
             ask_workers,
         )
 

@@ -35,8 +35,8 @@ from retrain.records.manifest import (
     Expectation,
     Manifest,
     RunEntry,
-    look_at,
     new_manifest,
+    updated_entry,
     with_plan,
     write_manifest,
 )
@@ -121,7 +121,7 @@ class RollUp:
         runs = list(self.manifest.runs)
         for run_id in self._changed:
             place = self._places[run_id]
-            runs[place] = look_at(runs[place], self.files.run(run_id), raises=self._decides)
+            runs[place] = updated_entry(runs[place], self.files.run(run_id), raises=self._decides)
         self._changed.clear()
         self.manifest = replace(self.manifest, runs=tuple(runs))
         return self.manifest.runs

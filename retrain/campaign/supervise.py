@@ -33,7 +33,7 @@ from retrain.records.rungs import is_waiting
 from retrain.records.text import count_of
 
 FIGURES = re.compile(r"\d[\d.]*")  # in a reason; they differ from one look to the next
-LOOK_S = 1.0  # between looks at stop.json, timeouts, retries and admission; a worker's end wakes the loop
+POLL_S = 1.0  # between checks of stop.json, timeouts, retries and admission; a worker's end ends it
 
 
 class Supervisor:
@@ -68,7 +68,7 @@ class Supervisor:
         self._launcher = launcher
         self._files_of = files_of
         self._observer = observer
-        self._look_for_stop = asked_to_stop
+        self._poll = asked_to_stop
         self._ask_workers = ask_workers
         self._waiting: deque[RunPlan] = deque()
         self._retries = RetryPolicy(campaign.retries, clock)
@@ -76,7 +76,7 @@ class Supervisor:
         self._was_taken = False  # the cluster has accepted runs before, so its silence is temporary
         self._before: dict[str, int] = {}  # of waiting runs: the newest attempt that has ended
         self._next_launch = 0.0
-        self._pause_s = LOOK_S
+        self._pause_s = POLL_S
         self._asked_to_stop = self._stopped = 0
         self._gave_up = False  # after a failure, as on_failure asks
         self.endings: dict[str, Ending] = {}
@@ -109,7 +109,7 @@ class Supervisor:
         self._waiting.extend(runs)
         self._adopt(alive)
         while self._active or (not self._asked_to_stop and (self._waiting or self._retries)):
-            self._pause_s = LOOK_S
+            self._pause_s = POLL_S
             self._obey()
             self._admit()
             self._end_overdue()
@@ -198,7 +198,7 @@ class Supervisor:
         if self._asked_to_stop or not (self._waiting or self._retries):
             return False
         if (wait_s := self._next_launch - self._clock()) > 0:
-            self._pause_s = min(LOOK_S, wait_s)
+            self._pause_s = min(POLL_S, wait_s)
             return False
         places = self._admission.places()
         # a cluster with a queue keeps its own count; only a pause applies to it
@@ -267,7 +267,7 @@ class Supervisor:
             self._asked_to_stop, self._gave_up = 1, True
 
     def _obey(self) -> None:
-        self._asked_to_stop = max(self._asked_to_stop, self._look_for_stop())
+        self._asked_to_stop = max(self._asked_to_stop, self._poll())
         if self._stopped == self._asked_to_stop:
             return
         self._stopped = self._asked_to_stop

@@ -15,7 +15,7 @@ from retrain.config.campaign import CampaignSection
 from retrain.config.drafts import Draft
 from retrain.config.flow import flow_problems
 from retrain.config.keys import Tables, keys_of, table_at
-from retrain.config.resolve import PLUGINS, SHORTHANDS, label_of, label_of_modes, look_of
+from retrain.config.resolve import PLUGINS, SHORTHANDS, label_of, label_of_modes, skeleton_of
 
 KEYS = keys_of(CampaignSection)
 OPTIONS = KEYS["launcher"].params
@@ -110,10 +110,10 @@ def check_matrix(runs: Sequence[tuple[str, Draft]], *, is_swept: bool = False) -
             yield Problem(where, f"{label!r} is the label of {times} conditions; {fix}")
     alike: dict[str, set[str]] = {}
     for name in dict.fromkeys(name for name, _ in runs if not name.isascii()):
-        alike.setdefault(look_of(name), set()).add(name)
-    looks = {look_of(name): name for name, _ in runs if name.isascii()} if alike else {}
-    for look, names in alike.items():
-        names |= {looks[look]} if look in looks else set()
+        alike.setdefault(skeleton_of(name), set()).add(name)
+    skeletons = {skeleton_of(name): name for name, _ in runs if name.isascii()} if alike else {}
+    for skeleton, names in alike.items():
+        names |= {skeletons[skeleton]} if skeleton in skeletons else set()
         if len(names) > 1:
             where = ("campaign", "sweep" if is_swept else "conditions")
             shown = " and ".join(ascii(name) for name in sorted(names))

@@ -88,7 +88,7 @@ def load_config(
     if beside is None and "where" in (origin := table_at(raw, "run", "origin")):
         beside = Path(str(origin["where"])) / str(origin.get("beside", "."))
     beside = beside or path.parent
-    registry.look_beside(beside)
+    registry.search_first(beside)
     raw, source = (found_below(raw, project), str(path)) if project else (raw, path.name)
     return parse(
         as_meant(raw, version),

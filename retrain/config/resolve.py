@@ -177,7 +177,7 @@ def label_of(name: str, room: int = 40) -> str:
     return f"{label[: room - TAG_LENGTH - 1]}-{tag}"
 
 
-def look_of(name: str) -> str:
+def skeleton_of(name: str) -> str:
     """Return what a reader sees of a name: equal for two that look alike, in any case.
 
     Compatibility forms (NFKC) are one, invisible characters are left out, and Cyrillic, Greek and

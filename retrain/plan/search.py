@@ -83,12 +83,12 @@ class _Climber:
 
     def before_rungs(self, step: int, value_at: ValueAt, *, is_first: bool) -> Climb:
         """Return what a search needs whose sampler proposes the conditions of the first rung."""
-        values, waits = ({}, {}) if is_first else _look(self.alive, step, value_at)
+        values, waits = ({}, {}) if is_first else _values_after(self.alive, step, value_at)
         return self.found(waits) if waits else self.found(due=_scores(values))
 
     def decide(self, step: int, value_at: ValueAt) -> Mapping[str, int]:
         """Decide the next rung; return the runs that it waits for, if there are any."""
-        values, waits = _look(self.alive, step, value_at)
+        values, waits = _values_after(self.alive, step, value_at)
         if not waits:
             last = max(run.max_steps for several in self.alive.values() for run in several)
             self.rungs.append(_rung(self._table, step or last, values, is_last=not step))
@@ -116,7 +116,7 @@ class _Climber:
         return Climb(waits or {}, self._over, tuple(self.rungs), wanted, winner, due)
 
 
-def _look(
+def _values_after(
     alive: Mapping[str, Sequence[RunPlan]], step: int, value_at: ValueAt
 ) -> tuple[dict[str, list[float | None]], dict[str, int]]:
     """Return the values of conditions after a step, and the runs that are not there yet, with that step."""

@@ -224,7 +224,7 @@ class GrowingFile:
         self._mark: Mark | None = None
         self._at = 0  # every line before this offset was returned
 
-    def look(self) -> Growth | None:
+    def read_growth(self) -> Growth | None:
         """Return the new lines; None, after a single `stat`, if nothing changed."""
         mark = mark_of(self._path)
         if mark == self._mark:

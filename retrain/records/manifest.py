@@ -154,7 +154,7 @@ def with_plan(manifest: Manifest, config_hash: str, planned: Sequence[PlannedRun
 
 def refresh(manifest: Manifest, campaign: CampaignFiles, *, ended: bool = False) -> Manifest:
     """Read every run's directory again; the message of a run whose files cannot be read says so."""
-    runs = tuple(look_at(entry, campaign.existing_run(entry.run_id)) for entry in manifest.runs)
+    runs = tuple(updated_entry(entry, campaign.existing_run(entry.run_id)) for entry in manifest.runs)
     return replace(manifest, runs=runs, ended_at=utc_now() if ended else "")
 
 
@@ -258,7 +258,7 @@ def entry_from_name(run_id: str) -> RunEntry:
     return RunEntry(run_id, run_id, -1, max_steps=0)
 
 
-def look_at(entry: RunEntry, files: RunFiles, *, raises: bool = False) -> RunEntry:
+def updated_entry(entry: RunEntry, files: RunFiles, *, raises: bool = False) -> RunEntry:
     """Read one run's directory again; if its files cannot be read, state and message say so.
 
     With `raises`, it is a RecordsError instead if that may pass.

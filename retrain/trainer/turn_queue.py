@@ -21,7 +21,7 @@ from retrain.plugins.environments.episode import CallAsync, CallPlain, EpisodeEr
 
 Asked: TypeAlias = Prompt | FirstTurn | NextTurn
 Ask: TypeAlias = Callable[[Asked], Awaitable[Rollout | None]]
-LOOK_S = 1.0  # between looks at whether the run is to stop
+POLL_S = 1.0  # between two checks of whether the run is to stop
 
 
 @dataclass(slots=True, eq=False)
@@ -141,7 +141,7 @@ class TurnQueue:
         while True:
             self.check_stop()
             with suppress(queue.Empty):
-                if (passed := self._passed.get(timeout=LOOK_S)) is not None:
+                if (passed := self._passed.get(timeout=POLL_S)) is not None:
                     return passed
                 self.is_closed = True
                 return [], False

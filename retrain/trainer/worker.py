@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from retrain.trainer.checkpoint import Checkpoint
     from retrain.trainer.journal import Journal
 
-LOOK_S = 1.0  # between checks for a stop request
+POLL_S = 1.0  # between checks for a stop request
 STATE_OF_EXIT = {
     EXIT_DONE: RunState.DONE,
     EXIT_INFRASTRUCTURE: RunState.INFRASTRUCTURE,
@@ -126,7 +126,7 @@ def run(directory: Path, stop: threading.Event) -> int:
         config = read_run(files)
         if config.run is not None and (where := str(config.run.origin.get("where", ""))):
             sys.path.append(where)  # the campaign's plugins, wherever this process was started
-            registry.look_beside(Path(where) / str(config.run.origin.get("beside", ".")))
+            registry.search_first(Path(where) / str(config.run.origin.get("beside", ".")))
         lock = hold(files.lock)
         if lock is None:
             who = present_holder(files.lock) or "another process"
@@ -186,18 +186,18 @@ def _watching_for_stop(campaign: CampaignFiles, stop: threading.Event) -> Iterat
     """Watch for the campaign's stop.json: an orchestrator or cluster that is down sends no signal."""
     is_over = threading.Event()
 
-    def look() -> None:
-        while not is_over.wait(LOOK_S):
+    def poll() -> None:
+        while not is_over.wait(POLL_S):
             if asked_to_stop(campaign):
                 stop.set()
 
-    looking = threading.Thread(target=look, name="stop request", daemon=True)
-    looking.start()
+    poller = threading.Thread(target=poll, name="stop request", daemon=True)
+    poller.start()
     try:
         yield
     finally:
         is_over.set()
-        looking.join()
+        poller.join()
 
 
 def _train(

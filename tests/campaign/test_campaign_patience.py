@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from retrain.base.locks.held import hold
-from retrain.campaign.endings import LOOKS, Patience
+from retrain.campaign.endings import CHECKS, Patience
 from retrain.config.campaign import CampaignSection
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import Progress, RunState, begin_attempt, write_progress
@@ -33,14 +33,14 @@ def test_a_step_now_and_then_is_no_stall(tmp_path: Path) -> None:
     watched, files = patience(tmp_path, stall_timeout=80.0)
     for step in range(1, 100):
         files.metrics.write_text("row\n" * (step // 5 + 1))  # every fifth look sees another one
-        assert watched.ended_by(step * 80.0 / LOOKS) is None
+        assert watched.ended_by(step * 80.0 / CHECKS) is None
 
 
 def test_a_warm_up_that_goes_on_is_no_stall(tmp_path: Path) -> None:
     watched, files = patience(tmp_path, stall_timeout=80.0)
     for update in range(1, 100):
         files.warmup.write_text("row\n" * (update // 5 + 1))
-        assert watched.ended_by(update * 80.0 / LOOKS) is None
+        assert watched.ended_by(update * 80.0 / CHECKS) is None
 
 
 def test_no_step_for_the_timeout_is_a_stall_noticed_soon(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_no_step_for_the_timeout_is_a_stall_noticed_soon(tmp_path: Path) -> None
     while not (seen and seen[-1][1]):
         seen.append((float(len(seen)), watched.ended_by(len(seen))))
     assert seen[-1][1] is RunState.STALLED
-    assert 80.0 <= seen[-1][0] <= 80.0 * (1 + 2 / LOOKS)
+    assert 80.0 <= seen[-1][0] <= 80.0 * (1 + 2 / CHECKS)
 
 
 def test_time_in_which_the_orchestrator_was_suspended_too_is_no_stall(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_time_in_which_the_orchestrator_was_suspended_too_is_no_stall(tmp_path: 
     files.metrics.write_text("row\n")
     looks = [0.0, 10.0, *(3600.0 + second for second in range(100))]
     stalled_at = [now_s for now_s in looks if watched.ended_by(now_s)]
-    assert 3600.0 + 80.0 * (1 - 2 / LOOKS) <= stalled_at[0] <= 3600.0 + 80.0
+    assert 3600.0 + 80.0 * (1 - 2 / CHECKS) <= stalled_at[0] <= 3600.0 + 80.0
 
 
 @pytest.mark.parametrize("phase", ["paused: processors are busy", "API paused"])
@@ -126,7 +126,7 @@ def test_a_stall_that_adapts_is_twenty_times_the_longest_step_and_half_an_hour(
         now_s = (step + 1) * step_s
         files.metrics.write_text(rows := rows + row_of(step, step_s))
         assert watched.ended_by(now_s) is None
-    assert least <= minutes_without_a_step(watched, now_s) <= least * (1 + 2 / LOOKS) + 5
+    assert least <= minutes_without_a_step(watched, now_s) <= least * (1 + 2 / CHECKS) + 5
 
 
 def test_a_long_first_step_that_reports_how_far_it_is_is_no_stall(tmp_path: Path) -> None:

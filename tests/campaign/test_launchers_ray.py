@@ -25,7 +25,7 @@ from retrain.campaign.launchers.ray.launcher import RayLauncher
 from retrain.config.campaign import RaySection
 from retrain.records.layout import RunFiles
 from retrain.records.run_state import write_done
-from tests.ray_pieces import Jobs, Threads, assignment, drive, look, order
+from tests.ray_pieces import Jobs, Threads, assignment, drive, order, poll
 
 Retrain = Callable[..., subprocess.CompletedProcess[str]]
 RUNS = [f"r{n}" for n in range(5)]
@@ -71,29 +71,29 @@ def test_a_campaign_is_one_job_however_many_runs_are_submitted(
 
 def test_a_look_asks_one_question(made: RayLauncher, jobs: Jobs) -> None:
     before = jobs.questions
-    look(made)
+    poll(made)
     assert jobs.questions == before + 1
 
 
 def test_what_the_driver_did_is_told_once(made: RayLauncher, home: Home) -> None:
     work(home)
-    happened = look(made)
+    happened = poll(made)
     assert happened == [event for r in RUNS for event in (Begun(r), Ended(r, 4))]
-    assert look(made) == []
+    assert poll(made) == []
 
 
 @pytest.mark.parametrize("line", ['{"run_id": "r0", "what', "[]", '{"run": "r0"}', "null"])
 def test_a_damaged_line_of_the_driver_is_skipped(line: str, made: RayLauncher, home: Home) -> None:
     (home.directory / "events.jsonl").write_text(f"{line}\n")
     work(home)
-    assert [event for event in look(made) if isinstance(event, Ended)] == [Ended(r, 4) for r in RUNS]
+    assert [event for event in poll(made) if isinstance(event, Ended)] == [Ended(r, 4) for r in RUNS]
 
 
 def test_a_run_that_goes_on_has_begun(made: RayLauncher, home: Home) -> None:
     lock = hold(RunFiles(home.campaign / "runs/r0").lock)  # as its worker does
     assert lock is not None
     with lock:
-        assert look(made) == [Begun("r0")]
+        assert poll(made) == [Begun("r0")]
 
 
 def test_a_lost_run_is_handed_to_the_retry_policy_and_gets_a_new_number(
@@ -102,7 +102,7 @@ def test_a_lost_run_is_handed_to_the_retry_policy_and_gets_a_new_number(
     cluster = Threads()
     cluster.loses = [f"r0.1.{life}" for life in range(9)]
     work(home, cluster=cluster)
-    ended = look(made)[0]
+    ended = poll(made)[0]
     assert isinstance(ended, Ended)
     assert (ended.run_id, ended.cut_short, ended.is_lost) == ("r0", True, True)
     assert "NodeDiedError: gone" in ended.why
@@ -117,16 +117,16 @@ def test_a_driver_that_had_worked_is_replaced(made: RayLauncher, home: Home, job
     def die() -> None:
         raise RuntimeError("killed")
 
-    cluster.first_look = die
+    cluster.first_poll = die
     with pytest.raises(RuntimeError, match="killed"):
         work(home, cluster=cluster)
     jobs.becomes("camp.1", "FAILED", error="JOB_SUPERVISOR_ACTOR_DIED")
-    assert not [event for event in look(made) if isinstance(event, Ended)]
+    assert not [event for event in poll(made) if isinstance(event, Ended)]
     assert list(jobs.all) == ["camp.1", "camp.2"]
     cluster = Threads()
     work(home, 2, cluster=cluster)
     assert cluster.started[:2] == ["r0.1.2", "r1.1.2"]
-    assert [event for event in look(made) if isinstance(event, Ended)] == [Ended(r, 4) for r in RUNS]
+    assert [event for event in poll(made) if isinstance(event, Ended)] == [Ended(r, 4) for r in RUNS]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.ESTALE, errno.EACCES])
@@ -150,7 +150,7 @@ def test_a_driver_waits_until_it_can_stop_what_an_earlier_one_left(
         return
     work(home)
     assert (home.directory / f"stopped/{left.name}.save").exists()
-    assert [event.run_id for event in look(made) if isinstance(event, Ended)] == RUNS
+    assert [event.run_id for event in poll(made) if isinstance(event, Ended)] == RUNS
 
 
 def test_a_stop_request_that_cannot_be_looked_up_ends_no_worker(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_driver_that_never_worked_is_the_end_of_its_runs(
     error: str, is_lost: bool, made: RayLauncher, home: Home, jobs: Jobs
 ) -> None:
     jobs.becomes("camp.1", "FAILED", error=error, message="it failed\nbash: /nowhere/python: not found")
-    ended = look(made)
+    ended = poll(made)
     assert [(event.run_id, event.is_lost) for event in ended] == [(r, is_lost) for r in RUNS]  # type: ignore[union-attr]
     assert "whether the nodes see that directory" in ended[0].why  # type: ignore[union-attr]
     assert "it failed: bash: /nowhere/python: not found" in ended[0].why  # type: ignore[union-attr]
@@ -177,20 +177,20 @@ def test_a_driver_that_left_or_had_no_room_is_replaced(
     change: dict[str, str], made: RayLauncher, jobs: Jobs
 ) -> None:
     jobs.becomes("camp.1", **change)
-    assert look(made) == []
+    assert poll(made) == []
     assert list(jobs.all) == ["camp.1", "camp.2"]
 
 
 def test_a_driver_that_somebody_stopped_takes_its_runs_back(made: RayLauncher, jobs: Jobs) -> None:
     jobs.becomes("camp.1", "STOPPED")
-    assert [(event.run_id, event.taken_back) for event in look(made)] == [(r, True) for r in RUNS]  # type: ignore[union-attr]
+    assert [(event.run_id, event.taken_back) for event in poll(made)] == [(r, True) for r in RUNS]  # type: ignore[union-attr]
     assert list(jobs.all) == ["camp.1"]
 
 
 def test_a_cluster_that_forgot_the_driver_is_asked_twice(made: RayLauncher, jobs: Jobs) -> None:
     jobs.all.clear()
-    assert look(made) == []  # an answer may be older than the submission
-    assert [event.run_id for event in look(made)] == RUNS
+    assert poll(made) == []  # an answer may be older than the submission
+    assert [event.run_id for event in poll(made)] == RUNS
     made.submit(RUNS)
     assert list(jobs.all) == ["camp.2"]
 
@@ -228,9 +228,9 @@ def test_a_worker_that_no_driver_has_is_watched_until_it_has_left(
     assert lock is not None
     with lock:
         second.adopt(["r0"])
-        assert look(second) == [Begun("r0")]
-    assert look(second) == []
-    (ended,) = look(second)
+        assert poll(second) == [Begun("r0")]
+    assert poll(second) == []
+    (ended,) = poll(second)
     assert isinstance(ended, Ended)
     assert ended.is_lost
 
@@ -240,7 +240,7 @@ def test_what_waits_is_taken_back_at_once_even_while_ray_is_silent(
 ) -> None:
     jobs.fails = ClusterDownError("no answer")
     made.cancel(RUNS, now=False)
-    assert [(event.run_id, event.taken_back) for event in look(made)] == [(r, True) for r in RUNS]  # type: ignore[union-attr]
+    assert [(event.run_id, event.taken_back) for event in poll(made)] == [(r, True) for r in RUNS]  # type: ignore[union-attr]
     assert home.orders().runs == {}
     jobs.fails = None
     work(home, script='touch "$2/started"')
@@ -249,10 +249,10 @@ def test_what_waits_is_taken_back_at_once_even_while_ray_is_silent(
 
 def test_what_was_taken_back_before_it_began_can_be_done_later(made: RayLauncher, home: Home) -> None:
     made.cancel(RUNS, now=False)
-    look(made)
+    poll(made)
     made.submit(RUNS)
     work(home)
-    assert [event for event in look(made) if isinstance(event, Ended)] == [Ended(r, 4) for r in RUNS]
+    assert [event for event in poll(made) if isinstance(event, Ended)] == [Ended(r, 4) for r in RUNS]
 
 
 def test_what_runs_is_stopped_and_over_when_its_worker_is(made: RayLauncher, home: Home) -> None:
@@ -262,11 +262,11 @@ def test_what_runs_is_stopped_and_over_when_its_worker_is(made: RayLauncher, hom
     def stop() -> None:
         if len(list(home.campaign.glob("runs/*/started"))) == 2:
             made.cancel(RUNS, now=False)
-            told.extend(look(made))
+            told.extend(poll(made))
 
-    cluster.first_look = stop
+    cluster.first_poll = stop
     work(home, script=SLOW, cluster=cluster)
-    told += look(made)
+    told += poll(made)
     ended = {event.run_id: event for event in told if isinstance(event, Ended)}
     assert {r: (e.exit_code, e.taken_back) for r, e in ended.items()} == {
         "r0": (-15, False), "r1": (-15, False), "r2": (None, True), "r3": (None, True), "r4": (None, True)
@@ -286,7 +286,7 @@ def test_a_list_that_cannot_be_written_takes_nothing(tmp_path: Path, home: Home,
     (home.directory / "orders.json/in the way").mkdir(parents=True)
     with pytest.raises(RecordsError, match=r"orders\.json"):
         made.submit(["r0", "r1"])
-    assert (look(made), jobs.all) == ([], {})
+    assert (poll(made), jobs.all) == ([], {})
 
 
 def test_the_driver_of_a_copied_campaign_is_not_taken_for_ours(
@@ -296,23 +296,23 @@ def test_the_driver_of_a_copied_campaign_is_not_taken_for_ours(
     assert not copy.queued()
     copy.submit(["r0"])
     assert list(jobs.all) == ["camp.1", "camp.2"]
-    look(copy)
+    poll(copy)
     assert list(jobs.all) == ["camp.1", "camp.2"]
 
 
 def test_a_run_that_succeeded_waits_for_its_files(made: RayLauncher, home: Home) -> None:
     order(home, runs={"r0": 1})
     work(home, script="exit 0")
-    assert look(made) == [Begun("r0")]
+    assert poll(made) == [Begun("r0")]
     RunFiles(home.campaign / "runs/r0").done.touch()
-    assert look(made) == [Ended("r0", 0)]
+    assert poll(made) == [Ended("r0", 0)]
 
 
 def test_a_finished_run_is_done_whatever_ray_and_the_driver_still_say(made: RayLauncher, home: Home) -> None:
     files = RunFiles(home.campaign / "runs/r0")
     files.run_toml.write_text('[run]\nconfig_hash = "ab"\n')
     write_done(files.done, "ab", {})
-    assert look(made) == [Begun("r0"), Ended("r0", 0)]
+    assert poll(made) == [Begun("r0"), Ended("r0", 0)]
 
 
 @pytest.mark.parametrize(
@@ -356,6 +356,6 @@ def test_a_driver_of_this_machine_that_cannot_start_is_told_with_its_last_words(
     made.submit(["r0"])
     ended: list[Begun | Ended] = []
     while not ended:
-        ended = look(made)
+        ended = poll(made)
     assert isinstance(ended[0], Ended)
     assert "no such module" in ended[0].why

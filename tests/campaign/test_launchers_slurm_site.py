@@ -131,7 +131,7 @@ def test_the_cap_of_an_array_that_has_ended_is_left_alone(
     commands.set_cap(7, 3)
 
 
-def look(launcher: plugin.SlurmLauncher) -> None:
+def poll(launcher: plugin.SlurmLauncher) -> None:
     launcher.asking.least_s = 0.0
     launcher.asking.hurry()
     launcher.poll(0)
@@ -148,8 +148,8 @@ def test_a_resumed_campaign_has_its_present_cap_on_what_was_submitted_before(
         given = submitted_before(assignment(tmp_path / "camp", 2, workers=workers))
         launcher = plugin.SlurmLauncher(given, SlurmSection())
         launcher.adopt(list(launcher.queued()))
-        look(launcher)
-        look(launcher)
+        poll(launcher)
+        poll(launcher)
     assert (tmp_path / "told").read_text() == "update jobid=7 arraytaskthrottle=2\n"
 
 
@@ -161,7 +161,7 @@ def test_a_reason_to_wait_that_comes_and_goes_is_told_once(
     launcher = plugin.SlurmLauncher(given, SlurmSection())
     for reason in ("QOSMaxJobsPerUserLimit", "Priority", "QOSMaxJobsPerUserLimit"):
         monkeypatch.setenv("PATH", squeue(tmp_path, f"7_0|PENDING|camp.0|{reason}|/x 0"))
-        look(launcher)
+        poll(launcher)
     assert said == ["Slurm holds 1 run back: QOSMaxJobsPerUserLimit"]
 
 

@@ -102,7 +102,7 @@ def test_on_a_pipe_a_slow_step_has_a_line_and_no_minute_is_silent(out: io.String
             write_progress(run.status, Progress(RunState.RUNNING, "sample", step, 10, 1, detail=detail))
             now_s[0] += seconds
             before = len(out.getvalue())
-            lines.show(watcher.look().campaigns[0])
+            lines.show(watcher.refresh().campaigns[0])
             return out.getvalue()[before:].partition(" ")[2]
 
         assert told_after(0, step=1) == ""

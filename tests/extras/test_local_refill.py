@@ -78,7 +78,7 @@ def test_several_steps_without_a_look_draw_the_same(model):
     backend = open_backend(model, stop=["1", "b2"])
     stir(backend)
     texts = []
-    for backend.sampler.steps_per_look in (1, 8):
+    for backend.sampler.steps_per_sync in (1, 8):
         backend.generator.manual_seed(5)
         texts.append([r.text for g in draw(backend, group_size=16, max_tokens=30) for r in g.rollouts])
     assert texts[0] == texts[1]
@@ -101,7 +101,7 @@ class Reads(TorchFunctionMode):
 
 @pytest.mark.parametrize("count", [3, 24])
 def test_the_host_reads_what_was_drawn_every_few_tokens_for_all_rows_at_once(backend, count):
-    backend.sampler.steps_per_look = 8
+    backend.sampler.steps_per_sync = 8
     rows = [Row(LONG, 32, stream=number) for number in range(count)]
     with Reads() as reads:
         fill(backend, rows)

@@ -96,7 +96,7 @@ def test_workers_that_no_task_stands_for_keep_their_places_and_leave_them_to_the
     for lock in locks:
         assert lock is not None
         lock.release()
-    ends = [event for _ in range(2) for event in look(launcher)]
+    ends = [event for _ in range(2) for event in poll(launcher)]
     assert {event.run_id for event in ends if isinstance(event, Ended)} == {"r0", "r1"}
     assert (tmp_path / "told scontrol").read_text() == "update jobid=7 arraytaskthrottle=3\n"
 
@@ -111,6 +111,6 @@ def test_nothing_is_submitted_beside_as_many_workers_as_there_may_be(
     assert launcher.submit(["r1", "r2"]) == set()
 
 
-def look(launcher: plugin.SlurmLauncher) -> list[Begun | Ended]:
+def poll(launcher: plugin.SlurmLauncher) -> list[Begun | Ended]:
     launcher.asking.hurry()
     return list(launcher.poll(0))

@@ -83,7 +83,7 @@ def test_a_lost_run_is_left_to_an_orchestrator_that_lives(tmp_path: Path) -> Non
         if ends(home).get("r0") == (2, OVER, 0):
             lock.release()
 
-    cluster.first_look = orchestrate
+    cluster.first_poll = orchestrate
     drive(home, cluster)
     assert cluster.started == ["r0.1.1", "r0.2.1"]
 
@@ -98,7 +98,7 @@ def test_workers_of_nobodys_task_keep_their_places(tmp_path: Path) -> None:
         if {"r1", "r2"} <= ends(home).keys():
             lock.release()
 
-    cluster.first_look = leave
+    cluster.first_poll = leave
     drive(home, cluster)
     assert cluster.started == ["r1.1.1", "r2.1.1", "r0.1.1"]
     assert cluster.most == 1
@@ -115,7 +115,7 @@ def test_a_run_that_is_locked_elsewhere_is_done_once_it_is_free(tmp_path: Path) 
             (tmp_path / "camp/runs/r0/free").touch()
             locks[0].release()
 
-    cluster.first_look = appear_and_leave
+    cluster.first_poll = appear_and_leave
     drive(home, cluster)
     assert ends(home) == {"r0": (1, OVER, 0)}
 
@@ -153,7 +153,7 @@ def test_a_driver_that_is_no_longer_in_charge_starts_no_more_and_lets_its_worker
         else:
             (home.run("r0").directory / "free").touch()
 
-    cluster.first_look = take_over
+    cluster.first_poll = take_over
     drive(home, cluster)
     assert cluster.started == ["r0.1.1"]
     assert ends(home) == {"r0": (1, GIVEN, None)}  # the driver in charge says what became of it
@@ -168,7 +168,7 @@ def test_what_runs_is_stopped_and_what_waits_never_starts(now: bool, code: int, 
         if (tmp_path / "camp/runs/r0/started").exists():
             order(home, stop=dict.fromkeys(("r0", "r1"), 2 if now else 1))
 
-    cluster.first_look = stop
+    cluster.first_poll = stop
     drive(home, cluster)
     assert ends(home) == {"r0": (1, OVER, code)}
 
@@ -183,7 +183,7 @@ def test_a_task_without_room_is_taken_back(tmp_path: Path) -> None:
         if "r1" in ends(home) and ends(home)["r1"][1] == OVER:
             order(home, stop={"r0": 2})
 
-    cluster.first_look = stop
+    cluster.first_poll = stop
     drive(home, cluster)
     assert ends(home)["r1"] == (1, OVER, None)
     assert not (tmp_path / "camp/runs/r1/started").exists()
@@ -197,7 +197,7 @@ def test_a_request_to_stop_reaches_workers_without_an_orchestrator(tmp_path: Pat
         if (tmp_path / "camp/runs/r0/started").exists():
             ask_to_stop(CampaignFiles(tmp_path / "camp"), now=False)
 
-    cluster.first_look = stop
+    cluster.first_poll = stop
     drive(home, cluster)
     assert ends(home) == {"r0": (1, OVER, -signal.SIGTERM)}
 

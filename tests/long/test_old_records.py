@@ -81,7 +81,7 @@ def test_its_rows_and_attempts_are_read(old):
 
 
 def test_watching_tells_its_retries_and_its_throttle(old):
-    told = {(one.run_id, one.kind) for one in Watcher(old).look().events}
+    told = {(one.run_id, one.kind) for one in Watcher(old).refresh().events}
     assert {("broken_s0", "retried"), ("broken_s0", "throttle"), ("maxrl_s1", "done")} <= told
 
 

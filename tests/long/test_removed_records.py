@@ -57,7 +57,7 @@ def test_nothing_is_written_into_a_directory_that_took_the_campaigns_place(
     campaign = start(campaign_file, observer=observer)
     observer.directory = campaign.directory
     observer.leaves_another = True
-    monkeypatch.setattr(Forecaster, "look", lambda forecaster: Expectation(1.0, 2.0, 0.0, "a pilot"))
+    monkeypatch.setattr(Forecaster, "update", lambda forecaster: Expectation(1.0, 2.0, 0.0, "a pilot"))
     with pytest.raises(RecordsError, match="was removed or replaced while the campaign ran"):
         campaign.execute()
     assert list(campaign.directory.iterdir()) == []

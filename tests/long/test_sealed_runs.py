@@ -14,7 +14,7 @@ import pytest
 
 from retrain.base.errors import EXIT_DONE, EXIT_RUN_FAILED
 from retrain.campaign.run import reopen, start
-from retrain.records.manifest import look_at, read_manifest
+from retrain.records.manifest import read_manifest, updated_entry
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import UNREADABLE, RunState, inspect_run, read_done
 from retrain.results.report.gather import gather
@@ -135,4 +135,4 @@ def test_a_finished_run_has_as_many_rows_as_it_took_steps(campaign: Path) -> Non
     assert found.metrics.bytes == run.metrics.stat().st_size
     manifest = read_manifest(campaign / "manifest.json")
     assert manifest is not None
-    assert look_at(manifest.runs[0], run).summary == manifest.runs[0].summary
+    assert updated_entry(manifest.runs[0], run).summary == manifest.runs[0].summary

@@ -81,7 +81,7 @@ class Looking(Observer):
     def asked(self, runs: Sequence[RunPlan]) -> None:
         if not self.shown:
             (directory,) = find_campaigns(self._logs)
-            (watched,) = Watcher(directory).look().campaigns
+            (watched,) = Watcher(directory).refresh().campaigns
             views = (
                 survey(directory)[0].runs,
                 [run.row for run in watched.runs.values()],

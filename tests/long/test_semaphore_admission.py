@@ -58,7 +58,7 @@ def test_a_killed_holder_leaves_its_permit_to_the_next(tmp_path):
 
 # One that would never look by itself.
 ONLY_LISTEN = HOLD.replace("import sys\n", "import sys\nimport retrain.control.semaphore as module\n", 1)
-ONLY_LISTEN = ONLY_LISTEN.replace("semaphore =", "module.LOOK_AGAIN_S = 3600\nsemaphore =", 1)
+ONLY_LISTEN = ONLY_LISTEN.replace("semaphore =", "module.FIRST_POLL_S = 3600\nsemaphore =", 1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the watcher looks every 20 ms")

@@ -192,10 +192,10 @@ def test_a_campaign_is_expected_to_take_what_earlier_ones_of_its_name_say(begun:
     plan, _, _, expecter = begun
     record_campaign(plan, "c-20250131T120000Z-0a1b", step_times_s={"a": [3.0] * 21}, closing_s=0.0)
     record_campaign(plan, "c-other-20250131T120000Z-0a1b", step_times_s={"a": [9.0] * 21}, closing_s=0.0)
-    found = expecter.look()
+    found = expecter.update()
     assert found is not None
     assert (found.p50_s, found.made_after_s) == (pytest.approx(2 * 40 * 3.0), 0.0)
-    assert expecter.look() is None  # it was said
+    assert expecter.update() is None  # it was said
 
 
 def test_without_earlier_ones_the_calibration_of_its_file_says(begun: tuple, tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_without_earlier_ones_the_calibration_of_its_file_says(begun: tuple, tmp
     calibration.mkdir(parents=True)
     pilot = replace(plan, log_dir=calibration)
     record_campaign(pilot, "pilot-20250131T120000Z-0a1b", step_times_s={"a": [3.0] * 21}, closing_s=0.0)
-    found = expecter.look()
+    found = expecter.update()
     assert found is not None
     assert (found.p50_s, found.made_from) == (pytest.approx(2 * 40 * 3.0), "2 earlier runs")
 
@@ -212,11 +212,11 @@ def test_without_earlier_ones_the_calibration_of_its_file_says(begun: tuple, tmp
 def test_without_earlier_ones_its_first_steps_tell(begun: tuple) -> None:
     plan, files, clock, expecter = begun
     run = files.run(plan.runs[0].run_id)
-    assert expecter.look() is None
+    assert expecter.update() is None
     record_run(run, plan.runs[0], [2.0] * 21)
     with hold(run.lock):
         clock.now_s = 42.0
-        found = expecter.look()
+        found = expecter.update()
     assert found is not None
     assert found == replace(found, p50_s=42.0 + (19 + 40) * 2.0, made_after_s=42.0)
 
@@ -224,7 +224,7 @@ def test_without_earlier_ones_its_first_steps_tell(begun: tuple) -> None:
 def test_what_it_took_is_held_against_what_was_expected(begun: tuple) -> None:
     plan, _, clock, expecter = begun
     record_campaign(plan, "c-20250131T120000Z-0a1b", closing_s=0.0)
-    expecter.look()
+    expecter.update()
     clock.now_s = 100.0
     ended = expecter.ended()
     assert ended is not None
@@ -240,7 +240,7 @@ def test_a_resumed_campaign_keeps_what_was_expected_and_counts_no_pause(begun: t
     expected = Expectation(70.0, 75.0, 0.0, "a pilot")
     again = replace(manifest, expected=expected, runs=tuple(replace(r, attempts=1) for r in manifest.runs))
     expecter = Forecaster(plan, files, again, clock)
-    assert expecter.look() is None
+    assert expecter.update() is None
     assert expecter.ended() == replace(expected, actual_s=80.0)
 
 

@@ -353,7 +353,7 @@ def test_a_turn_whose_client_has_left_is_not_kept(
     monkeypatch: pytest.MonkeyPatch, is_looked_after: bool, resets: bool
 ) -> None:
     """Whether it is noticed while the turn is sampled, or when it is answered."""
-    monkeypatch.setattr("retrain.plugins.environments.endpoint.LOOK_S", 0.01 if is_looked_after else 60.0)
+    monkeypatch.setattr("retrain.plugins.environments.endpoint.POLL_S", 0.01 if is_looked_after else 60.0)
     asked, has_left = threading.Event(), threading.Event()
 
     def run(prompt: Prompt, base_url: str, api_key: str) -> float:
@@ -384,7 +384,7 @@ def test_a_turn_whose_client_has_left_is_not_kept(
 
 
 def test_a_client_that_gave_up_was_refused_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retrain.plugins.environments.endpoint.LOOK_S", 0.01)
+    monkeypatch.setattr("retrain.plugins.environments.endpoint.POLL_S", 0.01)
     asked, has_failed = threading.Event(), threading.Event()
 
     def run(prompt: Prompt, base_url: str, api_key: str) -> float:

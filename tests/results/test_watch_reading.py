@@ -57,20 +57,20 @@ def test_each_complete_line_is_given_once(tmp_path):
     path = tmp_path / "lines"
     growing = GrowingFile(path)
     path.write_bytes(b"one\ntw")
-    assert growing.look().lines == [b"one"]
+    assert growing.read_growth().lines == [b"one"]
     _append(path, b"o\nthree\n")
-    assert growing.look().lines == [b"two", b"three"]
-    assert growing.look() is None
+    assert growing.read_growth().lines == [b"two", b"three"]
+    assert growing.read_growth() is None
 
 
 def test_a_file_that_was_replaced_begins_anew(tmp_path):
     path = tmp_path / "lines"
     path.write_bytes(b"one\n")
     growing = GrowingFile(path)
-    growing.look()
+    growing.read_growth()
     (tmp_path / "other").write_bytes(b"another\n")
     (tmp_path / "other").replace(path)
-    growth = growing.look()
+    growth = growing.read_growth()
     assert (growth.lines, growth.begins_anew) == ([b"another"], True)
 
 
@@ -78,10 +78,10 @@ def test_a_torn_tail_that_the_next_writer_cuts_off_is_never_given(tmp_path):
     path = tmp_path / "lines"
     path.write_bytes(b"one\ntorn")
     growing = GrowingFile(path)
-    growing.look()
+    growing.read_growth()
     os.truncate(path, 4)
     _append(path, b"two\n")
-    growth = growing.look()
+    growth = growing.read_growth()
     assert (growth.lines, growth.begins_anew) == ([b"two"], False)
 
 
@@ -90,7 +90,7 @@ def test_of_a_long_file_the_first_and_last_lines_and_some_between_are_read(tmp_p
     path = tmp_path / "lines"
     count = 20 * WHOLE_BYTES // length + 10
     path.write_bytes(b"".join(str(i).encode().rjust(length) + b"\n" for i in range(count)))
-    numbers = [int(line) for line in GrowingFile(path).look().lines]
+    numbers = [int(line) for line in GrowingFile(path).read_growth().lines]
     assert (numbers[0], numbers[-1]) == (0, count - 1)
     assert numbers == sorted(set(numbers))
     assert len(numbers) >= 5
@@ -121,7 +121,7 @@ def test_events_name_runs_as_tables_do(tmp_path):
     files.campaign_toml.touch()
     write_manifest(files.manifest, new_manifest("study", "hash", [planned], tmp_path))
     begin_attempt(files.run(planned.run_id).attempts)
-    (started,) = [event for event in Watcher(tmp_path).look().added if event.kind == "started"]
+    (started,) = [event for event in Watcher(tmp_path).refresh().added if event.kind == "started"]
     assert (started.run_id, started.name) == ("condition-4ee952_s0", "Контроль_s0")
     assert "started Контроль_s0" in event_line(started).plain
 
@@ -190,12 +190,12 @@ def test_watching_shows_what_status_shows_whatever_happens(tmp_path_factory, plo
     watcher = Watcher(where)
     for number, what in plot:
         if what == "look":
-            watcher.look()
+            watcher.refresh()
         else:
             story.tell(number, what)
     with_lock = hold(story.files.lock)  # a running campaign is looked at closely every time
     try:
-        assert seen_of(watcher.look().campaigns[0].status) == seen_of(survey(where)[0])
+        assert seen_of(watcher.refresh().campaigns[0].status) == seen_of(survey(where)[0])
     finally:
         with_lock.release()
         for lock in story.locks.values():
@@ -204,13 +204,13 @@ def test_watching_shows_what_status_shows_whatever_happens(tmp_path_factory, plo
 
 def test_starts_failures_and_retries_are_told_with_their_reasons(campaign):
     run, watcher = campaign.run("grpo_s1"), Watcher(campaign.directory)
-    watcher.look()
+    watcher.refresh()
     with hold(campaign.lock):
         begin_attempt(run.attempts)
         end_attempt(run.attempts, 1, "infrastructure", message="Traceback\nConnectionError: \x1b[31mgone")
         begin_attempt(run.attempts, resumed_from_step=4)
         end_attempt(run.attempts, 2, "done")
-        view = watcher.look()
+        view = watcher.refresh()
     assert kinds(view) == [
         ("grpo_s1", "started"),
         ("grpo_s1", "infrastructure"),
@@ -225,31 +225,31 @@ def test_a_run_that_was_killed_is_told_once(campaign):
     run, watcher = campaign.run("grpo_s1"), Watcher(campaign.directory)
     with hold(campaign.lock), hold(run.lock):
         begin_attempt(run.attempts)
-        assert kinds(watcher.look()) == [("grpo_s1", "started")]
+        assert kinds(watcher.refresh()) == [("grpo_s1", "started")]
     with hold(campaign.lock):
-        assert kinds(watcher.look()) == [("grpo_s1", "died")]
-        assert kinds(watcher.look()) == []
+        assert kinds(watcher.refresh()) == [("grpo_s1", "died")]
+        assert kinds(watcher.refresh()) == []
 
 
 def test_changes_of_the_throttle_are_told_and_steady_levels_are_not(campaign):
     run, watcher = campaign.run("grpo_s1"), Watcher(campaign.directory)
     for step, level in enumerate(["full", "reduced", "reduced", "full"], start=1):
         rows(run, [step], throttle_level=level, throttle_reason=f"load of step {step}")
-    told = [added.text for added in watcher.look().added]
+    told = [added.text for added in watcher.refresh().added]
     assert told == ["full -> reduced: load of step 2", "reduced -> full: load of step 4"]
 
 
 def test_a_pause_for_other_work_is_told(campaign):
     run, watcher = campaign.run("grpo_s1"), Watcher(campaign.directory)
     write_progress(run.status, Progress("running", "paused: load 0.98", 4, 10, 1))
-    assert [added.text for added in watcher.look().added] == ["load 0.98"]
+    assert [added.text for added in watcher.refresh().added] == ["load 0.98"]
 
 
 def test_what_the_orchestrator_said_is_told_once_per_matter(campaign):
     book, watcher = NoticeBook(campaign.notices), Watcher(campaign.directory)
     for text in ("0 workers for now: load 0.98", "0 workers for now: load 0.97", "paused: three failures"):
         book.write(text)
-    told = [added.text for added in watcher.look().added]
+    told = [added.text for added in watcher.refresh().added]
     assert told == ["0 workers for now: load 0.98", "paused: three failures"]
 
 
@@ -258,34 +258,34 @@ def test_a_batch_that_changes_every_step_does_not_hide_a_failure(campaign):
     begin_attempt(run.attempts)
     end_attempt(run.attempts, 1, "failed", message="why")
     rows(run, range(1, 500), bp_action="increase", bp_batch_size=9, bp_reason="room")
-    view = watcher.look()
+    view = watcher.refresh()
     assert [one.kind for one in view.events] == ["started", "failed", "batch"]
 
 
 def test_campaigns_that_come_and_go_are_noticed(tmp_path):
     watcher = Watcher(tmp_path)
-    assert watcher.look().campaigns == ()
+    assert watcher.refresh().campaigns == ()
     first = make_campaign(tmp_path, "a-20250131T120000Z-0a1b")
     make_campaign(tmp_path, "b-20250131T120000Z-0a1b")
-    assert len(watcher.look().campaigns) == 2
+    assert len(watcher.refresh().campaigns) == 2
     first.directory.rename(tmp_path.parent / f"{tmp_path.name}-elsewhere")
-    assert [c.status.id for c in watcher.look().campaigns] == ["b-20250131T120000Z-0a1b"]
+    assert [c.status.id for c in watcher.refresh().campaigns] == ["b-20250131T120000Z-0a1b"]
 
 
 def test_an_unchanged_campaign_is_the_same_object(campaign):
     watcher = Watcher(campaign.directory)
-    assert watcher.look().campaigns[0] is watcher.look().campaigns[0]
+    assert watcher.refresh().campaigns[0] is watcher.refresh().campaigns[0]
 
 
 def test_an_unchanged_file_is_not_opened_again(campaign, monkeypatch):
     rows(campaign.run("grpo_s1"), range(1, 5))
     watcher = Watcher(campaign.directory)
     with hold(campaign.lock):
-        watcher.look()
+        watcher.refresh()
         opened = []
         real = os.open
         monkeypatch.setattr(os, "open", lambda path, *a, **k: opened.append(str(path)) or real(path, *a, **k))
-        watcher.look()
+        watcher.refresh()
     assert not [path for path in opened if not path.endswith(".lock")]
 
 
@@ -294,7 +294,7 @@ def test_corrupted_lines_are_passed_over(campaign):
     rows(run, [1])
     _append(run.metrics, b"\0\xff{[\n[]\n{}\n" * 20 + b'{"step": "9"}\n{"step": -1}\n')
     rows(run, [2])
-    watched = Watcher(campaign.directory).look().campaigns[0].runs["grpo_s1"]
+    watched = Watcher(campaign.directory).refresh().campaigns[0].runs["grpo_s1"]
     assert (watched.row.step, watched.rewards) == (2, (0.1, 0.2))
 
 
@@ -304,5 +304,5 @@ def test_a_reward_that_is_no_number_is_left_out(campaign, value):
     run.metrics.write_text(
         f'{{"step": 1, "mean_reward": {value}}}\n' + json.dumps({"step": 2, "mean_reward": 0.5}) + "\n"
     )
-    watched = Watcher(campaign.directory).look().campaigns[0].runs["grpo_s1"]
+    watched = Watcher(campaign.directory).refresh().campaigns[0].runs["grpo_s1"]
     assert watched.rewards == (0.5,)

@@ -34,7 +34,7 @@ from retrain.base.locks import is_of_this_boot, start_mark
 from retrain.base.locks.held import hold, is_held
 from retrain.records.files import write_json
 
-LOOK_S = 0.25
+POLL_S = 0.25
 SOON_S = 0.01
 DEAF_S = 5.0  # a server that refuses connections for so long is ended: vLLM may hang while it shuts down
 GRACE_S = 10.0  # for the server to end by itself
@@ -71,7 +71,7 @@ class Daemon:
         self._start()
         used_s = time.monotonic()
         while True:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
             if self._files.has_users():
                 used_s = time.monotonic()
             elif time.monotonic() - used_s > self._linger_s:

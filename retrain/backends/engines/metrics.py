@@ -13,7 +13,7 @@ from retrain.backends.engines.shared_server import ServerFiles, ServerState
 from retrain.base.redaction import without_user
 from retrain.records.row_parts import EngineUse
 
-LOOK_S = 0.2  # between checks for a stop
+POLL_S = 0.2  # between checks for a stop
 METRICS_EVERY_S = 2.0
 RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
 WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
@@ -35,7 +35,9 @@ class EngineMeter:
         self._first: tuple[float, float] | None = None  # when tokens were counted, and their number
         self._last: tuple[float, float] | None = None
 
-    def look(self, text: str, now_s: float, restarts: int | None = None, crash: str = "") -> EngineUse | None:
+    def observe(
+        self, text: str, now_s: float, restarts: int | None = None, crash: str = ""
+    ) -> EngineUse | None:
         """Return what a text says; None if it is of another kind of server.
 
         `restarts` counts those of a server of ours so far, and `crash` says why it was the last time.
@@ -126,7 +128,7 @@ class EngineWatch:
         self._has_left.set()
         self._engine.end_calls()
 
-    def look(self) -> None:
+    def observe(self) -> None:
         if self._is_leaving():
             self.close()
         now_s = time.monotonic()
@@ -136,7 +138,7 @@ class EngineWatch:
             state = self._state()
             crash = f"{state.problem}\n{state.last_lines}".strip() if state else ""
             restarts = state.restarts if state else None
-            use = self._meter.look(text, time.monotonic(), restarts, crash) if text else None
+            use = self._meter.observe(text, time.monotonic(), restarts, crash) if text else None
             if use is not None:
                 self._observe(use)
 
@@ -146,6 +148,6 @@ class EngineWatch:
 
 def _watch(watch: weakref.ref[EngineWatch], has_left: threading.Event) -> None:
     """Look now and then, until the run leaves or nobody holds the watch any more."""
-    while not has_left.wait(LOOK_S) and (held := watch()) is not None:
-        held.look()
+    while not has_left.wait(POLL_S) and (held := watch()) is not None:
+        held.observe()
         del held

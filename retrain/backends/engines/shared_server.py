@@ -35,8 +35,8 @@ from retrain.records.layout import own_temporary_folder
 from retrain.records.lines import read_end
 
 STARTING, READY, RESTARTING, FAILED, ENDED = "starting", "ready", "restarting", "failed", "ended"
-LOOK_S = 0.1
-TURN_LOOK_S = 0.02  # for one whose turn it is on a shared GPU
+POLL_S = 0.1
+TURN_POLL_S = 0.02  # for one whose turn it is on a shared GPU
 LISTENS_S = 1.0
 LINGER_S = 10.0  # after the last user, so that a campaign's next run finds the server
 DAEMONS = 3  # started by one user in a row before it gives up
@@ -169,7 +169,7 @@ class SharedServer:
             elif found.state == READY and found.listens():  # the daemon may not have seen its end yet
                 return found
             watch(found, waited_s)
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         raise InfrastructureError(
             self._problem(f"not ready after {timeout_s:.0f} s", self.files.last_lines())
         )
@@ -220,7 +220,7 @@ def gpu_shared(path: Path | None, *, trains: bool) -> Iterator[None]:
     lock = LockFile(str(path))
     try:
         while not lock.try_lock(shared=not trains):
-            time.sleep(TURN_LOOK_S)
+            time.sleep(TURN_POLL_S)
         yield
     finally:
         lock.close()

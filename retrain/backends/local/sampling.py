@@ -30,7 +30,7 @@ from retrain.backends.work import ModelCosts, WorkMeter
 from retrain.base.errors import BackendMemoryError
 
 GUESSED_SHARE = 8  # rows are admitted as if each took this part of its limit, until they outgrow the cache
-GPU_STEPS_PER_LOOK = 8  # where looking at what was drawn lets the queue of kernels run empty
+GPU_STEPS_PER_SYNC = 8  # where looking at what was drawn lets the queue of kernels run empty
 
 
 # the rows of the batch, their key-value cache, and the state that predicts each row's next token
@@ -61,12 +61,12 @@ class TorchSampler:
     cut: Cut | None = None
     observe: Callable[[SamplingProgress], None] = ignore_progress
     observe_every_s: float = 0.5
-    steps_per_look: int = 1  # tokens drawn of each row before the host looks at them
+    steps_per_sync: int = 1  # tokens drawn of each row before the host looks at them
     work: WorkMeter = field(default_factory=WorkMeter)
 
     def __post_init__(self) -> None:
         if self.policy.device.type != "cpu":
-            self.steps_per_look = GPU_STEPS_PER_LOOK
+            self.steps_per_sync = GPU_STEPS_PER_SYNC
 
     def complete(
         self, prompts: Sequence[Ids], limits: Sequence[int], sampling: Sampling, generator: torch.Generator
@@ -164,7 +164,7 @@ class _Batch:
             began_s = finished_s(self.device)
             ran = self._refill()
             filled_s = finished_s(self.device) if ran else began_s
-            steps += self._look()
+            steps += self._sync()
             decode_s += finished_s(self.device) - filled_s
             prefill_s += filled_s - began_s
             runs.append(ran)
@@ -194,7 +194,7 @@ class _Batch:
         if not self.waiting or not self.is_open or is_passing:
             return self.cache.admit([], None)
         fits = self._fitting()
-        if not self.admission.is_due(len(fits), len(self.running), self.sampler.steps_per_look):
+        if not self.admission.is_due(len(fits), len(self.running), self.sampler.steps_per_sync):
             return self.cache.admit([], None)
         for _ in fits:
             self.waiting.popleft()
@@ -212,9 +212,9 @@ class _Batch:
             fits.append(row)
         return fits
 
-    def _look(self) -> int:
+    def _sync(self) -> int:
         """Draw a few tokens of every row, and drop the rows that end; return the number of steps."""
-        steps = min(self.sampler.steps_per_look, *(row.limit - len(row.tokens) for row in self.running))
+        steps = min(self.sampler.steps_per_sync, *(row.limit - len(row.tokens) for row in self.running))
         self._make_room(steps)
         policy, cache = self.sampler.policy, self.cache
         numbers = torch.from_numpy(uniforms(cache.rows, steps)).to(self.device)

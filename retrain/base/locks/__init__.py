@@ -22,7 +22,7 @@ from weakref import WeakSet
 
 from retrain.base.errors import RecordsError, records_error
 
-LOOK_AGAIN_S, LONGEST_LOOK_S = 0.001, 0.05  # between looks at a lock; doubled each time, as many may wait
+FIRST_POLL_S, LONGEST_POLL_S = 0.001, 0.05  # between tries of a lock; doubled each time, as many may wait
 _START_TIME = 19  # field 22 of /proc/PID/stat, counted after the name, which may contain blanks and brackets
 
 # Held during a fork and while a descriptor is opened or closed, so that a child sees them all.
@@ -113,14 +113,14 @@ def locked(path: Path, longest_s: float | None = None) -> Iterator[None]:
 
 
 def _lock_within(file: LockFile, longest_s: float) -> None:
-    touched, give_up_s, pause_s = None, 0.0, LOOK_AGAIN_S
+    touched, give_up_s, pause_s = None, 0.0, FIRST_POLL_S
     while not file.try_lock():
         if touched != (now := os.fstat(file.fileno()).st_mtime_ns):
             touched, give_up_s = now, time.monotonic() + longest_s
         elif time.monotonic() > give_up_s:
             raise TimeoutError(f"another process has held it for {longest_s:g} s; is it stopped?")
         time.sleep(pause_s)
-        pause_s = min(2 * pause_s, LONGEST_LOOK_S)
+        pause_s = min(2 * pause_s, LONGEST_POLL_S)
     os.utime(file.fileno())
 
 

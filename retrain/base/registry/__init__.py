@@ -20,8 +20,8 @@ from retrain.base.errors import ConfigError, Problem
 from retrain.base.registry.code import PACKAGE, defines, import_module, is_in_own_code, located, remember
 from retrain.base.registry.code import Plugin as Plugin
 from retrain.base.registry.code import fault_of as fault_of
-from retrain.base.registry.code import look_beside as look_beside
 from retrain.base.registry.code import names_place as names_place
+from retrain.base.registry.code import search_first as search_first
 from retrain.base.registry.contract import KINDS as KINDS
 from retrain.base.registry.contract import LARGEST as LARGEST
 from retrain.base.registry.contract import Count as Count

@@ -89,7 +89,7 @@ def defines(module: str, function: str) -> bool:
     return re.search(rf"^(?:(?:async )?def {function}\(|{function} = )", text, re.MULTILINE) is not None
 
 
-def look_beside(directory: Path) -> None:
+def search_first(directory: Path) -> None:
     """Look for dotted paths in the directory of a campaign's file, before the current one."""
     _beside[:] = [directory.absolute()]
 

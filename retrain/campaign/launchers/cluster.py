@@ -161,12 +161,12 @@ class ClusterLauncher:
         self._said: set[str] = set()
 
     def poll(self, timeout_s: float) -> Sequence[Begun | Ended]:
-        return self._look() if self.asking.wait(timeout_s) else []
+        return self._poll() if self.asking.wait(timeout_s) else []
 
     def wake(self) -> None:
         self.asking.wake()
 
-    def _look(self) -> News:
+    def _poll(self) -> News:
         """Query the cluster, and return what changed."""
         raise NotImplementedError
 
@@ -212,7 +212,7 @@ def is_alive(files: RunFiles) -> bool:
     return bool(readable(is_held, files.lock))
 
 
-def where_to_look(files: RunFiles) -> str:
+def output_hint(files: RunFiles) -> str:
     """Return where to look if a worker wrote no record; otherwise ""."""
     names = names_in(files.directory)
     if files.attempts.name in names:

@@ -35,7 +35,7 @@ from retrain.records.files import open_log, readable
 from retrain.records.layout import RunFiles, own_temporary_folder
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-LEASE_LOOK_S = 1.0  # how often a lease is checked, which cannot be waited on
+LEASE_POLL_S = 1.0  # how often a lease is checked, which cannot be waited on
 
 
 def open_launcher(assignment: Assignment) -> LocalLauncher:
@@ -184,7 +184,7 @@ def _wait_for_lock(lock: Path) -> None:
                 file.lock(shared=True)
             if not is_held(lock):
                 return
-            time.sleep(LEASE_LOOK_S)  # held by a lease on another machine, whose lock does not show here
+            time.sleep(LEASE_POLL_S)  # held by a lease on another machine, whose lock does not show here
 
 
 @dataclass(frozen=True, slots=True)

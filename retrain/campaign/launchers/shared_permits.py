@@ -27,7 +27,7 @@ from retrain.records.layout import CampaignFiles
 SHARED = "shared"
 NO_LINE = "\n\r\0"  # text after the first two would be a separate line and command
 MODULE = "retrain.campaign.launchers.shared_permits"  # what each node runs
-LOOK_S = 2.0  # between two queries to the cluster
+POLL_S = 2.0  # between two queries to the cluster
 PROOF_S = 600.0  # how long to wait for two nodes
 INSTEAD = 'use permits = "split", which needs no locks, or resume to test again'
 PATIENCE_S = 120.0  # how long a network file system may take to show a new file
@@ -126,7 +126,7 @@ class LockTest:
         try:
             self.start()
             while problem is None:
-                if rest(LOOK_S) or asked_to_stop(files) > 0:
+                if rest(POLL_S) or asked_to_stop(files) > 0:
                     return None
                 failure = self.failure()  # before the answer is read, because it may come in between
                 problem = self._verdict()

@@ -127,7 +127,7 @@ class RecordsFollower(EventLines):
                 self.notice(text)
                 continue
             with suppress(ConfigError, RecordsError):  # it may be there at the next look
-                for campaign in self.watcher.look().campaigns if self.watcher else ():
+                for campaign in self.watcher.refresh().campaigns if self.watcher else ():
                     self.show(campaign)
 
     @abstractmethod

@@ -36,7 +36,7 @@ from retrain.results.status.watch import View, Watcher
 QUIT_KEYS = (b"q", b"Q")
 SHARE = 0.015  # of one core: below the 2 % that watching may cost, with room for what is not counted
 SHORTEST_S, LONGEST_S = 0.5, 10.0
-_KEPT = 0.7  # of the earlier cost in the average: one slow look does not make the view sluggish
+_KEPT = 0.7  # of the earlier cost in the average: one slow refresh does not make the view sluggish
 PROGRESS_EVERY = 0.1  # of a campaign's steps: a line for each tenth
 
 
@@ -113,30 +113,30 @@ def _has_keys() -> bool:
 
 @dataclass
 class RefreshInterval:
-    """How long a thread rests between two looks: in proportion to what a look costs."""
+    """How long a thread rests between two refreshes: in proportion to what one costs."""
 
     _cost_s: float = 0.0
-    _looks: int = 0
+    _refreshes: int = 0
     _began_s: float = field(default_factory=time.thread_time)
 
     def rest_s(self) -> float:
         """Return how long to rest now, from the processor's time since this was last asked."""
         now_s = time.thread_time()
         spent_s, self._began_s = now_s - self._began_s, now_s
-        self._looks += 1
-        if self._looks == 1:  # the first look reads everything and tells nothing of the next
+        self._refreshes += 1
+        if self._refreshes == 1:  # the first one reads everything and tells nothing of the next
             return SHORTEST_S
-        self._cost_s = spent_s if self._looks == 2 else spent_s * (1 - _KEPT) + self._cost_s * _KEPT
+        self._cost_s = spent_s if self._refreshes == 2 else spent_s * (1 - _KEPT) + self._cost_s * _KEPT
         return min(LONGEST_S, max(SHORTEST_S, self._cost_s / SHARE))
 
 
 def watch_on_screen(log_dir: Path, console: Console) -> int:
     """Show a directory until the user quits; return the exit code: 0 after `q`, 130 after a signal."""
     watcher, glyphs = Watcher(log_dir), glyphs_for(console)
-    view = watcher.look()  # before the screen is taken, so that an error is visible
+    view = watcher.refresh()  # before the screen is taken, so that an error is visible
     with contextlib.closing(Inbox(has_screen=True)) as inbox:
         while True:
-            asked = _show(watcher.look, view, str(log_dir), console, glyphs, inbox)
+            asked = _show(watcher.refresh, view, str(log_dir), console, glyphs, inbox)
             if asked is not Asked.SUSPEND:
                 return EXIT_DONE if asked is Asked.QUIT else EXIT_INTERRUPTED
             os.kill(os.getpid(), signal.SIGSTOP)  # the screen is restored; continues after `fg`
@@ -152,7 +152,7 @@ def glyphs_for(console: Console) -> Glyphs:
 
 
 def _show(
-    look: Callable[[], View], view: View, where: str, console: Console, glyphs: Glyphs, inbox: Inbox
+    refresh: Callable[[], View], view: View, where: str, console: Console, glyphs: Glyphs, inbox: Inbox
 ) -> Asked:
     """Take the screen and keep it up to date until a key or signal; then restore the terminal."""
     interval, shown = RefreshInterval(), None
@@ -168,7 +168,7 @@ def _show(
             asked = inbox.wait(interval.rest_s())
             if asked not in (Asked.NOTHING, Asked.REDRAW):
                 return asked
-            view = look()
+            view = refresh()
     return Asked.STOP
 
 
@@ -189,7 +189,7 @@ def watch_as_lines(log_dir: Path, show: Callable[[View], None]) -> int:
     watcher, interval = Watcher(log_dir), RefreshInterval()
     with contextlib.closing(Inbox(has_screen=False)) as inbox:
         while True:
-            view = watcher.look()
+            view = watcher.refresh()
             show(view)
             sys.stdout.flush()
             if not any(c.status.state == "running" for c in view.campaigns):

@@ -50,7 +50,7 @@ from retrain.control.semaphore.wait_queue import Deadline, WaitQueue, WakeupList
 
 __all__ = ["FileSemaphore", "Holder", "SemaphoreState", "lock_sharing_problem"]
 
-LOOK_AGAIN_S = 0.02  # a wake-up may be missed; a permit must be free within 50 ms of its holder's death
+FIRST_POLL_S = 0.02  # a wake-up may be missed; a permit must be free within 50 ms of its holder's death
 FOLLOWED = 64  # holders whose death wakes the watcher at once; each needs an open file
 # File systems that cannot count permits, because their locks are not shared or not reliable.
 _NETWORK = "locks there depend on a lock service that can forget them, or keep a dead host's locks forever"
@@ -250,7 +250,7 @@ class FileSemaphore:
             while (slot := slots.take()) is None:
                 if (left_s := deadline.left_s()) <= 0:
                     return None
-                listener.wait(min(left_s, LOOK_AGAIN_S))
+                listener.wait(min(left_s, FIRST_POLL_S))
             return slot
 
 

@@ -31,7 +31,7 @@ from retrain.plugins.environments.episode import (
 
 GRACE_S = 2.0  # for a busy machine
 BLOCKED = "something blocked the event loop of its coroutines"
-LOOK_S, SLICE_S = 1.0, 0.1  # between looks at the loop, and at one that does not answer
+POLL_S, SLICE_S = 1.0, 0.1  # between two checks of the loop, and at one that does not answer
 MOMENT_S = 0.05  # between moments at which busy time is written down
 KEPT = 20_000  # of these moments: some 17 minutes
 HELD_UP_S, HELD_UP_FRACTION = 0.1, 0.02  # of a limit: so much decides nothing
@@ -133,7 +133,7 @@ class CoroutineLoop:
                 elif time.monotonic() - since_s > self._limit_s + GRACE_S:
                     self._leave(running)
                     break
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     def _leave(self, blocking: asyncio.Task[Any] | None) -> None:
         left, self._loop = self._loop, self._new_loop()

@@ -113,7 +113,7 @@ class InTurn:
         loop = asyncio.get_running_loop()
         self._running, self._waiting = _Batch(self._waiting, loop), []
         self._batches.put((self._running, self._finish))
-        self._timer = loop.call_later(self._slow_s, self._look, self._running)
+        self._timer = loop.call_later(self._slow_s, self._check_progress, self._running)
 
     def _finish(self, batch: _Batch) -> None:
         if batch is self._running:
@@ -128,7 +128,7 @@ class InTurn:
         for call, result in zip(batch.calls, batch.results, strict=False):  # those that were made
             call.deliver(result)
 
-    def _look(self, batch: _Batch) -> None:
+    def _check_progress(self, batch: _Batch) -> None:
         """Leave the thread alone with a call that is slow; the calls after it go to another."""
         if batch is not self._running:
             return
@@ -138,7 +138,9 @@ class InTurn:
             done = len(batch.results)
             batch.is_left = took_s >= self._slow_s and done < len(batch.calls)
         if not batch.is_left:
-            self._timer = loop.call_later(max(self._slow_s - took_s, SLOW_ONCE_S), self._look, batch)
+            self._timer = loop.call_later(
+                max(self._slow_s - took_s, SLOW_ONCE_S), self._check_progress, batch
+            )
             return
         loop.call_later(self._limit_s - took_s, _give_up, batch, batch.calls[done])
         self._slow_s = self._slow_once_s

@@ -21,7 +21,7 @@ from retrain.records.lines import read_end
 from retrain.records.samples import KeptSample, samples_of
 from retrain.records.text import first_of, plain, plain_lines
 
-LOOK_S = 0.2
+POLL_S = 0.2
 _LONGEST_LINE = 2000
 SHOWN_RUNS = 10
 Which = Literal["", "best", "worst", "ties"]
@@ -126,7 +126,7 @@ def follow(path: Path, count: int, is_over: Callable[[], bool]) -> Iterator[str]
                 yield _printable(rest)
             return
         if not added:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
 
 def _read_from(path: Path, at: int) -> tuple[bytes, int]:

@@ -62,7 +62,7 @@ class WatchedRun:
 
 
 class RunTracker:
-    """The state of one run, brought up to date by `look`."""
+    """The state of one run, brought up to date by `refresh`."""
 
     def __init__(self, files: RunFiles, run_id: str) -> None:
         self._files = files
@@ -78,16 +78,16 @@ class RunTracker:
         self._progress: tuple[Progress | None, str] = (None, "")
         self.now: WatchedRun | None = None
 
-    def look(self, planned: RunEntry, events: list[WatchEvent]) -> WatchedRun:
+    def refresh(self, planned: RunEntry, events: list[WatchEvent]) -> WatchedRun:
         """Bring the row up to date; an unreadable file makes the run unreadable, and is retried."""
         found: list[WatchEvent] = []
         plan = planned.condition, planned.seed, planned.max_steps, planned.config_hash
         is_planned_anew, self._planned = plan != self._planned, plan
         try:
             changed = [
-                self._look_at_state(planned, found, is_planned_anew=is_planned_anew),
-                self._look_at_progress(found),
-                self._metrics.look(found),
+                self._refresh_state(planned, found, is_planned_anew=is_planned_anew),
+                self._refresh_progress(found),
+                self._metrics.refresh(found),
             ]
             if any(changed) or is_planned_anew or self.now is None:
                 progress, problem = (None, "") if self._seen.done else self._progress
@@ -103,7 +103,7 @@ class RunTracker:
             events.append(replace(safe, run_id=self._run_id, name=self.now.row.name))
         return self.now
 
-    def _look_at_state(self, planned: RunEntry, events: list[WatchEvent], *, is_planned_anew: bool) -> bool:
+    def _refresh_state(self, planned: RunEntry, events: list[WatchEvent], *, is_planned_anew: bool) -> bool:
         files = tuple(mark_of(name) for name in self._names)
         is_over = self._seen.state is RunState.DONE and self._marks == (files, False)
         marks = (files, False if is_over else is_held(self._lock))
@@ -122,7 +122,7 @@ class RunTracker:
         at = progress.updated_at if progress and progress.attempt == last.number else last.started_at
         return WatchEvent(at, RunState.DIED, plain(why(self._files, self._seen)))
 
-    def _look_at_progress(self, events: list[WatchEvent]) -> bool:
+    def _refresh_progress(self, events: list[WatchEvent]) -> bool:
         mark = mark_of(self._status_name)
         if self._seen.state is RunState.DONE or mark == self._status_mark:
             return False
@@ -173,8 +173,8 @@ class _MetricsTracker:
         self._last: list[Row] = []
         self.curve = RewardCurve()
 
-    def look(self, events: list[WatchEvent]) -> bool:
-        growth = self._file.look()
+    def refresh(self, events: list[WatchEvent]) -> bool:
+        growth = self._file.read_growth()
         if growth is None:
             return False
         if growth.begins_anew:

@@ -21,7 +21,7 @@ from retrain.results.status import CampaignStatus, campaign_row, runs_of
 from retrain.results.status.tracking import RunTracker, WatchedRun, WatchEvent
 
 REMEMBERED_EVENTS = 200
-IDLE_LOOKS = 10  # an idle campaign is polled less often by this factor
+IDLE_REFRESHES = 10  # an idle campaign is polled less often by this factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,14 @@ class Watcher:
         self._events: deque[WatchEvent] = deque(maxlen=REMEMBERED_EVENTS)
         self._batches: dict[tuple[str, str], WatchEvent] = {}  # the last change of each run's batch
 
-    def look(self) -> View:
+    def refresh(self) -> View:
         """Update everything; raise RecordsError if there is no such directory, or it cannot be listed."""
         for directory in self._new_directories():
             self._campaigns[directory.name] = _CampaignTracker(directory)
         campaigns, added = [], []
         for tracker in sorted(self._campaigns.values(), key=lambda tracker: by_start(tracker.directory)):
             events: list[WatchEvent] = []
-            campaigns.append(tracker.look(events))
+            campaigns.append(tracker.refresh(events))
             added += [replace(event, campaign=campaigns[-1].status.id) for event in events]
         added.sort(key=attrgetter("at"))
         for event in added:
@@ -98,11 +98,11 @@ class _CampaignTracker:
         self._until_next = 0
         self._now: WatchedCampaign | None = None
 
-    def look(self, events: list[WatchEvent]) -> WatchedCampaign:
+    def refresh(self, events: list[WatchEvent]) -> WatchedCampaign:
         self._until_next -= 1
         if self._now is None or self._until_next <= 0 or self._has_stirred():
-            self._now = self._look_closely(events)
-            self._until_next = 1 if self._now.status.state == "running" else IDLE_LOOKS
+            self._now = self._read_changes(events)
+            self._until_next = 1 if self._now.status.state == "running" else IDLE_REFRESHES
         return self._now
 
     def _has_stirred(self) -> bool:
@@ -111,17 +111,17 @@ class _CampaignTracker:
         except RecordsError:
             return True
 
-    def _look_closely(self, events: list[WatchEvent]) -> WatchedCampaign:
+    def _read_changes(self, events: list[WatchEvent]) -> WatchedCampaign:
         problems: list[str] = []
         seen: list[WatchedRun] = []
         try:
-            self._look_at_manifest()
+            self._refresh_manifest()
             events += self._new_notices()
             problems += self._manifest_problems
             for files, entry in runs_of(self._files, self._manifest, problems):
                 if entry.run_id not in self._trackers:
                     self._trackers[entry.run_id] = RunTracker(files, entry.run_id)
-                seen.append(self._trackers[entry.run_id].look(entry, events))
+                seen.append(self._trackers[entry.run_id].refresh(entry, events))
         except RecordsError as error:
             problems.append(str(error))
         status = campaign_row(self._files, self._manifest, tuple(run.row for run in seen), problems)
@@ -131,14 +131,14 @@ class _CampaignTracker:
             return self._now
         return WatchedCampaign(status, runs)
 
-    def _look_at_manifest(self) -> None:
+    def _refresh_manifest(self) -> None:
         mark = mark_of(str(self._files.manifest))
         if mark != self._manifest_mark:
             self._manifest_problems, self._manifest_mark = [], mark
             self._manifest = readable(read_manifest, self._files.manifest, self._manifest_problems.append)
 
     def _new_notices(self) -> Iterator[WatchEvent]:
-        growth = self._notices.look()
+        growth = self._notices.read_growth()
         for notice in map(parse_notice, growth.lines if growth else ()):
             if notice is not None:
                 yield WatchEvent(plain(notice.at), "notice", plain(notice.text))

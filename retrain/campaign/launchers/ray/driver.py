@@ -34,7 +34,7 @@ from retrain.records.text import plain
 
 T = TypeVar("T")
 
-LOOK_S = 1.0
+POLL_S = 1.0
 MOST_LIVES = 4  # of one run without an orchestrator: the run itself may be killing its nodes
 HOST = "127.0.0.1" if sys.platform == "darwin" else "127.0.0.2"  # of its own Ray; on Linux it replaces .1
 MEMORY = 80_000_000  # bytes of its object store, which no run uses
@@ -116,7 +116,7 @@ class Driver:
     def drive(self) -> None:
         """Work until all runs are over, or another driver is in charge and the tasks have ended."""
         _patiently(self._take_over)
-        while _patiently(self._look):
+        while _patiently(self._poll):
             pass
 
     def _take_over(self) -> None:
@@ -128,7 +128,7 @@ class Driver:
                 self._home.stop(event, now=False)  # its worker may outlive the driver that submitted it
                 self._write(replace(event, what=LOST, why="with the driver that submitted it to Ray"))
 
-    def _look(self) -> bool:
+    def _poll(self) -> bool:
         """Follow the orders; return whether there is, or may be, more to do."""
         orders, wish = self._home.orders(), max(self._wish, asked_to_stop(self._files))
         is_in_charge = orders.driver == self._number
@@ -141,7 +141,7 @@ class Driver:
         may_be_needed = is_in_charge and is_watched and not self._wish
         if not self._tasks and not todo and not may_be_needed:
             return False
-        for handle in self._cluster.wait(list(self._tasks), LOOK_S):
+        for handle in self._cluster.wait(list(self._tasks), POLL_S):
             self._conclude(self._cluster.ended(handle, self._tasks.pop(handle)), is_in_charge)
         return True
 
@@ -206,7 +206,7 @@ def _patiently(work: Callable[[], T]) -> T:
         except RecordsError as error:
             if not may_pass(error):
                 raise
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
 
 @contextmanager

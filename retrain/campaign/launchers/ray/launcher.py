@@ -18,7 +18,7 @@ from retrain.campaign.launchers.cluster import (
     News,
     SubmittedRun,
     is_alive,
-    where_to_look,
+    output_hint,
 )
 from retrain.campaign.launchers.ray import (
     DRIVER,
@@ -171,7 +171,7 @@ class RayLauncher(ClusterLauncher):
 
     # Polling
 
-    def _look(self) -> News:
+    def _poll(self) -> News:
         happened: News = []
         try:
             self._ask()
@@ -211,7 +211,7 @@ class RayLauncher(ClusterLauncher):
         if event.exit_code == EXIT_DONE and not watch.has_arrived():
             return begun
         is_lost = event.what == LOST
-        why = f"Ray says: {event.why}{where_to_look(watch.files)}" if event.why else ""
+        why = f"Ray says: {event.why}{output_hint(watch.files)}" if event.why else ""
         return [*begun, Ended(event.run_id, event.exit_code, why, cut_short=is_lost, is_lost=is_lost)]
 
     def _see_to_driver(self) -> News:
@@ -232,13 +232,13 @@ def _without_driver(watch: SubmittedRun, driver: RayJob | None) -> News:
     if not watch.number or is_alive(watch.files):
         return []
     if driver is None:
-        return [watch.lost(f"Ray no longer knows the campaign's driver{where_to_look(watch.files)}")]
+        return [watch.lost(f"Ray no longer knows the campaign's driver{output_hint(watch.files)}")]
     if driver.status == "STOPPED":
         return [Ended(watch.run_id, None, said_of(driver), taken_back=True)]
     if driver.status == "FAILED":
         with suppress(RecordsError):  # a missing directory or a full disk: reported at the run's end
             write_atomic(watch.files.directory / f"engine-{driver.id}.out", driver.message + "\n")
-    why, is_lost = said_of(driver) + where_to_look(watch.files), driver.error != BY_COMMAND
+    why, is_lost = said_of(driver) + output_hint(watch.files), driver.error != BY_COMMAND
     return [Ended(watch.run_id, None, why, cut_short=is_lost, is_lost=is_lost)]
 
 

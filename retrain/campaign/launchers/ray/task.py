@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-LOOK_S = 1.0  # between checks for a stop request
+POLL_S = 1.0  # between checks for a stop request
 FILE_MODE = 0o600
 PR_SET_PDEATHSIG = 1
 
@@ -45,7 +45,7 @@ def work(script: str, run: str, stop: str) -> int | None:
     try:
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                return worker.wait(LOOK_S)
+                return worker.wait(POLL_S)
             if _is_there(now):
                 os.killpg(worker.pid, signal.SIGKILL)
             elif _is_there(save) and not was_asked:

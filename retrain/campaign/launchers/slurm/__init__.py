@@ -12,7 +12,7 @@ from itertools import groupby
 
 from retrain.base.errors import ClusterDownError, LaunchError
 from retrain.campaign.launchers import Assignment, Ended
-from retrain.campaign.launchers.cluster import ClusterLauncher, News, SubmittedRun, names_in, where_to_look
+from retrain.campaign.launchers.cluster import ClusterLauncher, News, SubmittedRun, names_in, output_hint
 from retrain.campaign.launchers.shared_permits import SHARED, workers_at_a_time
 from retrain.campaign.launchers.slurm import commands
 from retrain.campaign.launchers.slurm.commands import LOST, SlurmTask, array_of, held_back, parse
@@ -196,7 +196,7 @@ class SlurmLauncher(ClusterLauncher):
             self.asking.asked()
         return read_queue(tasks, names, lambda task: is_script(task, self._script))
 
-    def _look(self) -> News:
+    def _poll(self) -> News:
         try:
             self._seen = self._ask()
         except ClusterDownError as error:
@@ -271,7 +271,7 @@ def _has_started(watch: SubmittedRun) -> bool:
 def _end_of(watch: SubmittedRun, task: SlurmTask) -> Ended:
     by_hand, is_lost = task.state == "CANCELLED", task.state in LOST
     reason = f" ({task.reason})" if task.reason not in ("None", "") else ""
-    unseen = "" if by_hand else where_to_look(watch.files)
+    unseen = "" if by_hand else output_hint(watch.files)
     why = f"Slurm ended task {task.label}: {task.state}{reason}{unseen}"
     return Ended(watch.run_id, None, why, cut_short=not by_hand, is_lost=is_lost, taken_back=by_hand)
 

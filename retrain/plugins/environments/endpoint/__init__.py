@@ -39,8 +39,8 @@ LONGEST_LENGTH = 12  # digits of a Content-Length; a longer one is no length of 
 IDLE_S = 120.0  # after which a connection without a request is closed
 MOST_STRANGERS = 64  # connections whose key has not come yet; further ones wait to be accepted
 STRANGER_S = 5.0  # until the key comes
-LOOK_S = 0.5  # after which a client that waits is looked after
-POLL_S = 0.05  # of the thread that serves, to see that it should end
+POLL_S = 0.5  # after which a client that waits is looked after
+SERVE_POLL_S = 0.05  # of the thread that serves, to see that it should end
 JSON, STREAM = "application/json", "text/event-stream; charset=utf-8"
 # by address: the form of a request, what samples the turn that it asks for, and what writes the answer
 POSTED: Mapping[str, tuple[type[Any], Callable[..., Coroutine[Any, Any, Any]], Callable[..., bytes]]] = {
@@ -55,7 +55,7 @@ class Endpoint:
     def __init__(self) -> None:
         self._server = _Server(("127.0.0.1", 0), _Handler)
         serve = self._server.serve_forever
-        self._thread = threading.Thread(target=serve, args=(POLL_S,), name="endpoint", daemon=True)
+        self._thread = threading.Thread(target=serve, args=(SERVE_POLL_S,), name="endpoint", daemon=True)
         self._thread.start()
 
     @property
@@ -95,13 +95,13 @@ class _Server(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._change:
             while len(self._strangers) >= MOST_STRANGERS:
-                self._change.wait(POLL_S)
+                self._change.wait(SERVE_POLL_S)
                 self._expire()
             self._strangers[request] = time.monotonic() + STRANGER_S
         super().process_request(request, client_address)
 
     def service_actions(self) -> None:
-        """Close connections whose key did not come in time; called every `POLL_S`."""
+        """Close connections whose key did not come in time; called every `SERVE_POLL_S`."""
         with self._change:
             self._expire()
 
@@ -169,7 +169,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _turn(self, sampled: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
         """Return a sampled turn; CancelledError if the episode ends or the client leaves."""
         turn = asyncio.run_coroutine_threadsafe(sampled, loop)
-        while not wait([turn], LOOK_S).done:
+        while not wait([turn], POLL_S).done:
             if self._has_left():
                 turn.cancel()  # so that a retry continues the same conversation
         return turn.result()

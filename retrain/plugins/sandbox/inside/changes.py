@@ -38,19 +38,19 @@ class Uses:
         written = {name for name, values in self.values.items() if all(map(_is_literal, values))}
         self.written = written - self.otherwise
         self.given = {one.id for one in _names([*chain.from_iterable(map(self._gives, nodes))])}
-        looked_at = set(map(id, _names([*chain.from_iterable(map(self._looks, nodes))])))
+        inspected = set(map(id, _names([*chain.from_iterable(map(self._inspected, nodes))])))
         # what the program gets nowhere, by whatever call
-        self.constant = self.written - {one.id for one in self.loads if id(one) not in looked_at}
+        self.constant = self.written - {one.id for one in self.loads if id(one) not in inspected}
         self.fine: set[int] = set()  # uses of names
         for node in nodes:
-            self._look_at(node)
+            self._inspect(node)
 
     def changeable(self) -> frozenset[str]:
         """Return the names of arguments that may be changed."""
         found = (self.written & self.given) - {one.id for one in self.loads if id(one) not in self.fine}
         return frozenset(() if any(one.id in DYNAMIC for one in self.loads) else found)
 
-    def looks(self) -> set[int]:
+    def inspections(self) -> set[int]:
         """Return the lines of assertions that compare names with data that tests write out."""
         found: set[int] = set()
         for node in ast.walk(self._tree):
@@ -69,15 +69,15 @@ class Uses:
             return [*node.args, *node.keywords]
         return []
 
-    def _looks(self, node: ast.AST) -> Iterator[ast.expr]:
-        """Iterate over a node's parts that only look at data."""
+    def _inspected(self, node: ast.AST) -> Iterator[ast.expr]:
+        """Iterate over a node's parts that only read data."""
         if isinstance(node, ast.Assert) and node.msg:
             yield node.msg
         yield from filter(self._only_reads, _compared(node))
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "len" and self._only_reads(node):
             yield node
 
-    def _look_at(self, node: ast.AST) -> None:
+    def _inspect(self, node: ast.AST) -> None:
         if isinstance(node, ast.Assert) and node.msg:
             self.fine.update(map(id, _names([node.msg])))
         if isinstance(node, ast.Expr | ast.Assign):

@@ -75,10 +75,10 @@ def run(reads: int, writes: int, source: str, tests: str, *, changes_all: bool =
     tree = ast.parse(tests)
     names = Names(peer, tests, tree)
     names[changes.MARK] = peer.may_change
-    looks: set[int] = set()
+    inspections: set[int] = set()
     if len(tests) <= changes.LONGEST:
         uses = changes.Uses(tree)
-        looks = uses.looks()
+        inspections = uses.inspections()
         tree = changes.Marks(uses.changeable()).visit(tree)
     reading.watch(peer, tree)
     missing = reading.missing_modules(tree)
@@ -99,7 +99,7 @@ def run(reads: int, writes: int, source: str, tests: str, *, changes_all: bool =
     except SystemExit as error:
         passed = is_good_end(error, good_end)
     except BaseException as error:  # noqa: BLE001 - also an end of the program
-        if peer.hides_changes and looks.intersection(lines_of(error)):
+        if peer.hides_changes and inspections.intersection(lines_of(error)):
             peer.doubt = peer.doubt or "a function of the program changed an argument, and returned something"
         if isinstance(error, ImportError) and "_retrain_number" not in vars(error):
             missing = missing or reading.failed_import(error, tests)

@@ -28,7 +28,7 @@ from retrain.plugins.sandbox.inside import confine, jobs
 MESSAGE_BYTES = 1 << 16
 STOP, STARTED = b"stop", b"{}"
 CLEANUP_S = 20.0
-LOOK_S = 0.05  # between looks at a program's folder
+POLL_S = 0.05  # between two checks of a program's folder
 MOST_FILES = 8192
 UNTOUCHED_BYTES = 64 << 20  # of its memory, which a program that ran out of it may not have used
 
@@ -183,7 +183,7 @@ class Watch:
     ) -> None:
         self._program, self._folder = program, folder
         self._deadline = time.monotonic() + limits["seconds"]
-        self._look_at = time.monotonic() + LOOK_S
+        self._poll_at_s = time.monotonic() + POLL_S
         self._wakes, self._listeners = wakers[0], listeners
         self._poll = select.poll()
         for fd in (*wakers, *listeners):
@@ -197,8 +197,8 @@ class Watch:
             left_s = self._deadline - time.monotonic()
             if left_s <= 0:
                 return False
-            ready = self._poll.poll(1000 * (min(left_s, LOOK_S) if self._folder else left_s))
-            if any(self._ends(fd, event) for fd, event in ready) or self._looks_full():
+            ready = self._poll.poll(1000 * (min(left_s, POLL_S) if self._folder else left_s))
+            if any(self._ends(fd, event) for fd, event in ready) or self._is_full():
                 return True
         return True
 
@@ -214,13 +214,13 @@ class Watch:
             self._poll.unregister(fd)
         return False
 
-    def _looks_full(self) -> bool:
+    def _is_full(self) -> bool:
         """Look at the folder from time to time, seldom if that takes long."""
         began = time.monotonic()
-        if began < self._look_at:
+        if began < self._poll_at_s:
             return False
         is_full = self.is_full()
-        self._look_at = time.monotonic() + max(LOOK_S, 10 * (time.monotonic() - began))
+        self._poll_at_s = time.monotonic() + max(POLL_S, 10 * (time.monotonic() - began))
         return is_full
 
     def is_full(self) -> bool:
