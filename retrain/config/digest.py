@@ -15,7 +15,7 @@ from typing import Any
 from retrain.base.errors import ConfigError
 from retrain.config.files import contents_of, mapped
 from retrain.config.keys import Table, Tables, keys_of, table_at
-from retrain.config.resolve import SECTIONS, as_tables, build, values_of
+from retrain.config.resolve import SECTIONS, as_tables, build, deciding_keys, values_of
 from retrain.config.schema import Config
 from retrain.config.versions import as_meant
 
@@ -58,8 +58,8 @@ def _deciding(config: Config, known: Mapping[str, str]) -> Tables:
 
     return {
         f"{section}.{key.name}": mapped(value, f"{section}.{key.name}", key.path, normal)
-        for section, key, value in values_of(config)
-        if key.affects == "result" and value != key.first_default
+        for section, key, value in values_of(config, deciding_keys)
+        if value != key.first_default
     }
 
 
@@ -113,10 +113,8 @@ def laid_over(recorded: Tables, planned: Config, contents: Mapping[str, str]) ->
     Files of the same name are the plan's: they may have moved.
     """
     tables = as_tables(planned)
-    for section, key, now in values_of(planned):
+    for section, key, now in values_of(planned, deciding_keys):
         old = recorded.get(section, {})
-        if key.affects != "result":
-            continue
         if key.name in old:
             tables[section][key.name] = _moved(old[key.name], now, f"{section}.{key.name}", contents)
         else:  # absent, or not a key then

@@ -10,14 +10,15 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from retrain.base.errors import ConfigError, Problem
 from retrain.config.adapters import weights_of
-from retrain.config.keys import Tables, keys_of, quote
-from retrain.config.resolve import RUN_SECTIONS, SECTIONS, as_tables, build, values_of
+from retrain.config.keys import Table, Tables, keys_of, quote
+from retrain.config.resolve import RUN_SECTIONS, SECTIONS, build, naming_keys, values_of
 from retrain.config.schema import Config
 
 LARGEST_WHOLE = 256 * 2**20  # bytes; of a larger file (weights) only samples are read, to start quickly
@@ -105,11 +106,15 @@ def _whole(path: Path) -> str:
 
 def with_absolute_paths(config: Config) -> Config:
     """Return a configuration with absolute paths, so that its run can resume from any directory."""
-    tables = as_tables(config)
-    for section, key, value in values_of(config):
-        if value is not None and (key.path or isinstance(value, dict | list)):
-            tables[section][key.name] = mapped(value, key.name, key.path, _absolute)
-    return build(Config, tables)
+    changes: dict[str, Table] = {}
+    for section, key, value in values_of(config, naming_keys):
+        if value is not None and (absolute := mapped(value, key.name, key.path, _absolute)) != value:
+            changes.setdefault(section, {})[key.name] = absolute
+    sections = {
+        name: build(SECTIONS[name], {**vars(getattr(config, name)), **table})
+        for name, table in changes.items()
+    }
+    return replace(config, **sections)
 
 
 def found_below(tables: Any, project: Path) -> Any:
@@ -194,8 +199,8 @@ def _files(config: Config) -> dict[str, str]:
         if path := weights_of(named) if kind == "adapter" and named else named:
             found[key] = str(path)
 
-    for section, key, value in values_of(config):
-        if key.affects == "result" and (key.path or isinstance(value, dict | list)):
+    for section, key, value in values_of(config, naming_keys):
+        if key.affects == "result":
             mapped(value, f"{section}.{key.name}", key.path, note)
     return found
 

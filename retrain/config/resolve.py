@@ -7,9 +7,9 @@ import dataclasses
 import hashlib
 import re
 import unicodedata
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any, TypeVar, cast, get_args, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from retrain.config.campaign import CampaignSection, ConditionSection, EvalSection
 from retrain.config.flow import overlapping
@@ -90,18 +90,21 @@ def merge(base: Tables, overrides: Tables) -> Table:
 
 
 def resolve(config: Config, condition: ConditionSection | None, seed: int) -> Config:
-    """Return the configuration of one run: no campaign, its own seed, every value explicit."""
-    sections = {name: getattr(config, name) for name in SECTIONS if name not in ("campaign", "decision")}
-    tables = {name: dict(vars(section)) for name, section in sections.items() if section is not None}
+    """Return the configuration of one run: no campaign, its own seed, every value explicit.
+
+    Sections that nothing overrides are the file's own, so that those of thousands of conditions are one.
+    """
+    changes = overrides_of(vars(condition)) if condition is not None else {}
+    if condition is not None and config.rate_limiter.max_staleness == 0:
+        changes = overlapping(changes)
+    training = {**changes.get("training", {}), "seed": seed}
     if config.campaign is not None and config.campaign.max_steps is not None:
-        tables["training"]["max_steps"] = config.campaign.max_steps
-    if condition is not None:
-        overrides = overrides_of(vars(condition))
-        if config.rate_limiter.max_staleness == 0:
-            overrides = overlapping(overrides)
-        tables = merge(tables, overrides)
-    tables["training"] = {**tables["training"], "seed": seed}
-    return build(Config, tables)
+        training = {"max_steps": config.campaign.max_steps, **training}
+    sections = {
+        name: build(SECTIONS[name], merge(vars(getattr(config, name)), table))
+        for name, table in {**changes, "training": training}.items()
+    }
+    return dataclasses.replace(config, campaign=None, decision=None, **sections)
 
 
 def as_played(config: Config, table: EvalSection) -> Config:
@@ -128,11 +131,32 @@ def _built(kind: Any, value: Any) -> Any:
     return build(kind, value) if isinstance(value, dict) else value
 
 
-def values_of(config: Config) -> Iterator[tuple[str, Key, Any]]:
-    """Iterate over the keys of a configuration: section, key, value."""
+@cache
+def deciding_keys(kind: Any) -> tuple[Key, ...]:
+    """Return the keys of a table that can change a run's result."""
+    return tuple(key for key in keys_of(kind).values() if key.affects == "result")
+
+
+@cache
+def naming_keys(kind: Any) -> tuple[Key, ...]:
+    """Return the keys of a table that may name files: those that say so, and those of tables and lists."""
+    hints = {name: (hint, *get_args(hint)) for name, hint in hints_of(kind).items()}
+    compound = {
+        name
+        for name, kinds in hints.items()
+        if any(get_origin(one) in (dict, list) or dataclasses.is_dataclass(one) for one in kinds)
+    }
+    return tuple(key for name, key in keys_of(kind).items() if key.path or name in compound)
+
+
+def values_of(
+    config: Config, keys: Callable[[Any], Iterable[Key]] = lambda kind: keys_of(kind).values()
+) -> Iterator[tuple[str, Key, Any]]:
+    """Iterate over the keys of a configuration, or over some of each table's: section, key, value."""
     for section, kind in SECTIONS.items():
         if (table := getattr(config, section)) is not None:
-            yield from ((section, key, _plain(getattr(table, key.name))) for key in keys_of(kind).values())
+            for key in keys(kind):
+                yield section, key, _plain(getattr(table, key.name))
 
 
 def as_tables(config: Config) -> Table:

@@ -117,10 +117,8 @@ def planned_runs(config: Config, drawn_seed: int | None, added_seeds: int = 0) -
 
 def _conditions(config: Config) -> list[tuple[str, Config]]:
     """Resolve every condition, except for its seed, by name."""
-    found: Sequence[ConditionSection | None] = (config.campaign and config.campaign.conditions) or [None]
-    if config.campaign is not None:  # without all others, which would be copied for each
-        config = dataclasses.replace(config, campaign=dataclasses.replace(config.campaign, conditions=None))
-    resolved = [(condition, resolve(config, condition, seed=0)) for condition in found]
+    conditions: Sequence[ConditionSection | None] = (config.campaign and config.campaign.conditions) or [None]
+    resolved = [(condition, resolve(config, condition, seed=0)) for condition in conditions]
     return [(_name(condition, base), base) for condition, base in resolved]
 
 
