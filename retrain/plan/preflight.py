@@ -116,6 +116,8 @@ def _readable_problems(config: Config) -> Iterator[Problem]:
         registry.ask("sandbox", name, "readable_paths") or () for name in sandboxes
     )
     folders = {Path(path).resolve(): path for path in readable}
+    if not folders:
+        return
     held = {
         "the working directory": Path.cwd(),
         "[logging].log_dir": Path(config.logging.log_dir),
@@ -143,6 +145,8 @@ def _sandbox_of_tools(config: Config) -> Iterator[tuple[str, Tables, Location]]:
 
 def _trained_on(config: Config, tasks: Tasks) -> Iterator[str]:
     """Iterate over warnings of evaluations that ask what the run is trained on."""
+    if not config.eval.tables:
+        return
     trained = {(prompt.text, prompt.messages) for prompt in tasks.of(config).train}
     for table in config.eval.tables:
         asked = tasks.asked(table, config)

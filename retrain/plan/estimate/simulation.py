@@ -12,6 +12,7 @@ import random
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
+from operator import add
 from typing import TypeAlias
 
 from retrain.plan.estimate.bootstrap import Bootstrap, DrawnRun, Tail
@@ -80,17 +81,22 @@ class Simulation:
 
     def _makespan_s(self, costs: Sequence[StepCost], jobs: Sequence[DrawnRun]) -> float:
         """Simulate one campaign: with a queue for permits step by step, else in seconds."""
-        how, queue = self._workload.launching, self._queue
-        runs = [self._phases(job, costs, is_started=i < self._started) for i, job in enumerate(jobs)]
+        how, queue, started = self._workload.launching, self._queue, self._started
+        is_orderly = queue is None and not how.stagger_s and started <= how.workers
+        if is_orderly and all(len(job.attempts) == 1 for job in jobs):
+            outside_s = [how.closing_s] * started + [how.startup_s + how.closing_s] * (len(jobs) - started)
+            steps_s = (job.attempts[0] * costs[job.condition].seconds for job in jobs)
+            return packed_s([*map(add, outside_s, steps_s)], how)
+        runs = [self._phases(job, costs, is_started=i < started) for i, job in enumerate(jobs)]
         if queue is None:
-            return makespan_s(runs, how, lambda counts: (how.crowding.of(counts[0]),), 1, self._started)
+            return makespan_s(runs, how, lambda counts: (how.crowding.of(counts[0]),), 1, started)
         wait_among = cache(partial(queue.wait_s, costs))  # the same runs are active again and again
 
         def pace(counts: Sequence[int]) -> Sequence[float]:
             wait_s, times = wait_among(tuple(counts[:-1])), how.crowding.of(sum(counts))
             return [*(times * cost.seconds + (wait_s if cost.permit_s else 0.0) for cost in costs), times]
 
-        return makespan_s(runs, how, pace, len(costs) + 1, self._started)
+        return makespan_s(runs, how, pace, len(costs) + 1, started)
 
     def _work_s(self, costs: Sequence[StepCost], jobs: Sequence[DrawnRun]) -> float:
         """Return how long one campaign's attempts take one after the other, without waits."""
@@ -121,6 +127,24 @@ class Simulation:
         most = min(how.workers, len(runs))
         queue = PermitQueue(costs, how.permits, order, most, ratios, self._rng, how.crowding)
         return queue if queue.can_wait else None
+
+
+def packed_s(works_s: Sequence[float], how: Launching) -> float:
+    """Return when the last run ends, of runs that never fail and start in order on the next free worker.
+
+    `works_s` is what each takes alone. Until the last one starts, all workers keep one pace: only ends count.
+    """
+    ends = list(works_s[: how.workers])  # of the runs alive, in seconds of work alone
+    heapq.heapify(ends)
+    done_s = 0.0
+    for work_s in works_s[how.workers :]:
+        done_s = ends[0]
+        heapq.heapreplace(ends, done_s + work_s)
+    now_s = how.crowding.of(len(ends)) * done_s
+    for ended, end_s in enumerate(sorted(ends)):
+        now_s += how.crowding.of(len(ends) - ended) * (end_s - done_s)
+        done_s = end_s
+    return now_s
 
 
 def makespan_s(
