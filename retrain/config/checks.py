@@ -172,12 +172,16 @@ def plugin_problems(
         return
     if params is None or not (params or registry.may_lack_keys(kind, name)):
         return
-    wrong = registry.problems_with_params(kind, name, params)
-    if not wrong and draft.plugin_problems is not None:
-        asked = repr((kind, name, params, draft.config.data.seed))
-        if asked not in draft.plugin_problems:  # conditions have most of their plugins in common
-            draft.plugin_problems[asked] = _plugin_problems(kind, name, params, draft.config.data.seed)
-        wrong = draft.plugin_problems[asked]
+    if draft.plugin_problems is None:
+        wrong = registry.problems_with_params(kind, name, params)
+    else:
+        seed = draft.config.data.seed
+        checked = repr((kind, name, params, seed))
+        if checked not in draft.plugin_problems:  # conditions have most of their plugins in common
+            draft.plugin_problems[checked] = registry.problems_with_params(
+                kind, name, params
+            ) or _plugin_problems(kind, name, params, seed)
+        wrong = draft.plugin_problems[checked]
     yield from (problem.below(*(params_at if problem.where else at)) for problem in wrong)
 
 

@@ -67,6 +67,8 @@ class Draft:
 
     def is_sound(self, *keys: str) -> bool:
         """Whether keys have no problems by themselves; a table's name stands for all of its keys."""
+        if not self.mistakes:
+            return True
         wrong = [".".join(map(str, mistake.where)) + "." for mistake in self.mistakes]
         return not any(
             one.startswith(f"{key}.") or f"{key}.".startswith(one) for one in wrong for key in keys
@@ -184,7 +186,7 @@ def _options_with(section: str, name: str) -> str:
     for above, key in PLUGINS:
         if above == section:
             for plugin_name in registry.built_in_names(key.plugin):
-                known = registry.plugin(key.plugin, plugin_name).parameters() or ()
+                known = registry.plugin(key.plugin, plugin_name).parameters or ()
                 if any(parameter.name == name for parameter in known):
                     return f"{section}.{key.params}"
     return ""

@@ -42,6 +42,7 @@ from retrain.config.sweep import (
     Variant,
     conditions,
     expanded,
+    has_sampler,
     stands_in,
     swept_keys,
     table_of,
@@ -104,8 +105,9 @@ def load_types(path: Path, overrides: Sequence[str] = (), proposed: Sequence[Pro
     """Read a file and check only types: for readers of a campaign that already runs from it."""
     raw = with_eval_tables(with_launcher_options(load_tables(path, overrides)))
     wrong = list(check_sweep(raw))
-    drafts = [] if wrong else [draft_of(expanded(raw, proposed))]
-    drafts += [draft for _, draft in _drafts(raw, draft_of, proposed)] if drafts else []
+    listed = [] if wrong else variants(raw, proposed)
+    drafts = [] if wrong else [draft_of(expanded(raw, listed))]
+    drafts += [draft for _, draft in _drafts(raw, listed, proposed, draft_of)]
     wrong += chain.from_iterable(draft.mistakes for draft in drafts)
     if wrong:
         raise ConfigError([f"{path} {problem}" for problem in wrong])
@@ -121,15 +123,16 @@ def load_tables(path: Path, overrides: Sequence[str] = ()) -> Table:
 
 def sets_key(path: Path, overrides: Sequence[str], section: str, key: str) -> bool:
     """Whether a file, one of its conditions or an override sets a key explicitly."""
-    raw = expanded(load_tables(path, overrides))
-    return any(key in table.get(section, {}) for table in (raw, *conditions(raw)))
+    raw = load_tables(path, overrides)
+    is_swept = f"{section}.{key}" in swept_keys(table_of(raw))
+    return is_swept or any(key in table.get(section, {}) for table in (raw, *conditions(raw)))
 
 
 def fixed_keys(path: Path, overrides: Sequence[str], keys: Sequence[str]) -> frozenset[str]:
     """Return those of the keys, as `section.key`, that `--set` cannot change, because other keys decide."""
     raw = load_tables(path, overrides)
     locations: dict[Location, str] = {tuple(key.split(".")): key for key in keys}
-    wrong = _without_effect(raw, variants(raw), frozenset(locations))
+    wrong = _without_effect(raw, frozenset(locations))
     return frozenset(locations[problem.where] for problem in wrong)
 
 
@@ -245,17 +248,21 @@ def parse(
     raw = with_eval_tables(with_launcher_options(with_plain_keys(raw)))
     plugin_problems: PluginProblems | None = {} if try_plugins else None
 
-    def draft(tables: Tables) -> Draft:
-        return draft_of(located(tables, beside) if beside else tables, plugin_problems)
+    def locate(tables: Tables) -> Tables:
+        return located(tables, beside) if beside else tables
 
-    file = draft(raw)
+    def draft(tables: Tables) -> Draft:
+        return draft_of(tables, plugin_problems)
+
+    file = draft(locate(raw))
     sweep = list(check_sweep(raw))
-    drafts = [] if sweep else _drafts(raw, draft, proposed)
+    listed = [] if sweep else variants(raw, proposed)
+    drafts = _drafts(raw, listed, proposed, draft, locate)
     unread = [*launcher, *check_environment_is_named(file, conditions(raw)), *check_eval_tables(file), *sweep]
     found = [*file.mistakes, *unread, *check_campaign(file), *check_logging(file), *check_prices(file)]
     # what every condition replaces must still be right
     found += check_plugins(file, by_name=True) if drafts else check_run(file)
-    found += _without_effect(raw, [variant for variant, _ in drafts], overridden)
+    found += _without_effect(raw, overridden)
     if beside:
         found += input_problems(raw, beside)
     lines = [*map(shown, found)]
@@ -263,9 +270,11 @@ def parse(
     lines += map(shown, _across(file, drafts))
     if lines:
         raise ConfigError(list(_merged(lines)))
-    if not table_of(raw):
+    if file.config.campaign is None or not table_of(raw):
         return file.config
-    return _with_conditions(file.config, draft(expanded(raw, proposed)).config)
+    swept = draft(locate(expanded(raw, listed))).config.campaign
+    campaign = replace(file.config.campaign, conditions=swept.conditions if swept else None)
+    return replace(file.config, campaign=campaign)
 
 
 def _merged(lines: Sequence[str]) -> Iterator[str]:
@@ -283,15 +292,20 @@ def _merged(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _drafts(
-    raw: Tables, draft: Callable[[Tables], Draft], proposed: Sequence[Proposal]
+    raw: Tables,
+    listed: Sequence[Variant],
+    proposed: Sequence[Proposal],
+    draft: Callable[[Tables], Draft],
+    locate: Callable[[Tables], Tables] = lambda tables: tables,
 ) -> list[tuple[Variant, Draft]]:
     """Return the conditions, at each point of the sweep, laid over the file.
 
-    Of ranges from which a sampler has yet to propose points, these are their ends.
+    Of ranges from which a sampler has yet to propose points, these are their ends as well.
     """
-    base, ends = with_default_plugins(raw), (one for one in ends_of(raw) if one not in proposed)
-    found = variants(raw, [*proposed, *ends])
-    return [(one, draft(merge(base, overrides_of(one.table)))) for one in found]
+    ends = [end for end in ends_of(raw) if end not in proposed] if listed else []
+    tried = [*listed, *(variant for variant in variants(raw, ends) if variant.point)] if ends else listed
+    base = locate(with_default_plugins(raw))
+    return [(variant, draft(merge(base, locate(overrides_of(variant.table))))) for variant in tried]
 
 
 def _across(file: Draft, drafts: Sequence[tuple[Variant, Draft]]) -> Iterator[Problem]:
@@ -314,30 +328,23 @@ def _problems_of(
             yield shown(Problem(variant.swept(problem.where) or problem.where, problem.what))
 
 
-def _with_conditions(file: Config, whole: Config) -> Config:
-    """Return a file's configuration with the conditions of another."""
-    if file.campaign is None or whole.campaign is None:
-        return whole
-    return replace(file, campaign=replace(file.campaign, conditions=whole.campaign.conditions))
-
-
-def _without_effect(
-    raw: Tables, various: Sequence[Variant], overridden: frozenset[Location]
-) -> Iterator[Problem]:
+def _without_effect(raw: Tables, overridden: frozenset[Location]) -> Iterator[Problem]:
     """Iterate over overrides that have no effect because another key takes precedence."""
-    campaign, own = table_at(raw, "campaign"), [variant.table for variant in various]
+    campaign, own, swept = table_at(raw, "campaign"), conditions(raw), swept_keys(table_of(raw))
+    drawn = [] if has_sampler(raw) else [tuple(key.split(".")) for key in swept]  # at every point
     for location in sorted(overridden, key=str):
         key = DECIDED_BY_CAMPAIGN.get(".".join(map(str, location)), "")
         if key and campaign.get(key):
             rule = f"campaign.{key} = {quote(campaign[key])}"
             yield Problem(location, f"has no effect, because {rule} decides; set that")
             continue
-        if ".".join(map(str, location)) in swept_keys(table_of(raw)):
+        if ".".join(map(str, location)) in swept:
             what = f"[campaign.sweep] gives its values; set campaign.sweep.{'.'.join(map(str, location))}"
             yield Problem(location, f"has no effect, because {what}")
             continue
         inside = ("training", "max_steps") if location == ("campaign", "max_steps") else location
-        if own and all(stands_in(overrides_of(one), inside) for one in own):
+        is_drawn = any(key[: len(inside)] == inside for key in drawn)
+        if is_drawn or (own and all(stands_in(overrides_of(table), inside) for table in own)):
             what = f"has no effect, because every condition gives its own {place(inside)}"
             yield Problem(location, what)
 

@@ -186,7 +186,7 @@ def _parameters(kind: str, name: str) -> Iterable[tuple[str, dict[str, Any], str
     if kind == "backends":
         yield from _backend_options(name)
         return
-    for parameter in registry.plugin(kind, name).parameters() or ():
+    for parameter in registry.plugin(kind, name).parameters or ():
         yield parameter.name, _value(parameter.annotation), ""
 
 

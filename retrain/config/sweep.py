@@ -103,12 +103,12 @@ def _chosen(
             yield one.number, tables[one.number], {key: one.point[key] for key in swept if key in one.point}
 
 
-def expanded(raw: Tables, proposed: Sequence[Proposal] = ()) -> Tables:
-    """Return tables with a condition for each point of their sweep, which must have no problems."""
+def expanded(raw: Tables, listed: Sequence[Variant]) -> Tables:
+    """Return tables with the conditions that come of their sweep."""
     if not swept_keys(table_of(raw)):
         return raw
     campaign = {key: value for key, value in raw["campaign"].items() if key != "sweep"}
-    return {**raw, "campaign": {**campaign, "conditions": [one.table for one in variants(raw, proposed)]}}
+    return {**raw, "campaign": {**campaign, "conditions": [variant.table for variant in listed]}}
 
 
 def conditions(raw: Tables) -> list[Tables]:

@@ -138,7 +138,7 @@ def _readable_problems(config: Config) -> Iterator[Problem]:
 def _sandbox_of_tools(config: Config) -> Iterator[tuple[str, Tables, Location]]:
     """Return the sandbox of an environment whose policy may run programs."""
     name, options = config.environment.environment, config.environment.options
-    taken = {known.name for known in registry.plugin("environments", name).parameters() or ()}
+    taken = {known.name for known in registry.plugin("environments", name).parameters or ()}
     if taken.issuperset(SANDBOX_KEYS) and PROGRAMS in options.get("tools", [PROGRAMS]):
         yield options.get("sandbox", "auto"), options.get("sandbox_options") or {}, ("environment", "options")
 
@@ -323,7 +323,7 @@ def _sandboxes_named(config: Config) -> Iterator[tuple[str, Tables, Location]]:
     shared = {"sandbox": config.reward.sandbox, "sandbox_options": config.reward.sandbox_options}
     for reward, given, where in _scoring(config):
         for name, params in rewards_of(reward, given):
-            taken = {known.name for known in registry.plugin("rewards", name).parameters() or ()}
+            taken = {known.name for known in registry.plugin("rewards", name).parameters or ()}
             if taken.issuperset(shared):
                 table = params if "sandbox" in params else {**shared, **params}
                 yield table["sandbox"], table.get("sandbox_options") or {}, where

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from retrain.plan.estimate import estimate_makespan, estimate_workload, rule_of_thumb_s
 from retrain.plan.estimate.bootstrap import spread_of
 from retrain.plan.estimate.permit_queue import ClosedQueue
-from retrain.plan.estimate.simulation import makespan_s
+from retrain.plan.estimate.simulation import makespan_s, packed_s
 from retrain.plan.estimate.workload import Crowding, Failures, Launching, Pilot, RunWork, StepCost, Workload
 
 
@@ -254,6 +254,22 @@ def test_the_lower_bound_of_runs_that_fill_all_waves_is_their_time() -> None:
     assert estimate_workload(work).lower_bound_s == estimate_workload(work).p50_s == 2 * (4 + 200 + 1)
     crowded = replace(work, launching=replace(work.launching, crowding=Crowding(((1.0, 1.0), (3.0, 2.0)))))
     assert estimate_workload(crowded).lower_bound_s == 4 * (4 + 200 + 1)
+
+
+@given(
+    works_s=st.lists(st.floats(0, 1000), min_size=1, max_size=30),
+    workers=st.integers(1, 12),
+    slowdowns=st.lists(st.floats(1, 4), min_size=1, max_size=4),
+)
+def test_runs_packed_by_their_ends_take_as_long_as_event_by_event(
+    works_s: list[float], workers: int, slowdowns: list[float]
+) -> None:
+    crowding = Crowding(tuple((3.0 * i + 1, times) for i, times in enumerate(slowdowns)))
+    how = Launching(workers, crowding=crowding)
+    events_s = makespan_s(
+        [[[(0, work_s)]] for work_s in works_s], how, lambda counts: (crowding.of(*counts),), 1
+    )
+    assert packed_s(works_s, how) == pytest.approx(events_s)
 
 
 @settings(max_examples=20, deadline=None)

@@ -229,3 +229,10 @@ def test_a_run_says_whether_the_file_the_user_or_a_sampler_gave_it() -> None:
     assert (added.planned_seeds, added.added_seeds) == ((0,), (1,))
     proposed = plan_runs(config, "c.toml", proposed=1)
     assert [(run.condition, run.origin.value) for run in proposed.runs] == [("a", "given"), ("b", "proposed")]
+
+
+def test_conditions_share_every_section_that_they_do_not_override() -> None:
+    conditions = [{"name": "a"}, {"name": "b", "training": {"lr": 1e-3}}]
+    a, b = plan_runs(parse({"campaign": {"seeds": [0], "conditions": conditions}}, "c")).runs
+    shared = {name for name in vars(a.config) if getattr(a.config, name) is getattr(b.config, name)}
+    assert vars(a.config).keys() - shared == {"training", "run"}

@@ -51,10 +51,9 @@ PLACED = re.compile(r"\[(?P<where>[\w.-]+\](\.[\w-]+)*): (?P<what>.+)", re.DOTAL
 
 def plugin(kind: str, name: str) -> Plugin:
     """Return a plugin; a ConfigError says which names exist or what fails."""
-    spec = spec_of(kind)
     if is_built_in(kind, name):
-        module = importlib.import_module(f"{package_of(kind)}.{name}")
-        return Plugin(spec, name, getattr(module, spec.entry), module)
+        return _own_plugin(kind, name)
+    spec = spec_of(kind)
     if "." in name:
         module, found = _at(spec.one, name)
         return _imported(kind, name, found, module, name.rpartition(".")[2])
@@ -82,7 +81,7 @@ find_plugin = find  # as it is called in `retrain`, where `find` alone would say
 def bound(kind: str, name: str, table: Mapping[str, Any]) -> Callable[..., Any]:
     """Return the entry function of a plugin, bound to those keys of its table that it takes."""
     found = plugin(kind, name)
-    known = found.parameters()
+    known = found.parameters
     keys = table.keys() if known is None else table.keys() & {p.name for p in known}
     return partial(found.function(), **{key: table[key] for key in keys})
 
@@ -114,7 +113,13 @@ def ask(kind: str, name: str, wanted: str, *arguments: Any) -> Any:
     return found and found(*arguments)
 
 
-@cache  # asked for each run of a campaign
+@cache  # asked for each run of a campaign, as the next
+def _own_plugin(kind: str, name: str) -> Plugin:
+    spec, module = spec_of(kind), importlib.import_module(f"{package_of(kind)}.{name}")
+    return Plugin(spec, name, getattr(module, spec.entry), module)
+
+
+@cache
 def _own_hook(kind: str, name: str, wanted: str) -> Callable[..., Any] | None:
     return plugin(kind, name).hook(wanted)
 
@@ -189,7 +194,7 @@ def problem_with_name(kind: str, name: str) -> str | None:
 def problems_with_params(kind: str, name: str, params: Mapping[str, object]) -> list[Problem]:
     """Check a plugin's table against its entry function's keyword-only parameters."""
     found = plugin(kind, name)
-    known = found.parameters()
+    known = found.parameters
     if known is None or (not known and found.spec.judge and found.hook(found.spec.judge)):
         return []
     missing = [(p.name, f"is needed by {name!r}") for p in known if p.required and p.name not in params]

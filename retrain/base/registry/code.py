@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -58,8 +59,9 @@ class Plugin:
             return None
         return self._checked(found, f"{self.name}: {name}", declared.arguments)
 
+    @cached_property
     def parameters(self) -> tuple[Parameter, ...] | None:
-        """Return the keys of its table, keyword-only parameters; None if it takes any."""
+        """The keys of its table, keyword-only parameters; None if it takes any."""
         known = from_function(getattr(self.module, self.spec.opener, self.found))
         return None if known is None else tuple(p for p in known if p.name not in self.spec.given)
 

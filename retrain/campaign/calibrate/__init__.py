@@ -32,7 +32,7 @@ from retrain.config.launching import runs_side_by_side
 from retrain.config.load import load_config, load_tables, parse, write_file
 from retrain.config.reference import DIRECTIVE
 from retrain.config.resolve import merge
-from retrain.config.sweep import expanded
+from retrain.config.sweep import expanded, variants
 from retrain.control.machine import cpu_capacity, memory_available_bytes
 from retrain.plan.build import plan_runs
 from retrain.plan.estimate.history import write_crowding
@@ -60,7 +60,9 @@ class Calibrator:
         self._effort = effort
         self._tables: Tables = load_tables(path, overrides)
         self.plan = self._plan_of(self._tables)
-        self._with_points = expanded(self._tables)  # benchmarks take a condition out by its number
+        self._with_points = expanded(
+            self._tables, variants(self._tables)
+        )  # benchmarks take a condition out by its number
         self._longest_answers = preflight(self.plan, path.name).longest_answers
         self._cores = cpu_capacity()
         self._current: Campaign | None = None  # of the benchmark that runs

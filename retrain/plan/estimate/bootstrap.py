@@ -22,7 +22,7 @@ Tail = Literal["none", "light", "heavy", "short"]
 
 FEW_DRAWS = 64  # up to this many ratios are drawn one by one; more are drawn as one gamma variate
 MOST_CHOICES = 32_000  # ratios drawn one by one for all runs of a campaign; a sum hides their shape anyway
-NEARLY_NORMAL = 0.05  # variance of a gamma distribution with mean 1, below which an approximation is exact enough
+NEARLY_NORMAL = 0.05  # variance below which an approximation of the gamma distribution is exact enough
 TELLING_STEPS = 100  # a shorter pilot may not have seen what happens once in 33 steps
 LEAST_RATIO = 0.1  # lower bound: a pilot's mean is further off only by a few heavy steps
 HEAVY_RATIO = 4.0  # step time over the mean that a light tail of some hundred steps does not reach

@@ -94,7 +94,7 @@ def open_reward(
     opener = plugin.hook("open_scorer")
     if opener is None:
         return CallingScorer(plugin.function(), name, params)
-    taken = {parameter.name for parameter in plugin.parameters() or ()}
+    taken = {parameter.name for parameter in plugin.parameters or ()}
     given = with_sandbox(params, sandbox) if sandbox and taken.issuperset(sandbox) else params
     scorer: BatchScorer = registry.check_made("rewards", name, opener(**given))
     return scorer
