@@ -117,7 +117,7 @@ def metrics_page(row: Any, of_a_run: Any) -> str:
     hints = get_type_hints(row)
     return PREFACE + "".join(
         chain(
-            *(_part(part, hints[part.name]) for part in dataclasses.fields(row)),
+            *(_part(part, hints[part.name]) for part in dataclasses.fields(row) if part.metadata),
             _section(
                 of_a_run.__name__, of_a_run, "Printed by `status --json`, `run --json` and `resume --json`."
             ),

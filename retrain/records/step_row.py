@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from retrain.records.row_parts import (
     ApiPause,
@@ -155,6 +155,12 @@ class ControlSummary:
     lr_factor: float = column("", "factor on `lr` from schedule and scaling rule")
     prompts_at_a_time: int = column("prompts", "prompts sampled and trained on at a time")
     out_of_memory_at: int | None = column("prompts", "smallest size that did not fit in memory, if any")
+
+
+@row_part
+class Signs:
+    """What became notable in the steps so far."""
+
     mismatch_rise: str | None = column(
         "", "last steady rise of `mismatch_kl`, once there was one", is_optional=True, default=None
     )
@@ -268,16 +274,16 @@ class StepRow:
 
     identity: Identity = field(metadata=_by("trainer/loop.py"))
     timing: Timing = field(metadata=_by("trainer/step_meter.py"))
-    permits: PermitUse = field(metadata=_by("trainer/permits.py"))
+    permits: PermitUse | None = field(metadata=_by("trainer/permits.py"), default=None)
     cost: CostSummary | None = field(
-        metadata=_by("trainer/budget.py", "where the API bills tokens, or they have a price")
+        metadata=_by("trainer/ledger.py", "where the API bills tokens, or they have a price"), default=None
     )
     api: ApiPause | None = field(
         metadata=_by("trainer/step_meter.py", "where the API says why it waits (`tinker`)"), default=None
     )
     rollouts: RolloutSummary = field(metadata=_by("trainer/batch.py"))
     unscored: Unscored | None = field(
-        metadata=_by("trainer/scoring.py", "once a completion has no score"), default=None
+        metadata=_by("trainer/unscored.py", "once a completion has no score"), default=None
     )
     episodes: EpisodeSummary | None = field(metadata=_by("trainer/episodes.py", "with `[environment]`"))
     update: UpdateSummary = field(metadata=_by("trainer/updates.py"))
@@ -285,6 +291,7 @@ class StepRow:
         metadata=_by("backends/objective.py", "in steps with an update"), default=None
     )
     control: ControlSummary = field(metadata=_by("trainer/control.py"))
+    signs: Signs | None = field(metadata=_by("trainer/signs.py"), default=None)
     back_pressure: BackPressureDecision | None = field(
         metadata=_by("control/rules/backpressure/__init__.py", "with `[backpressure]`")
     )
@@ -298,7 +305,9 @@ class StepRow:
     engine: EngineUse | None = field(
         metadata=_by("backends/engines/metrics.py", "where a server samples that has metrics")
     )
-    pipeline: PipelineStats | None = field(metadata=_by("trainer/source.py", "with `[rate_limiter]`"))
+    pipeline: PipelineStats | None = field(
+        metadata=_by("trainer/source.py", "with `[rate_limiter]`"), default=None
+    )
     evaluation: Evaluation | None = field(
         metadata=_by("trainer/evaluation.py", "every `eval_every` steps"), default=None
     )
@@ -308,6 +317,7 @@ class StepRow:
     eval_watch: EvalWatch | None = field(
         metadata=_by("trainer/eval_schedule.py", "with `[[eval]]`"), default=None
     )
+    others: Mapping[str, Any] = field(default_factory=dict)  # `row_part`s without a field of their own
 
     def columns(self) -> dict[str, Value]:
         parts = (getattr(self, part.name) for part in dataclasses.fields(self))

@@ -7,16 +7,17 @@ the reward rises is a sign that the policy exploits its reward.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from retrain.backends import Sampling
 from retrain.backends.metering import tally
+from retrain.base.errors import InterruptedRunError
 from retrain.base.rollouts import CORRECT, Floats, Group, Prompt
 from retrain.config.campaign import EvalSection
 from retrain.config.resolve import as_played
@@ -26,8 +27,9 @@ from retrain.control.rules.persistent_noise import deviation, window_rises
 from retrain.records.files import record_of
 from retrain.records.row_parts import Evaluation, EvalWatch, NamedEvaluation, Value, columns
 from retrain.records.spending import Tokens
+from retrain.records.step_row import StepRow
 from retrain.trainer.batch import ScoredBatch
-from retrain.trainer.budget import RunBudget
+from retrain.trainer.budget import Budget
 from retrain.trainer.episodes import SampleGroups
 from retrain.trainer.evaluation import (
     AnyEvaluation,
@@ -39,6 +41,8 @@ from retrain.trainer.evaluation import (
     standard_error,
 )
 from retrain.trainer.journal import Journal
+from retrain.trainer.part import Loop, Part
+from retrain.trainer.step import TakenStep, is_due
 
 WINDOW = 10  # steps whose mean reward is that of an evaluation's policy
 RECENT = 320  # steps whose rewards are kept
@@ -71,13 +75,11 @@ class StepEvaluations:
     evals: Mapping[str, NamedEvaluation]
     eval_watch: EvalWatch | None
 
+    def added_to(self, row: StepRow) -> StepRow:
+        return replace(row, evaluation=self.evaluation, evals=self.evals, eval_watch=self.eval_watch)
+
     def columns(self) -> dict[str, Value]:
         return columns(self.evaluation) | columns(self.evals) | columns(self.eval_watch)
-
-
-def is_due(every: int, done: int) -> bool:
-    """Whether what comes every so many steps comes now; 0 is never."""
-    return every > 0 and done % every == 0
 
 
 def count_of_evaluations(table: EvalSection, steps: int) -> int:
@@ -85,76 +87,121 @@ def count_of_evaluations(table: EvalSection, steps: int) -> int:
     return table.at_start + (math.ceil(steps / table.every) if table.every else 1)
 
 
-@dataclass(eq=False)
-class EvalSchedule:
+class EvalSchedule(Part):
     """The run's own evaluation and every `[[eval]]`, each when it is due and once per step."""
 
-    config: Config
-    held_out: HeldOut
-    opened: Sequence[OpenEval]
-    sample: Callable[[SampleGroups, Sequence[Prompt], Sampling], list[Group]]
-    journal: Journal
-    budget: RunBudget
-    made: Callable[[], None]  # called after each evaluation
+    name = "evals"
+    changes_between_steps = True
 
-    def __post_init__(self) -> None:
-        self._training = self.config.training
-        self._newest = Newest(self.config)
+    def __init__(
+        self,
+        config: Config,
+        held_out: HeldOut,
+        opened: Sequence[OpenEval],
+        journal: Journal,
+        budget: Budget,
+        stop: threading.Event,
+    ) -> None:
+        self._config, self._training = config, config.training
+        self._held_out, self._opened = held_out, opened
+        self._journal, self._budget, self._stop = journal, budget, stop
+        self._newest = Newest(config)
         self._falling = Falling()
+        self._owes = False  # a stop came before the newest row had its evaluations
+
+    def begin(self, loop: Loop) -> None:
+        """Make those that an earlier attempt owes, or those that come before the first step."""
+        if self._owes:
+            if why := self._why_to_leave(loop.step):
+                loop.leave(why)
+            self._journal.complete(loop.step, self._of_step(loop).columns())
+            self._owes = False
+        if loop.step == 0:
+            loop.leave_if_due(self.due(0), is_step=False)
+            self._of_step(loop)
 
     def due(self, step: int) -> list[Due]:
-        """Return the evaluations that are due after so many steps, if they were not made yet."""
-        now = self._now(step, at_end=step >= self._training.max_steps)
-        return [self._due(one) for one in now if self._newest.of(one.name, step) is None]
+        due = self._after(step, at_end=step >= self._training.max_steps)
+        return [self._asked(evaluated) for evaluated in due if self._newest.of(evaluated.name, step) is None]
 
-    def of_step(self, step: int, *, at_end: bool = False) -> StepEvaluations:
-        """Make those that are due after a step, at a run's end all."""
-        with self.budget.evaluating():
-            made = {one.name: self._of(one, step) for one in self._now(step, at_end=at_end)}
-        own = made.get(self.held_out.name)
-        return StepEvaluations(
-            own if isinstance(own, Evaluation) else None,
-            {name: one for name, one in made.items() if isinstance(one, NamedEvaluation)},
-            self._falling.watch() if self.opened else None,
-        )
+    def after_step(self, loop: Loop, taken: TakenStep, row: StepRow) -> StepRow:
+        """Add the evaluations that are due; after a stop, the next attempt adds them."""
+        self._falling.trained(taken.rollouts.mean_reward)
+        why = self._why_to_leave(loop.step)
+        if not why:
+            try:
+                return self._of_step(loop).added_to(row)
+            except InterruptedRunError as error:
+                why = str(error)
+        self._owes, taken.leave_with = True, why
+        return row
 
-    def trained(self, reward: float) -> None:
-        """Take the mean reward of a step just taken."""
-        self._falling.trained(reward)
+    def finish(self, loop: Loop) -> dict[str, Value]:
+        """Make all of them; return their columns."""
+        return self._of_step(loop, at_end=True).columns()
 
     def state_dict(self) -> StateDict:
         """Return the newest of each, so that a resumed run does not repeat them, and what falls."""
-        return {"newest": self._newest.state_dict(), "falling": asdict(self._falling)}
+        falling = asdict(self._falling)
+        return {"newest": self._newest.state_dict(), "falling": falling, "owes": self._owes}
 
     def load_state_dict(self, state: StateDict) -> None:
         """Restore what `state_dict` returned; another version's evaluations are not used."""
         self._falling = record_of(Falling, state["falling"])
         self._newest.load_state_dict(state["newest"])
+        self._owes = state["owes"]
 
-    def _now(self, step: int, *, at_end: bool) -> Iterator[HeldOut | OpenEval]:
+    def _why_to_leave(self, step: int) -> str:
+        """Return why the next attempt makes the evaluations that are due; "" if this one does."""
+        due = self.due(step)
+        if due and self._stop.is_set():  # they may take longer than this process has left
+            return "its evaluations are left to the next attempt"
+        return self._budget.why_to_stop(step, due, is_step=False)
+
+    def _of_step(self, loop: Loop, *, at_end: bool = False) -> StepEvaluations:
+        """Make those that come after the newest step, at a run's end all."""
+        with self._budget.evaluating():
+            made = {
+                evaluated.name: self._made(loop, evaluated)
+                for evaluated in self._after(loop.step, at_end=at_end)
+            }
+        own = made.get(self._held_out.name)
+        return StepEvaluations(
+            own if isinstance(own, Evaluation) else None,
+            {name: one for name, one in made.items() if isinstance(one, NamedEvaluation)},
+            self._falling.watch() if self._opened else None,
+        )
+
+    def _after(self, step: int, *, at_end: bool) -> Iterator[HeldOut | OpenEval]:
         """Iterate over the evaluations that come after so many steps; 0 is before the first."""
-        for one in self.opened:
-            if at_end or (is_due(one.table.every, step) if step else one.table.at_start):
-                yield one
-        if self.held_out.prompts and (at_end or (step > 0 and is_due(self._training.eval_every, step))):
-            yield self.held_out
+        for opened in self._opened:
+            if at_end or (is_due(opened.table.every, step) if step else opened.table.at_start):
+                yield opened
+        if self._held_out.prompts and (at_end or (step > 0 and is_due(self._training.eval_every, step))):
+            yield self._held_out
 
-    def _due(self, one: HeldOut | OpenEval) -> Due:
-        if isinstance(one, HeldOut):
-            return one.due()
-        table, longest = one.table, one.table.max_tokens or self._training.max_tokens
-        played = as_played(self.config, table).environment
-        return Due(table.name, one.prompts, table.samples, longest, played, self.config)
+    def _asked(self, evaluated: HeldOut | OpenEval) -> Due:
+        if isinstance(evaluated, HeldOut):
+            return evaluated.due()
+        table, longest = evaluated.table, evaluated.table.max_tokens or self._training.max_tokens
+        played = as_played(self._config, table).environment
+        return Due(table.name, evaluated.prompts, table.samples, longest, played, self._config)
 
-    def _of(self, one: HeldOut | OpenEval, step: int) -> AnyEvaluation:
-        if newest := self._newest.of(one.name, step):
+    def _made(self, loop: Loop, evaluated: HeldOut | OpenEval) -> AnyEvaluation:
+        """Return an evaluation, the newest if it is of this step; raise if more are due after a stop."""
+        step = loop.step
+        if newest := self._newest.of(evaluated.name, step):
             return newest
-        self.journal.phase(f"evaluate {one.name}".rstrip(), step)
-        made = one.evaluate(step) if isinstance(one, HeldOut) else self._evaluate(one, step)
-        self._newest.keep(one.name, step, made)
-        self.budget.evaluated(self._due(one), Tokens(**made.billed))
-        self.made()
-        return made
+        self._journal.phase(f"evaluate {evaluated.name}".rstrip(), step)
+        measured = (
+            evaluated.evaluate(step) if isinstance(evaluated, HeldOut) else self._evaluate(evaluated, step)
+        )
+        self._newest.keep(evaluated.name, step, measured)
+        self._budget.evaluated(self._asked(evaluated), Tokens(**measured.billed))
+        loop.amend()  # a kill would cost it again
+        if self._stop.is_set() and self.due(step):
+            raise InterruptedRunError("a stop was requested between evaluations")
+        return measured
 
     def _evaluate(self, opened: OpenEval, step: int) -> NamedEvaluation:
         table, started = opened.table, time.perf_counter()
@@ -165,11 +212,9 @@ class EvalSchedule:
         )
         place = (self._training.seed, step)
         with tally() as billed:
-            groups = Stream(
-                partial(self.sample, opened.sample), opened.prompts, how, place, table.name
-            ).groups()
+            groups = Stream(opened.sample, opened.prompts, how, place, table.name).groups()
         batch = opened.reward(groups, step)
-        self.journal.evaluated(table.name, step, _outcomes(batch))
+        self._journal.evaluated(table.name, step, _outcomes(batch))
         known = np.flatnonzero(batch.scored.any(axis=1))
         rates = np.mean(batch.rewards[known] >= CORRECT, axis=1, where=batch.scored[known])
         asked = [batch.groups[number].prompt.id for number in known.tolist()]

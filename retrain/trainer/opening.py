@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -33,29 +34,79 @@ from retrain.config.schema import Config
 from retrain.plugins.environments import brings_loop
 from retrain.plugins.environments import opened as opened_environment
 from retrain.plugins.tasks import Task
-from retrain.records.layout import RunFiles, campaign_of
+from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.trainer import checkpoint
 from retrain.trainer.batch import BoundAlgorithm
-from retrain.trainer.budget import RunBudget
+from retrain.trainer.budget import Budget
+from retrain.trainer.control import Control
 from retrain.trainer.episodes import Episodes, SampleGroups
-from retrain.trainer.eval_schedule import OpenEval
+from retrain.trainer.eval_schedule import EvalSchedule, OpenEval
+from retrain.trainer.evaluation import HeldOut
 from retrain.trainer.journal import Journal
+from retrain.trainer.ledger import Ledger
 from retrain.trainer.loop import Trainer
 from retrain.trainer.metered import MeteredBackend
+from retrain.trainer.part import Part
 from retrain.trainer.permits import RunPermits
+from retrain.trainer.rung import Rung
 from retrain.trainer.scoring import Scorer
-from retrain.trainer.turn_sampling import TurnSampler
+from retrain.trainer.signs import StepSigns
+from retrain.trainer.source import AsyncSource, Source, TrainingSampler, open_source
+from retrain.trainer.step_meter import StepMeter
+from retrain.trainer.throttle import LoadThrottle
+from retrain.trainer.turn_sampling import PlaySeeds, TurnSampler
+from retrain.trainer.unscored import UnscoredCount
+from retrain.trainer.updates import Updates
+from retrain.trainer.warm_up import WarmUp
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """What a run has open when its parts are made."""
+
+    config: Config
+    files: RunFiles
+    campaign: CampaignFiles
+    journal: Journal
+    stop: threading.Event  # set: save a checkpoint at the next step boundary and stop
+    task: Task
+    backend: Backend
+    permits: RunPermits
+    ledger: Ledger
+    source: Source
+    control: Control
+    throttle: LoadThrottle
+    held_out: HeldOut
+    evals: Sequence[OpenEval]
+
+
+def parts_of(run: OpenRun) -> Iterator[Part]:
+    """Iterate over all that attaches to the loop, in the order in which the loop calls it.
+
+    What sets money aside comes after whatever else may stop a run, and evaluations, which cost some, last.
+    """
+    config, training = run.config, run.config.training
+    ahead = run.source if isinstance(run.source, AsyncSource) else None
+    budget = Budget(config, run.campaign, run.ledger, ahead)
+    yield from (run.source, run.control, run.throttle, run.permits, run.ledger)
+    yield Rung(run.files.rung, run.source, training.max_steps)
+    yield budget
+    if config.warmup.steps:
+        yield WarmUp(config, run.files.warmup, run.backend, run.journal, budget)
+    yield StepSigns(training.lr)
+    yield EvalSchedule(config, run.held_out, run.evals, run.journal, budget, run.stop)
+    yield UnscoredCount(training.max_unscored, training.max_steps)
 
 
 @contextmanager
 def open_trainer(
-    config: Config, files: RunFiles, journal: Journal, stop: threading.Event
+    config: Config, files: RunFiles, campaign: CampaignFiles, journal: Journal, stop: threading.Event
 ) -> Iterator[Trainer]:
     """Build the task, open the reward and connect the backend; close everything at the end."""
     task = _built(config.data.task, config.data.options, config.data.seed)
-    permits, budget = RunPermits(config, files), RunBudget(config, files)
+    permits, ledger = RunPermits(config, files, campaign), Ledger(config, files)
     with ExitStack() as opened:
-        opened.callback(budget.close)
+        opened.callback(ledger.close)
         scorer = _scorer(config.reward.reward, config.reward.params, config, opened)
         asked = [_open_eval(table, config, task, scorer, opened) for table in config.eval.tables]
         saved = partial(checkpoint.written, files.checkpoints)
@@ -75,35 +126,67 @@ def open_trainer(
             permit=permits.permit,
             observe_call=permits.observe_call,
             observe=_observer(config, journal),
-            memory=partial(trainers_here, config, files, task),
+            memory=partial(trainers_here, config, campaign, task),
             is_leaving=is_leaving,
             run_name=permits.label,
             notes=files.directory,
-            meter=budget.meter,
+            meter=ledger.meter,
         )
         backend = connected(config.backend.backend, spec)
         opened.callback(backend.close)
-        if budget.has_price and not backend.info.bills:
-            backend = MeteredBackend(backend, budget.meter)
+        if ledger.price is not None and not backend.info.bills:
+            backend = MeteredBackend(backend, ledger.meter)
         sample = sampler_of(config, backend, opened, journal.detail, is_leaving)
-        evals = [
-            one(
-                sampler_of(as_played(config, table), backend, opened, journal.detail, is_leaving)
-                if table.environment
-                else sample
-            )
-            for table, one in zip(config.eval.tables, asked, strict=True)
-        ]
+        training_sampler = TrainingSampler(config.training, sample, PlaySeeds(config, backend), ledger)
+        source = open_source(config, backend.info, task, training_sampler)
+        evals = []
+        for table, open_eval in zip(config.eval.tables, asked, strict=True):
+            sample_eval = sample
+            if table.environment:
+                played = as_played(config, table)
+                sample_eval = sampler_of(played, backend, opened, journal.detail, is_leaving)
+            evals.append(open_eval(partial(source.exclusively, sample_eval)))
         with _of_data():  # too long ones, before the first step
             asked_prompts = (prompt for evaluation in evals for prompt in evaluation.prompts)
             backend.check_prompts([*task.train, *task.held_out, *asked_prompts])
-        algorithm = BoundAlgorithm(config, scorer.score)
-        trainer = Trainer(
-            config, files, backend, task, algorithm, permits, budget, journal, stop, sample, evals
+        held_out = task.held_out[: config.data.eval_prompts]
+        run = OpenRun(
+            config=config,
+            files=files,
+            campaign=campaign,
+            journal=journal,
+            stop=stop,
+            task=task,
+            backend=backend,
+            permits=permits,
+            ledger=ledger,
+            source=source,
+            control=Control(config, len(task.train)),
+            throttle=LoadThrottle(config.throttle, campaign, stop, journal),
+            held_out=HeldOut(config, held_out, partial(source.exclusively, sample), scorer.score),
+            evals=evals,
         )
-        opened.callback(trainer.close)
+        parts = list(parts_of(run))
+        for part in parts:
+            if part is not ledger:  # which counts calls until the backend is closed
+                opened.callback(part.close)
+        algorithm = BoundAlgorithm(config, scorer.score)
         opened.callback(is_over.set)
-        yield trainer
+        yield Trainer(
+            config=config,
+            files=files,
+            backend=backend,
+            algorithm=algorithm,
+            sample=training_sampler,
+            source=source,
+            updates=Updates(config, backend, algorithm.loss),
+            control=run.control,
+            throttle=run.throttle,
+            meter=StepMeter(backend, config.backpressure, journal),
+            journal=journal,
+            stop=stop,
+            parts=parts,
+        )
 
 
 def _built(name: str, options: Mapping[str, Any], seed: int) -> Task:
@@ -216,7 +299,7 @@ def _offered(config: Config, backend: Backend) -> CallForm | None:
     return None
 
 
-def trainers_here(config: Config, files: RunFiles, task: Task) -> Trainers | None:
+def trainers_here(config: Config, campaign: CampaignFiles, task: Task) -> Trainers | None:
     """Return the estimate of a run, and how many of its campaign run at a time; None if there is none."""
     each = registry.ask("backends", config.backend.backend, "memory", config, task.train)
     if each is None:
@@ -226,7 +309,7 @@ def trainers_here(config: Config, files: RunFiles, task: Task) -> Trainers | Non
     count = 1
     if not os.environ.get("RETRAIN_JOB"):  # which a cluster may start anywhere
         with suppress(RecordsError):
-            manifest = read_manifest(campaign_of(files.directory).manifest)
+            manifest = read_manifest(campaign.manifest)
             count = manifest.workers if manifest else 1
     return Trainers(each, max(1, count))
 

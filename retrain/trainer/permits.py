@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias
@@ -16,25 +17,28 @@ from retrain.config.schema import Config
 from retrain.control.rules.concurrency_limit import CallFacts
 from retrain.control.semaphore import FileSemaphore
 from retrain.control.semaphore.adaptive import SharedLimit
-from retrain.records.layout import RunFiles, campaign_of
+from retrain.records.layout import CampaignFiles, RunFiles
 from retrain.records.row_parts import PermitUse
+from retrain.records.step_row import StepRow
+from retrain.trainer.part import Loop, Part
+from retrain.trainer.step import TakenStep
 
 Raised: TypeAlias = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
 log = logging.getLogger(__name__)
 UNREPORTED = "the backend reports no call to spec.observe_call; set a number"
 
 
-class RunPermits:
+class RunPermits(Part):
     """Hands out permits and sums the time that this run waited for and held them.
 
     They are the run's own if a launcher divided permits among runs, which then sets their number. Otherwise
     its campaign shares them, or all campaigns that name the same `throttle_dir` do.
     """
 
-    def __init__(self, config: Config, files: RunFiles) -> None:
+    def __init__(self, config: Config, files: RunFiles, campaign: CampaignFiles) -> None:
         """Prepare; the semaphore is opened at the first use."""
         own, adapts = int(os.environ.get("RETRAIN_OWN_PERMITS") or 0), config.backend.adapts_permits
-        shared = Path(config.backend.throttle_dir or campaign_of(files.directory).permits)
+        shared = Path(config.backend.throttle_dir or campaign.permits)
         self._directory = files.directory / "permits" if own else shared
         self._permits = own or config.backend.first_permits
         self._is_fixed = own > 0 and not adapts
@@ -46,6 +50,9 @@ class RunPermits:
         self._held_s = 0.0
         self._reports = not adapts  # whether the backend has reported a call, or need not
         self._unreported: str | None = None  # set once permits were held and no call was reported
+
+    def after_step(self, loop: Loop, taken: TakenStep, row: StepRow) -> StepRow:
+        return replace(row, permits=self.take_use())
 
     def permit(self) -> Permit:
         """Return one permit for use with `with` or `async with`; entering waits for it."""

@@ -9,76 +9,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
 import numpy as np
 
 from retrain.base.errors import RunFailedError, UnscoredStepError
 from retrain.base.event_loop import EventLoopThread
-from retrain.base.redaction import redacted
 from retrain.base.rollouts import Group, Rollout
-from retrain.control.rules import StateDict
 from retrain.plugins.environments.episode import LARGEST_REWARD
 from retrain.plugins.rewards import Answer, BatchScorer, Outcome, Score, TrainerState
 from retrain.plugins.rewards.opening import open_reward, range_of
-from retrain.records.step_row import Unscored
-from retrain.records.text import plain
 from retrain.trainer.batch import ScoredBatch
-
-OUTAGE_STEPS = 10  # a judge that restarts is back by then; more would train on a minority for nothing
-
-
-@dataclass
-class UnscoredCount:
-    """Counts the completions of a run that have no score, and keeps why the first of them has none."""
-
-    max_unscored: float = 1.0  # `training.max_unscored`
-    rollouts: int = 0
-    unscored: int = 0
-    outages: int = 0  # of them, by a scorer that failed or timed out
-    reason: str = ""
-    outage_steps: int = 0  # in a row, in which more than `max_unscored` had no score by outages
-    last_outage: str = ""  # why
-
-    def add(self, batch: ScoredBatch) -> Unscored | None:
-        """Count a step's completions; return the run's figures, None while all have a score."""
-        size, outages = batch.rewards.size, batch.outages
-        self.rollouts += size
-        self.unscored += int(np.count_nonzero(~batch.scored))
-        self.outages += outages
-        self.outage_steps = self.outage_steps + 1 if outages > self.max_unscored * size else 0
-        for score in batch.unscored.values():
-            message = plain(redacted(score.message))
-            self.reason = self.reason or message
-            self.last_outage = message if score.is_outage else self.last_outage
-        if not self.unscored:
-            return None
-        return Unscored(
-            fraction=self.unscored / self.rollouts,
-            outage_fraction=self.outages / self.rollouts,
-            reason=self.reason,
-        )
-
-    def require_scorer(self) -> None:
-        """Raise UnscoredStepError once most completions of `OUTAGE_STEPS` steps in a row met an outage.
-
-        The count stays in the checkpoint: the next attempt goes on once a step of it is better.
-        """
-        if self.outage_steps >= OUTAGE_STEPS:
-            raise UnscoredStepError(
-                f"the scorer failed or timed out for more than {self.max_unscored:.0%} of the completions in "
-                f"each of the last {self.outage_steps} steps (training.max_unscored); the last one: "
-                f"{self.last_outage}"
-            )
-
-    def state_dict(self) -> StateDict:
-        """Return the counts, as JSON takes them."""
-        return {name: value for name, value in asdict(self).items() if name != "max_unscored"}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Restore what `state_dict` returned."""
-        vars(self).update(state)
 
 
 def _raise_unplayed(scores: Sequence[Score]) -> NoReturn:

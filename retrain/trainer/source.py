@@ -8,25 +8,52 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 
-from retrain.backends import BackendInfo
+from retrain.backends import BackendInfo, Sampling
 from retrain.base.errors import BackendMemoryError, InterruptedRunError
 from retrain.base.rollouts import Group, Prompt
 from retrain.config.flow import FlowSettings, flow_settings
-from retrain.config.schema import Config
+from retrain.config.schema import Config, TrainingSection
 from retrain.control.rules import StateDict
 from retrain.plugins.tasks import Task
-from retrain.records.step_row import PipelineStats
+from retrain.records.step_row import PipelineStats, StepRow
+from retrain.trainer.episodes import SampleGroups
+from retrain.trainer.ledger import Ledger
+from retrain.trainer.part import Loop, Part
 from retrain.trainer.pipeline import ClosedError, Monitor
 from retrain.trainer.pipeline.flow import Flow
 from retrain.trainer.prompt_stream import PromptStream
+from retrain.trainer.step import TakenStep
+from retrain.trainer.turn_sampling import PlaySeeds
 
 Sampler = Callable[..., list[Group]]  # of prompts; `enough` and `due` as in `retrain.backends.Sampling`
 CLOSING_S = 5.0  # a producer that samples for longer is abandoned
 
 
-class Source:
+class TrainingSampler:
+    """Samples the groups of steps, and learns what a rollout costs."""
+
+    def __init__(
+        self, table: TrainingSection, sample: SampleGroups, seeds: PlaySeeds, ledger: Ledger
+    ) -> None:
+        self._table, self._sample, self._seeds, self._ledger = table, sample, seeds, ledger
+
+    def begin(self, step: int) -> None:
+        """Begin the step after `step` complete ones, or begin it again."""
+        self._seeds.begin(step)
+
+    def __call__(self, prompts: Sequence[Prompt], enough: int = 0, due: int = 0) -> list[Group]:
+        table, seed = self._table, self._seeds.next()
+        how = Sampling(table.group_size, table.max_tokens, table.temperature, seed, enough, due)
+        with self._ledger.sampling(len(prompts) * table.group_size):
+            return self._sample(prompts, how)
+
+
+class Source(Part):
     """Samples when asked: the synchronous loop. `AsyncSource` samples while the trainer trains."""
+
+    name = "source"
 
     def __init__(self, prompts: PromptStream[Prompt], sample: Sampler, spare_fraction: float = 0.0) -> None:
         """`spare_fraction` of prompts beyond a step's are sampled, and the slowest left to the next step."""
@@ -72,9 +99,10 @@ class Source:
         """Return a context in which nothing is sampled, for evaluation and checkpoints."""
         return nullcontext()
 
-    def stats(self) -> PipelineStats | None:
-        """Return the source's part of a step's row; None if sampling is synchronous."""
-        return None
+    def exclusively(self, sample: SampleGroups, prompts: Sequence[Prompt], how: Sampling) -> list[Group]:
+        """Sample for another purpose, while nothing is sampled to train on."""
+        with self.exclusive():
+            return sample(prompts, how)
 
     def put_back(self, *, is_too_large: bool = True) -> None:
         """Sample the last step's prompts again: the step did not fit in memory, or failed."""
@@ -88,9 +116,6 @@ class Source:
 
     def stop(self) -> None:
         """Begin to sample no more prompts."""
-
-    def close(self) -> None:
-        """Stop, and wait for sampling to end."""
 
 
 class AsyncSource(Source):
@@ -185,7 +210,11 @@ class AsyncSource(Source):
         with self._monitor:
             return self._flow.most_started(steps, held=held) if self._is_started or steps else 0
 
+    def after_step(self, loop: Loop, taken: TakenStep, row: StepRow) -> StepRow:
+        return replace(row, pipeline=self.stats())
+
     def stats(self) -> PipelineStats:
+        """Return counts of the run so far, and the waits of this attempt."""
         with self._monitor:
             flow, ages = self._flow, self._ages
             elapsed_s = max(time.monotonic() - self._started_s, 1e-9)

@@ -165,7 +165,7 @@ def _attempt(config: Config, files: RunFiles, campaign: CampaignFiles, stop: thr
     journal = Journal(files, number, config.training.max_steps, loggers)
     with _watching_for_stop(campaign, stop):
         try:
-            ended = _train(config, files, journal, stop, found)
+            ended = _train(config, files, campaign, journal, stop, found)
             if ended.seal is not None:  # before closing the loggers, which may take long
                 write_done(files.done, config.run.config_hash if config.run else "", ended.result, ended.seal)
         finally:
@@ -201,7 +201,12 @@ def _watching_for_stop(campaign: CampaignFiles, stop: threading.Event) -> Iterat
 
 
 def _train(
-    config: Config, files: RunFiles, journal: Journal, stop: threading.Event, found: Checkpoint | None
+    config: Config,
+    files: RunFiles,
+    campaign: CampaignFiles,
+    journal: Journal,
+    stop: threading.Event,
+    found: Checkpoint | None,
 ) -> AttemptEnd:
     """Train until the run is finished, stopped or failed; no error escapes."""
     from retrain.trainer.opening import check_reference, open_trainer, start_anew
@@ -210,7 +215,7 @@ def _train(
     try:
         journal.phase("load", step)
         require_steps(files.metrics, found.step if found else 0)
-        with open_trainer(config, files, journal, stop) as trainer:
+        with open_trainer(config, files, campaign, journal, stop) as trainer:
             if found is not None:
                 trainer.resume(found)
                 check_reference(config, trainer)

@@ -24,11 +24,11 @@ from retrain.plugins.rewards import Outcome, Score
 from retrain.records.campaign_state import NoticeBook
 from retrain.records.layout import RunFiles
 from retrain.records.metrics import MetricsWriter
-from retrain.records.reading import last_output
+from retrain.records.run_row import last_output
 from retrain.records.run_state import end_attempt
 from retrain.results.status.one_run import follow
 from retrain.trainer.batch import ScoredBatch
-from retrain.trainer.scoring import UnscoredCount
+from retrain.trainer.unscored import UnscoredCount
 
 SECRET = "s3cr3t-9f8a7b6c5d"
 
@@ -195,8 +195,8 @@ def test_the_reason_that_a_checkpoint_keeps_holds_no_secret() -> None:
     count = UnscoredCount()
     score = Score(None, Outcome.ERROR, "x" * 190 + f" Bearer {SECRET}")  # cut to 200 characters afterwards
     count.add(ScoredBatch((), np.array([[math.nan]]), errors=1, unscored={0: score}))
-    assert SECRET[:4] not in count.reason
-    assert SECRET[:4] not in count.last_outage
+    assert SECRET[:4] not in count.counts.reason
+    assert SECRET[:4] not in count.counts.last_outage
 
 
 def test_lines_that_no_python_wrote_are_redacted_when_they_are_shown(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from retrain.control.rules.concurrency_limit import HIGHEST, CallFacts, Concurre
 from retrain.control.semaphore import FileSemaphore
 from retrain.control.semaphore.adaptive import SharedLimit
 from retrain.records.files import record_of
-from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.layout import CampaignFiles, RunFiles, campaign_of
 from retrain.trainer.permits import RunPermits
 from tests.conftest import ONE_RUN
 from tests.semaphore_processes import running
@@ -313,7 +313,7 @@ def test_the_output_of_a_run_says_that_its_permits_cannot_adapt(
     campaign_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = load_config(campaign_file, ['backend.max_concurrent="auto"'])
-    permits = RunPermits(config, RunFiles(tmp_path / "run"))
+    permits = RunPermits(config, run := RunFiles(tmp_path / "run"), campaign_of(run.directory))
     with permits.permit():
         pass
     why = "the backend reports no call to spec.observe_call; set a number"
@@ -328,7 +328,7 @@ def test_a_row_does_not_say_that_permits_are_fixed_once_a_call_was_reported(
     campaign_file: Path, tmp_path: Path
 ) -> None:
     config = load_config(campaign_file, ['backend.max_concurrent="auto"'])
-    permits = RunPermits(config, RunFiles(tmp_path / "run"))
+    permits = RunPermits(config, run := RunFiles(tmp_path / "run"), campaign_of(run.directory))
     with permits.permit():
         pass
     assert permits.observe_call is not None

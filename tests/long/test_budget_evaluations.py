@@ -23,9 +23,9 @@ from retrain.records.samples import read_outcomes
 from retrain.records.spending import Tokens, read_spending
 from retrain.results.status import survey
 from retrain.trainer import worker
-from retrain.trainer.budget import RunBudget
+from retrain.trainer.budget import Budget
 from retrain.trainer.evaluation import Due
-from tests.trainer.test_budget import PRICED, PRICES, take_step
+from tests.trainer.test_budget import PRICED, PRICES, open_budget, take_step
 from tests.trainer.test_trainer import make_run
 
 EVALUATED = """
@@ -102,15 +102,15 @@ def test_a_first_evaluation_is_set_aside_as_if_each_completion_cost_as_much_as_o
     run: RunFiles,
 ) -> None:
     config = replace(worker.read_run(run), training=replace(worker.read_run(run).training, max_tokens=10**6))
-    budget = RunBudget(config, run)
+    budget = open_budget(config, run)
     due = replace(asks(config, 36), max_tokens=10**6)
-    assert budget.why_to_stop([due]) == ""  # nothing is known before the first step
+    assert budget.why_to_stop(0, [due]) == ""  # nothing is known before the first step
     take_step(budget, 1.2)  # $0.10 a rollout
-    assert budget.why_to_stop([due]) == ""
+    assert budget.why_to_stop(0, [due]) == ""
     spent = read_spending(run)
     assert spent is not None
     assert spent.set_aside_usd == pytest.approx(1.2 + 3.6)
-    said = budget.why_to_stop([replace(due, samples=3)], is_step=False)
+    said = budget.why_to_stop(0, [replace(due, samples=3)], is_step=False)
     assert (
         "no room for another evaluation: $1.20 are spent, and the next evaluation costs up to $10.80" in said
     )
@@ -118,14 +118,14 @@ def test_a_first_evaluation_is_set_aside_as_if_each_completion_cost_as_much_as_o
 
 def test_a_dearer_evaluation_is_set_aside_from_then_on_and_grows_with_the_completions(run: RunFiles) -> None:
     config = worker.read_run(run)
-    budget = RunBudget(config, run)
+    budget = open_budget(config, run)
     take_step(budget, 1.2)
     for usd in (2.0, 1.0):
         budget.evaluated(asks(config, 1), Tokens(sample=int(usd * 1e6 / 2)))
-    assert budget.why_to_stop([asks(config, 1)], is_step=False) == ""
-    again = RunBudget(config, run)  # after a kill
+    assert budget.why_to_stop(0, [asks(config, 1)], is_step=False) == ""
+    again = open_budget(config, run)  # after a kill
     take_step(again, 1.8)
-    assert again.why_to_stop([asks(config, 1)], is_step=False) == ""
+    assert again.why_to_stop(0, [asks(config, 1)], is_step=False) == ""
     spent = read_spending(run)
     assert spent is not None
     assert spent.set_aside_usd == pytest.approx(2.0 * 1.5)
@@ -155,22 +155,22 @@ def test_a_first_evaluation_reads_the_system_prompt_with_each_prompt(run: RunFil
 
 def test_an_evaluation_of_another_size_is_set_aside_as_one_that_was_never_made(run: RunFiles) -> None:
     config = worker.read_run(run)
-    budget = RunBudget(config, run)
+    budget = open_budget(config, run)
     take_step(budget, 0.000012)
     budget.evaluated(due := asks(config, 1), Tokens(sample=10**6))
-    budget.sync()
+    budget.ledger.sync()
     for one, usd in ((due, 2.0), (replace(due, samples=3), 3e-6), (asks(config, 5), 5e-6)):
-        again = RunBudget(config, run)
-        assert again.why_to_stop([one], is_step=False) == ""
+        again = open_budget(config, run)
+        assert again.why_to_stop(0, [one], is_step=False) == ""
         assert aside_usd(run) == pytest.approx(usd)
 
 
 def test_an_evaluation_that_outgrows_what_was_set_aside_goes_on_while_there_is_room(run: RunFiles) -> None:
     config = worker.read_run(run)
-    budget = RunBudget(config, run)
+    budget = open_budget(config, run)
     take_step(budget, 1.2)
     budget.evaluated(due := asks(config, 1), Tokens(sample=10**6))
-    assert budget.why_to_stop([due], is_step=False) == ""  # sets $2 aside
+    assert budget.why_to_stop(0, [due], is_step=False) == ""  # sets $2 aside
     with budget.evaluating(), pytest.raises(InterruptedRunError, match="no room for another part of an eval"):
         exhaust(budget)
     spent = read_spending(run)
@@ -181,7 +181,7 @@ def test_an_evaluation_that_outgrows_what_was_set_aside_goes_on_while_there_is_r
     spend(budget, 0.1)  # a step is not cut off
 
 
-def exhaust(budget: RunBudget) -> None:
+def exhaust(budget: Budget) -> None:
     for _ in range(100):
         spend(budget, 0.1)
 
@@ -192,8 +192,8 @@ def aside_usd(run: RunFiles) -> float:
     return spent.set_aside_usd
 
 
-def spend(budget: RunBudget, usd: float) -> None:
-    with budget.meter.call(tokens := Tokens(sample=round(usd * 1e6 / 2))) as call:
+def spend(budget: Budget, usd: float) -> None:
+    with budget.ledger.meter.call(tokens := Tokens(sample=round(usd * 1e6 / 2))) as call:
         call.billed = tokens
 
 

@@ -20,8 +20,7 @@ from retrain.plan.matrix import Plan
 from retrain.records.layout import RunFiles
 from retrain.records.spending import Tokens, read_spending
 from retrain.trainer import worker
-from retrain.trainer.budget import RunBudget
-from tests.trainer.test_budget import CAMPAIGN, PRICED, take_step
+from tests.trainer.test_budget import CAMPAIGN, PRICED, open_budget, take_step
 from tests.trainer.test_trainer import make_run
 
 
@@ -87,9 +86,9 @@ def test_explain_shows_the_tokens_of_a_step(piloted: tuple[Plan, Learned], retra
 def killed(tmp_path: Path) -> RunFiles:
     """A run that was billed $3, and killed in a call of at most $1."""
     run = make_run(tmp_path / "r", PRICED)
-    budget = RunBudget(worker.read_run(run), run)
+    budget = open_budget(worker.read_run(run), run)
     take_step(budget, 3.0)
-    with budget.meter.call(Tokens(sample=500_000)):
+    with budget.ledger.meter.call(Tokens(sample=500_000)):
         in_flight = run.spend.read_bytes()
     run.spend.write_bytes(in_flight)
     return run
@@ -97,7 +96,7 @@ def killed(tmp_path: Path) -> RunFiles:
 
 def test_what_was_billed_before_a_price_changed_keeps_its_price(killed: RunFiles) -> None:
     dearer = replace(worker.read_run(killed), budget=BudgetSection(prices={"numpy": {"sample": 20}}))
-    take_step(RunBudget(dearer, killed), 3.0)  # of the earlier prices
+    take_step(open_budget(dearer, killed), 3.0)  # of the earlier prices
     spent = read_spending(killed)
     assert spent is not None
     assert (spent.usd, spent.unsure_usd) == (3.0 + 30.0, 1.0)
@@ -105,7 +104,7 @@ def test_what_was_billed_before_a_price_changed_keeps_its_price(killed: RunFiles
 
 def test_a_run_whose_price_is_not_known_any_more_tells_no_dollars(killed: RunFiles) -> None:
     unpriced = replace(worker.read_run(killed), budget=BudgetSection())
-    take_step(RunBudget(unpriced, killed), 3.0)
+    take_step(open_budget(unpriced, killed), 3.0)
     spent = read_spending(killed)
     assert spent is not None
     assert (spent.usd, spent.unsure_usd, spent.tokens.sample) == (None, None, 3_000_000)

@@ -18,18 +18,21 @@ from retrain.campaign.orchestrate import CampaignOutcome
 from retrain.campaign.run import reopen, start
 from retrain.config.load import load_config, parse
 from retrain.config.prices import Price
+from retrain.config.schema import Config
 from retrain.plan.build import plan_runs
 from retrain.plan.estimate.history import learn
 from retrain.plan.explain import explain_plan
 from retrain.plan.preflight import preflight
 from retrain.records.campaign_state import asked_to_stop
-from retrain.records.layout import CampaignFiles, RunFiles
+from retrain.records.layout import CampaignFiles, RunFiles, campaign_of
 from retrain.records.metrics import read_metrics
 from retrain.records.run_state import read_attempts
 from retrain.records.spending import Spending, Tokens, read_spending, write_spending
 from retrain.results.status import survey
 from retrain.trainer import worker
-from retrain.trainer.budget import RunBudget
+from retrain.trainer.budget import Budget
+from retrain.trainer.ledger import Ledger
+from retrain.trainer.source import AsyncSource
 from tests.crash_disk import Disk
 from tests.crash_run import Unlucky
 from tests.stopping import StopAtLook
@@ -131,42 +134,46 @@ def pair(tmp_path: Path) -> Iterator[tuple[RunFiles, RunFiles]]:
         yield runs
 
 
-def take_step(budget: RunBudget, usd: float) -> None:
-    with budget.meter.call(tokens := Tokens(sample=round(usd * 1e6 / 2))) as call:
+def open_budget(config: Config, run: RunFiles, ahead: AsyncSource | None = None) -> Budget:
+    return Budget(config, campaign_of(run.directory), Ledger(config, run), ahead)
+
+
+def take_step(budget: Budget, usd: float) -> None:
+    with budget.ledger.meter.call(tokens := Tokens(sample=round(usd * 1e6 / 2))) as call:
         call.billed = tokens
     budget.took_step(12)
 
 
 def test_a_worker_leaves_what_another_has_set_aside(pair: tuple[RunFiles, RunFiles]) -> None:
-    one, other = (RunBudget(worker.read_run(files), files) for files in pair)
-    assert (one.why_to_stop(), other.why_to_stop()) == ("", "")
+    one, other = (open_budget(worker.read_run(files), files) for files in pair)
+    assert (one.why_to_stop(0), other.why_to_stop(0)) == ("", "")
     take_step(one, 3.0)
     take_step(other, 3.0)
-    assert one.why_to_stop() == ""  # 6 are spent, and 3 set aside
-    assert "$6.00 are spent, $3.00 are set aside by other runs" in other.why_to_stop()
+    assert one.why_to_stop(0) == ""  # 6 are spent, and 3 set aside
+    assert "$6.00 are spent, $3.00 are set aside by other runs" in other.why_to_stop(0)
     assert asked_to_stop(CampaignFiles(pair[0].directory.parent.parent)) == 1
 
 
 def test_what_a_step_cost_at_other_prices_says_nothing_of_the_next(pair: tuple[RunFiles, RunFiles]) -> None:
     config, files = worker.read_run(pair[0]), pair[0]
-    dear = RunBudget(config, files)
+    dear = open_budget(config, files)
     take_step(dear, 6.0)
-    assert "the next step costs up to $6.00" in dear.why_to_stop()
-    dear.close()
+    assert "the next step costs up to $6.00" in dear.why_to_stop(0)
+    dear.ledger.close()
     fallen = {"numpy": {kind: usd / 10 for kind, usd in PRICES["numpy"].items()}}
-    cheap = RunBudget(replace(config, budget=replace(config.budget, prices=fallen)), files)
-    assert cheap.why_to_stop() == ""
+    cheap = open_budget(replace(config, budget=replace(config.budget, prices=fallen)), files)
+    assert cheap.why_to_stop(0) == ""
 
 
 def test_what_a_step_cost_is_set_aside_if_prices_have_risen(pair: tuple[RunFiles, RunFiles]) -> None:
     config, files = worker.read_run(pair[0]), pair[0]
-    cheap = RunBudget(config, files)
+    cheap = open_budget(config, files)
     take_step(cheap, 6.0)
-    assert cheap.why_to_stop()
-    cheap.close()
+    assert cheap.why_to_stop(0)
+    cheap.ledger.close()
     risen = {"numpy": {kind: 2 * usd for kind, usd in PRICES["numpy"].items()}}
-    dear = RunBudget(replace(config, budget=replace(config.budget, prices=risen)), files)
-    assert "the next step costs up to $12.00" in dear.why_to_stop()
+    dear = open_budget(replace(config, budget=replace(config.budget, prices=risen)), files)
+    assert "the next step costs up to $12.00" in dear.why_to_stop(0)
 
 
 @pytest.mark.parametrize("times", [0.1, 2])
@@ -176,56 +183,56 @@ def test_what_a_step_cost_is_set_aside_at_the_prices_of_now_in_each_later_attemp
     raw = {**PRICED, "budget": {"prices": PRICES, "usd": 1000.0}}
     files = make_run(CampaignFiles(tmp_path / "c").run("a_s0").directory, raw)
     config = worker.read_run(files)
-    take_step(before := RunBudget(config, files), 6.0)
-    assert before.why_to_stop() == ""
+    take_step(before := open_budget(config, files), 6.0)
+    assert before.why_to_stop(0) == ""
     prices = {"numpy": {kind: times * usd for kind, usd in PRICES["numpy"].items()}}
     changed = replace(config, budget=replace(config.budget, prices=prices))
     for attempt in range(3):
-        budget = RunBudget(changed, files)
-        assert budget.why_to_stop() == ""
+        budget = open_budget(changed, files)
+        assert budget.why_to_stop(0) == ""
         assert (found := read_spending(files)) is not None
         assert found.set_aside_usd == pytest.approx(6.0 * times)
         assert found.usd == pytest.approx(6.0 + attempt * 6.0 * times)
         take_step(budget, 6.0)  # of the earlier prices
-        assert budget.why_to_stop() == ""
+        assert budget.why_to_stop(0) == ""
 
 
 def test_a_record_that_does_not_tell_at_which_prices_it_learned_is_read(
     pair: tuple[RunFiles, RunFiles],
 ) -> None:
-    take_step(before := RunBudget(worker.read_run(pair[0]), pair[0]), 6.0)
-    assert before.why_to_stop()
+    take_step(before := open_budget(worker.read_run(pair[0]), pair[0]), 6.0)
+    assert before.why_to_stop(0)
     earlier = json.loads(pair[0].spend.read_text())
     del earlier["tokens_usd"]
     pair[0].spend.write_text(json.dumps(earlier))
-    assert "the next step costs up to $6.00" in RunBudget(worker.read_run(pair[0]), pair[0]).why_to_stop()
+    assert "the next step costs up to $6.00" in open_budget(worker.read_run(pair[0]), pair[0]).why_to_stop(0)
 
 
 def test_what_a_finished_run_had_set_aside_is_free(pair: tuple[RunFiles, RunFiles]) -> None:
-    one, other = (RunBudget(worker.read_run(files), files) for files in pair)
-    assert (one.why_to_stop(), other.why_to_stop()) == ("", "")
+    one, other = (open_budget(worker.read_run(files), files) for files in pair)
+    assert (one.why_to_stop(0), other.why_to_stop(0)) == ("", "")
     take_step(one, 3.0)
     take_step(other, 3.0)
-    assert one.why_to_stop() == ""
-    one.close()
-    assert other.why_to_stop() == ""
+    assert one.why_to_stop(0) == ""
+    one.ledger.close()
+    assert other.why_to_stop(0) == ""
 
 
 def test_of_a_run_whose_worker_was_killed_the_calls_in_flight_count_until_it_is_tried_again(
     pair: tuple[RunFiles, RunFiles],
 ) -> None:
-    one = RunBudget(worker.read_run(pair[0]), pair[0])
-    killed = RunBudget(worker.read_run(pair[1]), files := RunFiles(pair[1].directory.parent / "a_s2"))
+    one = open_budget(worker.read_run(pair[0]), pair[0])
+    killed = open_budget(worker.read_run(pair[1]), files := RunFiles(pair[1].directory.parent / "a_s2"))
     shutil.copytree(pair[1].directory, files.directory)
     take_step(killed, 3.0)
-    assert killed.why_to_stop() == ""  # sets $3 aside
-    with killed.meter.call(Tokens(sample=500_000)):
+    assert killed.why_to_stop(0) == ""  # sets $3 aside
+    with killed.ledger.meter.call(Tokens(sample=500_000)):
         in_flight = files.spend.read_bytes()
     files.spend.write_bytes(in_flight)  # as a kill leaves it
     take_step(one, 3.0)
-    assert one.why_to_stop() == ""
+    assert one.why_to_stop(0) == ""
     take_step(one, 3.0)
-    assert "$9.00 are spent, $1.00 are set aside by other runs" in one.why_to_stop()
+    assert "$9.00 are spent, $1.00 are set aside by other runs" in one.why_to_stop(0)
 
 
 @pytest.mark.parametrize("usd", [None, 5.0, 20.0])
@@ -233,30 +240,30 @@ def test_a_worker_that_a_resume_adopts_keeps_the_budget_of_now(
     pair: tuple[RunFiles, RunFiles], usd: float | None
 ) -> None:
     config = worker.read_run(pair[0])  # of $10
-    budget = RunBudget(replace(config, budget=replace(config.budget, usd=usd)), pair[0])
+    budget = open_budget(replace(config, budget=replace(config.budget, usd=usd)), pair[0])
     for _ in range(3):
-        assert budget.why_to_stop() == ""
+        assert budget.why_to_stop(0) == ""
         take_step(budget, 3.0)
-    assert "the budget of $10.00 has no room for another step: $9.00 are spent" in budget.why_to_stop()
+    assert "the budget of $10.00 has no room for another step: $9.00 are spent" in budget.why_to_stop(0)
 
 
 def test_a_call_that_a_kill_cut_off_counts_in_full(pair: tuple[RunFiles, RunFiles]) -> None:
     files = pair[0]
-    killed = RunBudget(worker.read_run(files), files)
-    with killed.meter.call(Tokens(sample=4_000_000)):
+    killed = open_budget(worker.read_run(files), files)
+    with killed.ledger.meter.call(Tokens(sample=4_000_000)):
         in_flight = files.spend.read_bytes()
     files.spend.write_bytes(in_flight)  # as a kill leaves it
-    again = RunBudget(worker.read_run(files), files)
+    again = open_budget(worker.read_run(files), files)
     found = read_spending(files)
     assert found is not None
     assert (found.spent_usd, found.unsure, found.open) == (8.0, Tokens(sample=4_000_000), Tokens())
     take_step(again, 2.0)
-    assert "no room for another step: $10.00 are spent" in again.why_to_stop()
+    assert "no room for another step: $10.00 are spent" in again.why_to_stop(0)
 
 
 def test_a_call_that_was_refused_costs_nothing(pair: tuple[RunFiles, RunFiles]) -> None:
-    budget = RunBudget(worker.read_run(pair[0]), pair[0])
-    with budget.meter.call(Tokens(sample=4_000_000)) as call:
+    budget = open_budget(worker.read_run(pair[0]), pair[0])
+    with budget.ledger.meter.call(Tokens(sample=4_000_000)) as call:
         call.billed = Tokens()
     assert (found := read_spending(pair[0])) is not None
     assert found.spent_usd == 0.0
@@ -268,11 +275,11 @@ def test_a_power_loss_takes_nothing_of_what_was_billed(
     run, kept = pair[0], tmp_path / "kept"
     disk = Disk(run.directory, loses_power=True)
     with disk.installed():
-        budget = RunBudget(worker.read_run(run), run)
+        budget = open_budget(worker.read_run(run), run)
         for _ in range(2):
-            with budget.meter.call(Tokens(sample=4)) as call:
+            with budget.ledger.meter.call(Tokens(sample=4)) as call:
                 call.billed = Tokens(sample=3)
-        with pytest.raises(KeyError), budget.meter.call(Tokens(sample=4)):
+        with pytest.raises(KeyError), budget.ledger.meter.call(Tokens(sample=4)):
             raise KeyError  # nobody learns what it was billed
     kept.mkdir()
     disk.image(Unlucky(), kept)
@@ -285,7 +292,7 @@ def test_damaged_spending_is_not_taken_for_none(pair: tuple[RunFiles, RunFiles])
     write_spending(pair[0], Spending())
     pair[0].spend.write_text(pair[0].spend.read_text().replace('"sample": 0', '"sample": -1'))
     with pytest.raises(RecordsError, match=r"spend\.json: does not tell what was spent"):
-        RunBudget(worker.read_run(pair[1]), pair[1]).why_to_stop()
+        open_budget(worker.read_run(pair[1]), pair[1]).why_to_stop(0)
 
 
 def test_a_run_whose_spending_is_damaged_says_so(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import threading
 
 import numpy as np
@@ -10,19 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from retrain.base.errors import EXIT_INFRASTRUCTURE, RunFailedError, UnscoredStepError
+from retrain.base.errors import EXIT_INFRASTRUCTURE, RunFailedError
 from retrain.base.rollouts import Group, Prompt, Rollout
 from retrain.cli.render.status import warnings
 from retrain.config.load import parse
 from retrain.plugins.advantages import grpo, maxrl, over_batch, rloo
 from retrain.plugins.rewards import Outcome, Score
 from retrain.records.metrics import read_metrics
-from retrain.records.reading import read_run
-from retrain.records.run_row import PlannedRun
+from retrain.records.run_row import PlannedRun, read_row
 from retrain.results.report.gather import gather
 from retrain.trainer import worker
 from retrain.trainer.batch import BoundAlgorithm, ScoredBatch, open_advantage
-from retrain.trainer.scoring import UnscoredCount
+from retrain.trainer.unscored import UnscoredCount
 from tests.stopping import StopAfterStep
 from tests.trainer.test_trainer import make_run, with_
 
@@ -169,7 +169,7 @@ def test_status_and_report_name_the_share_without_a_score_and_the_first_reason(t
     share = np.mean([row["reward_error_fraction"] for row in rows])
     lines, first = inspect.getsourcelines(judge_away)
     line = first + next(i for i, text in enumerate(lines) if "raise" in text)
-    row = read_run(PlannedRun("r", "a", 0, 6), files).row
+    row = read_row(PlannedRun("r", "a", 0, 6), files)
     assert 0 < share < 1
     assert row.unscored_fraction == pytest.approx(share)
     assert row.unscored_reason.endswith(f"test_unscored.py:{line}: UnscoredError: no answer")
@@ -182,7 +182,7 @@ def test_status_and_report_name_the_share_without_a_score_and_the_first_reason(t
 def test_a_run_whose_completions_all_have_a_score_says_nothing(tmp_path):
     files = make_run(tmp_path / "r", with_("training", max_steps=1))
     assert worker.run(files.directory, threading.Event()) == 0
-    row = read_run(PlannedRun("r", "a", 0, 6), files).row
+    row = read_row(PlannedRun("r", "a", 0, 6), files)
     assert (row.unscored_fraction, list(warnings([row]))) == (None, [])
     assert gather(files.directory).problems == ()
 
@@ -206,16 +206,16 @@ def test_only_outages_in_ten_steps_in_a_row_end_a_run():
     ):
         for _ in range(steps):
             found = count.add(batch)
-            count.require_scorer()
+            assert count.outage() is None
     assert found.fraction == pytest.approx((40 + 18 + 1 + 18) / (60 + 27 + 2 + 27))
     assert found.outage_fraction == pytest.approx((18 + 1 + 18) / (60 + 27 + 2 + 27))
     resumed = UnscoredCount(max_unscored=0.5)
     resumed.load_state_dict(json.loads(json.dumps(count.state_dict())))
     resumed.add(step(NAN, NAN, 1.0))
-    with pytest.raises(UnscoredStepError, match=r"more than 50% .* last 10 steps .*max_unscored.*: 503"):
-        resumed.require_scorer()
+    why = r"more than 50% .* last 10 steps .*max_unscored.*: 503"
+    assert re.search(why, str(resumed.outage()))
     resumed.add(step(1.0, 1.0))
-    resumed.require_scorer()
+    assert resumed.outage() is None
 
 
 def away_after(completion, prompt, *, steps):
@@ -239,7 +239,7 @@ def test_a_run_whose_judge_is_away_ends_as_infrastructure_and_goes_on_when_it_is
     assert worker.run(files.directory, threading.Event()) == EXIT_INFRASTRUCTURE
     last = read_metrics(files.directory)[-1]
     assert (last["step"], last["unscored_fraction"]) == (12, last["unscored_outage_fraction"])
-    row = read_run(PlannedRun("r", "a", 0, 20), files).row
+    row = read_row(PlannedRun("r", "a", 0, 20), files)
     assert row.state == "infrastructure"
     assert "for more than 50% of the completions in each of the last 10 steps" in row.message
     assert "the scorer failed or timed out; the first:" in row.unscored

@@ -1,0 +1,136 @@
+"""Whatever a run does beside its algorithm attaches to the loop, which is not edited for it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from retrain.control.rules import StateDict
+from retrain.records.metrics import read_metrics
+from retrain.records.row_parts import column, row_part
+from retrain.records.run_state import read_attempts, read_done
+from retrain.records.step_row import StepRow
+from retrain.trainer import checkpoint, opening, worker
+from retrain.trainer.evaluation import Due
+from retrain.trainer.part import Loop, Part
+from retrain.trainer.step import TakenStep
+from tests.stopping import StopAfterStep
+from tests.trainer.test_trainer import SMALL, make_run, train, weights, with_, without_times
+
+
+@row_part
+class Longest:
+    """What the part below adds to a row."""
+
+    tokens: int = column("tokens", "the longest completion of the run so far", key="longest_so_far")
+
+
+class LongestCompletion(Part):
+    """A capability of a few lines: it follows a run's longest completion, and stops the run after a step."""
+
+    name = "longest"
+
+    def __init__(self, last_step: int, calls: list[str]) -> None:
+        self._last_step, self._calls, self._tokens = last_step, calls, 0
+
+    def begin(self, loop: Loop) -> None:
+        self._calls.append(f"begin {loop.step}")
+
+    def before_step(self, loop: Loop) -> None:
+        self._calls.append(f"before {loop.step}")
+
+    def why_to_stop(self, step: int, due: Sequence[Due] = (), *, is_step: bool = True) -> str:
+        return f"{self._tokens} tokens suffice" if step == self._last_step and is_step else ""
+
+    def after_step(self, loop: Loop, taken: TakenStep, row: StepRow) -> StepRow:
+        self._tokens = max(self._tokens, taken.rollouts.length_max)
+        return replace(row, others={**row.others, "longest": Longest(tokens=self._tokens)})
+
+    def finish(self, loop: Loop) -> dict[str, int]:
+        return {"longest": self._tokens}
+
+    def state_dict(self) -> StateDict:
+        return {"tokens": self._tokens}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        self._calls.append(f"load {state['tokens']}")
+        self._tokens = state["tokens"]
+
+    def close(self) -> None:
+        self._calls.append("close")
+
+
+def attach(monkeypatch: pytest.MonkeyPatch, part: Part) -> None:
+    parts_of = opening.parts_of
+
+    def with_another(run: opening.OpenRun) -> Iterator[Part]:
+        yield from parts_of(run)
+        yield part
+
+    monkeypatch.setattr(opening, "parts_of", with_another)
+
+
+def test_a_part_of_ones_own_stops_a_run_and_goes_on_from_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, calls = make_run(tmp_path / "r", SMALL), []
+    with monkeypatch.context() as context:
+        attach(context, LongestCompletion(2, calls))
+        assert worker.run(files.directory, threading.Event()) == 130
+    why = "stopped after step 2: 4 tokens suffice; a checkpoint was saved"
+    assert read_attempts(files.attempts)[-1].message == why
+    assert calls == ["begin 0", "before 0", "before 1", "before 2", "close"]
+    calls.clear()
+    attach(monkeypatch, LongestCompletion(0, calls))
+    assert worker.run(files.directory, threading.Event()) == 0
+    assert calls[:3] == ["load 4", "begin 2", "before 2"]
+    assert [row["longest_so_far"] for row in read_metrics(files.directory)] == [4] * 6
+    assert (done := read_done(files.done)) is not None
+    assert done.result["longest"] == 4
+
+
+def test_a_part_that_only_looks_changes_no_other_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = read_metrics(train(tmp_path / "plain").directory)
+    attach(monkeypatch, LongestCompletion(-1, []))
+    rows = read_metrics(train(tmp_path / "watched").directory)
+    assert [row.popitem()[0] for row in rows] == ["longest_so_far"] * 6
+    assert without_times(rows) == without_times(plain)
+
+
+def as_before_parts(directory: Path) -> None:
+    """Rewrite a checkpoint as the first ones of its format were, with states beside and within others'."""
+    state = json.loads((directory / checkpoint.STATE).read_text())
+    state["steering"] |= state.pop("signs")
+    state |= {"owes_evaluation": state["evals"].pop("owes"), "machine": state["machine"] or None}
+    state["warmup"] = state.get("warmup", {"updates": 0})["updates"]
+    (directory / checkpoint.STATE).write_text(json.dumps(state))
+    (directory / checkpoint.DIGESTS).unlink()
+    checkpoint._seal(directory)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        SMALL,
+        {**with_("training", eval_every=2), "data": {"task": "successor", "eval_prompts": 2}},
+        with_("throttle", enabled=True, load_fn="tests.plugins.idle"),
+    ],
+    ids=["plain", "evaluations", "throttle"],
+)
+def test_a_checkpoint_from_before_the_parts_resumes_to_the_last_digit(tmp_path: Path, raw: dict) -> None:
+    whole, broken = train(tmp_path / "whole", raw), make_run(tmp_path / "broken", raw)
+    assert worker.run(broken.directory, StopAfterStep(broken, step=3)) == 130
+    newest = checkpoint.newest(broken.checkpoints)
+    assert newest is not None
+    as_before_parts(newest.directory)
+    assert worker.run(broken.directory, threading.Event()) == 0
+    assert read_attempts(broken.attempts)[-1].resumed_from_step == newest.step > 0
+    assert without_times(read_metrics(broken.directory)) == without_times(read_metrics(whole.directory))
+    assert weights(broken) == weights(whole)
