@@ -29,7 +29,7 @@ from retrain.base.rollouts import Loss, Prompt, TrainingSample
 from retrain.config.schema import BackPressureSection
 from retrain.control.machine.load import LoadMeter, Scope
 from retrain.control.machine.nvidia import gpus, taken_by_others
-from retrain.control.rules.throttle import LEVELS, ThrottlePolicy, decide
+from retrain.control.rules.throttle import LEVELS, ThrottleRule, decide
 from retrain.trainer.step_meter import classify
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ def loads(situation: str, meters: Mapping[str, LoadMeter]) -> Iterator[Line]:
         yield Line(f"{situation}: {name}", share, "", others.parts.get(name, math.nan), "by others")
     for problem in everything.unknown:
         yield Line(f"{situation}: not read: {problem}", math.nan)
-    level = decide(everything, time.monotonic(), None, ThrottlePolicy())[0].level
+    level = decide(everything, time.monotonic(), None, ThrottleRule())[0].level
     yield Line(f"{situation}: batch that the throttle allows", 100 * LEVELS[level].batch_multiplier, "%")
 
 

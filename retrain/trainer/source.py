@@ -142,7 +142,7 @@ class AsyncSource(Source):
         """Prepare; the first step starts the producers. A ValueError names settings that could deadlock."""
         super().__init__(prompts, sample)
         self._flow: Flow[tuple[int, Group]] = Flow(settings, seed)
-        self._policy = nullcontext() if overlaps else threading.Lock()
+        self._policy_lock = nullcontext() if overlaps else threading.Lock()
         self._threads = [
             threading.Thread(target=self._work, name=f"producer-{number}", daemon=True)
             for number in range(workers if overlaps else 1)
@@ -187,14 +187,14 @@ class AsyncSource(Source):
     @contextmanager
     def updating(self, version: int) -> Iterator[None]:
         """Keep producers from sampling with half-updated weights, then publish the new version."""
-        with self._policy:
+        with self._policy_lock:
             yield
             with self._monitor.changing():
                 self._flow.publish(version)
 
     def exclusive(self) -> AbstractContextManager[object]:
         """Return the lock that keeps producers out; none if the backend takes concurrent calls."""
-        return self._policy
+        return self._policy_lock
 
     def end_at(self, step: int) -> None:
         with self._monitor.changing():
@@ -290,7 +290,7 @@ class AsyncSource(Source):
             self._under_way.update(positions)
             prompts = [self._prompts.at(position) for position in positions]
         try:
-            with self._policy:
+            with self._policy_lock:
                 self._monitor.check_open("the policy")
                 version = flow.version  # read inside it, where an update publishes before it leaves
                 groups = self._in_parts(prompts)

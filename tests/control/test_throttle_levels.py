@@ -7,7 +7,7 @@ from retrain.control.rules.throttle import (
     Held,
     Load,
     ThrottleLevel,
-    ThrottlePolicy,
+    ThrottleRule,
     ThrottleState,
     decide,
     level_for,
@@ -15,23 +15,23 @@ from retrain.control.rules.throttle import (
 
 FULL, REDUCED, MINIMAL, PAUSED = ThrottleLevel
 LOADS = st.floats(0, 1)
-POLICY = ThrottlePolicy()
+RULE = ThrottleRule()
 
 
 def loaded(share):
     return Load({"cpu": share})
 
 
-def replay(shares, policy=POLICY, every_s=5.0):
+def replay(shares, rule=RULE, every_s=5.0):
     held, states = None, []
     for i, share in enumerate(shares):
-        state, held = decide(loaded(share), i * every_s, held, policy)
+        state, held = decide(loaded(share), i * every_s, held, rule)
         states.append(state)
     return states
 
 
-def levels(shares, policy=POLICY, every_s=5.0):
-    return [state.level for state in replay(shares, policy, every_s)]
+def levels(shares, rule=RULE, every_s=5.0):
+    return [state.level for state in replay(shares, rule, every_s)]
 
 
 def test_levels_are_ordered_by_restriction():
@@ -69,15 +69,15 @@ def test_each_level_leaves_what_its_table_row_says(level, batch, workers, gpu, i
 @given(low=LOADS, high=LOADS, min_level=st.sampled_from(ThrottleLevel))
 def test_more_load_never_leaves_more(low, high, min_level):
     low, high = sorted((low, high))
-    policy = ThrottlePolicy(min_level=min_level)
-    (at_low,), (at_high,) = replay([low], policy), replay([high], policy)
+    rule = ThrottleRule(min_level=min_level)
+    (at_low,), (at_high,) = replay([low], rule), replay([high], rule)
     assert at_low.batch_multiplier >= at_high.batch_multiplier
     assert at_low.level >= min_level
 
 
 @given(shares=st.lists(LOADS, min_size=1), min_level=st.sampled_from(ThrottleLevel))
 def test_no_history_of_loads_goes_below_the_minimum_or_the_table(shares, min_level):
-    chosen = levels(shares, ThrottlePolicy(min_level=min_level))
+    chosen = levels(shares, ThrottleRule(min_level=min_level))
     assert all(level >= max(min_level, level_for(share)) for level, share in zip(chosen, shares, strict=True))
 
 
@@ -103,7 +103,7 @@ def test_one_low_reading_at_the_end_of_the_dwell_relaxes_no_further_than_the_oth
 
 @given(shares=st.lists(LOADS, min_size=1))
 def test_a_level_is_left_only_for_one_that_every_reading_of_the_dwell_allowed(shares):
-    chosen, readings = levels(shares), int(POLICY.dwell_s // 5) + 1
+    chosen, readings = levels(shares), int(RULE.dwell_s // 5) + 1
     for i in range(1, len(shares)):
         if chosen[i] < chosen[i - 1]:
             assert i + 1 >= readings
@@ -111,27 +111,27 @@ def test_a_level_is_left_only_for_one_that_every_reading_of_the_dwell_allowed(sh
 
 
 def test_relaxing_stops_at_the_level_that_keeps_the_margin():
-    assert levels([0.9, 0.58, 0.58, 0.58], ThrottlePolicy(hysteresis=0.05)) == [PAUSED] * 3 + [MINIMAL]
+    assert levels([0.9, 0.58, 0.58, 0.58], ThrottleRule(hysteresis=0.05)) == [PAUSED] * 3 + [MINIMAL]
 
 
 def test_an_unknown_load_is_marked_and_never_full():
-    state, _ = decide(Load(unknown=("GPU: gone",)), 0.0, None, POLICY)
+    state, _ = decide(Load(unknown=("GPU: gone",)), 0.0, None, RULE)
     assert (state.level, state.load, state.is_known) == (REDUCED, None, False)
     assert "GPU: gone" in state.reason
 
 
 def test_a_partly_unknown_load_is_as_restrictive_as_its_known_part():
-    state, _ = decide(Load({"cpu": 0.9}, ("GPU: gone",)), 0.0, None, POLICY)
+    state, _ = decide(Load({"cpu": 0.9}, ("GPU: gone",)), 0.0, None, RULE)
     assert (state.level, state.is_known) == (PAUSED, False)
 
 
-def test_the_policy_for_unknown_loads_is_a_choice():
-    state, _ = decide(Load(), 0.0, None, ThrottlePolicy(on_unknown=PAUSED))
+def test_the_rule_for_unknown_loads_is_a_choice():
+    state, _ = decide(Load(), 0.0, None, ThrottleRule(on_unknown=PAUSED))
     assert not state.should_train
 
 
 def test_a_reading_that_becomes_unknown_does_not_relax_at_once():
-    state, held = decide(Load(), 1.0, Held(PAUSED), POLICY)
+    state, held = decide(Load(), 1.0, Held(PAUSED), RULE)
     assert (state.level, held.calm_since_s) == (PAUSED, 1.0)
 
 
@@ -140,7 +140,7 @@ def test_a_reading_that_becomes_unknown_does_not_relax_at_once():
 )
 def test_margins_that_cannot_work_are_refused(choice):
     with pytest.raises(ValueError, match="needs"):
-        ThrottlePolicy(**choice)
+        ThrottleRule(**choice)
 
 
 @given(share=LOADS)

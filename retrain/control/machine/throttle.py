@@ -22,14 +22,14 @@ from retrain.base.event_loop import begun
 from retrain.config.schema import ThrottleSection
 from retrain.control.machine.load import LoadMeter, Pids, Scope
 from retrain.control.rules import StateDict
-from retrain.control.rules.throttle import Held, Load, ThrottleLevel, ThrottlePolicy, ThrottleState, decide
+from retrain.control.rules.throttle import Held, Load, ThrottleLevel, ThrottleRule, ThrottleState, decide
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
 __all__ = ["ThrottleLevel", "ThrottleState", "TrainingThrottle"]
 
-DEFAULTS = ThrottlePolicy()
+DEFAULTS = ThrottleRule()
 READING_LIMIT_S = 10.0  # a reading takes 0.25 s; a monitor that hangs must not stop a campaign
 
 
@@ -82,9 +82,7 @@ class TrainingThrottle:
     ) -> None:
         if history_size is not None and history_size < 1:
             raise ValueError(f"history_size={history_size}: needs at least 1")
-        self._policy = ThrottlePolicy(
-            ThrottleLevel(min_level), ThrottleLevel(on_unknown), hysteresis, dwell_s
-        )
+        self._rule = ThrottleRule(ThrottleLevel(min_level), ThrottleLevel(on_unknown), hysteresis, dwell_s)
         self._meter = LoadMeter(scope, prefer_gpu, own_pids)
         self._custom_load_fn = custom_load_fn
         self._clock, self._wall_clock = clock, wall_clock
@@ -95,7 +93,7 @@ class TrainingThrottle:
 
     def check(self) -> ThrottleState:
         """Measure now and decide; raise LoadError if `custom_load_fn` returned no number."""
-        return self._check(self._policy)
+        return self._check(self._rule)
 
     def should_check(self) -> bool:
         """Whether the current level's check interval has passed since the last check."""
@@ -148,9 +146,9 @@ class TrainingThrottle:
         if timeout is not None and math.isnan(timeout):
             raise ValueError(f"timeout={timeout}: needs a number of seconds, or None to wait without limit")
         stop = stop or threading.Event()
-        policy = dataclasses.replace(self._policy, dwell_s=min(self._policy.dwell_s, poll))
+        rule = dataclasses.replace(self._rule, dwell_s=min(self._rule.dwell_s, poll))
         began_s = self._clock()
-        while not (state := self._check(policy)).should_train:
+        while not (state := self._check(rule)).should_train:
             if on_poll is not None:
                 on_poll(state)
             left_s = poll if timeout is None else min(poll, timeout - (self._clock() - began_s))
@@ -183,10 +181,10 @@ class TrainingThrottle:
             since_s = None if state["calm_s"] is None else self._clock() - state["calm_s"]
             self._held = Held(ThrottleLevel(state["level"]), since_s, ThrottleLevel(state["calm_level"]))
 
-    def _check(self, policy: ThrottlePolicy) -> ThrottleState:
+    def _check(self, rule: ThrottleRule) -> ThrottleState:
         load = self._read()
         now_s = self._clock()
-        state, self._held = decide(load, now_s, self._held, policy)
+        state, self._held = decide(load, now_s, self._held, rule)
         self._checked_s = now_s
         self._history.append((self._wall_clock(), state))
         return state

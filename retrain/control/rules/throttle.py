@@ -70,7 +70,7 @@ class Load:
 class ThrottleState:
     """The level chosen for one reading, with the reason.
 
-    If the load is unknown, `is_known` is False, `level` is at least the policy's `on_unknown`, so that a
+    If the load is unknown, `is_known` is False, `level` is at least the rule's `on_unknown`, so that a
     training loop can always act on it, and `reason` names what could not be read.
     """
 
@@ -132,7 +132,7 @@ class ThrottleState:
 
 
 @dataclass(frozen=True, slots=True)
-class ThrottlePolicy:
+class ThrottleRule:
     """Settings of the throttle.
 
     Raises:
@@ -165,39 +165,39 @@ def level_for(load: float) -> ThrottleLevel:
     return max(level for level, allowance in LEVELS.items() if load >= allowance.from_load)
 
 
-def decide(load: Load, now_s: float, held: Held | None, policy: ThrottlePolicy) -> tuple[ThrottleState, Held]:
+def decide(load: Load, now_s: float, held: Held | None, rule: ThrottleRule) -> tuple[ThrottleState, Held]:
     """Choose the level for a reading, and return the state for the next decision.
 
     `now_s` is from the same monotonic clock in every call; `held` is what the last decision returned.
     """
-    wanted = _target(load, 0.0, policy)
+    wanted = _target(load, 0.0, rule)
     if held is None or wanted >= held.level:
-        return _state(wanted, load, policy), Held(wanted)
-    eased = _target(load, policy.hysteresis, policy)
+        return _state(wanted, load, rule), Held(wanted)
+    eased = _target(load, rule.hysteresis, rule)
     if eased >= held.level:
         held = Held(held.level)
-        return _state(held.level, load, policy, f"; held within {policy.hysteresis:g} of the boundary"), held
+        return _state(held.level, load, rule, f"; held within {rule.hysteresis:g} of the boundary"), held
     calm_since_s = now_s if held.calm_since_s is None else held.calm_since_s
     calm_level = max(held.calm_level, eased)
-    if now_s - calm_since_s < policy.dwell_s:
+    if now_s - calm_since_s < rule.dwell_s:
         held = Held(held.level, calm_since_s, calm_level)
-        return _state(held.level, load, policy, f"; held until calm for {policy.dwell_s:g} s"), held
-    return _state(calm_level, load, policy), Held(calm_level)
+        return _state(held.level, load, rule, f"; held until calm for {rule.dwell_s:g} s"), held
+    return _state(calm_level, load, rule), Held(calm_level)
 
 
-def _target(load: Load, margin: float, policy: ThrottlePolicy) -> ThrottleLevel:
-    levels = [policy.min_level]
+def _target(load: Load, margin: float, rule: ThrottleRule) -> ThrottleLevel:
+    levels = [rule.min_level]
     if load.value is not None:
         levels.append(level_for(load.value + margin))
     if not load.is_known:
-        levels.append(policy.on_unknown)
+        levels.append(rule.on_unknown)
     return max(levels)
 
 
-def _state(level: ThrottleLevel, load: Load, policy: ThrottlePolicy, held_because: str = "") -> ThrottleState:
+def _state(level: ThrottleLevel, load: Load, rule: ThrottleRule, held_because: str = "") -> ThrottleState:
     parts = ", ".join(f"{name} {share:.2f}" for name, share in load.parts.items())
     reason = f"load {load.value:.2f}: {parts}" if load.value is not None else "load unknown"
     if not load.is_known:
         causes = "; ".join(load.unknown) or "nothing was read"
-        reason += f"; unknown, so at least {policy.on_unknown.value}: {causes}"
+        reason += f"; unknown, so at least {rule.on_unknown.value}: {causes}"
     return ThrottleState(level, reason + held_because, load)

@@ -55,7 +55,7 @@ def page(contents: Contents) -> str:
             library=library,
             lines_of_search=lines_of_search,
             mark=MARK,
-            policy=_policy(library, script),
+            content_security_policy=_content_security_policy(library, script),
             script=script,
             style=_file("page.css"),
             vega_style=STYLE,
@@ -99,7 +99,7 @@ def bundle() -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
 
 
-def _policy(*scripts: str) -> str:
+def _content_security_policy(*scripts: str) -> str:
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
     return (

@@ -20,7 +20,7 @@ from retrain.base.rollouts import Floats
 from retrain.control.rules import require
 from retrain.control.rules.usl.nls import (
     UNBOUNDED,
-    Problem,
+    LeastSquares,
     descend,
     fit_least_squares,
     leaning,
@@ -148,13 +148,13 @@ def fit_usl(
     """
     require("method", method, method in ("nls", "online"), "'nls' or 'online'")
     require("noise", noise, noise in ("relative", "absolute"), "'relative' or 'absolute'")
-    problem = Problem.of(*_checked(p, x), is_relative=method == "online" or noise == "relative")
-    time = fit_robust(problem.q, problem.y)
-    theta = problem.coefficients(time) if method == "online" else fit_least_squares(problem, time)
-    bound = np.where(theta >= problem.upper, 1.0, np.where(theta <= 0.0, -1.0, 0.0))
-    free = descend(problem, theta, bounds=UNBOUNDED) if method == "nls" and bound.any() else theta
-    errors = standard_errors(problem.jacobian(free), problem.rounded_residuals(free))
-    one, (sigma, kappa, lambda_) = problem.one, problem.plain(theta)
+    squares = LeastSquares.of(*_checked(p, x), is_relative=method == "online" or noise == "relative")
+    time = fit_robust(squares.q, squares.y)
+    theta = squares.coefficients(time) if method == "online" else fit_least_squares(squares, time)
+    bound = np.where(theta >= squares.upper, 1.0, np.where(theta <= 0.0, -1.0, 0.0))
+    free = descend(squares, theta, bounds=UNBOUNDED) if method == "nls" and bound.any() else theta
+    errors = standard_errors(squares.jacobian(free), squares.rounded_residuals(free))
+    one, (sigma, kappa, lambda_) = squares.one, squares.plain(theta)
     fit = UslFit(
         sigma,
         kappa,
@@ -162,11 +162,11 @@ def fit_usl(
         sigma_error=float(errors[0]) * one,
         kappa_error=float(errors[1]) * one**2,
         lambda_error=float(errors[2]) * lambda_,
-        freedom=max(0, len(problem.q) - len(theta)),
+        freedom=max(0, len(squares.q) - len(theta)),
         unbounded=(float(free[0]) * one, float(free[1]) * one**2),
     )
-    lean = leaning(problem.jacobian(theta), problem.rounded_residuals(theta), bound)
-    return _judged(fit, problem.q * problem.p_unit, lean[:2])
+    lean = leaning(squares.jacobian(theta), squares.rounded_residuals(theta), bound)
+    return _judged(fit, squares.q * squares.p_unit, lean[:2])
 
 
 def _checked(p: Sequence[float] | Floats, x: Sequence[float] | Floats) -> tuple[Floats, Floats]:

@@ -38,7 +38,7 @@ SINGULAR = 1e12  # condition number of the normal matrix above which coefficient
 
 
 @dataclass(frozen=True)
-class Problem:
+class LeastSquares:
     """Scaled measurements, shapes (n,), their units, and whether noise is relative.
 
     Coefficients `theta` are (contention, crosstalk, level). Errors are in log throughput if noise is
@@ -52,7 +52,7 @@ class Problem:
     is_relative: bool
 
     @classmethod
-    def of(cls, p: Floats, x: Floats, *, is_relative: bool) -> Problem:
+    def of(cls, p: Floats, x: Floats, *, is_relative: bool) -> LeastSquares:
         """Scale measurements that are positive and finite."""
         p_unit, x_unit = float(p.max()), float(x.max())
         return cls(np.maximum(p / p_unit, TINY), np.maximum(x / x_unit, TINY), p_unit, x_unit, is_relative)
@@ -147,38 +147,38 @@ def leaning(jacobian: Floats, residuals: Floats, bound: Floats) -> Floats:
     return np.where(move * bound > 0.0, move / np.maximum(errors, math.ulp(0.0)), 0.0)
 
 
-def fit_least_squares(problem: Problem, guess: StepTime) -> Floats:
+def fit_least_squares(squares: LeastSquares, guess: StepTime) -> Floats:
     """Return the least-squares coefficients.
 
     Several starts guard against local minima; the simpler curve wins a tie, so that exactly linear data
     give exactly 0.
     """
-    q, y = problem.q, problem.y
-    if problem.is_relative:
+    q, y = squares.q, squares.y
+    if squares.is_relative:
         level, rounding = np.exp(np.log(y / q).mean()), ROUNDING**2 * len(y)
     else:
         level, rounding = (q @ y) / (q @ q), ROUNDING**2 * float(y @ y)
     highest = float((y / q).max())
-    no_crosstalk = LOWER, problem.upper * (1.0, 0.0, 1.0)
-    saturating = descend(problem, np.array([0.1, 0.0, highest]), bounds=no_crosstalk)
-    starts = [problem.coefficients(guess), np.array([0.1, 0.01, highest])]
+    no_crosstalk = LOWER, squares.upper * (1.0, 0.0, 1.0)
+    saturating = descend(squares, np.array([0.1, 0.0, highest]), bounds=no_crosstalk)
+    starts = [squares.coefficients(guess), np.array([0.1, 0.01, highest])]
     best = np.array([0.0, 0.0, float(level)])  # without contention or crosstalk
-    for theta in (saturating, *[descend(problem, start) for start in starts]):
-        if problem.squared(theta) < problem.squared(best) * (1.0 - 1e-9) - rounding:
+    for theta in (saturating, *[descend(squares, start) for start in starts]):
+        if squares.squared(theta) < squares.squared(best) * (1.0 - 1e-9) - rounding:
             best = theta
     return best
 
 
-def descend(problem: Problem, start: Floats, *, bounds: Bounds | None = None) -> Floats:
+def descend(squares: LeastSquares, start: Floats, *, bounds: Bounds | None = None) -> Floats:
     """Return the coefficients of a local minimum within bounds, which are the law's by default."""
-    bounds = bounds or (LOWER, problem.upper)
+    bounds = bounds or (LOWER, squares.upper)
     theta, damping = np.clip(start, *bounds), 1e-3
-    error = problem.squared(theta)
+    error = squares.squared(theta)
     if math.isinf(error):
         return theta
     for _ in range(MAX_STEPS):
-        candidate = np.clip(theta + _step(problem, theta, damping, bounds), *bounds)
-        candidate_error = problem.squared(candidate)
+        candidate = np.clip(theta + _step(squares, theta, damping, bounds), *bounds)
+        candidate_error = squares.squared(candidate)
         if not candidate_error < error:
             damping *= 4.0
             if damping > 1e12:
@@ -191,10 +191,10 @@ def descend(problem: Problem, start: Floats, *, bounds: Bounds | None = None) ->
     return theta
 
 
-def _step(problem: Problem, theta: Floats, damping: float, bounds: Bounds) -> Floats:
-    jacobian = problem.jacobian(theta)
+def _step(squares: LeastSquares, theta: Floats, damping: float, bounds: Bounds) -> Floats:
+    jacobian = squares.jacobian(theta)
     jacobian[:, 2] /= theta[2]
-    descent = jacobian.T @ problem.residuals(theta)
+    descent = jacobian.T @ squares.residuals(theta)
     stuck = ((theta <= bounds[0]) & (descent < 0.0)) | ((theta >= bounds[1]) & (descent > 0.0))
     step: Floats = np.zeros(3)
     lengths = np.linalg.norm(jacobian, axis=0)
