@@ -38,6 +38,7 @@ MODULES = (
     "errors",
     "replicas",
     "peer",
+    "judge",
     "changes",
     "reading",
     "testing",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from retrain.plugins.sandbox.inside import values
+from retrain.plugins.sandbox.inside.stand_in import attribute_of
 
 if TYPE_CHECKING:
     from retrain.plugins.sandbox.inside.peer import Peer
@@ -22,25 +23,10 @@ class ErrorKind(type):
     """The class of classes of exceptions that were rebuilt: the other side makes their objects."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        peer, number = vars(cls)["_retrain_peer"], vars(cls)["_retrain_number"]
-        return peer.call(number, args, kwargs)
+        own = vars(cls)
+        return own["_retrain_peer"].call(own["_retrain_number"], args, kwargs)
 
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        peer, number = vars(cls)["_retrain_peer"], vars(cls)["_retrain_number"]
-        return peer.decode(*peer.ask("get", number, name))
-
-
-def _attribute(error: BaseException, name: str) -> Any:
-    own = vars(error)
-    if name.startswith("_") or "_retrain_number" not in own:
-        raise AttributeError(name)
-    return own["_retrain_peer"].decode(*own["_retrain_peer"].ask("get", own["_retrain_number"], name))
-
-
-def _text(error: BaseException) -> str:
-    return str(vars(error).get("_retrain_text", ""))
+    __getattr__ = attribute_of
 
 
 def rebuilt_class(name: str, bases: Sequence[Any], peer: Peer, number: int) -> type[BaseException]:
@@ -55,8 +41,8 @@ def rebuilt_class(name: str, bases: Sequence[Any], peer: Peer, number: int) -> t
     own = {
         "_retrain_peer": peer,
         "_retrain_number": number,
-        "__getattr__": _attribute,
-        "__str__": _text,
+        "__getattr__": attribute_of,
+        "__str__": lambda error: str(vars(error).get("_retrain_text", "")),
         "__module__": "solution",
     }
     try:
@@ -65,10 +51,15 @@ def rebuilt_class(name: str, bases: Sequence[Any], peer: Peer, number: int) -> t
         return cast(type[BaseException], ErrorKind(name, (kinds[0],), own))
 
 
-def rebuilt_error(
-    kind: type[BaseException], args: Any, text: str, own: dict[str, Any], peer: Peer, number: int
-) -> BaseException:
-    """Return an exception like one of the other side; its class makes none itself."""
+def rebuilt_error(kind: Any, parts: Sequence[Any], peer: Peer, number: int) -> BaseException:
+    """Return an exception like one of the other side, from its parts; its class makes none itself.
+
+    Raises:
+        FrameError: it cannot be.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+        raise values.FrameError("an exception of no class")
+    args, text, own, cause, is_cause = parts
     base = next(base for base in kind.__mro__ if base.__module__ == "builtins")
     try:
         error = kind.__new__(kind, *args)
@@ -81,25 +72,21 @@ def rebuilt_error(
             setattr(error, name, value)
     if not isinstance(kind, ErrorKind) and str(error) != text:
         error.args = (text,)
-    vars(error).update(_retrain_number=number, _retrain_peer=peer, _retrain_text=text)
+    vars(error).update(_retrain_number=number, _retrain_peer=peer, _retrain_text=str(text))
+    if isinstance(cause, BaseException):
+        setattr(error, "__cause__" if is_cause else "__context__", cause)
     return error
 
 
-def told(error: BaseException, encode: Callable[[Any], Any], depth: int = 0) -> list[Any]:
+def parts_of(error: BaseException, encode: Callable[[Any], Any]) -> list[Any]:
     """Return the parts of an exception: arguments, text, attributes, cause, and whether it is one."""
     own = {str(name): value for name, value in vars(error).items() if name[:1] != "_" or name == "__notes__"}
     for name in FILE_NAMES:
         if isinstance(value := getattr(error, name, None), str):
             own.setdefault(name, value)
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    chain, one = 0, cause
-    while one is not None and chain <= LONGEST_CHAIN:
-        chain, one = chain + 1, one.__cause__ or one.__context__
-    told_cause = encode(cause) if chain <= LONGEST_CHAIN else None
-    return [
-        encode(error.args),
-        str(error)[:2000],
-        encode(own),
-        told_cause,
-        error.__cause__ is not None,
-    ]
+    chain, link = 0, cause
+    while link is not None and chain <= LONGEST_CHAIN:
+        chain, link = chain + 1, link.__cause__ or link.__context__
+    encoded_cause = encode(cause) if chain <= LONGEST_CHAIN else None
+    return [encode(error.args), str(error)[:2000], encode(own), encoded_cause, error.__cause__ is not None]

@@ -29,12 +29,13 @@ def run(reads: int, writes: int, *others: int) -> NoReturn:
     - "tests": `tests` against `source` in the sandbox behind `others`; says how they ended. With `changes`,
       functions of the program may change all arguments.
     """
-    job = values.read_frame(reads)
+    frames = values.Frames(reads)
+    job = frames.read()
     for name in [name for name in sys.modules if name.startswith("retrain.")]:
         del sys.modules[name]
     sys.argv = ["solution.py"]
     try:
-        _do(job, reads, writes, others)
+        _do(job, frames, writes, others)
         code = 0
     except SystemExit as error:
         code = 0 if error.code is None else error.code if isinstance(error.code, int) else 1
@@ -44,9 +45,9 @@ def run(reads: int, writes: int, *others: int) -> NoReturn:
     _end(code)
 
 
-def _do(job: dict[str, Any], reads: int, writes: int, others: Sequence[int]) -> None:
+def _do(job: dict[str, Any], frames: values.Frames, writes: int, others: Sequence[int]) -> None:
     if job["job"] == "stdio":
-        return _stdio(reads, writes, job)
+        return _stdio(frames, writes, job)
     _redirect(_input(""), None)
     if job["job"] == "tests":
         verdict = testing.run(
@@ -58,7 +59,7 @@ def _do(job: dict[str, Any], reads: int, writes: int, others: Sequence[int]) -> 
     _tell_of_paths()
     namespace = _execute("solution", job["source"])
     if job["job"] == "calls":
-        return peer.Peer(reads, writes, namespace).serve()
+        return peer.Peer(frames, writes, namespace).serve()
     reached = testing.run_shared(job["tests"], namespace)
     return values.write_frame(writes, [job["token"], reached])
 
@@ -105,9 +106,9 @@ def _input(text: str) -> int:
     return given
 
 
-def _stdio(reads: int, writes: int, job: dict[str, Any]) -> None:
+def _stdio(frames: values.Frames, writes: int, job: dict[str, Any]) -> None:
     _redirect(_input(job["input"]), writes)
-    os.close(reads)
+    os.close(frames.fd)
     _tell_of_paths()
     _execute("__main__", job["source"])
 

@@ -1,36 +1,29 @@
 """Calls between tests and the program that they test, each in a sandbox of its own.
 
 Data is copied. Functions, classes and other objects stay where they are: the other side gets stand-ins for
-them. What a program returns never runs code of its own where the tests are, and is never told a value that
-it is compared with: a stand-in is equal to no data, and only an object that the tests made themselves, by
-calling a class that they use as one, takes part in comparisons and arithmetic with data.
+them. There are two requests: a call of a function of the other side, and an operation on its objects, such as
+an addition or a look at an attribute.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
-import importlib
 import io
-import itertools
-import os
-import random
 import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from retrain.plugins.sandbox.inside import confine, values
-from retrain.plugins.sandbox.inside.errors import ExitError, rebuilt_class, rebuilt_error, told
+from retrain.plugins.sandbox.inside.errors import ExitError, parts_of, rebuilt_class, rebuilt_error
 from retrain.plugins.sandbox.inside.replicas import LONGEST, Replicas
 from retrain.plugins.sandbox.inside.stand_in import (
-    COMPARING,
     DATA,
+    LENDING,
     OPERATIONS,
-    READING,
     StandIn,
     Visitor,
     awaited,
@@ -39,9 +32,7 @@ from retrain.plugins.sandbox.inside.stand_in import (
     operate,
 )
 
-MOST_ITEMS = 1000  # of an object of the program, in which the tests look for something
-OF_NAMED_TUPLES = ("_asdict", "_fields", "_make", "_replace")
-OPEN_NAMES = ("__name__", "__qualname__", "__doc__", "__module__", "__annotations__", "__class__")
+RESULT, ERROR, UNSENT = "=", "!", "~"  # kinds of answers; the last: a value that cannot be handed over
 
 
 class BrokenError(BaseException):
@@ -49,101 +40,222 @@ class BrokenError(BaseException):
 
 
 @dataclass
-class Identities:
-    """What becomes of data with an identity while it is encoded or decoded."""
+class Passed:
+    """Data with an identity among the arguments of a call, which both sides know by its place there."""
 
-    places: dict[int, int] = field(default_factory=dict)  # among arguments, by identity
-    given: list[Any] = field(default_factory=list)  # arguments, by their places
-    taken: list[Any] | None = None  # arguments that are decoded
-    registers: bool = False  # arguments are encoded
-    lends: bool = False  # an object here holds what is encoded
-    skips: Any = None  # the next one, whose content is wanted
+    values: dict[int, Any] = field(default_factory=dict)
+    places: dict[int, int] = field(default_factory=dict)  # by identity
+    changeable: set[int] = field(default_factory=set)  # places, whatever the function returns
+    grows: bool = False  # arguments are encoded or decoded
+
+    def put(self, value: Any, place: int) -> None:
+        self.values[place] = value
+        self.places[id(value)] = place
 
 
-NO_IDENTITIES = Identities()
+NOTHING = Passed()
 
 
 class Peer:
-    """One end of a conversation: the program's, with its names, or the tests', which serves little."""
+    """One end of a conversation: the program's, which serves all its names."""
 
-    def __init__(self, reads: int, writes: int, names: dict[str, Any] | None = None) -> None:
-        self._frames, self._writes, self._names = values.Frames(reads), writes, names
-        self.is_judge = names is None
-        self._exported: list[Any] = []
+    is_judge = False
+    stand_in_kind: type[StandIn] = Visitor
+
+    def __init__(self, frames: values.Frames, writes: int, names: dict[str, Any] | None = None) -> None:
+        self._frames, self._writes = frames, writes
+        self._exported: list[Any] = [names]
         self._numbers: dict[int, int] = {}
         self._stand_ins: dict[tuple[int, str], StandIn] = {}  # by number and role
         self.held: dict[int, Any] = {}  # data of subclasses and exceptions, by number
         self._kinds: dict[int, type[BaseException]] = {}  # classes of exceptions, by number
         self._turn = threading.RLock()  # a thread's until it has its answer
-        self.has_ended = self.used = False
         self._printed = io.StringIO()  # by the program, since the last answer
         self._warned: list[Any] = []
+        self._replicas = Replicas()
+        self._passed, self._lends = NOTHING, False
+        self.has_ended = False
         self.garbage = ""
         self.doubt = ""  # why tests may fail by what this cannot do
-        self.has_numpy_numbers = False
-        self.hides_changes = False  # of arguments, by functions that return something
         self.needs_sharing = False  # tests subclass a class of the program
-        self.refused: tuple[type[BaseException], ...] = ()  # what no call may raise, as a loop would end
-        self._changing: dict[int, Any] = {}
-        self.changes_all = False
-        self.swallows: set[int] = set()  # lines of the tests that skip nothing if they end a `with` block
-        self.unchecked: set[int] = set()  # lines of `with` blocks that check nothing
-        self.classes: frozenset[str] = frozenset()  # names that tests use as those of classes
-        self.has_loops = self.asserts_in_async_loops = False
-        self._replicas = Replicas()
-        self._in_thread = threading.local()
-        self.copies: dict[int, tuple[Any, Any]] = {}  # of arguments that a function changed, and returned
+        self.has_numpy_numbers = False
 
     def serve(self) -> None:
         """Answer requests until the other side ends."""
         sys.stdout = self._printed
         setattr(warnings, "showwarning", self._note_warning)  # noqa: B010 - as warnings documents it
         warnings.simplefilter("always")
-        while True:
-            try:
-                request = self._read()
-            except EOFError:
-                return
-            self._answer(request)
+        with contextlib.suppress(EOFError):
+            while True:
+                self._answer(self._read())
 
-    def ask(self, *request: Any) -> Any:
-        """Send a request, and return its result or raise its exception.
+    def _note_warning(self, message: Any, category: type[Warning], *_: Any) -> None:
+        self._warned.append([self.encode(category), str(message)[:2000]])
+
+    # requests
+
+    def ask(self, *request: Any) -> tuple[Any, Any]:
+        """Send a request; return its result and the changes of its arguments, or raise its exception.
 
         Raises:
             BrokenError: there is no answer.
         """
-        self.used |= request[0] not in ("name", "define", "library")
         try:
-            with self._turn:
-                kind, rest = self._exchanged(*request)
-            if kind == "=":
-                return rest
-            if kind == "~":
-                self.doubt = str(rest[0])[:200]
-                raise BrokenError(self.doubt)
-            error = self.decode(rest[0])
-            if not isinstance(error, BaseException):
-                raise values.FrameError("an exception that is none")
+            with self._turn, self._reading():
+                self._send(*request)
+                while (message := self._read())[0] not in (RESULT, ERROR, UNSENT):
+                    self._answer(message)
+                kind, *content = message
+                if kind == UNSENT:
+                    self.doubt = str(content[0])[:200]
+                    raise BrokenError(self.doubt)
+                if kind == RESULT:
+                    result, changes = content
+                    return result, changes
+                error = self.decode(content[0])
+                if not isinstance(error, BaseException):
+                    raise values.FrameError("an exception that is none")
         except (EOFError, OSError):
             self.has_ended = True
             raise BrokenError("the program has ended") from None
-        except (values.FrameError, ValueError, TypeError, LookupError) as problem:
-            self.garbage = f"{problem}"[:200]
-            raise BrokenError(self.garbage) from None
-        is_step = request[0] == "op" and request[1] in ("next", "anext")
-        is_end = is_step and isinstance(error, StopIteration | StopAsyncIteration)
-        if isinstance(error, self.refused) and not is_end:
-            raise RuntimeError(f"a call of the program raised {type(error).__name__}") from error
         raise error
 
-    def _exchanged(self, *request: Any) -> tuple[Any, Any]:
-        """Send a request; return the kind of its answer, "=", "!" or "~", and the answer."""
-        self._send(*request)
-        while True:
-            kind, *rest = self._read()
-            if kind in ("=", "!", "~"):
-                return kind, rest
-            self._answer([kind, *rest])
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Take problems with what the other side has sent for garbage."""
+        try:
+            yield
+        except (values.FrameError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as one:
+            self.garbage = f"{one}"[:200]
+            raise BrokenError(self.garbage) from None
+
+    def perform(self, name: str, *operands: Any) -> Any:
+        """Return the message of what an operation gives on the other side."""
+        with self._turn:
+            return self.ask("op", name, [*map(self.encode, operands)])[0]
+
+    def request(self, name: str, *operands: Any) -> Any:
+        """Return what an operation gives on the other side."""
+        return self.decode(self.perform(name, *operands))
+
+    def call(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], *, makes: bool = False) -> Any:
+        """Call a function of the other side; arguments that it changed are changed here.
+
+        Args:
+            number: of the function there.
+            args: its arguments.
+            kwargs: those by name.
+            makes: it is a class, whose objects stay there even if they are data.
+        """
+        with self._turn:
+            passed = Passed(grows=True)
+            with self._passing(passed):
+                positional = [self.argument(value) for value in args]
+                named = [[key, self.argument(value)] for key, value in kwargs.items()]
+            result, changes = self.ask("call", number, positional, named, makes)
+            passed.grows = False
+            if not changes:
+                with self._passing(passed):
+                    return self.decode(result)
+            with self._reading(), self._passing(self.changed(passed, [place for place, _ in changes], result)):
+                contents = [(self._passed.values[place], self.decode(content)) for place, content in changes]
+                for value, content in contents:
+                    values.fill(value, content)
+                return self.decode(result)
+
+    def argument(self, value: Any) -> Any:
+        """Return the message of an argument."""
+        return self.encode(value)
+
+    def changed(self, passed: Passed, places: Sequence[int], result: Any) -> Passed:
+        """Return the arguments that a function has changed, as far as it may change them."""
+        return passed
+
+    def attribute(self, value: StandIn, name: str) -> Any:
+        """Return an attribute of an object of the other side."""
+        return self.request("getattr", value, name)
+
+    def stand_in(self, number: int, role: str) -> StandIn:
+        """Return the stand-in for an object in a role: the same each time."""
+        if (key := (number, role)) not in self._stand_ins:
+            self._stand_ins[key] = self.stand_in_kind(self, number, role)
+        return self._stand_ins[key]
+
+    # what only tests must not do with a program's objects
+
+    def contains(self, container: StandIn, value: Any) -> bool:
+        """Whether something is in an object of the other side."""
+        return bool(operate("contains", container, value))
+
+    def check_length(self, value: StandIn) -> None:
+        """Raise TypeError if tests may not ask for an object's length."""
+
+    def check_loop(self) -> None:
+        """Raise TypeError if tests may not loop over an asynchronous generator."""
+
+    def suspect_comparison(self, name: str, operands: Sequence[Any]) -> None:
+        """Note that plain Python may accept an operator of the program on data."""
+
+    def may_swallow(self, trace: Any) -> bool:
+        """Whether a context manager may end a block by an error there."""
+        return True
+
+    # answers
+
+    def _answer(self, message: list[Any]) -> None:
+        try:
+            kind, *request = message
+            answer = {"call": self._call, "op": self._operate}[kind](*request)
+        except BrokenError:
+            raise
+        except values.FrameError as problem:
+            answer = [UNSENT, str(problem)]
+        except BaseException as error:  # noqa: BLE001 - it is the other side's to handle
+            confine.tell_of_limits(error)
+            answer = [ERROR, self._error_message(error)]
+        self._send(*answer)
+
+    def _error_message(self, error: BaseException) -> Any:
+        try:
+            return self.encode(error)
+        except Exception:  # noqa: BLE001 - the program's own __str__, or a value that cannot be handed over
+            return ["E", self._number(error), self.encode(type(error)), ["t", []], "", ["d", []], None, False]
+
+    def _call(self, number: int, args: Any, kwargs: Any, makes: Any) -> list[Any]:
+        passed = Passed(grows=True)
+        with self._passing(passed):
+            positional = [*map(self.decode, args)]
+            named = {key: self.decode(one) for key, one in kwargs}
+        passed.grows = False
+        contents = {place: values.content_of(value) for place, value in passed.values.items()}
+        result = self._exported[number](*positional, **named)
+        is_held = sys.getrefcount(result) > FRESH
+        if makes and isinstance(result, tuple(values.CHANGEABLE)) and type(result) not in values.CHANGEABLE:
+            message: Any = ["h", self._number(result), "object"]
+        else:
+            with self._passing(passed, lends=is_held):
+                message = self.encode(result)
+        with self._passing(passed):
+            changes = [
+                [place, self._content(value)]
+                for place, value in passed.values.items()
+                if not values.has_content(value, contents[place])
+            ]
+        return [RESULT, message, changes]
+
+    def _operate(self, name: str, messages: Any) -> list[Any]:
+        operands = [*map(self.decode, messages)]
+        if name in ("name", "define"):
+            operands.insert(0, self._exported[0])
+        self.check_operation(name, operands, messages)
+        result = OPERATIONS[name](*operands)
+        with self._passing(NOTHING, lends=name in LENDING):
+            return [RESULT, self.encode(result), []]
+
+    def check_operation(self, name: str, operands: Sequence[Any], messages: Sequence[Any]) -> None:
+        """Raise what keeps the other side from an operation on objects here."""
+
+    # messages
 
     def _send(self, kind: str, *content: Any) -> None:
         """Write a message, with what was printed and changed since the last one.
@@ -164,7 +276,7 @@ class Peer:
             self.doubt = f"a value of {len(frame) >> 20} MB is too large to be handed over"
             if self.is_judge:
                 raise BrokenError(self.doubt)
-            frame = values.frame(["~", "", self.doubt])
+            frame = values.frame([UNSENT, "", self.doubt])
         values.write(self._writes, frame)
 
     def _read(self) -> list[Any]:
@@ -172,148 +284,31 @@ class Peer:
         kind, notes, *content = self._frames.read()
         if isinstance(notes, list):
             printed, changes, warned = notes
-            if printed:
-                sys.stdout.write(str(printed))
+            sys.stdout.write(str(printed))
             self._replicas.change(changes, self.decode)
             for kind_of_warning, text in warned:
                 category = self.decode(kind_of_warning)
                 if isinstance(category, type) and issubclass(category, Warning):
                     warnings.warn(str(text), category, stacklevel=5)
-        elif notes:
-            sys.stdout.write(str(notes))
         return [kind, *content]
 
-    def _note_warning(self, message: Any, category: type[Warning], *_: Any) -> None:
-        self._warned.append([self.encode(category), str(message)[:2000]])
-
-    def _content(self, container: Any) -> Any:
-        """Return the message of the content of data with an identity."""
-        content = values.content_of(container)
-        with self._encoding(places=self._identities.places, skips=content):
-            return self.encode(content)
-
     @contextlib.contextmanager
-    def _encoding(self, **how: Any) -> Iterator[None]:
-        """Treat data with an identity in another way for a while."""
-        before = self._identities
-        self._in_thread.identities = Identities(**how)
+    def _passing(self, passed: Passed = NOTHING, *, lends: bool = False) -> Iterator[None]:
+        """Encode or decode what belongs to a call, or what an object here holds and so `lends`."""
+        before = self._passed, self._lends
+        self._passed, self._lends = passed, lends
         try:
             yield
         finally:
-            self._in_thread.identities = before
-
-    @property
-    def _identities(self) -> Identities:
-        found: Identities = getattr(self._in_thread, "identities", NO_IDENTITIES)
-        return found
-
-    def name(self, name: str) -> Any:
-        """Return what a program calls by a name; raise AttributeError if that is nothing."""
-        (found,) = self.ask("name", name)
-        if not found:
-            raise AttributeError(name)
-        # what is only imported is not used; calls of a class of Python's are not seen
-        self.used |= not callable(value := self.reach(name, found[0])) or type(value) is type
-        return value
-
-    def reach(self, name: str, message: Any) -> Any:
-        """Return what has a name; a class makes objects of the tests only if they use it as one.
-
-        Otherwise a program could call its class like the function that tests expect, and its result would
-        take part in `abs(f(2) - wanted) < 1e-6`.
-        """
-        found = self.decode(message)
-        if self.is_judge and not name.startswith("_") and (kinds := _hiding(found)):
-            if AssertionError not in kinds:  # where a program names `Exception` anew
-                self.doubt = self.doubt or f"{name} of the program is a class that catches failed assertions"
-            return type(name, (Exception,), {})
-        if isinstance(found, StandIn) and name[:1].isupper() and message[2:] == ["class"]:
-            return self.stand_in(found._number, "kind" if name in self.classes else "class")
-        return found
-
-    def stand_in(self, number: int, role: str = "object") -> StandIn:
-        """Return the stand-in for an object in a role, "class" or "made" by the tests: the same each time."""
-        if (key := (number, role)) not in self._stand_ins:
-            kind = StandIn if self.is_judge else Visitor
-            self._stand_ins[key] = kind(self, number, role)
-        return self._stand_ins[key]
-
-    def call(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], *, makes: bool = False) -> Any:
-        """Call a function of the other side; if it returns None, arguments that it changed are changed here.
-
-        One that returns something changes only those that `may_change`: otherwise it could also change what
-        its result is compared with.
-        """
-        with self._turn:
-            given: list[Any] = []
-            allowed: set[int] = set()
-            messages = []
-            with self._encoding(given=given, registers=True):
-                for one in (*args, *kwargs.values()):
-                    first = len(given)
-                    messages.append(self.encode(one))
-                    if id(one) in self._changing:
-                        allowed.update(range(first, len(given)))
-            count = len(args)
-            named = [[key, message] for key, message in zip(kwargs, messages[count:], strict=True)]
-            result, *changed = self.ask("make" if makes else "call", number, messages[:count], named)
-            changes = (changed[0] if changed else None) or []
-            try:
-                return self._returned(result, changes, given, allowed)
-            except (values.FrameError, ValueError, TypeError, LookupError, AttributeError) as problem:
-                self.garbage = f"{problem}"[:200]
-                raise BrokenError(self.garbage) from None
-
-    def _returned(self, result: Any, changes: Sequence[Any], given: list[Any], allowed: set[int]) -> Any:
-        """Return the result of a call that has changed some of what it was given."""
-        if not changes:
-            return self._decoded(result, given)
-        seen = list(given)
-        if result is not None and not self.changes_all:
-            hidden = [place for place, _ in changes if place not in allowed]
-            for place in hidden:
-                seen[place] = copy.copy(given[place])
-                self.copies[id(seen[place])] = (seen[place], given[place])
-            self.hides_changes |= bool(hidden)
-        contents = [(place, self._decoded(content, seen)) for place, content in changes]
-        for place, content in contents:
-            values.fill(seen[place], content)
-        return self._decoded(result, seen)
-
-    def _decoded(self, message: Any, given: list[Any]) -> Any:
-        with self._encoding(given=given):
-            return values.decode(message, self._load)
-
-    def may_change(self, value: Any) -> Any:
-        """Return an argument that functions may change in place, whatever they return."""
-        self._changing[id(value)] = value
-        return value
-
-    def is_same(self, one: Any, other: Any) -> bool:
-        """Whether two values are one object, here or on the other side."""
-        one, other = (self.copies.get(id(value), (value, value))[1] for value in (one, other))
-        number = number_of(one)
-        return one is other or (number is not None and number == number_of(other))
+            self._passed, self._lends = before
 
     def encode(self, value: Any) -> Any:
         """Return a value as JSON.
 
         Raises:
-            FrameError: the program cannot hand it over.
-            BrokenError: the tests cannot.
+            FrameError: it cannot be handed over.
         """
-        try:
-            return values.encode(value, self._export, self._refer)
-        except values.FrameError as problem:
-            if self.is_judge:
-                self.doubt = str(problem)
-                raise BrokenError(self.doubt) from None
-            raise
-
-    def lend(self, value: Any) -> Any:
-        """Return the message of data that an object here holds, so that changes of it are seen here."""
-        with self._encoding(lends=True):
-            return self.encode(value)
+        return values.encode(value, self._export, self._refer)
 
     def decode(self, message: Any) -> Any:
         """Return the value that JSON stands for.
@@ -321,239 +316,32 @@ class Peer:
         Raises:
             BrokenError: it stands for none.
         """
-        try:
-            return values.decode(message, self._load, self._identities.taken)
-        except (values.FrameError, ImportError, ArithmeticError) as problem:
-            self.garbage = f"{problem}"[:200]
-            raise BrokenError(self.garbage) from None
+        if not isinstance(message, list | dict):
+            return message
+        with self._reading():
+            return values.decode(message, self._load)
 
-    def suspect(self, name: str, operands: Sequence[Any]) -> None:
-        """Note that plain Python may accept an operator of the program on data, unless it takes anything.
+    def _content(self, container: Any) -> Any:
+        """Return the message of the content of data with an identity."""
+        return values.copied(values.content_of(container), self._export, self._refer, 0)
 
-        The program is asked about other data of the same kind, never about that of the tests.
-        """
-        if self.doubt:
-            return
-        data = next(one for one in operands if number_of(one) is None)
-        found = []
-        owner = next(one for one in operands if number_of(one) is not None)
-        try:
-            if name in COMPARING and not operate("defines", owner, f"__{name}__"):
-                return
-            for decoy in _decoys(data):
-                given = [decoy if one is data else one for one in operands]
-                found.append(self.decode(*self.ask("op", name, [self.encode(one) for one in given])))
-            is_honest = (
-                found == [name == "ne"] * 2
-                if name in ("eq", "ne", "contains")
-                else bool(found[0] != found[1])
-            )
-        except Exception:  # noqa: BLE001 - the program's own; plain Python would meet one as well
-            return
-        if is_honest:
-            self.doubt = "the tests let an object of the program decide how it compares with data"
-
-    def suspect_method(self, owner: StandIn, name: str, message: Any) -> None:
-        """Note that plain Python may accept a method named like one of data, unless there is any method."""
-        if isinstance(message, list) and message[0] == "h" and message[2] == "object":
-            try:
-                self.ask("get", owner._number, f"a{_random.getrandbits(40):x}")
-            except AttributeError:
-                self.doubt = self.doubt or f"the tests call {name!r} of an object that a function returned"
-            except Exception:  # noqa: BLE001 - the program's own
-                return
-
-    def suspect_length(self, value: StandIn) -> None:
-        """Note that plain Python may accept the length of an object, unless a loop over it is shorter."""
-        try:
-            length = self.ask("op", "len", [["o", value._number]])[0]
-            count = (
-                sum(1 for _ in itertools.islice(value, MOST_ITEMS + 1))
-                if self._is_iterable(value)
-                else length
-            )
-        except Exception:  # noqa: BLE001 - the program's own
-            return
-        if length == count:
-            self.doubt = self.doubt or "the tests ask for the length of an object that a function returned"
-
-    def _is_iterable(self, value: StandIn) -> bool:
-        try:
-            return bool(iter(value)) or True
-        except TypeError:
-            return False
-
-    def is_among(self, container: StandIn, value: Any) -> bool:
-        """Whether data is among what an object of the program holds, as a loop of the tests finds it."""
-        try:
-            items = iter(container)
-        except TypeError:
-            self.suspect("contains", (container, value))
-            return False
-        found = list(itertools.islice(items, MOST_ITEMS + 1))  # a generator may have no end
-        return len(found) <= MOST_ITEMS and value in found
-
-    def may_swallow(self, trace: Any) -> bool:
-        """Whether a context manager of the program may end a block of the tests by an error there."""
-        if trace is None or trace.tb_frame.f_code.co_filename != "tests.py":
-            return False
-        if trace.tb_lineno in self.unchecked and trace.tb_lineno not in self.swallows:
-            self.doubt = self.doubt or "a context manager of the program ends a block of the tests"
-        return trace.tb_lineno in self.swallows
-
-    def type_of(self, value: Any) -> Any:
-        """Return the class of a value, wherever it is."""
-        if number_of(value) is None or isinstance(value, type | BaseException):
-            return type(value)
-        found = operate("type", value)
-        return self.stand_in(found._number, "class") if isinstance(found, StandIn) else found
-
-    def is_instance(self, value: Any, kinds: Any) -> bool:
-        """Whether a value, wherever it is, is of a class, of Python's as well."""
-        if isinstance(kinds, tuple):
-            return any(self.is_instance(value, kind) for kind in kinds)
-        is_theirs = isinstance(value, StandIn) and isinstance(kinds, type) and kinds.__module__ != "__main__"
-        if is_theirs and (value._is_made or kinds not in (*DATA, bool)):
-            return operate("isinstance", value, kinds) is True
-        return isinstance(value, kinds)
-
-    def is_subclass(self, kind: Any, kinds: Any) -> bool:
-        """Whether a class, wherever it is, is one of another, of Python's as well."""
-        if isinstance(kinds, tuple):
-            return any(self.is_subclass(kind, one) for one in kinds)
-        is_theirs = isinstance(kind, StandIn) and isinstance(kinds, type) and kinds.__module__ != "__main__"
-        return operate("issubclass", kind, kinds) is True if is_theirs else issubclass(kind, kinds)
-
-    def library(self, place: str, name: str, args: Any, kwargs: Any) -> Any:
-        """Return what a function of the library says of an object of the program."""
-        return self.decode(*self.ask("library", place, name, self.encode(args), self.encode(kwargs)))
-
-    def _answer(self, request: list[Any]) -> None:
-        try:
-            reply: list[Any] = ["=", *REQUESTS[request[0]](self, *request[1:])]
-        except BrokenError:
-            raise
-        except values.FrameError as problem:
-            reply = ["~", str(problem)]
-        except BaseException as error:  # noqa: BLE001 - it is the other side's to handle
-            confine.tell_of_limits(error)
-            reply = ["!", self._told(error)]
-        self._send(*reply)
-
-    def _told(self, error: BaseException) -> Any:
-        try:
-            return self.encode(error)
-        except Exception:  # noqa: BLE001 - the program's own __str__, or a value that cannot be handed over
-            return ["E", self._number(error), self.encode(type(error)), ["t", []], "", ["d", []], None, False]
-
-    def _name(self, name: str) -> tuple[Any, ...]:
-        names = self._names or {}  # tests have none
-        return ([self.lend(names[name])] if name in names else [],)
-
-    def _define(self, name: str, value: Any) -> tuple[Any, ...]:
-        if self._names is not None:
-            self._names.setdefault(name, self.decode(value))
-        return (None,)
-
-    def _operate(self, name: str, operands: Any) -> tuple[Any, ...]:
-        given = [*map(self.decode, operands)]
-        is_identity = name in ("eq", "ne") and all(
-            isinstance(one, list) and one[0] == "o" for one in operands
-        )
-        if self.is_judge and name not in READING and not is_identity and not any(map(_is_of_tests, given)):
-            raise TypeError(f"not supported on an object of the tests: {name}")
-        if name == "delattr":
-            self._check_change(*given)
-        result = OPERATIONS[name](*given)
-        return (self.lend(result) if name in ("getitem", "enter", "aenter") else self.encode(result),)
-
-    def _library(self, place: str, name: str, args: Any, kwargs: Any) -> tuple[Any, ...]:
-        if self.is_judge:
-            raise TypeError(f"not supported: {place}.{name}")
-        function = getattr(importlib.import_module(place), name)
-        return (self.encode(function(*self.decode(args), **self.decode(kwargs))),)
-
-    def _get(self, number: int, name: str) -> tuple[Any, ...]:
-        if self.is_judge and name == "__signature__":
-            return (self.encode(_signature(self._exported[number])),)
-        return (self.lend(getattr(self._opened(number, name), name)),)
-
-    def _set(self, number: int, name: str, value: Any) -> tuple[Any, ...]:
-        target = self._opened(number, name)
-        self._check_change(target, name)
-        setattr(target, name, self.decode(value))
-        return (None,)
-
-    def _check_change(self, target: Any, name: str) -> None:
-        """Raise AttributeError if that attribute of an object is a method of the tests."""
-        if self.is_judge and (not _is_of_tests(target) or callable(getattr(_class_of(target), name, None))):
-            raise AttributeError(f"a method of the tests cannot be replaced: {name}")
-
-    def _opened(self, number: int, name: str) -> Any:
-        """Return an object whose attribute the other side may reach."""
-        target = self._exported[number]
-        if not self.is_judge:
-            return target
-        is_open = _is_of_tests(target) or _is_open(target, name)
-        is_named = name in OPEN_NAMES and (
-            _is_of_tests(target) or isinstance(target, types.FunctionType | type)
-        )
-        is_public = not name.startswith("_") or (isinstance(target, tuple) and name in OF_NAMED_TUPLES)
-        if is_named or (is_open and is_public):
-            return target
-        raise AttributeError(name)
-
-    def _call(self, number: int, args: Any, kwargs: Any) -> tuple[Any, ...]:
-        positional, named, taken = self._taken(args, kwargs)
-        contents = [*map(values.content_of, taken)]
-        result = self._exported[number](*positional, **named)
-        is_held = sys.getrefcount(result) > _FRESH
-        places = {id(one): place for place, one in enumerate(taken)}
-        with self._encoding(places=places, lends=is_held):
-            message = self.encode(result)
-        with self._encoding(places=places):
-            changes = [
-                [place, self._content(one)]
-                for place, (one, content) in enumerate(zip(taken, contents, strict=True))
-                if not values.has_content(one, content)
-            ]
-        return message, changes or None
-
-    def _make(self, number: int, args: Any, kwargs: Any) -> tuple[Any, ...]:
-        """Make an object of a class, which stays here even if it is data of a kind with an identity."""
-        positional, named, _ = self._taken(args, kwargs)
-        made = self._exported[number](*positional, **named)
-        if isinstance(made, tuple(values.CHANGEABLE)) and type(made) not in values.CHANGEABLE:
-            return (["h", self._number(made), "object"],)
-        return (self.encode(made),)
-
-    def _taken(self, args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any], list[Any]]:
-        """Return arguments, and all data with an identity in them."""
-        taken: list[Any] = []
-        with self._encoding(given=taken, taken=taken):
-            positional = [*map(self.decode, args)]
-            named = {key: self.decode(one) for key, one in kwargs}
-        return positional, named, taken
-
-    def _refer(self, value: Any) -> Any:
+    def _refer(self, value: Any, depth: int) -> Any:
         """Return what stands for data with an identity, which the other side has or is to have as well."""
-        how = self._identities
-        if value is how.skips:
-            how.skips = None
-            return None
-        if (known := self._replicas.place_of(value)) is not None:
-            is_mine, number = known
+        passed = self._passed
+        if (replica := self._replicas.place_of(value)) is not None:
+            is_mine, number = replica
             return ["r" if is_mine else "o", number]
-        if (place := how.places.get(id(value))) is not None:
+        if (place := passed.places.get(id(value))) is not None:
             return ["g", place]
-        if how.registers:
-            how.places[id(value)] = len(how.given)
-            how.given.append(value)
-        elif how.lends and len(value) <= LONGEST:
+        if passed.grows:
+            place = len(passed.values)
+            passed.put(value, place)
+            return ["g", place, values.copied(value, self._export, self._refer, depth)]
+        if self._lends and len(value) <= LONGEST:
             number = self._number(value)
             self._replicas.add(value, number, is_mine=True)
-            with self._encoding(lends=True, skips=value):
-                return ["r", number, self.encode(value)]
+            with self._passing(NOTHING, lends=True):
+                return ["r", number, values.copied(value, self._export, self._refer, depth)]
         return None
 
     def _number(self, value: Any) -> int:
@@ -570,11 +358,9 @@ class Peer:
         if isinstance(value, type):
             return self._exported_class(value)
         if isinstance(value, BaseException):
-            with self._encoding():
-                return ["E", self._number(value), self.encode(type(value)), *told(value, self.encode)]
+            with self._passing():
+                return ["E", self._number(value), self.encode(type(value)), *parts_of(value, self.encode)]
         if known := values.parts_of(value):
-            if known[0] == "numpy.array" and value.ndim and (message := self._refer(value)) is not None:
-                return message
             return ["k", known[0], self.encode(known[1])]
         kind = type(value)
         if kind.__module__ == "numpy" and hasattr(value, "item") and kind.__name__ != "ndarray":
@@ -597,24 +383,39 @@ class Peer:
     def _load(self, message: list[Any]) -> Any:
         match message:
             case ["h", int(number), role]:
-                found = self.stand_in(number, "object" if self.is_judge else "made")
-                return awaited(found) if role == "coroutine" else found
+                stand_in = self.stand_in(number, "object" if self.is_judge else "made")
+                return awaited(stand_in) if role == "coroutine" else stand_in
             case ["o", int(number)]:
                 return self._exported[number]
-            case ["r", int(number), *content]:
-                return self._replica(number, content)
+            case ["r", int(number)]:
+                return self._replicas.find(number)
+            case ["r", int(number), content]:  # what an object of the other side holds
+                with self._passing():
+                    value = self.decode(content)
+                self._replicas.add(value, number, is_mine=False)
+                return value
             case ["g", int(place)]:
-                return self._identities.given[place]
+                return self._passed.values[place]
+            case ["g", int(place), content] if self._passed.grows:
+                self._passed.put(value := self.decode(content), place)
+                return value
             case ["x", data, number, name]:
                 return data_stand_in(self.decode(data), self, int(number), str(name))
             case ["C", str(place), str(name)]:
                 return self._library_class(place, name)
             case ["e", int(number), str(name), [*bases]]:
-                return self._error_class(number, name, bases)
+                if number not in self._kinds:
+                    decoded = [self.decode(base) for base in bases]
+                    self._kinds[number] = rebuilt_class(name, decoded, self, number)
+                return self._kinds[number]
             case ["E", int(number), kind, *parts]:
-                return self._error(number, kind, parts)
+                if not isinstance(self.held.get(number), BaseException):
+                    with self._passing():
+                        kind, *parts = map(self.decode, (kind, *parts))
+                    self.held[number] = rebuilt_error(kind, parts, self, number)
+                return self.held[number]
             case ["k", known, parts] if known in values.KNOWN:
-                return self._known(known, parts)
+                return values.made_from(known, self.decode(parts))
             case ["n", number]:
                 self.has_numpy_numbers = True
                 return self.decode(number)
@@ -622,124 +423,16 @@ class Peer:
                 return values.module(name)
         raise values.FrameError(f"a value of unknown kind {message[0]!r:.40}")
 
-    def _known(self, name: str, parts: Any) -> Any:
-        taken = self._identities.taken if name in values.CHANGEABLE_NAMES else None
-        place = len(taken) if taken is not None else -1
-        if taken is not None:
-            taken.append(None)
-        made = values.made_from(name, self.decode(parts))
-        if taken is not None:
-            taken[place] = made if hasattr(made, "__len__") else []  # an array without dimensions is a number
-        return made
-
-    def _replica(self, number: int, content: list[Any]) -> Any:
-        """Return the copy of data that an object of the other side holds: the same each time."""
-        if not content:
-            return self._replicas.find(number)
-        with self._encoding():
-            value = self.decode(content[0])
-        self._replicas.add(value, number, is_mine=False)
-        return value
-
     def _library_class(self, place: str, name: str) -> type:
         kind = values.library_class(place, name)
         if kind is None or (self.is_judge and not values.is_data(kind)):
             raise values.FrameError(f"not a class of data: {place}.{name}"[:200])
         return ExitError if kind is SystemExit and self.is_judge else kind
 
-    def _error_class(self, number: int, name: str, bases: list[Any]) -> type[BaseException]:
-        if number not in self._kinds:
-            decoded = [self.decode(base) for base in bases]
-            self._kinds[number] = rebuilt_class(name, decoded, self, number)
-        return self._kinds[number]
-
-    def _error(self, number: int, kind: Any, parts: list[Any]) -> BaseException:
-        with self._encoding():
-            return self._decoded_error(number, kind, parts)
-
-    def _decoded_error(self, number: int, kind: Any, parts: list[Any]) -> BaseException:
-        kind = self.decode(kind)
-        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-            raise values.FrameError("an exception of no class")
-        if number not in self.held or not isinstance(self.held[number], BaseException):
-            args, text, own, cause, is_cause = parts
-            made = rebuilt_error(kind, self.decode(args), str(text), self.decode(own), self, number)
-            self.held[number] = made
-            linked = self.decode(cause)
-            if isinstance(linked, BaseException):
-                if is_cause:
-                    made.__cause__ = linked
-                else:
-                    made.__context__ = linked
-        found: BaseException = self.held[number]
-        return found
-
-
-REQUESTS: dict[str, Callable[..., tuple[Any, ...]]] = {  # what the other side may ask for
-    "call": Peer._call,
-    "make": Peer._make,
-    "name": Peer._name,
-    "define": Peer._define,
-    "op": Peer._operate,
-    "library": Peer._library,
-    "get": Peer._get,
-    "set": Peer._set,
-}
-_random = random.Random(os.urandom(8))
-
-
-def _class_of(value: Any) -> type:
-    """Return a class, or that of any other value."""
-    return value if isinstance(value, type) else type(value)
-
-
-def _is_of_tests(value: Any) -> bool:
-    return _class_of(value).__module__ == "__main__"
-
-
-def _is_open(value: Any, name: str) -> bool:
-    """Whether a program may reach an attribute of an object of the library, which cannot change a verdict."""
-    if isinstance(value, io.StringIO | io.BytesIO):
-        return True
-    kind = type(value)  # a mock, whose own methods check it, or set its attributes
-    return kind.__module__ == "unittest.mock" and not hasattr(kind, name)
-
-
-def _signature(function: Any) -> Any:
-    """Return the parameters of a function of the tests."""
-    inspect = importlib.import_module("inspect")  # seldom loaded
-    found = inspect.signature(function).parameters.values()
-    return [(one.name, int(one.kind), () if one.default is one.empty else (one.default,)) for one in found]
-
-
-def _decoys(data: Any) -> tuple[Any, Any]:
-    """Return data like some other, but of no meaning: what is in it is random."""
-    low, high = -(1 << 60) - _random.getrandbits(40), (1 << 60) + _random.getrandbits(40)
-    if isinstance(data, str):
-        return f"\0{high:x}", f"\U0010ffff{low:x}"
-    if isinstance(data, list | tuple):
-        kind = list if isinstance(data, list) else tuple
-        return kind([low] * len(data)), kind([high] * len(data))
-    if isinstance(data, set | frozenset):
-        return {low}, {high}
-    return ({low: low}, {high: high}) if isinstance(data, dict) else (low, high)
-
-
-def _hiding(value: Any) -> list[type]:
-    """Return the classes in a program's value by which `except` would hide failed assertions."""
-    kinds = value if isinstance(value, tuple) else (value,)
-    hiding = (AssertionError, Exception, BaseException)
-    return [kind for kind in hiding if any(kind is one for one in kinds)]
-
-
-def _nothing() -> list[Any]:
-    return []
-
 
 def _fresh_count() -> int:
-    """Return the number of references to what a function returned, if nobody else holds it."""
-    result: list[Any] = _nothing()
+    result: list[Any] = list()  # noqa: C408 - as a function returns it
     return sys.getrefcount(result)
 
 
-_FRESH = _fresh_count()
+FRESH = _fresh_count()  # references to what a function returned, if nobody else holds it

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from retrain.plugins.sandbox.inside.peer import Peer
+    from retrain.plugins.sandbox.inside.judge import Judge
 
 Node = TypeVar("Node", bound=ast.AST)
 SAME, TYPE, GIVE = "__same__", "__type__", "__give__"
@@ -97,27 +97,27 @@ def rewritten(tree: ast.Module, tests: str, source: str) -> ast.Module:
     return found
 
 
-def watch(peer: Peer, tree: ast.Module) -> None:
+def watch(judge: Judge, tree: ast.Module) -> None:
     """Note what calls of the program may not do where tests use them."""
     named = {node.id for node in every(ast.Name, tree)}
     defined = {node.name for node in every(ast.FunctionDef, tree)}
-    peer.has_loops = any(isinstance(node, LOOPS) for node in nodes_of(tree)) or bool(
+    judge.has_loops = any(isinstance(node, LOOPS) for node in nodes_of(tree)) or bool(
         LOOPING & named or {"__getitem__", "__next__", "__anext__"} & defined
     )
-    if peer.has_loops:
-        peer.refused = tuple(kind for kind, names in LOOP_ENDS.items() if not named & names)
+    if judge.has_loops:
+        judge.refused = tuple(kind for kind, names in LOOP_ENDS.items() if not named & names)
     if {"TaskGroup", "create_task"} & {node.attr for node in every(ast.Attribute, tree)}:
-        peer.refused += (importlib.import_module("asyncio").CancelledError,)  # a group would drop its task
-    peer.classes = frozenset(_classes(tree))
-    peer.asserts_in_async_loops = any(any(every(ast.Assert, node)) for node in every(ast.AsyncFor, tree))
+        judge.refused += (importlib.import_module("asyncio").CancelledError,)  # a group would drop its task
+    judge.classes = frozenset(_classes(tree))
+    judge.asserts_in_async_loops = any(any(every(ast.Assert, node)) for node in every(ast.AsyncFor, tree))
     blocks: list[Any] = [*every(ast.With, tree), *every(ast.AsyncWith, tree)]
     safe = _safe_roots(tree)
     ends = {id(block): _end_lines(block, safe) for block in blocks}
     skipping = {line for block in blocks for line in _lines(block) if line not in ends[id(block)]}
-    peer.swallows = {line for lines in ends.values() for line in lines} - skipping
+    judge.swallows = {line for lines in ends.values() for line in lines} - skipping
     checked = [block for block in blocks if any(_is_check(node, safe) for node in ast.walk(block))]
-    peer.unchecked = {line for block in blocks if block not in checked for line in _lines(block)}
-    peer.unchecked -= {line for block in checked for line in _lines(block)}
+    judge.unchecked = {line for block in blocks if block not in checked for line in _lines(block)}
+    judge.unchecked -= {line for block in checked for line in _lines(block)}
 
 
 def _classes(tree: ast.Module) -> Iterator[str]:

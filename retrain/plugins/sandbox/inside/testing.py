@@ -13,16 +13,16 @@ import warnings
 from typing import Any
 
 from retrain.plugins.sandbox.inside import changes, reading, values
-from retrain.plugins.sandbox.inside.peer import Peer
+from retrain.plugins.sandbox.inside.judge import Judge
 from retrain.plugins.sandbox.inside.stand_in import StandIn, number_of, operate
 
 
 class Names(dict[str, Any]):
     """The namespace of tests: names that are not theirs are the program's, but for Python's own."""
 
-    def __init__(self, peer: Peer, tests: str, tree: ast.Module) -> None:
+    def __init__(self, judge: Judge, tests: str, tree: ast.Module) -> None:
         super().__init__(__name__="__main__", __file__="tests.py", __builtins__=builtins)
-        self._peer = peer
+        self._judge = judge
         self._replaced = replaced_names(tests, tree)  # Python's own names that are the program's all the same
         self._tree = tree
 
@@ -47,7 +47,7 @@ class Names(dict[str, Any]):
         if module := library_module(name, self._tree):
             return module
         try:
-            found = self._peer.name(name)
+            found = self._judge.name(name)
             if isinstance(found, StandIn):  # data may change
                 self[name] = found
             return found
@@ -69,50 +69,50 @@ def run(reads: int, writes: int, source: str, tests: str, *, changes_all: bool =
         tests: their text.
         changes_all: functions of the program may change all arguments, whatever they return.
     """
-    peer = Peer(reads, writes)
-    peer.changes_all = changes_all
+    judge = Judge(values.Frames(reads), writes)
+    judge.changes_all = changes_all
     gc.disable()  # it would look at each node of a large tree again and again
     tree = ast.parse(tests)
-    names = Names(peer, tests, tree)
-    names[changes.MARK] = peer.may_change
+    names = Names(judge, tests, tree)
+    names[changes.MARK] = judge.may_change
     inspections: set[int] = set()
     if len(tests) <= changes.LONGEST:
         uses = changes.Uses(tree)
         inspections = uses.inspections()
         tree = changes.Marks(uses.changeable()).visit(tree)
-    reading.watch(peer, tree)
+    reading.watch(judge, tree)
     missing = reading.missing_modules(tree)
     good_end = reading.good_end(tree)
     tree = reading.rewritten(tree, tests, source)
     gc.enable()
-    names["__builtins__"] = {**vars(builtins), **overridden(peer)}
+    names["__builtins__"] = {**vars(builtins), **overridden(judge)}
     sys.modules["__main__"] = sys.modules["tests"] = module_of(names)
     sys.modules["solution"] = solution = types.ModuleType("solution")
     solution.__all__ = []  # type: ignore[attr-defined] # or `import *` could replace `abs`
-    solution.__getattr__ = peer.name  # type: ignore[method-assign]
+    solution.__getattr__ = judge.name  # type: ignore[method-assign]
     passed, failed = False, failures(tests)
     try:
-        patch_library(peer, tests)
+        patch_library(judge, tests)
         values.write_frame(writes, {"job": "calls", "source": source})
         exec(compile(tree, "tests.py", "exec", dont_inherit=True), names)
         passed = True
     except SystemExit as error:
         passed = is_good_end(error, good_end)
     except BaseException as error:  # noqa: BLE001 - also an end of the program
-        if peer.hides_changes and inspections.intersection(lines_of(error)):
-            peer.doubt = peer.doubt or "a function of the program changed an argument, and returned something"
+        if judge.hides_changes and inspections.intersection(lines_of(error)):
+            judge.doubt = judge.doubt or "a function of the program changed an argument, and returned something"
         if isinstance(error, ImportError) and "_retrain_number" not in vars(error):
             missing = missing or reading.failed_import(error, tests)
-    numbers = NUMPY if peer.has_numpy_numbers else ""
-    passed = passed and not (failed or peer.garbage or peer.has_ended)
+    numbers = NUMPY if judge.has_numpy_numbers else ""
+    passed = passed and not (failed or judge.garbage or judge.has_ended)
     return {
         "passed": passed,
-        "garbage": peer.garbage,
-        "used": peer.used,
-        "needs_sharing": peer.needs_sharing,
+        "garbage": judge.garbage,
+        "used": judge.used,
+        "needs_sharing": judge.needs_sharing,
         "missing": missing,
-        "doubt": "" if passed else peer.doubt or numbers or reading.doubt(tests),
-        "hides_changes": peer.hides_changes,
+        "doubt": "" if passed else judge.doubt or numbers or reading.doubt(tests),
+        "hides_changes": judge.hides_changes,
     }
 
 
@@ -133,14 +133,14 @@ def run_plainly(source: str, tests: str) -> bool:
     return not failed
 
 
-def overridden(peer: Peer) -> dict[str, Any]:
+def overridden(judge: Judge) -> dict[str, Any]:
     """Return Python's functions that tests ask what an object is, where it may be the program's."""
     return {
-        reading.SAME: peer.is_same,
-        reading.TYPE: peer.type_of,
-        reading.GIVE: lambda name, value: peer.ask("define", name, peer.encode(value)),
-        "isinstance": peer.is_instance,
-        "issubclass": peer.is_subclass,
+        reading.SAME: judge.is_same,
+        reading.TYPE: judge.type_of,
+        reading.GIVE: lambda name, value: judge.request("define", name, value),
+        "isinstance": judge.is_instance,
+        "issubclass": judge.is_subclass,
         "callable": lambda one: operate("callable", one) if isinstance(one, StandIn) else callable(one),
         "vars": lambda *one: one[0].__dict__ if one and isinstance(one[0], StandIn) else vars(*one),
         "id": lambda one: id(one) if (number := number_of(one)) is None else (1 << 62) + number,
@@ -159,25 +159,25 @@ LIBRARY = {  # functions that look into an object, or that set what the program 
 }
 
 
-def patch_library(peer: Peer, tests: str) -> None:
+def patch_library(judge: Judge, tests: str) -> None:
     """Have functions of the library ask the program where they are given its objects."""
     if "unittest" in tests:
-        patch_unittest(peer)
+        patch_unittest(judge)
     sys.warnoptions.append("default")  # or unittest would forget the next line
     warnings.filterwarnings("error", "NotImplemented should not be used in a boolean context")
     for place, names in LIBRARY.items():
         if place.rpartition(".")[2] in tests and (place in sys.modules or "numpy" not in place):
             module = importlib.import_module(place)
             for name in names.split():
-                setattr(module, name, _asking(peer, place, name, getattr(module, name)))
+                setattr(module, name, _asking(judge, place, name, getattr(module, name)))
 
 
-def _asking(peer: Peer, place: str, name: str, function: Any) -> Any:
+def _asking(judge: Judge, place: str, name: str, function: Any) -> Any:
     def asking(*args: Any, **kwargs: Any) -> Any:
         if name == "seed":
-            peer.library(place, name, args, kwargs)
+            judge.request("library", place, name, args, kwargs)
         elif args and isinstance(args[0], StandIn):
-            return peer.library(place, name, args, kwargs)
+            return judge.request("library", place, name, args, kwargs)
         return function(*args, **kwargs)
 
     return asking
@@ -237,11 +237,11 @@ def module_of(names: Names) -> types.ModuleType:
     return module
 
 
-def patch_unittest(peer: Peer) -> None:
+def patch_unittest(judge: Judge) -> None:
     """Have unittest ask the program what its objects are."""
     case: Any = importlib.import_module("unittest").case
-    case.isinstance, case.issubclass = peer.is_instance, peer.is_subclass
-    same, kind = peer.is_same, case.TestCase
+    case.isinstance, case.issubclass = judge.is_instance, judge.is_subclass
+    same, kind = judge.is_same, case.TestCase
     kind.assertIs = lambda self, one, other, msg=None: self.assertTrue(same(one, other), msg)  # noqa: PT009
     kind.assertIsNot = lambda self, one, other, msg=None: self.assertFalse(same(one, other), msg)  # noqa: PT009
 

@@ -85,7 +85,6 @@ MAKERS: dict[str, Callable[..., Any]] = {  # where a type's own parts are not wh
 # modules whose import does something, or whose exceptions tell a runner of tests to skip or to stop
 NO_LIBRARY = set("__main__ antigravity bdb doctest idlelib lib2to3 pdb test this turtledemo unittest".split())
 ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
-CHANGEABLE_NAMES = {"numpy.array", *(f"{kind.__module__}.{kind.__qualname__}" for kind in CHANGEABLE)}
 
 
 class FrameError(Exception):
@@ -116,24 +115,11 @@ def write(fd: int, data: bytes) -> None:
         left = left[os.write(fd, left) :]
 
 
-def read_frame(fd: int) -> Any:
-    """Read a message of JSON.
-
-    Raises:
-        EOFError: the other side is gone.
-        FrameError: not a frame.
-    """
-    (length,) = HEAD.unpack(_read_exactly(fd, HEAD.size))
-    if length > LONGEST_FRAME:
-        raise FrameError(f"a message of {length} bytes")
-    return parse(_read_exactly(fd, length))
-
-
 class Frames:
     """The frames that come from a descriptor, which nothing else reads."""
 
     def __init__(self, fd: int) -> None:
-        self._fd, self._left = fd, b""
+        self.fd, self._left = fd, b""
 
     def read(self) -> Any:
         """Read a message of JSON, most often by one call of the system.
@@ -142,16 +128,16 @@ class Frames:
             EOFError: the other side is gone.
             FrameError: not a frame.
         """
-        data = self._left or os.read(self._fd, 1 << 16)
+        data = self._left or os.read(self.fd, 1 << 16)
         if not data:
             raise EOFError("the other side has ended")
         if len(data) < HEAD.size:
-            data += _read_exactly(self._fd, HEAD.size - len(data))
+            data += _read_exactly(self.fd, HEAD.size - len(data))
         (length,) = HEAD.unpack_from(data)
         if length > LONGEST_FRAME:
             raise FrameError(f"a message of {length} bytes")
         if (missing := HEAD.size + length - len(data)) > 0:
-            data += _read_exactly(self._fd, missing)
+            data += _read_exactly(self.fd, missing)
         end = HEAD.size + length
         self._left = data[end:]
         return parse(data[HEAD.size : end])
@@ -165,40 +151,48 @@ def parse(text: bytes) -> Any:
         raise FrameError(f"not a message: {error}") from None
 
 
-def encode(value: Any, export: Callable[[Any], Any], refer: Callable[[Any], Any], depth: int = 0) -> Any:
+def encode(
+    value: Any, export: Callable[[Any], Any], refer: Callable[[Any, int], Any], depth: int = 0
+) -> Any:
     """Return a value as JSON.
 
     Args:
         value: anything.
         export: turns what is not data into something that is.
-        refer: returns what stands for data with an identity, or None: then it is copied.
+        refer: returns what stands for data with an identity, given its depth, or None: then it is copied.
         depth: of the value in another.
 
     Raises:
         FrameError: nested too deeply.
     """
-    kind: type = type(value)
-    if _is_json(value, kind):
+    if is_json(value):
         return value
     if depth > DEEPEST:
         raise FrameError(f"a value is nested more than {DEEPEST} levels deep")
-    if kind in SCALARS and kind is not bytearray:
+    kind: type = type(value)
+    if has_identity(value, kind) and (message := refer(value, depth)) is not None:
+        return message
+    return copied(value, export, refer, depth)
+
+
+def copied(value: Any, export: Callable[[Any], Any], refer: Callable[[Any, int], Any], depth: int) -> Any:
+    """Return a value as JSON, as `encode` does, whether it has an identity or not."""
+    kind: type = type(value)
+    if kind in SCALARS:
         letter, written = SCALARS[kind]
         return [letter, written(value)]
-    if kind in CHANGEABLE and (message := refer(value)) is not None:
-        return message
     if kind in COLLECTIONS:
-        if all(map(_stands_for_itself, value)):
+        if all(map(is_json, value)):
             return [COLLECTIONS[kind], list(value)]
         return [COLLECTIONS[kind], [encode(item, export, refer, depth + 1) for item in value]]
     if kind is dict:
-        pairs = [[encode(one, export, refer, depth + 1) for one in pair] for pair in value.items()]
-        return ["d", pairs]
-    return ["a", value.hex()] if kind is bytearray else export(value)
+        return ["d", [[encode(one, export, refer, depth + 1) for one in pair] for pair in value.items()]]
+    return export(value)
 
 
-def _is_json(value: Any, kind: type) -> bool:
+def is_json(value: Any) -> bool:
     """Whether a value stands for itself in JSON."""
+    kind = type(value)
     if kind is int:
         return bool(-SAFE < value < SAFE)
     if kind is float:
@@ -206,19 +200,22 @@ def _is_json(value: Any, kind: type) -> bool:
     return value is None or kind is bool or kind is str
 
 
-def _stands_for_itself(value: Any) -> bool:
-    return _is_json(value, type(value))
+def has_identity(value: Any, kind: type) -> bool:
+    """Whether a value is data that can be changed in place."""
+    return kind in CHANGEABLE or (is_array(kind) and value.ndim > 0 and not value.dtype.names)
 
 
-def decode(
-    message: Any, load: Callable[[list[Any]], Any], taken: list[Any] | None = None, depth: int = 0
-) -> Any:
+def is_array(kind: type) -> bool:
+    """Whether a type is numpy's, of arrays."""
+    return kind.__name__ == "ndarray" and kind.__module__ == "numpy"
+
+
+def decode(message: Any, load: Callable[[list[Any]], Any], depth: int = 0) -> Any:
     """Return the value that JSON stands for.
 
     Args:
         message: as `encode` returned it.
         load: makes a value of what `export` or `refer` have made.
-        taken: gets all data with an identity, in the order in which `refer` has seen it.
         depth: of the value in another.
 
     Raises:
@@ -234,18 +231,11 @@ def decode(
         if message[0] not in BUILDERS:
             return load(message)
         kind, content = message
-        place = -1
-        if taken is not None and kind in "ldsa":
-            place = len(taken)
-            taken.append(None)
         if kind in COLLECTION_KINDS and any(isinstance(item, list | dict) for item in content):
-            content = [decode(item, load, taken, depth + 1) for item in content]
+            content = [decode(item, load, depth + 1) for item in content]
         elif kind == "d":
-            content = [[decode(one, load, taken, depth + 1) for one in pair] for pair in content]
-        made = BUILDERS[kind](content)
-        if taken is not None and place >= 0:
-            taken[place] = made
-        return made
+            content = [[decode(one, load, depth + 1) for one in pair] for pair in content]
+        return BUILDERS[kind](content)
     except (ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
         raise FrameError(f"not a value: {error}") from None
 
@@ -262,7 +252,7 @@ def plain(base: type, value: Any) -> Any:
 def parts_of(value: Any) -> tuple[str, tuple[Any, ...]] | None:
     """Return the name of a value's type and what such a value is made from; None if it is no known data."""
     kind = type(value)
-    name = "numpy.array" if kind.__name__ == "ndarray" else name_of(kind)
+    name = "numpy.array" if is_array(kind) else name_of(kind)
     if name not in KNOWN or (name == "numpy.array" and value.dtype.names):  # records stay with it
         return None
     if name == "collections.ChainMap" and not all(isinstance(one, dict) for one in value.maps):
@@ -327,12 +317,12 @@ def content_of(value: Any) -> Any:
         return dict(value)
     if isinstance(value, set | bytearray):
         return set(value) if isinstance(value, set) else bytes(value)
-    return value.copy() if type(value).__name__ == "ndarray" else list(value)
+    return value.copy() if is_array(type(value)) else list(value)
 
 
 def has_content(value: Any, content: Any) -> bool:
     """Whether nothing was changed in data since that was its content."""
-    if type(value).__name__ == "ndarray":
+    if is_array(type(value)):
         return bool(value.tobytes() == content.tobytes())
     if isinstance(value, set | bytearray):
         return bool(value == content)
@@ -350,7 +340,7 @@ def fill(value: Any, content: Any) -> None:
     Raises:
         FrameError: it cannot hold it.
     """
-    if type(value).__name__ == "ndarray":
+    if is_array(type(value)):
         value[...] = content
     elif isinstance(value, list | bytearray):
         value[:] = content
