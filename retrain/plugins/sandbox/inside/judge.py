@@ -213,10 +213,11 @@ class Judge(Peer):
         def is_honest() -> bool:
             length = operate("len", value)
             try:
-                items = iter(value)
+                iter(value)
             except TypeError:
                 return True
-            return bool(length == sum(1 for _ in itertools.islice(items, MOST_ITEMS + 1)))
+            # the next loop, as the first could be of another length
+            return bool(length == sum(1 for _ in itertools.islice(value, MOST_ITEMS + 1)))
 
         self._suspect("the tests ask for the length of an object that a function returned", is_honest)
         raise TypeError("what the program returned is an object, not data with a length")
