@@ -7,12 +7,14 @@ class that they use as one, takes part in comparisons and arithmetic with data.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import copy
 import io
 import itertools
 import os
 import random
+import sys
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,6 +32,7 @@ from retrain.plugins.sandbox.inside.stand_in import (
     operate,
 )
 
+OF_TESTS = ("solution", "tests", "__main__")  # modules
 MOST_ITEMS = 1000  # of an object of the program, in which the tests look for something
 OF_NAMED_TUPLES = ("_asdict", "_fields", "_make", "_replace")
 OPEN_NAMES = ("__name__", "__qualname__", "__doc__", "__module__", "__annotations__", "__class__")
@@ -50,7 +53,9 @@ class Judge(Peer):
         self.refused: tuple[type[BaseException], ...] = ()  # what no call may raise, as a loop would end
         self.swallows: set[int] = set()  # lines of the tests that skip nothing if they end a `with` block
         self.unchecked: set[int] = set()  # lines of `with` blocks that check nothing
-        self.classes: frozenset[str] = frozenset()  # names that tests use as those of classes
+        self.classes: set[str] = set()  # names that tests use as those of classes
+        self.tried: set[int] = set()  # lines of the tests where an import may fail
+        self.missing = ""  # why an import of the tests' own fails
         self.has_loops = self.asserts_in_async_loops = False
         self._changing: dict[int, Any] = {}
         self._copies: dict[int, tuple[Any, Any]] = {}  # of arguments that a function changed, and returned
@@ -107,6 +112,23 @@ class Judge(Peer):
         if isinstance(value, StandIn) and name[:1].isupper() and message[2:] == ["class"]:
             return self.stand_in(value._number, "kind" if name in self.classes else "class")
         return value
+
+    def imported(
+        self, name: str, namespace: Any = None, scope: Any = None, wanted: Any = (), level: int = 0
+    ) -> Any:
+        """Import a module as tests do, and note if it or what they want of it is not there."""
+        if name.partition(".")[0] in OF_TESTS:
+            return builtins.__import__(name, namespace, scope, wanted, level)
+        try:
+            module = builtins.__import__(name, namespace, scope, wanted, level)
+            for attribute in wanted or ():
+                if attribute != "*" and not hasattr(module, attribute):
+                    raise ImportError(f"cannot import name {attribute!r} from {name!r}")
+            return module
+        except ImportError as error:
+            if sys._getframe(1).f_lineno not in self.tried:
+                self.missing = f"an import of the tests fails: {error}"[:200]
+            raise
 
     # changes of arguments
 

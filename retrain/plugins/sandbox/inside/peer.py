@@ -33,6 +33,7 @@ from retrain.plugins.sandbox.inside.stand_in import (
 )
 
 RESULT, ERROR, UNSENT = "=", "!", "~"  # kinds of answers; the last: a value that cannot be handed over
+UNREAD = (values.FrameError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, ImportError)
 
 
 class BrokenError(BaseException):
@@ -125,8 +126,8 @@ class Peer:
         """Take problems with what the other side has sent for garbage."""
         try:
             yield
-        except (values.FrameError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as one:
-            self.garbage = f"{one}"[:200]
+        except UNREAD as problem:
+            self.garbage = f"{problem}"[:200]
             raise BrokenError(self.garbage) from None
 
     def perform(self, name: str, *operands: Any) -> Any:
@@ -157,11 +158,13 @@ class Peer:
             if not changes:
                 with self._passing(passed):
                     return self.decode(result)
-            with self._reading(), self._passing(self.changed(passed, [place for place, _ in changes], result)):
-                contents = [(self._passed.values[place], self.decode(content)) for place, content in changes]
-                for value, content in contents:
-                    values.fill(value, content)
-                return self.decode(result)
+            with self._reading():
+                shown = self.changed(passed, [place for place, _ in changes], result)
+                with self._passing(shown):
+                    contents = [(shown.values[place], self.decode(content)) for place, content in changes]
+                    for value, content in contents:
+                        values.fill(value, content)
+                    return self.decode(result)
 
     def argument(self, value: Any) -> Any:
         """Return the message of an argument."""
@@ -205,7 +208,7 @@ class Peer:
     def _answer(self, message: list[Any]) -> None:
         try:
             kind, *request = message
-            answer = {"call": self._call, "op": self._operate}[kind](*request)
+            answer = self._call(*request) if kind == "call" else self._operate(*request)
         except BrokenError:
             raise
         except values.FrameError as problem:
@@ -382,38 +385,17 @@ class Peer:
 
     def _load(self, message: list[Any]) -> Any:
         match message:
+            case ["o" | "r" | "g", int(number), *content]:
+                return self._shared(message[0], number, content)
+            case ["e" | "E", int(number), *parts]:
+                return self._error(number, *parts) if message[0] == "E" else self._error_class(number, *parts)
             case ["h", int(number), role]:
                 stand_in = self.stand_in(number, "object" if self.is_judge else "made")
                 return awaited(stand_in) if role == "coroutine" else stand_in
-            case ["o", int(number)]:
-                return self._exported[number]
-            case ["r", int(number)]:
-                return self._replicas.find(number)
-            case ["r", int(number), content]:  # what an object of the other side holds
-                with self._passing():
-                    value = self.decode(content)
-                self._replicas.add(value, number, is_mine=False)
-                return value
-            case ["g", int(place)]:
-                return self._passed.values[place]
-            case ["g", int(place), content] if self._passed.grows:
-                self._passed.put(value := self.decode(content), place)
-                return value
             case ["x", data, number, name]:
                 return data_stand_in(self.decode(data), self, int(number), str(name))
             case ["C", str(place), str(name)]:
                 return self._library_class(place, name)
-            case ["e", int(number), str(name), [*bases]]:
-                if number not in self._kinds:
-                    decoded = [self.decode(base) for base in bases]
-                    self._kinds[number] = rebuilt_class(name, decoded, self, number)
-                return self._kinds[number]
-            case ["E", int(number), kind, *parts]:
-                if not isinstance(self.held.get(number), BaseException):
-                    with self._passing():
-                        kind, *parts = map(self.decode, (kind, *parts))
-                    self.held[number] = rebuilt_error(kind, parts, self, number)
-                return self.held[number]
             case ["k", known, parts] if known in values.KNOWN:
                 return values.made_from(known, self.decode(parts))
             case ["n", number]:
@@ -423,6 +405,36 @@ class Peer:
                 return values.module(name)
         raise values.FrameError(f"a value of unknown kind {message[0]!r:.40}")
 
+    def _shared(self, kind: str, number: int, content: list[Any]) -> Any:
+        """Return what both sides have: an object here, data that one there holds, or an argument."""
+        if kind == "o":
+            return self._exported[number]
+        if not content:
+            return self._replicas.find(number) if kind == "r" else self._passed.values[number]
+        if kind == "g":
+            if not self._passed.grows:
+                raise values.FrameError("an argument where none is given")
+            self._passed.put(value := self.decode(content[0]), number)
+            return value
+        with self._passing():
+            value = self.decode(content[0])
+        self._replicas.add(value, number, is_mine=False)
+        return value
+
+    def _error_class(self, number: int, name: str, bases: Any) -> type[BaseException]:
+        if number not in self._kinds:
+            decoded = [self.decode(base) for base in bases]
+            self._kinds[number] = rebuilt_class(str(name), decoded, self, number)
+        return self._kinds[number]
+
+    def _error(self, number: int, *parts: Any) -> BaseException:
+        if not isinstance(self.held.get(number), BaseException):
+            with self._passing():
+                kind, *others = map(self.decode, parts)
+            self.held[number] = rebuilt_error(kind, others, self, number)
+        error: BaseException = self.held[number]
+        return error
+
     def _library_class(self, place: str, name: str) -> type:
         kind = values.library_class(place, name)
         if kind is None or (self.is_judge and not values.is_data(kind)):
@@ -431,7 +443,7 @@ class Peer:
 
 
 def _fresh_count() -> int:
-    result: list[Any] = list()  # noqa: C408 - as a function returns it
+    result: list[Any] = list()
     return sys.getrefcount(result)
 
 

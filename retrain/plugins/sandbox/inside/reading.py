@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import builtins
 import importlib
-import importlib.util
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -101,62 +102,60 @@ def watch(judge: Judge, tree: ast.Module) -> None:
     """Note what calls of the program may not do where tests use them."""
     named = {node.id for node in every(ast.Name, tree)}
     defined = {node.name for node in every(ast.FunctionDef, tree)}
-    judge.has_loops = any(isinstance(node, LOOPS) for node in nodes_of(tree)) or bool(
-        LOOPING & named or {"__getitem__", "__next__", "__anext__"} & defined
-    )
+    steps = {"__getitem__", "__next__", "__anext__"} & defined
+    judge.has_loops = any(nodes_of(tree, *LOOPS)) or bool(LOOPING & named or steps)
     if judge.has_loops:
         judge.refused = tuple(kind for kind, names in LOOP_ENDS.items() if not named & names)
     if {"TaskGroup", "create_task"} & {node.attr for node in every(ast.Attribute, tree)}:
         judge.refused += (importlib.import_module("asyncio").CancelledError,)  # a group would drop its task
-    judge.classes = frozenset(_classes(tree))
+    judge.classes = _classes(tree)
     judge.asserts_in_async_loops = any(any(every(ast.Assert, node)) for node in every(ast.AsyncFor, tree))
-    blocks: list[Any] = [*every(ast.With, tree), *every(ast.AsyncWith, tree)]
-    safe = _safe_roots(tree)
-    ends = {id(block): _end_lines(block, safe) for block in blocks}
-    skipping = {line for block in blocks for line in _lines(block) if line not in ends[id(block)]}
-    judge.swallows = {line for lines in ends.values() for line in lines} - skipping
-    checked = [block for block in blocks if any(_is_check(node, safe) for node in ast.walk(block))]
-    judge.unchecked = {line for block in blocks if block not in checked for line in _lines(block)}
-    judge.unchecked -= {line for block in checked for line in _lines(block)}
+    judge.tried = {line for block in every(ast.Try, tree) for line in _lines(block)}
+    blocks = [*nodes_of(tree, ast.With, ast.AsyncWith)]
+    safe = _safe_roots(tree) if blocks else set()
+    skipping, unchecked, checked = set[int](), set[int](), set[int]()
+    for block in blocks:
+        lines, ends = set(_lines(block)), _end_lines(block, safe)
+        judge.swallows |= ends
+        skipping |= lines - ends
+        is_checked = any(_is_check(node, safe) for node in ast.walk(block))
+        (checked if is_checked else unchecked).update(lines)
+    judge.swallows -= skipping
+    judge.unchecked = unchecked - checked
 
 
-def _classes(tree: ast.Module) -> Iterator[str]:
-    """Iterate over the capitalised names that tests use as those of classes, and not only of functions."""
-    if not any(_is_capitalised(_called(node)) for node in nodes_of(tree)):
-        return
-    made: dict[str, str] = {}  # by a variable, the name that was called for its value
-    for assigned in every(ast.Assign, tree):
-        for target in assigned.targets:
-            if name := _called(assigned.value):
-                made[ast.unparse(target)] = name
-    for node in nodes_of(tree):
-        if isinstance(node, ast.withitem) and node.optional_vars and (name := _called(node.context_expr)):
-            made[ast.unparse(node.optional_vars)] = name
-    for node in nodes_of(tree):
-        yield from filter(_is_capitalised, _used_as_classes(node, made))
-
-
-def _used_as_classes(node: ast.AST, made: Mapping[str, str]) -> Iterator[str]:
-    """Iterate over names that a node uses as only those of classes can be used.
+def _classes(tree: ast.Module) -> set[str]:
+    """Return the capitalised names that tests use as only those of classes can be used.
 
     A function could be called, its result compared, and a method of data called on it.
     """
-    if isinstance(node, ast.Attribute) and (node.attr not in OF_DATA or isinstance(node.value, ast.Name)):
-        yield _name(node.value)
-    if isinstance(node, ast.Attribute) and node.attr not in OF_DATA:
-        yield from (_called(node.value), made.get(ast.unparse(node.value), ""))
-    elif isinstance(node, ast.Call) and ASKS_FOR_CLASS.search(_name(node.func)):
-        yield from map(_name, node.args)
-    elif isinstance(node, ast.BinOp):
-        calls = [
-            {_called(one) or made.get(_name(one), "") for one in ast.walk(side)}
-            for side in (node.left, node.right)
-        ]
-        yield from calls[0] & calls[1]
-    elif isinstance(node, ast.With):
-        yield from (_called(item.context_expr) for item in node.items)
-    elif isinstance(node, ast.ExceptHandler) and node.type is not None:
-        yield _name(node.type)
+    if not any(_called(call)[:1].isupper() for call in every(ast.Call, tree)):
+        return set()
+    makers: dict[str, str] = {}  # by a variable, the name that was called for its value
+    for assigned in every(ast.Assign, tree):
+        if name := _called(assigned.value):
+            makers.update((ast.unparse(target), name) for target in assigned.targets)
+    names = {_name(handler.type) for handler in every(ast.ExceptHandler, tree) if handler.type}
+    for item in every(ast.withitem, tree):
+        name = _called(item.context_expr)
+        names.add(name)
+        if item.optional_vars and name:
+            makers[ast.unparse(item.optional_vars)] = name
+    for call in every(ast.Call, tree):
+        if ASKS_FOR_CLASS.search(_name(call.func)):
+            names.update(map(_name, call.args))
+    for node in every(ast.Attribute, tree):
+        if node.attr not in OF_DATA:
+            names |= {_called(node.value), makers.get(ast.unparse(node.value), "")}
+        if node.attr not in OF_DATA or isinstance(node.value, ast.Name):
+            names.add(_name(node.value))
+    for computed in every(ast.BinOp, tree):
+        left, right = (
+            {_called(node) or makers.get(_name(node), "") for node in ast.walk(side)}
+            for side in (computed.left, computed.right)
+        )
+        names |= left & right
+    return {name for name in names if name[:1].isupper()}
 
 
 def _name(node: ast.AST) -> str:
@@ -165,10 +164,6 @@ def _name(node: ast.AST) -> str:
 
 def _called(node: ast.AST) -> str:
     return _name(node.func) if isinstance(node, ast.Call) else ""
-
-
-def _is_capitalised(name: str) -> bool:
-    return name[:1].isupper()
 
 
 def _lines(node: Any) -> range:
@@ -200,25 +195,18 @@ def _is_check(node: ast.AST, safe: set[str]) -> bool:
 def _safe_roots(tree: ast.Module) -> set[str]:
     """Return the names whose calls check nothing: Python's, the program's, and what these have returned."""
     loads = {node.id for node in every(ast.Name, tree) if isinstance(node.ctx, ast.Load)}
-    bound = own_names(tree)
-    plain: set[str] = set()
+    plain = {_name(item.optional_vars) for item in every(ast.withitem, tree) if item.optional_vars}
     for assigned in every(ast.Assign, tree):
         if isinstance(assigned.value, ast.Call | ast.Constant | ast.List | ast.Dict | ast.Set | ast.Tuple):
             plain.update(_name(target) for target in assigned.targets)
-    for node in nodes_of(tree):
-        if isinstance(node, ast.withitem) and node.optional_vars is not None:
-            plain.add(_name(node.optional_vars))
-    others = {node.name for node in every(ast.FunctionDef, tree)} | {
-        node.name for node in every(ast.ClassDef, tree)
-    }
-    return (loads - bound) | (plain - others) | set(dir(builtins))
+    others = {node.name for node in nodes_of(tree, ast.FunctionDef, ast.ClassDef)}
+    return (loads - own_names(tree)) | (plain - others) | set(dir(builtins))
 
 
 def own_names(tree: ast.Module) -> set[str]:
     """Return the names that tests bind."""
     names = {node.id for node in every(ast.Name, tree) if not isinstance(node.ctx, ast.Load)}
-    names |= {node.name for node in every(ast.FunctionDef, tree)}
-    names |= {node.name for node in every(ast.ClassDef, tree)}
+    names |= {node.name for node in nodes_of(tree, ast.FunctionDef, ast.ClassDef)}
     names |= {node.arg for node in every(ast.arg, tree)}
     return names | {node.asname or node.name for node in every(ast.alias, tree)}
 
@@ -237,50 +225,12 @@ def good_end(tree: ast.Module) -> int:
         root = root.value
     imported = {
         alias.asname or alias.name.partition(".")[0]
-        for node in nodes_of(tree)
-        if isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and node.module != "solution")
+        for node in nodes_of(tree, ast.Import, ast.ImportFrom)
+        if isinstance(node, ast.Import) or node.module != "solution"
         for alias in node.names
         if alias.name != "solution"
     }
     return last.lineno if _name(root) in {"exit", "quit", "sys", "unittest", *imported} else 0
-
-
-def missing_modules(tree: ast.Module) -> str:
-    """Return which modules that tests import are not installed, in words; empty: none."""
-    tried = {id(node) for block in every(ast.Try, tree) for node in ast.walk(block)}
-    names = [
-        name
-        for node in nodes_of(tree)
-        if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in tried
-        for name in ([node.module] if isinstance(node, ast.ImportFrom) else [one.name for one in node.names])
-        if name
-    ]
-    roots = dict.fromkeys(name.partition(".")[0] for name in names)
-    absent = [root for root in roots if root not in ("solution", "tests", "__main__") and not _exists(root)]
-    return f"the tests import what is not installed: {', '.join(absent)}" if absent else ""
-
-
-def _exists(root: str) -> bool:
-    try:
-        return importlib.util.find_spec(root) is not None
-    except (ImportError, ValueError):
-        return False
-
-
-def failed_import(error: ImportError, tests: str) -> str:
-    """Return what an import of the tests' own lacks, in words; empty: it was another one."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename != "tests.py":
-        trace = trace.tb_next
-    while trace is not None and trace.tb_next and trace.tb_next.tb_frame.f_code.co_filename == "tests.py":
-        trace = trace.tb_next
-    for node in ast.walk(ast.parse(tests)):
-        is_import = isinstance(node, ast.Import) or (
-            isinstance(node, ast.ImportFrom) and node.module != "solution"
-        )
-        if is_import and trace is not None and getattr(node, "lineno", 0) == trace.tb_lineno:
-            return f"an import of the tests fails: {error}"[:200]
-    return ""
 
 
 def doubt(tests: str) -> str:
@@ -306,22 +256,27 @@ def runs_only_the_programs_doctests(tests: str) -> bool:
     return all(of_doctest & {one.id for one in every(ast.Name, node)} for node in checks)
 
 
-def every(kind: type[Node], tree: ast.AST) -> Iterator[Node]:
-    """Iterate over the nodes of a kind."""
-    return (node for node in nodes_of(tree) if isinstance(node, kind))
-
-
-def nodes_of(tree: ast.AST) -> Sequence[ast.AST]:
-    """Return all nodes; those of whole tests are only looked up once."""
+def every(kind: type[Node], tree: ast.AST) -> Iterable[Node]:
+    """Iterate over the nodes of a kind; those of whole tests are only looked up once."""
     if not isinstance(tree, ast.Module):
-        return [*ast.walk(tree)]
-    if "nodes" not in vars(tree):
-        vars(tree)["nodes"] = [*ast.walk(tree)]
-    found: Sequence[ast.AST] = vars(tree)["nodes"]
-    return found
+        return (node for node in ast.walk(tree) if isinstance(node, kind))
+    if "kinds" not in vars(tree):
+        kinds = vars(tree)["kinds"] = defaultdict(list)
+        for node in ast.walk(tree):
+            kinds[type(node)].append(node)
+    nodes: list[Node] = vars(tree)["kinds"][kind]
+    return nodes
 
 
-def attributes_of(name: str, tree: ast.Module) -> set[Any]:
+def nodes_of(tree: ast.Module, *kinds: type[ast.AST]) -> Iterator[Any]:
+    """Iterate over the nodes of some kinds."""
+    return chain.from_iterable(every(kind, tree) for kind in kinds)
+
+
+def attributes_of(name: str, tree: ast.Module) -> set[str]:
     """Return the attributes of a name that tests use."""
-    owned = [node for node in every(ast.Attribute, tree) if isinstance(node.value, ast.Name)]
-    return {node.attr for node in owned if ast.unparse(node.value) == name}
+    return {
+        node.attr
+        for node in every(ast.Attribute, tree)
+        if isinstance(node.value, ast.Name) and node.value.id == name
+    }

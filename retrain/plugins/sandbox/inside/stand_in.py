@@ -150,7 +150,7 @@ class StandIn:
         return int(operate("len", self))
 
     def __contains__(self, value: Any) -> bool:
-        return self._peer.contains(self, value)
+        return bool(self._peer.contains(self, value))
 
     def __copy__(self) -> Any:
         return self._copied("copy")

@@ -81,7 +81,6 @@ def run(reads: int, writes: int, source: str, tests: str, *, changes_all: bool =
         inspections = uses.inspections()
         tree = changes.Marks(uses.changeable()).visit(tree)
     reading.watch(judge, tree)
-    missing = reading.missing_modules(tree)
     good_end = reading.good_end(tree)
     tree = reading.rewritten(tree, tests, source)
     gc.enable()
@@ -100,9 +99,9 @@ def run(reads: int, writes: int, source: str, tests: str, *, changes_all: bool =
         passed = is_good_end(error, good_end)
     except BaseException as error:  # noqa: BLE001 - also an end of the program
         if judge.hides_changes and inspections.intersection(lines_of(error)):
-            judge.doubt = judge.doubt or "a function of the program changed an argument, and returned something"
-        if isinstance(error, ImportError) and "_retrain_number" not in vars(error):
-            missing = missing or reading.failed_import(error, tests)
+            judge.doubt = (
+                judge.doubt or "a function of the program changed an argument, and returned something"
+            )
     numbers = NUMPY if judge.has_numpy_numbers else ""
     passed = passed and not (failed or judge.garbage or judge.has_ended)
     return {
@@ -110,7 +109,7 @@ def run(reads: int, writes: int, source: str, tests: str, *, changes_all: bool =
         "garbage": judge.garbage,
         "used": judge.used,
         "needs_sharing": judge.needs_sharing,
-        "missing": missing,
+        "missing": judge.missing,
         "doubt": "" if passed else judge.doubt or numbers or reading.doubt(tests),
         "hides_changes": judge.hides_changes,
     }
@@ -139,6 +138,7 @@ def overridden(judge: Judge) -> dict[str, Any]:
         reading.SAME: judge.is_same,
         reading.TYPE: judge.type_of,
         reading.GIVE: lambda name, value: judge.request("define", name, value),
+        "__import__": judge.imported,
         "isinstance": judge.is_instance,
         "issubclass": judge.is_subclass,
         "callable": lambda one: operate("callable", one) if isinstance(one, StandIn) else callable(one),
@@ -147,6 +147,7 @@ def overridden(judge: Judge) -> dict[str, Any]:
     }
 
 
+CHANGED = "a function of the program changed an argument, and returned something"
 NUMPY = "numbers of numpy come back as Python's"
 LIBRARY = {  # functions that look into an object, or that set what the program uses as well
     "dataclasses": "asdict astuple fields replace is_dataclass",

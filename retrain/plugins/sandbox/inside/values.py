@@ -151,9 +151,7 @@ def parse(text: bytes) -> Any:
         raise FrameError(f"not a message: {error}") from None
 
 
-def encode(
-    value: Any, export: Callable[[Any], Any], refer: Callable[[Any, int], Any], depth: int = 0
-) -> Any:
+def encode(value: Any, export: Callable[[Any], Any], refer: Callable[[Any, int], Any], depth: int = 0) -> Any:
     """Return a value as JSON.
 
     Args:
