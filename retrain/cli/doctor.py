@@ -257,6 +257,7 @@ def _sandbox_check(configs: Sequence[Config]) -> Check:
     if not any(known.values()):
         return Check("sandbox", Health.OK, ", ".join(known))
     fix = "install bubblewrap, where the kernel lets you create user namespaces"
+    fix = "; ".join([*filter(None, known.values()), fix])
     return Check("sandbox", Health.WARNING if used else Health.OK, ", ".join(known), fix)
 
 

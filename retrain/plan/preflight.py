@@ -28,6 +28,7 @@ from retrain.plan.part_checks import (
     reward_problems,
     rewards_of,
 )
+from retrain.plugins.sandbox import open_named
 
 if TYPE_CHECKING:
     from retrain.backends import MemoryEstimate
@@ -111,11 +112,12 @@ def _run_problems(plan: Plan, config: Config, tasks: Tasks) -> Iterator[Problem]
 
 def _readable_problems(config: Config) -> Iterator[Problem]:
     """Iterate over what programs of the policy could read in their sandbox: answers, keys and records."""
-    sandboxes = {name for name, _, _ in chain(_sandboxes_named(config), _sandbox_of_tools(config))}
-    readable = chain.from_iterable(
-        registry.ask("sandbox", name, "readable_paths") or () for name in sandboxes
-    )
-    folders = {Path(path).resolve(): path for path in readable}
+    sandboxes = [
+        open_named(name, options)
+        for name, options, _ in chain(_sandboxes_named(config), _sandbox_of_tools(config))
+        if not list(registry.problems_with_table("sandbox", name, options))
+    ]
+    folders = {Path(path).resolve(): path for sandbox in sandboxes for path in sandbox.readable or ()}
     if not folders:
         return
     held = {
@@ -282,11 +284,16 @@ def check_servers(configs: Iterable[Config], source: str) -> None:
 
 def sandboxes_of(configs: Sequence[Config]) -> dict[str, str]:
     """Return name -> weakness, "" for none, of runs' sandboxes; ConfigError if one cannot be used here."""
-    found: dict[str, str] = {}
+    weaknesses: dict[str, str] = {}
     for name, options, _ in chain.from_iterable(map(_sandboxes_named, configs)):
-        opened = registry.check_made("sandbox", name, registry.find("sandbox", name)(**options))
-        found[opened.name] = opened.weakness
-    return found
+        sandbox = open_named(name, options)
+        unknown = (
+            "it does not say what programs can read of this machine (`Sandbox.readable`), so a campaign may "
+            "lie there"
+        )
+        parts = [sandbox.weakness, unknown if sandbox.readable is None else ""]
+        weaknesses[sandbox.name] = "; ".join(filter(None, parts))
+    return weaknesses
 
 
 def sandbox_warnings(configs: Sequence[Config], sandboxes: Mapping[str, str]) -> Iterator[str]:

@@ -69,11 +69,15 @@ def test_doctor_checks_the_sandbox_that_a_file_needs(retrain: Retrain, here: Pat
 
 
 OPENS_WIDE = """
-from retrain.plugins.sandbox.process import open_sandbox as open_sandbox
+from dataclasses import replace
+from retrain import find_plugin
 import os
 
-def readable_paths():
-    return [os.path.abspath(".")]
+def open_sandbox():
+    return replace(find_plugin("sandbox", "process")(), readable=[os.path.abspath(".")])
+
+def open_unknown():
+    return replace(find_plugin("sandbox", "process")(), name="unknown", readable=None)
 """
 NEEDS_A_SANDBOX = {
     "a reward": 'params.sandbox = "wide.open_sandbox"\n',
@@ -95,3 +99,14 @@ def test_a_campaign_that_programs_could_read_is_refused(where: str, retrain: Ret
     found = [check["found"] for check in checks if check["verdict"] == "missing"]
     assert [line for line in found if told in line]
     assert [line for line in found if "[logging].log_dir (logs) lies in" in line]
+
+
+def test_a_sandbox_that_does_not_say_what_programs_can_read_is_told(retrain: Retrain, here: Path) -> None:
+    (here / "adding.py").write_text(TASK)
+    (here / "wide.py").write_text(OPENS_WIDE)
+    (here / "c.toml").write_text(TOML.format(reward="python") + 'params.sandbox = "wide.open_unknown"\n')
+    told = "it does not say what programs can read of this machine"
+    warnings = json.loads(retrain("explain", "c.toml", "--json").stdout)["warnings"]
+    assert [line for line in warnings if told in line]
+    checks = json.loads(retrain("doctor", "c.toml", "--json").stdout)["checks"]
+    assert [check["verdict"] for check in checks if check["what"] == "sandbox"] == ["warning"]

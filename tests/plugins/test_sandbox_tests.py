@@ -53,6 +53,26 @@ assert f(float("nan")) != f(float("nan"))
         "from pathlib import Path, PurePosixPath\nimport uuid\nassert path() == Path('/a/b')\n"
         "assert number() == uuid.UUID(int=5)\nassert table()['a'][0] == 1",
     ),
+    "a group of its own exceptions": (
+        """
+class Bad(Exception):
+    def __init__(self, field, why): self.field, self.why = field, why
+    def __str__(self): return f"{self.field}: {self.why}"
+class Bads(ExceptionGroup):
+    def derive(self, errors): return Bads(self.message, errors)
+def check(fields, kind=ExceptionGroup): raise kind("invalid", [Bad(field, "no") for field in fields])
+def check_as_own(fields): check(fields, Bads)
+""",
+        """
+try: check(["a", "b"])
+except ExceptionGroup as group:
+    assert [str(error) for error in group.exceptions] == ["a: no", "b: no"] and group.message == "invalid"
+    assert all(isinstance(error, Bad) for error in group.exceptions) and group.split(Bad)[1] is None
+try: check_as_own(["a", "b"])
+except* Bad as group: fields = [error.field for error in group.exceptions]
+assert fields == ["a", "b"]
+""",
+    ),
     "tests that end themselves": ("def f(x): return 5", "import sys\nassert f(2) == 5\nsys.exit(0)"),
     "tests that end by a runner": (
         "def f(x): return 5",

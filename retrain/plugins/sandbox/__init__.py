@@ -21,10 +21,7 @@ SPEC = PluginSpec(
     "sandbox",
     "open_sandbox",
     members=("name", "command", "mounts", "folder", "single_use", "readable", "weakness"),
-    hooks=(
-        Hook("check_options", ("options",), "problems of [reward.sandbox_options]"),
-        Hook("readable_paths", (), "what programs can read of this machine; no campaign may lie in it"),
-    ),
+    hooks=(Hook("check_options", ("options",), "problems of [reward.sandbox_options]"),),
     judge="check_options",
 )
 
@@ -38,7 +35,9 @@ class Sandbox:
     mounts: bool = False  # each program gets namespaces of its own and a mounted folder
     folder: str = "/tmp"  # inside, where that folder is mounted, or where a single program writes
     single_use: bool = False  # started for each program, which comes on standard input
-    readable: Sequence[str] = ()  # what a program may read, where only the kernel's Landlock confines it
+    # what programs can read of this machine: no campaign may lie in it; None: unknown, which is told. Where
+    # nothing is mounted and no command confines a single program, Landlock keeps programs to these paths
+    readable: Sequence[str] | None = None
     weakness: str = ""  # what it does not keep a program from, in one line
 
 
@@ -88,18 +87,22 @@ def with_sandbox(params: Mapping[str, Any], shared: Mapping[str, Any]) -> Mappin
     return {key: shared[key] for key in ("sandbox", "sandbox_options") if key in shared} | dict(params)
 
 
-def choose(name: str, options: Mapping[str, Any]) -> Sandbox:
-    """Open a sandbox by TOML name, entry point or dotted path, and hide this process from its programs.
+def open_named(name: str, options: Mapping[str, Any]) -> Sandbox:
+    """Open a sandbox by TOML name, entry point or dotted path.
 
     Raises:
         ConfigError: there is no such sandbox, or it cannot be used here.
     """
-    made = registry.find("sandbox", name)(**options)
-    found: Sandbox = registry.check_made("sandbox", name, made)
-    if not found.mounts:
-        from retrain.base.hide_process import (
-            hide,  # here: it loads ctypes, and every plan imports this module
-        )
+    sandbox: Sandbox = registry.check_made("sandbox", name, registry.find("sandbox", name)(**options))
+    return sandbox
+
+
+def choose(name: str, options: Mapping[str, Any]) -> Sandbox:
+    """Open a sandbox as `open_named` does, and hide this process from its programs."""
+    sandbox = open_named(name, options)
+    if not sandbox.mounts:
+        # not at the top: it loads ctypes, and every plan imports this module
+        from retrain.base.hide_process import hide
 
         hide()  # answers, and keys in its environment
-    return found
+    return sandbox

@@ -6,7 +6,6 @@ from functools import cache
 
 from retrain.base.errors import ConfigError
 from retrain.plugins.sandbox import Sandbox, SandboxError
-from retrain.plugins.sandbox.process import readable_paths as readable_paths  # of both that it chooses from
 
 
 @cache

